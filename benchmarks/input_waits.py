@@ -44,7 +44,7 @@ _SOURCES = flags.DEFINE_list("sources", ["text", "prepared"], "Data to read.")
 
 _DENSE, _DIM = 13, 16
 _BOTTOM, _TOP = (512, 256, 64, _DIM), (512, 256, 1)
-_TARGET_SKIP = 0.3
+_SKIP_SHARE = 0.3
 # Windows before states are in force.
 _WINDOWS_BEFORE = 3
 _QUANTILES = {0.5: "median", 0.95: "95%", 0.99: "99%", 1.0: "longest"}
@@ -64,10 +64,9 @@ class Training:
         self.model = DLRM(embeddings, _DENSE, _BOTTOM, _TOP, returns_logits=True)
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
         self.model.compile(optimizer=keras.optimizers.Adam(1e-3), loss=loss)
-        config = slip.SaturationConfig(
-            skip="inputs", warmup_steps=0, snapshot_interval=_WINDOW.value, target_skip=_TARGET_SKIP
-        )
-        self.engine = Slipstream(embeddings, config)
+        skipping = slip.SkipExamples(slip.RowDrift(), _SKIP_SHARE)
+        window = slip.Window(_WINDOW.value, warmup=0)
+        self.engine = Slipstream(embeddings, skipping, window)
         dataset = train.dataset().repeat()
         if way == "ready":
             dataset = dataset.rebatch(_BATCH.value, drop_remainder=True).take(1).cache().repeat()

@@ -79,16 +79,16 @@ RUNS: Mapping[str, Sequence[str]] = {
 _NUMBER = r"\d+(?:\.\d+)?"
 _NAME = re.compile(
     rf"(?:(?P<skip>plain|unwatched|mask|defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
-    rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?)?"
-    rf"(?:_copies_(?P<copies>{_NUMBER}))?"
+    rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?"
+    rf"|_copies_(?P<copies>{_NUMBER}))?"
     r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?(?P<prefetch>_prefetch)?"
 )
 _SKIPS: Mapping[str, Mapping[str, Any]] = {
     # Watched for the traffic of its windows, with next to no hot keys, of which their ends tell.
-    "plain": {"skip": "none", "track": True, "hot_budget_mb": 0.01, "snapshot_interval": 100},
-    "unwatched": {"skip": "none"},
-    "mask": {"skip": "gradients"},
-    "defer": {"skip": "defer"},
+    "plain": {"watch": True, "hot_set_memory": "10KiB", "window_steps": 100},
+    "unwatched": {},
+    "mask": {"policies": "mask_gradients"},
+    "defer": {"policies": "defer_gradients"},
 }
 # A rank has one core of a small machine; --train_flag=threads=N for others.
 _SEVERAL = {"threads": 1}
@@ -98,10 +98,11 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     """Returns the flags of slipstream-train that a run's name stands for.
 
     A name is plain, unwatched (plain, but without the engine, whose windows tell what plain sends),
-    mask, defer or defer_M (--defer_movement=M); then _frozen (ranks read copies of saturated rows,
-    by the program's defaults) or _frozen_X_W (--freeze_drift=X --snapshot_interval=W), and
-    _copies_X (copies of hot rows: --copy_movement=X), of sharded tables; _ageA (--defer_max_age=A);
-    _bf16; _prefetch, of sharded tables. A name that begins with frozen is short for defer_frozen.
+    mask, defer or defer_M (--defer_movement=M); then _frozen (read-only replicas of saturated rows,
+    by the program's defaults), _frozen_X_W (--cache_max_drift=X --window_steps=W) or _copies_X
+    (refreshed replicas of hot rows: --cache_movement=X), of sharded tables; _ageA
+    (--defer_max_age=A); _bf16; _prefetch, of sharded tables. A name that begins with frozen is
+    short for defer_frozen.
 
     Raises:
         UsageError: it is none.
@@ -110,7 +111,7 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     if found is None:
         raise app.UsageError(
             f"--runs: {name!r} is unknown. Allowed: plain, unwatched, mask, defer or defer_M, then "
-            "_frozen or _frozen_X_W, then _copies_X, _ageA, _bf16 and _prefetch, in this order, "
+            "_frozen, _frozen_X_W or _copies_X, then _ageA, _bf16 and _prefetch, in this order, "
             "e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16."
         )
     skip = (found["skip"] or "defer").split("_")[0]
@@ -123,16 +124,22 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
         )
     given: dict[str, Any] = {
         "placement": placement,
-        "snapshot_interval": found["window"],
+        "window_steps": found["window"],
         "defer_movement": found["movement"],
         "defer_max_age": found["age"],
-        "copy_movement": found["copies"],
+        "cache_max_drift": found["drift"],
+        "cache_movement": found["copies"],
         "wire_dtype": "bfloat16" if found["bf16"] else None,
         "prefetch": True if found["prefetch"] else None,
     }
-    if placement == "sharded" and not is_plain:
-        given["freeze_drift"] = found["drift"] or (None if found["frozen"] else 0)
-    return {**_SKIPS[skip], **{flag: value for flag, value in given.items() if value is not None}}
+    flag_values = dict(_SKIPS[skip])
+    if found["frozen"] or found["copies"]:
+        # Of hot rows, as many as the program's default: more than windows that only count have.
+        for flag in ("watch", "hot_set_memory") if is_plain else ():
+            del flag_values[flag]
+        saved = flag_values.get("policies")
+        flag_values["policies"] = f"{saved},cache_rows" if saved else "cache_rows"
+    return {**flag_values, **{flag: value for flag, value in given.items() if value is not None}}
 
 
 def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) -> list[Case]:

@@ -97,13 +97,12 @@ def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, A
 def seconds_per_step(record: Mapping[str, Any]) -> float | None:
     """Returns the mean after the warm-up; without ends of windows that are there to count bytes."""
     seconds, windows = record["seconds_per_step_after_warmup"], record["windows"]
-    if seconds is None or not windows or record["engine"]["skip"] != "none":
-        return seconds
-    if record["settings"].get("copy_movement") is not None:  # Copies are of the windows' hot rows.
+    # Replicas are of the windows' hot rows: what has a policy needs its windows.
+    if seconds is None or not windows or record["settings"]["policies"]:
         return seconds
     # The timer begins after the warm-up. A last window that is not whole is ended outside of it.
     before = max(1, _first_step(record))
-    interval = record["settings"]["snapshot_interval"]
+    interval = record["settings"]["window_steps"]
     timed = [w["seconds"] for w in windows if w["step"] > before and not w["step"] % interval]
     return seconds - sum(timed) / (_steps(record) - before)
 
@@ -118,8 +117,8 @@ def _steps(record: Mapping[str, Any]) -> int:
 
 def _first_step(record: Mapping[str, Any]) -> int:
     """Steps before anything is kept back; in a plain run, those of the warm-up."""
-    if record["engine"]["skip"] == "none":
-        return record["engine"]["warmup_steps"]
+    if set(record["settings"]["policies"]) <= {"cache_rows"}:
+        return record["engine"]["window"]["config"]["warmup"]
     return max((w["step"] for w in record["windows"] if w["is_warming_up"]), default=0)
 
 

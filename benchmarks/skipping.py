@@ -55,51 +55,54 @@ def _controls(matched: str) -> tuple[Run, ...]:
     return (
         Run(f"random_{matched}", {"control": "random"}, matched),
         # Tracked for the count of its rows.
-        Run(f"stop_{matched}", {"control": "stop", "track": True}, matched),
+        Run(f"stop_{matched}", {"control": "stop", "watch": True}, matched),
     )
 
 
 _PLAIN = (
     Run("plain", {}),
     # The same training; counts the rows that the others are compared with.
-    Run("plain_rows", {"track": True}),
-    Run("plain_rows_4", {"track": True, "simulated_ranks": 4}),
+    Run("plain_rows", {"watch": True}),
+    Run("plain_rows_4", {"watch": True, "simulated_ranks": 4}),
 )
+_BY_DRIFT = {"policies": "skip_examples", "skip_by": "row_drift"}
 _PAPER = (
     # The paper has neither hysteresis nor probing.
-    Run("paper", {"skip": "inputs", "release": 1, "revisit_every": 0}),
+    Run("paper", {**_BY_DRIFT, "release": 1, "revisit_every": 0}),
     *_controls("paper"),
-    Run("states", {"skip": "inputs"}),
+    Run("states", _BY_DRIFT),
 )
-_MASK = (Run("mask_4", {"skip": "gradients", "simulated_ranks": 4}),)
+_MASK_4 = {"policies": "mask_gradients", "simulated_ranks": 4}
+_MASK = (Run("mask_4", _MASK_4),)
 
 
-def _fae(hot_budget_mb: float) -> tuple[Run, ...]:
-    """Takes a budget that not every key fits; the default holds all of tables this small."""
-    flag_values = {"segregate": True, "hot_budget_mb": hot_budget_mb, "track": True}
+def _fae(hot_set_memory: str) -> tuple[Run, ...]:
+    """Takes a memory that not every key fits; the default holds all of tables this small."""
+    flag_values = {"segregate": True, "hot_set_memory": hot_set_memory, "watch": True}
     return (Run("fae", flag_values),)
 
 
 _REMEMBERED = {
-    "skip": "inputs", "score": "remembered_loss", "target_skip": 0.75, "warmup": 0.125,
+    "policies": "skip_examples", "skip_by": "last_loss", "skip_share": 0.75, "warmup": 0.125,
 }  # fmt: skip
 _MEMORY = (
-    Run("memory", {**_REMEMBERED, "max_skips": 5, "saturated_share": 1.0}),
+    Run("memory", {**_REMEMBERED, "max_skips": 5}),
     Run("memory_keys", {**_REMEMBERED, "max_skips": 0, "saturated_share": 0.8}),
     *_controls("memory"),
 )
 _MEMORY_SHORT = (
-    Run("memory", {**_REMEMBERED, "target_skip": 0.6, "warmup": 0.25, "max_skips": 2}),
+    Run("memory", {**_REMEMBERED, "skip_share": 0.6, "warmup": 0.25, "max_skips": 2}),
     *_controls("memory"),
 )
-_DEFER_4 = {"skip": "defer", "warmup": 0.05, "simulated_ranks": 4}
+_DEFER_1 = {"policies": "defer_gradients", "warmup": 0.05}
+_DEFER_4 = {**_DEFER_1, "simulated_ranks": 4}
 
 
 def _defer(movement: float, ranks: int, max_age: int = 200) -> Run:
     parts = [f"defer_{movement:g}", *(["4"] if ranks == 4 else [])]
     parts += [] if max_age == 200 else [f"age{max_age}"]
-    flag_values = {"simulated_ranks": ranks, "defer_movement": movement, "defer_max_age": max_age}
-    return Run("_".join(parts), {**_DEFER_4, **flag_values})
+    flag_values = {"defer_movement": movement, "defer_max_age": max_age}
+    return Run("_".join(parts), {**(_DEFER_4 if ranks == 4 else _DEFER_1), **flag_values})
 
 
 _DEFER = (
@@ -107,25 +110,21 @@ _DEFER = (
     *(_defer(movement, 4, 1000) for movement in (0.01, 0.015)),
     *(_defer(0.01, 1), _defer(0.015, 1, 1000)),
 )
-_INTERVAL = (Run("defer_interval_4", {**_DEFER_4, "defer_trigger": "interval", "defer_steps": 20}),)
-_BOTH = (Run("both_4", {"skip": "both", "defer_movement": 0.01, "simulated_ranks": 4}),)
+_INTERVAL = (Run("defer_interval_4", {**_DEFER_4, "defer_until": "interval", "defer_steps": 20}),)
+_BOTH_4 = {**_BY_DRIFT, "policies": "skip_examples,defer_gradients", "simulated_ranks": 4}
+_BOTH = (Run("both_4", {**_BOTH_4, "defer_movement": 0.01}),)
 # What the quality budget makes of the paper's rule, of a mask and of deferring.
+_BOUND = {"max_auc_loss": skipping_report.MOST_AUC_LOSS}
 _BUDGET = (
-    Run(
-        "budget_paper",
-        {"skip": "inputs", "keep_rate": 0.5, "max_auc_loss": skipping_report.MOST_AUC_LOSS},
-    ),
-    Run(
-        "budget_mask_4",
-        {"skip": "gradients", "max_auc_loss": skipping_report.MOST_AUC_LOSS, "simulated_ranks": 4},
-    ),
-    Run("budget_defer_4", {**_DEFER_4, "max_auc_loss": skipping_report.MOST_AUC_LOSS}),
+    Run("budget_paper", {**_BY_DRIFT, "skip_keep": 0.5, **_BOUND}),
+    Run("budget_mask_4", {**_MASK_4, **_BOUND}),
+    Run("budget_defer_4", {**_DEFER_4, **_BOUND}),
 )
 _WITHHOLD = (*_MASK, _defer(0.005, 4), _defer(0.01, 4), *_BOTH)
 RUNS: Mapping[str, tuple[Run, ...]] = {
-    "globo": (*_PLAIN, *_PAPER, *_MASK, *_DEFER, *_INTERVAL, *_BOTH, *_fae(0.5), *_BUDGET),
+    "globo": (*_PLAIN, *_PAPER, *_MASK, *_DEFER, *_INTERVAL, *_BOTH, *_fae("0.5MiB"), *_BUDGET),
     "frappe": (*_PLAIN, *_MEMORY),
-    "frappe_short": (*_PLAIN, *_PAPER, *_MEMORY_SHORT, *_WITHHOLD, *_fae(0.15), *_BUDGET),
+    "frappe_short": (*_PLAIN, *_PAPER, *_MEMORY_SHORT, *_WITHHOLD, *_fae("0.15MiB"), *_BUDGET),
     # The default movement, a twentieth of the rows' learning rate, is another here.
     "generated": (
         *_PLAIN,
@@ -133,7 +132,7 @@ RUNS: Mapping[str, tuple[Run, ...]] = {
         *_MEMORY_SHORT,
         _defer(0.00025, 4),
         *_WITHHOLD,
-        *_fae(4.5),
+        *_fae("4.5MiB"),
         *_BUDGET,
     ),
 }

@@ -70,7 +70,7 @@ def _rows(
         return dict.fromkeys(names)
     # Nothing is skipped before: these windows have the same inputs in all runs.
     warming_up = sum(window["is_warming_up"] for window in timed_by["windows"])
-    ranks = record["engine"]["simulated_ranks"]
+    ranks = record["settings"]["engine"].get("simulated_ranks", 1)
     counts = _sums(record["windows"][warming_up:])
     for name, flushed in _last_flush(record).items():
         counts[name] += flushed

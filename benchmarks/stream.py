@@ -37,13 +37,14 @@ _EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-t
 
 # Once saturated, always saturated.
 _FROZEN = {"release": 1e9, "revisit_every": 0}
-_MASK = {"skip": "gradients"}
-_INPUTS = {"skip": "inputs"}
-_INTERVAL = {"skip": "defer", "defer_trigger": "interval", "defer_steps": 20}
+_MASK = {"policies": "mask_gradients"}
+_INPUTS = {"policies": "skip_examples", "skip_by": "row_drift"}
+_DEFER = {"policies": "defer_gradients"}
+_INTERVAL = {**_DEFER, "defer_until": "interval", "defer_steps": 20}
 _BUDGET = {"max_auc_loss": 0.0005}
 # The plain run is watched, for its gradient rows.
 RUNS: Mapping[str, Mapping[str, Any]] = {
-    "plain": {"track": True},
+    "plain": {"watch": True},
     "inputs": _INPUTS,
     "inputs_frozen": {**_INPUTS, **_FROZEN},
     "mask": _MASK,
@@ -52,8 +53,8 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "mask_budget_frozen": {**_MASK, **_BUDGET, **_FROZEN},
     "defer_interval": _INTERVAL,
     "defer_interval_frozen": {**_INTERVAL, **_FROZEN},
-    "defer_0.005": {"skip": "defer", "defer_movement": 0.005},
-    "defer_0.01": {"skip": "defer", "defer_movement": 0.01},
+    "defer_0.005": {**_DEFER, "defer_movement": 0.005},
+    "defer_0.01": {**_DEFER, "defer_movement": 0.01},
 }
 
 
@@ -61,8 +62,9 @@ def settings_of(data: str, seed: int, flag_values: Mapping[str, Any]) -> Setting
     """Returns the settings that slipstream-train would have with these flags."""
     given = {"data": data, "split": "time", "seed": seed, **flag_values}
     arguments = [f"--{name}={value}" for name, value in given.items()]
-    values, names = train.make_flags().parse(arguments)
-    return resolve(values, names, name_of)
+    flag_set = train.make_flags()
+    values, names = flag_set.parse(arguments)
+    return resolve(values, names, name_of, flag_set)
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -70,9 +72,8 @@ def run(settings: Settings) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    from slipstream_tf.cli.build import build_embeddings, build_model, saturation_config
+    from slipstream_tf.cli.build import build_embeddings, build_engine, build_model
     from slipstream_tf.distributed import SingleProcess
-    from slipstream_tf.keras import Slipstream
     from slipstream_tf.keras.loss_feedback import binary_cross_entropy
     from slipstream_tf.telemetry.metrics import click_metrics
 
@@ -83,8 +84,9 @@ def run(settings: Settings) -> dict[str, Any]:
     comm = SingleProcess()
     embeddings = build_embeddings(settings, tuple(reader.spec.fields), comm)
     model = build_model(settings, embeddings, reader.spec.num_dense, comm)
-    config = saturation_config(settings, math.ceil(planned / settings.batch_size))
-    slipstream = Slipstream(embeddings, config)
+    slipstream = build_engine(settings, embeddings, math.ceil(planned / settings.batch_size))
+    assert slipstream is not None
+    skips_examples = slipstream.settings.skips_examples
     predict = tf.function(lambda keys: model({"keys": keys}, training=False)[:, 0])
     logits: list[np.ndarray] = []
     labels: list[np.ndarray] = []
@@ -118,20 +120,20 @@ def run(settings: Settings) -> dict[str, Any]:
 
     # A lookup for prediction applies what is held back, and would undo deferring: where every
     # input is trained, the training step's own predictions are those before the update.
-    if config.skips_inputs:
+    if skips_examples:
         dataset = dataset.map(predicted)
     trained, start = 0, time.perf_counter()
     # What is upstream predicts as it is read: nothing may be read ahead.
     kept = slipstream.apply(dataset, batch_size=settings.batch_size, ahead=False)
     for features, label, *weight in kept:
         logit = train_step(features, label, weight[0] if weight else None)
-        if not config.skips_inputs:
+        if not skips_examples:
             note(logit, label)
         trained += int(label.shape[0])
         slipstream.step()
     seconds = time.perf_counter() - start
     slipstream.end_window()
-    begin = min(config.warmup_steps or 0, len(logits) - 1)
+    begin = min(slipstream.tracker.warmup_steps or 0, len(logits) - 1)
     # Batches are full: as many inputs as the warm-up had are left out of every run alike.
     quality = click_metrics(np.concatenate(labels[begin:]), np.concatenate(logits[begin:]))
     reports = [report for report in slipstream.tracker.reports if report.inputs_seen]

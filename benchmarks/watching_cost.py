@@ -1,4 +1,4 @@
-"""What it costs to watch: a DLRM in shadow mode (all but the skipping) beside the same one, plain.
+"""What it costs to watch: a DLRM in a dry run (all but the saving) beside the same one, plain.
 
 Criteo's shape: 13 numbers, 26 tables of 100,000 rows x 16, batch 2,048, one Zipf 1.05 key per
 table. A run is a window of the default length with its end. Both models train in one process and
@@ -6,7 +6,7 @@ take turns of a few steps (A B B A ...), as a busy host's speed changes within a
 most 1.02, and memory within its budgets.
 
     python benchmarks/watching_cost.py --runs=3 --awake
-    python benchmarks/watching_cost.py --runs=5 --window=100 --skips=inputs --metrics=linf
+    python benchmarks/watching_cost.py --runs=5 --window=100 --policies=skip_examples --metrics=linf
 """
 
 from __future__ import annotations
@@ -30,21 +30,28 @@ from absl import app, flags
 from resident import return_free_memory
 
 import slipstream_tf as slip
+from slipstream_tf.config import parse_bytes
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import DLRM
 from slipstream_tf.ops import features
+from slipstream_tf.policies import Policy
 
-_DEFAULT_WINDOW = slip.SaturationConfig().snapshot_interval
+# Of training whose length is not small.
+_DEFAULT_WINDOW = slip.Window().length(planned_steps=1_000_000)
 _RUNS = flags.DEFINE_integer("runs", 3, "Measured windows of each model.", lower_bound=1)
 _WINDOW = flags.DEFINE_integer("window", _DEFAULT_WINDOW, "Steps of a window.", lower_bound=1)
 _TURN = flags.DEFINE_integer("turn", 5, "Steps of a turn.", lower_bound=1)
 _BATCHES = flags.DEFINE_integer("batches", 100, "Batches, which repeat.", lower_bound=1)
 _ROWS = flags.DEFINE_integer("rows", 100_000, "Rows of a table.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
-_SKIPS = flags.DEFINE_list("skips", ["inputs", "gradients", "defer"], "Skip modes to watch with.")
-_METRICS = flags.DEFINE_list("metrics", ["linf", "signal"], "Drift metrics to watch with.")
-_HOT_BUDGET = flags.DEFINE_float("hot_budget_mb", 256.0, "MiB of snapshots.", lower_bound=1e-3)
-_DEFER_BUDGET = flags.DEFINE_float("defer_budget_mb", 64.0, "MiB of held sums.", lower_bound=1e-3)
+_POLICIES = flags.DEFINE_list(
+    "policies", ["skip_examples", "mask_gradients", "defer_gradients"], "Policies to watch with."
+)
+_METRICS = flags.DEFINE_list(
+    "metrics", ["linf", "signal"], "Drift metrics to watch with; defer_gradients takes none."
+)
+_HOT_SET = flags.DEFINE_string("hot_set_memory", "256MiB", "Memory of snapshots.")
+_DEFERRED = flags.DEFINE_string("defer_memory", "64MiB", "Memory of deferred gradients.")
 _THREADS = flags.DEFINE_integer("threads", 2, "Threads of TensorFlow.", lower_bound=1)
 _QUICK = flags.DEFINE_bool("quick", False, "A small model for seconds: shows that it runs.")
 
@@ -90,18 +97,21 @@ def make_model() -> Any:
 class Arm:
     """One of the two sides: a model in training, as `model.fit` has it train."""
 
-    def __init__(self, batches: tf.data.Dataset, skip: str | None, metric: str = "linf") -> None:
-        """Trains the model until states are in force; skip None is the plain side."""
+    def __init__(
+        self, batches: tf.data.Dataset, policy: Policy | None, metric: str | None = None
+    ) -> None:
+        """Trains the model until states are in force; policy None is the plain side."""
         self.model = make_model()
         self.slipstream, callbacks = None, []
-        if skip is not None:
-            config = slip.SaturationConfig(
-                skip=skip, metric=metric, shadow=True, warmup_steps=0,
-                snapshot_interval=_WINDOW.value,
-                hot_budget_bytes=round(_HOT_BUDGET.value * 2**20),
-                defer_budget_bytes=round(_DEFER_BUDGET.value * 2**20),
-            )  # fmt: skip
-            self.slipstream = Slipstream(self.model.embeddings, config)
+        if policy is not None:
+            self.slipstream = Slipstream(
+                self.model.embeddings,
+                policy,
+                slip.Window(_WINDOW.value, warmup=0),
+                slip.HotSet(_HOT_SET.value),
+                dry_run=True,
+                saturation=None if metric is None else slip.Saturation(metric),
+            )
             callbacks = [self.slipstream.callback()]
         # It makes what the train function must find.
         self.model.train_on_batch(*next(iter(batches)))
@@ -148,12 +158,21 @@ def run_window(arms: Sequence[Arm]) -> np.ndarray:
     return np.array(turns)
 
 
-def measure(skip: str, metric: str, batches: tf.data.Dataset) -> dict[str, Any]:
+def policies() -> dict[str, Policy]:
+    """Returns the policies by name."""
+    return {
+        "skip_examples": slip.SkipExamples(slip.RowDrift()),
+        "mask_gradients": slip.MaskGradients(),
+        "defer_gradients": slip.DeferGradients(memory=_DEFERRED.value),
+    }
+
+
+def measure(policy: str, metric: str | None, batches: tf.data.Dataset) -> dict[str, Any]:
     """Measures one way of watching beside plain training."""
     start = return_free_memory()
     plain = Arm(batches, None)
     between = return_free_memory()
-    watched = Arm(batches, skip, metric)
+    watched = Arm(batches, policies()[policy], metric)
     end = return_free_memory()
     assert watched.slipstream is not None
     windows_before = len(watched.slipstream.tracker.reports)
@@ -166,10 +185,9 @@ def measure(skip: str, metric: str, batches: tf.data.Dataset) -> dict[str, Any]:
     without_ends = [(run[1] - end) / run[0] for run, end in zip(totals[:, :, 0], ends, strict=True)]
     saved = statistics.median(ends) * (1 / _WINDOW.value - 1 / _DEFAULT_WINDOW)
     saved /= totals[:, 0, 0].mean() / _WINDOW.value
-    config = watched.slipstream.config
     return {
-        "skip": skip,
-        "metric": metric,
+        "policy": policy,
+        "metric": metric or "none",
         "milliseconds": totals[:, :, 0].T / _WINDOW.value,
         "ratios": list(ratios),
         "standard_error": standard_error(runs, ends),
@@ -180,9 +198,9 @@ def measure(skip: str, metric: str, batches: tf.data.Dataset) -> dict[str, Any]:
         "ratios_at_default_window": list(ratios - saved),
         "hot_keys": reports[-1].hot_keys,
         "snapshot_bytes": max(report.snapshot_bytes for report in reports),
-        "snapshot_budget_bytes": config.hot_budget_bytes,
+        "snapshot_budget_bytes": parse_bytes("hot_set_memory", _HOT_SET.value),
         "held_bytes": max(sum(t.rows.pending_bytes for t in r.tables) for r in reports),
-        "held_budget_bytes": config.defer_budget_bytes,
+        "held_budget_bytes": parse_bytes("defer_memory", _DEFERRED.value),
         "process_bytes": None
         if start is None or between is None or end is None
         else (end - between) - (between - start),
@@ -208,7 +226,7 @@ def tables_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             found = [None if value is None else value / unit for value in found]
         return summary.column(name, found, form, show)
 
-    ways = [of("skip", "skip", "{}"), of("metric", "metric", "{}")]
+    ways = [of("policy", "policy", "{}"), of("metric", "metric", "{}")]
     sides = zip(*(result["milliseconds"] for result in results), strict=True)
     times = [
         summary.column(f"{side} ms", [list(ms) for ms in found], "{:.2f}", "mean")
@@ -226,7 +244,7 @@ def tables_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             *ways, of("hot keys", "hot_keys", "{:,}"),
             of("snapshots", "snapshot_bytes", "{:.1f}", "", 2**20),
             of("budget", "snapshot_budget_bytes", "{:.1f}", "", 2**20),
-            of("deferred sums", "held_bytes", "{:.1f}", "", 2**20),
+            of("deferred gradients", "held_bytes", "{:.1f}", "", 2**20),
             of("their budget", "held_budget_bytes", "{:.1f}", "", 2**20),
             of("process", "process_bytes", "{:.0f}", "", 2**20),
         ],
@@ -237,7 +255,7 @@ def claims_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the claims: the ratio at windows of the default length, and budgets."""
     claims = {}
     for result in results:
-        name = f"{result['skip']}_{result['metric']}"
+        name = f"{result['policy']}_{result['metric']}".removesuffix("_none")
         claims[name] = summary.claim(result["ratios_at_default_window"], _MOST_TIMES)
         shares = [
             result[f"{what}_bytes"] / result[f"{what}_budget_bytes"]
@@ -251,6 +269,9 @@ def main(arguments: Sequence[str]) -> None:
     """Measures, prints and writes."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    for name in _POLICIES.value:
+        if name not in policies():
+            raise app.UsageError(f"--policies: {name!r}. Allowed: {', '.join(policies())}.")
     if _QUICK.value:
         for name, value in _QUICK_VALUES.items():
             if not flags.FLAGS[name].present:
@@ -263,10 +284,11 @@ def main(arguments: Sequence[str]) -> None:
     Arm(batches, None)
     results: list[dict[str, Any]] = []
     part = f"windows of {_WINDOW.value:,} steps, {_ROWS.value:,} rows a table"
-    for skip in _SKIPS.value:
-        for metric in _METRICS.value:
-            print(f"skip={skip}, metric={metric} ...", flush=True)
-            results.append(measure(skip, metric, batches))
+    for policy in _POLICIES.value:
+        # Gradients are deferred by movement, whatever a row's drift.
+        for metric in (None,) if policy == "defer_gradients" else _METRICS.value:
+            print(f"policy={policy}, metric={metric} ...", flush=True)
+            results.append(measure(policy, metric, batches))
             # A measurement that is stopped leaves what it has measured.
             tables, claims = tables_of(results), claims_of(results)
             print(summary.write("watching_cost", part, tables, claims), flush=True)

@@ -1,7 +1,7 @@
 """Plain `keras.layers.Embedding`s on the ranks of a Horovod job: gradients wait until they matter.
 
 Run: horovodrun -np 2 python examples/keras_embedding_ranks.py      (without horovodrun: one rank)
-Prints, by rank 0: what was held back and sent, bytes between the ranks by kind, and the test AUC.
+Prints, by rank 0: what was deferred and sent, bytes between the ranks by kind, and the test AUC.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ def main() -> None:
     averaging.build(model.trainable_variables)
     slipstream = slip.Slipstream(
         store,
-        slip.SaturationConfig(
-            skip="defer", defer_movement=0.005, snapshot_interval=50, warmup_steps=50
-        ),
+        slip.DeferGradients(slip.Movement(0.005)),
+        slip.Window(steps=50, warmup=50),
         comm=comm,
     )
     model.compile(averaging, "binary_crossentropy", metrics=["AUC"])
@@ -77,9 +76,9 @@ def main() -> None:
         callbacks=[slipstream.callback()],
         verbose=0,
     )
-    # The last held sums were exchanged where `fit` ended: all ranks have the same model.
+    # The last deferred gradients were exchanged where `fit` ended: all ranks have the same model.
     if comm.rank == 0:
-        print(slipstream.summary())
+        print(slipstream.report())
         print("bytes between ranks, as rank 0 sent them:", dict(comm.traffic().bytes))
         _, auc = model.evaluate(clicks(20_000, seed=2).batch(4096), verbose=0)
         print(f"test AUC {auc:.4f}, trained by {comm.size} rank(s)")

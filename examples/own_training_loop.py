@@ -1,4 +1,4 @@
-"""A training loop of one's own: `tf.function` step, skipping by hand, a checkpoint at the end.
+"""A training loop of one's own: `tf.function` step, skipped examples, a checkpoint at the end.
 
 Run: python examples/own_training_loop.py
 Prints a line per window, the ledger of what was skipped, and how many rows were saved and restored.
@@ -43,7 +43,10 @@ def main() -> None:
     )
     tower = keras.Sequential([keras.layers.Dense(32, "relu"), keras.layers.Dense(1)])
     slipstream = slip.Slipstream(
-        embeddings, slip.SaturationConfig(snapshot_interval=50, warmup_steps=100)
+        embeddings,
+        # The paper's rule, a baseline; dry_run=True would skip nothing and tell what it would have.
+        slip.SkipExamples(slip.RowDrift()),
+        slip.Window(steps=50, warmup=100),
     )
     optimizer = keras.optimizers.Adam(1e-3)
     loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
@@ -66,7 +69,7 @@ def main() -> None:
         if report is not None:
             print(
                 f"step {report.step}: loss {float(loss):.4f}, T {report.threshold:.3g}, "
-                f"{report.skipped_share:.0%} of the inputs skipped"
+                f"{report.skipped_share:.0%} of the examples skipped"
             )
     print(slipstream.ledger)
     with tempfile.TemporaryDirectory() as folder:

@@ -2,7 +2,7 @@
 
 Run: python examples/parquet_input.py [FOLDER]
 FOLDER: of Parquet files with the columns user, item, price and click; without it small ones are
-written first. Prints the ledger of skipped inputs and the AUC on the last file, which is not
+written first. Prints what policies would have saved, and the AUC on the last file, which is not
 trained on.
 """
 
@@ -80,11 +80,12 @@ def main() -> None:
             optimizer=slip.optimizers.Adagrad(0.05, initial_accumulator_value=0.0, epsilon=1e-8),
         )
         model = slip.models.DLRM(embeddings, len(NUMBERS), bottom=[32, 16], top=[32, 1])
-        slipstream = slip.Slipstream(embeddings, slip.SaturationConfig(snapshot_interval=25))
+        policies = [slip.DeferGradients(), slip.SkipExamples(slip.RowDrift())]
+        slipstream = slip.Slipstream(embeddings, policies, dry_run=True)
         model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["AUC"])
         train = slipstream.apply(open_shards(paths, BATCH_SIZE), batch_size=BATCH_SIZE)
         model.fit(train, shuffle=False, callbacks=[slipstream.callback()], verbose=0)
-        print(slipstream.ledger)
+        print(slipstream.report())
         _, auc = model.evaluate(open_shards([last], 4096), verbose=0)
         print(f"test AUC {auc:.4f} on {last.name}")
 

@@ -37,7 +37,7 @@ def train(flags: argparse.Namespace) -> None:
     )
     updater = sok.OptimizerWrapper(tf.compat.v1.train.AdagradOptimizer(flags.rate, 1e-6))
     store = slip.stores.SokStore({"rows": table}, updater, slip.distributed.init())
-    slipstream = slip.Slipstream(store, sok_fallback.SETTINGS)
+    slipstream = slip.Slipstream(store, sok_fallback.POLICY, sok_fallback.WINDOW)
     model = DenseLayers(flags.dim)
     optimizer = tf.keras.optimizers.Adam(flags.dense_rate)
     optimizer.build(model.weights)

@@ -14,9 +14,8 @@ from sok_clicks import FIELDS, batches
 from sok_parts import DenseLayers, auc, mean_loss
 
 # Of both programs: rows that hardly move get their gradients added up for 20 steps.
-SETTINGS = slip.SaturationConfig(
-    skip="defer", defer_trigger="interval", snapshot_interval=50, warmup_steps=100
-)
+POLICY = slip.DeferGradients(slip.Interval(steps=20))
+WINDOW = slip.Window(steps=50, warmup=100)
 
 Train = Callable[[argparse.Namespace], None]
 
@@ -63,7 +62,7 @@ def train_without_sok(flags: argparse.Namespace) -> None:
         comm=comm,
         placement="sharded" if comm.size > 1 else "replicated",
     )
-    slipstream = slip.Slipstream(embeddings, SETTINGS)
+    slipstream = slip.Slipstream(embeddings, POLICY, WINDOW)
     model = DenseLayers(flags.dim)
     optimizer = slip.distributed.DistributedOptimizer(
         tf.keras.optimizers.Adam(flags.dense_rate), comm

@@ -79,6 +79,9 @@ class OneThread(SingleProcess):
     def gather(self, tensor: Any, kind: Any, name: str) -> tf.Tensor:
         return tf.concat(self._all(tf.convert_to_tensor(tensor)), 0)
 
+    def sum(self, tensor: Any, kind: Any, name: str) -> tf.Tensor:
+        return tf.add_n(self._all(tf.convert_to_tensor(tensor)))
+
     def exchange(self, tensor: Any, splits: Any, kind: Any, name: str) -> Any:
         pieces = tf.split(tf.convert_to_tensor(tensor), np.asarray(splits))
         mine = [sent[self.rank] for sent in self._all(pieces)]

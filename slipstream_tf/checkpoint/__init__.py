@@ -5,7 +5,14 @@
 in it.
 """
 
+from slipstream_tf.checkpoint.by_name import tables_by_name
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import Manifest, read_manifest
 
-__all__ = ["CheckpointError", "CheckpointMismatchError", "Manifest", "read_manifest"]
+__all__ = [
+    "CheckpointError",
+    "CheckpointMismatchError",
+    "Manifest",
+    "read_manifest",
+    "tables_by_name",
+]

@@ -11,7 +11,7 @@ from typing import Any
 from absl import logging
 
 WHOLE, WITHOUT_SLOTS = "whole", "without slots"
-_REMEDY = (
+REMEDY = (
     "or within slipstream_tf.checkpoint.tables_by_name(), which takes the tables that both have"
 )
 
@@ -49,6 +49,11 @@ def tables_by_name() -> Iterator[None]:
         yield
     finally:
         _is_by_name = before
+
+
+def is_active() -> bool:
+    """Whether tables go by their names now."""
+    return _is_by_name
 
 
 def choose(saved: Sequence[SavedAs], store: Any, place: str) -> Mapping[str, str]:
@@ -103,18 +108,18 @@ def _require_same(saved: Sequence[SavedAs], store: Any, place: str) -> None:
     if set(by_name) != set(here):
         raise ValueError(
             f"{place}: saved with tables {sorted(by_name)}, but this layer has tables "
-            f"{sorted(here)}. Load into a layer with the same tables, {_REMEDY}."
+            f"{sorted(here)}. Load into a layer with the same tables, {REMEDY}."
         )
     for name, table in here.items():
         found, rule = by_name[name], store.slot_layout(name).rule
         if found.dim != table.dim:
             raise ValueError(
                 f"{place}: table {name!r} was saved with dim={found.dim}, but this layer has "
-                f"dim={table.dim}. Load into a layer with the same dimensions, {_REMEDY}."
+                f"dim={table.dim}. Load into a layer with the same dimensions, {REMEDY}."
             )
         if found.rule != rule:
             raise ValueError(
                 f"{place}: table {name!r} was saved with the update rule {found.rule}, but this "
                 f"layer uses {rule}. Their slots mean different things; load into a layer with the "
-                f"same rule, {_REMEDY}."
+                f"same rule, {REMEDY}."
             )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from slipstream_tf.checkpoint import tables
+from slipstream_tf.checkpoint import by_name, tables
 from slipstream_tf.checkpoint.array_file import Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest
@@ -142,23 +142,31 @@ def prepare(folder: Path, manifest: Manifest, store: SavedStore, rank: Rank) -> 
     place = str(folder / NAME)
     entries = {entry.get("name"): (i, entry) for i, entry in enumerate(manifest.tables)}
     here = [table.name for table in store.tables]
-    if sorted(entries, key=str) != sorted(here):
+    taken = dict.fromkeys(here, by_name.WHOLE)
+    if by_name.is_active():
+        saved_as = [by_name.SavedAs(e["name"], e["dim"], e["rule"]) for e in manifest.tables]
+        taken = dict(by_name.choose(saved_as, store, place))
+    elif sorted(entries, key=str) != sorted(here):
         raise CheckpointMismatchError(
             place,
             f"was saved with tables {sorted(entries, key=str)}, this program has {sorted(here)}",
-            "Restore it into the same tables.",
+            f"Restore it into the same tables, {by_name.REMEDY}.",
         )
     ready = []
     for table in store.tables:
+        if table.name not in taken:
+            continue
         index, entry = entries[table.name]
         paths = [folder / file_name(r, index) for r in range(manifest.world_size)]
         saved = tables.SavedTable(paths, manifest.checkpoint, entry)
         if manifest.world_size > 1 and saved.is_replicated != (manifest.placement == "replicated"):
             problem = f"says that table {table.name!r} is {manifest.placement}, but its files not"
             raise CheckpointError(place, problem)
-        saved.require(table.dim, store.slot_layout(table.name).rule, place)
+        has_slots = taken[table.name] == by_name.WHOLE
+        saved.require(table.dim, store.slot_layout(table.name).rule if has_slots else None, place)
         is_same_job = (manifest.world_size, manifest.placement) == (rank.size, rank.placement)
-        ready.append(_prepare_table(_Target(store, table, rank, place), saved, is_same_job))
+        target = _Target(store, table, rank, place, has_slots)
+        ready.append(_prepare_table(target, saved, is_same_job))
     return ready
 
 
@@ -171,12 +179,14 @@ class _Target:
         table: the table.
         rank: of the store.
         place: the manifest's file, for errors.
+        takes_slots: whether the saved slots are those of the table's rule.
     """
 
     store: SavedStore
     table: Table
     rank: Rank
     place: str
+    takes_slots: bool = True
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
         """Returns bool [n]: whether this rank owns keys, int64 [n]."""
@@ -202,7 +212,7 @@ def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool)
     if is_same_job and rank.has_a_part:
         contents["steps"][1] = saved.lookup_steps(rank.number)
     initial = store.slot_layout(name).initial
-    if contents["slots"].shape[1] != initial.size:
+    if not target.takes_slots or contents["slots"].shape[1] != initial.size:
         if contents["keys"].size:
             told = f"start anew, at {initial[0]:g}" if initial.size else "are left out"
             logging.warning("%s: the slots of table %r %s.", target.place, name, told)

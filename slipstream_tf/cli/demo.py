@@ -1,7 +1,7 @@
-"""`slipstream-demo`: plain, paper, random and stop on the same data, side by side.
+"""`slipstream-demo`: the layer's speed, a dry run, and the paper's rule beside its controls.
 
 Each run is a process of its own with the same seed: the same initial weights and data order, and
-nothing left over from the run before. In: flags. Out: a table, an honest sentence, demo.json.
+nothing left over from the run before. In: flags. Out: tables, honest sentences, demo.json.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import http.client
+import json
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream_tf import disk, launch
+from slipstream_tf.cli import data as data_set
 from slipstream_tf.cli.flag_set import (
     RUN_ERROR,
     USAGE_ERROR,
@@ -49,20 +51,34 @@ MOVIELENS_TERMS = (
 )
 _MOST_BYTES = 50 << 20
 _TIMEOUT_SECONDS = 10.0
-_HEADER = ("run", "test AUC", "log loss", "calibration", "inputs trained", "share", "seconds")
+_HEADER = ("run", "test AUC", "log loss", "calibration", "examples trained", "share", "seconds")
+LABELS: Mapping[str, str] = {
+    "plain": "plain (the dry run)",
+    "paper": "paper's rule (baseline)",
+    "random": "as many skipped at random",
+    "stop": "plain, stopped as early",
+}
+_WHY_PAPER = """
+The paper's rule leaves out examples of saturated keys. It is a baseline, and expected to lose
+against plain training, which sees every example. It is shown for its controls: random skipping and
+an early stop at the same cost tell whether its choice of examples is worth anything."""
+_WHAT_SECONDS_ARE = (
+    "Seconds have what watching and the start of a run take in them; the last run watches nothing."
+)
+_ROWS = 1_000_000  # Of the table that the layer's speed is measured by.
 
 
 _FLAGS = {
     "Data and output": (
         Flag("data", Text(), "a data set, as for slipstream-train", None,
              f"${ENVIRONMENT}, ../shared/data, MovieLens 1M (downloaded), or generated"),
-        Flag("no_download", None, "download nothing: generate inputs where none are found"),
+        Flag("no_download", None, "download nothing: generate examples where none are found"),
         Flag("output", Text(), "folder for demo.json and the runs' records", "runs/demo"),
-        Flag("inputs", Integer(1), "inputs that each run sees", None, "all"),
-        Flag("quick", None, f"{_QUICK_INPUTS:,} inputs, generated if no --data is given"),
+        Flag("inputs", Integer(1), "examples that each run sees", None, "all"),
+        Flag("quick", None, f"{_QUICK_INPUTS:,} examples, generated if no --data is given"),
     ),
     "Runs": (
-        Flag("skip_share", Number(0, 1), "share of the hot inputs to skip", None, "0.3"),
+        Flag("skip_share", Number(0, 1), "share of the hot examples to skip", None, "0.3"),
         Flag("skip_alpha", Number(0, 1, True), "share of lookups that must be saturated", None,
              "the data's"),
         Flag("seed", Integer(0, (1 << 31) - 1), "of all four runs", 0),
@@ -88,20 +104,25 @@ def make_flags() -> FlagSet:
     """Returns the program's flags."""
     return FlagSet(
         "slipstream-demo",
-        "Trains the same model four times: plainly; with inputs of saturated keys left out (the "
-        "paper's rule); with as many inputs left out at random; and plainly, but stopped at the "
-        "paper run's number of trained inputs. Prints what that did to quality and cost.",
+        "Measures the embedding layer beside Keras's. Then trains a model as a dry run, which "
+        "trains plainly and tells what policies would save. Then trains it by the paper's rule, a "
+        "baseline, and by its controls: as many examples left out at random, and a stop after as "
+        "many trained examples. Prints what that did to quality and cost.",
         ("slipstream-demo", "slipstream-demo --data=globo_clicks.npz --skip_share=0.5"),
         _FLAGS,
     )
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
-    """Chooses the data, runs the four runs, prints and writes the comparison."""
+    """Measures the layer, chooses the data, runs the four runs, prints and writes all of it."""
     if values["quick"] and values["data"] is None:
         choice = Choice(f"generated:{_QUICK_INPUTS}", "--quick: generated from a fixed seed")
     else:
         choice = choose(values["data"], downloads=not values["no_download"])
+    if values["data"] is not None:
+        data_set.name_of(values["data"])  # What cannot be read is refused at once.
+    speed = _speed(_ROWS, values["threads"] or 0)
+    print(f"{speed_words(**speed)}\n", flush=True)
     print(f"Data: {choice.data}\nWhy:  {choice.reason}", flush=True)
     inputs = values["inputs"] or (_QUICK_INPUTS if values["quick"] else None)
     common = {"seed": values["seed"], "threads": values["threads"]}
@@ -109,7 +130,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     paper = os.path.join(values["output"], "paper", RECORD)
     skipping = {name: values[name] for name in ("skip_share", "skip_alpha")}
     flags = {
-        "plain": data,
+        # It trains as without policies.
+        "plain": {**data, "dry_run": True, **skipping},
         "paper": {**data, "policies": "skip_examples", "skip_by": "row_drift", **skipping},
         "random": {**common, "control": "random", "match": paper},
         "stop": {**common, "control": "stop", "match": paper},
@@ -119,10 +141,35 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         output = os.path.join(values["output"], name)
         _train({**of_run, "output": output})
         records[name] = read_record(os.path.join(output, RECORD), "output")
+        if name == "plain":
+            print("\nA dry run saves nothing, and tells what policies would have saved.")
+            print(f"{records[name]['report']}\n{_WHY_PAPER}", flush=True)
     sentence = verdict(records)
     path = os.path.join(values["output"], "demo.json")
-    write_json(path, {**dataclasses.asdict(choice), "verdict": sentence, "runs": records})
-    print(f"\n{comparison(records)}\n\n{sentence}\nDetails: {path}")
+    found = {**dataclasses.asdict(choice), "speed": speed, "verdict": sentence, "runs": records}
+    write_json(path, found)
+    print(f"\n{comparison(records)}\n{_WHAT_SECONDS_ARE}\n\n{sentence}\nDetails: {path}")
+
+
+def speed_words(rows: int, dim: int, batch_size: int, keras: float, slipstream: float) -> str:
+    """Returns the table of both layers, and what makes the difference.
+
+    Args:
+        rows, dim: of the table.
+        batch_size: of the training.
+        keras: seconds of a step with `keras.layers.Embedding`.
+        slipstream: seconds of a step with `slipstream_tf.keras.Embedding`.
+    """
+    layers = {"keras.layers.Embedding": keras, "slip.keras.Embedding": slipstream}
+    cells = [
+        (name, f"{1e3 * spent:.2f}", f"{batch_size / spent:,.0f}") for name, spent in layers.items()
+    ]
+    return (
+        f"The layer: a small model in model.fit, one table of {rows:,} x {dim}, batches of "
+        f"{batch_size}.\n{format_table(('layer', 'ms a step', 'examples per second'), cells)}\n"
+        f"Ours was {keras / slipstream:.0f} times as fast here. Both move the rows alike: Keras's "
+        "optimizer\ngoes through all of them in each step, this layer through those of the batch."
+    )
 
 
 def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
@@ -141,7 +188,7 @@ def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
         quality = [number(test[measure], digits) for measure, digits in measures]
         share = trained / records["plain"]["inputs"]["trained"]
         spent = phases["training"] + phases["window_ends"]
-        rows.append((name, *quality, f"{trained:,}", f"{share:.1%}", seconds(spent)))
+        rows.append((LABELS[name], *quality, f"{trained:,}", f"{share:.1%}", seconds(spent)))
     return format_table(_HEADER, rows)
 
 
@@ -160,13 +207,13 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
     inputs = records["paper"]["inputs"]
     if not inputs["skipped"]:
         return (
-            "The paper's rule skipped nothing here (no input was made of saturated keys alone), so "
-            "the table compares equal runs. More inputs, a higher --skip_share or a lower "
+            "The paper's rule skipped nothing here (no example had saturated keys alone), so "
+            "the table compares equal runs. More examples, a higher --skip_share or a lower "
             "--skip_alpha would make it skip."
         )
     share = inputs["skipped"] / inputs["seen"]
     loss = auc["plain"] - auc["paper"]
-    skipped = f"Skipping inputs of saturated keys left out {share:.1%} of the inputs"
+    skipped = f"Skipping examples of saturated keys left out {share:.1%} of them"
     gains = {
         "random skipping at the same rate": auc["paper"] - auc["random"],
         "plain training stopped at the same cost": auc["paper"] - auc["stop"],
@@ -174,7 +221,7 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
     words = [f"{_relation(gain)} {name} ({gain:+.4f} AUC)" for name, gain in gains.items()]
     second = f"It is {' and '.join(words)}."
     beaten = all(gain > _EQUAL_AUC for gain in gains.values())
-    what = "choosing inputs by drift"
+    what = "choosing examples by drift"
     shown = f"{what} was" if beaten else f"nothing shows that {what} is"
     third = f"So in this run {shown} worth more than simply training on fewer"
     third += ", and training on all of them was better still." if loss > _EQUAL_AUC else "."
@@ -227,7 +274,7 @@ def choose(given: str | None, downloads: bool = True) -> Choice:
             return Choice(str(path), f"{reasons[0]}; {MOVIELENS_TERMS}")
     else:
         reasons.append("no download wanted")
-    return Choice("generated", "; ".join(reasons) + "; so inputs are generated from a fixed seed")
+    return Choice("generated", "; ".join(reasons) + "; so examples are generated from a fixed seed")
 
 
 def local_globo() -> Path | None:
@@ -284,16 +331,29 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _speed(rows: int, threads: int) -> dict[str, Any]:
+    """Returns what `slipstream_tf.cli.speed` measures, in a process of its own."""
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
+    printed = _run("speed", [str(rows), str(threads)], environment)
+    return json.loads(printed.splitlines()[-1])
+
+
 def _train(flags: Mapping[str, Any]) -> None:
     """Runs slipstream-train in a process of its own; it tells what goes wrong itself."""
     arguments = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    _run("train", arguments, os.environ)
+
+
+def _run(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Runs a program of `slipstream_tf.cli`; returns what it printed."""
     # The same package as here, whatever the folder that this is started in.
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; "
-        "from slipstream_tf.cli.train import entry_point; entry_point()"
+        f"from slipstream_tf.cli.{module} import entry_point; entry_point()"
     )
+    command = [sys.executable, "-c", program, *arguments]
     result = subprocess.run(
-        [sys.executable, "-c", program, *arguments], stdout=subprocess.DEVNULL, check=False
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=False
     )
     if result.returncode == USAGE_ERROR:
         raise UsageError("A run was refused, see above.")
@@ -301,6 +361,7 @@ def _train(flags: Mapping[str, Any]) -> None:
         code = result.returncode
         reason = "" if code == RUN_ERROR else f" (exit code {code})"
         raise RunError(f"A run failed{reason}, see above.")
+    return result.stdout
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:

@@ -5,6 +5,7 @@ goes, and is applied, is the placement's matter.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -141,6 +142,20 @@ class ExchangedStore(CollectingStore, NativeStore):
     def num_updates(self) -> int:
         """How often the tables were updated, flushes included; the same on all ranks."""
         return int(self._steps)
+
+    def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
+        """See `NativeStore.write_rows`; a collective, with the same keys and rows on all ranks."""
+        self._require_same_rows(table, keys, rows)
+        super().write_rows(table, keys, rows)
+
+    def remove_rows(self, table: str, keys: np.ndarray) -> int:
+        """See `NativeStore.remove_rows`; a collective, with the same keys on all ranks."""
+        self._require_same_rows(table, keys)
+        return super().remove_rows(table, keys)
+
+    def _require_same_rows(self, table: str, *arrays: np.ndarray) -> None:
+        told = [table, *(hashlib.sha256(array.tobytes()).hexdigest() for array in arrays)]
+        require_same(self.comm, told, self._names.of("changed"), "keys and rows that are changed")
 
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
         """See `NativeStore.export_table`; of the rows on this rank.

@@ -27,7 +27,7 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf._version import __version__
-from slipstream_tf.checkpoint import store_parts, writing
+from slipstream_tf.checkpoint import by_name, store_parts, writing
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import (
     NAME,
@@ -384,7 +384,10 @@ class JobCheckpoints:
     def _read_state(self, path: Path, prefix: Path, checkpoint: tf.train.Checkpoint) -> None:
         status = checkpoint.read(str(prefix))
         try:
-            status.assert_consumed()
+            if by_name.is_active():
+                status.assert_existing_objects_matched()
+            else:
+                status.assert_consumed()
         except AssertionError as error:
             status.expect_partial()
             raise ValueError(

@@ -229,6 +229,28 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         by_movement = any(p.mode == "defer" and p.trigger == "movement" for p in policies)
         self._with_summary.assign(by_movement)
 
+    def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
+        """See `ExchangedStore.write_rows`; replicas of the rows, and what is deferred, go."""
+        if self.comm.size == 1:
+            return super().write_rows(table, keys, rows)
+        self._require_same_rows(table, keys, rows)
+        own = self._owns(keys)
+        NativeStore.write_rows(self, table, keys[own], rows[own])
+        self._drop_replicas(table, keys)
+
+    def remove_rows(self, table: str, keys: np.ndarray) -> int:
+        """See `ExchangedStore.remove_rows`; returns how many rows there were on all ranks."""
+        if self.comm.size == 1:
+            return super().remove_rows(table, keys)
+        self._require_same_rows(table, keys)
+        removed = NativeStore.remove_rows(self, table, keys[self._owns(keys)])
+        self._drop_replicas(table, keys)
+        return int(self.comm.sum(tf.constant(removed), "control", self._names.of("removed")))
+
+    def _drop_replicas(self, table: str, keys: np.ndarray) -> None:
+        self._replicas.remove_rows(table, keys)
+        self._announced.outdate()
+
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n]: the rank that owns each key, int64 [n]."""
         self._index_of(table)

@@ -1,5 +1,7 @@
 """Batches of any structure: their size, and what a component may be."""
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf._compat import told_batch_size
 from slipstream_tf.errors import invalid
 
 
@@ -31,18 +34,69 @@ def static_batch_size(element_spec: Any) -> int | None:
     return size
 
 
-def batches_after(dataset: tf.data.Dataset, batch_size: int | None) -> int | None:
-    """Batches of `batch_size` that a data set makes; None if it does not know its length.
+@dataclasses.dataclass(frozen=True)
+class Sized:
+    """A data set of batches and what is known of their sizes, without reading any.
 
-    Where its batches do not tell their size, they are taken to have this one.
+    Attributes:
+        dataset: the data set. Where `most` rests on what was given to `.batch(n)`, it raises an
+            error at a batch that is larger.
+        size: inputs of a batch that is made of them; None: not known.
+        batches: of `size` in one pass, if nothing is left out; None: not known. Where the batches
+            do not tell their size, they are taken to have this one.
+        most: the same, but never too few.
     """
-    batches = int(dataset.cardinality().numpy())
-    if batches < 0:
-        return None
-    before = static_batch_size(dataset.element_spec)
-    if before is None or batch_size is None:
-        return batches
-    return math.ceil(batches * before / batch_size)
+
+    dataset: tf.data.Dataset
+    size: int | None
+    batches: int | None
+    most: int | None
+
+
+def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = True) -> Sized:
+    """Finds out how many batches there are, and of how many inputs; no element is made.
+
+    Args:
+        dataset: its elements are batches.
+        batch_size: inputs of a batch that is made of them; None: that of `dataset`, as its
+            element_spec tells it or as it was given to `.batch(n)`.
+        is_refilled: whether batches are refilled; else they stay as they are where `batch_size` is
+            None.
+
+    Raises:
+        ValueError: it is no data set, or its elements are no batches.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        example = "tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(y)).batch(128)"
+        allowed = f"a tf.data.Dataset of batches; of arrays: {example}"
+        raise invalid("dataset", type(dataset).__name__, "Slipstream.apply", allowed)
+    static = static_batch_size(dataset.element_spec)
+    told = told_batch_size(dataset) if static is None else None
+    size = static if batch_size is None else batch_size
+    if size is None and is_refilled:
+        size = told
+    is_told = told is not None and told == size
+    before = static if not is_told else told
+    cardinality = int(dataset.cardinality().numpy())
+    batches = most = None
+    if cardinality >= 0:
+        known = before or told
+        batches = cardinality if not (known and size) else math.ceil(cardinality * known / size)
+        most = math.ceil(cardinality * before / size) if before and size else None
+    if told is not None and is_told:
+        dataset = dataset.map(functools.partial(_require_at_most, told))
+    return Sized(dataset, size, batches, most)
+
+
+def _require_at_most(size: int, *element: Any) -> Any:
+    rows = num_rows(tf.nest.flatten(element)[0])
+    message = (
+        f"A batch has more inputs than the {size} of .batch({size}): give Slipstream.apply the "
+        "batch_size that the batches have after .map."
+    )
+    with tf.control_dependencies([tf.debugging.assert_less_equal(rows, np.int64(size), message)]):
+        same = tf.nest.map_structure(tf.identity, element, expand_composites=True)
+    return same if len(element) > 1 else same[0]
 
 
 def call_at(dataset: tf.data.Dataset, batch: int, function: Callable[[], None]) -> tf.data.Dataset:

@@ -19,7 +19,8 @@ from slipstream_tf.distributed.exchanged import ExchangedStore, ReplicatedStore
 from slipstream_tf.distributed.gradients import flush_held
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.loss_feedback import LossFeedback
-from slipstream_tf.keras.misuse import require_losses
+from slipstream_tf.keras.misuse import require_fit
+from slipstream_tf.keras.passes import EpochWatch
 from slipstream_tf.keras.rates import rates_of
 from slipstream_tf.keras.step_optimizer import applies_rows
 from slipstream_tf.stores.variable import VariableStore
@@ -222,12 +223,13 @@ class RanksCallback(keras.callbacks.Callback):
             if value.dtype.is_floating:
                 name = f"slipstream.weights.{index}"
                 variable.assign(comm.broadcast(value, 0, "dense", name))
-        if isinstance(self._store, ReplicatedStore):
-            self._store.flush()
-            require_same_rows(self._store, comm)
-        elif isinstance(self._store, ExchangedStore):
-            updates = {"num_updates": self._store.num_updates}
-            require_same(comm, updates, "slipstream.updates", "the rows that ranks loaded")
+        for store in () if self._store is None else self._store.parts:
+            if isinstance(store, ReplicatedStore):
+                store.flush()
+                require_same_rows(store, comm)
+            elif isinstance(store, ExchangedStore):
+                updates = {"num_updates": store.num_updates}
+                require_same(comm, updates, "slipstream.updates", "the rows that ranks loaded")
         for index, rate in enumerate(self._store.rate_variables):
             name = f"slipstream.rows_learning_rate.{index}"
             rate.assign(comm.broadcast(tf.convert_to_tensor(rate), 0, "control", name))
@@ -293,13 +295,32 @@ class SaturationCallback(RanksCallback):
 
     def __init__(self, slipstream: Any, log_dir: str | os.PathLike[str] | None = None) -> None:
         super().__init__(slipstream.comm, slipstream.store)
-        self._slipstream = slipstream
+        self.slipstream = slipstream
         self._iterations = 0
+        self._watch = EpochWatch()
+        self._fit: Any = None
+        self._steps: int | None = None
+        self._epochs, self._steps_in_epoch = 1, 0
+        self._is_planned = self._is_first_epoch = True
         self._log_dir = log_dir
         self._writer: WindowWriter | None = None
 
+    def __call__(self, log_dir: str | os.PathLike[str] | None = None) -> "SaturationCallback":
+        """Returns a callback of the same engine that writes into a folder."""
+        return SaturationCallback(self.slipstream, log_dir)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Notes that what is read now is validation data."""
+        self.slipstream.is_validating = True
+        super().on_test_begin(logs)
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Notes that training goes on."""
+        self.slipstream.is_validating = False
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuses a LossScaleOptimizer, whose gradients are not the loss's; connects losses."""
+        """Refuses what does not fit together; connects losses, plans the steps."""
+        self.slipstream.is_validating = False
         optimizer = self.model.optimizer
         is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         if is_scaled and not applies_rows(optimizer):
@@ -308,27 +329,29 @@ class SaturationCallback(RanksCallback):
                 "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling; or "
                 "EmbeddingCollection(..., apply='step') and slip.keras.StepOptimizer(optimizer)."
             )
+        others = callbacks_beside(self)
+        if self._fit is self.params:
+            raise invalid("callbacks", "one callback twice", "fit", "each callback once")
+        self._fit = self.params
+        engines = [c.slipstream for c in others if isinstance(c, SaturationCallback)]
+        require_fit(self.slipstream, self.model, engines)
         self._open_writer()
         super().on_train_begin(logs)
-        settings = self._slipstream.settings
-        others = callbacks_beside(self)
         backups = [c for c in others if isinstance(c, keras.callbacks.BackupAndRestore)]
-        self._slipstream.back_up(bool(backups))
-        epochs = self.params.get("epochs", 1)
-        self._slipstream.plan_epochs(epochs)
-        if epochs > 1 and settings.skips_examples:
-            logging.warning(
-                "model.fit(epochs=%d) with skipped inputs: Keras holds later epochs to the number "
-                "of batches of the first, so that inputs of an epoch that skips less are left out. "
-                "Use slipstream.apply(data.repeat(%d), ...) and epochs=1.",
-                epochs,
-                epochs,
-            )
-        needs_losses = self._slipstream.needs_losses
+        self.slipstream.back_up(bool(backups))
+        self._begin_epochs()
+        needs_losses = self.slipstream.needs_losses
         if isinstance(self.model, LossFeedback):
-            self.model.observe_losses_with(self._slipstream.record_losses if needs_losses else None)
-        elif needs_losses:
-            require_losses(self.model)
+            self.model.observe_losses_with(self.slipstream.record_losses if needs_losses else None)
+
+    def _begin_epochs(self) -> None:
+        """Tells the engine how long training is, as far as Keras knows."""
+        self._steps = self.params.get("steps")
+        self._epochs = self.params.get("epochs", 1)
+        self._is_planned = self.slipstream.plan.add_epochs(self._epochs, self._steps)
+        self._is_first_epoch = True
+        steps_are_given = self._steps is not None and self._steps != self.slipstream.most_batches
+        self._watch.begin_fit(steps_are_given)
 
     def _open_writer(self) -> None:
         if self._writer is not None or self._comm.rank:
@@ -344,10 +367,16 @@ class SaturationCallback(RanksCallback):
         """Forgets a batch announced in the epoch before, whose data may have ended."""
         # Here, not as training begins: a BackupAndRestore behind this one sets them then.
         self._iterations = int(self.model.optimizer.iterations.numpy())
+        self._steps_in_epoch = 0
+        self._watch.begin_epoch()
+        if self._is_first_epoch and epoch:
+            # `fit(initial_epoch=...)`: those before were of another `fit`.
+            self.slipstream.plan.leave_out_epochs(epoch)
         super().on_epoch_begin(epoch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts the steps of one execution of the train function."""
+        self._watch.count()
         if self.model.steps_per_execution == 1:
             self._step(1)
         else:
@@ -360,7 +389,17 @@ class SaturationCallback(RanksCallback):
         """
         if self.model.steps_per_execution > 1:
             self._count_iterations()
+        self._watch.end_epoch(epoch, self._steps is not None)
+        if self._is_first_epoch and not self._is_planned and self._epochs > epoch + 1:
+            # No step was skipped yet: the data are as long as this epoch was.
+            self.slipstream.plan.add_epochs(self._epochs - epoch, self._steps_in_epoch)
+        self._is_first_epoch = False
         super().on_epoch_end(epoch, logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Ends the watch over epochs; then does what `RanksCallback` does."""
+        self._watch.end_fit()
+        super().on_train_end(logs)
 
     def _count_iterations(self) -> None:
         # What `batch` means with several steps per execution changed between versions of Keras.
@@ -369,6 +408,7 @@ class SaturationCallback(RanksCallback):
         self._iterations = iterations
 
     def _step(self, steps: int) -> None:
-        report = self._slipstream.step(steps)
+        self._steps_in_epoch += steps
+        report = self.slipstream.step(steps)
         if report is not None and self._writer is not None:
             self._writer.write(report)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf import initializers, optimizers
+from slipstream_tf import initializers
 from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.keras import feature_layouts as layouts
@@ -39,8 +39,8 @@ class Embedding(EmbeddingCollection):
         embeddings_regularizer: None: rows have no regularizer.
         embeddings_constraint: None: rows have no constraint.
         mask_zero: whether key 0 (of texts the empty one) is padding: zeros, no row, and masked.
-        optimizer: of the rows, a rule of `slipstream_tf.optimizers`; None: `Adam()`.
-        **kwargs: of `EmbeddingCollection`: `store`, `comm`, `placement` and others; and of
+        optimizer: the rule of the rows, as `EmbeddingCollection` takes it.
+        **kwargs: of `EmbeddingCollection`: `store`, `comm`, `placement`, `apply` and others; and of
             `keras.layers.Layer`: name, dtype, trainable.
 
     Raises:
@@ -67,8 +67,6 @@ class Embedding(EmbeddingCollection):
                 raise invalid(argument, value, place, "None: rows are no Keras weights")
         if input_dim is not None:
             input_dim = require_integer("input_dim", input_dim, 1, (1 << 63) - 1, place)
-        if embeddings_initializer == "uniform":
-            embeddings_initializer = initializers.RandomUniform()
         table = Table(
             # Without the number that Keras counts up: models built twice have the same tables.
             re.sub(r"^embedding_\d+$", "embedding", kwargs.get("name") or "embedding"),
@@ -79,7 +77,7 @@ class Embedding(EmbeddingCollection):
         padding_key = 0 if mask_zero else None
         super().__init__(
             [table],
-            optimizers.Adam() if optimizer is None else optimizer,
+            optimizer,
             [FeatureSpec(table.name, table.name, None, padding_key)],
             **kwargs,
         )

@@ -18,6 +18,7 @@ from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.notes import take_notes
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
+from slipstream_tf.keras.passes import Applied
 
 Recorder = Callable[[Any, tf.Tensor, Any, Any, Any], Any]
 """Called with ids (int64 [batch] or None), losses (float32 [batch]), labels (float32 [batch], or
@@ -71,6 +72,17 @@ class LossFeedback:
         if getattr(self, "train_function", None) is not None:
             # What was traced is of before.
             self.make_train_function(force=True)
+
+    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains the model, as `keras.Model.fit` does.
+
+        A `class_weight` goes to `Slipstream.apply`, where `x` is what it returned: Keras takes none
+        beside sample weights, and would fetch batches ahead of the windows.
+        """
+        base: Any = super()
+        if isinstance(x, Applied) and x.reweigh and kwargs.get("class_weight") is not None:
+            x = x.reweigh(kwargs.pop("class_weight"))
+        return base.fit(x, *args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model with the features as they were before `Slipstream.apply`."""

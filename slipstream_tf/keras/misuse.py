@@ -4,12 +4,45 @@ In: the parts. Out: errors before the first step, and warnings while it runs.
 """
 
 import warnings
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from slipstream_tf._compat import layers_in
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.loss_feedback import LossFeedback
+
+
+def require_fit(engine: Any, model: Any, beside: Sequence[Any]) -> None:
+    """Raises ValueError if a model, or callbacks, cannot be in one `fit` with an engine.
+
+    Args:
+        engine: a `Slipstream`.
+        model: of the `fit`.
+        beside: the engines of all its callbacks.
+    """
+    require_one_engine(engine, beside)
+    for layer in engine.layers:
+        require_layer(layer, model)
+    if engine.needs_losses:
+        require_losses(model)
+
+
+def warn_at_window_end(engine: Any, report: Any) -> None:
+    """Warns once of what can be seen when an engine's first window has ended.
+
+    Args:
+        engine: a `Slipstream`.
+        report: the window's.
+    """
+    if report.window > 0:
+        return
+    if engine.needs_losses and not engine.are_losses_told:
+        warn_without_losses(engine.settings.saves_by_losses)
+    if engine.comm.size == 1 and engine.batch_size and not report.inputs_skipped:
+        warn_of_batches_ahead(report.step, report.inputs_seen, engine.batch_size)
 
 
 def require_losses(model: Any) -> None:
@@ -28,18 +61,102 @@ def require_losses(model: Any) -> None:
     raise invalid("model", name, "fit with Slipstream", allowed)
 
 
-def warn_without_losses(nothing: str) -> None:
+def require_told(engine: Any, ids: Any, labels: Any) -> None:
+    """Raises ValueError if ids or labels of a batch are None and an engine needs them."""
+    place = "Slipstream.record_losses"
+    if ids is None and engine.needs_ids:
+        allowed = "the features that apply gave, or their 'id', where losses are remembered"
+        raise invalid("ids", None, place, allowed)
+    if labels is None and engine.needs_labels:
+        allowed = (
+            "labels of clicks. A budget or an estimate of cost extends a learning curve of AUC or "
+            "log-loss, which takes one output with binary cross-entropy: leave it out for other "
+            "losses"
+        )
+        raise invalid("labels", None, place, allowed)
+
+
+def require_layer(layer: Any, model: Any) -> None:
+    """Raises ValueError if an engine's layer is not in a model."""
+    if any(layer is other for other in layers_in(model)):
+        return
+    name = f"layer {layer.name!r}"
+    place = f"Slipstream in fit of model {model.name!r}"
+    allowed = "a layer of this model. A loaded or cloned model has layers of its own, which take a "
+    raise invalid("embeddings", name, place, allowed + "Slipstream of their own")
+
+
+def require_one_engine(engine: Any, beside: Sequence[Any]) -> None:
+    """Raises ValueError unless an engine is the only one of its tables in a `fit`, and once in it.
+
+    Args:
+        engine: a `Slipstream`.
+        beside: the engines of all callbacks of the `fit`, itself included.
+    """
+    own = {id(store) for store in engine.store.parts}
+    number = sum(any(id(store) in own for store in other.store.parts) for other in beside)
+    if number > 1:
+        allowed = "one slipstream.callback() for the tables of a layer: each counts every step"
+        raise invalid("callbacks", f"{number} of Slipstream", "fit", allowed)
+
+
+def require_no_validation(engine: Any) -> None:
+    """Raises ValueError if what `apply` returned is read while a `fit` evaluates."""
+    if engine.is_validating:
+        allowed = "data that did not go through Slipstream.apply: it would leave inputs out of them"
+        raise invalid("validation_data", "of Slipstream.apply", "fit", allowed)
+
+
+_OWNERS: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def take_over(engine: Any, store: Any) -> None:
+    """Makes an engine the one that tracks a store's tables."""
+    for part in store.parts:
+        _OWNERS[part] = weakref.ref(engine)
+
+
+def require_owner(engine: Any, store: Any) -> None:
+    """Raises ValueError if another engine has been made for a store since."""
+    if any(_OWNERS[part]() is not engine for part in store.parts):
+        allowed = "the Slipstream that was made last for these tables: both would set what they do"
+        raise invalid("slipstream", "one that was made before another", "a step", allowed)
+
+
+def warn_of_batches_ahead(steps: int, seen: int, batch_size: int) -> None:
+    """Warns if the first window has classified more than its steps can have trained.
+
+    Args:
+        steps: of the window.
+        seen: inputs classified in it, none of them skipped.
+        batch_size: most inputs of a step.
+    """
+    # A batch or two may have been looked at before training.
+    if seen <= (steps + 2) * batch_size:
+        return
+    warnings.warn(
+        f"The first window classified {seen:,} inputs, but its {steps} steps trained at most "
+        f"{steps * batch_size:,}: something fetches batches ahead of training, so that thresholds "
+        "take effect late. Put Slipstream.apply last, behind .prefetch, and give it the "
+        "class_weight of fit, for which Keras fetches ahead: apply(data, class_weight=...).",
+        RuntimeWarning,
+        stacklevel=5,
+    )
+
+
+def warn_without_losses(skips_by_losses: bool) -> None:
     """Warns that a window has ended to which no loss was told, where losses are needed.
 
     Args:
-        nothing: what does not happen without them.
+        skips_by_losses: whether nothing is skipped without them.
     """
+    nothing = "nothing is skipped" if skips_by_losses else "what skipping costs is not known"
     warnings.warn(
         "A window has ended, and no step has told its inputs' losses, which the settings need: "
         f"{nothing}. Call `self.record_losses(x, losses, y)` in the train_step of a "
         "slip.keras.Model, or `slipstream.record_losses(x, losses, y)` in a loop of your own.",
         RuntimeWarning,
-        stacklevel=3,
+        stacklevel=5,
     )
 
 

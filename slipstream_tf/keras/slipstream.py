@@ -1,6 +1,6 @@
 """The front object: tracks a model's embedding tables, and skips what need not be trained."""
 
-import os
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,16 +12,19 @@ from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.batches import even_ends
 from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.errors import invalid
-from slipstream_tf.inputs.batches import batches_after, call_at
+from slipstream_tf.inputs.batches import call_at, sized
+from slipstream_tf.inputs.class_weights import weigh_classes
 from slipstream_tf.inputs.classifier import skip_inputs
 from slipstream_tf.inputs.ids import require_ids
 from slipstream_tf.inputs.look_ahead import LookAhead
 from slipstream_tf.inputs.notes import take_notes
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
+from slipstream_tf.keras import misuse
 from slipstream_tf.keras.callbacks import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.keras.feature_specs import resolve_features
-from slipstream_tf.keras.misuse import warn_without_losses, warn_without_steps
+from slipstream_tf.keras.passes import Applied
+from slipstream_tf.keras.step_plan import StepPlan, present_window
+from slipstream_tf.keras.tracked import tracked
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -52,8 +55,9 @@ class Slipstream(tf.train.experimental.PythonState):
     shall stay, and for several ranks, use `distributed.JobCheckpoints(..., engine=slipstream)`.
 
     Args:
-        embeddings: the layer whose keys are tracked; or, for a model with embeddings of its own, a
-            `stores.VariableStore` or `stores.SokStore`, with `features`.
+        embeddings: the layer whose keys are tracked, or several whose tables and features differ in
+            name; or, for a model with embeddings of its own, a `stores.VariableStore` or
+            `stores.SokStore`, with `features`.
         policies: what is saved: `SkipExamples`, `DeferGradients`, `MaskGradients`, `CacheRows` of
             `slipstream_tf`, each once; one or a sequence. Without any the engine only watches, and
             tells which keys have settled.
@@ -79,6 +83,12 @@ class Slipstream(tf.train.experimental.PythonState):
         loss_memory: the remembered losses, for
             `tf.train.Checkpoint(losses=slipstream.loss_memory, ...)`.
         tracker: the window loop, with the classifier and the reports.
+        plan: how many steps training takes.
+        layer: the layer; None: it tracks a store.
+        batch_size: of what `apply` returned last; None: not known.
+        are_losses_told: whether a step has told its inputs' losses.
+        is_validating: whether a `fit` with the callback is evaluating now.
+        most_batches: of a pass over what `apply` returned last; None: not known.
 
     Raises:
         ValueError: an argument is something else, or a setting does not fit the tables.
@@ -86,7 +96,7 @@ class Slipstream(tf.train.experimental.PythonState):
 
     def __init__(
         self,
-        embeddings: EmbeddingCollection | VariableStore | SokStore,
+        embeddings: EmbeddingCollection | Sequence[EmbeddingCollection] | VariableStore | SokStore,
         policies: Policy | Sequence[Policy] = (),
         window: Window | None = None,
         hot_set: HotSet | None = None,
@@ -100,33 +110,10 @@ class Slipstream(tf.train.experimental.PythonState):
         # What `serialize` gave, to be restored again where the tables are replaced after it. None:
         # they were not restored, or training has gone on.
         self._restored: bytes | None = None
-        self._next_fit_is_planned = False
-        self._layer: EmbeddingCollection | None = None
-        if isinstance(embeddings, EmbeddingCollection):
-            embeddings.when_restored(self._restore_again)
-            self._layer = embeddings
-            for name, value in (("features", features), ("comm", comm)):
-                if value is not None:
-                    raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
-            self.store: Any = embeddings.store
-            self.specs = embeddings.specs
-        elif isinstance(embeddings, (VariableStore, SokStore)):
-            self.store = embeddings
-            self.specs = resolve_features(features, embeddings.tables)
-        else:
-            allowed = "a slipstream_tf.keras.EmbeddingCollection, a VariableStore or a SokStore"
-            raise invalid("embeddings", embeddings, "Slipstream", allowed)
-        if not isinstance(dry_run, (bool, DryRun)):
-            raise invalid("dry_run", dry_run, "Slipstream", "True, False or slipstream_tf.DryRun()")
-        settings = EngineSettings(
-            policies=policies,  # type: ignore[arg-type]
-            window=Window() if window is None else window,
-            hot_set=HotSet() if hot_set is None else hot_set,
-            saturation=saturation,
-            budget=budget,
-            dry_run=bool(dry_run),
-            estimates_cost=isinstance(dry_run, DryRun) and dry_run.estimates_cost,
-        )
+        self.layers, self.store, self.specs = tracked(embeddings, features, comm)
+        for layer in self.layers:
+            layer.when_restored(self._restore_again)
+        settings = EngineSettings(policies, window, hot_set, saturation, budget, dry_run)
         self.settings = settings
         self.comm: Communicator = comm or self.store.comm or SingleProcess()
         if self.comm.size > 1:
@@ -138,9 +125,12 @@ class Slipstream(tf.train.experimental.PythonState):
         self._reading, self._look_ahead = LookAhead(), LookAhead()
         self._begin_window()
         self._steps = 0
-        self._are_losses_told = False
-        self._batches_per_epoch: int | None = None
-        self._planned_steps = 0
+        self.are_losses_told = False
+        self.plan = StepPlan(self.tracker, self.comm, self._begin_window)
+        self.is_validating = False
+        misuse.take_over(self, self.store)
+        self.batch_size: int | None = None
+        self.most_batches: int | None = None
 
     @property
     def needs_losses(self) -> bool:
@@ -170,8 +160,9 @@ class Slipstream(tf.train.experimental.PythonState):
         reports, estimate = self.tracker.reports, None
         if self.settings.dry_run:
             estimate = self._dry_run_estimate(reports)
+        present = present_window(self.tracker, self.tracker.window_steps)
         return RunReport(
-            self.settings, self.ledger, self.tracker.warmup_steps, self._steps, estimate
+            self.settings, self.ledger, self.tracker.warmup_steps, self._steps, estimate, present
         )
 
     def _dry_run_estimate(self, reports: Sequence[WindowReport]) -> DryRunEstimate:
@@ -197,6 +188,7 @@ class Slipstream(tf.train.experimental.PythonState):
         get_keys: Callable[..., Any] | None = None,
         drop_remainder: bool = False,
         ahead: bool = True,
+        class_weight: Mapping[int, float] | None = None,
     ) -> tf.data.Dataset:
         """Leaves out skippable inputs and refills the batches. For training data only.
 
@@ -205,20 +197,18 @@ class Slipstream(tf.train.experimental.PythonState):
         `.prefetch(n)` after it makes every new threshold n batches late. Evaluate on data that did
         not go through it.
 
-        An epoch ends earlier than the data's number of batches says; Keras then warns that "your
-        input ran out of data", and nothing is lost. With several epochs, however, Keras holds the
-        later ones to the number of batches of the first, and inputs of an epoch that skips less are
-        left out (the callback warns). Repeat the data instead, and train for one epoch:
-        `slipstream.apply(data.repeat(epochs), ...)`.
+        A pass that skips ends before the number of batches that `cardinality` says: that is the
+        most there may be, by which Keras lets each epoch go on to its end. Where the data do not
+        know their length, and with several ranks, Keras holds later epochs to the first one's
+        batches; the callback warns if that leaves something out.
 
         With several ranks, `dataset` has this rank's inputs; where they end before those of others,
         batches of no inputs follow (`distributed.even_ends`).
 
         Args:
             dataset: elements are batches, e.g. `(features, label)`.
-            batch_size: inputs of an output batch; default: that of `dataset`, if it is known. If
-                it is another, give `Window(planned_steps=)` where `dataset` does not know its own
-                (`drop_remainder=False`): the warm-up is a share of the steps.
+            batch_size: inputs of an output batch; default: that of `dataset`, where its
+                element_spec or its `.batch(n)` tells it. No batch is read to find out.
             get_keys: called like a function for `dataset.map`, returns the keys in a format that
                 the embedding layer takes. Default: what the features have under the names of the
                 layer's; or `features["keys"]`; see `inputs.classifier.skip_inputs`.
@@ -226,6 +216,9 @@ class Slipstream(tf.train.experimental.PythonState):
             ahead: whether to work a batch ahead. Not for a `dataset` that predicts, or tells where
                 training is, as it is read. An iteration that ends early has then read a batch that
                 is not trained, and classified it, but by remembered loss.
+            class_weight: weight by class, as `fit` takes it, where the model's `fit` cannot: Keras
+                takes no `class_weight` beside sample weights (`keep_rate`), and fetches batches
+                ahead of the windows. `slip.keras.Model.fit` hands its own on to here.
 
         In a dry run that needs no losses, a window of many batches is
         counted by a share of them, one in 16 at least, chosen at random.
@@ -241,11 +234,23 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: as `slipstream_tf.inputs.classifier.skip_inputs`; or ids are missing.
         """
-        if ahead:
-            # Into the next window, too: only what follows depends on it.
-            dataset = self._reading.read(dataset)
-        kept = self.leave_out(dataset, batch_size, get_keys, drop_remainder)
-        return even_ends(self.read_ahead(kept) if ahead else kept, self.comm)
+        source = sized(dataset, batch_size, is_refilled=self.settings.skips_examples)
+        weighed = source.dataset
+        if class_weight is not None:
+            weighed = weigh_classes(weighed, class_weight)
+        # Into the next window, too: only what follows depends on it.
+        read = self._reading.read(weighed) if ahead else weighed
+        kept = self.leave_out(read, source.size, get_keys, drop_remainder)
+        self.plan.batches, self.batch_size = source.batches, source.size
+        # Ranks that have fewer batches get empty ones.
+        self.most_batches = source.most if self.comm.size == 1 else None
+        again = functools.partial(self.apply, dataset, batch_size, get_keys, drop_remainder, ahead)
+        return Applied(
+            even_ends(self.read_ahead(kept) if ahead else kept, self.comm),
+            self.most_batches,
+            functools.partial(misuse.require_no_validation, self),
+            (lambda weights: again(class_weight=weights)) if class_weight is None else None,
+        )
 
     def leave_out(
         self,
@@ -260,7 +265,7 @@ class Slipstream(tf.train.experimental.PythonState):
         """
         if self.needs_ids:
             require_ids(dataset.element_spec, {spec.name for spec in self.specs})
-        self._batches_per_epoch = batches_after(dataset, batch_size)
+        self.plan.batches = sized(dataset, batch_size).batches
         only_counts = self.settings.dry_run and not self.needs_losses
         kept = skip_inputs(
             dataset,
@@ -335,29 +340,6 @@ class Slipstream(tf.train.experimental.PythonState):
             raise invalid("by", self.settings.policies, "Slipstream.classifier_on", allowed)
         return self.tracker.classifier.copy_on(device)
 
-    def plan_epochs(self, epochs: int) -> None:
-        """Tells the tracker of more training to come, if `apply` could see how much.
-
-        With several ranks a collective.
-
-        Args:
-            epochs: passes over the data given to `apply`, beside those planned before.
-        """
-        if self._next_fit_is_planned:
-            # The `fit` that goes on is the one that was planned.
-            self._next_fit_is_planned = False
-            return
-        batches = self._batches_per_epoch
-        if self.comm.size > 1:
-            # The rank that has the most says how many steps there are.
-            own = tf.constant([-1 if batches is None else batches], tf.int64)
-            known = self.comm.gather(own, "control", "slipstream.planned").numpy()
-            batches = None if (known < 0).any() else int(known.max())
-        if batches is not None:
-            self._planned_steps += epochs * batches
-            self.tracker.plan(self._planned_steps)
-            self._begin_window()
-
     def record_losses(
         self,
         ids: Any,
@@ -388,18 +370,8 @@ class Slipstream(tf.train.experimental.PythonState):
         if isinstance(ids, Mapping):
             notes = take_notes(ids)[1]
             ids, skippable = notes.get(ID), notes.get(SKIPPABLE)
-        place = "Slipstream.record_losses"
-        if ids is None and self.needs_ids:
-            allowed = "the features that apply gave, or their 'id', where losses are remembered"
-            raise invalid("ids", None, place, allowed)
-        if labels is None and self.needs_labels:
-            allowed = (
-                "labels of clicks. A budget or an estimate of cost extends a learning curve of AUC "
-                "or log-loss, which takes one output with binary cross-entropy: leave it out for "
-                "other losses"
-            )
-            raise invalid("labels", None, place, allowed)
-        self._are_losses_told = True
+        misuse.require_told(self, ids, labels)
+        self.are_losses_told = True
         return self.tracker.classifier.record_losses(ids, losses, labels, skippable, weights)
 
     @property
@@ -419,7 +391,7 @@ class Slipstream(tf.train.experimental.PythonState):
         self.settle()
         return {
             "steps": self._steps,
-            "planned_steps": self._planned_steps,
+            "planned_steps": self.plan.steps,
             "tracker": self.tracker.state(),
         }
 
@@ -440,8 +412,8 @@ class Slipstream(tf.train.experimental.PythonState):
         self.settle()
         self.tracker.restore([state["tracker"] for state in states])
         self._begin_window()
-        self._steps, self._planned_steps = states[0]["steps"], states[0]["planned_steps"]
-        self._restored, self._next_fit_is_planned = None, self._planned_steps > 0
+        self._steps, self._restored = states[0]["steps"], None
+        self.plan.restore(states[0]["planned_steps"])
 
     def serialize(self) -> bytes:
         """Returns `state` as the bytes of an .npz file, for `tf.train.Checkpoint`."""
@@ -468,23 +440,23 @@ class Slipstream(tf.train.experimental.PythonState):
 
         For `keras.callbacks.BackupAndRestore`; `callback` does so where it is beside one.
         """
-        if self._layer is not None:
+        # The last: when its weights are loaded, the tables of the others are there.
+        for layer in self.layers[-1:]:
             is_included = is_backed_up and self.comm.size == 1
-            self._layer.include_engine(self if is_included else None)
+            layer.include_engine(self if is_included else None)
 
     def restore_backup(self, content: bytes) -> None:
         """Goes on from what `serialize` returned, in a `fit` that has told of its epochs."""
         self.deserialize(content)
-        self._next_fit_is_planned = False
+        self.plan.restore(self.plan.steps, is_in_fit=True)
 
-    def callback(self, log_dir: str | os.PathLike[str] | None = None) -> SaturationCallback:
-        """Returns a Keras callback that counts the steps of `fit`; one `fit` at a time.
+    @property
+    def callback(self) -> SaturationCallback:
+        """A new Keras callback that counts the steps of `fit`; one in a `fit`.
 
-        Args:
-            log_dir: folder for TensorBoard; None: that of a `keras.callbacks.TensorBoard` in the
-                same `fit`, if there is one. See `SaturationCallback`.
+        `callback(log_dir)` is one that writes for TensorBoard, too: see `SaturationCallback`.
         """
-        return SaturationCallback(self, log_dir)
+        return SaturationCallback(self)
 
     def step(self, steps: int = 1) -> WindowReport | None:
         """Counts trained steps of a loop of your own; ends the window if it is full.
@@ -500,7 +472,7 @@ class Slipstream(tf.train.experimental.PythonState):
             self._look_ahead.settle()
         if (report := self.tracker.step(steps)) is not None:
             self._begin_window()
-            self._warn_without_losses()
+            misuse.warn_at_window_end(self, report)
         return report
 
     def end_window(self) -> WindowReport:
@@ -512,6 +484,7 @@ class Slipstream(tf.train.experimental.PythonState):
         return report
 
     def _go_on(self, steps: int) -> None:
+        misuse.require_owner(self, self.store)
         self._steps += steps
         self._restored = None
 
@@ -521,13 +494,7 @@ class Slipstream(tf.train.experimental.PythonState):
         length = self.tracker.window_steps
         self._look_ahead.begin_window(length, length - self.tracker.steps_left)
 
-    def _warn_without_losses(self) -> None:
-        """Warns once if a window has ended to which no loss was told, where losses are needed."""
-        if self.needs_losses and not self._are_losses_told and len(self.tracker.reports) == 1:
-            nothing = "nothing is skipped" if self.settings.saves_by_losses else "no cost is known"
-            warn_without_losses(nothing)
-
     def _warn_without_steps(self) -> None:
         """Warns if no step was counted when two windows' worth of batches went through."""
         if self._steps == 0:
-            warn_without_steps(2 * self.tracker.window_steps)
+            misuse.warn_without_steps(2 * self.tracker.window_steps)

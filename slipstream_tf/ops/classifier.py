@@ -371,6 +371,11 @@ class InputClassifier:
         )
         return scores.numpy()
 
+    def counts(self) -> ClassifierCounts:
+        """Returns the counts of the present window, which goes on."""
+        numbers = self.export_window()["numbers"][: len(dataclasses.fields(ClassifierCounts))]
+        return ClassifierCounts(*map(int, numbers))
+
     def end_window(self) -> ClassifierCounts:
         """Returns the window's counts and starts the next window with an empty sample."""
         counts = _loader.library().slipstream_classifier_end_window(handle=self._handle)

@@ -5,7 +5,9 @@ NVIDIA's Sparse Operation Kit on GPUs.
 """
 
 from slipstream_tf.stores.base import EmbeddingStore, TrackedStore
+from slipstream_tf.stores.migration import from_embedding, rename_keys
 from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.stores.rows import TableRows
 from slipstream_tf.stores.sok import files as sok_files
 from slipstream_tf.stores.sok import hkv
 from slipstream_tf.stores.sok.embeddings import SokEmbeddingStore
@@ -19,8 +21,11 @@ __all__ = [
     "SokEmbeddingStore",
     "SokPooledStore",
     "SokStore",
+    "TableRows",
     "TrackedStore",
     "VariableStore",
+    "from_embedding",
     "hkv",
+    "rename_keys",
     "sok_files",
 ]

@@ -95,6 +95,11 @@ class TrackedStore:
     def follow(self, optimizer: Any) -> None:
         """Says which optimizer of the dense layers the tables' rates follow; see `Rates.follow`."""
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The stores that this one joins; mostly itself alone."""
+        return (self,)
+
     def size(self, table: str) -> int:
         """Returns the number of keys in a table."""
         raise NotImplementedError
@@ -215,6 +220,7 @@ class SavedStore(TrackedStore):
         flushes_with_next_step: whether deferred gradients cannot be applied at once: they leave
             with the gradients of the next step (`flush_with_next_step`).
         joins_parts: whether a table can be imported in parts; see `SokTables.joining_parts`.
+        writes_rows: whether single rows can be written and removed; see `NativeStore.write_rows`.
     """
 
     is_in_sok = False
@@ -222,6 +228,7 @@ class SavedStore(TrackedStore):
     defers_at_owners = False
     flushes_with_next_step = False
     joins_parts = False
+    writes_rows = False
 
     def _policy_of(self, table: str) -> UpdatePolicy:
         """The update policy of a table, as last set."""
@@ -260,6 +267,10 @@ class SavedStore(TrackedStore):
         """Returns the keys that can have no row."""
         self._require(table)
         return ()
+
+    def keys_of(self, table: str) -> np.ndarray:
+        """Returns int64 [n], the keys that have a row on this rank, ascending."""
+        return self.export_table(table, flush=False)["keys"]
 
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
         """Returns all of a table as arrays, sorted by key.

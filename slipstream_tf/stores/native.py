@@ -30,6 +30,7 @@ class NativeStore(EmbeddingStore):
     takes_tables_at_once = True
     collects_gradients = True
     forgets_flags = True
+    writes_rows = True
 
     def __init__(self, tables: Sequence[Table], optimizer: SparseOptimizer | None = None):
         """Makes empty tables.
@@ -142,6 +143,24 @@ class NativeStore(EmbeddingStore):
         """See `EmbeddingStore.gather`."""
         dim = self.tables[self._index_of(table)].dim
         return table_ops.gather(self._handle_of(table), keys, dim)
+
+    def keys_of(self, table: str) -> np.ndarray:
+        """See `SavedStore.keys_of`."""
+        return table_ops.keys(self._handle_of(table)).numpy()
+
+    def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Replaces the values of rows, and makes those of absent keys; see `ops.table.write`.
+
+        Args:
+            table: name of the table.
+            keys: int64 [n], each once.
+            rows: float32 [n, dim].
+        """
+        table_ops.write(self._handle_of(table), keys, rows)
+
+    def remove_rows(self, table: str, keys: np.ndarray) -> int:
+        """Removes the rows of keys int64 [n], and all about them; returns how many there were."""
+        return int(table_ops.remove(self._handle_of(table), keys))
 
     def measure(
         self, table: str, keys: Any, snapshot: tf.Tensor, metric: str

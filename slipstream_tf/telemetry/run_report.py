@@ -23,6 +23,7 @@ class RunReport:
         warmup_steps: steps before which nothing is saved; None: not known.
         steps: that were trained.
         dry_run: what would have been saved; None: it was no dry run.
+        present: what the present window has seen, in words; empty at its start.
     """
 
     settings: EngineSettings
@@ -30,6 +31,7 @@ class RunReport:
     warmup_steps: int | None
     steps: int
     dry_run: DryRunEstimate | None = None
+    present: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the totals, windows and estimate as JSON-serialisable values."""
@@ -40,6 +42,7 @@ class RunReport:
             "warmup_steps": self.warmup_steps,
             "dry_run": estimate,
             "why_nothing": self.why_nothing(),
+            "present_window": self.present,
         }
 
     def __str__(self) -> str:
@@ -54,6 +57,8 @@ class RunReport:
             lines += [f"- {line}" for line in self._lines(active)]
         if reason := self.why_nothing():
             lines.append(reason)
+        if self.present:
+            lines.append(self.present)
         if reports:
             lines.append(f"Window ends took {self.ledger.seconds:.2f} s.")
         text = "\n".join(lines)

@@ -24,19 +24,26 @@ import slipstream_tf as slip
 from slipstream_tf import disk
 
 HALF, BATCH, FIELDS, WINDOW = 45, 32, 3, 8
-COMMON = {"snapshot_interval": WINDOW, "warmup_steps": 0, "hot_budget_bytes": 1 << 12}
 # Half a run is no multiple of the window: checkpoints are taken in the midst of one.
 WAYS: dict[str, dict[str, Any]] = {
-    "none": {"skip": "none"},
-    "mask": {"skip": "gradients", "metric": "signal", "target_skip": 0.6, "revisit_every": 3},
-    "defer": {"skip": "defer", "defer_movement": 0.05, "defer_max_age": 20},
-    "inputs": {"skip": "inputs", "target_skip": 0.5, "keep_rate": 0.3, "guard_tolerance": 0.05},
-    "remembered": {
-        **{"skip": "inputs", "score": "remembered_loss", "target_skip": 0.4},
-        **{"loss_memory_bytes": 1 << 12, "max_skips": 3},
+    "none": {},
+    "mask": {
+        "policies": slip.MaskGradients(share=0.6),
+        "saturation": slip.Saturation(metric="signal", revisit_every=3),
     },
-    "both": {"skip": "both", "target_skip": 0.4, "keep_rate": 0.2, "defer_movement": 0.05},
-    "random": {"skip": "random", "random_shares": (0.1, 0.5, 0.3)},
+    "defer": {"policies": slip.DeferGradients(slip.Movement(0.05, max_age=20))},
+    "inputs": {
+        "policies": slip.SkipExamples(slip.RowDrift(), share=0.5, keep=0.3),
+        "budget": slip.LossGuard(0.05),
+    },
+    "remembered": {"policies": slip.SkipExamples(slip.LastLoss(memory=1 << 12), share=0.4)},
+    "both": {
+        "policies": [
+            slip.SkipExamples(slip.RowDrift(), share=0.4, keep=0.2),
+            slip.DeferGradients(slip.Movement(0.05)),
+        ]
+    },
+    "random": {"policies": slip.experiments.SkipAtRandom((0.1, 0.5, 0.3))},
 }
 RULES = {
     "mask": slip.optimizers.Adam(0.05),
@@ -73,9 +80,13 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
     rule = RULES.get(way, slip.optimizers.Adagrad(0.1, 0.0, 1e-8))
     embeddings = slip.keras.EmbeddingCollection(tables, rule)
     model = slip.models.DCNv2(embeddings, 2, 1, deep=[8])
-    config = slip.SaturationConfig(**{**COMMON, **WAYS[way]})
-    slipstream = slip.Slipstream(embeddings, config)
-    needs_ids = config.score == "remembered_loss"
+    slipstream = slip.Slipstream(
+        embeddings,
+        window=slip.Window(WINDOW, warmup=0),
+        hot_set=slip.HotSet(memory=1 << 12),
+        **WAYS[way],
+    )
+    needs_ids = slipstream.settings.needs_ids
     data = dataset(needs_ids)
     first = next(iter(data))[0]
     model({name: first[name] for name in ("keys", "dense")}, training=False)

@@ -22,7 +22,7 @@ def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("no Horovod: run `make horovod`")
     output, records = tmp_path / "results", tmp_path / "runs"
-    tiny = ("dim=4", "mlp=8", "bottom=8", "snapshot_interval=4")
+    tiny = ("dim=4", "mlp=8", "bottom=8", "window_steps=4")
     flags = [
         "--data=generated:2500", "--seeds=3", "--ranks=2", "--placements=sharded",
         "--global_batch=64", "--max_inputs=1600", "--runs=defer", f"--output={output}",
@@ -59,29 +59,36 @@ def test_every_network_run_has_flags_that_the_program_takes(
 ) -> None:
     network = load("network", monkeypatch)
     monkeypatch.setenv("HOROVOD_RANK", "0")
-    names = [*network.RUNS["sharded"], "defer_0.02_frozen_age500_bf16", "mask_frozen_0.1_25"]
+    names = [
+        *network.RUNS["sharded"],
+        "defer_0.02_frozen_age500_bf16",
+        "mask_frozen_0.1_25",
+        "plain_copies_0.01",
+    ]
     cases = network.plan(names, ["replicated", "sharded"], [2, 4])
     assert cases[0] == network.ALONE and len(cases) == len(set(cases))
     for case in cases[1:]:
         given = network.all_flags(case, "x", 0, 1024, {})
         assert given["batch_size"] * case.ranks == 1024
         values, found = train.make_flags().parse([f"--{k}={v}" for k, v in given.items()])
-        resolved = settings.resolve(values, found, lambda _: "globo")
+        resolved = settings.resolve(values, found, lambda _: "globo", train.make_flags())
         assert resolved.placement == case.placement
         assert (resolved.wire_dtype == "bfloat16") == case.run.endswith("bf16")
+        has_replicas = "frozen" in case.run or "copies" in case.run
+        assert ("cache_rows" in resolved.policies) == has_replicas
         if case.run.startswith("plain"):
-            assert resolved.track and resolved.snapshot_interval == 100
-        elif case.placement == "sharded":
-            assert (resolved.engine.get("freeze_drift") != 0) == ("frozen" in case.run)
+            assert resolved.window_steps == 100 and resolved.watch == (not has_replicas)
     assert network.flags_of("defer_0.015", "replicated")["defer_movement"] == "0.015"
     read_only = network.flags_of("frozen_0.1_25", "sharded")
-    assert (read_only["freeze_drift"], read_only["snapshot_interval"]) == ("0.1", "25")
-    assert network.flags_of("unwatched", "sharded").get("track") is None
+    assert read_only["policies"] == "defer_gradients,cache_rows"
+    assert (read_only["cache_max_drift"], read_only["window_steps"]) == ("0.1", "25")
+    assert network.flags_of("unwatched", "sharded").get("watch") is None
     for name in (
         "deferred",
         "defer_packed",
         "unwatched_copies_0.1",
         "plain_frozen",
+        "defer_frozen_copies_0.01",
         "mask_age20",
         "defer_0.01_fp16",
     ):
@@ -109,20 +116,19 @@ def test_plain_training_does_not_pay_for_its_windows(monkeypatch: pytest.MonkeyP
     ends = ((4, 7.0), (8, 1.0), (12, 2.0), (16, 0.0), (20, 3.0), (24, 4.0), (25, 9.0))
     record: dict[str, Any] = {
         "inputs": {"trained": 1600},
-        "settings": {"batch_size": 32, "snapshot_interval": 4, "copy_movement": None},
+        "settings": {"batch_size": 32, "window_steps": 4, "policies": []},
         "ranks": {"size": 2},
         "seconds_per_step_after_warmup": 1.5,
         "windows": [{"step": step, "seconds": seconds} for step, seconds in ends],
-        "engine": {"skip": "none", "warmup_steps": 5},
+        "engine": {"window": {"config": {"warmup": 5}}},
     }
     assert report.seconds_per_step(record) == pytest.approx(1.0)
     record["windows"].pop()
     assert report.seconds_per_step(record) == pytest.approx(1.0)
-    record["settings"]["copy_movement"] = 0.01
-    assert report.seconds_per_step(record) == 1.5
-    record["engine"]["skip"], record["settings"]["copy_movement"] = "defer", None
-    assert report.seconds_per_step(record) == 1.5
+    for policies in (["cache_rows"], ["defer_gradients"]):
+        record["settings"]["policies"] = policies
+        assert report.seconds_per_step(record) == 1.5
     # A window that is longer than training.
     record["windows"] = [{"step": 25, "seconds": 9.0}]
-    record["engine"]["skip"], record["settings"]["snapshot_interval"] = "none", 100
+    record["settings"].update(policies=[], window_steps=100)
     assert report.seconds_per_step(record) == 1.5

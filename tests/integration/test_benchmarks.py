@@ -83,7 +83,9 @@ def test_every_run_has_flags_that_the_program_takes(monkeypatch: pytest.MonkeyPa
             given = skipping.flags_of(run, "x", 0, skipping.COMMON[name])
             texts = [f"--{flag}={value}" for flag, value in given.items()]
             values, names = train.make_flags().parse(texts)
-            resolved = settings.resolve(values, names, lambda _, name=name: name)
+            resolved = settings.resolve(
+                values, names, lambda _, name=name: name, train.make_flags()
+            )
             ranks = run.flags.get("simulated_ranks", 1)
             assert resolved.engine.get("simulated_ranks", 1) == ranks
             assert skipping.skipping_report.baseline(ranks) in {other.name for other in runs}
@@ -95,7 +97,7 @@ def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path)
     done = run_benchmark(
         "watching_cost.py",
         "--quick",
-        "--skips=gradients",
+        "--policies=mask_gradients",
         "--metrics=signal",
         f"--output={tmp_path}",
         warm=warm,
@@ -109,14 +111,14 @@ def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path)
         assert ratio == pytest.approx(watched / plain, rel=0.01)
     assert times["± of all windows"] > 0
     assert 0 < memory["snapshots"] <= memory["budget"]
-    assert 0 <= memory["deferred sums"] <= memory["their budget"]
+    assert 0 <= memory["deferred gradients"] <= memory["their budget"]
     claims = claims_of(tmp_path, "watching_cost")
-    assert claims["gradients_signal"]["target"] == 1.02 and claims["gradients_signal"]["n"] == 2
-    assert claims["gradients_signal_share_of_budget"]["value"] < 1
+    claim = claims["mask_gradients_signal"]
+    assert claim["target"] == 1.02 and claim["n"] == 2
+    assert claims["mask_gradients_signal_share_of_budget"]["value"] < 1
     # Windows of 12 steps: an end costs less of a longer one, and more than nothing.
     whole, without = times["watched / plain"], times["without windows' ends"]
-    at_default = claims["gradients_signal"]["value"]
-    assert sum(without) / 2 < at_default < sum(whole) / 2
+    assert sum(without) / 2 < claim["value"] < sum(whole) / 2
 
 
 @pytest.mark.slow
@@ -277,7 +279,7 @@ def test_stream_compares_predictions_made_before_training(warm: list[str], tmp_p
     np.savez(tmp_path / "globo_clicks.npz", **arrays)
     flags = (f"--data={tmp_path / 'globo_clicks.npz'}", f"--output={tmp_path}", "--seeds=0")
     done = run_benchmark("stream.py", *flags, "--runs=inputs,mask", "--train_flag=batch_size=64",
-                         "--train_flag=snapshot_interval=10", f"--records={tmp_path / 'runs'}",
+                         "--train_flag=window_steps=10", f"--records={tmp_path / 'runs'}",
                          warm=warm)  # fmt: skip
     assert done.returncode == 0, done.stderr
     plain, inputs, mask = rows_of(tmp_path, "stream")
@@ -448,20 +450,21 @@ def test_gpu_launchers_compile(tmp_path: Path) -> None:
 
 def test_segregated_training_trains_every_input_once(tmp_path: Path) -> None:
     arguments = ["--data=generated:3000", *(f"--{flag}" for flag in TINY), "--segregate"]
-    arguments += ["--hot_budget_mb=0.05", f"--output={tmp_path}"]
+    arguments += ["--hot_set_memory=50KiB", f"--output={tmp_path}"]
     assert run_program(train.make_flags(), train.main, arguments) == 0
     record = json.loads((tmp_path / "metrics.json").read_text())
     assert record["inputs"]["trained"] == record["inputs"]["seen"] == 3000
-    assert record["settings"]["segregate"] and record["settings"]["hot_budget_mb"] == 0.05
+    engine = {"hot_set_memory": "50KiB"}
+    assert record["settings"]["segregate"] and record["settings"]["engine"] == engine
 
 
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
-        (("--segregate", "--skip=inputs"), "--skip=none and --control=none"),
-        (("--simulated_ranks=2",), "or --track"),
-        (("--track", "--shadow"), "with --skip=none"),
-        (("--segregate", "--hot_budget_mb=1e-7"), "`budget_bytes`: 0"),
+        (("--segregate", "--policies=skip_examples"), "no --policies and --control=none"),
+        (("--simulated_ranks=2",), "or --watch"),
+        (("--watch", "--dry_run"), "no --policies"),
+        (("--segregate", "--hot_set_memory=0"), "bytes above 0"),
     ],
 )
 def test_flags_of_the_baselines_that_do_nothing_are_refused(

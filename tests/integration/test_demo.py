@@ -1,4 +1,4 @@
-"""slipstream-demo: its four runs, its verdict, and the data that it chooses."""
+"""slipstream-demo: its speed, dry run and four runs, its verdict, and the data that it chooses."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from slipstream_tf.cli import demo
+from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.program import run_program
 
 
@@ -25,7 +26,7 @@ def fixture_demo_output(
         f"import sys; sys.path[:] = {sys.path!r}; "
         "from slipstream_tf.cli.demo import entry_point; entry_point()"
     )
-    flags = ["--quick", f"--output={folder}", "--alpha=0.6", "--target_skip=0.6"]
+    flags = ["--quick", f"--output={folder}", "--skip_alpha=0.6", "--skip_share=0.6"]
     environment = {**os.environ, "WARM_PYTHON": str(Path(warm[-1]) / "python")}
     result = subprocess.run(
         [sys.executable, *warm, "-c", code, *flags],
@@ -38,13 +39,40 @@ def fixture_demo_output(
     return result.stdout, json.loads((folder / "demo.json").read_text())
 
 
-def test_demo_prints_four_rows_and_a_sentence(demo_output: tuple[str, dict[str, Any]]) -> None:
+def test_demo_tells_the_layers_speed_then_the_dry_run_then_the_comparison(
+    demo_output: tuple[str, dict[str, Any]],
+) -> None:
     text, record = demo_output
-    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
-    for name in ("plain", "paper", "random", "stop"):
-        assert rows[name][1] == f"{record['runs'][name]['test']['auc']:.4f}"
-    assert "generated" in text.splitlines()[0]
-    assert record["verdict"] in text
+    speed = record["speed"]
+    assert set(speed) == {"rows", "dim", "batch_size", "keras", "slipstream"}
+    parts = [
+        demo.speed_words(**speed),
+        "Data: generated:30000",
+        "A dry run saves nothing",
+        record["runs"]["plain"]["report"],
+        "It is a baseline, and expected to lose",
+        demo.comparison(record["runs"]),
+        record["verdict"],
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "You would have saved, after the warm-up," in parts[3]
+
+
+def test_demo_prints_a_row_per_run(demo_output: tuple[str, dict[str, Any]]) -> None:
+    text, record = demo_output
+    for name, label in demo.LABELS.items():
+        (row,) = (line for line in text.splitlines() if line.startswith(f"{label}  "))
+        auc = record["runs"][name]["test"]["auc"]
+        assert row.removeprefix(label).split()[0] == f"{auc:.4f}"
+
+
+def test_speed_words_tell_both_layers_in_the_same_unit() -> None:
+    words = demo.speed_words(1_000_000, 32, 512, keras=0.1, slipstream=0.002)
+    rows = {line.split()[0]: line.split()[1:] for line in words.splitlines() if line}
+    assert rows["keras.layers.Embedding"] == ["100.00", "5,120"]
+    assert rows["slip.keras.Embedding"] == ["2.00", "256,000"]
+    assert "1,000,000 x 32" in words and "50 times as fast" in words
 
 
 def test_demo_runs_are_the_same_experiment(demo_output: tuple[str, dict[str, Any]]) -> None:
@@ -56,9 +84,18 @@ def test_demo_runs_are_the_same_experiment(demo_output: tuple[str, dict[str, Any
         assert len({str(run["settings"][name]) for run in runs.values()}) == 1
 
 
-def test_demo_passes_on_why_a_run_was_refused(tmp_path: Path) -> None:
+def test_demo_refuses_data_before_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(demo, "_speed")
     flags = [f"--data={tmp_path / 'nowhere.npz'}", f"--output={tmp_path}"]
     assert run_program(demo.make_flags(), demo.main, flags) == 2
+
+
+def test_demo_passes_on_why_a_run_was_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="A run was refused, see above"):
+        demo._train({"data": "nowhere.npz"})
+    assert "Invalid flag --data=nowhere.npz" in capfd.readouterr().err
 
 
 def _records(plain: float, paper: float, random: float, stop: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The examples run, are short, and show that inputs were skipped."""
+"""The examples run, are short, and show what was saved, or would have been."""
 
 from __future__ import annotations
 
@@ -24,12 +24,33 @@ def test_examples_are_short(path):
     assert len(path.read_text().splitlines()) < 100
 
 
-@pytest.mark.parametrize("name", ["quickstart.py", "own_training_loop.py"])
-def test_example(name, capsys):
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-    totals = [line for line in capsys.readouterr().out.splitlines() if "inputs skipped (" in line]
-    assert len(totals) == 1
-    assert not totals[0].startswith("0 of")
+def test_a_loop_of_ones_own_skips(capsys):
+    runpy.run_path(str(EXAMPLES / "own_training_loop.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    (total,) = (line for line in lines if "examples skipped (" in line)
+    assert not total.startswith("0 of")
+
+
+def would_save(text):
+    """What a dry run would have saved, by what it is of."""
+    told = re.findall(r"^- ([\d,]+) of [\d,]+ (gradient rows|examples) \(", text, re.MULTILINE)
+    return {what: int(count.replace(",", "")) for count, what in told}
+
+
+def test_quickstart_tells_its_speed_and_what_could_be_saved(capsys):
+    runpy.run_path(str(EXAMPLES / "quickstart.py"), run_name="__main__")
+    text = capsys.readouterr().out
+    assert re.search(r"^[\d,]+ examples per second", text, re.MULTILINE)
+    saved = would_save(text)
+    assert set(saved) == {"gradient rows", "examples"} and min(saved.values()) > 0
+
+
+def test_speed_tells_both_layers_and_their_ratio(warm):
+    keras, ours = run_example(warm, "speed.py", "3000").splitlines()[-2:]
+    pattern = r"([\d.]+) ms a step, (?:table of 3,000 x 32|(\d+) times as fast)"
+    (theirs, _), (own, ratio) = (re.search(pattern, line).groups() for line in (keras, ours))
+    assert keras.startswith("keras.layers.Embedding:") and float(own) > 0
+    assert int(ratio) == pytest.approx(float(theirs) / float(own), abs=0.6, rel=0.02)
 
 
 def run_example(warm, name, *arguments, launcher=(), **variables):
@@ -62,6 +83,15 @@ def test_examples_that_run_say_how(path):
     assert f"`{path.name}`" in (EXAMPLES / "README.md").read_text()
 
 
+def test_rows_by_hand(capsys):
+    runpy.run_path(str(EXAMPLES / "rows.py"), run_name="__main__")
+    text = capsys.readouterr().out
+    assert "rows of the Keras embedding: 50\n" in text and "100 steps: 0.090\n" in text
+    assert "rows removed: 2\n" in text and "items now: 49" in text and "renamed: 1\n" in text
+    before, after = map(float, re.search(r"loss .*: ([\d.]+), then ([\d.]+)", text).groups())
+    assert after < before
+
+
 def test_parquet_files_are_trained_from(tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import parquet_input
@@ -71,8 +101,7 @@ def test_parquet_files_are_trained_from(tmp_path, capsys, monkeypatch):
     parquet_input.main()
     text = capsys.readouterr().out
     assert auc_in(text) > 0.7 and "clicks-002.parquet" in text
-    (total,) = [line for line in text.splitlines() if "inputs skipped (" in line]
-    assert not total.startswith("0 of")
+    assert min(would_save(text).values()) > 0
     # What was read is in the batches, none of it lost at a file's or a batch's end.
     (features, label), *rest = parquet_input.open_shards([tmp_path / "clicks-000.parquet"], 1000)
     assert len(label) + sum(len(label) for _, label in rest) == 12_345
@@ -97,6 +126,12 @@ def test_keras_embeddings_on_ranks(ranks, warm):
     assert ("'deferred': 0" in text or "'deferred'" not in text) is (ranks == 1)
 
 
+def test_a_sequence_model_learns_what_comes_next(capsys):
+    runpy.run_path(str(EXAMPLES / "sequence_model.py"), run_name="__main__")
+    text = capsys.readouterr().out
+    assert auc_in(text) > 0.9 and "500 items" in text
+
+
 def test_a_killed_run_ends_as_one_that_was_not(warm):
     lines = run_example(warm, "resume.py", WARM_PYTHON=f"{warm[-1]}/python").splitlines()
     starts = [line for line in lines if line.startswith("starts at step")]
@@ -108,10 +143,10 @@ def test_a_killed_run_ends_as_one_that_was_not(warm):
     assert first == second
 
 
-def test_a_report_of_shadow_mode(warm, tmp_path):
+def test_a_report_of_a_dry_run(warm, tmp_path):
     pytest.importorskip("matplotlib")
-    text = run_example(warm, "shadow_report.py", str(tmp_path), "generated:20000")
-    for part in ("You would have saved", "at an estimated cost of", "To switch on", "inputs: "):
+    text = run_example(warm, "dry_run_report.py", str(tmp_path), "generated:20000")
+    for part in ("You would have saved", "at an estimated cost of", "To switch on", "examples: "):
         assert part in text
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
     assert list((tmp_path / "report" / "png").iterdir())

@@ -10,6 +10,7 @@ import tensorflow as tf
 import slipstream_tf as slip
 from slipstream_tf.distributed import DistributedGradientTape
 from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores import VariableStore
 
@@ -234,11 +235,11 @@ def test_bad_arguments():
 def test_tracker_watches_an_embedding_layer():
     """Hot set, snapshot and drift come from the store; the keys to mask are set by hand here."""
     training = Training(keras.optimizers.Adagrad(0.1))
-    config = slip.SaturationConfig(
-        skip="none", snapshot_interval=4, hot_budget_bytes=10 * DIM * 4, warmup=0.0
+    settings = EngineSettings(
+        window=slip.Window(4, warmup=0), hot_set=slip.HotSet(memory=10 * DIM * 4)
     )
     specs = [FeatureSpec("item", "item")]
-    tracker = SaturationTracker(training.store, config, specs)
+    tracker = SaturationTracker(training.store, settings, specs)
     for seed in range(8):
         training.run(1, seed=seed, has_duplicates=True)
         tracker.step()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import SaturationConfig, Slipstream
+import slipstream_tf as slip
 from slipstream_tf.distributed import (
     DistributedGradientTape,
     DistributedOptimizer,
@@ -19,7 +19,7 @@ from slipstream_tf.stores.variable import VariableStore
 USERS, ITEMS, DIM, BATCH, STEPS = 200, 100, 4, 64, 120
 
 
-def train(**settings):
+def train(*policies, dry_run=False):
     """Fits a product of embeddings to labels that popular keys soon get right."""
     keras.utils.set_random_seed(1)
     layers = {
@@ -33,14 +33,13 @@ def train(**settings):
     optimizer.build(variables)
     tables = {name: layer.embeddings for name, layer in layers.items()}
     store = VariableStore(tables, optimizer)
-    config = SaturationConfig(
-        snapshot_interval=10,
-        target_skip=0.6,
-        hot_budget_bytes=40 * DIM * 4,
-        reservoir_size=500,
-        **{"warmup_steps": 30, **settings},
+    slipstream = slip.Slipstream(
+        store,
+        policies,
+        window=slip.Window(10, warmup=30, sample=500),
+        hot_set=slip.HotSet(memory=40 * DIM * 4),
+        dry_run=dry_run,
     )
-    slipstream = Slipstream(store, config)
 
     @tf.function
     def step(keys, label):
@@ -64,41 +63,42 @@ def train(**settings):
 
 
 def test_gradients_of_saturated_keys_are_masked_after_the_warm_up():
-    slipstream, _ = train(skip="gradients")
+    slipstream, _ = train(slip.MaskGradients(share=0.6))
     reports = slipstream.tracker.reports
     masked = [sum(table.rows.masked for table in report.tables) for report in reports]
     assert len(reports) == STEPS // 10
     assert masked[:3] == [0, 0, 0] and sum(masked[4:]) > 0
     assert all(report.rows_offered >= report.rows_sent for report in reports)
-    assert "masked" in slipstream.summary()
+    assert "masked" in str(slipstream.report())
 
 
-def test_shadow_mode_trains_like_no_skipping():
-    shadow, rows = train(skip="gradients", shadow=True)
-    _, plain_rows = train(skip="none")
+def test_a_dry_run_trains_plainly():
+    dry_run, rows = train(slip.MaskGradients(share=0.6), dry_run=True)
+    _, plain_rows = train()
     for mine, plain in zip(rows, plain_rows, strict=True):
         np.testing.assert_array_equal(mine, plain)
-    assert sum(table.rows.masked for r in shadow.tracker.reports for table in r.tables) > 0
+    assert sum(table.rows.masked for r in dry_run.tracker.reports for table in r.tables) > 0
 
 
-@pytest.mark.parametrize("trigger", ["movement", "interval"])
-def test_gradients_are_deferred_after_the_warm_up(trigger):
-    settings = {"skip": "defer", "defer_trigger": trigger, "defer_movement": 0.002}
-    slipstream, rows = train(**settings)
+@pytest.mark.parametrize(
+    "until", [slip.Movement(0.002), slip.Interval(share=0.6)], ids=["movement", "interval"]
+)
+def test_gradients_are_deferred_after_the_warm_up(until):
+    slipstream, rows = train(slip.DeferGradients(until))
     deferred = [sum(table.rows.held for table in r.tables) for r in slipstream.tracker.reports]
     assert deferred[:3] == [0, 0, 0] and sum(deferred[4:]) > 0
-    assert "have been sent" in slipstream.summary()
+    assert "have been sent" in str(slipstream.report())
     store = slipstream.store
     waiting = sum(store.deferred_rows().values())
     assert waiting > 0
     assert flush_held(slipstream, store.optimizer) == waiting
-    _, plain_rows = train(skip="none")
+    _, plain_rows = train()
     for mine, plain in zip(rows, plain_rows, strict=True):
         assert np.abs(mine - plain).max() < 0.3
-    shadow, shadow_rows = train(**settings, shadow=True)
-    for mine, plain in zip(shadow_rows, plain_rows, strict=True):
+    dry_run, unsaved_rows = train(slip.DeferGradients(until), dry_run=True)
+    for mine, plain in zip(unsaved_rows, plain_rows, strict=True):
         np.testing.assert_array_equal(mine, plain)
-    assert sum(t.rows.held for r in shadow.tracker.reports for t in r.tables) > 0
+    assert sum(t.rows.held for r in dry_run.tracker.reports for t in r.tables) > 0
 
 
 def test_fit_applies_what_is_held_at_each_epochs_end():
@@ -109,10 +109,12 @@ def test_fit_applies_what_is_held_at_each_epochs_end():
     store = VariableStore({"item": layer.embeddings})
     # Adam's movement is not known: by interval.
     optimizer = DistributedOptimizer(keras.optimizers.Adam(0.01), SingleProcess(), store)
-    config = SaturationConfig(
-        skip="defer", defer_trigger="interval", threshold=1.0, warmup_steps=0, snapshot_interval=4
+    slipstream = slip.Slipstream(
+        store,
+        slip.DeferGradients(slip.Interval()),
+        window=slip.Window(4, warmup=0),
+        saturation=slip.Saturation(threshold=1.0),
     )
-    slipstream = Slipstream(store, config)
     model.compile(optimizer, "mse")
     waiting = []
     watch = keras.callbacks.LambdaCallback(

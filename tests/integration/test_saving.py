@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import Retention, SaturationConfig, Slipstream, Table, initializers, optimizers
+from slipstream_tf import (
+    LastLoss,
+    MaskGradients,
+    Retention,
+    Saturation,
+    SkipExamples,
+    Slipstream,
+    Table,
+    Window,
+    initializers,
+    optimizers,
+)
 from slipstream_tf.checkpoint.store_state import kept_apart
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -180,15 +191,15 @@ def test_a_layer_alone_in_a_checkpoint(tmp_path):
 
 
 def test_remembered_losses_are_in_a_checkpoint(tmp_path):
-    settings = SaturationConfig(score="remembered_loss", warmup_steps=0, loss_memory_bytes=1 << 12)
+    policy, window = SkipExamples(LastLoss(memory=1 << 12)), Window(warmup=0)
     model = make_model()
-    trained = Slipstream(model.get_layer("tables"), settings)
+    trained = Slipstream(model.get_layer("tables"), policy, window)
     ids = np.array([3, -7, 1 << 60])
     trained.record_losses(ids, [0.5, 0.25, 1.0], [1, 0, 1])
     saved = tf.train.Checkpoint(model=model, losses=trained.loss_memory).save(tmp_path / "ckpt")
 
     other = make_model(seed=1)
-    resumed = Slipstream(other.get_layer("tables"), settings)
+    resumed = Slipstream(other.get_layer("tables"), policy, window)
     resumed.record_losses(np.array([99]), [9.0], [1])
     tf.train.Checkpoint(model=other, losses=resumed.loss_memory).restore(saved)
     expected = trained.tracker.classifier.export_memory()
@@ -215,17 +226,16 @@ def test_a_checkpoint_holds_what_was_deferred(tmp_path):
 
 @pytest.mark.parametrize("first", ["slipstream", "model"])
 def test_the_engine_goes_on_from_a_checkpoint_as_if_never_stopped(first, tmp_path):
-    settings = SaturationConfig(
-        skip="gradients", metric="signal", warmup_steps=0, snapshot_interval=4, target_skip=0.6
-    )
+    policy, window = MaskGradients(share=0.6), Window(4, warmup=0)
     rule = optimizers.Adagrad(0.1)
 
     def make():
         model = make_model(optimizer=rule)
-        slipstream = Slipstream(model.get_layer("tables"), settings)
+        layer, saturation = model.get_layer("tables"), Saturation(metric="signal")
+        slipstream = Slipstream(layer, policy, window, saturation=saturation)
         # In the order of their names: TensorFlow restores one or the other first.
         names = ("a", "b") if first == "slipstream" else ("b", "a")
-        tracked = dict(zip(names, (slipstream, model.get_layer("tables")), strict=True))
+        tracked = dict(zip(names, (slipstream, layer), strict=True))
         return model, slipstream, tf.train.Checkpoint(model=model, **tracked)
 
     def run(model, slipstream, begin, end):
@@ -275,16 +285,14 @@ class Stop(keras.callbacks.Callback):
 
 
 def test_backup_and_restore_takes_the_engine_along(tmp_path):
-    settings = SaturationConfig(
-        skip="gradients", planned_steps=40, warmup=0.1, snapshot_interval=4, target_skip=0.6
-    )
+    policy, window = MaskGradients(share=0.6), Window(4, warmup=0.1, planned_steps=40)
     keys = (np.random.default_rng(5).zipf(1.5, (160, 2)) % 12).astype(np.int64)
     data = tf.data.Dataset.from_tensor_slices((keys, np.ones((160, 1), np.float32))).batch(16, True)
 
     def run(backup, *callbacks):
         keras.utils.set_random_seed(0)
         model = make_model(optimizer=optimizers.Adagrad(0.1))
-        slipstream = Slipstream(model.get_layer("tables"), settings)
+        slipstream = Slipstream(model.get_layer("tables"), policy, window)
         model.compile(optimizer="adagrad", loss="mse")
         keras_backup = keras.callbacks.BackupAndRestore(str(backup))
         # An epoch is whole: the backup is of its end.

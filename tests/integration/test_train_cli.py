@@ -21,7 +21,10 @@ from slipstream_tf.cli.settings import resolve
 from slipstream_tf.inputs.readers import movielens
 
 SMALL = ("--data=generated:18000", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8")
-SKIPPING = ("--skip=inputs", "--alpha=0.6", "--target_skip=0.6", "--snapshot_interval=6")
+SKIPPING = ("--policies=skip_examples", "--skip_alpha=0.6", "--skip_share=0.6", "--window_steps=6")
+SKIPS, DEFERS, MASKS = (
+    f"--policies={policy}" for policy in ("skip_examples", "defer_gradients", "mask_gradients")
+)
 Train = Callable[..., dict[str, Any]]
 
 
@@ -36,6 +39,16 @@ def sample(name: str) -> Path:
     if not path.is_file():
         pytest.skip(f"no {name} in $SLIPSTREAM_DATA or ../shared/data")
     return path
+
+
+def policies_of(record: dict[str, Any]) -> list[str]:
+    """Returns the class names of a run's policies."""
+    return [policy["class_name"] for policy in record["engine"]["policies"]]
+
+
+def warmup_of(record: dict[str, Any]) -> Any:
+    """Returns the warm-up of a run's windows, in steps."""
+    return record["engine"]["window"]["config"]["warmup"]
 
 
 @pytest.fixture(name="run_train")
@@ -94,7 +107,7 @@ def test_same_seed_gives_the_same_model_and_another_does_not(run_train: Train) -
 
 def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
     # Where gradients are deferred, an evaluation flushes them.
-    flags = (*SMALL, "--track", "--snapshot_interval=6", "--max_inputs=8000")
+    flags = (*SMALL, "--watch", "--window_steps=6", "--max_inputs=8000")
     without, record = run_train(*flags), run_train(*flags, "--evaluate_every=7", name="watched")
     for name in ("test", "inputs", "rows", "gradient_rows"):
         assert record[name] == without[name]
@@ -125,7 +138,7 @@ def test_the_points_along_a_long_run_are_thinned(run_train: Train) -> None:
 
 def test_tensorboard_gets_every_window_but_the_last(run_train: Train, tmp_path: Path) -> None:
     folder = tmp_path / "board"
-    record = run_train(*SMALL, "--track", "--snapshot_interval=20", f"--tensorboard={folder}")
+    record = run_train(*SMALL, "--watch", "--window_steps=20", f"--tensorboard={folder}")
     (path,) = (folder / "slipstream").iterdir()
     steps = {
         event.step
@@ -146,15 +159,15 @@ def test_skipping_run_and_its_controls_account_for_every_input(run_train: Train)
     assert sum(w["inputs_seen"] for w in windows) == inputs["seen"]
     assert any(w["threshold"] > 0 and w["saturated_share"] > 0 for w in windows)
     # A quarter of the steps: 18,000 inputs / 256 per step / 4.
-    assert paper["engine"]["warmup_steps"] == 18
+    assert warmup_of(paper) == 18
     assert all(not w["inputs_skipped"] for w in windows if w["is_warming_up"])
 
     match = f"--match={Path(paper['flags']['output']) / 'metrics.json'}"
     random = run_train("--control=random", match, name="random")
-    assert random["settings"]["alpha"] == 0.6 and random["settings"]["dim"] == 4
+    assert random["settings"]["skip_alpha"] == 0.6 and random["settings"]["dim"] == 4
     assert random["inputs"]["seen"] == 18_000
     assert random["inputs"]["trained"] == pytest.approx(inputs["trained"], rel=0.05)
-    assert random["engine"]["skip"] == "random" and random["engine"]["warmup_steps"] == 18
+    assert policies_of(random) == ["SkipAtRandom"] and warmup_of(random) == 18
 
     stop = run_train("--control=stop", match, name="stop")
     assert stop["inputs"]["trained"] == stop["inputs"]["seen"] == inputs["trained"]
@@ -163,11 +176,11 @@ def test_skipping_run_and_its_controls_account_for_every_input(run_train: Train)
 def test_epochs_limits_tracking_and_a_step_warmup(run_train: Train) -> None:
     record = run_train(
         "--data=generated:1800", "--model=dcn", "--cross_layers=1", "--mlp=", "--dim=2",
-        "--epochs=3", "--max_inputs=5001", "--batch_size=500", "--track", "--warmup_steps=3",
-        "--snapshot_interval=2", "--precision=mixed_bfloat16", "--rows_optimizer=rowwise_adagrad",
+        "--epochs=3", "--max_inputs=5001", "--batch_size=500", "--watch", "--warmup_steps=3",
+        "--window_steps=2", "--precision=mixed_bfloat16", "--rows_optimizer=rowwise_adagrad",
     )  # fmt: skip
     assert record["inputs"]["seen"] == record["inputs"]["trained"] == 5_001
-    assert record["engine"]["skip"] == "none" and record["engine"]["warmup_steps"] == 3
+    assert policies_of(record) == [] and warmup_of(record) == 3
     # The eleventh step has one input, which came in together with those of the tenth.
     assert [w["step"] for w in record["windows"]][:5] == [2, 4, 6, 8, 10]
     assert any(w["threshold"] > 0 for w in record["windows"])
@@ -191,8 +204,8 @@ def test_deepfm_and_an_export(run_train: Train, tmp_path: Path) -> None:
 
 def test_deferred_gradients_of_simulated_ranks(run_train: Train) -> None:
     record = run_train(
-        *SMALL, "--max_inputs=9000", "--skip=defer", "--simulated_ranks=4", "--defer_movement=0.01",
-        "--snapshot_interval=6",
+        *SMALL, "--max_inputs=9000", "--policies=defer_gradients", "--simulated_ranks=4",
+        "--defer_movement=0.01", "--window_steps=6",
     )  # fmt: skip
     assert record["inputs"]["trained"] == record["inputs"]["seen"] == 9_000
     rows = record["gradient_rows"]
@@ -201,51 +214,59 @@ def test_deferred_gradients_of_simulated_ranks(run_train: Train) -> None:
         assert counts["sent"] < counts["offered"] and counts["masked"] == 0
         # What is not sent is in a sum that is, or waits in one. The evaluation flushed the rest.
         assert counts["pending"] == 0 < counts["flushed"]
-    assert record["engine"]["skip"] == "defer" and record["engine"]["simulated_ranks"] == 4
+    assert policies_of(record) == ["DeferGradients", "SimulatedRanks"]
     assert record["settings"]["engine"] == {"simulated_ranks": 4, "defer_movement": 0.01}
-    assert "been sent" in record["summary"]
+    assert "been sent" in record["report"]
 
 
 def test_remembered_losses_over_epochs_keep_the_account(run_train: Train) -> None:
     record = run_train(
         "--data=generated:6000", "--batch_size=200", "--dim=4", "--mlp=8", "--bottom=8",
-        "--epochs=3", "--skip=inputs", "--score=remembered_loss", "--max_skips=2", "--alpha=0.6",
-        "--target_skip=0.5", "--saturated_share=1", "--snapshot_interval=6",
+        "--epochs=3", "--policies=skip_examples", "--skip_by=last_loss", "--max_skips=2",
+        "--skip_alpha=0.6", "--skip_share=0.5", "--window_steps=6",
     )  # fmt: skip
     inputs, windows = record["inputs"], record["windows"]
     assert inputs["seen"] == 18_000 == inputs["trained"] + inputs["skipped"]
     assert inputs["skipped"] == sum(w["inputs_skipped"] for w in windows) > 500
     assert any(w["inputs_kept"] for w in windows), "inputs return after their skips"
-    assert windows[-1]["loss_threshold"] > 0 and windows[-1]["log_loss"] > 0
-    assert "inputs (" in record["summary"]
+    assert windows[-1]["policies"]["SkipExamples"]["loss_threshold"] > 0
+    assert windows[-1]["log_loss"] > 0
+    assert "examples (" in record["report"]
 
 
 @pytest.mark.parametrize(
     ("flags", "name", "needs"),
     [
-        (("--skip=defer", "--score=drift"), "score", "--skip=inputs"),
-        (("--skip=inputs", "--max_skips=3"), "max_skips", "--score=remembered_loss"),
-        (("--skip=inputs", "--saturated_share=1"), "saturated_share", "--score=remembered_loss"),
-        (("--skip=gradients", "--keep_rate=0.1"), "keep_rate", "--skip=inputs"),
-        (("--skip=inputs", "--defer_steps=3"), "defer_steps", "--defer_trigger=interval"),
-        (("--skip=defer", "--defer_steps=3"), "defer_steps", "--defer_trigger=interval"),
+        ((DEFERS, "--skip_by=row_drift"), "skip_by", SKIPS),
+        ((SKIPS, "--skip_by=row_drift", "--max_skips=3"), "max_skips", "--skip_by=last_loss"),
+        ((SKIPS, "--saturated_share=1"), "saturated_share", "--skip_by=last_loss"),
+        ((MASKS, "--skip_keep=0.1"), "skip_keep", SKIPS),
+        ((SKIPS, "--defer_steps=3"), "defer_steps", "--defer_until=interval"),
+        ((DEFERS, "--defer_steps=3"), "defer_steps", "--defer_until=interval"),
         (
-            ("--skip=defer", "--defer_trigger=interval", "--defer_movement=1"),
-            "defer_movement", "--defer_trigger=movement",
+            (DEFERS, "--defer_until=interval", "--defer_movement=1"),
+            "defer_movement", "--defer_until=movement",
         ),
-        (("--skip=defer", "--release=2"), "release", "interval"),
-        (("--skip=defer", "--target_skip=0.5"), "target_skip", "goes by drift"),
-        (("--skip=defer", "--metric=l2"), "metric", "goes by drift"),
+        ((DEFERS, "--release=2"), "release", "go by drift"),
+        ((DEFERS, "--defer_share=0.5"), "defer_share", "--defer_until=interval"),
+        ((DEFERS, "--skip_share=0.5"), "skip_share", SKIPS),
+        ((DEFERS, "--drift_metric=l2"), "drift_metric", "go by drift"),
+        ((DEFERS, "--loss_guard=0.1"), "loss_guard", "go by drift"),
+        ((DEFERS, "--max_log_loss_increase=0.1"), "max_log_loss_increase", "go by drift"),
         (
-            ("--skip=defer", "--max_auc_loss=0.001", "--defer_movement=0.1"),
+            (DEFERS, "--max_auc_loss=0.001", "--defer_movement=0.1"),
             "defer_movement",
             "no --max_auc_loss",
         ),
-        (("--skip=inputs", "--threshold=1", "--target_skip=0.5"), "target_skip", "no --threshold"),
-        (("--skip=gradients", "--decay_skipped"), "decay_skipped", "--rows_optimizer=adam"),
-        (("--skip=inputs", "--decay_skipped"), "decay_skipped", "--skip=gradients"),
-        (("--skip=none", "--shadow"), "shadow", "other than none"),
-        (("--simulated_ranks=2",), "simulated_ranks", "other than none"),
+        ((SKIPS, "--threshold=1", "--skip_share=0.5"), "skip_share", "no --threshold"),
+        ((MASKS, "--threshold=1", "--mask_share=0.5"), "mask_share", "no --threshold"),
+        ((MASKS, "--mask_decay_moments"), "mask_decay_moments", "--rows_optimizer=adam"),
+        ((SKIPS, "--mask_decay_moments"), "mask_decay_moments", MASKS),
+        (("--max_auc_loss=0.001",), "max_auc_loss", "--policies"),
+        (("--simulated_ranks=2",), "simulated_ranks", "--policies or --watch"),
+        (("--exclude_tables=c1",), "exclude_tables", "--policies or --watch"),
+        (("--policies=cache_rows",), "policies=cache_rows", "several ranks"),
+        ((DEFERS, "--cache_movement=0.1"), "cache_movement", "several ranks"),
         (("--prefetch",), "prefetch", "several ranks"),
     ],
 )  # fmt: skip
@@ -263,9 +284,9 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=nowhere.npz",), ("--data=nowhere.npz", "no such file", "Allowed")),
         (("--data=generated:7",), ("generated:7", ">= 100")),
         (("--data=generated", "--dim=0"), ("--dim=0", "an integer >= 1")),
-        (("--data=generated", "--alpha=0"), ("--alpha=0", "> 0 and <= 1")),
-        (("--data=generated", "--alpha=2"), ("--alpha=2", "> 0 and <= 1")),
-        (("--data=generated", "--target_skip=1.5"), ("--target_skip=1.5", ">= 0 and <= 1")),
+        (("--data=generated", "--skip_alpha=0"), ("--skip_alpha=0", "> 0 and <= 1")),
+        (("--data=generated", "--skip_alpha=2"), ("--skip_alpha=2", "> 0 and <= 1")),
+        (("--data=generated", "--skip_share=1.5"), ("--skip_share=1.5", ">= 0 and <= 1")),
         (("--data=generated", "--epochs=many"), ("--epochs=many", "an integer >= 1")),
         (("--data=generated", "--model=mlp"), ("--model=mlp", "dlrm, dcn, deepfm")),
         (("--data=generated", "--dropout=1"), ("--dropout=1", "< 1")),
@@ -275,21 +296,23 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=generated", "--epoch=1"), ("epoch", "epochs")),
         (("--data=generated", "extra"), ("'extra'", "--flag=value")),
         (("--data=generated", "--split=time"), ("--split=time", "globo")),
-        (("--data=generated", "--skip=inputs", "--warmup=0.1", "--warmup_steps=1"), ("exclude",)),
-        (("--data=generated", "--target_skip=0.4"), ("--target_skip", "a --skip other than none")),
+        (("--data=generated", "--watch", "--warmup=0.1", "--warmup_steps=1"), ("exclude",)),
+        (("--data=generated", "--warmup=0.4"), ("--warmup", "--policies or --watch")),
+        (("--data=generated", "--skip_share=0.4"), ("--skip_share", SKIPS)),
+        (("--data=generated", "--policies=inputs"), ("--policies=inputs", "skip_examples")),
         (("--data=generated", "--model=dcn", "--bottom=4"), ("--bottom", "--model=dlrm")),
         (("--data=generated", "--model=deepfm", "--bottom=4"), ("--bottom", "--model=dlrm")),
         (("--data=generated", "--model=deepfm", "--cross_layers=4"), ("--cross_layers",)),
         (("--data=generated", f"--export={Path(__file__).parent}"), ("--export=", "is there")),
         (("--data=generated", "--cross_layers=4"), ("--cross_layers", "--model=dcn")),
-        (("--data=generated", "--tensorboard=x"), ("--tensorboard", "--track")),
+        (("--data=generated", "--tensorboard=x"), ("--tensorboard", "--watch")),
         (("--data=generated", "--evaluate_every=0"), ("--evaluate_every=0", "an integer >= 1")),
-        (("--data=generated", "--skip=inputs", "--track"), ("--track", "--skip=none")),
+        (("--data=generated", SKIPS, "--watch"), ("--watch", "no --policies")),
         (("--data=generated", "--key_columns=a"), ("--key_columns", "Parquet")),
         (("--data=generated", "--match=x"), ("--match=x", "--control=random")),
         (("--control=random",), ("--match", "metrics.json")),
         (("--control=stop", "--match=nowhere"), ("--match=nowhere", "No such file")),
-        (("--control=stop", "--match=x", "--skip=inputs"), ("--skip=inputs", "--skip=none")),
+        (("--control=stop", "--match=x", SKIPS), ("--policies", "without it")),
     ],
 )
 def test_a_bad_flag_gets_one_line_with_value_and_what_is_allowed(
@@ -338,36 +361,37 @@ def test_a_run_that_diverges_tells_the_cause_in_one_line(
     assert not (tmp_path / "metrics.json").exists()
 
 
-def test_shadow_mode_trains_plainly_and_says_how_to_switch_on(
+def test_a_dry_run_trains_plainly_and_says_how_to_switch_on(
     run_train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    flags = (*SMALL, "--alpha=0.6", "--target_skip=0.6", "--snapshot_interval=4")
+    flags = (*SMALL, "--skip_alpha=0.6", "--skip_share=0.6", "--window_steps=4")
     plain = run_train(*SMALL, name="plain")
     capsys.readouterr()
-    record = run_train(*flags, "--shadow", name="shadow")
+    record = run_train(*flags, "--dry_run", name="dry_run")
     text = capsys.readouterr().out
     assert record["test"] == plain["test"] and record["inputs"]["skipped"] == 0
-    assert plain["shadow"] is None
-    inputs, rows = record["shadow"]["savings"]
-    assert (inputs["what"], rows["what"]) == ("inputs", "gradient rows")
-    assert 0 < inputs["saved"] < inputs["offered"] < 18_000
-    assert 0 <= inputs["least_cost"] < inputs["most_cost"] and "+-" in inputs["basis"]
+    assert plain["dry_run"] is None
+    examples, rows = record["dry_run"]["savings"]
+    assert (examples["what"], rows["what"]) == ("examples", "gradient rows")
+    assert 0 < examples["saved"] < examples["offered"] < 18_000
+    assert 0 <= examples["least_cost"] < examples["most_cost"] and "+-" in examples["basis"]
     assert 0 < rows["bytes_saved"] < rows["bytes_offered"]
     rates = 0.05  # The default movement, in learning rates.
     assert rows["most_cost"] == pytest.approx(rates * 0.012)
-    assert f"- {inputs['saved']:,} of {inputs['offered']:,} inputs (" in text
-    assert "at an estimated cost of" in text and "To switch on (inputs), add --skip=inputs" in text
+    assert f"- {examples['saved']:,} of {examples['offered']:,} examples (" in text
+    assert "at an estimated cost of" in text and f"add {SKIPS} in place of --dry_run" in text
     lines = [line.strip() for line in text.splitlines() if line.startswith("  slipstream-train")]
     assert len(lines) == 4
     # The commands are taken as they are, and do what was foreseen.
-    run_inputs, run_defer, run_random, _ = (shlex.split(line)[1:] for line in lines)
-    assert "--alpha=0.6" in run_inputs and "--alpha=0.6" not in run_defer
-    resolve(*train.make_flags().parse(run_defer), lambda _: "generated")
-    assert run_program(train.make_flags(), train.main, run_inputs) == 0
-    done = json.loads((tmp_path / "inputs" / "metrics.json").read_text())
-    foreseen, share = inputs["saved"], done["inputs"]["skipped"]
+    run_skip, run_defer, run_random, _ = (shlex.split(line)[1:] for line in lines)
+    assert "--skip_alpha=0.6" in run_skip and "--skip_alpha=0.6" not in run_defer
+    flag_set = train.make_flags()
+    resolve(*flag_set.parse(run_defer), lambda _: "generated", flag_set)
+    assert run_program(train.make_flags(), train.main, run_skip) == 0
+    done = json.loads((tmp_path / "skip_examples" / "metrics.json").read_text())
+    foreseen, share = examples["saved"], done["inputs"]["skipped"]
     assert 0.5 * foreseen < share < 1.5 * foreseen
-    random = resolve(*train.make_flags().parse(run_random), lambda _: "generated")
+    random = resolve(*flag_set.parse(run_random), lambda _: "generated", flag_set)
     assert random.control == "random" and len(random.random_shares) > 1
 
 
@@ -378,7 +402,7 @@ def test_help_lists_every_flag_in_groups(capsys: pytest.CaptureFixture[str]) -> 
     values, _ = flag_set.parse([])
     for name in values:
         assert f"  --{name}" in text
-    for group in ("Data and output:", "Model:", "Training:", "Skipping:", "Controls:"):
+    for group in ("Data and output:", "Model:", "Training:", "Saving:", "Controls:"):
         assert group in text
     assert max(map(len, text.splitlines())) <= 100
 
@@ -444,8 +468,9 @@ def test_parquet_columns_with_a_list(run_train: Train, tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "clicks.parquet")
     record = run_train(
         f"--data={tmp_path / 'clicks.parquet'}", "--label_column=clicked", "--dim=4", "--mlp=4",
-        "--key_columns=user,read", "--dense_columns=age", "--skip=inputs", "--batch_size=128",
-        "--max_inputs=3999", "--epochs=2", "--snapshot_interval=4",
+        "--key_columns=user,read", "--dense_columns=age", "--policies=skip_examples",
+        "--batch_size=128", "--max_inputs=3999", "--epochs=2", "--skip_by=row_drift",
+        "--window_steps=4",
     )  # fmt: skip
     assert record["inputs"]["seen"] == 3_999
     assert record["rows"] == {"user": 50, "read": 11}

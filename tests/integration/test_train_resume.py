@@ -27,21 +27,28 @@ SMALL = (
     "--label_column=clicked", "--key_columns=user,item,shop", "--dense_columns=age",
 )  # fmt: skip
 EVERY = 7
-SKIPS = {
-    "none": ("--skip=none",),
-    "mask": ("--skip=gradients", "--metric=signal", "--target_skip=0.6", "--rows_optimizer=adam"),
-    "defer": ("--skip=defer", "--capacity=70", "--eviction=lfu", "--evaluate_every=9"),
-    "inputs": ("--skip=inputs", "--target_skip=0.6", "--keep_rate=0.2", "--alpha=0.5"),
-    "remembered": (
-        "--skip=inputs", "--score=remembered_loss", "--target_skip=0.5", "--saturated_share=1",
-        "--max_skips=2",
+WAYS = {
+    "none": (),
+    "mask": (
+        "--policies=mask_gradients", "--drift_metric=signal", "--mask_share=0.6",
+        "--rows_optimizer=adam",
     ),
-    "shadow": ("--shadow", "--alpha=0.5"),
-    "segregate": ("--segregate", "--hot_budget_mb=0.01"),
+    "defer": (
+        "--policies=defer_gradients", "--capacity=70", "--eviction=lfu", "--evaluate_every=9",
+    ),
+    "inputs": (
+        "--policies=skip_examples", "--skip_by=row_drift", "--skip_share=0.6", "--skip_keep=0.2",
+        "--skip_alpha=0.5",
+    ),
+    "remembered": (
+        "--policies=skip_examples", "--skip_by=last_loss", "--skip_share=0.5", "--max_skips=2",
+    ),
+    "dry_run": ("--dry_run", "--skip_by=row_drift", "--skip_alpha=0.5"),
+    "segregate": ("--segregate", "--hot_set_memory=10KiB"),
 }  # fmt: skip
 # Of the record, what is not of the run itself.
 TIMES = ("seconds", "wall_seconds", "seconds_per_step_after_warmup")
-PLACES = ("flags", "resumed_at", "machine", "versions", "summary")
+PLACES = ("flags", "resumed_at", "machine", "versions", "report")
 
 
 @pytest.fixture(scope="module", name="data")
@@ -62,8 +69,8 @@ def fixture_data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def flags_of(way: str, data: str) -> list[str]:
-    window = () if way in ("none", "segregate") else ("--snapshot_interval=5",)
-    return [f"--data={data}", *SMALL, *SKIPS[way], *window, f"--checkpoint_every={EVERY}"]
+    window = () if way in ("none", "segregate") else ("--window_steps=5",)
+    return [f"--data={data}", *SMALL, *WAYS[way], *window, f"--checkpoint_every={EVERY}"]
 
 
 def run(output: Path, *flags: str) -> dict[str, Any]:
@@ -124,7 +131,7 @@ def require_same_checkpoint(one: Path, other: Path) -> None:
 @pytest.mark.parametrize(
     "way",
     # What these do, the others do, too.
-    [pytest.param(w, marks=pytest.mark.slow) if w in ("none", "inputs") else w for w in SKIPS],
+    [pytest.param(w, marks=pytest.mark.slow) if w in ("none", "inputs") else w for w in WAYS],
 )
 def test_killed_and_resumed_is_as_if_never_stopped(
     way: str, data: str, warm: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -190,7 +197,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     table = pa.table({"y": rows[:, 0] % 2, "a": rows[:, 1], "b": rows[:, 2]})
     pq.write_table(table, data)
     small += [f"--data={data}", "--label_column=y", "--key_columns=a,b", f"--output={output}"]
-    small += ["--skip=defer", "--snapshot_interval=4"]
+    small += ["--policies=defer_gradients", "--window_steps=4"]
     record = run(output, *small, "--checkpoint_every=5", "--keep_checkpoints=1")
     assert os.listdir(output / "checkpoints") and record["resumed_at"] == []
     assert len(list((output / "checkpoints").glob("checkpoint-*"))) == 1
@@ -199,7 +206,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     for flag, before, now in (
         ("seed", "0", "3"),
         ("dim", "4", "8"),
-        ("skip", "defer", "gradients"),
+        ("policies", "defer_gradients", "mask_gradients"),
         ("rows_optimizer", "adagrad", "sgd"),
         ("defer_max_age", "no value", "7"),
         ("batch_size", "128", "64"),

@@ -61,7 +61,7 @@ def test_bad_rates_are_refused(rates: list[float]) -> None:
 def test_deferred_gradients_are_flushed_by_their_tables_rate() -> None:
     store = make_store()
     for name in ("a", "b"):
-        store.set_update_policy(name, UpdatePolicy("defer", movement=1e9, max_rows=10))
+        store.set_update_policy(name, UpdatePolicy("defer", movement=1e9, max_rows=1000))
     pooled, plan = lookup(store, [1])
     table.apply_gradients(plan, [tf.ones_like(r) for r in pooled], tf.constant([0.25, 2.0]))
     assert float(store.export_deferred("b")["learning_rate"]) == 2.0
@@ -89,7 +89,7 @@ def test_rows_are_written_and_removed() -> None:
 
 def test_what_is_deferred_and_flagged_goes_with_a_row() -> None:
     store = make_store()
-    store.set_update_policy("a", UpdatePolicy("defer", movement=1e9, max_rows=10))
+    store.set_update_policy("a", UpdatePolicy("defer", movement=1e9, max_rows=1000))
     pooled, plan = lookup(store, [1, 2, 3])
     store.apply_gradients(plan, [tf.ones_like(rows) for rows in pooled])
     store.set_row_flags("a", np.array([1, 2]), np.full(2, SATURATED, np.uint8))

@@ -1,6 +1,6 @@
 """A rank of test_programs.py: what ranks are told whose settings or rows differ.
 
-Arguments: "tables", "config" or "rows", and the placement of the tables (empty: the default).
+Arguments: "tables", "settings" or "rows", and the placement of the tables (empty: the default).
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ def differ_in_tables(comm: Communicator, placement: str) -> None:
     make_embeddings(comm, placement, dim=5 if comm.rank == 1 else 4)
 
 
-def differ_in_config(comm: Communicator, placement: str) -> None:
+def differ_in_settings(comm: Communicator, placement: str) -> None:
     embeddings = make_embeddings(comm, placement, dim=4)
-    interval = 20 if comm.rank == 1 else 10
-    slip.Slipstream(embeddings, slip.SaturationConfig(snapshot_interval=interval))
+    slip.Slipstream(embeddings, window=slip.Window(20 if comm.rank == 1 else 10))
 
 
 def differ_in_rows(comm: Communicator, placement: str) -> None:
     """In the third window a row of rank 1 jumps; until then all agree."""
     embeddings = make_embeddings(comm, placement, dim=4)
-    config = slip.SaturationConfig(
-        skip="inputs", threshold=0.5, warmup_steps=0, snapshot_interval=2
+    slipstream = slip.Slipstream(
+        embeddings,
+        slip.SkipExamples(slip.RowDrift()),
+        window=slip.Window(2, warmup=0),
+        saturation=slip.Saturation(threshold=0.5),
     )
-    slipstream = slip.Slipstream(embeddings, config)
     store, specs = embeddings.store, embeddings.specs
     for step in range(8):
         keys = {"item": tf.constant(KEYS), "user": tf.constant(KEYS)}
@@ -60,7 +61,7 @@ def main() -> None:
     """Prints the error that this rank gets."""
     what, placement = sys.argv[1:3]
     comm = slip.distributed.init()
-    differ = {"tables": differ_in_tables, "config": differ_in_config, "rows": differ_in_rows}
+    differ = {"tables": differ_in_tables, "settings": differ_in_settings, "rows": differ_in_rows}
     try:
         differ[what](comm, placement)
     except (ValueError, RuntimeError) as error:

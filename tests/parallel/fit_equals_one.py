@@ -1,8 +1,8 @@
 """A rank of test_programs.py: trains with `model.fit` and compares with one process on all inputs.
 
-Arguments: rule of the rows, placement of the tables (empty: the default), `skip`. What is held back
-changes the gradients that follow: with "defer" the one process holds back as simulated ranks do,
-which takes batches of one size.
+Arguments: rule of the rows, placement of the tables (empty: the default), "plain" or "defer". What
+is held back changes the gradients that follow: with "defer" the one process holds back as simulated
+ranks do, which takes batches of one size.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def train(
     rule: str,
     comm: Any,
     placement: str,
-    skip: str,
+    way: str,
     simulated_ranks: int = 1,
 ) -> tuple[list[np.ndarray], dict[str, float]]:
     """Trains; returns all rows, slots and weights, and the last metrics."""
@@ -101,22 +101,19 @@ def train(
     if comm is not None:
         optimizer = slip.distributed.DistributedOptimizer(optimizer, comm)
     model.compile(optimizer, "binary_crossentropy", metrics=[TrainedInputs(), "AUC"])
-    config = slip.SaturationConfig(
-        skip=skip,
-        warmup_steps=0,
-        snapshot_interval=4,
-        defer_movement=0.02,
-        defer_max_age=5,
-        simulated_ranks=simulated_ranks,
-    )
-    slipstream = slip.Slipstream(embeddings, config)
+    policies: list[Any] = []
+    if way == "defer":
+        policies = [slip.DeferGradients(slip.Movement(0.02, max_age=5))]
+        if simulated_ranks > 1:
+            policies.append(slip.experiments.SimulatedRanks(simulated_ranks))
+    slipstream = slip.Slipstream(embeddings, policies, window=slip.Window(4, warmup=0))
     data = dataset_of(batches)
     if comm is not None:
         data = slip.distributed.even_ends(data, comm)
     fitted = model.fit(data, verbose=0, callbacks=[slipstream.callback()], shuffle=False)
     state = [w.numpy() for w in model.trainable_variables]
     deferred = sum(embeddings.store.update_counts(table.name).held for table in tables)
-    assert (deferred > 0) == (skip == "defer" and len(batches) > 0), deferred
+    assert (deferred > 0) == (way == "defer" and len(batches) > 0), deferred
     for table in tables:
         contents = embeddings.store.export_table(table.name)
         parts = [contents[name] for name in ("keys", "rows", "slots")]
@@ -140,15 +137,15 @@ def require_same_metrics(got: dict[str, float], wanted: dict[str, float], count:
 
 def main() -> None:
     """Compares one way of training."""
-    rule, placement, skip = sys.argv[1:4]
+    rule, placement, way = sys.argv[1:4]
     comm = slip.distributed.init()
-    is_even = skip == "defer"
+    is_even = way == "defer"
     ranks = [batches_of(rank, is_even) for rank in range(comm.size)]
     if not is_even:
         ranks[-1] = []  # This rank never has an input.
     simulated_ranks = comm.size if is_even else 1
-    state, metrics = train(ranks[comm.rank], rule, comm, placement, skip)
-    wanted, wanted_metrics = train(union(ranks), rule, None, "", skip, simulated_ranks)
+    state, metrics = train(ranks[comm.rank], rule, comm, placement, way)
+    wanted, wanted_metrics = train(union(ranks), rule, None, "", way, simulated_ranks)
     for got, one in zip(state, wanted, strict=True):
         np.testing.assert_allclose(got, one, rtol=2e-4, atol=2e-5)
     count = sum(len(labels) for batches in ranks for _, labels in batches)

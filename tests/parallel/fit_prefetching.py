@@ -1,6 +1,6 @@
 """A rank of test_programs.py: training whose keys are sent ahead, beside one where they are not.
 
-Argument: `skip`. Every difference between the two is an error, in whatever bit.
+Argument: of `POLICIES`. Every difference between the two is an error, in whatever bit.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ from fit_equals_one import DIM, FIELDS, Batch, batches_of, dataset_of, of_all_ra
 import slipstream_tf as slip
 
 EPOCHS = 2
+CACHE = slip.CacheRows(slip.ReadOnly(1e9))
+POLICIES = {
+    "plain": [],
+    "mask": [slip.MaskGradients(), CACHE],
+    "defer": [slip.DeferGradients(slip.Movement(0.02)), CACHE],
+}
 
 
 class ReadOnlyKeys(keras.callbacks.Callback):
@@ -58,19 +64,17 @@ def state_of(comm: Any, embeddings: Any, variables: Any) -> list[np.ndarray]:
     return state
 
 
-def fit(batches: list[Batch], comm: Any, skip: str, prefetch: bool) -> list[np.ndarray]:
+def fit(batches: list[Batch], comm: Any, way: str, prefetch: bool) -> list[np.ndarray]:
     """Trains epochs of `model.fit`, each with a validation; returns what came of it."""
     embeddings = make_embeddings(comm, prefetch=prefetch)
     model = make_model(comm, embeddings)
-    config = slip.SaturationConfig(
-        skip=skip,
-        warmup_steps=0,
-        snapshot_interval=3,
-        threshold=1.0 if skip == "gradients" else None,  # Most keys are saturated.
-        defer_movement=0.02,
-        freeze_drift=1e9,
+    # With this threshold most keys are saturated.
+    slipstream = slip.Slipstream(
+        embeddings,
+        POLICIES[way],
+        window=slip.Window(3, warmup=0),
+        saturation=slip.Saturation(threshold=1.0) if way == "mask" else None,
     )
-    slipstream = slip.Slipstream(embeddings, config)
     data = slip.distributed.even_ends(dataset_of(batches), comm)
     read_only = ReadOnlyKeys(embeddings.store)
     fitted = model.fit(
@@ -81,7 +85,7 @@ def fit(batches: list[Batch], comm: Any, skip: str, prefetch: bool) -> list[np.n
         shuffle=False,
         callbacks=[slipstream.callback(), read_only],
     )
-    assert (read_only.total > 0) == (skip != "none"), read_only.total
+    assert (read_only.total > 0) == (way != "plain"), read_only.total
     losses = [np.array(fitted.history[name]) for name in ("loss", "val_loss")]
     return [*state_of(comm, embeddings, model.trainable_variables), *losses]
 
@@ -155,15 +159,15 @@ def refuses(comm: Any) -> None:
 
 def main() -> None:
     """Compares the ways of training."""
-    skip = sys.argv[1]
+    way = sys.argv[1]
     comm = slip.distributed.init()
     # Frozen copies take some windows, with keys that come often.
-    is_long = skip == "gradients"
+    is_long = way == "mask"
     batches = batches_of(comm.rank, is_long)
     if comm.rank + 1 == comm.size and not is_long:
         batches = []  # This rank never has an input.
-    pairs = [[fit(batches, comm, skip, prefetch) for prefetch in (False, True)]]
-    if skip == "none":
+    pairs = [[fit(batches, comm, way, prefetch) for prefetch in (False, True)]]
+    if way == "plain":
         refuses(comm)
         for is_traced in (False, True):
             pairs.append([loop(batches, comm, is_traced, prefetch) for prefetch in (False, True)])

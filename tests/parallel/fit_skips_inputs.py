@@ -48,10 +48,8 @@ def train(comm: Any, placement: str) -> tuple[slip.Slipstream, int]:
     model = slip.models.DCNv2(embeddings, 2, 1, deep=[8])
     optimizer = slip.distributed.DistributedOptimizer(keras.optimizers.SGD(0.1), comm)
     model.compile(optimizer, "binary_crossentropy", metrics=[TrainedInputs()])
-    config = slip.SaturationConfig(
-        skip="inputs", warmup_steps=0, snapshot_interval=5, target_skip=0.5
-    )
-    slipstream = slip.Slipstream(embeddings, config)
+    policy = slip.SkipExamples(slip.RowDrift(), share=0.5)
+    slipstream = slip.Slipstream(embeddings, policy, window=slip.Window(5, warmup=0))
     data = slipstream.apply(dataset_of(batches_of(comm.rank)), BATCH_SIZE)
     fitted = model.fit(data, verbose=0, callbacks=[slipstream.callback()], shuffle=False)
     slipstream.end_window()

@@ -120,10 +120,8 @@ def require_same_logs(comm: Any, evaluates_alone: bool) -> None:
 def require_checkpoints(comm: Any) -> None:
     """Rank 0 saves at each epoch's end, although gradients are deferred."""
     model, embeddings = build(comm)
-    config = slip.SaturationConfig(
-        skip="defer", warmup_steps=0, snapshot_interval=4, defer_movement=0.3, defer_max_age=1000
-    )
-    slipstream = slip.Slipstream(embeddings, config)
+    policy = slip.DeferGradients(slip.Movement(0.3, max_age=1000))
+    slipstream = slip.Slipstream(embeddings, policy, window=slip.Window(4, warmup=0))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "epoch{epoch}.weights.h5"
         save = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)

@@ -68,13 +68,14 @@ class Case:
         self.random = np.random.default_rng([seed, number])
         self.own = np.random.default_rng([seed, number, comm.rank])
         rule = optimizers.Adagrad(0.1, 0.1)
-        settings = {"cache_bytes": CACHE_BYTES, "copy_movement": (None, 0.05)[number % 2]}
         self.ahead, self.at_once = (
-            ShardedStore(TABLES, rule, comm, prefetch=prefetch, **settings)
+            ShardedStore(TABLES, rule, comm, prefetch=prefetch, cache_bytes=CACHE_BYTES)
             for prefetch in (True, False)
         )
         policy = (UpdatePolicy(), UpdatePolicy("mask"), UpdatePolicy("defer", trigger="interval"))
         for store in (self.ahead, self.at_once):
+            if number % 2:
+                store.refresh_replicas(0.05)
             for table in TABLES:
                 store.set_update_policy(table.name, policy[number % 3])
         self.is_traced = number % 4 == 3
@@ -115,7 +116,7 @@ class Case:
                     store.set_row_flags(table.name, keys[:6], np.full(6, SATURATED))
             if event == "freeze":
                 store.set_read_only(hot)
-            if event == "publish" and store.copy_movement is not None:
+            if event == "publish" and store.refresh_movement is not None:
                 store.set_replicated({table.name: keys for table in TABLES})
             if event == "evaluation":
                 looked_up = [store.lookup(pack(x, SPECS), SPECS, training=False)[0] for x in seen]

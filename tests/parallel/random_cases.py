@@ -42,8 +42,11 @@ def make_store(case: Case, rule: Any, comm: Communicator) -> Any:
     wire = {"wire_dtype": case.wire_dtype, "wire_warmup_steps": case.wire_warmup_steps}
     if case.placement == "replicated":
         return ReplicatedStore(case.tables, rule, comm, **wire)
-    prefetch, movement = case.placement == "prefetched", 0.0 if case.keeps_copies else None
-    return ShardedStore(case.tables, rule, comm, **wire, prefetch=prefetch, copy_movement=movement)
+    prefetch = case.placement == "prefetched"
+    store = ShardedStore(case.tables, rule, comm, **wire, prefetch=prefetch)
+    if case.keeps_copies:
+        store.refresh_replicas(0.0)
+    return store
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,19 +12,19 @@ slow = pytest.mark.slow
 DISAGREEMENTS = {
     "tables": "ValueError: Invalid settings of an embedding store on rank 1: tables[1].dim is 5, "
     "but on rank 0 4. Allowed: the same settings on all ranks.",
-    "config": "ValueError: Invalid settings of Slipstream on rank 1: snapshot_interval is 20, but "
-    "on rank 0 10. Allowed: the same settings on all ranks.",
+    "settings": "ValueError: Invalid settings of Slipstream on rank 1: window.config.steps is 20, "
+    "but on rank 0 10. Allowed: the same settings on all ranks.",
     "rows": "DivergenceError: Window 3: the saturated keys or T of rank(s) 1 differ from those of "
     "rank 0",
 }
 # Placement (empty: the default), ranks, rule, policy. Ranks of a sharded table measure a movement
 # by the smallest accumulator of a row: with Adagrad they defer less than simulated ranks do.
 FITS = [
-    *(("", 3, "adagrad", "none"), ("", 3, "sgd", "defer")),
-    *(("sharded", 3, "adagrad", "none"), ("sharded", 3, "sgd", "defer")),
-    pytest.param("", 2, "sgd", "none", marks=slow),
+    *(("", 3, "adagrad", "plain"), ("", 3, "sgd", "defer")),
+    *(("sharded", 3, "adagrad", "plain"), ("sharded", 3, "sgd", "defer")),
+    pytest.param("", 2, "sgd", "plain", marks=slow),
     pytest.param("", 2, "adagrad", "defer", marks=slow),
-    pytest.param("sharded", 2, "sgd", "none", marks=slow),
+    pytest.param("sharded", 2, "sgd", "plain", marks=slow),
 ]
 
 
@@ -54,7 +54,7 @@ def test_a_batch_size_that_a_graph_has_as_a_constant(run_ranks: Any, ranks: str)
 
 
 @pytest.mark.parametrize("placement", [""])
-@pytest.mark.parametrize("what, count", [("tables", 3), ("config", 2), ("rows", 3)])
+@pytest.mark.parametrize("what, count", [("tables", 3), ("settings", 2), ("rows", 3)])
 def test_every_rank_is_told_of_a_disagreement(
     run_ranks: Any, placement: str, what: str, count: int
 ) -> None:
@@ -67,12 +67,12 @@ def test_ranks_export_together(run_ranks: Any, tmp_path: Path) -> None:
     run(run_ranks, "exporting.py", 2, says, str(tmp_path))
 
 
-@pytest.mark.parametrize("placement, count, rule, skip", FITS)
+@pytest.mark.parametrize("placement, count, rule, way", FITS)
 def test_fit_on_ranks_trains_as_one_process_does(
-    run_ranks: Any, placement: str, count: int, rule: str, skip: str
+    run_ranks: Any, placement: str, count: int, rule: str, way: str
 ) -> None:
     says = "rank {rank} of {count}: equal"
-    run(run_ranks, "fit_equals_one.py", count, says, rule, placement, skip)
+    run(run_ranks, "fit_equals_one.py", count, says, rule, placement, way)
 
 
 @pytest.mark.parametrize("placement", [pytest.param("", marks=slow), "sharded"])
@@ -94,12 +94,12 @@ def test_keys_sent_ahead_change_no_bit(run_ranks: Any, count: int, cases: int) -
 
 
 @pytest.mark.parametrize(
-    "count, skip", [pytest.param(3, "none", marks=slow), (2, "gradients"), (3, "defer")]
+    "count, way", [pytest.param(3, "plain", marks=slow), (2, "mask"), (3, "defer")]
 )
 def test_training_with_keys_sent_ahead_ends_with_the_same_bits(
-    run_ranks: Any, count: int, skip: str
+    run_ranks: Any, count: int, way: str
 ) -> None:
-    run(run_ranks, "fit_prefetching.py", count, "rank {rank} of {count}: equal", skip)
+    run(run_ranks, "fit_prefetching.py", count, "rank {rank} of {count}: equal", way)
 
 
 @pytest.mark.parametrize(

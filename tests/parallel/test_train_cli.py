@@ -15,6 +15,7 @@ from slipstream_tf.cli.program import run_program
 # 31 batches of 128: rank 1 has one less than rank 0, whose last is a short one.
 INPUTS, BATCH = 3_900, 128
 SMALL = (f"--data=generated:{INPUTS}", "--dim=4", "--mlp=8", "--bottom=8")
+SKIPPING = ("--policies=skip_examples", "--skip_alpha=0.5", "--skip_share=0.6", "--window_steps=3")
 
 
 @pytest.fixture(scope="module", name="alone")
@@ -72,8 +73,8 @@ def test_two_ranks_train_what_one_process_does(
     "flags",
     [
         # Which inputs are skipped depends on how far ahead of a window's end data has been read.
-        ("--skip=defer", "--snapshot_interval=3"),
-        # An evaluation renews frozen copies, so that a run that has any goes another way after it.
+        ("--policies=defer_gradients", "--window_steps=3"),
+        # An evaluation renews read-only replicas: a run that has any goes another way after it.
         ("--placement=sharded",),
     ],
     ids=["replicated", "sharded"],
@@ -104,19 +105,18 @@ def test_evaluations_in_training_are_of_all_ranks_and_send_nothing_that_counts(
 
 
 def test_skipping_inputs_counts_those_of_both_ranks(run_ranks: Any, tmp_path: Path) -> None:
-    flags = ("--skip=inputs", "--alpha=0.5", "--target_skip=0.6", "--snapshot_interval=3")
-    record, done = train_on_two(run_ranks, tmp_path / "run", *flags)
+    record, done = train_on_two(run_ranks, tmp_path / "run", *SKIPPING)
     inputs, windows = record["inputs"], record["windows"]
     assert inputs["seen"] == INPUTS == inputs["trained"] + inputs["skipped"]
     assert inputs["skipped"] == sum(w["inputs_skipped"] for w in windows) > 100
     assert sum(w["inputs_seen"] for w in windows) == INPUTS
     # A quarter of the steps: 3,900 inputs / (128 * 2 per step) / 4.
-    assert record["engine"]["warmup_steps"] == 4
-    assert "inputs (" in record["summary"] and "inputs (" in done.stdout
+    assert record["engine"]["window"]["config"]["warmup"] == 4
+    assert "examples (" in record["report"] and "examples (" in done.stdout
 
 
 def test_deferring_sends_sums_in_half_the_bytes(run_ranks: Any, tmp_path: Path) -> None:
-    flags = ("--skip=defer", "--defer_movement=0.01", "--snapshot_interval=5")
+    flags = ("--policies=defer_gradients", "--defer_movement=0.01", "--window_steps=5")
     wire = ("--wire_dtype=bfloat16", "--placement=replicated")
     record, _ = train_on_two(run_ranks, tmp_path / "run", *flags, *wire, controller="mpi")
     assert record["inputs"]["trained"] == record["inputs"]["seen"] == INPUTS
@@ -129,18 +129,18 @@ def test_deferring_sends_sums_in_half_the_bytes(run_ranks: Any, tmp_path: Path) 
     assert sent["gradients"] + sent["deferred"] == 2 * 4 * total and sent["deferred"] > 0
 
 
-@pytest.mark.parametrize("skip", ["none", "inputs"])
-def test_keys_sent_ahead(run_ranks: Any, skip: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("skips", [False, True], ids=["plain", "skipping"])
+def test_keys_sent_ahead(run_ranks: Any, skips: bool, tmp_path: Path) -> None:
     """They change no result, but for skipping, whose thresholds come a batch later."""
-    flags = [f"--skip={skip}", "--placement=sharded"]
-    if skip == "inputs":
-        flags += ["--alpha=0.5", "--target_skip=0.6", "--snapshot_interval=3"]
+    flags = ["--placement=sharded"]
+    if skips:
+        flags += ["--policies=skip_examples,cache_rows", *SKIPPING[1:]]
     ahead, _ = train_on_two(run_ranks, tmp_path / "ahead", *flags, "--prefetch")
     inputs = ahead["inputs"]
     assert ahead["settings"]["prefetch"] is True
     assert inputs["seen"] == INPUTS == inputs["trained"] + inputs["skipped"]
-    assert (inputs["skipped"] > 100) == (skip == "inputs")
-    if skip == "none":
+    assert (inputs["skipped"] > 100) == skips
+    if not skips:
         at_once, _ = train_on_two(run_ranks, tmp_path / "at_once", *flags)
         for name in ("test", "training", "rows", "gradient_rows"):
             assert ahead[name] == at_once[name]
@@ -152,9 +152,9 @@ def test_remembered_losses_stay_with_the_rank_of_their_input(
     run_ranks: Any, tmp_path: Path
 ) -> None:
     record, _ = train_on_two(
-        run_ranks, tmp_path / "run", "--epochs=3", "--max_inputs=10001", "--skip=inputs",
-        "--score=remembered_loss", "--max_skips=2", "--target_skip=0.5", "--saturated_share=1",
-        "--alpha=0.6", "--snapshot_interval=4",
+        run_ranks, tmp_path / "run", "--epochs=3", "--max_inputs=10001",
+        "--policies=skip_examples", "--skip_by=last_loss", "--max_skips=2", "--skip_share=0.5",
+        "--skip_alpha=0.6", "--window_steps=4",
     )  # fmt: skip
     inputs = record["inputs"]
     assert inputs["seen"] == 10_001 == inputs["trained"] + inputs["skipped"]
@@ -179,11 +179,11 @@ def test_replicated_tables_have_nothing_to_send_ahead(run_ranks: Any) -> None:
 
 
 def test_settings_that_the_model_refuses_are_told_once(run_ranks: Any) -> None:
-    flags = (*SMALL, "--skip=defer", "--simulated_ranks=3")
+    flags = (*SMALL, "--policies=defer_gradients", "--simulated_ranks=3")
     done = run_ranks("train_rank.py", 2, *flags, controller="mpi")
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if "slipstream-train:" in line]
-    assert len(lines) == 1 and "`simulated_ranks`: 3" in lines[0] and "they are real" in lines[0]
+    assert len(lines) == 1 and "Invalid `ranks`: 3" in lines[0] and "they are real" in lines[0]
 
 
 def test_a_rank_that_breaks_off_ends_the_job_and_says_why(run_ranks: Any, tmp_path: Path) -> None:

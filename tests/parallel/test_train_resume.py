@@ -16,13 +16,13 @@ INPUTS = 1_600
 SMALL = (
     "--dim=4", "--mlp=8", "--bottom=8", "--dropout=0.2", "--label_column=clicked",
     "--key_columns=user,item,shop", "--dense_columns=age", "--batch_size=32", "--epochs=2",
-    "--threads=1", "--snapshot_interval=5", "--checkpoint_every=8",
+    "--threads=1", "--window_steps=5", "--checkpoint_every=8",
 )  # fmt: skip
-SKIPS = {
-    "replicated": ("--skip=both", "--score=remembered_loss", "--saturated_share=1"),
+WAYS = {
+    "replicated": ("--policies=skip_examples,defer_gradients", "--skip_by=last_loss"),
     "sharded": (
-        "--skip=defer", "--placement=sharded", "--capacity=70", "--eviction=lfu",
-        "--evaluate_every=9", "--freeze_drift=1",
+        "--policies=defer_gradients,cache_rows", "--placement=sharded", "--capacity=70",
+        "--eviction=lfu", "--evaluate_every=9", "--cache_max_drift=1",
     ),
 }  # fmt: skip
 
@@ -68,7 +68,7 @@ def numbers(value: Any) -> Any:
 
 @pytest.mark.parametrize("way", [pytest.param("replicated", marks=pytest.mark.slow), "sharded"])
 def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> None:
-    flags, killed = (data, *SKIPS[way]), tmp_path / "killed"
+    flags, killed = (data, *WAYS[way]), tmp_path / "killed"
     done = run(run_ranks, tmp_path / "straight", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     # In the second epoch.

@@ -23,17 +23,12 @@ RULES = {
     "adagrad": slip.optimizers.Adagrad(0.1, 0.1, 1e-12),
     "adam": slip.optimizers.Adam(0.05),
 }
-ENGINE = {
-    **{"snapshot_interval": 4, "warmup_steps": 0, "target_skip": 0.6, "seed": 3},
-    **{"metric": "l2", "hot_budget_bytes": 1 << 20, "revisit_every": 3},
-}
-WAYS: dict[str, dict[str, Any]] = {
-    "mask": {"skip": "gradients", "freeze_drift": 1.0},
-    "interval": {
-        **{"skip": "defer", "defer_trigger": "interval", "defer_steps": 7},
-        **{"freeze_drift": 1.0},
-    },
-    "movement": {"skip": "defer", "defer_movement": 0.05, "defer_max_age": 9, "freeze_drift": 0},
+BY_KEYS = slip.Saturation(metric="l2", revisit_every=3)
+# Policy, and when a key counts as saturated.
+WAYS: dict[str, tuple[Any, slip.Saturation | None]] = {
+    "mask": (slip.MaskGradients(share=0.6), BY_KEYS),
+    "interval": (slip.DeferGradients(slip.Interval(7, share=0.6)), BY_KEYS),
+    "movement": (slip.DeferGradients(slip.Movement(0.05, max_age=9)), None),
 }
 
 
@@ -71,8 +66,16 @@ class Job:
             **placement,
         )  # fmt: skip
         self.store, self.tables = self.layer.store, tables
-        config = slip.SaturationConfig(**{**ENGINE, **WAYS[way]})
-        self.engine = slip.Slipstream(self.layer, config)
+        policy, saturation = WAYS[way]
+        # Where rows can have replicas that are only read.
+        is_read_only = saturation is not None and self.store.has_read_only_replicas
+        self.engine = slip.Slipstream(
+            self.layer,
+            [policy, *([slip.CacheRows(slip.ReadOnly(1.0))] if is_read_only else [])],
+            window=slip.Window(4, warmup=0, seed=3),
+            hot_set=slip.HotSet(memory="1MiB"),
+            saturation=saturation,
+        )
         self.head = tf.Variable(tf.ones([sum(DIMS[t] for t in FEATURES.values())]))
         self._step = tf.function(self._train, autograph=False) if is_traced else self._train
 

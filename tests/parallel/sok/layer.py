@@ -21,10 +21,10 @@ RULES = {
     "adagrad": slip.optimizers.Adagrad(0.1, 0.1, 1e-12),
     "adam": slip.optimizers.Adam(0.05),
 }
-SETTINGS = {
-    "mask": {"skip": "gradients", "freeze_drift": 1.0},
-    "interval": {"skip": "defer", "defer_trigger": "interval", "defer_steps": 3, "freeze_drift": 0},
-    "movement": {"skip": "defer", "defer_movement": 0.02, "freeze_drift": 0},
+POLICIES = {
+    "mask": [slip.MaskGradients(share=0.5), slip.CacheRows(slip.ReadOnly(1.0))],
+    "interval": [slip.DeferGradients(slip.Interval(3, share=0.5))],
+    "movement": [slip.DeferGradients(slip.Movement(0.02))],
 }
 
 
@@ -74,11 +74,16 @@ def train(layer, slipstream):
 def compare(comm, mode: str, rule: str) -> None:
     random = np.random.default_rng(11)
     layers = {store: layer_on(store, rule, comm) for store in ("sok", "native")}
-    config = slip.SaturationConfig(
-        target_skip=0.5, snapshot_interval=INTERVAL, warmup_steps=0, seed=3, revisit_every=3,
-        hot_budget_bytes=1 << 20, **SETTINGS[mode],
-    )  # fmt: skip
-    engines = {store: slip.Slipstream(layer, config) for store, layer in layers.items()}
+    engines = {
+        store: slip.Slipstream(
+            layer,
+            POLICIES[mode],
+            window=slip.Window(INTERVAL, warmup=0, seed=3),
+            hot_set=slip.HotSet(memory="1MiB"),
+            saturation=None if mode == "movement" else slip.Saturation(revisit_every=3),
+        )
+        for store, layer in layers.items()
+    }
     steps = {store: train(layer, engines[store]) for store, layer in layers.items()}
     masked = read_only = deferred = 0
     for _ in range(STEPS):

@@ -56,18 +56,19 @@ def batches(ranks: int):
         yield keys, random.normal(size=(ranks, BATCH, DIM)).astype(np.float32) / 8
 
 
-def config(mode: str) -> slip.SaturationConfig:
-    defers = {"skip": "defer", "defer_trigger": "interval", "defer_steps": 3, "freeze_drift": 0}
-    moves = {"skip": "defer", "defer_movement": 0.02, "freeze_drift": 0}
-    masks = {"skip": "gradients", "freeze_drift": 1.0}
-    return slip.SaturationConfig(
-        **{"defer": defers, "movement": moves}.get(mode, masks),
-        target_skip=0.5,
-        snapshot_interval=INTERVAL,
-        warmup_steps=0,
-        revisit_every=3,
-        hot_budget_bytes=1 << 20,
-        seed=3,
+def engine_on(watched, mode: str) -> slip.Slipstream:
+    """The engine of a mode on a store or layer."""
+    masks = [slip.MaskGradients(share=0.5), slip.CacheRows(slip.ReadOnly(1.0))]
+    policies = {
+        "defer": slip.DeferGradients(slip.Interval(3, share=0.5)),
+        "movement": slip.DeferGradients(slip.Movement(0.02)),
+    }
+    return slip.Slipstream(
+        watched,
+        policies.get(mode, masks),
+        window=slip.Window(INTERVAL, warmup=0, seed=3),
+        hot_set=slip.HotSet(memory="1MiB"),
+        saturation=None if mode == "movement" else slip.Saturation(revisit_every=3),
     )
 
 
@@ -90,7 +91,7 @@ class SokLoop:
         watched = None if is_static else self.optimizer
         counts = {"counts_on_device": True, "counted_keys": 1 << 14} if mode == "estimated" else {}
         self.store = slip.stores.SokStore({"t": self.variable}, watched, comm, **counts)
-        self.slipstream = slip.Slipstream(self.store, config(mode))
+        self.slipstream = engine_on(self.store, mode)
 
     def rows(self, keys):
         if self.lookup == "frozen":
@@ -113,7 +114,7 @@ def native_of(rule: str, mode: str):
     table = slip.Table("t", DIM, initializer=slip.initializers.Constant(0.5))
     store = slip.stores.NativeStore([table], RULES[rule])
     layer = slip.keras.EmbeddingCollection([table], RULES[rule], SPECS, store=store)
-    return store, slip.Slipstream(layer, config(mode))
+    return store, engine_on(layer, mode)
 
 
 def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:

@@ -29,11 +29,11 @@ RULES = {
     "adagrad": slip.optimizers.Adagrad(0.1, 0.1, 1e-12),
     "adam": slip.optimizers.Adam(0.05),
 }
-SETTINGS = {
-    "mask": {"skip": "gradients", "freeze_drift": 1.0},
-    "interval": {"skip": "defer", "defer_trigger": "interval", "defer_steps": 3, "freeze_drift": 0},
-    "movement": {"skip": "defer", "defer_movement": 0.02, "freeze_drift": 0},
-    "plain": {"skip": "none"},
+POLICIES = {
+    "mask": slip.MaskGradients(share=0.5),
+    "interval": slip.DeferGradients(slip.Interval(3, share=0.5)),
+    "movement": slip.DeferGradients(slip.Movement(0.02)),
+    "plain": (),
 }
 SIGNATURE = {
     "a": tf.TensorSpec([None], tf.int64),
@@ -100,11 +100,16 @@ def compare(comm, mode: str, rule: str, kind: str) -> None:
     random = np.random.default_rng(11)
     pooled = layer_on("sok_pooled", rule, comm, kind)
     native = layer_on("native", rule, None)
-    config = slip.SaturationConfig(
-        target_skip=0.5, snapshot_interval=INTERVAL, warmup_steps=0, seed=3, revisit_every=3,
-        hot_budget_bytes=1 << 20, **SETTINGS[mode],
-    )  # fmt: skip
-    engines = [slip.Slipstream(layer, config) for layer in (pooled, native)]
+    engines = [
+        slip.Slipstream(
+            layer,
+            POLICIES[mode],
+            window=slip.Window(INTERVAL, warmup=0, seed=3),
+            hot_set=slip.HotSet(memory="1MiB"),
+            saturation=None if mode == "movement" else slip.Saturation(revisit_every=3),
+        )
+        for layer in (pooled, native)
+    ]
     steps = [train(layer) for layer in (pooled, native)]
     withheld = 0
     for _ in range(STEPS):
@@ -183,6 +188,12 @@ def refuse_what_would_go_wrong(comm) -> None:
         assert "here 300" in str(error), error
     else:
         raise AssertionError("not refused")
+    try:
+        slip.Slipstream(layer, slip.CacheRows())
+    except ValueError as error:
+        assert "without CacheRows" in str(error) and comm.size > 1, error
+    else:
+        assert comm.size == 1, "not refused"
     for rows, bad in ((tf.constant([[-3]], tf.int64), 1.0), (keys, np.nan)):
         try:
             with tf.GradientTape() as tape:

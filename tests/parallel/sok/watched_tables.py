@@ -27,9 +27,9 @@ NATIVE = {
     "legacy.Adam": slip.optimizers.Adam(0.05),
 }
 WAYS = {
-    "mask": {"skip": "gradients", "freeze_drift": 1.0},
-    "interval": {"skip": "defer", "defer_trigger": "interval", "defer_steps": 7},
-    "movement": {"skip": "defer", "defer_movement": 0.05, "defer_max_age": 9},
+    "mask": [slip.MaskGradients(share=0.6), slip.CacheRows(slip.ReadOnly(1.0))],
+    "interval": [slip.DeferGradients(slip.Interval(7, share=0.6)), slip.CacheRows()],
+    "movement": [slip.DeferGradients(slip.Movement(0.05, max_age=9)), slip.CacheRows()],
 }
 
 
@@ -64,10 +64,12 @@ class Loop:
             self.updater = optimizer_of(name)
         self.comm = comm
         self.store = SokStore({"t": self.variable}, None if is_static else self.updater, comm)
-        config = slip.SaturationConfig(
-            snapshot_interval=4, warmup_steps=0, target_skip=0.6, seed=3, metric="l2", **WAYS[way]
+        self.engine = slip.Slipstream(
+            self.store,
+            WAYS[way],
+            window=slip.Window(4, warmup=0, seed=3),
+            saturation=slip.Saturation(metric="l2"),
         )
-        self.engine = slip.Slipstream(self.store, config)
 
     def checkpoints(self, folder: Path) -> JobCheckpoints:
         return JobCheckpoints(

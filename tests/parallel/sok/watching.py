@@ -51,8 +51,8 @@ def refuse_bad_arguments(comm) -> None:
     if comm.size > 1:
         refuses(f"{comm.size} ranks", SokStore, table())
     refuses("simulated_ranks", store.set_update_policy, "t", UpdatePolicy("mask", ranks=2))
-    config = slip.SaturationConfig(skip="inputs", warmup_steps=0)
-    refuses("Slipstream.apply", slip.Slipstream(store, config).observe, {"t": nothing})
+    slipstream = slip.Slipstream(store, slip.SkipExamples(slip.RowDrift()))
+    refuses("Slipstream.apply", slipstream.observe, {"t": nothing})
 
 
 def refuse_unknown_movement(comm) -> None:

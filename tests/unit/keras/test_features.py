@@ -135,8 +135,8 @@ def test_trains_the_keys_and_no_other(form):
 @forms
 def test_fits_and_evaluates_through_apply(form):
     layer = make_layer(padding_key=FORMS[form][1])
-    config = slip.SaturationConfig(skip="inputs", snapshot_interval=2, warmup=0.0)
-    slipstream = slip.Slipstream(layer, config)
+    policy = slip.SkipExamples(by=slip.RowDrift())
+    slipstream = slip.Slipstream(layer, [policy], window=slip.Window(steps=2, warmup=0.0))
     data = tf.data.Dataset.from_tensors((features_of(form), tf.ones([len(BAGS), 1]))).repeat(4)
     model = Model(layer)
     model.compile("sgd", "mse")
@@ -166,8 +166,11 @@ def test_classification_finds_the_same_keys(form):
     assert kept["place"].numpy().tolist() == np.flatnonzero(np.array(expected) >= 1.5)[:3].tolist()
 
 
-@pytest.mark.parametrize("combiner", ["sqrtn", None])
-@forms
+@pytest.mark.parametrize(
+    ("form", "combiner"),
+    [(form, None) for form in ("padded", "uint64", "ragged with padding", "sparse", "texts")]
+    + [(form, "sqrtn") for form in ("padded by 0", "ragged with padding", "sparse texts")],
+)
 def test_a_served_model_gives_the_same(form, combiner, tmp_path):
     layer = make_layer(combiner, FORMS[form][1])
     model = Model(layer)
@@ -279,6 +282,29 @@ def test_weights_of_sparse_keys():
     np.testing.assert_allclose(out[2], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stacked": True}, r"Invalid `combiner`: None for features \['seen'\] and stacked=True"),
+        ({"inputs": np.zeros((2, 2), int)}, r"\['seen'\] and a key matrix of layer"),
+    ],
+)
+def test_one_tensor_needs_combiners(options, message):
+    inputs = options.pop("inputs", None)
+    with pytest.raises(ValueError, match=message):
+        make_layer(None, **options)(inputs)
+
+
+@pytest.mark.parametrize(
+    ("combiner", "padding_key", "message"),
+    [(None, -1, "Invalid `combiner`: None"), ("sum", 0, "Invalid `padding_key`.*'seen': 0")],
+)
+def test_models_that_cannot_take_them(combiner, padding_key, message):
+    layer = make_layer(combiner, padding_key)
+    with pytest.raises(ValueError, match=message):
+        slip.models.TBSM(layer, step=(4,), top=(1,))
+
+
 def test_features_of_apply_that_are_not_there():
     """K13: flat features beside others are found; what is missing is said, with the cure."""
     slipstream = slip.Slipstream(make_layer())
@@ -313,7 +339,7 @@ def test_named_inputs_of_a_functional_model():
     model.compile("sgd", "mse")
     features = {name: value for name, value in features_of("texts").items() if name in inputs}
     data = tf.data.Dataset.from_tensors((features, tf.ones([5, 1]))).repeat(2)
-    slipstream = slip.Slipstream(layer, slip.SaturationConfig(snapshot_interval=1, warmup=0.0))
+    slipstream = slip.Slipstream(layer, window=slip.Window(steps=1, warmup=0.0))
     model.fit(slipstream.apply(data, 5), callbacks=[slipstream.callback()], verbose=0)
     assert layer.store.size("item") == len({t for bag in TEXTS for t in bag}) + 5
 

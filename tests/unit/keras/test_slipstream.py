@@ -304,9 +304,9 @@ def test_planned_steps_are_those_of_training():
     data = make_data(80).unbatch().batch(4 * BATCH_SIZE, drop_remainder=True)
     data = data.apply(tf.data.experimental.assert_cardinality(20))
     slipstream.apply(data, batch_size=BATCH_SIZE)
-    slipstream.plan_epochs(1)
+    slipstream.plan.add_epochs(1)
     assert slipstream.tracker.warmup_steps == 20
-    slipstream.plan_epochs(2)
+    slipstream.plan.add_epochs(2)
     assert slipstream.tracker.warmup_steps == 60, "another fit is more training"
 
 

@@ -6,12 +6,12 @@ import json
 import math
 
 import pytest
+from slipstream_tf.telemetry.shadow import estimate_shadow
 
 from slipstream_tf.config import SaturationConfig
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.quality_budget import MODEL_MARGIN
 from slipstream_tf.saturation.report import TableWindow, WindowReport
-from slipstream_tf.telemetry.shadow import estimate_shadow
 
 SLOPE, INPUTS, WINDOWS, WARMUP = 0.03, 1000, 20, 5
 SKIPPABLE, REFRESHED = 500, 100

@@ -1,13 +1,13 @@
-"""Trains in shadow mode, which skips nothing, and draws what skipping would have saved.
+"""Trains in a dry run, which saves nothing, and draws what policies would have saved.
 
-Run: python examples/shadow_report.py [FOLDER [DATA]]
+Run: python examples/dry_run_report.py [FOLDER [DATA]]
 FOLDER: for the run and its report; by default runs. DATA: as --data of slipstream-train, by default
-inputs that are generated. The drawing needs matplotlib.
+examples that are generated. The drawing needs matplotlib.
 Prints the run's table, "You would have saved ... at an estimated cost of ...", the commands that
-switch skipping on, and where the report is.
+switch the policies on, and where the report is.
 
-The same by hand: slipstream-train --data=DATA --shadow --output=FOLDER/shadow
-                  slipstream-report FOLDER/shadow --output=FOLDER/report
+The same by hand: slipstream-train --data=DATA --dry_run --output=FOLDER/dry_run
+                  slipstream-report FOLDER/dry_run --output=FOLDER/report
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def main() -> None:
     """Runs the program in a process of its own, then reads its record."""
     folder = sys.argv[1] if len(sys.argv) > 1 else "runs"
     data = sys.argv[2] if len(sys.argv) > 2 else "generated:60000"
-    run = pathlib.Path(folder) / "shadow"
+    run = pathlib.Path(folder) / "dry_run"
     train = [sys.executable, "-m", "slipstream_tf.cli.train"]
-    subprocess.run([*train, f"--data={data}", "--shadow", f"--output={run}"], check=True)
+    subprocess.run([*train, f"--data={data}", "--dry_run", f"--output={run}"], check=True)
 
     runs = read_runs([str(run)])
-    for saving in runs[0].value("shadow", "savings"):
+    for saving in runs[0].value("dry_run", "savings"):
         cost = saving["most_cost"]
         limit = "unknown" if cost is None else f"at most {cost:.4f} AUC"
         print(f"{saving['what']}: {saving['share']:.1%} saved, estimated cost {limit}")

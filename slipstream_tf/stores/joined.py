@@ -1,0 +1,130 @@
+"""Several stores as one, by the names of their tables: for an engine over several layers.
+
+In: stores whose tables have different names. Out: what the engine asks of one. Rows, slots and
+checkpoints stay each store's own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from slipstream_tf.errors import invalid
+from slipstream_tf.stores.base import TrackedStore
+
+
+def _of_table(name: str) -> Callable[..., Any]:
+    """The method of that name of the store that has the table."""
+
+    def method(self: "JoinedStore", table: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.parts[self._part_of[self._require(table)]], name)(
+            table, *args, **kwargs
+        )
+
+    method.__doc__ = f"See `TrackedStore.{name}`."
+    return method
+
+
+def _of_all(name: str) -> Callable[..., None]:
+    """The method of that name of every store."""
+
+    def method(self: "JoinedStore", *args: Any, **kwargs: Any) -> None:
+        for part in self.parts:
+            getattr(part, name)(*args, **kwargs)
+
+    method.__doc__ = f"See `TrackedStore.{name}`."
+    return method
+
+
+class JoinedStore(TrackedStore):
+    """What the engine asks of several stores.
+
+    Args:
+        stores: two or more, of the same kind, ranks and abilities.
+
+    Raises:
+        ValueError: two tables have the same name, or the stores differ in what they can do.
+    """
+
+    _ALIKE = (
+        *("comm", "is_spread", "has_read_only_replicas", "refresh_movement", "prefetches"),
+        *("lists_hot_keys_by_key", "takes_tables_at_once", "forgets_flags"),
+    )
+
+    def __init__(self, stores: Sequence[Any]) -> None:
+        self._parts = tuple(stores)
+        self.tables = tuple(table for store in stores for table in store.tables)
+        names = [table.name for table in self.tables]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise invalid("embeddings", twice, "Slipstream", "layers whose tables differ in name")
+        self._part_of = {t.name: i for i, store in enumerate(stores) for t in store.tables}
+        for field in self._ALIKE:
+            values = [getattr(store, field) for store in stores]
+            if any(value != values[0] for value in values):
+                place = f"Slipstream with several layers, `{field}` of their stores"
+                raise invalid("embeddings", values, place, "the same of all")
+            setattr(self, field, values[0])
+        optimizers = {id(store.optimizer): store.optimizer for store in stores}
+        self.optimizer = stores[0].optimizer if len(optimizers) == 1 else None
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The stores."""
+        return self._parts
+
+    @property
+    def updates_rows(self) -> bool:
+        """Whether all update the rows themselves."""
+        return all(part.updates_rows for part in self.parts)
+
+    @property
+    def rate_variables(self) -> list[Any]:
+        """See `TrackedStore`; of all stores."""
+        return [variable for part in self.parts for variable in part.rate_variables]
+
+    @property
+    def least_accesses(self) -> float:
+        """See `TrackedStore`; the most of any store."""
+        return max(part.least_accesses for part in self.parts)
+
+    rule_of = _of_table("rule_of")
+    learning_rate_of = _of_table("learning_rate_of")
+    size = _of_table("size")
+    owners = _of_table("owners")
+    gather = _of_table("gather")
+    measure = _of_table("measure")
+    hot_keys = _of_table("hot_keys")
+    set_update_policy = _of_table("set_update_policy")
+    set_row_flags = _of_table("set_row_flags")
+    row_flags = _of_table("row_flags")
+    squared_update_lengths = _of_table("squared_update_lengths")
+    set_squared_update_lengths = _of_table("set_squared_update_lengths")
+    update_counts = _of_table("update_counts")
+    read_only_keys = _of_table("read_only_keys")
+    follow = _of_all("follow")
+    decay_counts = _of_all("decay_counts")
+    flush = _of_all("flush")
+    forget_announced = _of_all("forget_announced")
+
+    def refresh_replicas(self, movement: float) -> None:
+        """See `TrackedStore.refresh_replicas`; of all stores."""
+        for part in self.parts:
+            part.refresh_replicas(movement)
+        self.refresh_movement = movement
+
+    def set_read_only(self, hot: Mapping[str, Any]) -> None:
+        """See `ShardedStore.set_read_only`; each store gets its own tables."""
+        for part, own in zip(self.parts, self._shared_out(hot), strict=True):
+            part.set_read_only(own)
+
+    def set_replicated(self, hot: Mapping[str, np.ndarray]) -> None:
+        """See `ShardedStore.set_replicated`; each store gets its own tables."""
+        for part, own in zip(self.parts, self._shared_out(hot), strict=True):
+            part.set_replicated(own)
+
+    def _shared_out(self, hot: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [
+            {name: of for name, of in hot.items() if self._part_of[name] == index}
+            for index in range(len(self.parts))
+        ]

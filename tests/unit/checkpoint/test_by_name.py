@@ -1,0 +1,120 @@
+"""Files of other tables are loaded by name, and the log says what was taken."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import Table, checkpoint, distributed, optimizers
+from slipstream_tf.checkpoint.store_state import export_state, restore_state
+from slipstream_tf.keras import EmbeddingCollection
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.stores import NativeStore, TableRows
+
+ADAGRAD, SGD = optimizers.Adagrad(0.5, 0.25), optimizers.SGD(0.5)
+# Saved: "same" is here, too; "removed" is not; the others have changed.
+SAVED = [
+    *(Table("removed", 2), Table("same", 2, ADAGRAD)),
+    *(Table("wider", 2), Table("other_rule", 2, SGD)),
+]
+HERE = [
+    *(Table("other_rule", 2, ADAGRAD), Table("added", 2)),
+    *(Table("wider", 3), Table("same", 2, optimizers.Adagrad(0.125, 0.25))),
+]
+
+
+def trained(tables: list[Table], key: int) -> NativeStore:
+    store = NativeStore(tables, SGD)
+    specs = [FeatureSpec(table.name, table.name, "sum") for table in tables]
+    keys = {spec.name: tf.constant([key, key + 1], tf.int64) for spec in specs}
+    pooled, plan = store.lookup(pack(keys, specs), specs, training=True)
+    store.apply_gradients(plan, [tf.ones_like(rows) for rows in pooled])
+    return store
+
+
+def check(store: NativeStore, before: dict[str, Any], saved: NativeStore) -> None:
+    """Compares a store with what it had, and with what it was to take."""
+    for name in ("added", "wider"):
+        for part, values in store.export_table(name).items():
+            np.testing.assert_array_equal(values, before[name][part])
+    for name in ("same", "other_rule"):
+        found, expected = store.export_table(name), saved.export_table(name)
+        np.testing.assert_array_equal(found["rows"], expected["rows"])
+        np.testing.assert_array_equal(found["counts"], expected["counts"])
+    np.testing.assert_array_equal(
+        store.export_table("same")["slots"], saved.export_table("same")["slots"]
+    )
+    assert (store.export_table("other_rule")["slots"] == 0.25).all()
+    assert store.learning_rate_of("same") == 0.5
+
+
+LOG = [
+    "'same' is taken.",
+    "'other_rule' is taken without its slots, which start anew: they are of SGD, not Adagrad.",
+    "'added' is not in it; it stays as it is.",
+    "'wider' is not taken: it was saved with dim=2 and has dim=3 here.",
+    "'removed' is not taken: there is none here.",
+]
+
+
+@pytest.mark.parametrize("form", ["state", "job"])
+def test_tables_are_taken_by_name(form: str, tmp_path: Any, caplog: Any) -> None:
+    saved, store = trained(SAVED, 1), trained(HERE, 7)
+    before = {table.name: store.export_table(table.name) for table in HERE}
+    dense, comm = tf.train.Checkpoint(x=tf.Variable(1.0)), distributed.SingleProcess()
+
+    def load() -> None:
+        if form == "state":
+            restore_state(store, export_state(saved), "a test")
+        else:
+            distributed.JobCheckpoints(str(tmp_path), dense, comm, store).restore()
+
+    if form == "job":
+        distributed.JobCheckpoints(str(tmp_path), dense, comm, saved, background=False).save(1)
+    with pytest.raises((ValueError, checkpoint.CheckpointError), match=r"tables_by_name\(\)"):
+        load()
+    for name, contents in before.items():
+        np.testing.assert_array_equal(store.export_table(name)["rows"], contents["rows"])
+    with caplog.at_level(logging.INFO, "absl"), checkpoint.tables_by_name():
+        load()
+    check(store, before, saved)
+    for line in LOG:
+        assert line in caplog.text
+    with pytest.raises((ValueError, checkpoint.CheckpointError), match="saved with"):
+        load()
+
+
+def make_model(tables: list[str]) -> keras.Model:
+    inputs = {name: keras.Input((), dtype="int64", name=name) for name in tables}
+    layer = EmbeddingCollection([Table(name, 2) for name in tables], SGD, name="tables")
+    joined = keras.layers.Concatenate()(list(layer(inputs).values()))
+    dense = keras.layers.Dense(1, name="last")(keras.layers.Dense(3, name="first")(joined))
+    model = keras.Model(inputs, dense)
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_a_feature_is_added_to_a_models_weights(tmp_path: Any) -> None:
+    keys = np.arange(8)
+    old, new = make_model(["user", "item"]), make_model(["user", "item", "city"])
+    old.fit({"user": keys, "item": keys}, keys, verbose=0)
+    path = str(tmp_path / "old.weights.h5")
+    old.save_weights(path)
+    with pytest.warns(UserWarning, match="first"), checkpoint.tables_by_name():
+        new.load_weights(path, skip_mismatch=True)
+    for name in ("user", "item"):
+        rows = TableRows(new.get_layer("tables").store, name).read(keys)
+        expected = TableRows(old.get_layer("tables").store, name).read(keys)
+        np.testing.assert_array_equal(rows, expected)
+        assert rows.any()
+    np.testing.assert_array_equal(
+        new.get_layer("last").kernel.numpy(), old.get_layer("last").kernel.numpy()
+    )
+    # Without it Keras skips the layer, and its warning says what to do.
+    with pytest.warns(UserWarning, match=r"tables_by_name\(\)"):
+        new.load_weights(path, skip_mismatch=True)

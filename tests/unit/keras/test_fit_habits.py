@@ -1,0 +1,263 @@
+"""`fit` as people call it: epochs, lengths and weights, nothing lost and no false warning."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf import SaturationConfig, Table, optimizers
+from slipstream_tf.keras import EmbeddingCollection, Slipstream
+
+BATCH, COUNT = 8, 240
+BATCHES = COUNT // BATCH
+
+
+def arrays():
+    keys = np.minimum(np.random.default_rng(0).zipf(1.5, (COUNT, 2)), 20)
+    return keys, (keys[:, 0] % 2).astype(np.float32)
+
+
+def batches():
+    return tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)
+
+
+class Run:
+    """A functional model and its engine."""
+
+    def __init__(self, kind=slip.keras.Model, **settings):
+        keras.utils.set_random_seed(0)
+        self.embeddings = EmbeddingCollection([Table("a", 4), Table("b", 4)], optimizers.SGD(0.05))
+        inputs = keras.Input((2,), dtype="int64")
+        vectors = keras.layers.Flatten()(self.embeddings(inputs))
+        self.model = kind(inputs, keras.layers.Dense(1, "sigmoid")(vectors))
+        self.model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy")
+        defaults = {"snapshot_interval": 5, "target_skip": 0.5}
+        self.slipstream = Slipstream(self.embeddings, SaturationConfig(**{**defaults, **settings}))
+
+    def fit(self, data, **options):
+        options = {"callbacks": [self.slipstream.callback()], "verbose": 0, **options}
+        return self.model.fit(data, shuffle=False, **options)
+
+    @property
+    def steps(self):
+        # Not the optimizer's iterations: it counts the step that finds the data's end, too.
+        return int(self.embeddings.store.export_table("a")["steps"][0])
+
+
+@pytest.fixture
+def said(caplog):
+    """All warnings, of `warnings` and of logging, but one on shuffling."""
+    with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.WARNING, "absl"):
+        warnings.simplefilter("always")
+        yield lambda: [str(w.message) for w in caught] + caplog.messages
+
+
+# Half of the inputs in the first epoch, none from the second one on.
+FEWER_SKIPS = {"skip": "random", "random_shares": (*[0.5] * 4, 0.0), "warmup": 0.0}
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize("kind", [slip.keras.Model, keras.Model])
+def test_epochs_that_skip_less_than_the_first_lose_nothing(said, kind, steps_per_execution):
+    run = Run(kind, **FEWER_SKIPS)
+    run.model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+    history = run.fit(run.slipstream.apply(batches()), epochs=3, validation_data=batches().take(3))
+    report = run.slipstream.end_window()
+    ledger = run.slipstream.ledger
+    assert ledger.inputs_seen == 3 * COUNT
+    assert 0 < ledger.inputs_skipped < 2 * COUNT and report.step == run.steps
+    assert run.steps >= (3 * COUNT - ledger.inputs_skipped) / BATCH
+    assert len(history.history["val_loss"]) == 3
+    assert said() == []
+
+
+def test_the_filter_of_keras_warnings_goes_with_the_fit():
+    run = Run()
+    before = list(warnings.filters)
+    run.fit(run.slipstream.apply(batches()), epochs=2)
+    assert warnings.filters == before
+
+
+def test_steps_that_the_data_do_not_have_are_warned_of_as_ever(said):
+    run = Run(**FEWER_SKIPS)
+    run.fit(run.slipstream.apply(batches()), epochs=2, steps_per_epoch=BATCHES - 1)
+    assert any("ran out of data" in words for words in said())
+
+
+def unknown_length():
+    return batches().filter(lambda *_: True)
+
+
+def test_the_length_of_data_that_do_not_know_it_is_found_in_the_first_epoch(said):
+    run = Run(skip="inputs", warmup=0.25)
+    data = run.slipstream.apply(unknown_length(), BATCH)
+    run.fit(data, epochs=4, validation_data=batches().take(2))
+    ledger = run.slipstream.ledger
+    assert run.slipstream.plan.steps == 4 * BATCHES
+    assert all(not r.inputs_skipped for r in ledger.reports if r.step <= BATCHES)
+    assert ledger.inputs_skipped > 0
+    assert not [words for words in said() if "ran out" in words or "Epoch" in words]
+
+
+def test_an_epoch_that_keras_cuts_off_is_warned_of(said):
+    run = Run(**FEWER_SKIPS)
+    run.fit(run.slipstream.apply(unknown_length(), BATCH), epochs=3)
+    (words, again) = (w for w in said() if "was ended by Keras" in w)
+    assert "Epoch 2" in words and "Epoch 3" in again and "assert_cardinality" in words
+    assert not any("ran out" in words for words in said())
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_steps_per_epoch_and_repeated_data_make_a_plan(epochs):
+    run = Run(skip="inputs", warmup=0.5)
+    data = run.slipstream.apply(batches().repeat())
+    run.fit(data, epochs=epochs, steps_per_epoch=40)
+    assert run.slipstream.plan.steps == 40 * epochs
+    assert run.slipstream.tracker.warmup_steps == 20 * epochs
+    assert run.slipstream.ledger.inputs_skipped > 0
+    assert run.steps == 40 * epochs
+
+
+def test_data_that_did_not_go_through_apply_make_a_plan():
+    run = Run(skip="defer", warmup=0.5)
+    run.fit(batches(), epochs=2)
+    assert run.slipstream.plan.steps == 2 * BATCHES
+
+
+def test_a_fit_that_goes_on_plans_what_is_left():
+    run = Run(skip="inputs")
+    data = run.slipstream.apply(batches())
+    run.fit(data, epochs=2)
+    run.fit(data, epochs=5, initial_epoch=2)
+    assert run.slipstream.plan.steps == 5 * BATCHES
+
+
+def test_no_batch_is_read_to_find_their_size():
+    read = []
+
+    def note(keys, label):
+        tf.numpy_function(lambda: read.append(1) or np.int64(0), [], tf.int64)
+        return keys, label
+
+    run = Run(skip="inputs")
+    data = run.slipstream.apply(batches().map(note).prefetch(2))
+    assert data.cardinality() == BATCHES and read == []
+    assert [len(label) for _, label in data] == [BATCH] * BATCHES
+    halves = run.slipstream.apply(batches(), batch_size=2 * BATCH)
+    assert sum(1 for _ in halves) == BATCHES // 2 == run.slipstream.plan.batches
+
+
+def test_batches_that_are_larger_than_they_were_said_to_be_are_an_error():
+    run = Run(skip="inputs")
+    doubled = batches().map(
+        lambda *parts: tf.nest.map_structure(lambda p: tf.repeat(p, 2, 0), parts)
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\.batch\(8\): give .*batch_size"):
+        list(run.slipstream.apply(doubled))
+    assert [len(y) for _, y in run.slipstream.apply(doubled, 2 * BATCH)] == [2 * BATCH] * BATCHES
+
+
+def test_a_batch_size_that_nothing_tells_is_asked_for():
+    run = Run(skip="inputs")
+    data = tf.data.Dataset.from_generator(
+        lambda: iter([]),
+        output_signature=(tf.TensorSpec([None, 2], tf.int64), tf.TensorSpec([None])),
+    )
+    with pytest.raises(ValueError, match=r"Invalid `batch_size`: None"):
+        run.slipstream.apply(data)
+
+
+WEIGHTS = {0: 0.5, 1: 3.0}
+
+
+def noted(weights):
+    """A map that notes the sample weights."""
+
+    def note(x, y, weight):
+        tf.numpy_function(lambda w: weights.extend(w.tolist()) or np.int64(0), [weight], tf.int64)
+        return x, y, weight
+
+    return note
+
+
+@pytest.mark.parametrize("settings", [{"keep_rate": 0.25}, {}], ids=str)
+def test_class_weights_of_fit_and_weights_of_skipping_are_multiplied(settings):
+    run, weights = Run(skip="inputs", warmup=0.0, **settings), []
+    kept = run.slipstream.apply(batches().repeat(3))
+    compute = run.model.compute_loss
+
+    def compute_loss(x, y, y_pred, sample_weight, training=True):
+        tf.numpy_function(lambda w: weights.extend(w.tolist()), [sample_weight], [])
+        return compute(x, y, y_pred, sample_weight, training=training)
+
+    object.__setattr__(run.model, "compute_loss", compute_loss)
+    run.fit(kept, class_weight=WEIGHTS)
+    first = run.slipstream.ledger.reports[0]
+    assert first.inputs_seen == 5 * BATCH, "no batch was fetched ahead"
+    assert run.slipstream.ledger.inputs_skipped > 0
+    expected = {0.5, 3.0} | ({2.0, 12.0} if settings else set())
+    assert set(weights) <= expected and len(set(weights)) > len(expected) - 2
+
+
+def test_class_weights_train_as_keras_has_it():
+    results = []
+    for is_ours in (True, False):
+        run = Run(skip="none")
+        data = run.slipstream.apply(batches()) if is_ours else batches()
+        callbacks = None if is_ours else []
+        options = {} if callbacks is None else {"callbacks": callbacks}
+        run.fit(data, class_weight=WEIGHTS, epochs=2, **options)
+        results.append([w.tolist() for w in run.model.get_weights()])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ([0.0, 1.0, 2.0], [0.5, 3.0, 1.0]),
+        ([[0], [1], [5]], [0.5, 3.0, 1.0]),
+        ([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]], [0.5, 3.0, 1.0]),
+    ],
+)
+def test_class_weights_by_the_form_of_the_label(label, expected):
+    from slipstream_tf.inputs.class_weights import weigh_classes
+
+    data = tf.data.Dataset.from_tensors((tf.zeros([3, 2]), tf.constant(label)))
+    ((_, _, weight),) = weigh_classes(data, WEIGHTS)
+    assert weight.numpy().tolist() == expected
+    doubled = data.map(lambda x, y: (x, y, tf.constant([[2.0, 4.0]] * 3)))
+    ((_, _, weight),) = weigh_classes(doubled, WEIGHTS)
+    np.testing.assert_array_equal(weight, np.outer(expected, [2.0, 4.0]))
+
+
+@pytest.mark.parametrize("wrong", [{}, {-1: 1.0}, {0: float("nan")}, {0.5: 1.0}, 3])
+def test_wrong_class_weights(wrong):
+    run = Run(skip="inputs")
+    with pytest.raises(ValueError, match="Invalid `class_weight`"):
+        run.slipstream.apply(batches(), class_weight=wrong)
+
+
+def test_class_weights_need_one_label():
+    run = Run(skip="inputs")
+    data = batches().map(lambda x, y: (x, {"a": y, "b": y}))
+    with pytest.raises(ValueError, match=r"Invalid `dataset`.*one label"):
+        run.slipstream.apply(data, class_weight=WEIGHTS)
+
+
+def test_the_summary_shows_the_window_that_goes_on():
+    run = Run(skip="inputs", snapshot_interval=BATCHES + 4)
+    run.fit(run.slipstream.apply(batches()))
+    words = f"The present window goes on: {BATCHES} of {BATCHES + 4} steps, {COUNT} inputs"
+    assert words in run.slipstream.summary()
+    assert len(run.slipstream.ledger.reports) == 0, "it was not ended"
+    run.fit(run.slipstream.apply(batches()))
+    assert [r.step for r in run.slipstream.ledger.reports] == [BATCHES + 4]
+    assert f"{BATCHES - 4} of {BATCHES + 4} steps" in run.slipstream.summary()
+    run.slipstream.end_window()
+    assert "goes on" not in run.slipstream.summary()

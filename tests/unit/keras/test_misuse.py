@@ -1,0 +1,166 @@
+"""Wrong uses of an engine in `fit`: each works, or ends in one clear sentence."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf import SaturationConfig, Table, optimizers
+from slipstream_tf.keras import EmbeddingCollection, SaturationCallback, Slipstream
+
+BATCH, BATCHES = 8, 24
+
+
+def arrays():
+    keys = np.minimum(np.random.default_rng(0).zipf(1.5, (BATCH * BATCHES, 2)), 20)
+    return keys, (keys[:, 0] % 2).astype(np.float32)
+
+
+def batches():
+    return tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)
+
+
+def make(kind=slip.keras.Model):
+    embeddings = EmbeddingCollection([Table("a", 4), Table("b", 4)], optimizers.SGD(0.05))
+    inputs = keras.Input((2,), dtype="int64")
+    model = kind(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(embeddings(inputs))))
+    model.compile("sgd", "mse")
+    return embeddings, model
+
+
+def engine(embeddings, **settings):
+    return Slipstream(embeddings, SaturationConfig(skip="none", snapshot_interval=5, **settings))
+
+
+def fit(model, data, callbacks, **options):
+    return model.fit(data, callbacks=callbacks, verbose=0, shuffle=False, **options)
+
+
+def test_an_engine_of_another_models_layer(tmp_path):
+    embeddings, model = make()
+    slipstream = engine(embeddings)
+    model.save(tmp_path / "m.keras")
+    for other in (make()[1], keras.models.load_model(tmp_path / "m.keras")):
+        with pytest.raises(ValueError, match=r"Invalid `embeddings`.*layer of this model.*loaded"):
+            fit(other, slipstream.apply(batches()), [slipstream.callback()])
+    assert slipstream.end_window().step == 0
+    fit(model, slipstream.apply(batches()), [slipstream.callback()])
+
+
+def test_a_layer_deep_in_a_model_is_found():
+    embeddings, inner = make()
+    inputs = keras.Input((2,), dtype="int64")
+    outer = slip.keras.Model(inputs, keras.layers.Dense(1)(inner(inputs)))
+    outer.compile("sgd", "mse")
+    slipstream = engine(embeddings)
+    fit(outer, slipstream.apply(batches()), [slipstream.callback()])
+    assert slipstream.end_window().step == BATCHES
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_two_callbacks_of_one_engine(is_same):
+    embeddings, model = make()
+    slipstream = engine(embeddings)
+    first = slipstream.callback()
+    second = first if is_same else slipstream.callback()
+    with pytest.raises(ValueError, match="Invalid `callbacks`"):
+        fit(model, slipstream.apply(batches()), [first, second])
+    # One alone is right, also after the fit that was refused.
+    fit(model, slipstream.apply(batches()), [first])
+    fit(model, slipstream.apply(batches()), [first])
+    assert slipstream.end_window().step == 2 * BATCHES
+
+
+def test_two_engines_of_one_layer():
+    embeddings, model = make()
+    first, second = engine(embeddings), engine(embeddings)
+    with pytest.raises(ValueError, match=r"Invalid `callbacks`: '2 of Slipstream'"):
+        fit(model, second.apply(batches()), [first.callback(), second.callback()])
+    with pytest.raises(ValueError, match=r"Invalid `slipstream`.*made last"):
+        fit(model, first.apply(batches()), [first.callback()])
+    with pytest.raises(ValueError, match=r"Invalid `slipstream`.*made last"):
+        first.end_window()
+    fit(model, second.apply(batches()), [second.callback()])
+
+
+def test_validation_data_of_apply():
+    embeddings, model = make()
+    slipstream = engine(embeddings)
+    train = slipstream.apply(batches())
+    with pytest.raises(ValueError, match=r"Invalid `validation_data`: 'of Slipstream.apply'"):
+        fit(model, train, [slipstream.callback()], validation_data=slipstream.apply(batches()))
+    fit(model, train, [slipstream.callback()], validation_data=batches())
+
+
+@pytest.mark.parametrize(
+    "hurry",
+    [
+        lambda model, data: (data, {"class_weight": {0: 1.0, 1: 2.0}}),
+        lambda model, data: (data.prefetch(4), {}),
+    ],
+    ids=["class_weight", "prefetch"],
+)
+def test_batches_fetched_ahead_of_a_plain_model_are_warned_of(hurry):
+    embeddings, model = make(keras.Model)
+    slipstream = engine(embeddings, warmup=0.0)
+    data, options = hurry(model, slipstream.apply(batches()))
+    slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: time.sleep(0.02))
+    with pytest.warns(RuntimeWarning, match=r"fetches batches ahead.*class_weight=\.\.\."):
+        fit(model, data, [slipstream.callback(), slow], **options)
+
+
+def test_no_such_warning_without_cause():
+    embeddings, model = make(keras.Model)
+    slipstream = engine(embeddings, warmup=0.0)
+    data = slipstream.apply(batches())
+    next(iter(data))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        fit(model, data, [slipstream.callback()])
+
+
+def test_the_callback_with_and_without_its_brackets(tmp_path):
+    embeddings, model = make()
+    slipstream = engine(embeddings)
+    fit(model, slipstream.apply(batches()), [slipstream.callback])
+    assert slipstream.end_window().step == BATCHES
+    assert isinstance(slipstream.callback(tmp_path), SaturationCallback)
+
+
+def test_arrays_are_no_data_set():
+    slipstream = engine(make()[0])
+    for wrong in (arrays(), arrays()[0], [batches()]):
+        with pytest.raises(ValueError, match=r"Invalid `dataset`.*from_tensor_slices\(\(x, y\)\)"):
+            slipstream.apply(wrong)
+
+
+def test_elements_that_are_no_batches():
+    slipstream = engine(make()[0])
+    with pytest.raises(ValueError, match="batches: a first dimension"):
+        slipstream.apply(batches().unbatch())
+
+
+@pytest.mark.parametrize("shape", [[-1], [-1, 1]])
+def test_a_label_that_is_not_a_number(shape):
+    embeddings, model = make()
+    slipstream = engine(embeddings)
+
+    def spoil(keys, label):
+        is_third = tf.range(tf.shape(label)[0]) == 3
+        return keys, tf.reshape(tf.where(is_third, np.float32(np.nan), label), shape)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="A label is not finite"):
+        fit(model, slipstream.apply(batches().map(spoil)), [slipstream.callback()])
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+
+
+def test_labels_of_several_tasks_may_be_missing():
+    slipstream = engine(make()[0])
+    data = batches().map(lambda x, y: (x, tf.stack([y, y * np.nan], axis=1)))
+    assert sum(1 for _ in slipstream.apply(data)) == BATCHES
