@@ -173,6 +173,8 @@ def resolve(model: Any, signature: Any) -> Any:
         if callable(getattr(model, "input_signature", None)):
             return model.input_signature()
         signature = getattr(model, "input", None)
+        if signature is None and len(getattr(model, "inputs", ())) == 1:
+            (signature,) = model.inputs  # Of a Sequential model.
         if signature is None:
             raise invalid("signature", None, f"model {getattr(model, 'name', model)!r}", _ALLOWED)
     return tf.nest.map_structure(_spec, signature)

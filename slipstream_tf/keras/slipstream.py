@@ -22,9 +22,9 @@ from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.keras import misuse
 from slipstream_tf.keras.callbacks import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.keras.feature_specs import resolve_features
 from slipstream_tf.keras.passes import Applied
 from slipstream_tf.keras.step_plan import StepPlan, present_window
+from slipstream_tf.keras.tracked import tracked
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -32,7 +32,6 @@ from slipstream_tf.policies.base import Policy
 from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.tracker import SaturationTracker
-from slipstream_tf.stores.joined import JoinedStore
 from slipstream_tf.stores.sok.store import SokStore
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.dry_run import DryRunEstimate, estimate_dry_run
@@ -111,34 +110,10 @@ class Slipstream(tf.train.experimental.PythonState):
         # What `serialize` gave, to be restored again where the tables are replaced after it. None:
         # they were not restored, or training has gone on.
         self._restored: bytes | None = None
-        self.layers: tuple[EmbeddingCollection, ...] = _layers_of(embeddings)
-        if self.layers:
-            for layer in self.layers:
-                layer.when_restored(self._restore_again)
-            for name, value in (("features", features), ("comm", comm)):
-                if value is not None:
-                    raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
-            stores = [layer.store for layer in self.layers]
-            self.store: Any = stores[0] if len(stores) == 1 else JoinedStore(stores)
-            self.specs = _specs_of(self.layers)
-        elif isinstance(embeddings, (VariableStore, SokStore)):
-            self.store = embeddings
-            self.specs = resolve_features(features, embeddings.tables)
-        else:
-            allowed = "slipstream_tf.keras.EmbeddingCollection, one or several, a VariableStore "
-            allowed += "or a SokStore"
-            raise invalid("embeddings", embeddings, "Slipstream", allowed)
-        if not isinstance(dry_run, (bool, DryRun)):
-            raise invalid("dry_run", dry_run, "Slipstream", "True, False or slipstream_tf.DryRun()")
-        settings = EngineSettings(
-            policies=policies,  # type: ignore[arg-type]
-            window=Window() if window is None else window,
-            hot_set=HotSet() if hot_set is None else hot_set,
-            saturation=saturation,
-            budget=budget,
-            dry_run=bool(dry_run),
-            estimates_cost=isinstance(dry_run, DryRun) and dry_run.estimates_cost,
-        )
+        self.layers, self.store, self.specs = tracked(embeddings, features, comm)
+        for layer in self.layers:
+            layer.when_restored(self._restore_again)
+        settings = EngineSettings(policies, window, hot_set, saturation, budget, dry_run)
         self.settings = settings
         self.comm: Communicator = comm or self.store.comm or SingleProcess()
         if self.comm.size > 1:
@@ -523,24 +498,3 @@ class Slipstream(tf.train.experimental.PythonState):
         """Warns if no step was counted when two windows' worth of batches went through."""
         if self._steps == 0:
             misuse.warn_without_steps(2 * self.tracker.window_steps)
-
-
-def _layers_of(embeddings: Any) -> tuple[EmbeddingCollection, ...]:
-    """The layers that were given; empty if it is no layer, and no sequence of them."""
-    given = tuple(embeddings) if isinstance(embeddings, (list, tuple)) else (embeddings,)
-    is_layers = bool(given) and all(isinstance(layer, EmbeddingCollection) for layer in given)
-    return given if is_layers else ()
-
-
-def _specs_of(layers: Sequence[EmbeddingCollection]) -> tuple[FeatureSpec, ...]:
-    """The features of all layers.
-
-    Raises:
-        ValueError: two layers have a feature of the same name.
-    """
-    specs = tuple(spec for layer in layers for spec in layer.specs)
-    names = [spec.name for spec in specs]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise invalid("embeddings", twice, "Slipstream", "layers whose features differ in name")
-    return specs

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream_tf.config import (
+    DryRun,
     HotSet,
     LossGuard,
     MaxAucLoss,
@@ -29,23 +30,24 @@ class EngineSettings:
     """The settings of the engine.
 
     Attributes:
-        policies: what is saved; each kind once, and one for examples, gradients and replicas each.
-            Without any the engine only watches.
-        window: length, warm-up, sample.
-        hot_set: the keys that are watched.
+        policies: what is saved, one or a sequence; each kind once, and one for examples, gradients
+            and replicas each. Without any the engine only watches.
+        window: length, warm-up, sample: a `Window`; None: as `Window()`.
+        hot_set: the keys that are watched: a `HotSet`; None: as `HotSet()`.
         saturation: when a key counts as saturated; None: as `Saturation()`.
         budget: bounds of what saving may cost, each kind once; one or a sequence.
-        dry_run: whether everything is done but the saving.
+        dry_run: whether everything is done but the saving: a bool or a `DryRun`; a bool from then
+            on.
         estimates_cost: whether a dry run takes the examples' losses in, to estimate its cost.
     """
 
-    policies: Sequence[Policy] = ()
-    window: Window = dataclasses.field(default_factory=Window)
-    hot_set: HotSet = dataclasses.field(default_factory=HotSet)
+    policies: Any = ()
+    window: Any = None
+    hot_set: Any = None
     saturation: Saturation | None = None
     budget: Any = ()
-    dry_run: bool = False
-    estimates_cost: bool = False
+    dry_run: Any = False
+    estimates_cost: bool = dataclasses.field(init=False, default=False)
 
     def __post_init__(self) -> None:
         for name, kinds in (("policies", Policy), ("budget", (MaxAucLoss, LossGuard))):
@@ -55,12 +57,20 @@ class EngineSettings:
             object.__setattr__(self, name, given)
         parts: tuple[tuple[str, type], ...] = (("window", Window), ("hot_set", HotSet))
         for name, kind in parts:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, kind())
             if not isinstance(getattr(self, name), kind):
                 allowed = f"slipstream_tf.{kind.__name__}(...)"
                 raise invalid(name, getattr(self, name), _PLACE, allowed)
         if self.saturation is not None and not isinstance(self.saturation, Saturation):
             allowed = "None or slipstream_tf.Saturation(...)"
             raise invalid("saturation", self.saturation, _PLACE, allowed)
+        if not isinstance(self.dry_run, (bool, DryRun)):
+            allowed = "True, False or slipstream_tf.DryRun()"
+            raise invalid("dry_run", self.dry_run, _PLACE, allowed)
+        estimates = isinstance(self.dry_run, DryRun) and self.dry_run.estimates_cost
+        object.__setattr__(self, "estimates_cost", estimates)
+        object.__setattr__(self, "dry_run", bool(self.dry_run))
         if self.dry_run and not any(policy.verb for policy in self.policies):
             allowed = "False, or with a policy that saves examples or gradients: it tells what of"
             raise invalid("dry_run", True, f"{_PLACE} without one", allowed)

@@ -214,6 +214,50 @@ TEST(BatchLookup, ColumnsOfAMatrixAreCopiedAndPaddingGivesZeros) {
   }
 }
 
+TEST(BatchLookup, KeysThatAreNotPooledAreExamplesOfTheirOwn) {
+  // A padded matrix taken apart beside a bag of the same table: 6 examples and 2.
+  const std::vector<int64_t> matrix = {5, 7, -1, 7, -1, -1}, bag = {7, 9, 7};
+  const std::vector<int64_t> splits = {0, 2, 3};
+  FeatureView apart;
+  apart.batch = 2;
+  apart.keys = matrix.data();
+  apart.num_keys = 6;
+  apart.width = apart.stride = 3;
+  apart.has_padding = true;
+  apart.TakeApart();
+  FeatureView pooled;
+  pooled.batch = 2;
+  pooled.keys = bag.data();
+  pooled.num_keys = 3;
+  pooled.row_splits = splits.data();
+  const std::vector<Combiner> combiners = {Combiner::kSum, Combiner::kSum};
+  const std::vector<float> gradient(6, 1.f);
+  for (int threads : {1, 5}) {
+    auto table = MakeTable(1);
+    std::vector<float> rows(6, 3.f), sums(2, 3.f), again(6, 3.f), sums_again(2, 3.f);
+    LookupWorkspace workspace;
+    ASSERT_TRUE(LookupForTraining({table.get()}, {apart, pooled}, combiners,
+                                  {{rows.data(), 1}, {sums.data(), 1}}, Threads(threads),
+                                  &workspace)
+                    .ok());
+    ASSERT_TRUE(LookupForEvaluation({table.get()}, {apart, pooled}, combiners,
+                                    {{again.data(), 1}, {sums_again.data(), 1}}, Threads(threads))
+                    .ok());
+    EXPECT_EQ(rows, again);
+    EXPECT_EQ(sums, sums_again);
+    const float five = *table->rows().Find(5), seven = *table->rows().Find(7);
+    EXPECT_EQ(rows, (std::vector<float>{five, seven, 0.f, seven, 0.f, 0.f}));
+    EXPECT_EQ(sums[1], seven);
+    // Uses of key 7: two apart, two pooled. All in one update.
+    ASSERT_TRUE(ApplyGradients(workspace.plan, {{gradient.data(), 1}, {gradient.data(), 1}}, 0.1f,
+                               Threads(threads))
+                    .ok());
+    EXPECT_EQ(table->Export().keys, (std::vector<int64_t>{5, 7, 9}));
+    EXPECT_EQ(table->Export().counts, (std::vector<float>{1.f, 4.f, 1.f}));
+    EXPECT_NE(*table->rows().Find(7), seven);
+  }
+}
+
 TEST(BatchLookup, ABatchHasAsManyExamplesAsTheirNumbersReach) {
   auto table = MakeTable(1);
   FeatureView without_keys;

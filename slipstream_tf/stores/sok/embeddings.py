@@ -170,8 +170,8 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
         by_movement = policy.mode == "defer" and policy.trigger == "movement"
         if by_movement and not isinstance(self.optimizer, optimizers.SGD):
             allowed = (
-                "Interval(...), or SGD: each rank decides on its own sums, and slots are the owner's; "
-                "SokPooledStore, where the owner defers them, knows Adagrad, too"
+                "Interval(...), or SGD: each rank decides on its own sums, and slots are the "
+                "owner's; SokPooledStore, where the owner defers them, knows Adagrad, too"
             )
             raise invalid("until", "Movement", place, allowed)
         self._require_policy(table, policy)

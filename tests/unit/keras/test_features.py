@@ -282,6 +282,29 @@ def test_weights_of_sparse_keys():
     np.testing.assert_allclose(out[2], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stacked": True}, r"Invalid `combiner`: None for features \['seen'\] and stacked=True"),
+        ({"inputs": np.zeros((2, 2), int)}, r"\['seen'\] and a key matrix of layer"),
+    ],
+)
+def test_one_tensor_needs_combiners(options, message):
+    inputs = options.pop("inputs", None)
+    with pytest.raises(ValueError, match=message):
+        make_layer(None, **options)(inputs)
+
+
+@pytest.mark.parametrize(
+    ("combiner", "padding_key", "message"),
+    [(None, -1, "Invalid `combiner`: None"), ("sum", 0, "Invalid `padding_key`.*'seen': 0")],
+)
+def test_models_that_cannot_take_them(combiner, padding_key, message):
+    layer = make_layer(combiner, padding_key)
+    with pytest.raises(ValueError, match=message):
+        slip.models.TBSM(layer, step=(4,), top=(1,))
+
+
 def test_features_of_apply_that_are_not_there():
     """K13: flat features beside others are found; what is missing is said, with the cure."""
     slipstream = slip.Slipstream(make_layer())

@@ -1,0 +1,56 @@
+"""What an engine tracks: the store and the features of layers, or of a store of one's own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf.errors import invalid
+from slipstream_tf.keras.embedding_collection import EmbeddingCollection
+from slipstream_tf.keras.feature_specs import resolve_features
+from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.stores.joined import JoinedStore
+from slipstream_tf.stores.sok.store import SokStore
+from slipstream_tf.stores.variable import VariableStore
+
+
+class Tracked(NamedTuple):
+    """What an engine tracks.
+
+    Attributes:
+        layers: whose tables they are; empty for a store of one's own.
+        store: that has the tables.
+        specs: the features, in order.
+    """
+
+    layers: tuple[EmbeddingCollection, ...]
+    store: Any
+    specs: tuple[FeatureSpec, ...]
+
+
+def tracked(
+    embeddings: Any,
+    features: Mapping[str, str] | Sequence[FeatureSpec] | None,
+    comm: Communicator | None,
+) -> Tracked:
+    """Returns what is tracked of the arguments of `Slipstream`.
+
+    Raises:
+        ValueError: they are something else, do not go together, or two layers have a table or
+            feature of the same name.
+    """
+    given = tuple(embeddings) if isinstance(embeddings, (list, tuple)) else (embeddings,)
+    if given and all(isinstance(layer, EmbeddingCollection) for layer in given):
+        for name, value in (("features", features), ("comm", comm)):
+            if value is not None:
+                raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
+        specs = tuple(spec for layer in given for spec in layer.specs)
+        names = [spec.name for spec in specs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise invalid("embeddings", twice, "Slipstream", "layers whose features differ in name")
+        stores = [layer.store for layer in given]
+        return Tracked(given, stores[0] if len(stores) == 1 else JoinedStore(stores), specs)
+    if isinstance(embeddings, (VariableStore, SokStore)):
+        return Tracked((), embeddings, resolve_features(features, embeddings.tables))
+    allowed = "slipstream_tf.keras.EmbeddingCollection, one or several, a VariableStore or a "
+    raise invalid("embeddings", embeddings, "Slipstream", allowed + "SokStore")

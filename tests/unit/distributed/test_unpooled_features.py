@@ -1,0 +1,77 @@
+"""Features without a combiner, on several ranks: the rows are those of one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import FeatureSpec, Table, initializers, optimizers
+from slipstream_tf.distributed.exchanged import ReplicatedStore
+from slipstream_tf.distributed.sharded import ShardedStore
+from slipstream_tf.ops.features import pack
+from slipstream_tf.stores import NativeStore
+from slipstream_tf.stores.sok.pooled import SokPooledStore, _bags_of, _weights_of
+
+DIM, RANKS = 3, 2
+SPECS = [FeatureSpec("seen", "t", None, 0), FeatureSpec("item", "t", "mean", 0)]
+# Keys of a rank: histories, padded with 0, and an item.
+SEEN = np.array([[[1, 2, 0], [3, 1, 1]], [[2, 9, 9], [0, 0, 0]]])
+ITEM = np.array([[4, 1], [2, 0]])
+
+
+def tables():
+    return [Table("t", DIM, initializer=initializers.RandomNormal(0.0, 1.0, seed=2))]
+
+
+def train(store, inputs, scale=1.0):
+    """Two steps; returns what the second one looked up, per feature."""
+    packed = pack(inputs, SPECS)
+    for _ in range(2):
+        rows, plan = store.lookup(packed, SPECS, training=True)
+        store.apply_gradients(plan, [scale * tf.sin(part) for part in rows])
+    return [part.numpy() for part in rows]
+
+
+@pytest.mark.parametrize("kind", [ReplicatedStore, ShardedStore])
+def test_ranks_train_the_rows_of_one_process(run_as_ranks, kind):
+    one = NativeStore(tables(), optimizers.SGD(0.5))
+    expected = train(one, {"seen": SEEN.reshape(-1, 3), "item": ITEM.ravel()}, 1 / RANKS)
+
+    def program(comm):
+        store = kind(tables(), optimizers.SGD(0.5), comm)
+        inputs = {"seen": SEEN[comm.rank], "item": ITEM[comm.rank]}
+        rows = train(store, inputs)
+        evaluated, _ = store.lookup(pack(inputs, SPECS), SPECS, training=False)
+        return rows, [part.numpy() for part in evaluated]
+
+    results = run_as_ranks(RANKS, program)
+    evaluated, _ = one.lookup(
+        pack({"seen": SEEN.reshape(-1, 3), "item": ITEM.ravel()}, SPECS), SPECS, training=False
+    )
+    for feature in range(2):
+        for found, reference in ((0, expected), (1, evaluated)):
+            ranks = np.concatenate([result[found][feature] for result in results])
+            np.testing.assert_allclose(ranks, reference[feature], rtol=1e-5, atol=1e-6)
+
+
+def test_a_store_that_pools_where_the_rows_are_refuses_them():
+    packed = pack({"seen": SEEN[0], "item": ITEM[0]}, SPECS)
+    store = object.__new__(SokPooledStore)
+    with pytest.raises(ValueError, match=r"\['seen'\] of a SokPooledStore.*store='sok'"):
+        store.lookup(packed, SPECS, training=True)
+
+
+def test_its_bags_are_without_padding_in_every_layout():
+    keys = np.array([[5, 0], [0, 6]])
+    ragged = tf.RaggedTensor.from_tensor(tf.constant(keys))
+    for given, weights in ((keys, keys + 0.5), (ragged, ragged + 0)):
+        spec = [FeatureSpec("x", "t", "sum", 0)]
+        packed = pack({"x": given}, spec, {"x": weights})
+        bags = _bags_of(packed, 0)
+        assert bags.to_list() == [[5], [6]]
+        assert [len(row) for row in _weights_of(packed, 0, bags).to_list()] == [1, 1]
+    packed = pack({"x": keys[:, 0]}, [FeatureSpec("x", "t", "sum", 0)])
+    assert _bags_of(packed, 0).to_list() == [[5], []]
+    packed = pack({"x": keys}, [FeatureSpec("x", "t", "sum", None)])
+    assert _bags_of(packed, 0).to_list() == keys.tolist()

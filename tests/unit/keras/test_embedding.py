@@ -1,0 +1,197 @@
+"""`slip.keras.Embedding`: a drop-in for `keras.layers.Embedding`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf.inputs.readers.hashing import hash_string
+
+KEYS = np.array([[1, 2, 0], [3, 1, 1]])
+
+
+def make_layer(input_dim=10, **kwargs):
+    return slip.keras.Embedding(input_dim, 4, optimizer=slip.optimizers.SGD(0.5), **kwargs)
+
+
+def rows_of(layer, keys):
+    name = layer.tables[0].name
+    rows = layer.store.gather(name, np.asarray(keys, np.int64).ravel())[0].numpy()
+    return rows.reshape(*np.shape(keys), layer.output_dim)
+
+
+def test_arguments_stand_in_the_order_of_keras():
+    ours = list(inspect.signature(slip.keras.Embedding.__init__).parameters)
+    theirs = list(inspect.signature(keras.layers.Embedding.__init__).parameters)
+    assert ours[:7] == theirs[:7]
+
+
+@pytest.mark.parametrize(
+    "keys", [np.int64(3), KEYS[0], KEYS, KEYS[None], KEYS.astype(np.uint8), KEYS.tolist()]
+)
+def test_keys_of_any_shape(keys):
+    layer = make_layer()
+    np.testing.assert_array_equal(layer(keys), rows_of(layer, keys))
+    assert layer.compute_output_shape(np.shape(keys)) == (*np.shape(keys), 4)
+
+
+def test_ragged_and_sparse_keys():
+    layer = make_layer()
+    flat = [1, 2, 3]
+    for keys in (
+        tf.ragged.constant([[[1], []], [[2, 3]]], dtype=tf.int64),
+        tf.ragged.constant([[1], [], [2, 3]], dtype=tf.int32),
+        tf.sparse.from_dense(tf.constant([[1, 0], [2, 3]], tf.int64)),
+    ):
+        rows = layer(keys)
+        assert isinstance(rows, tf.RaggedTensor)
+        np.testing.assert_array_equal(rows.flat_values, rows_of(layer, flat))
+
+
+def test_gradients_of_all_places_are_summed():
+    layer = make_layer()
+    before = rows_of(layer, [0, 1, 2, 3])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(KEYS, training=True))
+    tape.gradient(loss, layer.trainable_variables)
+    counts = np.array([1, 3, 1, 1])[:, None]
+    np.testing.assert_allclose(rows_of(layer, [0, 1, 2, 3]), before - 0.5 * counts, rtol=1e-5)
+
+
+def test_mask_zero():
+    layer = make_layer(mask_zero=True)
+    rows = layer(KEYS, training=True)
+    assert rows._keras_mask.numpy().tolist() == [[True, True, False], [True, True, True]]
+    assert not rows[0, 2].numpy().any()
+    assert layer.store.export_table("embedding")["keys"].tolist() == [1, 2, 3]
+    assert layer.supports_masking and not make_layer().supports_masking
+    assert make_layer().compute_mask(tf.constant(KEYS)) is None
+
+
+@pytest.mark.parametrize("is_functional", [True, False])
+def test_layers_behind_it_see_the_mask(is_functional):
+    layer, gru = make_layer(mask_zero=True), keras.layers.GRU(3)
+    model = keras.Sequential([layer, gru])
+    if is_functional:
+        inputs = keras.Input((None,), dtype="int64")
+        model = keras.Model(inputs, gru(layer(inputs)))
+    short, long = np.array([[1, 2]]), np.array([[1, 2, 0, 0]])
+    np.testing.assert_allclose(model.predict(short), model.predict(long), rtol=1e-5)
+
+
+@pytest.mark.parametrize("key", [10, -1, 1 << 40])
+@pytest.mark.parametrize("training", [True, False])
+def test_keys_beyond_the_bound_are_an_error(key, training):
+    layer = make_layer()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"must be 0 to 9; input_dim=None"):
+        layer(np.array([[1, key]]), training=training)
+    assert layer.store.size("embedding") == 0
+    unbounded = make_layer(None)
+    np.testing.assert_array_equal(unbounded(np.array([key])), rows_of(unbounded, [key]))
+
+
+def test_texts_as_keys():
+    layer = make_layer(None, mask_zero=True)
+    rows = layer(np.array([["a", ""], ["b", "a"]]))
+    a, b = rows_of(layer, [hash_string(b"a"), hash_string(b"b")])
+    np.testing.assert_array_equal(rows, [[a, np.zeros(4)], [b, a]])
+    with pytest.raises(ValueError, match=r"Invalid `input_dim`: 10.*texts"):
+        make_layer()(np.array(["a"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input_dim": 0}, "Invalid `input_dim`: 0"),
+        ({"input_dim": 1.5}, "Invalid `input_dim`: 1.5"),
+        ({"output_dim": 0}, "Invalid `output_dim`: 0"),
+        ({"embeddings_regularizer": "l2"}, "Invalid `embeddings_regularizer`: 'l2'"),
+        ({"embeddings_constraint": "max_norm"}, "Invalid `embeddings_constraint`"),
+        ({"weights": [np.zeros((10, 4))]}, "Invalid `weights`"),
+        ({"lora_rank": 2}, "Invalid `lora_rank`: 2"),
+        ({"embeddings_initializer": "glorot_uniform"}, "Invalid `initializer`"),
+        ({"optimizer": "lion"}, "Invalid `optimizer`"),
+    ],
+)
+def test_arguments_that_cannot_work(options, message):
+    with pytest.raises(ValueError, match=message):
+        slip.keras.Embedding(**{"input_dim": 10, "output_dim": 4, **options})
+
+
+def test_numpy_sizes_and_keras_initializers():
+    layer = make_layer(np.int64(10), embeddings_initializer=keras.initializers.Constant(0.25))
+    assert (layer(KEYS).numpy() == 0.25).all()
+    assert (make_layer(embeddings_initializer="zeros")(KEYS).numpy() == 0.0).all()
+
+
+def test_configuration():
+    layer = make_layer(mask_zero=True, name="user", embeddings_initializer="normal")
+    config = json.loads(json.dumps(layer.get_config()))
+    again = slip.keras.Embedding.from_config(config)
+    assert again.get_config() == layer.get_config()
+    assert (again.tables, again.specs) == (layer.tables, layer.specs)
+
+
+def test_models_built_twice_load_each_others_weights(tmp_path):
+    """Keras numbers layers without a name; the tables' names do not count up with them."""
+
+    def build():
+        return keras.Sequential([make_layer(), keras.layers.Flatten(), keras.layers.Dense(1)])
+
+    models = [build(), build()]
+    models[0].compile("sgd", "mse")
+    models[0].fit(KEYS, np.ones((2, 1)), verbose=0)
+    models[0].save_weights(tmp_path / "m.weights.h5")
+    models[1](KEYS)
+    models[1].load_weights(tmp_path / "m.weights.h5")
+    np.testing.assert_array_equal(models[1](KEYS), models[0](KEYS))
+    models[0].save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded(KEYS), models[0](KEYS))
+
+
+@pytest.mark.parametrize("apply", ["backward", "step"])
+def test_trains_as_keras_does(apply):
+    """The same rows, start and rule: SGD moves them alike, place by place."""
+    layer = make_layer(name="user", apply=apply)
+    theirs = keras.layers.Embedding(10, 4)
+    theirs.build()
+    theirs.set_weights([rows_of(layer, np.arange(10))])
+    losses = []
+    for embedding in (layer, theirs):
+        model = keras.Sequential([keras.Input((3,), dtype="int64"), embedding])
+        optimizer = keras.optimizers.SGD(0.5)
+        if embedding is layer and apply == "step":
+            optimizer = slip.keras.StepOptimizer(optimizer)
+        model.compile(optimizer, "mse")
+        losses.append(model.fit(KEYS, np.ones((2, 3, 4)), epochs=3, verbose=0).history["loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    np.testing.assert_allclose(rows_of(layer, np.arange(10)), theirs.get_weights()[0], rtol=1e-5)
+
+
+def test_the_engine_tracks_it():
+    layer = make_layer(name="item")
+    slipstream = slip.Slipstream(layer, window=slip.Window(steps=1, warmup=0.0))
+    data = tf.data.Dataset.from_tensors(({"item": KEYS, "price": np.ones(2)}, np.ones((2, 3, 4))))
+    train = slipstream.apply(data, batch_size=2).map(lambda x, y: (x["item"], y))
+    model = keras.Sequential([layer])
+    model.compile("sgd", "mse")
+    model.fit(train, callbacks=[slipstream.callback()], verbose=0)
+    assert len(slipstream.tracker.reports) == 1
+    assert set(layer.store.hot_keys("item", 9)[0]) == {0, 1, 2, 3}
+
+
+def test_a_served_model_gives_the_same(tmp_path):
+    layer = make_layer(None, mask_zero=True)
+    model = keras.Sequential([keras.Input((None,), dtype="string"), layer, keras.layers.GRU(3)])
+    keys = tf.constant([["a", "b", ""], ["c", "", ""]])
+    model(keys, training=True)
+    slip.export.saved_model(model, tmp_path / "1")
+    served = tf.saved_model.load(str(tmp_path / "1"))
+    np.testing.assert_allclose(served.serve(keys), model(keys), rtol=1e-5)
