@@ -124,13 +124,13 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
 }
 
 OPTIMIZERS: Mapping[str, str] = {
-    "SparseOptimizer.learning_rate": "Always. Rows take larger rates than dense layers: 0.05 to "
-    "0.1 with Adagrad in our runs.",
+    "SparseOptimizer.learning_rate": "Always. Rows take larger rates than dense layers.",
     "SparseOptimizer.follow": "A dense rate that is scheduled or reduced must not touch the rows.",
-    "Adagrad.initial_accumulator_value": "Click models: 0, with a small epsilon; beside 0.1 rows "
-    "hardly move.",
-    "Adagrad.epsilon": "1e-10 to 1e-8 with an initial accumulator of 0.",
-    "Adam.learning_rate": "As for any Adam.",
+    "Adagrad.learning_rate": "Always worth a try: 0.05 to 0.2.",
+    "Adagrad.initial_accumulator_value": "0.1 for the steps of `keras.optimizers.Adagrad`, which "
+    "hardly move rows; SOK needs one above 0.",
+    "Adagrad.epsilon": "1e-7 for the steps of `keras.optimizers.Adagrad`.",
+    "Adam.learning_rate": "Always worth a try: 0.001 to 0.01.",
     "Adam.beta_1": "As for any Adam.",
     "Adam.beta_2": "As for any Adam.",
     "Adam.epsilon": "As for any Adam.",

@@ -1,6 +1,6 @@
 """Trains in a dry run, which saves nothing, and draws what policies would have saved.
 
-Run: python examples/shadow_report.py [FOLDER [DATA]]
+Run: python examples/dry_run_report.py [FOLDER [DATA]]
 FOLDER: for the run and its report; by default runs. DATA: as --data of slipstream-train, by default
 examples that are generated. The drawing needs matplotlib.
 Prints the run's table, "You would have saved ... at an estimated cost of ...", the commands that

@@ -307,3 +307,9 @@ def is_recording() -> bool:
     """Whether a `tf.GradientTape` records just now; TensorFlow has no public way to ask."""
     record = importlib.import_module("tensorflow.python.eager.record")
     return bool(record.could_possibly_record())
+
+
+def is_saving_model() -> bool:
+    """Whether TensorFlow writes a SavedModel just now, for which it traces functions anew."""
+    context = importlib.import_module("tensorflow.python.saved_model.save_context")
+    return bool(context.in_save_context())

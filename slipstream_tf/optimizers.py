@@ -81,28 +81,35 @@ def _checked_rate(rate: Any, place: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class SGD(SparseOptimizer):
-    """row -= learning_rate * gradient."""
+    """row -= learning_rate * gradient.
+
+    Gradients of a mean loss carry the factor 1/batch, and a row is in few inputs of a batch: rates
+    of 10 to 100 train click models at batches of 1,024. The default is that of Keras.
+    """
 
     rule: ClassVar[str] = "sgd"
 
 
 @dataclasses.dataclass(frozen=True)
 class Adagrad(SparseOptimizer):
-    """Keras's Adagrad on the rows of a batch.
+    """Keras's Adagrad on the rows of a batch, with defaults for click models.
 
     accumulator += gradient^2; row -= learning_rate * gradient / sqrt(accumulator + epsilon).
 
-    The defaults are those of `keras.optimizers.Adagrad`. Gradients of a mean loss are small (they
-    carry the factor 1/batch), and beside an initial accumulator of 0.1 they move rows very slowly:
-    for click models set `initial_accumulator_value=0.0` and a small `epsilon`, as FBGEMM does.
+    The first step of a row is as long as the learning rate, whatever the size of its gradient.
+    Gradients of a mean loss are small (they carry the factor 1/batch): beside the initial
+    accumulator of `keras.optimizers.Adagrad` they hardly move rows. For its steps, to the bit, give
+    `Adagrad(rate, initial_accumulator_value=0.1, epsilon=1e-7)`.
 
     Attributes:
+        learning_rate: factor of every step; see `SparseOptimizer`.
         initial_accumulator_value: of every element of a new row, at least 0.
         epsilon: added to the accumulator below the root, above 0.
     """
 
-    initial_accumulator_value: float = 0.1
-    epsilon: float = 1e-7
+    learning_rate: Any = 0.1
+    initial_accumulator_value: float = 0.0
+    epsilon: float = 1e-10
     rule: ClassVar[str] = "adagrad"
 
     def __post_init__(self) -> None:
@@ -138,7 +145,7 @@ class Adam(SparseOptimizer):
         epsilon: added to the root of the second moment, above 0.
     """
 
-    learning_rate: Any = 0.001
+    learning_rate: Any = 0.003
     beta_1: float = 0.9
     beta_2: float = 0.999
     epsilon: float = 1e-7

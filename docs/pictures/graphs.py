@@ -28,8 +28,8 @@ CORE = (
     *("update", "saturation", "hot_keys", "exchange"),
 )
 PACKAGE = (
-    *("leaves", "ops", "stores", "saturation", "checkpoint", "inputs", "distributed", "export"),
-    *("telemetry", "keras", "models", "prepare", "cli"),
+    *("leaves", "ops", "scores", "policies", "stores", "saturation", "checkpoint", "experiments"),
+    *("inputs", "distributed", "export", "telemetry", "keras", "models", "prepare", "cli"),
 )
 Edges = collections.Counter[tuple[str, str]]
 

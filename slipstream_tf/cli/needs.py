@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from slipstream_tf import launch
 
-if TYPE_CHECKING:
-    from slipstream_tf.cli.settings import Settings
+# `cli.settings.Settings`, which is built on the flags, and they on this.
+Settings = Any
 
 
 class Need(NamedTuple):

@@ -28,10 +28,10 @@ def make_flags() -> FlagSet:
     return FlagSet(
         "slipstream-report",
         "Draws what runs of slipstream-train recorded, one color per run: quality against inputs "
-        "and seconds, saturation, what was skipped, held and sent, bytes and seconds. A RUN is a "
-        "run's output folder, or its metrics.json; the others are compared with the first. Writes "
-        "report.html, one page that loads nothing, png/ and csv/. Needs matplotlib: pip install "
-        "'slipstream-tf[report]'.",
+        "and seconds, saturation, what was skipped, deferred and sent, bytes and seconds. A RUN is "
+        "a run's output folder, or its metrics.json; the others are compared with the first. "
+        "Writes report.html, one page that loads nothing, png/ and csv/. Needs matplotlib: pip "
+        "install 'slipstream-tf[report]'.",
         (
             "slipstream-report runs/plain runs/paper",
             "slipstream-report runs/* --output=runs/report",

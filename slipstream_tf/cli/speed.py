@@ -10,16 +10,14 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.config import Table
-from slipstream_tf.keras import EmbeddingCollection
-from slipstream_tf.optimizers import Adagrad
+from slipstream_tf.keras import Embedding
 
 _DIM, _BATCH_SIZE = 32, 512
 _RATE = 0.05
@@ -38,22 +36,20 @@ def measure(rows: int) -> dict[str, float]:
         "rows", "dim", "batch_size"; "keras", "slipstream" -> median seconds of a step.
     """
 
-    def by_keras(item: Any) -> Any:
-        return keras.layers.Embedding(rows, _DIM)(item)
-
-    def by_slipstream(item: Any) -> Any:
-        return EmbeddingCollection([Table("item", _DIM)], Adagrad(_RATE))({"item": item})["item"]
-
-    embed = {"keras": by_keras, "slipstream": by_slipstream}
-    seconds = {name: _seconds(embed[name], rows, steps) for name, steps in _STEPS.items()}
+    rules = {name: keras.optimizers.Adagrad(_RATE) for name in _STEPS}
+    layers = {
+        "keras": keras.layers.Embedding(rows, _DIM),
+        "slipstream": Embedding(rows, _DIM, optimizer=rules["slipstream"]),
+    }
+    seconds = {name: _seconds(layers[name], rules[name], rows, _STEPS[name]) for name in _STEPS}
     return {"rows": rows, "dim": _DIM, "batch_size": _BATCH_SIZE, **seconds}
 
 
-def _seconds(embed: Callable[[Any], Any], rows: int, steps: int) -> float:
+def _seconds(layer: Any, rule: Any, rows: int, steps: int) -> float:
     items = np.random.default_rng(0).integers(0, rows, steps * _BATCH_SIZE)
-    item = keras.Input((), dtype="int64", name="item")
-    model = keras.Model(item, keras.layers.Dense(1, "sigmoid")(embed(item)))
-    model.compile(keras.optimizers.Adagrad(_RATE), "binary_crossentropy")
+    item = keras.Input((), dtype="int64")
+    model = keras.Model(item, keras.layers.Dense(1, "sigmoid")(layer(item)))
+    model.compile(rule, "binary_crossentropy")
     ends: list[float] = []
     timer = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())

@@ -18,10 +18,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from slipstream_tf import _compat
 from slipstream_tf.errors import invalid
 from slipstream_tf.export import files
-from slipstream_tf.export.rows import TableRows, Token, collect, layers_of, on_rank_zero
+from slipstream_tf.export.rows import (
+    TableRows,
+    Token,
+    collect,
+    layers_of,
+    on_rank_zero,
+    weights_of,
+)
 
 _MANIFEST = Path("manifest.json")
 _WEIGHTS = "weights.npz"
@@ -84,7 +90,7 @@ def _write(model: Any, now: list[TableRows], path: str | os.PathLike[str], since
         raise invalid("since", there, "a delta", f"of the same tables (name, dim): {here}")
     weights = None
     if model is not layers_of(model)[0]:
-        weights = [_compat.tensorflow_variable(weight) for weight in model.weights]
+        weights = weights_of(model)
 
     def write(folder: Path) -> None:
         folder.mkdir()

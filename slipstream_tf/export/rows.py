@@ -90,6 +90,15 @@ def layers_of(model: Any) -> list[Any]:
     return found
 
 
+def weights_of(model: Any) -> list[Any]:
+    """Returns the tf.Variables of a model's weights, without those that stand for tables' rows."""
+    return [
+        _compat.tensorflow_variable(weight)
+        for weight in model.weights
+        if not getattr(weight, "stands_for_rows", False)
+    ]
+
+
 def table_names(layers: list[Any]) -> list[tuple[Any, Table, str]]:
     """Returns (layer, table, name) of all tables of some layers.
 

@@ -12,7 +12,14 @@ import tensorflow as tf
 from slipstream_tf import _compat
 from slipstream_tf.errors import invalid
 from slipstream_tf.export import files
-from slipstream_tf.export.rows import TableRows, collect, layers_of, on_rank_zero, table_names
+from slipstream_tf.export.rows import (
+    TableRows,
+    collect,
+    layers_of,
+    on_rank_zero,
+    table_names,
+    weights_of,
+)
 from slipstream_tf.export.serving import ServedTable, ServingStore
 
 _ALLOWED = (
@@ -78,7 +85,7 @@ def _write(model: Any, tables: list[TableRows], path: str | os.PathLike[str], gi
     served = [ServedTable(table.config, table.keys, table.rows) for table in tables]
     root = tf.Module()
     root.tables = served
-    root.weights = [_compat.tensorflow_variable(weight) for weight in model.weights]
+    root.weights = weights_of(model)
 
     @tf.function(input_signature=[specs])
     def serve(inputs: Any) -> Any:

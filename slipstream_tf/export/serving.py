@@ -43,6 +43,9 @@ class ServedTable(tf.Module):
                 with_absent_row(config, rows), shape=[None, config.dim], trainable=False
             )
             self.numbers = tf.lookup.StaticHashTable(_Numbering(self.keys), 0)
+        # Keras exports of a layer hash tables, and what belongs to them.
+        for name in ("keys", "rows"):
+            self.numbers._track_trackable(getattr(self, name), name)
 
     def gather(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the rows of keys, float32 [n, dim] for int64 [n]; absent keys: initial rows."""

@@ -75,7 +75,8 @@ def skip_inputs(
         ValueError: the batch size is neither given nor known, a component of the dataset has no
             batch dimension or is no tensor, or its elements cannot hold weights or
             "skippable".
-        tf.errors.InvalidArgumentError: while iterating: components differ in their batch size.
+        tf.errors.InvalidArgumentError: while iterating: components differ in their batch size, or
+            a label, [batch] or [batch, 1], is not finite.
     """
     element_spec = dataset.element_spec
     names = frozenset(spec.name for spec in specs)
@@ -95,7 +96,8 @@ def skip_inputs(
         ids = ids_of(*components)
         keys = keys_of(without_wrapping(components[0]), *components[1:])
         classified = classifier.classify(keys, specs, ids=ids, window_batches=window_batches)
-        with tf.control_dependencies([_assert_same_batch(components, classified.skippable)]):
+        checks = [_assert_same_batch(components, classified.skippable), *_check_label(components)]
+        with tf.control_dependencies(checks):
             if weighted:
                 weights = _weights(classified.weight, *components[2:])
                 components = (*components[:2], weights)
@@ -179,6 +181,20 @@ def _assert_same_batch(element: Any, skippable: tf.Tensor) -> Any:
         tf.size(skippable, out_type=tf.int64),
         "The components of a batch must have as many rows as its keys have inputs.",
     )
+
+
+def _check_label(element: Any) -> list[tf.Tensor]:
+    """Refuses an input whose one label is not finite: dense weights would be NaN for good."""
+    label = element[1] if len(element) > 1 else None
+    if not isinstance(label, tf.Tensor) or not label.dtype.is_floating:
+        return []
+    if label.shape.rank != 1 and label.shape[1:] != [1]:
+        return []
+    message = (
+        "A label is not finite. Allowed: finite numbers; leave inputs without a label out before "
+        "Slipstream.apply"
+    )
+    return [tf.debugging.check_numerics(label, message)]
 
 
 def _keep(element: Any, is_kept: tf.Tensor) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+from absl import logging
 
 from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_choice
@@ -77,18 +78,33 @@ def require_fitting_optimizer(layer: Any, anchors: Sequence[Any], apply: str) ->
     refuse_missing_rows(optimizer, anchors[0], layer.name)
 
 
-def require_told_training(layer: Any) -> None:
-    """Raises ValueError if a gradient tape records a layer that nobody told whether it trains.
+def require_told_training(layer: Any, training: bool | None) -> None:
+    """Sees to it that a layer that does not train under a gradient tape is no surprise.
 
     Keras's `fit` tells a model whose `call` has the argument `training`, and nobody else does.
+
+    Args:
+        layer: that is called, trainable, and does not train.
+        training: as the layer was told; False may be a default of the `call` of the model.
+
+    Raises:
+        ValueError: a tape records, and nobody told the layer anything.
     """
     if not _compat.is_recording():
         return
     outermost = _compat.outermost_layer(layer)
     model = "" if outermost is layer else f" in {type(outermost).__name__} {outermost.name!r}"
-    allowed = (
-        "True or False under a gradient tape. Give the `call` of your keras.Model the argument "
-        "`training`, by which `fit` tells that it trains; or call the model, in a step of your "
-        "own, with training=True. Without, no row would be trained"
-    )
-    raise invalid("training", None, f"layer {layer.name!r}{model}", allowed)
+    if training is None:
+        allowed = (
+            "True or False under a gradient tape. Give the `call` of your keras.Model the argument "
+            "`training`, by which `fit` tells that it trains; or call the model, in a step of your "
+            "own, with training=True. Without, no row would be trained"
+        )
+        raise invalid("training", None, f"layer {layer.name!r}{model}", allowed)
+    if outermost is not layer:
+        logging.warning(
+            "Layer %r%s is called with training=False under a gradient tape: its rows are not "
+            "trained. Call the model with training=True in a step of your own, or set "
+            "layer.trainable = False if that is meant.",
+            *(layer.name, model),
+        )

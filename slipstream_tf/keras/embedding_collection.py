@@ -24,6 +24,7 @@ from slipstream_tf.keras.contract import (
     require_told_training,
 )
 from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
+from slipstream_tf.keras.plain_export import ExportedRows
 from slipstream_tf.keras.row_gradients import add_anchors, collecting_lookup, updating_lookup
 from slipstream_tf.keras.row_snapshots import add_rows_weight, refuse_legacy_file
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, pack
@@ -155,6 +156,8 @@ class EmbeddingCollection(keras.layers.Layer):
         if apply == "backward":
             (self.update_anchor,) = self._anchors
         add_rows_weight(self, self.store)
+        # Past Keras, which would put it into TensorFlow's checkpoints.
+        object.__setattr__(self, "_exported", ExportedRows(self.store, f"layer {self.name!r}"))
         self._store_state = StoreState(self.store, f"layer {self.name!r}")
         self._engine: Any = None
         self.built = True
@@ -243,9 +246,12 @@ class EmbeddingCollection(keras.layers.Layer):
                 with tf.control_dependencies(rows):
                     self.store.announce(pack(next_inputs, self.specs), self.specs)
         else:
-            if training is None and self.trainable:
-                require_told_training(self)
-            rows, _ = self.store.lookup(packed, self.specs, training=False, stacked=stacked)
+            if self.trainable:
+                require_told_training(self, training)
+            store = (
+                self._exported.serving if self._exported.stands_in_for(self.store) else self.store
+            )
+            rows, _ = store.lookup(packed, self.specs, training=False, stacked=stacked)
         outputs = [tf.cast(tensor, self.compute_dtype) for tensor in rows]
         if stacked:
             return outputs[0]
@@ -329,6 +335,13 @@ class EmbeddingCollection(keras.layers.Layer):
         restore_state(self.store, arrays, f"layer {self.name!r}")
         if _ENGINE in arrays and self._engine is not None:
             self._engine.restore_backup(np.asarray(arrays[_ENGINE], np.uint8).tobytes())
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type != "savedmodel":
+            return children
+        children.pop("_store_state", None)  # of checkpoints, with slots
+        return {**children, **self._exported.trackables()}
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`; no rows in it."""

@@ -151,7 +151,12 @@ class RowsWeight(keras.Variable):
 
     Reading it by `numpy()`, as `get_weights` does, makes a snapshot. TensorFlow's reads see the
     stored number, 0, and make none.
+
+    Attributes:
+        stands_for_rows: True, by which exports know it.
     """
+
+    stands_for_rows = True
 
     def __init__(self, store: Any, place: str):
         """Makes the weight.
@@ -199,7 +204,8 @@ def add_rows_weight(layer: Any, store: Any) -> None:
     Checkpoints of TensorFlow and files of Keras do not have it: they hold the rows themselves.
     """
     with keras.name_scope(layer.name, caller=layer):
-        _compat.track_variable(layer, RowsWeight(store, f"layer {layer.name!r}"))
+        weight = RowsWeight(store, f"layer {layer.name!r}")
+    _compat.track_variable(layer, weight)
 
 
 def refuse_legacy_file(layer_name: str) -> None:

@@ -71,7 +71,7 @@ def test_speed_words_tell_both_layers_in_the_same_unit() -> None:
     words = demo.speed_words(1_000_000, 32, 512, keras=0.1, slipstream=0.002)
     rows = {line.split()[0]: line.split()[1:] for line in words.splitlines() if line}
     assert rows["keras.layers.Embedding"] == ["100.00", "5,120"]
-    assert rows["EmbeddingCollection"] == ["2.00", "256,000"]
+    assert rows["slip.keras.Embedding"] == ["2.00", "256,000"]
     assert "1,000,000 x 32" in words and "50 times as fast" in words
 
 

@@ -51,8 +51,6 @@ def test_speed_tells_both_layers_and_their_ratio(warm):
     (theirs, _), (own, ratio) = (re.search(pattern, line).groups() for line in (keras, ours))
     assert keras.startswith("keras.layers.Embedding:") and float(own) > 0
     assert int(ratio) == pytest.approx(float(theirs) / float(own), abs=0.6, rel=0.02)
-    # Copied to the README as it is: short enough for a screen.
-    assert len((EXAMPLES / "speed.py").read_text().splitlines()) < 60
 
 
 def run_example(warm, name, *arguments, launcher=(), **variables):

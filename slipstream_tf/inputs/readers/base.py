@@ -264,7 +264,13 @@ class BatchReader:
             features["dense"] = tf.TensorSpec([batch, self.spec.num_dense], tf.float32)
         if self._ids:
             features["id"] = tf.TensorSpec([batch], tf.int64)
-        return self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
+        dataset = self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
+        known = [n for n in (self.spec.num_inputs, self._max_inputs) if n is not None]
+        if self.spec.num_inputs is None:
+            return dataset
+        batches, rest = divmod(min(known), self._batch_size)
+        count = batches + (rest > 0 and not self._drop_remainder)
+        return dataset.apply(tf.data.experimental.assert_cardinality(count))
 
     def _key_spec(self, batch: int | None) -> Any:
         return tf.TensorSpec([batch, len(self.spec.fields)], tf.int64)

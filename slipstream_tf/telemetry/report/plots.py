@@ -251,12 +251,13 @@ _WINDOW_PANELS: Sequence[tuple[str, str, str, str, str, Mapping[str, Measure]]] 
      {"": _field("skipped_share")}),
     (SKIPPING, "rows_sent", "Gradient rows sent", "share of the rows offered",
      "gradient rows applied, or exchanged between ranks, as a share of those that training steps "
-     "gave, 0 to 1; more where held ones left.", {"": functools.partial(_share, flow="sent")}),
+     "gave, 0 to 1; more where deferred ones were applied.",
+     {"": functools.partial(_share, flow="sent")}),
     (SKIPPING, "rows_masked", "Gradient rows masked", "share of the rows offered",
      "gradient rows thrown away as a share of those that training steps gave, 0 to 1.",
      {"": functools.partial(_share, flow="masked")}),
-    (SKIPPING, "rows_held", "Gradient sums held", "rows",
-     "rows whose gradients are held back, deferred, at the window's end.",
+    (SKIPPING, "rows_deferred", "Deferred gradients", "rows",
+     "rows that have a deferred gradient at the window's end.",
      {"": functools.partial(_rows, flow="pending")}),
 )  # fmt: skip
 _HISTOGRAM = Panel(

@@ -273,8 +273,10 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    if value is None:
+    if value is None or value == []:
         return _NOT_SET
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return ",".join(value)  # As the flag has it: policies.
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -43,6 +43,7 @@ def test_files_have_the_records_numbers(
         del plain[entry]
     plain["windows"], plain["ranks"]["size"] = [], 1
     paper["settings"]["engine"]["max_skips"] = 5
+    plain["settings"]["policies"] = []
     folder = tmp_path / "report"
     paths = [write_run("plain", plain), write_run("paper", paper) + "/metrics.json"]
     arguments = [*paths, f"--output={folder}"]
@@ -60,7 +61,8 @@ def test_files_have_the_records_numbers(
     assert float(second["test AUC: difference, less the first run's"]) == pytest.approx(-0.37)
     assert float(second["gradient rows sent"]) == 1600
     assert float(second["inputs trained: difference, share of the first run's"]) == -0.5
-    (setting,) = rows_of(folder / "csv" / "settings_that_differ.csv")[1:]
+    policies, setting = rows_of(folder / "csv" / "settings_that_differ.csv")[1:]
+    assert policies == {"setting": "policies", "plain": "(not set)", "paper": "skip_examples"}
     assert setting == {"setting": "engine.max_skips", "plain": "3", "paper": "5"}
 
     quality = rows_of(folder / "csv" / "auc_by_inputs.csv")

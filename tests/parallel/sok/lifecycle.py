@@ -111,7 +111,7 @@ def load_fewer(loaded, exported) -> None:
 
 def take_no_more_than_there_is_room_for(comm) -> None:
     tables = [slip.Table("t", 4, retention=slip.Retention(n, eviction="lru")) for n in (64, 16)]
-    rule = slip.optimizers.Adagrad(0.1)
+    rule = slip.optimizers.Adagrad(0.1, 0.1, 1e-7)
     large, small = (SokEmbeddingStore([table], rule, comm) for table in tables)
     train(large, 3, comm.rank)
     contents = large.export_table("t")
@@ -138,7 +138,7 @@ def fit(comm, store: str) -> None:
     dense = random.normal(size=(count, 3)).astype(np.float32)
     labels = ((keys % 3).sum(1) % 2).astype(np.float32)
     embeddings = slip.keras.EmbeddingCollection(
-        [GOOD], slip.optimizers.Adagrad(0.1), {f"f{i}": "t" for i in range(fields)},
+        [GOOD], slip.optimizers.Adagrad(0.1, 0.1, 1e-7), {f"f{i}": "t" for i in range(fields)},
         store=store, comm=comm,
     )  # fmt: skip
     model = slip.models.DLRM(embeddings, dense_features=3, bottom=[8, 4], top=[8, 1])
@@ -160,7 +160,7 @@ def main() -> None:
     comm = init()
     refuse_what_sok_would_not(comm)
     save_and_load(comm, slip.optimizers.Adam(0.1), "hybrid")
-    save_and_load(comm, slip.optimizers.Adagrad(0.1), "hbm")
+    save_and_load(comm, slip.optimizers.Adagrad(0.1, 0.1, 1e-7), "hbm")
     save_and_load(comm, slip.optimizers.SGD(0.1), "hybrid")
     take_no_more_than_there_is_room_for(comm)
     fit(comm, "sok")

@@ -182,7 +182,7 @@ def test_a_click_model_tells_its_inputs(tmp_path):
     inputs["keys"] = inputs["keys"] * 2  # Seen and unseen keys.
     outputs = loaded.signatures["serving_default"](**{n: tf.constant(v) for n, v in inputs.items()})
     np.testing.assert_allclose(outputs["outputs"], model.predict(inputs, verbose=0), atol=1e-6)
-    assert len(loaded.weights) == len(model.weights)
+    assert len(loaded.weights) == len(model.trainable_weights)
     assert not list(loaded.others)  # No optimizer.
     # It trains on.
     assert np.isfinite(model.fit(*click_data(), verbose=0).history["loss"][0])

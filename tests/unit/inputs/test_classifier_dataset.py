@@ -196,6 +196,9 @@ def test_bad_arguments():
     nested = tf.data.Dataset.range(4).window(2)
     with pytest.raises(ValueError, match=r"'DatasetSpec'.*dense, ragged and sparse"):
         skip_inputs(nested, classifier, SPECS, batch_size=2)
+    sparse = tf.data.Dataset.from_tensors(tf.sparse.eye(2))
+    with pytest.raises(ValueError, match="`keys`: .float32"):
+        skip_inputs(sparse, classifier, SPECS, batch_size=2)
 
 
 def test_components_of_different_batch_sizes_are_an_error():

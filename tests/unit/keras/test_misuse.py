@@ -144,3 +144,23 @@ def test_elements_that_are_no_batches():
     slipstream = engine(make()[0])
     with pytest.raises(ValueError, match="batches: a first dimension"):
         slipstream.apply(batches().unbatch())
+
+
+@pytest.mark.parametrize("shape", [[-1], [-1, 1]])
+def test_a_label_that_is_not_a_number(shape):
+    embeddings, model = make()
+    slipstream = engine(embeddings)
+
+    def spoil(keys, label):
+        is_third = tf.range(tf.shape(label)[0]) == 3
+        return keys, tf.reshape(tf.where(is_third, np.float32(np.nan), label), shape)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="A label is not finite"):
+        fit(model, slipstream.apply(batches().map(spoil)), [slipstream.callback()])
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+
+
+def test_labels_of_several_tasks_may_be_missing():
+    slipstream = engine(make()[0])
+    data = batches().map(lambda x, y: (x, tf.stack([y, y * np.nan], axis=1)))
+    assert sum(1 for _ in slipstream.apply(data)) == BATCHES

@@ -171,7 +171,7 @@ def test_bfloat16(name):
     outputs = model.predict(inputs, verbose=0)
     assert outputs.dtype == np.float32
     assert len(np.unique(outputs)) > 32  # logits in float32 don't tie
-    assert {weight.dtype for weight in model.weights} == {"float32"}
+    assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
     assert model.embeddings(inputs["keys"]).dtype == tf.bfloat16
 
 

@@ -185,7 +185,7 @@ def test_bfloat16():
     model.compile("adam", "binary_crossentropy")
     model.fit(inputs, labels, verbose=0)
     assert model.predict(inputs, verbose=0).dtype == np.float32
-    assert {weight.dtype for weight in model.weights} == {"float32"}
+    assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
 
 
 def test_save_load_and_export(tmp_path):

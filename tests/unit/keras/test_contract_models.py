@@ -1,0 +1,230 @@
+"""docs/keras.md, models and exports: who is told `training`; SavedModels by the plain calls."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from contract_models import assert_same, contents, data, differ, layer_of, make_layer, make_model
+
+from slipstream_tf import export
+
+KEYS, LABELS = data()
+
+
+class Plain(keras.Model):
+    """A model whose `call` lacks `training`."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = make_layer()
+        self.flatten, self.top = keras.layers.Flatten(), keras.layers.Dense(1)
+
+    def call(self, keys):
+        return self.top(self.flatten(self.embedding(keys)))
+
+
+class Told(Plain):
+    """A model whose `call` has it, and passes it on or not: Keras does."""
+
+    def call(self, keys, training=False):
+        return super().call(keys)
+
+
+class Trains(Plain):
+    """A model that always trains."""
+
+    def call(self, keys):
+        return self.top(self.flatten(self.embedding(keys, training=True)))
+
+
+def fitted(kind, **kwargs):
+    keras.utils.set_random_seed(3)
+    model = kind(**kwargs)
+    model.compile("sgd", "mse")
+    model.fit(KEYS, LABELS, batch_size=16, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_call_without_training(eager):
+    keras.utils.set_random_seed(3)
+    model = Plain(name="mine")
+    model.compile("sgd", "mse", run_eagerly=eager)
+    with pytest.raises(
+        ValueError, match=r"Invalid `training`: None for layer 'tables' in Plain 'mine'.*`training`"
+    ):
+        model.fit(KEYS, LABELS, batch_size=16, verbose=0)
+    model.evaluate(KEYS, LABELS, verbose=0)
+    model.predict(KEYS, verbose=0)
+    assert model.embedding.store.size("user") == 0
+
+
+def test_a_call_with_training():
+    told, trains = fitted(Told), fitted(Trains)
+    assert int(told.embedding.store.export_table("user")["steps"][0]) == 4
+    assert_same(told.embedding, contents(trains.embedding))
+
+
+@pytest.mark.parametrize("kind", [Plain, Told])
+def test_own_train_step(kind, caplog):
+    class Own(kind):
+        tells: ClassVar = {}
+
+        def train_step(self, batch):
+            keys, labels = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(keys, **self.tells)[:, 0] - labels) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    if kind is Plain:
+        with pytest.raises(ValueError, match=r"Invalid `training`: None.*Own"):
+            fitted(Own)
+        return
+    fitted(Own)  # its call's default is False, which may be meant
+    assert "'tables' in Own 'own" in caplog.text
+    assert "training=False under a gradient tape: its rows are not trained" in caplog.text
+    Own.tells = {"training": True}
+    assert_same(fitted(Own).embedding, contents(fitted(Told).embedding))
+
+
+def test_a_layer_under_a_tape_of_ones_own():
+    layer = make_layer()
+    with pytest.raises(ValueError, match=r"`training`: None for layer 'tables'"):  # noqa: SIM117
+        with tf.GradientTape():
+            layer(KEYS)
+    with tf.GradientTape():
+        layer(KEYS, training=False)
+    layer(KEYS)
+    assert layer.store.size("user") == 0
+    layer.trainable = False
+    with tf.GradientTape():
+        layer(KEYS)
+
+
+def test_sequential_models():
+    """The keys of the layer's first call would else be taken for features of a dense layer."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((2,), dtype="int64")
+    model = keras.Sequential([inputs, make_layer(), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(KEYS, LABELS, batch_size=16, verbose=0)
+    assert_same(layer_of(model), contents(fitted(Told).embedding))
+
+
+def test_steps_per_execution_and_run_eagerly():
+    def rows(**kwargs):
+        model = make_model(**kwargs)
+        model.fit(KEYS, LABELS, batch_size=16, shuffle=False, verbose=0)
+        return contents(model)
+
+    plain = rows()
+    assert differ(plain, rows(steps_per_execution=3)) == set()
+    for name, array in rows(run_eagerly=True).items():
+        np.testing.assert_allclose(array, plain[name], rtol=0, atol=1e-6)
+
+
+def test_jit_compile():
+    """Keras falls back to a graph without XLA; a function of one's own cannot."""
+    with pytest.warns(UserWarning, match="jit_compile"):
+        model = make_model(jit_compile=True)
+        model.fit(KEYS, LABELS, batch_size=16, shuffle=False, verbose=0)
+    plain = make_model()
+    plain.fit(KEYS, LABELS, batch_size=16, shuffle=False, verbose=0)
+    assert_same(model, contents(plain))
+    layer = make_layer()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Slipstream"):
+        tf.function(lambda keys: layer(keys), jit_compile=True)(tf.constant(KEYS))
+
+
+def test_sample_and_class_weights():
+    """A weight of 0 leaves an example's rows as they were."""
+    weights = np.where(KEYS[:, 0] < 10, 0.0, 1.0)
+    model = make_model()
+    before = layer_of(model).store.gather("user", np.arange(20))[0].numpy()
+    model.fit(KEYS, LABELS, sample_weight=weights, batch_size=16, verbose=0)
+    moved = np.abs(layer_of(model).store.gather("user", np.arange(20))[0].numpy() - before).max(1)
+    assert (moved[:10] == 0).all()
+    assert (moved[np.unique(KEYS[KEYS[:, 0] >= 10, 0])] > 0).all()
+    one, other = make_model(), make_model()
+    one.fit(KEYS, LABELS, class_weight={0: 3.0, 1: 0.5}, batch_size=16, shuffle=False, verbose=0)
+    given = np.where(LABELS == 0, 3.0, 0.5)
+    other.fit(KEYS, LABELS, sample_weight=given, batch_size=16, shuffle=False, verbose=0)
+    assert_same(one, contents(other))
+
+
+WRITERS = {
+    "export": lambda model, path: model.export(path, verbose=False),
+    "save": tf.saved_model.save,
+}
+MORE = np.concatenate([KEYS, KEYS + 1000])  # keys without a row, too
+
+
+def served(path):
+    loaded = tf.saved_model.load(path)
+    signature = loaded.signatures["serving_default"]
+    functions = signature.graph.as_graph_def().library.function
+    ops = {node.op for function in functions for node in function.node_def}
+    assert not {op for op in ops if op.startswith("Slipstream")}
+    (outputs,) = signature(tf.constant(MORE)).values()
+    return outputs.numpy()
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_saved_models_by_the_plain_calls(writer, tmp_path):
+    model, path = make_model(), str(tmp_path / "model")
+    for _ in range(2):  # a second one has the rows of its own time
+        model.fit(KEYS, LABELS, batch_size=16, verbose=0)
+        WRITERS[writer](model, path)
+        np.testing.assert_allclose(served(path), model.predict(MORE, verbose=0), atol=1e-6)
+    before = contents(model)
+    model.fit(KEYS, LABELS, batch_size=16, verbose=0)
+    assert differ(before, contents(model)) >= {"user rows"}
+
+
+def test_exporting_a_subclassed_model(tmp_path):
+    model = fitted(Told)
+    # Keras would take the keys for float32, if it knew the inputs of such a model at all.
+    spec = [tf.TensorSpec([None, 2], tf.int64)]
+    model.export(tmp_path / "model", verbose=False, input_signature=spec)
+    np.testing.assert_allclose(
+        served(str(tmp_path / "model")), model.predict(MORE, verbose=0), atol=1e-6
+    )
+
+
+def test_a_function_of_ones_own_in_a_saved_model(tmp_path):
+    """What was traced for one SavedModel is in the next one, with that one's rows."""
+    model = fitted(Told)
+    spec = tf.TensorSpec([None, 2], tf.int64)
+    serve = tf.function(lambda keys: {"outputs": model(keys)}, input_signature=[spec])
+    for number in range(2):
+        path = str(tmp_path / str(number))
+        tf.saved_model.save(model, path, signatures={"serving_default": serve})
+        np.testing.assert_allclose(served(path), model.predict(MORE, verbose=0), atol=1e-6)
+        model.fit(KEYS, LABELS, batch_size=16, verbose=0)
+
+
+def test_the_package_s_own_export_beside_it(tmp_path):
+    model = make_model()
+    model.fit(KEYS, LABELS, batch_size=16, verbose=0)
+    model.export(tmp_path / "plain", verbose=False)
+    model.fit(KEYS, LABELS, batch_size=16, verbose=0)
+    export.saved_model(model, tmp_path / "own")
+    np.testing.assert_allclose(
+        served(str(tmp_path / "own")), model.predict(MORE, verbose=0), atol=1e-6
+    )
+
+
+def test_several_ranks_export_by_one_call_of_all(run_as_ranks, tmp_path):
+    def program(comm):
+        layer = make_layer(comm=comm, placement="sharded")
+        function = tf.function(layer, input_signature=[tf.TensorSpec([None, 2], tf.int64)])
+        with pytest.raises(ValueError, match=r"slip\.export\.saved_model"):
+            tf.saved_model.save(layer, str(tmp_path / str(comm.rank)), signatures=function)
+
+    assert run_as_ranks(2, program) == [None, None]
