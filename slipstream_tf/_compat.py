@@ -235,7 +235,7 @@ def example_losses(model: Any, y: Any, y_pred: Any, sample_weight: Any, reduce: 
 # by the names of TensorFlow's own classes, and those that make batches.
 _KEEP_BATCHES = {
     *("Map", "ParallelMap", "Prefetch", "Shuffle", "Take", "Skip", "Repeat", "Cache"),
-    *("Options", "Shard", "AssertCardinality"),
+    *("Options", "Shard", "AssertCardinality", "Scan", "Filter", "TakeWhile", "IgnoreErrors"),
 }
 
 
@@ -243,8 +243,8 @@ def told_batch_size(dataset: Any) -> int | None:
     """Returns the batch size that was given to a data set's `.batch(n)`, or None.
 
     TensorFlow has no public way to ask: its shape is not known without `drop_remainder`. No element
-    is made. What follows `.batch` may be what keeps batches as large as they are, and `.map`, which
-    may not: check the batches that come.
+    is made. What follows `.batch` may be what keeps batches as large as they are, and `.map` or
+    `.scan`, which may not: check the batches that come.
 
     Args:
         dataset: a `tf.data.Dataset`.
