@@ -210,3 +210,24 @@ def test_bounded_tables(apply):
     plain.fit(KEYS, LABELS, batch_size=8, shuffle=False, verbose=0)
     assert layer.store.statistics("user").evicted_rows > 0
     assert_same(model, contents(plain))
+
+
+def of_own_optimizers(apply):
+    tables = [
+        Table("user", 4, optimizer=optimizers.Adam(0.1)),
+        Table("item", 4, optimizer=optimizers.SGD(RATE), combiner=None),
+    ]
+    layer = EmbeddingCollection(tables, name="tables", apply=apply)
+    inputs = {"user": keras.Input((), dtype="int64"), "item": keras.Input((3,), dtype="int64")}
+    rows = layer(inputs)
+    flat = keras.layers.Concatenate()([rows["user"], keras.layers.Flatten()(rows["item"])])
+    model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(flat))
+    model.compile(StepOptimizer("sgd") if apply == "step" else "sgd", "mse")
+    keys = {"user": KEYS[:, 0], "item": np.stack([KEYS[:, 1], KEYS[:, 0], KEYS[:, 1]], 1)}
+    model.fit(keys, LABELS, batch_size=16, shuffle=False, verbose=0)
+    return contents(layer)
+
+
+def test_tables_with_optimizers_of_their_own():
+    """And a feature whose rows are not pooled: positions of one key are one gradient."""
+    assert differ(of_own_optimizers("backward"), of_own_optimizers("step")) == set()

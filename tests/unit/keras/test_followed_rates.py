@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import Table, distributed, initializers, optimizers
-from slipstream_tf.keras import EmbeddingCollection, LearningRates
+from slipstream_tf.keras import EmbeddingCollection, LearningRates, StepOptimizer
 from slipstream_tf.keras.callbacks import RanksCallback
 
 schedules = keras.optimizers.schedules
@@ -23,11 +23,11 @@ def mean_output(_: Any, outputs: Any) -> Any:
 
 
 def make(
-    dense: Any, rule: Any = None, **compile_arguments: Any
+    dense: Any, rule: Any = None, apply: str = "backward", **compile_arguments: Any
 ) -> tuple[keras.Model, EmbeddingCollection]:
     """A model whose loss is the mean of its output: each step moves the row by its rate."""
     table = Table("t", 1, initializer=initializers.Zeros())
-    layer = EmbeddingCollection([table], rule or optimizers.SGD(0.5), name="tables")
+    layer = EmbeddingCollection([table], rule or optimizers.SGD(0.5), name="tables", apply=apply)
     inputs = keras.Input((1,), dtype="int64")
     # A dense weight, so that the optimizer has something to do.
     outputs = keras.layers.Dense(1, kernel_initializer="zeros")(layer(inputs)[:, 0])
@@ -45,9 +45,10 @@ def rate(layer: EmbeddingCollection) -> float:
     return layer.store.learning_rate_of("t")
 
 
-@pytest.mark.parametrize("arguments", [{}, {"run_eagerly": True}])
+@pytest.mark.parametrize("arguments", [{}, {"run_eagerly": True}, {"apply": "step"}])
 def test_a_scheduler_reaches_the_rows(arguments: Any) -> None:
-    model, layer = make(keras.optimizers.SGD(0.25), **arguments)
+    dense = keras.optimizers.SGD(0.25)
+    model, layer = make(StepOptimizer(dense) if "apply" in arguments else dense, **arguments)
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.25 / 2**epoch)
     moved = []
     record = keras.callbacks.LambdaCallback(
