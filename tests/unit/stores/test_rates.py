@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from thread_jobs import Threads
 
 from slipstream_tf import Table, checkpoint, distributed, initializers, optimizers
 from slipstream_tf.checkpoint.store_state import export_state, restore_state
@@ -52,6 +53,28 @@ def test_a_table_has_its_own_rule_and_rate(kind: int) -> None:
     assert [store.learning_rate_of(name) for name in ("a", "b")] == [0.25, 0.5]
     assert [type(store.rule_of(name)) for name in ("a", "b")] == [SGD, Adagrad]
     assert store.slot_layout("b").initial.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["ReplicatedStore", "ShardedStore"])
+def test_ranks_go_by_each_tables_rule_and_rate(kind: str) -> None:
+    own = Adagrad(Schedule([0], [0.5, 0.125]), 0.0, 1e-10)
+
+    def job(comm: Any) -> Any:
+        store = getattr(distributed, kind)(tables(own), SGD(0.25), comm)
+        for _ in range(2):
+            train(store, [1, 2], 4.0)
+        rates = [store.learning_rate_of(name) for name in ("a", "b")]
+        found = [store.export_table(name) for name in ("a", "b")]
+        return rates, [dict(zip(f["keys"].tolist(), f["rows"][:, 0], strict=True)) for f in found]
+
+    alone = NativeStore(tables(own), SGD(0.25))
+    for _ in range(2):
+        train(alone, [1, 2], 4.0)
+    for rates, (of_a, of_b) in Threads(2).run(job):
+        assert rates == [0.25, 0.125]
+        assert all(row == rows_of(alone, "a")[0] for row in of_a.values())
+        assert all(row == rows_of(alone, "b")[0] for row in of_b.values())
+    assert rows_of(alone, "a") == [-2.0, -2.0]
 
 
 def test_gradients_that_are_collected_go_by_each_tables_rate() -> None:
