@@ -235,7 +235,7 @@ def example_losses(model: Any, y: Any, y_pred: Any, sample_weight: Any, reduce: 
 # by the names of TensorFlow's own classes, and those that make batches.
 _KEEP_BATCHES = {
     *("Map", "ParallelMap", "Prefetch", "Shuffle", "Take", "Skip", "Repeat", "Cache"),
-    *("Options", "Shard", "AssertCardinality"),
+    *("Options", "Shard", "AssertCardinality", "Scan", "Filter", "TakeWhile", "IgnoreErrors"),
 }
 
 
@@ -243,8 +243,8 @@ def told_batch_size(dataset: Any) -> int | None:
     """Returns the batch size that was given to a data set's `.batch(n)`, or None.
 
     TensorFlow has no public way to ask: its shape is not known without `drop_remainder`. No element
-    is made. What follows `.batch` may be what keeps batches as large as they are, and `.map`, which
-    may not: check the batches that come.
+    is made. What follows `.batch` may be what keeps batches as large as they are, and `.map` or
+    `.scan`, which may not: check the batches that come.
 
     Args:
         dataset: a `tf.data.Dataset`.
@@ -301,6 +301,13 @@ def optimizer_of(optimizer: Any, variable: Any) -> Any:
 def decays(optimizer: Any, variable: Any) -> bool:
     """Whether a Keras optimizer's weight decay, if it has any, acts on a variable."""
     return bool(optimizer._use_weight_decay(variable))
+
+
+def copy_exclusions(old: Any, new: Any) -> None:
+    """Gives a Keras optimizer what another excludes from weight decay; no configuration has it."""
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(old, name):
+            setattr(new, name, getattr(old, name))
 
 
 def is_recording() -> bool:

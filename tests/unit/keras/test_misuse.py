@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf import SaturationConfig, Table, optimizers
+from slipstream_tf import Table, Window, optimizers
 from slipstream_tf.keras import EmbeddingCollection, SaturationCallback, Slipstream
 
 BATCH, BATCHES = 8, 24
@@ -34,8 +34,8 @@ def make(kind=slip.keras.Model):
     return embeddings, model
 
 
-def engine(embeddings, **settings):
-    return Slipstream(embeddings, SaturationConfig(skip="none", snapshot_interval=5, **settings))
+def engine(embeddings, policies=()):
+    return Slipstream(embeddings, policies, window=Window(steps=5, warmup=0))
 
 
 def fit(model, data, callbacks, **options):
@@ -108,7 +108,7 @@ def test_validation_data_of_apply():
 )
 def test_batches_fetched_ahead_of_a_plain_model_are_warned_of(hurry):
     embeddings, model = make(keras.Model)
-    slipstream = engine(embeddings, warmup=0.0)
+    slipstream = engine(embeddings, slip.SkipExamples(by=slip.RowDrift()))
     data, options = hurry(model, slipstream.apply(batches()))
     slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: time.sleep(0.02))
     with pytest.warns(RuntimeWarning, match=r"fetches batches ahead.*class_weight=\.\.\."):
@@ -117,7 +117,7 @@ def test_batches_fetched_ahead_of_a_plain_model_are_warned_of(hurry):
 
 def test_no_such_warning_without_cause():
     embeddings, model = make(keras.Model)
-    slipstream = engine(embeddings, warmup=0.0)
+    slipstream = engine(embeddings, slip.SkipExamples(by=slip.RowDrift()))
     data = slipstream.apply(batches())
     next(iter(data))
     with warnings.catch_warnings():

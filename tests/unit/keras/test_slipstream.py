@@ -223,7 +223,7 @@ def test_a_loss_scale_optimizer_is_refused():
     model = make_model(embeddings)
     model.compile(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), loss="mse")
     slipstream = make_engine(embeddings)
-    with pytest.raises(ValueError, match="Invalid `optimizer`: LossScaleOptimizer"):
+    with pytest.raises(ValueError, match="Invalid `optimizer`: 'LossScaleOptimizer'"):
         model.fit(make_data(2), callbacks=[slipstream.callback()], verbose=0)
 
 
