@@ -308,6 +308,13 @@ def decays(optimizer: Any, variable: Any) -> bool:
     return bool(optimizer._use_weight_decay(variable))
 
 
+def copy_exclusions(old: Any, new: Any) -> None:
+    """Gives a Keras optimizer what another excludes from weight decay; no configuration has it."""
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(old, name):
+            setattr(new, name, getattr(old, name))
+
+
 def is_recording() -> bool:
     """Whether a `tf.GradientTape` records just now; TensorFlow has no public way to ask."""
     record = importlib.import_module("tensorflow.python.eager.record")

@@ -325,6 +325,7 @@ def DistributedOptimizer(
     Distributed.__name__, Distributed.__qualname__ = base.__name__, base.__qualname__
     Distributed.__module__ = base.__module__
     made = Distributed.from_config(optimizer.get_config())
+    _compat.copy_exclusions(optimizer, made)
     if found is not None:
         found.use_optimizer(made)
     return made

@@ -18,11 +18,11 @@ from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchanged import ExchangedStore, ReplicatedStore
 from slipstream_tf.distributed.gradients import flush_held
 from slipstream_tf.errors import invalid
+from slipstream_tf.keras.contract import refuse_scaled_gradients
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.misuse import require_fit
 from slipstream_tf.keras.passes import EpochWatch
 from slipstream_tf.keras.rates import rates_of
-from slipstream_tf.keras.step_optimizer import applies_rows
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.tensorboard import WindowWriter
 
@@ -321,14 +321,7 @@ class SaturationCallback(RanksCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses what does not fit together; connects losses, plans the steps."""
         self.slipstream.is_validating = False
-        optimizer = self.model.optimizer
-        is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        if is_scaled and not applies_rows(optimizer):
-            raise ValueError(
-                "Invalid `optimizer`: LossScaleOptimizer. The embedding tables would be updated "
-                "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling; or "
-                "EmbeddingCollection(..., apply='step') and slip.keras.StepOptimizer(optimizer)."
-            )
+        refuse_scaled_gradients(self.model.optimizer, self.slipstream.settings.policies)
         others = callbacks_beside(self)
         if self._fit is self.params:
             raise invalid("callbacks", "one callback twice", "fit", "each callback once")

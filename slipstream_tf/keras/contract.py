@@ -14,6 +14,7 @@ from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.keras.row_gradients import MODES
 from slipstream_tf.keras.step_optimizer import applies_rows, refuse_missing_rows
+from slipstream_tf.policies import DeferGradients
 
 # Settings of Keras's optimizers that need all gradients at once, or rows' gradients later.
 _NEED_STEP = (
@@ -76,6 +77,27 @@ def require_fitting_optimizer(layer: Any, anchors: Sequence[Any], apply: str) ->
             allowed = f"None; or, to have it act on rows, too, {_IN_STEP}"
             raise invalid(setting, value, place, allowed)
     refuse_missing_rows(optimizer, anchors[0], layer.name)
+
+
+def refuse_scaled_gradients(optimizer: Any, policies: Sequence[Any]) -> None:
+    """Refuses loss scaling beside an engine, where tables or policies would see scaled gradients.
+
+    Args:
+        optimizer: of the model that an engine's `fit` trains.
+        policies: of the engine.
+
+    Raises:
+        ValueError: rows would be updated with them, or deferred by them.
+    """
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    name, place = type(optimizer).__name__, "fit with Slipstream"
+    if is_scaled and not applies_rows(optimizer):
+        allowed = f"one without loss scaling, or {_IN_STEP} (rows would see scaled gradients)"
+        raise invalid("optimizer", name, place, allowed)
+    is_scaled = is_scaled or bool(getattr(optimizer, "loss_scale_factor", None))
+    if is_scaled and any(isinstance(policy, DeferGradients) for policy in policies):
+        allowed = "no DeferGradients: how far a scaled gradient would move its row is not known"
+        raise invalid("policies", list(policies), f"{place} and loss scaling", allowed)
 
 
 def require_told_training(layer: Any, training: bool | None) -> None:

@@ -37,9 +37,9 @@ def rates_of(store: Any) -> dict[str, float]:
         {"rows_learning_rate": rate} if the tables share one, else {"rows_learning_rate/<table>":
         rate}; empty if the rows are not the store's to update.
     """
-    if not isinstance(store, EmbeddingStore):
+    if not store.updates_rows:
         return {}
-    if store.learning_rate is not None:
+    if len(store.parts) == 1 and store.learning_rate is not None:
         return {"rows_learning_rate": store.learning_rate_of(store.tables[0].name)}
     names = [table.name for table in store.tables]
     return {f"rows_learning_rate/{name}": store.learning_rate_of(name) for name in names}

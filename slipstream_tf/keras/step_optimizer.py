@@ -231,7 +231,9 @@ def _wrapped(given: Any) -> Any:
         )
     base = type(found)
     made: Any = type(_PLACE, (_AppliesRows, base), {"__module__": __name__})
-    return made.from_config(found.get_config())
+    optimizer = made.from_config(found.get_config())
+    _compat.copy_exclusions(found, optimizer)
+    return optimizer
 
 
 def require_reaching(optimizer: Any, variable: Any, anchor: Anchor) -> None:
@@ -260,7 +262,7 @@ def refuse_missing_rows(optimizer: Any, variable: Any, layer: str) -> None:
     if optimizer.weight_decay and _compat.decays(optimizer, variable):
         allowed = (
             "None, or of weights alone: optimizer.exclude_from_weight_decay(var_names=['_anchor']) "
-            "before compile (rows do not decay)"
+            "before compile (rows do not decay; files of Keras do not keep what is excluded)"
         )
         raise invalid("weight_decay", optimizer.weight_decay, place, allowed)
 

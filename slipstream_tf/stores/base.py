@@ -423,7 +423,7 @@ class UpdatedElsewhere(SavedStore):
     def _require_policy(self, table: str, policy: UpdatePolicy) -> None:
         place = self._place_of(table)
         if policy.decay_skipped:
-            raise invalid("decay_skipped", True, place, f"False: {self._whose_moments}")
+            raise invalid("decay_moments", True, place, f"False: {self._whose_moments}")
         if policy.ranks > 1:
             raise invalid("simulated_ranks", policy.ranks, place, "1")
 

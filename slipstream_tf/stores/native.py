@@ -111,7 +111,7 @@ class NativeStore(EmbeddingStore):
         Returns:
             What the tables' policies pass on; sizes int64 [1, tables].
         """
-        return exchange_ops.collect_gradients(plan, gradients, self.learning_rate)
+        return exchange_ops.collect_gradients(plan, gradients, self.rates.now(plan))
 
     def apply_collected(self, rows: exchange_ops.SendBuffer) -> tf.Operation | None:
         """Adds up the gradients of each key, in the order given, and applies its table's rule.
@@ -128,7 +128,7 @@ class NativeStore(EmbeddingStore):
         # A row that left a bounded table since it was looked up is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
-            self._handles, rows, self.learning_rate, create_missing=not is_bounded
+            self._handles, rows, self.rates.now(rows.sizes), create_missing=not is_bounded
         )
 
     def size(self, table: str) -> int:

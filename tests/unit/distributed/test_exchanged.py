@@ -40,7 +40,7 @@ def test_a_store_that_is_restored_goes_on_with_its_warmup(run_as_ranks):
 def test_moments_of_masked_rows_do_not_decay_on_several_ranks(run_as_ranks, kind):
     def program(comm):
         store = kind(TABLES, optimizers.Adam(0.1), comm)
-        with pytest.raises(ValueError, match="`decay_skipped`: True for table 't' of 2 ranks"):
+        with pytest.raises(ValueError, match="`decay_moments`: True for table 't' of 2 ranks"):
             store.set_update_policy("t", UpdatePolicy("mask", decay_skipped=True))
 
     assert run_as_ranks(2, program) == [None, None]

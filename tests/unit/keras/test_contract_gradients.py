@@ -127,10 +127,10 @@ def test_settings_that_would_miss_rows(settings):
 def test_weight_decay(apply):
     def optimizer(excludes):
         made = keras.optimizers.AdamW(weight_decay=0.5)
-        made = StepOptimizer(made) if apply == "step" else made
         if excludes:
             made.exclude_from_weight_decay(var_names=["_anchor"])
-        return made
+        made = distributed.DistributedOptimizer(made, distributed.SingleProcess())
+        return StepOptimizer(made) if apply == "step" else made
 
     with pytest.raises(ValueError, match=r"Invalid `weight_decay`: 0.5.*exclude_from_weight_decay"):
         train(make_model(optimizer(False), apply))

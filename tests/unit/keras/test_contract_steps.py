@@ -9,7 +9,16 @@ import tensorflow as tf
 from contract_models import TABLES, assert_same, contents, data, differ, layer_of, make_layer
 from contract_models import make_model as model_of
 
-from slipstream_tf import Retention, Table, optimizers
+from slipstream_tf import (
+    DeferGradients,
+    MaskGradients,
+    Movement,
+    Retention,
+    Slipstream,
+    Table,
+    Window,
+    optimizers,
+)
 from slipstream_tf.keras import EmbeddingCollection, StepOptimizer
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
 
@@ -210,3 +219,49 @@ def test_bounded_tables(apply):
     plain.fit(KEYS, LABELS, batch_size=8, shuffle=False, verbose=0)
     assert layer.store.statistics("user").evicted_rows > 0
     assert_same(model, contents(plain))
+
+
+def of_own_optimizers(apply):
+    tables = [
+        Table("user", 4, optimizer=optimizers.Adam(0.1)),
+        Table("item", 4, optimizer=optimizers.SGD(RATE), combiner=None),
+    ]
+    layer = EmbeddingCollection(tables, name="tables", apply=apply)
+    inputs = {"user": keras.Input((), dtype="int64"), "item": keras.Input((3,), dtype="int64")}
+    rows = layer(inputs)
+    flat = keras.layers.Concatenate()([rows["user"], keras.layers.Flatten()(rows["item"])])
+    model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(flat))
+    model.compile(StepOptimizer("sgd") if apply == "step" else "sgd", "mse")
+    keys = {"user": KEYS[:, 0], "item": np.stack([KEYS[:, 1], KEYS[:, 0], KEYS[:, 1]], 1)}
+    model.fit(keys, LABELS, batch_size=16, shuffle=False, verbose=0)
+    return contents(layer)
+
+
+def test_tables_with_optimizers_of_their_own():
+    """And a feature whose rows are not pooled: positions of one key are one gradient."""
+    assert differ(of_own_optimizers("backward"), of_own_optimizers("step")) == set()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [MaskGradients(), DeferGradients(until=Movement(0.05))],
+    ids=lambda p: type(p).__name__,
+)
+def test_an_engine_beside_it(policy):
+    def rows(apply, optimizer):
+        layer = make_layer(apply=apply)
+        model = model_of(optimizer, layer)
+        slipstream = Slipstream(layer, policies=[policy], window=Window(steps=2))
+        batches = tf.data.Dataset.from_tensor_slices((KEYS, LABELS)).batch(8)
+        model.fit(batches, epochs=2, verbose=0, callbacks=[slipstream.callback()])
+        return contents(model)
+
+    plain = rows("backward", "sgd")
+    assert differ(plain, rows("step", StepOptimizer("sgd"))) == set()
+    if isinstance(policy, DeferGradients):
+        with pytest.raises(ValueError, match=r"Invalid `policies`.*and loss scaling.*scaled grad"):
+            rows("step", scaled())
+    else:
+        assert differ(plain, rows("step", scaled())) == set()
+    with pytest.raises(ValueError, match="Invalid `optimizer`: 'LossScaleOptimizer'"):
+        rows("backward", keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))

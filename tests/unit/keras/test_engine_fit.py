@@ -9,9 +9,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from engine_settings import engine_arguments
 
 import slipstream_tf as slip
-from slipstream_tf import SaturationConfig, Table, initializers, optimizers
+from slipstream_tf import Table, initializers, optimizers
 from slipstream_tf.inputs import with_ids
 from slipstream_tf.inputs.readers.generator import GeneratedReader
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
@@ -31,9 +32,9 @@ def dataset(ids=False):
 
 
 class Run:
-    """A model with its engine; `fit` trains and closes the last window."""
+    """A model with its engine, if policies are named; `fit` trains and closes the last window."""
 
-    def __init__(self, settings=None, optimizer=None, estimates=False, **compiled):
+    def __init__(self, *policies, optimizer=None, **settings):
         keras.utils.set_random_seed(3)
         tables = [
             Table(f"c{i + 1}", DIM, initializer=initializers.RandomUniform(seed=i))
@@ -41,14 +42,17 @@ class Run:
         ]
         self.embeddings = EmbeddingCollection(tables, optimizer or optimizers.SGD(0.05))
         self.model = slip.models.DLRM(self.embeddings, DENSE, bottom=(8, DIM), top=(8, 1))
-        self.model.compile(
-            optimizer=keras.optimizers.SGD(0.05), loss="binary_crossentropy", **compiled
-        )
+        self.model.compile(optimizer=keras.optimizers.SGD(0.05), loss="binary_crossentropy")
         self.slipstream = None
-        if settings is not None:
-            defaults = {"snapshot_interval": 5, "warmup": 0.25, "target_skip": 0.5}
-            config = SaturationConfig(**{**defaults, **settings})
-            self.slipstream = Slipstream(self.embeddings, config, estimates_cost=estimates)
+        if policies:
+            settings.setdefault("window_steps", 5)
+            if {"skip_examples", "mask_gradients"} & set(policies):
+                settings["share"] = 0.5
+            self.slipstream = Slipstream(self.embeddings, **engine_arguments(*policies, **settings))
+
+    @property
+    def words(self):
+        return str(self.slipstream.report())
 
     def fit(self, data=None, epochs=1, log_dir=None, before=(), after=(), **kwargs):
         data = dataset() if data is None else data
@@ -83,7 +87,8 @@ class Run:
         """Every trained number: dense weights, rows and slots."""
         exported = [self.embeddings.store.export_table(t.name) for t in self.embeddings.tables]
         parts = [table[name] for table in exported for name in ("keys", "rows", "slots")]
-        return self.model.get_weights() + parts
+        dense = [w for w in self.model.get_weights() if w.dtype == np.float32]
+        return dense + parts
 
 
 def assert_same(one, other, **tolerance):
@@ -92,11 +97,11 @@ def assert_same(one, other, **tolerance):
 
 
 def test_inputs_by_drift():
-    run = Run({"skip": "inputs"}).fit(epochs=2)
+    run = Run("skip_examples").fit(epochs=2)
     ledger = run.assert_account(2 * INPUTS)
     assert ledger.inputs_skipped > 50
-    assert f"{ledger.inputs_skipped:,} inputs (" in run.slipstream.summary()
-    assert "have been skipped" in run.slipstream.summary()
+    assert f"{ledger.inputs_skipped:,} examples (" in run.words
+    assert "have been skipped" in run.words
 
 
 @pytest.mark.parametrize("numbered_by", ["reader", "hash"])
@@ -104,16 +109,16 @@ def test_inputs_by_remembered_loss(numbered_by):
     data = dataset(ids=numbered_by == "reader")
     if numbered_by != "reader":
         data = with_ids(data, by=numbered_by)
-    settings = {"skip": "inputs", "score": "remembered_loss", "saturated_share": 1.0}
-    run = Run({**settings, "planned_steps": 4 * STEPS, "max_skips": 2, "revisit_every": 0})
+    run = Run("skip_examples", skip_by="last_loss", max_skips=2, planned_steps=4 * STEPS)
     ledger = run.fit(data, epochs=4).assert_account(4 * INPUTS)
     assert ledger.inputs_skipped > 50 and ledger.inputs_kept > 0
     assert set(run.weights) == {1.0, 2.0, 3.0}, "1 + skips, at most max_skips of them"
     # What was skipped and came back is made up for; what is due yet is not.
     assert sum(run.weights) <= ledger.inputs_seen
     last = ledger.reports[-2]
-    assert last.loss_threshold is not None and 0.0 < last.log_loss < 2.0 and 0.0 < last.auc <= 1.0
-    assert "returned" not in run.slipstream.summary()
+    assert last.policies["SkipExamples"]["loss_threshold"] > 0.0
+    assert 0.0 < last.log_loss < 2.0 and 0.0 < last.auc <= 1.0
+    assert "returned" not in run.words
     memory = run.slipstream.tracker.classifier.export_memory()
     assert len(memory["ids"]) <= INPUTS and np.isfinite(memory["losses"]).all()
     if numbered_by != "hash":
@@ -121,25 +126,25 @@ def test_inputs_by_remembered_loss(numbered_by):
 
 
 def test_gradients():
-    run = Run({"skip": "gradients"}).fit()
+    run = Run("mask_gradients").fit()
     ledger = run.assert_account()
     rows = ledger.rows
     assert ledger.inputs_skipped == 0 < rows.masked and rows.sent == rows.offered - rows.masked
-    assert f"{rows.masked:,} gradient rows (" in run.slipstream.summary()
+    assert f"{rows.masked:,} gradient rows (" in run.words
 
 
 def test_deferring_sends_fewer_rows_and_counts_each():
-    run = Run({"skip": "defer", "defer_movement": 0.002, "simulated_ranks": 4}).fit()
+    run = Run("defer_gradients", defer_movement=0.002, simulated_ranks=4).fit()
     rows = run.assert_account().rows
     assert 0 < rows.sent < rows.offered and rows.masked == 0 and rows.due_by_movement > 0
     assert rows.held >= rows.pending == deferred_rows(run) > 0
-    assert "been sent" in run.slipstream.summary() and "MiB saved" in run.slipstream.summary()
+    assert "been sent" in run.words and "MiB saved" in run.words
 
 
 def test_an_evaluation_flushes_and_gives_what_plain_training_gives():
     # One step at a time, as an evaluation in between applies what the step left behind.
-    settings = {"skip": "defer", "defer_movement": 1e9, "defer_max_age": 10_000, "warmup": 0.0}
-    deferred, plain = Run(settings), Run()
+    settings = {"defer_movement": 1e9, "defer_max_age": 10_000, "warmup": 0}
+    deferred, plain = Run("defer_gradients", **settings), Run()
     for run in (deferred, plain):
         run.losses = []
         for batch in dataset().take(5):
@@ -159,7 +164,7 @@ def deferred_rows(run):
 
 def test_all_of_the_gradient_arrives_in_the_end():
     """Under SGD on the rows alone, deferred sums change when a row moves, not by how much."""
-    run = Run({"skip": "defer", "defer_movement": 1e9, "defer_max_age": 10_000, "warmup": 0.0})
+    run = Run("defer_gradients", defer_movement=1e9, defer_max_age=10_000, warmup=0)
     run.fit(dataset().take(8))
     assert deferred_rows(run) > 0
     rows = run.slipstream.ledger.rows
@@ -171,75 +176,75 @@ def test_all_of_the_gradient_arrives_in_the_end():
 
 
 def test_both():
-    run = Run({"skip": "both", "defer_movement": 0.02, "keep_rate": 0.25}).fit()
+    run = Run("skip_examples", "defer_gradients", defer_movement=0.02, skip_keep=0.25).fit()
     ledger = run.assert_account()
     assert ledger.inputs_skipped > 50 and 0 < ledger.rows.sent < ledger.rows.offered
     assert set(run.weights) == {1.0, 4.0}
-    words = run.slipstream.summary()
+    words = run.words
     assert "been skipped; thinning kept" in words and "been sent" in words
 
 
 @pytest.mark.parametrize(
-    "skip, optimizer",
+    "policies, optimizer",
     [
-        ("inputs", optimizers.SGD(0.05)),
-        ("gradients", optimizers.Adam(0.01)),
-        ("both", optimizers.Adam(0.01)),
+        (("skip_examples",), optimizers.SGD(0.05)),
+        (("mask_gradients",), optimizers.Adam(0.01)),
+        (("skip_examples", "defer_gradients"), optimizers.Adam(0.01)),
     ],
+    ids=("skip", "mask", "skip+defer"),
 )
-def test_shadow_trains_bitwise_as_without_the_engine(skip, optimizer):
-    run = Run({"skip": skip, "shadow": True, "defer_movement": 0.02}, optimizer).fit()
+def test_a_dry_run_trains_bitwise_as_without_the_engine(policies, optimizer):
+    run = Run(*policies, optimizer=optimizer, dry_run=True).fit()
     assert_same(run, Run(optimizer=optimizer).fit())
     ledger = run.assert_account()
     assert ledger.inputs_skipped == 0
-    words = run.slipstream.summary()
+    words = run.words
     assert "would have been" in words and " have been" not in words.replace("would have been", "")
-    if skip != "gradients":
+    if "skip_examples" in policies:
         assert ledger.inputs_skippable > 0
 
 
 def test_an_estimate_of_the_cost_needs_the_losses_and_changes_nothing():
-    settings = {"skip": "both", "shadow": True, "defer_movement": 0.02, "snapshot_interval": 3}
-    run = Run(settings, estimates=True).fit()
+    policies = ("skip_examples", "defer_gradients")
+    settings = {"defer_movement": 0.02, "window_steps": 3}
+    run = Run(*policies, dry_run=slip.DryRun(estimates_cost=True), **settings).fit()
     assert_same(run, Run().fit())
     assert all(report.auc is not None for report in run.slipstream.tracker.reports[:-1])
-    inputs, rows = run.slipstream.shadow_estimate().savings
-    assert inputs.saved > 0 and 0 <= inputs.least_cost < inputs.most_cost
+    examples, rows = run.slipstream.report().dry_run.savings
+    assert examples.saved > 0 and 0 <= examples.least_cost < examples.most_cost
     # By the rule: a movement of 0.4 learning rates.
     assert (rows.least_cost, rows.most_cost) == pytest.approx((0.4 * 0.002, 0.4 * 0.012))
-    assert str(inputs) in run.slipstream.summary()
-    blind = Run(settings).fit().slipstream.shadow_estimate().savings[0]
-    assert blind.saved == inputs.saved and blind.most_cost is None and "no losses" in blind.basis
+    assert str(examples) in run.words
+    blind = Run(*policies, dry_run=True, **settings).fit().slipstream.report().dry_run.savings[0]
+    assert blind.saved == examples.saved and blind.most_cost is None and "no losses" in blind.basis
 
 
-def test_only_shadow_mode_has_an_estimate():
-    with pytest.raises(ValueError, match="estimates_cost"):
-        Run({"skip": "inputs"}, estimates=True)
-    with pytest.raises(ValueError, match="shadow"):
-        Run({"skip": "inputs"}).slipstream.shadow_estimate()
+def test_only_a_dry_run_has_an_estimate():
+    assert Run("skip_examples").slipstream.report().dry_run is None
+    assert not Run("skip_examples", dry_run=True).slipstream.report().dry_run.savings
 
 
 def test_a_keep_rate_keeps_some_for_all():
-    run = Run({"skip": "inputs", "keep_rate": 0.25}).fit(epochs=2)
+    run = Run("skip_examples", skip_keep=0.25).fit(epochs=2)
     ledger = run.assert_account(2 * INPUTS)
     assert set(run.weights) == {1.0, 4.0}
     assert run.weights.count(4.0) == ledger.inputs_kept
     assert ledger.inputs_kept + ledger.inputs_skipped == ledger.inputs_skippable > 50
-    assert f"thinning kept {ledger.inputs_kept:,} more" in run.slipstream.summary()
+    assert f"thinning kept {ledger.inputs_kept:,} more" in run.words
 
 
 def test_guard_and_budget_are_told_losses_without_ids():
-    settings = {"keep_rate": 0.5, "guard_tolerance": 0.2, "max_log_loss_increase": 0.05}
-    run = Run({"skip": "inputs", **settings}).fit()
+    budget = {"loss_guard": 0.2, "max_log_loss_increase": 0.05}
+    run = Run("skip_examples", skip_keep=0.5, **budget).fit()
     reports = run.slipstream.tracker.reports
     assert all(report.log_loss is not None for report in reports if report.inputs_seen)
     assert all(report.guard and report.budget for report in reports[1:])
-    assert "- Guard: " in run.slipstream.summary() and "- Budget: " in run.slipstream.summary()
+    assert "- Guard: " in run.words and "- Budget: " in run.words
     run.assert_account()
 
 
 def test_remembered_losses_need_ids():
-    run = Run({"skip": "inputs", "score": "remembered_loss"})
+    run = Run("skip_examples", skip_by="last_loss")
     with pytest.raises(ValueError, match=r"Invalid `dataset`.*with_ids"):
         run.slipstream.apply(dataset())
 
@@ -258,7 +263,7 @@ def network(embeddings, kind=slip.keras.Model):
 @pytest.mark.parametrize("loss", ["mse", keras.losses.BinaryCrossentropy(from_logits=True)])
 @pytest.mark.parametrize("form", ["keys", "matrix"])
 def test_a_functional_model_skips_by_remembered_losses(form, loss):
-    run = Run({"skip": "inputs", "score": "remembered_loss", "planned_steps": 3 * STEPS})
+    run = Run("skip_examples", skip_by="last_loss", planned_steps=3 * STEPS)
     run.model = network(run.embeddings)
     run.model.compile("sgd", loss)
     data = dataset(ids=form == "keys")
@@ -272,10 +277,10 @@ def test_a_functional_model_skips_by_remembered_losses(form, loss):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"score": "remembered_loss"}, {"keep_rate": 0.5, "guard_tolerance": 0.1}]
+    "settings", [{"skip_by": "last_loss"}, {"skip_keep": 0.5, "loss_guard": 0.1}]
 )
 def test_a_plain_model_is_refused_where_losses_are_needed(settings):
-    run = Run({"skip": "inputs", **settings})
+    run = Run("skip_examples", **settings)
     run.model = network(run.embeddings, keras.Model)
     run.model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"Invalid `model`: \"Functional.*slip\.keras\.Model\("):
@@ -283,7 +288,7 @@ def test_a_plain_model_is_refused_where_losses_are_needed(settings):
 
 
 def test_a_plain_model_trains_where_no_losses_are_needed():
-    run = Run({"skip": "both", "defer_movement": 0.02})
+    run = Run("skip_examples", "defer_gradients", defer_movement=0.02)
     run.model = network(run.embeddings, keras.Model)
     run.model.compile("sgd", "mse")
     assert run.fit(dataset().map(keys_alone)).assert_account().inputs_skipped > 50
@@ -293,7 +298,7 @@ def test_a_plain_model_trains_where_no_losses_are_needed():
     "settings", [{"max_auc_loss": 0.01}, {"max_log_loss_increase": 0.1}], ids=str
 )
 def test_a_budget_needs_the_losses_of_clicks(settings):
-    run = Run({"skip": "inputs", **settings})
+    run = Run("skip_examples", **settings)
     run.model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"Invalid `labels`: None.*binary cross-entropy"):
         run.fit()
@@ -318,7 +323,7 @@ class OwnStep(slip.keras.Model):
 
 @pytest.mark.parametrize("tells", [False, True])
 def test_an_own_step_that_tells_no_losses_is_warned_of_once(tells):
-    run = Run({"skip": "inputs", "score": "remembered_loss", "planned_steps": 3 * STEPS})
+    run = Run("skip_examples", skip_by="last_loss", planned_steps=3 * STEPS)
     run.model = network(run.embeddings, OwnStep)
     run.model.tells = tells
     run.model.compile("sgd")
@@ -332,13 +337,13 @@ def test_an_own_step_that_tells_no_losses_is_warned_of_once(tells):
 
 
 def test_a_step_that_drops_the_ids_is_refused():
-    run = Run({"skip": "inputs", "score": "remembered_loss"})
+    run = Run("skip_examples", skip_by="last_loss")
     with pytest.raises(ValueError, match=r"Invalid `ids`: None.*features that apply gave"):
         run.slipstream.record_losses({"keys": np.zeros((2, FIELDS))}, [0.5, 0.5], [0.0, 1.0])
 
 
 def test_losses_are_told_with_the_features():
-    run = Run({"skip": "inputs", "score": "remembered_loss"})
+    run = Run("skip_examples", skip_by="last_loss")
     x = {"keys": np.zeros((2, FIELDS)), "id": np.array([7, 9]), "skippable": np.zeros(2, bool)}
     run.slipstream.record_losses(x, [0.5, 0.25])
     memory = run.slipstream.tracker.classifier.export_memory()
@@ -357,7 +362,7 @@ def events_in(folder):
 
 
 def test_tensorboard_events_can_be_read_back(tmp_path):
-    run = Run({"skip": "inputs"})
+    run = Run("skip_examples")
     run.fit(log_dir=tmp_path)
     found, plugins = events_in(tmp_path / "slipstream")
     # The last window was closed by hand, past the callback.
@@ -397,7 +402,7 @@ def test_tensorboard_events_can_be_read_back(tmp_path):
 def test_tensorboard_itself_reads_the_events(tmp_path):
     module = "tensorboard.backend.event_processing.event_accumulator"
     accumulators = pytest.importorskip(module)
-    run = Run({"skip": "inputs"})
+    run = Run("skip_examples")
     run.fit(log_dir=tmp_path)
     accumulator = accumulators.EventAccumulator(str(tmp_path / "slipstream"))
     accumulator.Reload()
@@ -410,7 +415,7 @@ def test_tensorboard_itself_reads_the_events(tmp_path):
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_folder_of_a_tensorboard_callback_is_the_default(tmp_path, is_first):
     board = keras.callbacks.TensorBoard(str(tmp_path), write_graph=False)
-    run = Run({"skip": "inputs"})
+    run = Run("skip_examples")
     run.fit(before=[] if is_first else [board], after=[board] if is_first else [])
     found, _ = events_in(tmp_path / "slipstream")
     assert "saturation/threshold" in found
@@ -419,5 +424,5 @@ def test_the_folder_of_a_tensorboard_callback_is_the_default(tmp_path, is_first)
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Run({"skip": "inputs"}).fit()
+    Run("skip_examples").fit()
     assert list(tmp_path.iterdir()) == []

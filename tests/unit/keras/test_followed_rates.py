@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import Table, distributed, initializers, optimizers
-from slipstream_tf.keras import EmbeddingCollection, LearningRates
+from slipstream_tf.keras import EmbeddingCollection, LearningRates, StepOptimizer
 from slipstream_tf.keras.callbacks import RanksCallback
 
 schedules = keras.optimizers.schedules
@@ -23,11 +23,11 @@ def mean_output(_: Any, outputs: Any) -> Any:
 
 
 def make(
-    dense: Any, rule: Any = None, **compile_arguments: Any
+    dense: Any, rule: Any = None, apply: str = "backward", **compile_arguments: Any
 ) -> tuple[keras.Model, EmbeddingCollection]:
     """A model whose loss is the mean of its output: each step moves the row by its rate."""
     table = Table("t", 1, initializer=initializers.Zeros())
-    layer = EmbeddingCollection([table], rule or optimizers.SGD(0.5), name="tables")
+    layer = EmbeddingCollection([table], rule or optimizers.SGD(0.5), name="tables", apply=apply)
     inputs = keras.Input((1,), dtype="int64")
     # A dense weight, so that the optimizer has something to do.
     outputs = keras.layers.Dense(1, kernel_initializer="zeros")(layer(inputs)[:, 0])
@@ -45,9 +45,10 @@ def rate(layer: EmbeddingCollection) -> float:
     return layer.store.learning_rate_of("t")
 
 
-@pytest.mark.parametrize("arguments", [{}, {"run_eagerly": True}])
+@pytest.mark.parametrize("arguments", [{}, {"run_eagerly": True}, {"apply": "step"}])
 def test_a_scheduler_reaches_the_rows(arguments: Any) -> None:
-    model, layer = make(keras.optimizers.SGD(0.25), **arguments)
+    dense = keras.optimizers.SGD(0.25)
+    model, layer = make(StepOptimizer(dense) if "apply" in arguments else dense, **arguments)
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.25 / 2**epoch)
     moved = []
     record = keras.callbacks.LambdaCallback(
@@ -123,6 +124,21 @@ def test_a_schedule_that_starts_at_nothing_is_refused() -> None:
     model, _ = make(keras.optimizers.SGD(schedules.PolynomialDecay(0.0, 10, 0.5)))
     with pytest.raises(ValueError, match=r"`learning_rate`: 0.0 for the tables that follow Poly"):
         fit(model)
+
+
+def test_models_that_share_a_table_follow_each_its_own_optimizer() -> None:
+    model, layer = make(keras.optimizers.SGD(0.25))
+    other = keras.Model(model.inputs, layer(model.inputs[0])[:, 0])
+    other.compile(keras.optimizers.SGD(4.0), mean_output)
+    fit(model)
+    fit(other)
+    assert rate(layer) == 0.5
+    model.optimizer.learning_rate = 0.125
+    start = float(layer.store.gather("t", [0])[0][0, 0])
+    fit(other)
+    assert float(layer.store.gather("t", [0])[0][0, 0]) == start - 0.5
+    logs = fit(model, 1, [LearningRates()]).history
+    assert logs["rows_learning_rate"] == [0.25]
 
 
 def test_another_compile_starts_anew() -> None:

@@ -10,11 +10,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from engine_settings import engine_arguments
 
 import slipstream_tf as slip
-from slipstream_tf import SaturationConfig, Table, optimizers
+from slipstream_tf import RowDrift, SkipExamples, Table, Window, optimizers
 from slipstream_tf.keras import EmbeddingCollection, Ledger, SaturationCallback, Slipstream
 from slipstream_tf.saturation.report import WindowReport
+from slipstream_tf.saturation.settings import EngineSettings
 
 BATCH_SIZE = 8
 
@@ -39,14 +41,17 @@ def make_data(batches, form="matrix"):
     return tf.data.Dataset.from_tensor_slices((features, labels)).batch(BATCH_SIZE)
 
 
-def config(**kwargs):
-    return SaturationConfig(**{"snapshot_interval": 5, "target_skip": 0.5, "warmup": 0.0, **kwargs})
+def make_engine(embeddings, **settings):
+    """Skips half of the examples by drift."""
+    defaults = {"window_steps": 5, "share": 0.5, "warmup": 0}
+    chosen = engine_arguments("skip_examples", **{**defaults, **settings})
+    return Slipstream(embeddings, **chosen)
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_fit_skips_and_counts_every_trained_step(epochs):
     embeddings = make_embeddings()
-    slipstream = Slipstream(embeddings, config())
+    slipstream = make_engine(embeddings)
     data = make_data(40)
     make_model(embeddings).fit(
         slipstream.apply(data, batch_size=BATCH_SIZE),
@@ -65,11 +70,11 @@ def test_fit_skips_and_counts_every_trained_step(epochs):
     assert (trained - epochs) * BATCH_SIZE < kept <= trained * BATCH_SIZE
 
 
-def train_on(batches, ahead=True, estimates_cost=False, **settings):
+def train_on(batches, ahead=True, **settings):
     """The labels that were trained on, batch by batch, and the reports."""
     keras.utils.set_random_seed(0)
     embeddings = make_embeddings()
-    slipstream = Slipstream(embeddings, config(**settings), estimates_cost=estimates_cost)
+    slipstream = make_engine(embeddings, **settings)
     keys = np.minimum(np.random.default_rng(0).zipf(1.5, (batches * BATCH_SIZE, 2)), 50)
     pairs = tf.data.Dataset.from_tensor_slices(({"keys": keys}, np.arange(len(keys))))
     trained = []
@@ -83,10 +88,10 @@ def train_on(batches, ahead=True, estimates_cost=False, **settings):
     return trained, slipstream.tracker.reports
 
 
-@pytest.mark.parametrize("keep_rate", [0.0, 0.3])
-def test_working_ahead_skips_the_same_inputs(keep_rate):
-    trained, reports = train_on(60, keep_rate=keep_rate)
-    alone, reports_alone = train_on(60, ahead=False, keep_rate=keep_rate)
+@pytest.mark.parametrize("keep", [0.0, 0.3])
+def test_working_ahead_skips_the_same_inputs(keep):
+    trained, reports = train_on(60, skip_keep=keep)
+    alone, reports_alone = train_on(60, ahead=False, skip_keep=keep)
     assert alone == trained
     assert len(reports) == len(reports_alone) > 3
     for one, other in zip(reports, reports_alone, strict=True):
@@ -97,7 +102,7 @@ def test_working_ahead_skips_the_same_inputs(keep_rate):
 
 def test_a_window_that_is_ended_by_hand_waits_for_the_batch_that_is_being_made():
     embeddings = make_embeddings()
-    slipstream = Slipstream(embeddings, config(snapshot_interval=100))
+    slipstream = make_engine(embeddings, window_steps=100)
     keys = np.arange(40 * BATCH_SIZE).reshape(-1, 2) % 50
     delay = 0.05
 
@@ -117,17 +122,17 @@ def test_a_window_that_is_ended_by_hand_waits_for_the_batch_that_is_being_made()
     assert slipstream.end_window().inputs_seen == 0
 
 
-def test_shadow_mode_counts_long_windows_by_a_share_of_their_batches():
+def test_a_dry_run_counts_long_windows_by_a_share_of_their_batches():
     # Of 320 inputs, 32 are four for each of the sample's 8: one batch in ten.
-    settings = {"shadow": True, "snapshot_interval": 40, "reservoir_size": 8}
-    trained, reports = train_on(160, **settings)
+    settings = {"window_steps": 40, "sample": 8}
+    trained, reports = train_on(160, dry_run=True, **settings)
     assert len(trained) == 160
     assert [r.inputs_seen for r in reports] == [320] * 4
     counts = [r.inputs_skippable for r in reports] + [r.hot_inputs for r in reports]
     assert any(counts) and all(count % 10 == 0 for count in counts)
-    _, exact = train_on(160, **settings, estimates_cost=True)
+    _, exact = train_on(160, dry_run=slip.DryRun(estimates_cost=True), **settings)
     assert any(r.hot_inputs % 10 for r in exact), "each one is needed beside its loss"
-    _, short = train_on(160, **{**settings, "snapshot_interval": 4})
+    _, short = train_on(160, dry_run=True, window_steps=4, sample=8)
     assert any(r.hot_inputs % 10 for r in short)
 
 
@@ -136,7 +141,7 @@ def test_the_callback_counts_whatever_the_steps_per_execution(steps_per_executio
     embeddings = make_embeddings()
     model = make_model(embeddings)
     model.compile(optimizer="sgd", loss="mse", steps_per_execution=steps_per_execution)
-    slipstream = Slipstream(embeddings, config(skip="none"))
+    slipstream = Slipstream(embeddings, window=Window(5))
     callback = slipstream.callback()
     for epochs in (2, 1):  # the second `fit` goes on with the optimizer's iterations
         model.fit(make_data(7), callbacks=[callback], epochs=epochs, verbose=0)
@@ -147,14 +152,14 @@ def test_the_callback_counts_whatever_the_steps_per_execution(steps_per_executio
 def test_evaluate_and_predict_are_not_counted():
     embeddings = make_embeddings()
     model = make_model(embeddings)
-    slipstream = Slipstream(embeddings, config())
+    slipstream = make_engine(embeddings)
     model.evaluate(make_data(7), callbacks=[slipstream.callback()], verbose=0)
     model.predict(make_data(7), callbacks=[slipstream.callback()], verbose=0)
     assert slipstream.end_window().step == 0
 
 
 def test_steps_by_hand():
-    slipstream = Slipstream(make_embeddings(), config())
+    slipstream = make_engine(make_embeddings())
     reports = [slipstream.step() for _ in range(10)]
     assert [i for i, report in enumerate(reports) if report is not None] == [4, 9]
     assert slipstream.step(steps=5).step == 15
@@ -164,7 +169,9 @@ def test_steps_by_hand():
 
 def test_a_classifier_of_steps_follows_the_engine():
     embeddings = make_embeddings()
-    slipstream = Slipstream(embeddings, config(skip="gradients", threshold=0.1, alpha=0.5))
+    # All is done but the skipping, so that training sees every batch.
+    chosen = {"threshold": 0.1, "skip_alpha": 0.5, "window_steps": 5, "warmup": 0}
+    slipstream = Slipstream(embeddings, **engine_arguments("skip_examples", dry_run=True, **chosen))
     on_device = slipstream.classifier_on("CPU:0")
     keys = next(iter(make_data(1)))[0]
     shares = []
@@ -176,33 +183,35 @@ def test_a_classifier_of_steps_follows_the_engine():
         shares.append(float(np.mean(device.skippable)))
         slipstream.step()
     assert shares[0] == 0.0 and shares[-1] > 0.0
-    with pytest.raises(ValueError, match="`score`"):
-        Slipstream(make_embeddings(), config(score="remembered_loss")).classifier_on("CPU:0")
+    with pytest.raises(ValueError, match="`by`.*RowDrift"):
+        make_engine(make_embeddings(), skip_by="last_loss").classifier_on("CPU:0")
+    with pytest.raises(ValueError, match=r"`policies`.*Slipstream\.observe.*Slipstream\.apply"):
+        make_engine(make_embeddings()).observe(keys)
 
 
 @pytest.mark.parametrize("form", ["matrix", "keys"])
 def test_keys_are_found_in_the_usual_places(form):
-    slipstream = Slipstream(make_embeddings(), config())
+    slipstream = make_engine(make_embeddings())
     list(slipstream.apply(make_data(2, form), batch_size=BATCH_SIZE))
     assert slipstream.end_window().inputs_seen == 2 * BATCH_SIZE
 
 
 def test_get_keys_finds_them_elsewhere():
-    slipstream = Slipstream(make_embeddings(), config())
+    slipstream = make_engine(make_embeddings())
     data = make_data(2).map(lambda keys, label: {"k": keys, "y": label})
     list(slipstream.apply(data, BATCH_SIZE, get_keys=lambda element: element["k"]))
     assert slipstream.end_window().inputs_seen == 2 * BATCH_SIZE
 
 
 def test_a_forgotten_callback_is_warned_of_once():
-    slipstream = Slipstream(make_embeddings(), config())
+    slipstream = make_engine(make_embeddings())
     with pytest.warns(RuntimeWarning, match=r"10 batches .*`slipstream\.callback\(\)`") as caught:
         list(slipstream.apply(make_data(30), batch_size=BATCH_SIZE))
     assert len(caught) == 1
 
 
 def test_no_warning_where_steps_are_counted():
-    slipstream = Slipstream(make_embeddings(), config())
+    slipstream = make_engine(make_embeddings())
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         for _ in slipstream.apply(make_data(30), batch_size=BATCH_SIZE):
@@ -213,28 +222,36 @@ def test_a_loss_scale_optimizer_is_refused():
     embeddings = make_embeddings()
     model = make_model(embeddings)
     model.compile(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), loss="mse")
-    slipstream = Slipstream(embeddings, config())
-    with pytest.raises(ValueError, match="Invalid `optimizer`: LossScaleOptimizer"):
+    slipstream = make_engine(embeddings)
+    with pytest.raises(ValueError, match="Invalid `optimizer`: 'LossScaleOptimizer'"):
         model.fit(make_data(2), callbacks=[slipstream.callback()], verbose=0)
 
 
 @pytest.mark.parametrize(
-    ("embeddings", "settings", "message"),
+    ("arguments", "message"),
     [
-        (keras.layers.Embedding(3, 4), None, "Invalid `embeddings`"),
-        (None, 0.3, "Invalid `config`: 0.3"),
+        ({"embeddings": keras.layers.Embedding(3, 4)}, "`embeddings`.*EmbeddingCollection"),
+        ({"policies": 0.3}, "`policies`: 0.3 for Slipstream.*DeferGradients"),
+        ({"policies": [slip.DeferGradients]}, "`policies`.*a sequence of policies"),
+        ({"window": 5}, r"`window`: 5 for Slipstream.*Window\("),
+        ({"hot_set": "256MB"}, r"`hot_set`: '256MB' for Slipstream.*HotSet\("),
+        ({"saturation": 0.1}, r"`saturation`: 0.1 for Slipstream.*Saturation\("),
+        ({"budget": 0.001}, "`budget`: 0.001 for Slipstream.*MaxAucLoss"),
+        ({"dry_run": "yes"}, r"`dry_run`: 'yes' for Slipstream.*DryRun\("),
+        ({"features": {"f": "a"}}, "`features`.*Slipstream with a layer"),
+        ({"comm": slip.distributed.SingleProcess()}, "`comm`.*Slipstream with a layer"),
     ],
 )
-def test_wrong_arguments(embeddings, settings, message):
-    with pytest.raises(ValueError, match=message):
-        Slipstream(embeddings or make_embeddings(), settings)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ValueError, match=f"Invalid {message}"):
+        Slipstream(**{"embeddings": make_embeddings(), **arguments})
 
 
 def test_public_names():
     assert slip.Slipstream is Slipstream
     assert slip.keras.EmbeddingCollection is EmbeddingCollection
     assert isinstance(Slipstream(make_embeddings()).callback(), SaturationCallback)
-    assert Slipstream(make_embeddings()).config == SaturationConfig()
+    assert Slipstream(make_embeddings()).settings == EngineSettings()
 
 
 def report(window, seen, skipped):
@@ -270,18 +287,20 @@ def test_the_ledger_adds_up_and_prints():
     assert len(lines) == 5
     assert "40.0%" in lines[3]
     assert "0.25 (cap)" in lines[3]
-    assert lines[-1].startswith(
-        "400 of 4,000 inputs skipped (10.0%), 0 of 0 gradient rows sent (0.0%) in 2 windows"
+    parts = (
+        *("400 of 4,000 examples skipped (10.0%)", "0 of 0 gradient rows masked (0.0%)"),
+        *("0 of 0 gradient rows sent (0.0%)", "2 windows, whose ends took 1.00 s"),
     )
+    assert lines[-1] == "; ".join(parts)
 
 
 def test_an_empty_ledger():
     assert Ledger([]).to_dict()["skipped_share"] == 0.0
-    assert "0 of 0 inputs skipped" in str(Ledger([]))
+    assert "0 of 0 examples skipped" in str(Ledger([]))
 
 
 def test_planned_steps_are_those_of_training():
-    slipstream = Slipstream(make_embeddings(), config(warmup=0.25))
+    slipstream = make_engine(make_embeddings(), warmup=0.25)
     data = make_data(80).unbatch().batch(4 * BATCH_SIZE, drop_remainder=True)
     data = data.apply(tf.data.experimental.assert_cardinality(20))
     slipstream.apply(data, batch_size=BATCH_SIZE)
@@ -292,14 +311,20 @@ def test_planned_steps_are_those_of_training():
 
 
 @pytest.mark.parametrize(
-    "settings, message",
+    "policy, settings, message",
     [
-        ({"skip": "defer"}, "`defer_trigger`: 'movement'"),
-        ({"skip": "gradients", "decay_skipped": True}, "`decay_skipped`: True"),
-        ({"skip": "gradients", "metric": "signal"}, "`metric`: 'signal'"),
+        ("defer_gradients", {}, "`until`: 'Movement'"),
+        ("mask_gradients", {"mask_decay_moments": True}, "`decay_moments`: True"),
+        ("mask_gradients", {"drift_metric": "signal"}, "`metric`: 'signal'"),
     ],
 )
-def test_what_a_store_cannot_do_is_refused_at_construction(settings, message):
+def test_what_a_store_cannot_do_is_refused_at_construction(policy, settings, message):
     store = slip.stores.VariableStore({"a": tf.Variable(tf.zeros([10, 4]))})
     with pytest.raises(ValueError, match=f"Invalid {message}.*VariableStore"):
-        Slipstream(store, SaturationConfig(planned_steps=100, **settings), features={"f": "a"})
+        Slipstream(store, features={"f": "a"}, **engine_arguments(policy, **settings))
+
+
+def test_one_policy_and_one_budget_need_no_list():
+    policy, bound = SkipExamples(RowDrift()), slip.MaxAucLoss(0.001)
+    one = Slipstream(make_embeddings(), policy, budget=bound)
+    assert one.settings == Slipstream(make_embeddings(), [policy], budget=[bound]).settings

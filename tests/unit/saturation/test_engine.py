@@ -1,4 +1,4 @@
-"""saturation.tracker beyond the paper: masks, deferring, states, budgets, guard and shadow."""
+"""saturation.tracker beyond the paper: masks, deferring, states, budgets, guard and dry runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import math
 
 import numpy as np
 import pytest
+from engine_settings import engine_settings
 
-from slipstream_tf.config import SaturationConfig, Table
+from slipstream_tf.config import Table
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, deferred_row_bytes
 from slipstream_tf.saturation.states import KeyState
@@ -70,12 +71,16 @@ class Store(TrackedStore):
                 counts[key] *= factor
 
 
-def make(**settings):
-    defaults = {
-        "snapshot_interval": 10, "warmup": 0.0, "target_skip": 0.5, "revisit_every": 0
-    }  # fmt: skip
+def make(*policies, **settings):
+    """A store and its tracker; by default half of the examples are to be saved on, if any."""
+    defaults = {"window_steps": 10, "warmup": 0}
+    if set(policies) & {"skip_examples", "mask_gradients"} or "defer_until" in settings:
+        defaults["revisit_every"] = 0
+        if "threshold" not in settings:
+            defaults["share"] = 0.5
     store = Store()
-    return store, SaturationTracker(store, SaturationConfig(**{**defaults, **settings}), SPECS)
+    chosen = engine_settings(*policies, **{**defaults, **settings})
+    return store, SaturationTracker(store, chosen, SPECS)
 
 
 def window(store, tracker, drifts=None, **classify):
@@ -95,7 +100,7 @@ def state_of(tracker, table, key):
 
 
 def test_masks_saturated_keys_after_the_warmup_only():
-    store, tracker = make(skip="gradients", warmup_steps=30, decay_skipped=True)
+    store, tracker = make("mask_gradients", warmup=30, mask_decay_moments=True)
     for _ in range(2):
         report, (skippable, *_) = window(store, tracker)
         assert store.flags == {"user": {}, "item": {}} and not skippable.any()
@@ -112,7 +117,7 @@ def test_masks_saturated_keys_after_the_warmup_only():
 
 
 def test_a_masked_key_is_judged_by_its_last_free_drift():
-    store, tracker = make(skip="gradients", threshold=0.25)
+    store, tracker = make("mask_gradients", threshold=0.25)
     for _ in range(2):
         window(store, tracker)
     for _ in range(3):  # masked rows rest; the others go on
@@ -122,9 +127,9 @@ def test_a_masked_key_is_judged_by_its_last_free_drift():
         np.testing.assert_allclose(drift, [0.1, 0.2, 0.3, 0.4], rtol=1e-5)
 
 
-def test_masking_is_not_judged_while_warming_up_or_in_shadow_mode():
-    for settings in ({"warmup_steps": 1000}, {"shadow": True}):
-        store, tracker = make(skip="gradients", threshold=0.25, **settings)
+def test_masking_is_not_judged_while_warming_up_or_in_a_dry_run():
+    for settings in ({"warmup": 1000}, {"dry_run": True}):
+        store, tracker = make("mask_gradients", threshold=0.25, **settings)
         for _ in range(2):
             window(store, tracker)
         report, _ = window(store, tracker, {**DRIFTS, 1: 0.9})
@@ -132,12 +137,12 @@ def test_masking_is_not_judged_while_warming_up_or_in_shadow_mode():
         assert report.saturated_keys == 2
 
 
-@pytest.mark.parametrize("skip", ["defer", "both"])
-def test_defers_within_the_byte_budget_after_the_warmup(skip):
+@pytest.mark.parametrize("skips", [False, True])
+def test_defers_within_its_memory_after_the_warmup(skips):
     budget = 10 * deferred_row_bytes(DIM) + 3
-    store, tracker = make(
-        skip=skip, warmup_steps=20, defer_budget_bytes=budget, defer_movement=0.5, defer_max_age=7
-    )
+    policies = ["defer_gradients", *["skip_examples"] * skips]
+    settings = {"defer_memory": budget, "defer_movement": 0.5, "defer_max_age": 7}
+    store, tracker = make(*policies, warmup=20, **settings)
     window(store, tracker)
     assert {policy.mode for policy in store.policies.values()} == {"apply"}
     window(store, tracker)
@@ -148,12 +153,12 @@ def test_defers_within_the_byte_budget_after_the_warmup(skip):
     assert sum(p.max_rows for p in policies.values()) * deferred_row_bytes(DIM) <= budget
     assert store.flags == {"user": {}, "item": {}}, "movement holds any row"
     _, (skippable, _, weight) = window(store, tracker)
-    assert skippable.tolist() == ([True, True, False, False] if skip == "both" else [False] * 4)
+    assert skippable.tolist() == ([True, True, False, False] if skips else [False] * 4)
     np.testing.assert_array_equal(weight == 0.0, skippable)
 
 
 def test_deferring_by_interval_marks_saturated_rows():
-    store, tracker = make(skip="defer", defer_trigger="interval", defer_steps=9)
+    store, tracker = make("defer_gradients", defer_until="interval", defer_steps=9)
     for _ in range(2):
         window(store, tracker)
     assert store.flags == {"user": {0: SATURATED, 1: SATURATED}, "item": {0: SATURATED}}
@@ -161,7 +166,7 @@ def test_deferring_by_interval_marks_saturated_rows():
 
 
 def test_hysteresis_and_release():
-    store, tracker = make(threshold=0.3, release=1.5)
+    store, tracker = make("skip_examples", threshold=0.3, release=1.5)
     for _ in range(2):
         window(store, tracker)
     seen = []
@@ -175,7 +180,8 @@ def test_hysteresis_and_release():
 def test_a_probing_key_is_neither_marked_nor_skipped_in_its_window():
     period = 4
     store, tracker = make(
-        skip="inputs+gradients", threshold=0.35, revisit_every=period, exempt_tables=("item",)
+        *("skip_examples", "mask_gradients"),
+        **{"threshold": 0.35, "revisit_every": period, "exclude_tables": ("item",)},
     )
     for _ in range(2):
         window(store, tracker)
@@ -193,7 +199,7 @@ def test_a_probing_key_is_neither_marked_nor_skipped_in_its_window():
 
 @pytest.mark.parametrize("protect_windows", [1, 3])
 def test_a_newly_hot_key_is_protected(protect_windows):
-    store, tracker = make(threshold=0.25, protect_windows=protect_windows)
+    store, tracker = make("skip_examples", threshold=0.25, protect_windows=protect_windows)
     for _ in range(2 + protect_windows):
         window(store, tracker)
     seen = []
@@ -205,8 +211,8 @@ def test_a_newly_hot_key_is_protected(protect_windows):
     assert seen == [False] * (1 + protect_windows) + [True]
 
 
-def test_exempt_tables_are_not_tracked_and_do_not_count():
-    store, tracker = make(exempt_tables=("item",))
+def test_excluded_tables_are_not_tracked_and_do_not_count():
+    store, tracker = make("skip_examples", exclude_tables=("item",))
     assert tracker.classifier.tables == ("user",) and set(tracker.states) == {"user"}
     for _ in range(3):
         store.train("item", {0: 100.0})
@@ -218,8 +224,8 @@ def test_exempt_tables_are_not_tracked_and_do_not_count():
 
 
 @pytest.mark.parametrize("rows", [0, 2])
-def test_a_table_has_a_hot_budget_of_its_own(rows):
-    store, tracker = make(table_hot_budget_bytes={"user": rows * ROW_BYTES + ROW_BYTES - 1})
+def test_a_table_has_a_memory_of_its_own(rows):
+    store, tracker = make(table_memory={"user": rows * ROW_BYTES + ROW_BYTES - 1})
     report, _ = window(store, tracker)
     assert report.next_hot_keys == rows + 1
     assert tracker.states["user"].keys.tolist() == list(range(rows))
@@ -227,29 +233,31 @@ def test_a_table_has_a_hot_budget_of_its_own(rows):
 
 
 @pytest.mark.parametrize(
-    "settings, message",
+    "policies, settings, message",
     [
-        ({"exempt_tables": ("shop",)}, r"Invalid `exempt_tables`: 'shop'.*item, user"),
-        ({"table_hot_budget_bytes": {"shop": 1}}, r"Invalid `table_hot_budget_bytes`: 'shop'"),
-        ({"exempt_tables": ("user", "item")}, r"Invalid `exempt_tables`.*one must be left"),
+        ([], {"exclude_tables": ("shop",)}, r"Invalid `exclude`: 'shop' for HotSet.*item, user"),
+        ([], {"table_memory": {"shop": 1}}, r"Invalid `table_memory`: 'shop' for HotSet"),
+        ([], {"exclude_tables": ("user", "item")}, r"Invalid `exclude`.*one must be left"),
         (
-            {"skip": "defer", "defer_budget_bytes": deferred_row_bytes(DIM) - 1},
-            r"Invalid `defer_budget_bytes`: 79.*at least 80",
+            ["defer_gradients"],
+            {"defer_memory": deferred_row_bytes(DIM) - 1},
+            r"Invalid `memory`: 79 for DeferGradients.*at least 80",
         ),
         (
-            {"skip": "both", "simulated_ranks": 2, "defer_budget_bytes": 159},
-            r"Invalid `defer_budget_bytes`: 159.*at least 160",
+            ["defer_gradients", "skip_examples"],
+            {"simulated_ranks": 2, "defer_memory": 159},
+            r"Invalid `memory`: 159 for DeferGradients.*at least 160",
         ),
-        ({"hot_budget_bytes": ROW_BYTES - 1}, r"Invalid `hot_budget_bytes`: 7.*at least 8"),
+        ([], {"hot_set_memory": ROW_BYTES - 1}, r"Invalid `memory`: 7 for HotSet.*at least 8"),
     ],
-)  # fmt: skip
-def test_settings_that_do_not_fit_the_tables(settings, message):
+)
+def test_settings_that_do_not_fit_the_tables(policies, settings, message):
     with pytest.raises(ValueError, match=message):
-        make(**settings)
+        make(*policies, **settings)
 
 
 def test_signal_judges_by_net_over_travelled():
-    store, tracker = make(skip="gradients", metric="signal", threshold=0.5)
+    store, tracker = make("mask_gradients", drift_metric="signal", threshold=0.5)
     window(store, tracker)
     watched = {key: WATCHED for key in range(4)}
     assert store.flags == {"user": watched, "item": {0: WATCHED}}, "from the first hot set on"
@@ -266,7 +274,7 @@ def test_signal_judges_by_net_over_travelled():
 
 
 def test_signal_of_a_row_that_moved_without_updates_is_an_anomaly():
-    store, tracker = make(metric="signal", threshold=0.5)
+    store, tracker = make("skip_examples", drift_metric="signal", threshold=0.5)
     for _ in range(2):
         report, _ = window(store, tracker)
     assert report.anomalies == 4, "an import replaced them"
@@ -275,7 +283,7 @@ def test_signal_of_a_row_that_moved_without_updates_is_an_anomaly():
 
 
 def test_an_absolute_threshold():
-    store, tracker = make(threshold=0.35, target_skip=0.0)
+    store, tracker = make("skip_examples", threshold=0.35)
     for _ in range(3):
         report, (skippable, *_) = window(store, tracker)
     assert report.threshold == pytest.approx(0.35) and not report.is_threshold_capped
@@ -289,11 +297,11 @@ def test_an_absolute_threshold():
         ({"planned_steps": 60}, 1000, 30),
         ({}, 60, 30),
         ({}, None, None),
-        ({"warmup_steps": 30}, 1000, 30),
+        ({"warmup": 30}, 1000, 30),
     ],
 )
 def test_a_warmup_by_share(settings, planned, warmup):
-    store, tracker = make(warmup=0.5, **settings)
+    store, tracker = make("skip_examples", **{"warmup": 0.5, **settings})
     if planned is not None:
         tracker.plan(planned)
     assert tracker.warmup_steps == warmup
@@ -306,7 +314,7 @@ def test_a_warmup_by_share(settings, planned, warmup):
 
 
 def test_a_plan_that_comes_late_counts_from_the_next_window_end():
-    store, tracker = make(warmup=0.5)
+    store, tracker = make("skip_examples", warmup=0.5)
     for _ in range(3):
         window(store, tracker)
     tracker.plan(20)
@@ -316,23 +324,33 @@ def test_a_plan_that_comes_late_counts_from_the_next_window_end():
         tracker.plan(-1)
 
 
-@pytest.mark.parametrize("skip", ["inputs", "both", "inputs+gradients", "gradients", "defer"])
-def test_shadow_skips_nothing_and_counts_what_it_would(skip):
-    store, tracker = make(skip=skip, shadow=True)
+@pytest.mark.parametrize(
+    "policies",
+    [
+        ("skip_examples",),
+        ("skip_examples", "defer_gradients"),
+        ("skip_examples", "mask_gradients"),
+        ("mask_gradients",),
+        ("defer_gradients",),
+    ],
+    ids="+".join,
+)
+def test_a_dry_run_saves_nothing_and_counts_what_it_would(policies):
+    store, tracker = make(*policies, dry_run=True)
     for _ in range(3):
         report, (skippable, _, weight) = window(store, tracker)
     np.testing.assert_array_equal(weight, np.ones(4))
     assert (report.inputs_skipped, report.inputs_kept, report.is_skipping) == (0, 0, False)
-    if skip != "defer":
+    if policies != ("defer_gradients",):
         assert report.inputs_skippable == skippable.sum() == 2
-    if skip != "inputs":
+    if policies != ("skip_examples",):
         assert all(policy.is_shadow for policy in store.policies.values())
     else:
         assert {policy.mode for policy in store.policies.values()} == {"apply"}
 
 
 def test_a_keep_rate_thins():
-    store, tracker = make(keep_rate=0.5, threshold=10.0)
+    store, tracker = make("skip_examples", skip_keep=0.5, threshold=10.0)
     for _ in range(2):
         window(store, tracker)
     users = {key: 0.1 for key in range(4)} | {key: 0.0 for key in range(100, 500)}
@@ -348,7 +366,7 @@ def strict_json(report):
 
 
 def test_rows_that_are_all_nan():
-    store, tracker = make(skip="inputs+gradients")
+    store, tracker = make("skip_examples", "mask_gradients")
     window(store, tracker)
     report, _ = window(store, tracker, dict.fromkeys(range(4), np.nan))
     assert report.anomalies == 4 and report.saturated_keys == 0 and report.threshold == 0.0
@@ -359,9 +377,10 @@ def test_rows_that_are_all_nan():
 
 def test_an_empty_hot_set_and_windows_without_lookups():
     store, tracker = make(
-        skip="both", score="remembered_loss", guard_tolerance=0.1, max_auc_loss=0.1,
-        planned_steps=100, table_hot_budget_bytes={"user": 0, "item": 0},
-    )  # fmt: skip
+        *("skip_examples", "defer_gradients"),
+        **{"skip_by": "last_loss", "loss_guard": 0.1, "max_auc_loss": 0.1, "planned_steps": 100},
+        table_memory={"user": 0, "item": 0},
+    )
     for shows_inputs in (False, True, True, False):
         if shows_inputs:
             ids = np.arange(4)
@@ -376,7 +395,7 @@ def test_an_empty_hot_set_and_windows_without_lookups():
 
 
 def test_a_window_without_lookups_between_others():
-    store, tracker = make()
+    store, tracker = make("skip_examples")
     for _ in range(2):
         window(store, tracker)
     report = tracker.step(10)
@@ -386,7 +405,7 @@ def test_a_window_without_lookups_between_others():
 
 
 def test_a_capped_threshold():
-    store, tracker = make(skip="gradients", max_threshold=0.15)
+    store, tracker = make("mask_gradients", max_threshold=0.15)
     for _ in range(2):
         report, _ = window(store, tracker)
     assert report.is_threshold_capped and 0.1 < report.threshold <= 0.15
@@ -399,11 +418,11 @@ def feed(tracker, loss, inputs=2500, skippable=True):
     tracker.classifier.record_losses(None, losses, np.arange(inputs) % 2, [skippable] * inputs)
 
 
-@pytest.mark.parametrize("skip", ["inputs", "gradients"])
-def test_the_guard_halves_the_threshold_and_releases_keys(skip):
+@pytest.mark.parametrize("policy", ["skip_examples", "mask_gradients"])
+def test_the_guard_halves_the_threshold_and_releases_keys(policy):
     drifts = {0: 0.1, 1: 0.28, 2: 0.3, 3: 0.4}
-    settings = {"keep_rate": 0.5} if skip == "inputs" else {}
-    store, tracker = make(skip=skip, threshold=0.3, guard_tolerance=0.1, **settings)
+    settings = {"skip_keep": 0.5} if policy == "skip_examples" else {}
+    store, tracker = make(policy, threshold=0.3, loss_guard=0.1, **settings)
     words = []
     for loss in (0.1, 0.1, 0.1, 0.1, 0.2):
         before = [state_of(tracker, "user", key) for key in (0, 1)] if words else None
@@ -423,7 +442,7 @@ def test_the_guard_halves_the_threshold_and_releases_keys(skip):
 
 
 def test_the_guard_without_losses_changes_nothing():
-    store, tracker = make(keep_rate=0.5, guard_tolerance=0.1)
+    store, tracker = make("skip_examples", skip_keep=0.5, loss_guard=0.1)
     for _ in range(3):
         report, _ = window(store, tracker)
     assert report.threshold == pytest.approx(0.3) and "No skippable input" in report.guard
@@ -431,7 +450,7 @@ def test_the_guard_without_losses_changes_nothing():
 
 @pytest.mark.parametrize("budget", ["max_auc_loss", "max_log_loss_increase"])
 def test_a_quality_budget_without_planned_steps_skips_nothing_and_says_why(budget):
-    store, tracker = make(keep_rate=0.5, **{budget: 0.01})
+    store, tracker = make("skip_examples", skip_keep=0.5, **{budget: 0.01})
     for _ in range(3):
         report, (skippable, *_) = window(store, tracker)
         assert not skippable.any() and report.threshold == report.target_share == 0.0
@@ -440,7 +459,9 @@ def test_a_quality_budget_without_planned_steps_skips_nothing_and_says_why(budge
 
 def learn(budget, windows=14):
     """Windows whose log loss falls with the logarithm of the inputs trained."""
-    store, tracker = make(keep_rate=0.8, planned_steps=400, max_log_loss_increase=budget)
+    store, tracker = make(
+        "skip_examples", skip_keep=0.8, planned_steps=400, max_log_loss_increase=budget
+    )
     users, trained, reports = {key: 0.01 * key for key in range(40)}, 0, []
     for _ in range(windows):
         report, (skippable, _, weight) = window(store, tracker, users)
@@ -464,7 +485,9 @@ def test_a_quality_budget_bounds_the_share():
 
 
 def test_remembered_losses_choose_among_inputs_of_saturated_keys():
-    store, tracker = make(score="remembered_loss", threshold=0.41, max_skips=0)
+    store, tracker = make(
+        "skip_examples", skip_by="last_loss", share=0.5, threshold=0.41, max_skips=0
+    )
     ids = np.arange(4) + 70
     losses = [0.4, 0.1, 0.2, 0.3]
     for is_recorded in (True, True, False):
@@ -472,7 +495,7 @@ def test_remembered_losses_choose_among_inputs_of_saturated_keys():
             tracker.classifier.record_losses(ids, losses, [0, 1, 0, 1], None)
         report, (skippable, *_) = window(store, tracker, ids=ids)
         assert not skippable.any(), "last visited before their keys were saturated"
-    assert report.loss_threshold == pytest.approx(0.3)
+    assert report.policies["SkipExamples"]["loss_threshold"] == pytest.approx(0.3)
     tracker.classifier.record_losses(ids, losses, [0, 1, 0, 1], None)
     report, (skippable, score, _) = window(store, tracker, {**DRIFTS, 2: 5.0}, ids=ids)
     np.testing.assert_allclose(score, losses, rtol=1e-6)
@@ -481,7 +504,7 @@ def test_remembered_losses_choose_among_inputs_of_saturated_keys():
 
 
 def test_gradients_without_inputs_are_warned_of_once(caplog):
-    store, tracker = make(skip="gradients")
+    store, tracker = make("mask_gradients")
     for _ in range(3):
         store.train("user", DRIFTS)
         store.offered += 4

@@ -8,9 +8,10 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from engine_settings import engine_settings
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import SaturationConfig, Table
+from slipstream_tf.config import Table
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.ops import features
 from slipstream_tf.saturation import side_by_side, tracker
@@ -28,14 +29,14 @@ def make_store() -> NativeStore:
     return NativeStore([Table(name, DIM) for name in TABLES], optimizers.Adagrad(0.05))
 
 
-def end_windows(metric: str, skip: str):
+def end_windows(metric: str, policy: str):
     """Reports, tables and state of three windows on the same random inputs."""
     store = make_store()
     threshold = 0.05 if metric == "linf" else 1.5
-    config = SaturationConfig(
-        snapshot_interval=4, warmup=0.0, skip=skip, metric=metric, threshold=threshold
+    settings = engine_settings(
+        policy, window_steps=4, warmup=0, drift_metric=metric, threshold=threshold
     )
-    engine = SaturationTracker(store, config, SPECS)
+    engine = SaturationTracker(store, settings, SPECS)
     rng = np.random.default_rng(3)
     for _ in range(12):
         keys = {name: np.minimum(rng.zipf(1.3, 64), KEYS).astype(np.int64) for name in TABLES}
@@ -47,14 +48,14 @@ def end_windows(metric: str, skip: str):
     return reports, [store.export_table(name) for name in TABLES], engine.state()["tables"]
 
 
-@pytest.mark.parametrize("skip", ["inputs", "gradients"])
+@pytest.mark.parametrize("policy", ["skip_examples", "mask_gradients"])
 @pytest.mark.parametrize("metric", ["linf", "signal"])
-def test_windows_end_alike_whatever_the_threads(monkeypatch, metric, skip):
+def test_windows_end_alike_whatever_the_threads(monkeypatch, metric, policy):
     monkeypatch.setattr(tracker, "FEW_KEYS", 0)
     results = []
     for threads in (1, 2, 8):
         monkeypatch.setattr(tracker, "tables_at_once", lambda store, ranks, n=threads: n)
-        results.append(end_windows(metric, skip))
+        results.append(end_windows(metric, policy))
     assert results[0][0][-1].saturated_keys > 0
     for other in results[1:]:
         assert other[0] == results[0][0]
@@ -76,10 +77,10 @@ def test_a_window_of_many_keys_works_on_tables_at_once(monkeypatch):
 
     monkeypatch.setattr(tracker, "for_each", noting)
     monkeypatch.setattr(tracker, "tables_at_once", lambda store, ranks: 3)
-    end_windows("linf", "inputs")
+    end_windows("linf", "skip_examples")
     assert set(used) == {1}  # A thousand keys are few.
     monkeypatch.setattr(tracker, "FEW_KEYS", 100)
-    end_windows("linf", "inputs")
+    end_windows("linf", "skip_examples")
     assert 3 in used
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_tf.config import SaturationConfig
+from slipstream_tf.config import Saturation
 from slipstream_tf.saturation.states import (
     NEVER,
     KeyState,
@@ -21,14 +21,14 @@ from slipstream_tf.saturation.states import (
 
 COLD, WARMING, VARYING, SATURATED, PROBING = KeyState
 NAN, INF = float("nan"), float("inf")
-NO_PROBES = {"release": 1.5, "revisit_every": 0, "protect_windows": 1}
+DEFAULTS = {"release": 1.5, "protect_windows": 1}
 
 
 def next_by(*arguments, are_masked=False, **settings):
-    """`next_states` with settings by name, those of `NO_PROBES` by default."""
-    chosen = {**NO_PROBES, **settings}
-    config = SaturationConfig(**{name: chosen.pop(name) for name in NO_PROBES})
-    return next_states(*arguments, config=config, are_masked=are_masked, **chosen)
+    """`next_states` with settings by name; without probes by default."""
+    chosen = {**DEFAULTS, "probes_every": 0, **settings}
+    saturation = Saturation(**{name: chosen.pop(name) for name in DEFAULTS})
+    return next_states(*arguments, saturation=saturation, are_masked=are_masked, **chosen)
 
 
 def one_key(state: KeyState, drift: float, watched: int = 5, since: int = NEVER) -> KeyStates:
@@ -151,7 +151,7 @@ def test_probes_of_many_keys_are_spread_evenly():
     keys = range(100_000)  # consecutive: what the hash is for
     states = advance(KeyStates.empty(), keys, {}, 1.0, 0)
     for window in range(1, 13):
-        states = advance(states, keys, dict.fromkeys(keys, 0.5), 1.0, window, revisit_every=10)
+        states = advance(states, keys, dict.fromkeys(keys, 0.5), 1.0, window, probes_every=10)
         assert 9_500 < states.counts()["probing"] < 10_500
         assert sum(states.counts().values()) == len(keys)
 
@@ -171,7 +171,7 @@ histories = st.lists(
 settings = st.fixed_dictionaries(
     {
         "release": st.sampled_from([1.0, 1.5]),
-        "revisit_every": st.sampled_from([0, 1, 2, 3]),
+        "probes_every": st.sampled_from([0, 1, 2, 3]),
         "protect_windows": st.integers(1, 3),
         "are_masked": st.booleans(),
     }
@@ -260,24 +260,24 @@ def test_is_pure_and_does_not_depend_on_the_order_of_drifted_keys(history, setti
 
 @given(
     keys=st.sets(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20),
-    revisit_every=st.integers(1, 12),
+    probes_every=st.integers(1, 12),
     are_masked=st.booleans(),
     first=st.integers(0, 1000),
 )
-def test_a_saturated_key_probes_once_in_any_revisit_every_windows(
-    keys, revisit_every, are_masked, first
+def test_a_saturated_key_probes_once_in_any_probes_every_windows(
+    keys, probes_every, are_masked, first
 ):
     states, probing = advance(KeyStates.empty(), keys, {}, 1.0, first), []
-    for window in range(first + 1, first + 1 + 3 * revisit_every):
+    for window in range(first + 1, first + 1 + 3 * probes_every):
         drifts = dict.fromkeys(states.keys, 0.5)
         states = advance(
-            states, keys, drifts, 1.0, window, revisit_every=revisit_every, are_masked=are_masked
+            states, keys, drifts, 1.0, window, probes_every=probes_every, are_masked=are_masked
         )
         probing.append(states.states == PROBING)
         assert np.isin(states.states, [SATURATED, PROBING]).all()
         assert (states.since == first + 2).all()  # no probe breaks the run
-    for start in range(2 * revisit_every + 1):
-        assert (np.sum(probing[start : start + revisit_every], axis=0) == 1).all()
+    for start in range(2 * probes_every + 1):
+        assert (np.sum(probing[start : start + probes_every], axis=0) == 1).all()
 
 
 def test_deciding_drifts_are_the_last_free_ones():

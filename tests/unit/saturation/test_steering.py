@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from engine_settings import engine_settings
 
-from slipstream_tf.config import SaturationConfig
 from slipstream_tf.ops.classifier import ClassifierCounts
 from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
 from slipstream_tf.ops.update_policy import UpdateCounts
@@ -45,21 +45,21 @@ def curve_losses(window, inputs=1000, kept=0):
 
 def run(windows, planned=30_000, kept=0, **settings):
     """Steers by a falling log loss; returns the steerings."""
-    steerer = Steerer(SaturationConfig(**{"keep_rate": 0.5, **settings}))
+    steerer = Steerer(engine_settings("skip_examples", skip_keep=0.5, **settings))
     return [
         steerer.next(work(curve_losses(window, kept=kept)), planned) for window in range(windows)
     ]
 
 
 def test_without_guard_and_budget_the_target_stands():
-    steerer = Steerer(SaturationConfig(target_skip=0.4))
+    steerer = Steerer(engine_settings("skip_examples", share=0.4))
     for losses in (NOTHING, statistics([0.1, 0.2])):
         assert steerer.next(work(losses), None) == Steering(0.4)
 
 
 @pytest.mark.parametrize("name", ["max_auc_loss", "max_log_loss_increase"])
 def test_a_budget_needs_the_planned_inputs(name):
-    steerer = Steerer(SaturationConfig(**{name: 0.1}))
+    steerer = Steerer(engine_settings("skip_examples", **{name: 0.1}))
     steering = steerer.next(work(statistics([0.1])), None)
     assert steering.share == 0.0 and "planned_steps" in steering.budget
 
@@ -77,9 +77,7 @@ def test_a_budget_needs_a_curve_and_then_bounds_the_share():
 
 
 def test_a_larger_budget_allows_more_up_to_the_target():
-    shares = [
-        run(12, max_log_loss_increase=b, target_skip=0.6)[-1].share for b in (0.001, 0.01, 1.0)
-    ]
+    shares = [run(12, max_log_loss_increase=b, share=0.6)[-1].share for b in (0.001, 0.01, 1.0)]
     assert 0.0 < shares[0] < shares[1] < shares[2] == 0.6
 
 
@@ -91,7 +89,8 @@ def test_of_two_budgets_the_tighter_one_holds():
 
 def test_the_share_is_one_of_hot_inputs():
     # A plan counts all inputs: of half as many hot ones it takes twice the share.
-    steerers = [Steerer(SaturationConfig(max_log_loss_increase=0.002)) for _ in range(2)]
+    settings = engine_settings("skip_examples", max_log_loss_increase=0.002)
+    steerers = [Steerer(settings) for _ in range(2)]
     for window in range(12):
         all_hot, half_hot = (
             steerer.next(work(curve_losses(window), hot=hot), 30_000).share
@@ -102,7 +101,7 @@ def test_the_share_is_one_of_hot_inputs():
 
 
 def test_what_was_skipped_is_paid_from_the_budget():
-    settings = SaturationConfig(max_log_loss_increase=0.004, keep_rate=0.5)
+    settings = engine_settings("skip_examples", max_log_loss_increase=0.004, skip_keep=0.5)
     idle, spending = Steerer(settings), Steerer(settings)
     for window in range(12):
         losses = curve_losses(window, kept=100)
@@ -114,7 +113,9 @@ def test_what_was_skipped_is_paid_from_the_budget():
 def test_skipped_inputs_of_little_value_cost_little():
     shares = []
     for kept_loss in (0.5, 0.05):
-        steerer = Steerer(SaturationConfig(max_log_loss_increase=0.002, keep_rate=0.5))
+        steerer = Steerer(
+            engine_settings("skip_examples", max_log_loss_increase=0.002, skip_keep=0.5)
+        )
         for window in range(12):
             level = math.log(1000 * (window + 0.5))
             losses = statistics(
@@ -126,20 +127,20 @@ def test_skipped_inputs_of_little_value_cost_little():
 
 
 def test_windows_that_keep_nothing_of_what_they_skip_are_no_points_of_the_curve():
-    steerer = Steerer(SaturationConfig(max_log_loss_increase=0.004))
+    steerer = Steerer(engine_settings("skip_examples", max_log_loss_increase=0.004))
     for window in range(12):
         steering = steerer.next(work(curve_losses(window), skipped=100), 30_000)
     assert "fewer than 5 windows" in steering.budget
 
 
 def test_masked_rows_are_a_share_of_their_inputs():
-    steerer = Steerer(SaturationConfig(skip="gradients", max_log_loss_increase=0.004))
+    steerer = Steerer(engine_settings("mask_gradients", max_log_loss_increase=0.004))
     for window in range(7):
         steering = steerer.next(work(curve_losses(window), offered=100), 30_000)
     first = steering.share
     assert 0.0 < first <= 0.3
     # Twice as many rows are masked as planned: the share is about halved.
-    plain = Steerer(SaturationConfig(max_log_loss_increase=0.004))
+    plain = Steerer(engine_settings("skip_examples", max_log_loss_increase=0.004))
     for window in range(8):
         planned = plain.next(work(curve_losses(window)), 30_000).share
     masked = round(200 * planned)
@@ -148,7 +149,7 @@ def test_masked_rows_are_a_share_of_their_inputs():
 
 
 def test_the_guard_scales_and_says_so():
-    steerer = Steerer(SaturationConfig(keep_rate=0.5, guard_tolerance=0.1, target_skip=0.4))
+    steerer = Steerer(engine_settings("skip_examples", skip_keep=0.5, loss_guard=0.1, share=0.4))
     generator = np.random.default_rng(0)
     for loss, scale in ((0.2, 1.0), (0.2, 1.0), (0.5, 0.5), (0.2, 0.5)):
         losses = statistics(

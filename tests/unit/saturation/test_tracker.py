@@ -8,11 +8,13 @@ import json
 
 import numpy as np
 import pytest
+from engine_settings import engine_settings
 
-from slipstream_tf.config import SaturationConfig, Table
+from slipstream_tf.config import Table, Window
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.report import random_shares
+from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores import TrackedStore
 
@@ -70,10 +72,15 @@ class SmallStore(TrackedStore):
                 counts[key] *= factor
 
 
-def make(store=None, **settings):
+def make(*policies, store=None, **settings):
+    """A store and a tracker that skips half of the examples by drift, if no policy is named."""
     store = store or SmallStore("user", "item")
-    defaults = {"target_skip": 0.5, "snapshot_interval": 10, "reservoir_size": 64, "warmup": 0.0}
-    return store, SaturationTracker(store, SaturationConfig(**{**defaults, **settings}), SPECS)
+    defaults = {"window_steps": 10, "sample": 64, "warmup": 0}
+    if not policies and "random_shares" not in settings:
+        policies = ("skip_examples",)
+        defaults["share"] = 0.5
+    chosen = engine_settings(*policies, **{**defaults, **settings})
+    return store, SaturationTracker(store, chosen, SPECS)
 
 
 def one_window(store, tracker, user_drifts):
@@ -127,7 +134,7 @@ def test_step_ends_windows():
 
 
 def test_warmup_skips_nothing_but_reports_the_threshold():
-    store, tracker = make(warmup_steps=30)
+    store, tracker = make(warmup=30)
     for window in range(4):
         assert tracker.is_warming_up == (window < 3)
         assert not one_window(store, tracker, DRIFTS).any()
@@ -140,17 +147,20 @@ def test_warmup_skips_nothing_but_reports_the_threshold():
     np.testing.assert_array_equal(one_window(store, tracker, DRIFTS), [True, True, False, False])
 
 
-def test_skip_none_only_reports():
-    store, tracker = make(skip="none")
+def test_without_policies_it_only_reports():
+    store = SmallStore("user", "item")
+    settings = EngineSettings(window=Window(10, warmup=0))
+    tracker = SaturationTracker(store, settings, SPECS)
     for _ in range(3):
         assert not one_window(store, tracker, DRIFTS).any()
         report = tracker.end_window()
-    assert report.threshold > 0 and report.saturated_keys == 3 and not report.is_skipping
+    # The default share of three tenths.
+    assert report.threshold > 0 and report.saturated_keys == 2 and not report.is_skipping
 
 
 @pytest.mark.parametrize("warmup", [0, 10])
 def test_random_shares_count_windows_from_the_end_of_the_warmup(warmup):
-    store, tracker = make(skip="random", random_shares=(1.0, 0.0), warmup_steps=warmup)
+    store, tracker = make(random_shares=(1.0, 0.0), warmup=warmup)
     skipped = []
     for _ in range(4):
         skipped.append(bool(one_window(store, tracker, DRIFTS).all()))
@@ -165,7 +175,7 @@ def test_random_shares_of_no_window():
 
 
 def test_anomalies_stay_varying():
-    store, tracker = make(target_skip=1.0)
+    store, tracker = make(share=1.0)
     one_window(store, tracker, DRIFTS)
     tracker.end_window()
     one_window(store, tracker, {**DRIFTS, 1: np.nan, 2: np.inf})
@@ -176,7 +186,7 @@ def test_anomalies_stay_varying():
 
 
 def test_evicted_keys_are_dropped_and_start_cold():
-    store, tracker = make(target_skip=1.0)
+    store, tracker = make(share=1.0)
     one_window(store, tracker, DRIFTS)
     tracker.end_window()
     one_window(store, tracker, DRIFTS)
@@ -188,7 +198,7 @@ def test_evicted_keys_are_dropped_and_start_cold():
 
 
 def test_hot_set_follows_counts_within_the_budget():
-    store, tracker = make(hot_budget_bytes=3 * DIM * 4 + 1, count_decay=0.0)
+    store, tracker = make(hot_set_memory=3 * DIM * 4 + 1, count_decay=0.0)
     store.train("user", {7: 0.0}, accesses=9)
     store.train("user", {6: 0.0, 5: 0.0}, accesses=5)
     store.train("item", {1: 0.0}, accesses=5)
@@ -214,7 +224,7 @@ def test_cap_is_reported():
 
 def test_only_tables_of_the_features_are_tracked():
     store = SmallStore("other", "item", "user")
-    _, tracker = make(store)
+    _, tracker = make(store=store)
     assert tracker.classifier.tables == ("item", "user")
     store.train("other", {1: 0.0}, accesses=100)
     one_window(store, tracker, DRIFTS)
@@ -242,8 +252,6 @@ def test_report_is_frozen_and_json():
 
 def test_bad_features():
     with pytest.raises(ValueError, match=r"Invalid `table`: 'shop' for feature 'x'.*user, item"):
-        SaturationTracker(
-            SmallStore("user", "item"), SaturationConfig(), [FeatureSpec("x", "shop")]
-        )
+        SaturationTracker(SmallStore("user", "item"), EngineSettings(), [FeatureSpec("x", "shop")])
     with pytest.raises(ValueError, match="Invalid `specs`"):
-        SaturationTracker(SmallStore("user"), SaturationConfig(), [])
+        SaturationTracker(SmallStore("user"), EngineSettings(), [])

@@ -7,9 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
+from engine_settings import engine_settings
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import SaturationConfig, Table
+from slipstream_tf.config import Table
 from slipstream_tf.inputs.classifier import skip_inputs
 from slipstream_tf.ops import features
 from slipstream_tf.saturation.report import random_shares
@@ -20,12 +21,11 @@ SPECS = [features.FeatureSpec("user", "user"), features.FeatureSpec("item", "ite
 INPUTS, BATCH, DIM = 40_000, 200, 4
 
 
-def train(**settings):
+def train(*policies, **settings):
     """Fits a product of two embeddings to random labels; popular keys first and most."""
     store = NativeStore([Table("user", DIM), Table("item", DIM)], optimizers.Adagrad(0.05))
-    settings = {"warmup": 0.0, "reservoir_size": 1000, **settings}
-    config = SaturationConfig(snapshot_interval=20, hot_budget_bytes=60 * DIM * 4, **settings)
-    tracker = SaturationTracker(store, config, SPECS)
+    windows = {"window_steps": 20, "sample": 1000, "hot_set_memory": 60 * DIM * 4}
+    tracker = SaturationTracker(store, engine_settings(*policies, **windows, **settings), SPECS)
     rng = np.random.default_rng(0)
     keys = np.minimum(rng.zipf(1.3, (INPUTS, 2)), 10_000).astype(np.int64)
     labels = rng.random(INPUTS).astype(np.float32)
@@ -50,7 +50,7 @@ def train(**settings):
 
 
 def test_skips_after_the_warmup_counts_every_input_and_repeats_bitwise():
-    runs = [train(target_skip=0.3, warmup_steps=60) for _ in range(2)]
+    runs = [train("skip_examples", share=0.3, warmup=60) for _ in range(2)]
     (store, tracker, trained), (other_store, other_tracker, _) = runs
     reports = tracker.reports
     assert sum(r.inputs_seen for r in reports) == INPUTS
@@ -68,11 +68,11 @@ def test_skips_after_the_warmup_counts_every_input_and_repeats_bitwise():
 
 
 @pytest.mark.parametrize("metric", ["linf", "signal"])
-@pytest.mark.parametrize("skip", ["inputs", "gradients"])
-def test_windows_end_alike_in_whatever_order_hot_keys_are_listed(monkeypatch, metric, skip):
+@pytest.mark.parametrize("policy", ["skip_examples", "mask_gradients"])
+def test_windows_end_alike_in_whatever_order_hot_keys_are_listed(monkeypatch, metric, policy):
     def run(by_key):
         monkeypatch.setattr(NativeStore, "lists_hot_keys_by_key", by_key)
-        store, tracker, _ = train(skip=skip, metric=metric, target_skip=0.3, warmup_steps=60)
+        store, tracker, _ = train(policy, drift_metric=metric, share=0.3, warmup=60)
         state = tracker.state()
         reports = [dataclasses.replace(r, seconds=0.0) for r in tracker.reports]
         return reports, state["tables"], state["accesses"], store.export_table("item")
@@ -87,7 +87,7 @@ def test_windows_end_alike_in_whatever_order_hot_keys_are_listed(monkeypatch, me
 @pytest.mark.parametrize("metric", ["linf", "l2", "relative", "signal"])
 def test_windows_end_alike_where_a_store_cannot_measure_in_one_pass(monkeypatch, metric):
     def run():
-        store, tracker, _ = train(skip="gradients", metric=metric, target_skip=0.3, warmup_steps=60)
+        store, tracker, _ = train("mask_gradients", drift_metric=metric, share=0.3, warmup=60)
         reports = [dataclasses.replace(r, seconds=0.0) for r in tracker.reports]
         return reports, store.export_table("item")
 
@@ -100,9 +100,7 @@ def test_windows_end_alike_where_a_store_cannot_measure_in_one_pass(monkeypatch,
 
 
 def test_random_control_skips_the_same_share():
-    _, tracker, trained = train(target_skip=0.5, warmup_steps=40)
-    _, _, control = train(
-        skip="random", random_shares=random_shares(tracker.reports), warmup_steps=40
-    )
+    _, tracker, trained = train("skip_examples", share=0.5, warmup=40)
+    _, _, control = train(random_shares=random_shares(tracker.reports), warmup=40)
     assert control == pytest.approx(trained, rel=0.02)
     assert trained < 0.95 * INPUTS

@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from engine_settings import engine_settings
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from slipstream_tf.config import SaturationConfig
 from slipstream_tf.ops.classifier import ClassifierCounts
 from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
 from slipstream_tf.ops.update_policy import UpdateCounts
@@ -55,6 +55,7 @@ def findings(**changes):
         "measured": [measured([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4]), measured([], [], evicted=1)],
         "scores": np.array([0.1, 0.2, 0.3, 0.4, np.inf], np.float32),
         "remembered": None,
+        "policies": {"SkipExamples": {}},
         "losses": NO_LOSSES,
         "inputs": ClassifierCounts(100, 20, 80, 30, 10),
         "rows": [UpdateCounts(offered=7, masked=2), UpdateCounts(offered=5)],
@@ -63,8 +64,9 @@ def findings(**changes):
     return Findings(**{**values, **changes})
 
 
-def settings(**changes):
-    return SaturationConfig(**{"revisit_every": 0, "hot_budget_bytes": 4096, **changes})
+def settings(*policies, **changes):
+    chosen = {"revisit_every": 0, "hot_set_memory": 4096, **changes}
+    return engine_settings(*(policies or ("skip_examples",)), **chosen)
 
 
 def by_state(states):
@@ -76,7 +78,7 @@ def by_state(states):
 def test_keys_below_the_quantile_of_the_scores_are_saturated():
     decision = decide(settings(), findings(), Steering(0.5))
     assert decision.found.threshold == np.float32(0.3)
-    assert decision.loss_threshold is None
+    assert decision.policies == {"SkipExamples": {}}
     user, item = decision.states
     assert by_state(user) == {1: "saturated", 2: "saturated", 3: "varying", 7: "warming"}
     assert by_state(item) == {9: "warming"}, "an evicted key starts again"
@@ -84,25 +86,28 @@ def test_keys_below_the_quantile_of_the_scores_are_saturated():
 
 
 def test_the_budget_takes_the_most_accessed_keys_of_all_tables():
-    decision = decide(settings(hot_budget_bytes=3 * 4 * DIM), findings(), Steering(0.5))
+    decision = decide(settings(hot_set_memory=3 * 4 * DIM), findings(), Steering(0.5))
     assert [states.keys.tolist() for states in decision.states] == [[1, 2, 3], []]
 
 
 def test_without_candidates_there_is_no_hot_set():
-    config = settings(skip="defer")
-    decision = decide(config, findings(candidates=None), Steering(0.5), read_only_drift=0.25)
+    chosen = engine_settings("defer_gradients", "cache_rows")
+    found = findings(candidates=None, policies={"DeferGradients": {}, "CacheRows": {}})
+    decision = decide(chosen, found, Steering(0.5), read_only_drift=0.25)
     assert decision.states is None
     assert decision.found.threshold == 0.25, "states decide on replicas alone"
 
 
 def test_guard_scales_both_thresholds():
-    config = settings(score="remembered_loss", saturated_share=0.5, max_skips=2)
+    chosen = settings(skip_by="last_loss", saturated_share=0.5, max_skips=2)
     losses = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
     whole, halved = (
-        decide(config, findings(remembered=losses), Steering(0.75, scale)) for scale in (1.0, 0.5)
+        decide(chosen, findings(remembered=losses), Steering(0.75, scale)) for scale in (1.0, 0.5)
     )
-    assert (whole.found.threshold, whole.loss_threshold) == (np.float32(0.3), 4.0)
-    assert (halved.found.threshold, halved.loss_threshold) == (np.float32(0.15), 2.0)
+    assert whole.found.threshold == np.float32(0.3)
+    assert whole.policies == {"SkipExamples": {"loss_threshold": 4.0}}
+    assert halved.found.threshold == np.float32(0.15)
+    assert halved.policies == {"SkipExamples": {"loss_threshold": 2.0}}
 
 
 @pytest.mark.parametrize("are_withheld", [False, True])
@@ -119,8 +124,9 @@ def test_a_withheld_key_is_judged_by_its_last_free_drift(are_withheld):
         measured=[measured([1], [0.0])],
         candidates=[candidates({1: 1})],
         rows=[UpdateCounts()],
+        policies={"MaskGradients": {}},
     )
-    (states,) = decide(settings(threshold=0.5, skip="gradients"), found, Steering(0.5)).states
+    (states,) = decide(settings("mask_gradients", threshold=0.5), found, Steering(0.5)).states
     assert by_state(states) == {1: "varying" if are_withheld else "saturated"}
 
 

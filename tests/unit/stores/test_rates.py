@@ -54,6 +54,14 @@ def test_a_table_has_its_own_rule_and_rate(kind: int) -> None:
     assert store.slot_layout("b").initial.tolist() == [0.0, 0.0]
 
 
+def test_gradients_that_are_collected_go_by_each_tables_rate() -> None:
+    store = NativeStore(tables(SGD(0.5)), SGD(0.25))
+    both = {name: tf.constant([1], tf.int64) for name in ("a", "b")}
+    pooled, plan = store.lookup(pack(both, SPECS), SPECS, training=True)
+    store.apply_collected(store.collect_gradients(plan, [tf.ones_like(rows) for rows in pooled]))
+    assert rows_of(store, "a") == [-0.25] and rows_of(store, "b") == [-0.5]
+
+
 def test_tables_without_one_share_the_stores() -> None:
     store = NativeStore(tables(), SGD(0.5))
     assert store.learning_rate is not None

@@ -1,4 +1,4 @@
-"""saturation.threshold: the exact quantile and its edges."""
+"""scores.threshold: the exact quantile and its edges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from slipstream_tf.saturation.threshold import ThresholdResult, find_threshold
+from slipstream_tf.scores.threshold import ThresholdResult, find_threshold
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
