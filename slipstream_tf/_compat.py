@@ -231,6 +231,11 @@ def example_losses(model: Any, y: Any, y_pred: Any, sample_weight: Any, reduce: 
     return compiled.call(y, y_pred, sample_weight)
 
 
+def weighs_classes(function: Any) -> bool:
+    """Whether a function is that by which Keras 3 maps a data set to `fit`'s `class_weight`."""
+    return getattr(function, "__name__", "") == "class_weights_map_fn"
+
+
 # Transformations that leave the batches of the data set that they are made of as large as they are,
 # by the names of TensorFlow's own classes, and those that make batches.
 _KEEP_BATCHES = {

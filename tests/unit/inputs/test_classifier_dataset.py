@@ -197,7 +197,7 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match=r"'DatasetSpec'.*dense, ragged and sparse"):
         skip_inputs(nested, classifier, SPECS, batch_size=2)
     sparse = tf.data.Dataset.from_tensors(tf.sparse.eye(2))
-    with pytest.raises(ValueError, match="`keys`: .float32"):
+    with pytest.raises(ValueError, match=r"`keys`: .float32"):
         skip_inputs(sparse, classifier, SPECS, batch_size=2)
 
 

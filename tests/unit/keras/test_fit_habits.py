@@ -272,3 +272,62 @@ def test_the_summary_shows_the_window_that_goes_on():
     assert f"{BATCHES - 4} of {BATCHES + 4} steps" in str(run.slipstream.report())
     run.slipstream.end_window()
     assert "goes on" not in str(run.slipstream.report())
+
+
+POLICIES = {
+    "last loss": {"policies": slip.SkipExamples(by=slip.LastLoss(), share=0.5)},
+    "drift": {"policies": slip.SkipExamples(by=slip.RowDrift(), share=0.5, keep=0.5)},
+    "guard": {
+        "policies": slip.SkipExamples(by=slip.RowDrift(), share=0.5, keep=0.5),
+        "budget": slip.LossGuard(0.5),
+    },
+    "budget": {"policies": slip.DeferGradients(slip.Movement()), "budget": slip.MaxAucLoss(0.01)},
+    "mask": {"policies": slip.MaskGradients()},
+}
+
+
+def element(form):
+    """The features of a batch in a form, and what is given to apply."""
+
+    def flat(x, y):
+        return {"a": x[:, 0], "b": x[:, 1], "price": tf.cast(x, tf.float32)}, y
+
+    def pair(x, y):
+        return (x, tf.cast(x, tf.float32)), y
+
+    if form == "flat":
+        return batches().map(flat), {}
+    return batches().map(pair), {"get_keys": lambda x, *_: x[0]}
+
+
+def with_numbers(form, embeddings):
+    """A functional model with keys and numbers, named or in order."""
+    price = keras.Input((2,), name="price")
+    if form == "flat":
+        inputs = {name: keras.Input((), name=name, dtype="int64") for name in ("a", "b")}
+        vectors = list(embeddings(dict(inputs)).values())
+        inputs["price"] = price
+    else:
+        inputs = [keras.Input((2,), name="keys", dtype="int64"), price]
+        vectors = [keras.layers.Flatten()(embeddings(inputs[0]))]
+    both = keras.layers.Concatenate()([*vectors, price])
+    return slip.keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(both))
+
+
+@pytest.mark.parametrize("form", ["flat", "tuple"])
+@pytest.mark.parametrize("settings", POLICIES.values(), ids=POLICIES)
+def test_functional_models_take_every_policy(form, settings):
+    run = Run()
+    run.embeddings = EmbeddingCollection([Table("a", 4), Table("b", 4)], optimizers.SGD(0.05))
+    run.slipstream = Slipstream(run.embeddings, window=Window(steps=5, warmup=0), **settings)
+    run.model = with_numbers(form, run.embeddings)
+    run.model.compile("sgd", "binary_crossentropy")
+    data, options = element(form)
+    with warnings.catch_warnings():
+        # Keras warns where the features are not those of the model's inputs.
+        warnings.filterwarnings("error", "The structure of `inputs`")
+        kept = run.slipstream.apply(slip.inputs.with_ids(data, by="hash"), **options)
+        run.fit(kept, epochs=2, validation_data=data.take(2))
+    run.slipstream.end_window()
+    assert run.slipstream.ledger.inputs_seen == 2 * COUNT
+    assert run.slipstream.settings.needs_losses == run.slipstream.are_losses_told

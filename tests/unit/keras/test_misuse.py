@@ -98,21 +98,24 @@ def test_validation_data_of_apply():
     fit(model, train, [slipstream.callback()], validation_data=batches())
 
 
-@pytest.mark.parametrize(
-    "hurry",
-    [
-        lambda model, data: (data, {"class_weight": {0: 1.0, 1: 2.0}}),
-        lambda model, data: (data.prefetch(4), {}),
-    ],
-    ids=["class_weight", "prefetch"],
-)
-def test_batches_fetched_ahead_of_a_plain_model_are_warned_of(hurry):
+@pytest.mark.parametrize("keep", [0.0, 0.5])
+def test_class_weights_of_a_plain_model_go_to_apply(keep):
+    embeddings, model = make(keras.Model)
+    slipstream = engine(embeddings, slip.SkipExamples(by=slip.RowDrift(), keep=keep))
+    weights = {0: 1.0, 1: 2.0}
+    callbacks = [slipstream.callback()]
+    with pytest.raises(ValueError, match=r"Invalid `class_weight`.*apply\(data, class_weight"):
+        fit(model, slipstream.apply(batches()), callbacks, class_weight=weights)
+    fit(model, slipstream.apply(batches(), class_weight=weights), callbacks)
+
+
+def test_batches_fetched_ahead_are_warned_of():
     embeddings, model = make(keras.Model)
     slipstream = engine(embeddings, slip.SkipExamples(by=slip.RowDrift()))
-    data, options = hurry(model, slipstream.apply(batches()))
+    data = slipstream.apply(batches()).prefetch(4)
     slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: time.sleep(0.02))
-    with pytest.warns(RuntimeWarning, match=r"fetches batches ahead.*class_weight=\.\.\."):
-        fit(model, data, [slipstream.callback(), slow], **options)
+    with pytest.warns(RuntimeWarning, match=r"fetches batches ahead.*behind \.prefetch"):
+        fit(model, data, [slipstream.callback(), slow])
 
 
 def test_no_such_warning_without_cause():
