@@ -119,6 +119,7 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
     "FeatureSpec": {
         "name": "Always: the key in the input dictionary.",
         "table": "Always; features that share ids share a table.",
+        "padding_key": "A key of your data is -1 (None, or another number).",
         "combiner": "As for `Table`.",
     },
 }

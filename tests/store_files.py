@@ -21,7 +21,7 @@ from slipstream_tf.stores.base import SavedStore
 
 TABLE = Table("t", 2, initializer=initializers.RandomUniform(seed=4))
 RULE = optimizers.Adagrad(0.1, 0.5)
-SPECS = [FeatureSpec("t", "t", "sum")]
+SPECS = [FeatureSpec("t", "t", "sum", padding_key=None)]
 DEFERS = UpdatePolicy("defer", "interval", max_age=1000, max_rows=100)
 
 

@@ -60,7 +60,7 @@ class JoinedStore(TrackedStore):
             raise invalid("embeddings", twice, "Slipstream", "layers whose tables differ in name")
         self._part_of = {t.name: i for i, store in enumerate(stores) for t in store.tables}
         for field in self._ALIKE:
-            values = [getattr(store, field) for store in stores]
+            values = [getattr(part, field) for part in stores]
             if any(value != values[0] for value in values):
                 place = f"Slipstream with several layers, `{field}` of their stores"
                 raise invalid("embeddings", values, place, "the same of all")
