@@ -231,11 +231,16 @@ def example_losses(model: Any, y: Any, y_pred: Any, sample_weight: Any, reduce: 
     return compiled.call(y, y_pred, sample_weight)
 
 
+def weighs_classes(function: Any) -> bool:
+    """Whether a function is that by which Keras 3 maps a data set to `fit`'s `class_weight`."""
+    return getattr(function, "__name__", "") == "class_weights_map_fn"
+
+
 # Transformations that leave the batches of the data set that they are made of as large as they are,
 # by the names of TensorFlow's own classes, and those that make batches.
 _KEEP_BATCHES = {
     *("Map", "ParallelMap", "Prefetch", "Shuffle", "Take", "Skip", "Repeat", "Cache"),
-    *("Options", "Shard", "AssertCardinality"),
+    *("Options", "Shard", "AssertCardinality", "Scan", "Filter", "TakeWhile", "IgnoreErrors"),
 }
 
 
@@ -243,8 +248,8 @@ def told_batch_size(dataset: Any) -> int | None:
     """Returns the batch size that was given to a data set's `.batch(n)`, or None.
 
     TensorFlow has no public way to ask: its shape is not known without `drop_remainder`. No element
-    is made. What follows `.batch` may be what keeps batches as large as they are, and `.map`, which
-    may not: check the batches that come.
+    is made. What follows `.batch` may be what keeps batches as large as they are, and `.map` or
+    `.scan`, which may not: check the batches that come.
 
     Args:
         dataset: a `tf.data.Dataset`.

@@ -18,7 +18,7 @@ DRIFT_METRICS = ("linf", "l2", "relative", "signal")
 # Of a window's length: so many in planned training, of no fewer steps than say something by their
 # AUC; and where nothing is planned.
 _WINDOWS, _LEAST_WINDOW, _LONGEST_WINDOW, _UNPLANNED_WINDOW = 20, 5, 1000, 200
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGTkmgt])(i)?)?B?", re.ASCII)
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGTkmgt])(i)?)?[Bb]?", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,6 +323,10 @@ class DryRun:
     """
 
     estimates_cost: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.estimates_cost, bool):
+            raise invalid("estimates_cost", self.estimates_cost, "DryRun", "True or False")
 
 
 Budget = MaxAucLoss | MaxLogLossIncrease | LossGuard

@@ -86,7 +86,7 @@ def skip_inputs(
     stays = not refill and size == known_size and not (drop_remainder and size is None)
     if not stays:
         if size is None:
-            allowed = "an integer >= 1; None only for a dataset of .batch(n, drop_remainder=True)"
+            allowed = "an integer >= 1; None only where the dataset's .batch(n) or shape tells it"
             raise invalid("batch_size", None, "skip_inputs", allowed)
         require_integer("batch_size", size, 1, None, "skip_inputs")
     keys_of = get_keys or functools.partial(_default_keys, specs)

@@ -137,8 +137,7 @@ def warn_of_batches_ahead(steps: int, seen: int, batch_size: int) -> None:
     warnings.warn(
         f"The first window classified {seen:,} inputs, but its {steps} steps trained at most "
         f"{steps * batch_size:,}: something fetches batches ahead of training, so that thresholds "
-        "take effect late. Put Slipstream.apply last, behind .prefetch, and give it the "
-        "class_weight of fit, for which Keras fetches ahead: apply(data, class_weight=...).",
+        "take effect late. Put Slipstream.apply last, behind .prefetch.",
         RuntimeWarning,
         stacklevel=5,
     )

@@ -14,6 +14,9 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from slipstream_tf import _compat
+from slipstream_tf.errors import invalid
+
 _RAN_OUT = "Your input ran out of data"
 
 
@@ -53,6 +56,21 @@ class Applied(tf.data.Dataset):
         """Begins a pass."""
         self._begins()
         return super().__iter__()
+
+    def map(self, map_func: Any, *args: Any, **kwargs: Any) -> tf.data.Dataset:
+        """Maps the elements, but not by the class weights of a plain model's `fit`.
+
+        Raises:
+            ValueError: it is Keras that maps them, by its `class_weight`.
+        """
+        if _compat.weighs_classes(map_func):
+            allowed = (
+                "None, with slipstream.apply(data, class_weight=...) instead, or a "
+                "slip.keras.Model: Keras takes none beside the weights of SkipExamples(keep=), and "
+                "fetches batches ahead of the windows"
+            )
+            raise invalid("class_weight", "weights by class", "fit with Slipstream", allowed)
+        return super().map(map_func, *args, **kwargs)
 
     def cardinality(self) -> tf.Tensor:
         """Returns the most batches that a pass may have, int64 []; below 0: not known."""

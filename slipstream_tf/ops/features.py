@@ -219,7 +219,9 @@ def pack(
     for spec in specs:
         value, place = inputs[spec.name], f"feature {spec.name!r}"
         split = weight = -1
-        if (weights_of := weights.get(spec.name)) is not None:
+        # No walrus: AutoGraph, which reads this in a data set's map, would warn that it cannot.
+        weights_of = weights.get(spec.name)
+        if weights_of is not None:
             weight = len(packed.weights)
             packed.weights.append(_flat_weights(weights_of, value, place))
         if isinstance(value, tf.SparseTensor):

@@ -5,6 +5,7 @@ Out: what an update reads, a scalar for all tables or a rate for each.
 """
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -46,9 +47,9 @@ class Rates:
             self._sources.append(shared)
         self._follows = [rule.follows for rule in self.rules]
         self._optimizer: Any = None  # of the dense layers
-        with tf.init_scope():
-            # A variable: TensorFlow would multiply by a constant's rounded reciprocal.
-            self._reference = tf.Variable(0.0, trainable=False, name="followed_rate")
+        self._reference: Any = None  # its rate when it was seen first, a variable
+        # Of each optimizer that was seen: models may share a store.
+        self._references: dict[int, tuple[Any, tf.Variable]] = {}
         self._restored_reference: float | None = None
 
     @property
@@ -75,15 +76,24 @@ class Rates:
             ValueError: a schedule starts at 0.
         """
         rate = _compat.dense_rate(optimizer)
-        if rate is None or optimizer is self._optimizer or not any(self._follows):
+        if rate is None or not any(self._follows):
             return
+        seen, reference = self._references.get(id(optimizer), (lambda: None, None))
+        if seen() is not optimizer:
+            reference = self._new_reference(optimizer, rate)
+        self._optimizer, self._reference = optimizer, reference
+
+    def _new_reference(self, optimizer: Any, rate: Any) -> tf.Variable:
         with tf.init_scope():
-            reference = _reference_of(rate)
+            value = _reference_of(rate)
             if self._restored_reference is not None and int(optimizer.iterations) > 0:
-                reference = self._restored_reference
+                value = self._restored_reference
             self._restored_reference = None
-            self._reference.assign(reference)
-        self._optimizer = optimizer
+            # A variable: TensorFlow would multiply by a constant's rounded reciprocal.
+            reference = tf.Variable(value, trainable=False, dtype=tf.float32, name="followed_rate")
+        alive = {k: found for k, found in self._references.items() if found[0]() is not None}
+        self._references = {**alive, id(optimizer): (weakref.ref(optimizer), reference)}
+        return reference
 
     def now(self, after: Any = ()) -> Any:
         """Returns what an update reads: float32, a scalar for all tables or [tables].

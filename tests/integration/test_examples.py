@@ -53,6 +53,14 @@ def test_speed_tells_both_layers_and_their_ratio(warm):
     assert int(ratio) == pytest.approx(float(theirs) / float(own), abs=0.6, rel=0.02)
 
 
+def test_a_step_of_ones_own_tells_its_losses(capsys):
+    runpy.run_path(str(EXAMPLES / "own_train_step.py"), run_name="__main__")
+    skipped = re.search(
+        r"([\d,]+) examples \(([\d.]+)%\) have been skipped", capsys.readouterr().out
+    )
+    assert float(skipped[2]) > 20
+
+
 def run_example(warm, name, *arguments, launcher=(), **variables):
     environment = {
         **os.environ,

@@ -184,6 +184,10 @@ def test_simulated_ranks_split_the_keys_of_a_batch():
     keys = {"x": np.array([[1, 1], [1, 2]])}
     _, plan = store.lookup(features.pack(keys, specs), specs, training=True)
     store.apply_gradients(plan, [tf.ones([4, DIM])])
-    held = store.export_deferred("t")
-    found = zip(held["ranks"].tolist(), held["keys"].tolist(), held["sums"][:, 0], strict=True)
+    deferred = store.export_deferred("t")
+    found = zip(
+        *(deferred[part].tolist() for part in ("ranks", "keys")),
+        deferred["sums"][:, 0],
+        strict=True,
+    )
     assert sorted(found) == [(0, 1, 2.0), (1, 1, 1.0), (1, 2, 1.0)]

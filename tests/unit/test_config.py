@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from slipstream_tf import initializers, optimizers
-from slipstream_tf.config import Retention, SaturationConfig, Table
+from slipstream_tf.config import (
+    DryRun,
+    HotSet,
+    LossGuard,
+    MaxAucLoss,
+    MaxLogLossIncrease,
+    Retention,
+    Saturation,
+    Table,
+    Window,
+)
+from slipstream_tf.serialization import deserialize, serialize
 
 
 @pytest.mark.parametrize(
@@ -41,26 +53,102 @@ def test_bad_retentions_are_refused(arguments, message):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("build", "message"),
     [
-        ({"alpha": 0}, r"`alpha`: 0.*> 0 <= 1"),
-        ({"alpha": 2}, r"`alpha`: 2"),
-        ({"target_skip": 1.5}, r"`target_skip`: 1.5.*>= 0 <= 1"),
-        ({"target_skip": float("nan")}, r"`target_skip`: nan"),
-        ({"metric": "cosine"}, r"`metric`: 'cosine'"),
-        ({"skip": "all"}, r"`skip`: 'all'"),
-        ({"snapshot_interval": 0}, r"`snapshot_interval`: 0"),
-        ({"hot_budget_bytes": -1}, r"`hot_budget_bytes`: -1"),
-        ({"max_threshold": -0.5}, r"`max_threshold`"),
-        ({"count_decay": 1.1}, r"`count_decay`"),
-        ({"skip": "random"}, r"`random_shares`"),
-        ({"random_shares": (0.5,)}, r"`random_shares`"),
-        ({"skip": "random", "random_shares": (1.5,)}, r"`random_shares`: 1.5"),
+        (lambda: Window(0), "`steps`: 0 for Window"),
+        (lambda: Window(2.5), "`steps`: 2.5 for Window"),
+        (lambda: Window(True), "`steps`: True for Window"),
+        (lambda: Window(warmup=1.5), "`warmup`: 1.5 for Window.*>= 0 <= 1"),
+        (lambda: Window(warmup=-1), "`warmup`: -1 for Window.*an integer >= 0"),
+        (lambda: Window(warmup=True), "`warmup`: True for Window"),
+        (lambda: Window(warmup=None), "`warmup`: None for Window"),
+        (lambda: Window(planned_steps=-1), "`planned_steps`: -1 for Window"),
+        (lambda: Window(sample=0), "`sample`: 0 for Window"),
+        (lambda: Window(sample=None), "`sample`: None for Window"),
+        (lambda: Window(sample=(1 << 24) + 1), "`sample`: 16777217 for Window"),
+        (lambda: Window(seed=-1), "`seed`: -1 for Window"),
+        (lambda: HotSet(0), "`memory`: 0 for HotSet.*>= 1"),
+        (lambda: HotSet("a lot"), '`memory`: \'a lot\' for HotSet.*"256MB" or "1.5GiB"'),
+        (lambda: HotSet("-1MB"), "`memory`: '-1MB' for HotSet"),
+        (lambda: HotSet(1.5), "`memory`: 1.5 for HotSet"),
+        (lambda: HotSet(None), "`memory`: None for HotSet"),
+        (lambda: HotSet(table_memory=5), "`table_memory`: 5 for HotSet.*a dictionary"),
+        (lambda: HotSet(table_memory={"t": -1}), r"`table_memory\['t'\]`: -1 for HotSet"),
+        (lambda: HotSet(exclude="user"), r"`exclude`: 'user' for HotSet.*\('user',\)"),
+        (lambda: HotSet(count_decay=1.1), "`count_decay`: 1.1 for HotSet"),
+        (lambda: Saturation("cosine"), "`metric`: 'cosine' for Saturation.*'linf', 'l2'"),
+        (lambda: Saturation(threshold=-0.5), "`threshold`: -0.5 for Saturation"),
+        (lambda: Saturation(max_threshold=-0.5), "`max_threshold`: -0.5 for Saturation"),
+        (lambda: Saturation(threshold=float("nan")), "`threshold`: nan for Saturation"),
+        (
+            lambda: Saturation(threshold=0.1, max_threshold=0.2),
+            "`max_threshold`: 0.2 for Saturation with a threshold",
+        ),
+        (lambda: Saturation(release=0.9), "`release`: 0.9 for Saturation.*>= 1"),
+        (lambda: Saturation(revisit_every=-1), "`revisit_every`: -1 for Saturation"),
+        (lambda: Saturation(protect_windows=0), "`protect_windows`: 0 for Saturation"),
+        (lambda: MaxAucLoss(0.0), "`value`: 0.0 for MaxAucLoss.*> 0"),
+        (lambda: MaxLogLossIncrease(-0.1), "`value`: -0.1 for MaxLogLossIncrease.*> 0"),
+        (lambda: LossGuard(-0.1), "`tolerance`: -0.1 for LossGuard.*>= 0"),
+        (lambda: DryRun("yes"), "`estimates_cost`: 'yes' for DryRun.*True or False"),
     ],
 )
-def test_bad_saturation_settings_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        SaturationConfig(**arguments)
+def test_bad_settings_are_refused(build, message):
+    with pytest.raises(ValueError, match=f"Invalid {message}"):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("256MB", 256_000_000),
+        ("256MiB", 256 << 20),
+        ("1.5GiB", 3 << 29),
+        ("64 kb", 64_000),
+        ("2TB", 2 * 10**12),
+        ("10", 10),
+        ("10B", 10),
+        ("1g", 10**9),
+        (np.int64(7), 7),
+    ],
+)
+def test_sizes_are_numbers_or_texts(text, nbytes):
+    assert HotSet(text).memory_bytes == nbytes
+    assert HotSet(table_memory={"user": text}).table_bytes == {"user": nbytes}
+
+
+def test_a_table_may_have_no_memory():
+    assert HotSet(table_memory={"user": 0}).table_bytes == {"user": 0}
+
+
+@pytest.mark.parametrize(
+    ("planned_steps", "steps"),
+    [(None, 200), (100_000, 1000), (20_000, 1000), (880, 44), (391, 19), (88, 5), (1, 5)],
+)
+def test_short_training_has_short_windows(planned_steps, steps):
+    assert Window().length(planned_steps) == steps
+    assert Window(7).length(planned_steps) == 7
+    assert Window(planned_steps=880).length(planned_steps) == 44
+
+
+@pytest.mark.parametrize(
+    ("warmup", "planned_steps", "steps"),
+    [
+        (0.25, 400, 100),
+        (0.25, None, None),
+        (0.0, None, 0),
+        (30, None, 30),
+        (np.int64(30), 400, 30),
+        (1, 400, 1),
+        (1.0, 400, 400),
+    ],
+)
+def test_a_warm_up_is_a_share_or_steps(warmup, planned_steps, steps):
+    assert Window(warmup=warmup).warmup_steps(planned_steps) == steps
+
+
+def test_planned_steps_of_a_window_go_first():
+    assert Window(planned_steps=100).warmup_steps(400) == 25
 
 
 @pytest.mark.parametrize(
@@ -78,17 +166,29 @@ def test_bad_rules_and_initializers_are_refused(build):
         build()
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        Table("user", 4, initializer=initializers.RandomNormal(0.1, 0.2), retention=Retention(7)),
-        SaturationConfig(skip="random", random_shares=(0.1, 0.2)),
-        SaturationConfig(max_threshold=0.25),
-    ],
-)
-def test_configurations_survive_json(config):
-    again = type(config).from_config(json.loads(json.dumps(config.get_config())))
+def test_a_table_survives_json():
+    start = initializers.RandomNormal(0.1, 0.2)
+    config = Table("user", 4, initializer=start, retention=Retention(7))
+    again = Table.from_config(json.loads(json.dumps(config.get_config())))
     assert again == config
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Window(7, warmup=30, planned_steps=100, sample=5, seed=3),
+        Window(),
+        HotSet("64MB", {"user": 10, "item": "1MiB"}, exclude=["shop"], count_decay=0.25),
+        Saturation("l2", max_threshold=0.5, revisit_every=3),
+        MaxAucLoss(0.001),
+        MaxLogLossIncrease(0.01),
+        LossGuard(0.1),
+    ],
+    ids=str,
+)
+def test_parts_of_the_engine_survive_json(part):
+    described = json.loads(json.dumps(serialize(part)))
+    assert deserialize("part", described, (type(part),), "config") == part
 
 
 @pytest.mark.parametrize(
@@ -96,33 +196,3 @@ def test_configurations_survive_json(config):
 )
 def test_optimizers_survive_serialisation(rule):
     assert optimizers.get(json.loads(json.dumps(optimizers.serialize(rule)))) == rule
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"threshold": 0.1, "max_auc_loss": 0.001}, "`max_auc_loss`: 0.001.*with a threshold"),
-        (
-            {"skip": "gradients", "threshold": 0.1, "max_log_loss_increase": 0.1},
-            "`max_log_loss_increase`: 0.1.*with a threshold",
-        ),
-        (
-            {"skip": "both", "max_log_loss_increase": 0.1},
-            "`max_log_loss_increase`: 0.1.*by movement",
-        ),
-        (
-            {"skip": "defer", "defer_trigger": "interval", "guard_tolerance": 0.1},
-            "`guard_tolerance`: 0.1.*skip='defer'",
-        ),
-        ({"skip": "none", "guard_tolerance": 0.1}, "`guard_tolerance`: 0.1.*skip='none'"),
-    ],
-)
-def test_what_nothing_would_steer_by_is_refused(settings, message):
-    with pytest.raises(ValueError, match=f"Invalid {message}"):
-        SaturationConfig(**settings)
-
-
-def test_a_threshold_and_a_budget_go_together_with_remembered_losses():
-    config = SaturationConfig(score="remembered_loss", threshold=0.1, max_auc_loss=0.001)
-    assert config.budget_share == 1.0
-    assert SaturationConfig(skip="both").budget_share == 0.5

@@ -81,17 +81,23 @@ def test_elements_keep_their_structure_and_lose_their_batch_size():
     assert spec == {"a": tf.TensorSpec([None, 2], tf.float32)}
 
 
+def test_sparse_batches_have_an_end_of_no_inputs():
+    keys = tf.sparse.from_dense(tf.constant([["a", ""], ["b", "c"]]))
+    real, empty = even_ends(tf.data.Dataset.from_tensors({"keys": keys}), WithOthers(2))
+    assert tf.sparse.to_dense(real["keys"]).numpy().tolist() == [[b"a", b""], [b"b", b"c"]]
+    assert empty["keys"].dense_shape.numpy().tolist() == [0, 2]
+
+
 @pytest.mark.parametrize(
     "data",
     [
         tf.data.Dataset.range(3),
-        tf.data.Dataset.from_tensors(tf.sparse.from_dense([[1, 0]])),
         tf.data.Dataset.from_tensors(tf.ragged.constant([[[1], [2, 3]]])),
     ],
-    ids=["no batch", "sparse", "ragged twice"],
+    ids=["no batch", "ragged twice"],
 )
 def test_what_has_no_empty_batch_is_refused_on_one_rank_too(data):
-    with pytest.raises(ValueError, match=r"Invalid `dataset`.*a dense tensor or a RaggedTensor"):
+    with pytest.raises(ValueError, match=r"Invalid `dataset`.*a dense tensor, a RaggedTensor"):
         even_ends(data, SingleProcess())
 
 

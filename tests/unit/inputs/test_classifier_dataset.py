@@ -193,8 +193,11 @@ def test_bad_arguments():
         skip_inputs(unknown, classifier, SPECS, batch_size=0)
     with pytest.raises(ValueError, match="first dimension"):
         skip_inputs(tf.data.Dataset.range(3), classifier, SPECS, batch_size=2)
+    nested = tf.data.Dataset.range(4).window(2)
+    with pytest.raises(ValueError, match=r"'DatasetSpec'.*dense, ragged and sparse"):
+        skip_inputs(nested, classifier, SPECS, batch_size=2)
     sparse = tf.data.Dataset.from_tensors(tf.sparse.eye(2))
-    with pytest.raises(ValueError, match="`keys`: .float32"):
+    with pytest.raises(ValueError, match=r"`keys`: .float32"):
         skip_inputs(sparse, classifier, SPECS, batch_size=2)
 
 

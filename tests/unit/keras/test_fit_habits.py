@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf import SaturationConfig, Table, optimizers
+from slipstream_tf import Table, Window, optimizers
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 
 BATCH, COUNT = 8, 240
@@ -30,15 +30,16 @@ def batches():
 class Run:
     """A functional model and its engine."""
 
-    def __init__(self, kind=slip.keras.Model, **settings):
+    def __init__(self, kind=slip.keras.Model, policies=(), steps=5, warmup=0.25):
         keras.utils.set_random_seed(0)
         self.embeddings = EmbeddingCollection([Table("a", 4), Table("b", 4)], optimizers.SGD(0.05))
         inputs = keras.Input((2,), dtype="int64")
         vectors = keras.layers.Flatten()(self.embeddings(inputs))
         self.model = kind(inputs, keras.layers.Dense(1, "sigmoid")(vectors))
         self.model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy")
-        defaults = {"snapshot_interval": 5, "target_skip": 0.5}
-        self.slipstream = Slipstream(self.embeddings, SaturationConfig(**{**defaults, **settings}))
+        self.slipstream = Slipstream(
+            self.embeddings, policies, window=Window(steps=steps, warmup=warmup)
+        )
 
     def fit(self, data, **options):
         options = {"callbacks": [self.slipstream.callback()], "verbose": 0, **options}
@@ -59,7 +60,8 @@ def said(caplog):
 
 
 # Half of the inputs in the first epoch, none from the second one on.
-FEWER_SKIPS = {"skip": "random", "random_shares": (*[0.5] * 4, 0.0), "warmup": 0.0}
+FEWER_SKIPS = {"policies": slip.experiments.SkipAtRandom((*[0.5] * 4, 0.0)), "warmup": 0}
+BY_DRIFT = slip.SkipExamples(by=slip.RowDrift(), share=0.5)
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
@@ -95,7 +97,7 @@ def unknown_length():
 
 
 def test_the_length_of_data_that_do_not_know_it_is_found_in_the_first_epoch(said):
-    run = Run(skip="inputs", warmup=0.25)
+    run = Run(policies=BY_DRIFT, warmup=0.25)
     data = run.slipstream.apply(unknown_length(), BATCH)
     run.fit(data, epochs=4, validation_data=batches().take(2))
     ledger = run.slipstream.ledger
@@ -115,7 +117,7 @@ def test_an_epoch_that_keras_cuts_off_is_warned_of(said):
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_steps_per_epoch_and_repeated_data_make_a_plan(epochs):
-    run = Run(skip="inputs", warmup=0.5)
+    run = Run(policies=BY_DRIFT, warmup=0.5)
     data = run.slipstream.apply(batches().repeat())
     run.fit(data, epochs=epochs, steps_per_epoch=40)
     assert run.slipstream.plan.steps == 40 * epochs
@@ -125,13 +127,13 @@ def test_steps_per_epoch_and_repeated_data_make_a_plan(epochs):
 
 
 def test_data_that_did_not_go_through_apply_make_a_plan():
-    run = Run(skip="defer", warmup=0.5)
+    run = Run(policies=slip.DeferGradients(until=slip.Movement(0.01)), warmup=0.5)
     run.fit(batches(), epochs=2)
     assert run.slipstream.plan.steps == 2 * BATCHES
 
 
 def test_a_fit_that_goes_on_plans_what_is_left():
-    run = Run(skip="inputs")
+    run = Run(policies=BY_DRIFT)
     data = run.slipstream.apply(batches())
     run.fit(data, epochs=2)
     run.fit(data, epochs=5, initial_epoch=2)
@@ -145,7 +147,7 @@ def test_no_batch_is_read_to_find_their_size():
         tf.numpy_function(lambda: read.append(1) or np.int64(0), [], tf.int64)
         return keys, label
 
-    run = Run(skip="inputs")
+    run = Run(policies=BY_DRIFT)
     data = run.slipstream.apply(batches().map(note).prefetch(2))
     assert data.cardinality() == BATCHES and read == []
     assert [len(label) for _, label in data] == [BATCH] * BATCHES
@@ -153,8 +155,14 @@ def test_no_batch_is_read_to_find_their_size():
     assert sum(1 for _ in halves) == BATCHES // 2 == run.slipstream.plan.batches
 
 
+@pytest.mark.parametrize("by", ["position", "hash"])
+def test_batches_with_ids_tell_their_size(by):
+    run = Run(policies=slip.SkipExamples(by=slip.LastLoss()))
+    assert run.slipstream.apply(slip.inputs.with_ids(batches(), by)).cardinality() == BATCHES
+
+
 def test_batches_that_are_larger_than_they_were_said_to_be_are_an_error():
-    run = Run(skip="inputs")
+    run = Run(policies=BY_DRIFT)
     doubled = batches().map(
         lambda *parts: tf.nest.map_structure(lambda p: tf.repeat(p, 2, 0), parts)
     )
@@ -164,7 +172,7 @@ def test_batches_that_are_larger_than_they_were_said_to_be_are_an_error():
 
 
 def test_a_batch_size_that_nothing_tells_is_asked_for():
-    run = Run(skip="inputs")
+    run = Run(policies=BY_DRIFT)
     data = tf.data.Dataset.from_generator(
         lambda: iter([]),
         output_signature=(tf.TensorSpec([None, 2], tf.int64), tf.TensorSpec([None])),
@@ -186,9 +194,12 @@ def noted(weights):
     return note
 
 
-@pytest.mark.parametrize("settings", [{"keep_rate": 0.25}, {}], ids=str)
+@pytest.mark.parametrize("settings", [{"keep": 0.25}, {}], ids=str)
 def test_class_weights_of_fit_and_weights_of_skipping_are_multiplied(settings):
-    run, weights = Run(skip="inputs", warmup=0.0, **settings), []
+    run, weights = (
+        Run(policies=slip.SkipExamples(slip.RowDrift(), share=0.5, **settings), warmup=0),
+        [],
+    )
     kept = run.slipstream.apply(batches().repeat(3))
     compute = run.model.compute_loss
 
@@ -208,12 +219,12 @@ def test_class_weights_of_fit_and_weights_of_skipping_are_multiplied(settings):
 def test_class_weights_train_as_keras_has_it():
     results = []
     for is_ours in (True, False):
-        run = Run(skip="none")
+        run = Run()
         data = run.slipstream.apply(batches()) if is_ours else batches()
-        callbacks = None if is_ours else []
-        options = {} if callbacks is None else {"callbacks": callbacks}
-        run.fit(data, class_weight=WEIGHTS, epochs=2, **options)
-        results.append([w.tolist() for w in run.model.get_weights()])
+        callbacks = [run.slipstream.callback()] if is_ours else []
+        run.fit(data, class_weight=WEIGHTS, epochs=2, callbacks=callbacks)
+        rows = run.embeddings.store.export_table("a")["rows"].tolist()
+        results.append((rows, [w.numpy().tolist() for w in run.model.layers[-1].weights]))
     assert results[0] == results[1]
 
 
@@ -238,26 +249,85 @@ def test_class_weights_by_the_form_of_the_label(label, expected):
 
 @pytest.mark.parametrize("wrong", [{}, {-1: 1.0}, {0: float("nan")}, {0.5: 1.0}, 3])
 def test_wrong_class_weights(wrong):
-    run = Run(skip="inputs")
+    run = Run(policies=BY_DRIFT)
     with pytest.raises(ValueError, match="Invalid `class_weight`"):
         run.slipstream.apply(batches(), class_weight=wrong)
 
 
 def test_class_weights_need_one_label():
-    run = Run(skip="inputs")
+    run = Run(policies=BY_DRIFT)
     data = batches().map(lambda x, y: (x, {"a": y, "b": y}))
     with pytest.raises(ValueError, match=r"Invalid `dataset`.*one label"):
         run.slipstream.apply(data, class_weight=WEIGHTS)
 
 
 def test_the_summary_shows_the_window_that_goes_on():
-    run = Run(skip="inputs", snapshot_interval=BATCHES + 4)
+    run = Run(policies=BY_DRIFT, steps=BATCHES + 4)
     run.fit(run.slipstream.apply(batches()))
-    words = f"The present window goes on: {BATCHES} of {BATCHES + 4} steps, {COUNT} inputs"
-    assert words in run.slipstream.summary()
+    words = f"The present window goes on: {BATCHES} of {BATCHES + 4} steps, {COUNT} examples"
+    assert words in str(run.slipstream.report())
     assert len(run.slipstream.ledger.reports) == 0, "it was not ended"
     run.fit(run.slipstream.apply(batches()))
     assert [r.step for r in run.slipstream.ledger.reports] == [BATCHES + 4]
-    assert f"{BATCHES - 4} of {BATCHES + 4} steps" in run.slipstream.summary()
+    assert f"{BATCHES - 4} of {BATCHES + 4} steps" in str(run.slipstream.report())
     run.slipstream.end_window()
-    assert "goes on" not in run.slipstream.summary()
+    assert "goes on" not in str(run.slipstream.report())
+
+
+POLICIES = {
+    "last loss": {"policies": slip.SkipExamples(by=slip.LastLoss(), share=0.5)},
+    "drift": {"policies": slip.SkipExamples(by=slip.RowDrift(), share=0.5, keep=0.5)},
+    "guard": {
+        "policies": slip.SkipExamples(by=slip.RowDrift(), share=0.5, keep=0.5),
+        "budget": slip.LossGuard(0.5),
+    },
+    "budget": {"policies": slip.DeferGradients(slip.Movement()), "budget": slip.MaxAucLoss(0.01)},
+    "mask": {"policies": slip.MaskGradients()},
+}
+
+
+def element(form):
+    """The features of a batch in a form, and what is given to apply."""
+
+    def flat(x, y):
+        return {"a": x[:, 0], "b": x[:, 1], "price": tf.cast(x, tf.float32)}, y
+
+    def pair(x, y):
+        return (x, tf.cast(x, tf.float32)), y
+
+    if form == "flat":
+        return batches().map(flat), {}
+    return batches().map(pair), {"get_keys": lambda x, *_: x[0]}
+
+
+def with_numbers(form, embeddings):
+    """A functional model with keys and numbers, named or in order."""
+    price = keras.Input((2,), name="price")
+    if form == "flat":
+        inputs = {name: keras.Input((), name=name, dtype="int64") for name in ("a", "b")}
+        vectors = list(embeddings(dict(inputs)).values())
+        inputs["price"] = price
+    else:
+        inputs = [keras.Input((2,), name="keys", dtype="int64"), price]
+        vectors = [keras.layers.Flatten()(embeddings(inputs[0]))]
+    both = keras.layers.Concatenate()([*vectors, price])
+    return slip.keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(both))
+
+
+@pytest.mark.parametrize("form", ["flat", "tuple"])
+@pytest.mark.parametrize("settings", POLICIES.values(), ids=POLICIES)
+def test_functional_models_take_every_policy(form, settings):
+    run = Run()
+    run.embeddings = EmbeddingCollection([Table("a", 4), Table("b", 4)], optimizers.SGD(0.05))
+    run.slipstream = Slipstream(run.embeddings, window=Window(steps=5, warmup=0), **settings)
+    run.model = with_numbers(form, run.embeddings)
+    run.model.compile("sgd", "binary_crossentropy")
+    data, options = element(form)
+    with warnings.catch_warnings():
+        # Keras warns where the features are not those of the model's inputs.
+        warnings.filterwarnings("error", "The structure of `inputs`")
+        kept = run.slipstream.apply(slip.inputs.with_ids(data, by="hash"), **options)
+        run.fit(kept, epochs=2, validation_data=data.take(2))
+    run.slipstream.end_window()
+    assert run.slipstream.ledger.inputs_seen == 2 * COUNT
+    assert run.slipstream.settings.needs_losses == run.slipstream.are_losses_told

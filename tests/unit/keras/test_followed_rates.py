@@ -126,6 +126,21 @@ def test_a_schedule_that_starts_at_nothing_is_refused() -> None:
         fit(model)
 
 
+def test_models_that_share_a_table_follow_each_its_own_optimizer() -> None:
+    model, layer = make(keras.optimizers.SGD(0.25))
+    other = keras.Model(model.inputs, layer(model.inputs[0])[:, 0])
+    other.compile(keras.optimizers.SGD(4.0), mean_output)
+    fit(model)
+    fit(other)
+    assert rate(layer) == 0.5
+    model.optimizer.learning_rate = 0.125
+    start = float(layer.store.gather("t", [0])[0][0, 0])
+    fit(other)
+    assert float(layer.store.gather("t", [0])[0][0, 0]) == start - 0.5
+    logs = fit(model, 1, [LearningRates()]).history
+    assert logs["rows_learning_rate"] == [0.25]
+
+
 def test_another_compile_starts_anew() -> None:
     model, layer = make(keras.optimizers.SGD(0.25))
     fit(model)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf import SaturationConfig, Table, optimizers
+from slipstream_tf import Table, Window, optimizers
 from slipstream_tf.keras import EmbeddingCollection, SaturationCallback, Slipstream
 
 BATCH, BATCHES = 8, 24
@@ -34,8 +34,8 @@ def make(kind=slip.keras.Model):
     return embeddings, model
 
 
-def engine(embeddings, **settings):
-    return Slipstream(embeddings, SaturationConfig(skip="none", snapshot_interval=5, **settings))
+def engine(embeddings, policies=()):
+    return Slipstream(embeddings, policies, window=Window(steps=5, warmup=0))
 
 
 def fit(model, data, callbacks, **options):
@@ -98,26 +98,29 @@ def test_validation_data_of_apply():
     fit(model, train, [slipstream.callback()], validation_data=batches())
 
 
-@pytest.mark.parametrize(
-    "hurry",
-    [
-        lambda model, data: (data, {"class_weight": {0: 1.0, 1: 2.0}}),
-        lambda model, data: (data.prefetch(4), {}),
-    ],
-    ids=["class_weight", "prefetch"],
-)
-def test_batches_fetched_ahead_of_a_plain_model_are_warned_of(hurry):
+@pytest.mark.parametrize("keep", [0.0, 0.5])
+def test_class_weights_of_a_plain_model_go_to_apply(keep):
     embeddings, model = make(keras.Model)
-    slipstream = engine(embeddings, warmup=0.0)
-    data, options = hurry(model, slipstream.apply(batches()))
+    slipstream = engine(embeddings, slip.SkipExamples(by=slip.RowDrift(), keep=keep))
+    weights = {0: 1.0, 1: 2.0}
+    callbacks = [slipstream.callback()]
+    with pytest.raises(ValueError, match=r"Invalid `class_weight`.*apply\(data, class_weight"):
+        fit(model, slipstream.apply(batches()), callbacks, class_weight=weights)
+    fit(model, slipstream.apply(batches(), class_weight=weights), callbacks)
+
+
+def test_batches_fetched_ahead_are_warned_of():
+    embeddings, model = make(keras.Model)
+    slipstream = engine(embeddings, slip.SkipExamples(by=slip.RowDrift()))
+    data = slipstream.apply(batches()).prefetch(4)
     slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: time.sleep(0.02))
-    with pytest.warns(RuntimeWarning, match=r"fetches batches ahead.*class_weight=\.\.\."):
-        fit(model, data, [slipstream.callback(), slow], **options)
+    with pytest.warns(RuntimeWarning, match=r"fetches batches ahead.*behind \.prefetch"):
+        fit(model, data, [slipstream.callback(), slow])
 
 
 def test_no_such_warning_without_cause():
     embeddings, model = make(keras.Model)
-    slipstream = engine(embeddings, warmup=0.0)
+    slipstream = engine(embeddings, slip.SkipExamples(by=slip.RowDrift()))
     data = slipstream.apply(batches())
     next(iter(data))
     with warnings.catch_warnings():

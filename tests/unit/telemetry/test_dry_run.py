@@ -1,4 +1,4 @@
-"""telemetry.shadow: what would have been saved, and the range of its estimated cost."""
+"""telemetry.dry_run: what would have been saved, and the range of its estimated cost."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 import math
 
 import pytest
-from slipstream_tf.telemetry.shadow import estimate_shadow
+from engine_settings import engine_settings
 
-from slipstream_tf.config import SaturationConfig
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.quality_budget import MODEL_MARGIN
 from slipstream_tf.saturation.report import TableWindow, WindowReport
+from slipstream_tf.telemetry.dry_run import estimate_dry_run
 
 SLOPE, INPUTS, WINDOWS, WARMUP = 0.03, 1000, 20, 5
-SKIPPABLE, REFRESHED = 500, 100
+SKIPPABLE, KEPT = 500, 100
 
 
 def reports(value=0.5, auc=True, **rows):
@@ -43,7 +43,7 @@ def reports(value=0.5, auc=True, **rows):
                 inputs_seen=INPUTS,
                 inputs_skipped=0,
                 inputs_skippable=0 if is_warming_up else SKIPPABLE,
-                inputs_kept=0 if is_warming_up else REFRESHED,
+                inputs_kept=0 if is_warming_up else KEPT,
                 hot_inputs=900,
                 next_hot_keys=20,
                 hot_set_overlap=1.0,
@@ -56,15 +56,19 @@ def reports(value=0.5, auc=True, **rows):
     return made
 
 
-def only(config, made, **values):
-    (saving,) = estimate_shadow(config, made, **values).savings
+def dry(*policies, **settings):
+    return engine_settings(*policies, dry_run=True, **settings)
+
+
+def only(settings, made):
+    (saving,) = estimate_dry_run(settings, made).savings
     return saving
 
 
-def test_inputs_cost_what_the_learning_curve_says():
-    saving = only(SaturationConfig(skip="inputs", shadow=True, keep_rate=0.2), reports())
-    total, missing = INPUTS * WINDOWS, (SKIPPABLE - REFRESHED) * (WINDOWS - WARMUP)
-    assert (saving.what, saving.saved) == ("inputs", missing)
+def test_examples_cost_what_the_learning_curve_says():
+    saving = only(dry("skip_examples", skip_keep=0.2), reports())
+    total, missing = INPUTS * WINDOWS, (SKIPPABLE - KEPT) * (WINDOWS - WARMUP)
+    assert (saving.what, saving.saved) == ("examples", missing)
     assert saving.offered == INPUTS * (WINDOWS - WARMUP) and saving.share == 0.4
     assert saving.least_cost == pytest.approx(SLOPE * math.log(total / (total - missing / 2)))
     worst = MODEL_MARGIN * SLOPE * math.log(total / (total - missing))
@@ -72,17 +76,15 @@ def test_inputs_cost_what_the_learning_curve_says():
     assert "0.03 +- " in saving.basis and "0.50 of an average input" in saving.basis
 
 
-def test_inputs_that_teach_more_than_others_cost_more():
-    saving = only(SaturationConfig(skip="inputs", shadow=True), reports(value=2.0))
+def test_examples_that_teach_more_than_others_cost_more():
+    saving = only(dry("skip_examples"), reports(value=2.0))
     assert saving.least_cost < saving.most_cost
     ratio = saving.most_cost / saving.least_cost
     assert ratio == pytest.approx(MODEL_MARGIN)
 
 
-def test_masked_rows_cost_their_share_of_the_inputs():
-    saving = only(
-        SaturationConfig(skip="gradients", shadow=True), reports(value=1.0, sent=150, masked=50)
-    )
+def test_masked_rows_cost_their_share_of_the_examples():
+    saving = only(dry("mask_gradients"), reports(value=1.0, sent=150, masked=50))
     offered = 200 * (WINDOWS - WARMUP)
     assert (saving.saved, saving.offered) == (offered // 4, offered)
     # A row of three values and a key has 20 bytes.
@@ -92,31 +94,31 @@ def test_masked_rows_cost_their_share_of_the_inputs():
 
 
 def test_deferred_rows_cost_what_the_rule_says():
-    config = SaturationConfig(skip="both", shadow=True)
+    settings = dry("skip_examples", "defer_gradients")
     made = reports(sent=120, held=80)
-    inputs, rows = estimate_shadow(config, made, (0.0001, 0.0006)).savings
-    assert (inputs.what, rows.what, rows.share) == ("inputs", "gradient rows", 0.4)
+    examples, rows = estimate_dry_run(settings, made, (0.0001, 0.0006)).savings
+    assert (examples.what, rows.what, rows.share) == ("examples", "gradient rows", 0.4)
     assert (rows.least_cost, rows.most_cost) == (0.0001, 0.0006) and "Adagrad" in rows.basis
-    text = str(estimate_shadow(config, made, (0.0001, 0.0006)))
+    text = str(estimate_dry_run(settings, made, (0.0001, 0.0006)))
     assert "0.0001 to 0.0006 AUC.\n" in text and " AUC or\n" in text
     assert max(map(len, text.splitlines())) <= 100
-    unknown = only(SaturationConfig(skip="defer", shadow=True), made)
+    unknown = only(dry("defer_gradients"), made)
     assert unknown.least_cost is None and unknown.basis.startswith("none:")
     assert "estimated cost of nobody knows what" in str(unknown)
 
 
 @pytest.mark.parametrize("made", [reports(auc=False), reports()[: WARMUP + 1]])
 def test_without_a_curve_there_is_no_estimate(made):
-    saving = only(SaturationConfig(skip="inputs", shadow=True), made)
+    saving = only(dry("skip_examples"), made)
     assert saving.saved > 0 and saving.most_cost is None and saving.basis.startswith("none:")
 
 
 def test_nothing_is_told_of_a_warm_up():
-    estimate = estimate_shadow(SaturationConfig(shadow=True), reports()[:WARMUP])
+    estimate = estimate_dry_run(dry("skip_examples"), reports()[:WARMUP])
     assert estimate.savings == () and "warm-up" in str(estimate)
 
 
 def test_it_can_be_had_as_json():
-    estimate = estimate_shadow(SaturationConfig(skip="inputs", shadow=True), reports())
+    estimate = estimate_dry_run(dry("skip_examples"), reports())
     (saving,) = json.loads(json.dumps(estimate.to_dict()))["savings"]
-    assert saving["share"] == (SKIPPABLE) / INPUTS - REFRESHED / INPUTS
+    assert saving["share"] == (SKIPPABLE) / INPUTS - KEPT / INPUTS

@@ -1,18 +1,17 @@
-"""telemetry.ledger: totals, JSON lines, scalars and the summary in words."""
+"""telemetry.ledger: totals, columns, JSON lines and scalars."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 
 import numpy as np
 import pytest
+from engine_settings import engine_settings
 
-from slipstream_tf.config import SaturationConfig
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.report import TableWindow, WindowReport
-from slipstream_tf.telemetry.ledger import Ledger, summarise
+from slipstream_tf.telemetry.ledger import Ledger
 from slipstream_tf.telemetry.tensorboard import log10_drift, scalars
 
 STATES = {"warming": 0, "varying": 1, "saturated": 2, "probing": 0}
@@ -79,8 +78,28 @@ def test_totals():
     assert values["rows"]["sent"] == 190 and values["bytes_sent"] == ledger.bytes_sent
     assert values["windows"][1]["tables"][0]["bytes_sent"] == 40 * 24
     text = str(ledger)
-    assert "190 of 250 gradient rows sent (76.0%) in 2 windows" in text
-    assert "250 of 2,000 inputs skipped (12.5%)" in text
+    assert "190 of 250 gradient rows sent (76.0%); 2 windows, whose ends took 1.00 s" in text
+    assert "250 of 2,000 examples skipped (12.5%)" in text
+
+
+@pytest.mark.parametrize(
+    "policies, columns, told",
+    [
+        ((), "examples, hot keys, saturated, T", "2 windows"),
+        (("skip_examples",), "examples, skipped, share, kept, hot keys, saturated, T", "skipped"),
+        (("mask_gradients",), "examples, rows, masked, share, hot keys, saturated, T", "masked"),
+        (("defer_gradients",), "examples, rows, sent, share", "sent"),
+        (("defer_gradients", "cache_rows"), "examples, rows, sent, share, replicas", "sent"),
+    ],
+    ids=str,
+)
+def test_columns_are_those_of_the_policies(policies, columns, told):
+    lines = str(Ledger(two_windows(), engine_settings(*policies))).splitlines()
+    assert ", ".join(lines[0].split()) == f"window, step, {columns}, seconds".replace(
+        "hot keys", "hot, keys"
+    )
+    parts = lines[-1].split("; ")
+    assert told in parts[0] and len(parts) == 1 + bool(policies)
 
 
 def test_an_empty_ledger():
@@ -102,19 +121,23 @@ def test_json_lines_replace_the_file(tmp_path):
 
 
 def test_scalars_are_finite_and_leave_out_what_is_not_known():
-    for window in (*two_windows(), report(inputs_seen=0, hot_keys=0)):
+    unknown = {"SkipExamples": {"loss_threshold": None}}
+    for window in (*two_windows(), report(inputs_seen=0, hot_keys=0, policies=unknown)):
         values = scalars(window)
         assert all(isinstance(v, float) and math.isfinite(v) for v in values.values())
-        assert not {"progressive/auc", "progressive/log_loss", "threshold/loss"} & set(values)
+        assert not {"progressive/auc", "progressive/log_loss", "policies/loss_threshold"} & set(
+            values
+        )
     assert "rows/sent_share" not in scalars(report()), "there was no row"
     full = scalars(
         report(
-            log_loss=0.5, auc=0.75, loss_threshold=0.1, target_share=0.3, inputs_skipped=100,
+            log_loss=0.5, auc=0.75, policies={"SkipExamples": {"loss_threshold": 0.1}},
+            target_share=0.3, inputs_skipped=100,
             tables=(table(offered=10, sent=4, masked=6, pending=2),),
         )
     )  # fmt: skip
     expected = {
-        "progressive/log_loss": 0.5, "progressive/auc": 0.75, "threshold/loss": 0.1,
+        "progressive/log_loss": 0.5, "progressive/auc": 0.75, "policies/loss_threshold": 0.1,
         "threshold/target_share": 0.3, "inputs/skipped_share": 0.1, "rows/sent_share": 0.4,
         "rows/masked": 6.0, "rows/pending": 2.0, "keys/saturated": 5.0,
     }  # fmt: skip
@@ -127,51 +150,3 @@ def test_drift_buckets_are_as_wide_on_a_logarithmic_axis():
     assert log10_drift(report()).shape == (0, 3)
     found = log10_drift(report(drift_histogram=((0.0, 1e-9, 5), (1.0, 10**0.25, 2))))
     np.testing.assert_allclose(found, [[-9.25, -9.0, 5], [0.0, 0.25, 2]], atol=1e-12)
-
-
-@pytest.mark.parametrize("reports", [[], two_windows()[:1]])
-def test_a_summary_before_the_end_of_the_warmup(reports):
-    words = summarise(SaturationConfig(), reports)
-    assert "No window has ended after the warm-up" in words and "nothing was skipped" in words
-    assert f"(windows: {len(reports)}; inputs seen: {1000 * len(reports):,})" in words
-
-
-@pytest.mark.parametrize(
-    "skip, parts, absent",
-    [
-        ("inputs", ["250 inputs (25.0%) have been skipped; thinning kept 150"], "sent:"),
-        ("random", ["250 inputs (25.0%) have been skipped"], "sent:"),
-        ("gradients", ["30 gradient rows (20.0%) have been masked"], "inputs ("),
-        ("defer", ["90 gradient rows (60.0%) have been sent: 0 by movement, 40 by age"], "skipped"),
-        ("both", ["250 inputs (25.0%)", "50 without room. 0.0 MiB saved"], "masked"),
-        ("inputs+gradients", ["250 inputs (25.0%)", "30 gradient rows"], "sent:"),
-        ("none", ["1,000 inputs, 150 gradient rows"], "- "),
-    ],
-)
-def test_a_summary_says_what_its_mode_saved(skip, parts, absent):
-    reports = two_windows()
-    rows = dataclasses.replace(reports[1].tables[0].rows, masked=30)
-    tables = (dataclasses.replace(reports[1].tables[0], rows=rows), reports[1].tables[1])
-    reports[1] = dataclasses.replace(reports[1], tables=tables)
-    shares = {"random_shares": (0.25,)} if skip == "random" else {}
-    words = summarise(SaturationConfig(skip=skip, **shares), reports)
-    assert words.startswith("Windows after the warm-up: 1 of 2; 1,000 inputs")
-    for part in parts:
-        assert part in words
-    assert absent not in words
-    assert words.endswith("Window ends took 1.00 s.")
-
-
-def test_a_summary_in_shadow_mode_tells_what_would_have_been():
-    words = summarise(SaturationConfig(skip="both", shadow=True), two_windows())
-    assert "250 inputs (25.0%) would have been skipped" in words
-    assert "90 gradient rows (60.0%) would have been sent" in words
-
-
-def test_a_summary_tells_guard_budget_anomalies_and_caps():
-    last = report(1, guard="All is fine.", budget="Enough.", is_threshold_capped=True, anomalies=3)
-    words = summarise(SaturationConfig(), [report(), last])
-    for part in ("- Guard: All is fine.", "- Budget: Enough.", "3 drifts", "max_threshold lowered"):
-        assert part in words
-    plain = summarise(SaturationConfig(), [report()])
-    assert not any(part in plain for part in ("Guard", "Budget", "drifts", "max_threshold"))
