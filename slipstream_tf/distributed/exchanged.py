@@ -63,7 +63,6 @@ class ExchangedStore(CollectingStore, NativeStore):
         """
         super().__init__(tables, optimizer)
         self.comm, self.wire = comm, wire
-        # Of several ranks, gradients would have to be exchanged in between.
         self.collects_gradients = comm.size == 1
         self._dims = [table.dim for table in self.tables]
         self._names = Names(placement)
@@ -101,16 +100,20 @@ class ExchangedStore(CollectingStore, NativeStore):
         """See `EmbeddingStore.apply_gradients`; averages over the ranks. A collective."""
         if self.comm.size == 1:
             return super().apply_gradients(plan, gradients)
+        collected = self._collect(plan, gradients)
+        return self._deliver(collected, "gradients", self._kind, self._count_update(collected))
+
+    def _collect(self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]) -> exchange_ops.SendBuffer:
+        """This rank's part of the average, of what the policies pass on."""
         # Before they are deferred, so that a sum moves its row as far as it will when applied.
         shares = [gradient / self.comm.size for gradient in gradients]
-        collected = exchange_ops.collect_gradients(
+        return exchange_ops.collect_gradients(
             plan,
             shares,
             self.rates.now(plan),
             self._owners,
             advance_step=self._collector is not self,
         )
-        return self._deliver(collected, "gradients", self._kind, self._count_update(collected))
 
     def _count_update(self, collected: exchange_ops.SendBuffer) -> Rounds:
         """Whether the rows of this update are rounded."""
@@ -216,6 +219,25 @@ class ReplicatedStore(ExchangedStore):
                 raise invalid("capacity", table.capacity, place, allowed)
         wire = Wire(wire_dtype, wire_warmup_steps)
         super().__init__(tables, optimizer, comm, wire, "replicated", {})
+        self.collects_gradients = True
+
+    def collect_gradients(
+        self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
+    ) -> exchange_ops.SendBuffer:
+        """See `NativeStore.collect_gradients`; this rank's part of the average."""
+        if self.comm.size == 1:
+            return super().collect_gradients(plan, gradients)
+        return self._collect(plan, gradients)
+
+    def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
+        """See `NativeStore.share_collected`; a collective."""
+        return gather_rows(self.comm, rows, self._names, "collected", self._kind, self._rounds())
+
+    def apply_collected(self, rows: exchange_ops.SendBuffer) -> tf.Operation | None:
+        """See `NativeStore.apply_collected`; on all ranks alike."""
+        if self.comm.size > 1:
+            self._count_update(rows)
+        return super().apply_collected(rows)
 
     def _deliver(
         self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: Rounds

@@ -40,7 +40,12 @@ def require_apply(apply: str, store: Any, layer: str) -> str:
     if apply == "step" and not store.collects_gradients:
         ranks = "" if store.comm is None else f" on {store.comm.size} rank(s)"
         place = f"layer {layer!r} with a {type(store).__name__}{ranks}"
-        raise invalid("apply", apply, place, "'backward'; 'step' is of native tables, one process")
+        raise invalid(
+            "apply",
+            apply,
+            place,
+            "'backward'; 'step' is of native tables, in one process or replicated",
+        )
     return apply
 
 

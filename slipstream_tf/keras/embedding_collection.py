@@ -110,7 +110,7 @@ class EmbeddingCollection(keras.layers.Layer):
             of their own; of texts it is the empty one. It trains no row, and gives zeros where an
             example has no other. None: every key is a key.
         apply: where gradients of rows are applied: "backward" or "step", see above. "step" is of
-            native tables in one process.
+            native tables, in one process or replicated.
         **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
 
     Raises:

@@ -96,8 +96,9 @@ def collecting_lookup(
 ) -> tuple[tf.Tensor, ...]:
     """Looks up a training batch whose backward pass gives each table's anchor a gradient.
 
-    That is `tf.IndexedSlices`: the keys, int64 [n], each once, and the sums of their gradients,
-    float32 [n, dim]. No row is changed. Values that are not finite are passed on: then all are NaN.
+    That is `tf.IndexedSlices`: the keys, int64 [n], each once for a rank, and the sums of their
+    gradients, float32 [n, dim]. No row is changed. Where a value is not finite, all are NaN. Of
+    several ranks they are the average, on all alike: the backward pass is a collective.
 
     Args:
         store: an `EmbeddingStore` that `collects_gradients`.
@@ -121,25 +122,28 @@ def collecting_lookup(
             )
             # A LossScaleOptimizer is to skip such a step; the collection would refuse it.
             given = [tf.where(is_finite, gradient, 0.0) for gradient in gradients]
-            collected = store.collect_gradients(plan, given)
-            return [
-                tf.IndexedSlices(tf.where(is_finite, rows, float("nan")), keys)
-                for keys, rows in _by_table(collected, [table.dim for table in store.tables])
-            ]
+            own = store.collect_gradients(plan, given)
+            values = tf.where(is_finite, own.values, float("nan"))
+            collected = store.share_collected(SendBuffer(own.sizes, own.keys, values))
+            ranks = 1 if store.comm is None else store.comm.size
+            return _by_table(collected, ranks, [table.dim for table in store.tables])
 
         return tuple(rows), backward
 
     return lookup(*(tf.convert_to_tensor(anchor.value) for anchor in anchors))
 
 
-def _by_table(collected: SendBuffer, dims: Sequence[int]) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Splits what one rank collected into (keys [n], rows [n, dim]) of each table."""
-    sizes = collected.sizes[0]
-    keys = tf.split(collected.keys, sizes, num=len(dims))
-    values = tf.split(collected.values, sizes * tf.constant(dims, tf.int64), num=len(dims))
+def _by_table(collected: SendBuffer, ranks: int, dims: Sequence[int]) -> list[tf.IndexedSlices]:
+    """Splits what ranks collected into keys [n] and rows [n, dim] of each table, rank by rank."""
+    sizes, count = tf.reshape(collected.sizes, [-1]), ranks * len(dims)
+    keys = tf.split(collected.keys, sizes, num=count)
+    values = tf.split(collected.values, sizes * tf.constant([*dims] * ranks, tf.int64), num=count)
     return [
-        (of_table, tf.reshape(flat, [-1, dim]))
-        for of_table, flat, dim in zip(keys, values, dims, strict=True)
+        tf.IndexedSlices(
+            tf.reshape(tf.concat(values[table :: len(dims)], 0), [-1, dim]),
+            tf.concat(keys[table :: len(dims)], 0),
+        )
+        for table, dim in enumerate(dims)
     ]
 
 

@@ -7,6 +7,7 @@ A table has no fixed shape, which Keras wants of every weight, and may be larger
 
 import collections
 import dataclasses
+import itertools
 import secrets
 import tempfile
 import weakref
@@ -89,7 +90,8 @@ class _Snapshots:
 
     def __init__(self) -> None:
         self._by_number: weakref.WeakValueDictionary[int, _Snapshot] = weakref.WeakValueDictionary()
-        self._made = 0
+        self._numbers = itertools.count(1)
+        self._newest = 0
         self.limit(SnapshotLimits())
 
     def limit(self, limits: SnapshotLimits) -> None:
@@ -100,10 +102,10 @@ class _Snapshots:
         """Copies what a store holds; returns its token, int64 []."""
         used = sum(snapshot.memory_bytes for snapshot in list(self._by_number.values()))
         snapshot = _Snapshot(export_state(store), self._limits, used)
-        self._made += 1
-        self._by_number[self._made] = snapshot
+        self._newest = number = next(self._numbers)
+        self._by_number[number] = snapshot
         self._last.append(snapshot)
-        token = np.array(_PROCESS << _NUMBER_BITS | self._made, np.int64).view(_Token)
+        token = np.array(_PROCESS << _NUMBER_BITS | number, np.int64).view(_Token)
         token._snapshot = snapshot
         return token
 
@@ -114,7 +116,7 @@ class _Snapshots:
             raise invalid("weights", token, place, _ALLOWED)
         process, number = divmod(int(token), 1 << _NUMBER_BITS)
         snapshot = self._by_number.get(number)
-        if process != _PROCESS or number > self._made:
+        if process != _PROCESS or not 0 < number <= self._newest:
             raise invalid("weights", int(token), place, _ALLOWED)
         if snapshot is None:
             raise ValueError(

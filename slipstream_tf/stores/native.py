@@ -113,11 +113,22 @@ class NativeStore(EmbeddingStore):
         """
         return exchange_ops.collect_gradients(plan, gradients, self.rates.now(plan))
 
+    def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
+        """Returns what all ranks collected, each its part of the average; here, of this process.
+
+        Args:
+            rows: from `collect_gradients`.
+
+        Returns:
+            sizes int64 [ranks, tables].
+        """
+        return rows
+
     def apply_collected(self, rows: exchange_ops.SendBuffer) -> tf.Operation | None:
         """Adds up the gradients of each key, in the order given, and applies its table's rule.
 
         Args:
-            rows: keys and gradients of each table, as `collect_gradients` gives them.
+            rows: keys and gradients of each table, as `share_collected` gives them.
 
         Returns:
             The operation in a graph, None in eager mode.

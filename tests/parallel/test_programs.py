@@ -62,6 +62,11 @@ def test_every_rank_is_told_of_a_disagreement(
     run(run_ranks, "disagreements.py", count, says, what, placement, timeout=240.0)
 
 
+def test_steps_apply_what_ranks_average(run_ranks: Any) -> None:
+    says = "rank {rank} of {count}: steps as they should be"
+    run(run_ranks, "steps_on_ranks.py", 2, says)
+
+
 def test_ranks_export_together(run_ranks: Any, tmp_path: Path) -> None:
     says = "rank {rank} of {count}: exports as they should be"
     run(run_ranks, "exporting.py", 2, says, str(tmp_path))

@@ -202,13 +202,49 @@ def test_bad_places():
         make_layer(apply="later")
 
 
-@pytest.mark.parametrize("placement", ["replicated", "sharded"])
-def test_several_ranks_apply_in_the_backward_pass(run_as_ranks, placement):
+def test_sharded_tables_apply_in_the_backward_pass(run_as_ranks):
     def program(comm):
         with pytest.raises(ValueError, match=r"Invalid `apply`: 'step'.*on 2 rank\(s\)"):
-            make_layer(comm=comm, placement=placement, apply="step")
+            make_layer(comm=comm, placement="sharded", apply="step")
 
     assert run_as_ranks(2, program) == [None, None]
+
+
+def steps_of(comm, apply, settings, head):
+    """Trains three steps; a head of given values, the same on all ranks."""
+    layer = make_layer(optimizers.Adagrad(RATE), apply=apply, comm=None if comm.size == 1 else comm)
+    weight = keras.Variable(head, name=f"head_{comm.rank}")
+    optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(0.1, **settings), comm)
+    optimizer = StepOptimizer(optimizer) if apply == "step" else optimizer
+    variables = [*layer.trainable_variables, weight]
+    optimizer.build(variables)
+    for batch in range(3):
+        keys = KEYS[batch * 16 : (batch + 1) * 16][comm.rank :: comm.size]
+        with tf.GradientTape() as tape:
+            rows = layer(tf.constant(keys), training=True)
+            loss = tf.reduce_mean((tf.reshape(rows, [-1, 8]) @ weight.value - 1.0) ** 2)
+        gradients = tape.gradient(loss, [v.value for v in variables])
+        optimizer.apply(gradients, variables)
+    return {
+        **contents(layer),
+        "head": weight.numpy(),
+        "updates": layer.store.export_table("user")["steps"][0],
+    }
+
+
+@pytest.mark.parametrize("settings", [{}, {"global_clipnorm": 0.02}], ids=str)
+def test_replicated_ranks(run_as_ranks, settings):
+    """All ranks clip the same average, and end with the same rows: those of one process."""
+    head = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
+    one, other = run_as_ranks(2, lambda comm: steps_of(comm, "step", settings, head))
+    assert not isinstance(one, Exception), one
+    assert differ(one, other) == set()
+    alone = steps_of(distributed.SingleProcess(), "step", settings, head)
+    for name, array in alone.items():
+        np.testing.assert_allclose(one[name], array, rtol=0, atol=2e-6, err_msg=name)
+    if not settings:
+        plain, _ = run_as_ranks(2, lambda comm: steps_of(comm, "backward", settings, head))
+        assert differ(plain, one) == set()
 
 
 def test_step_optimizers_in_files(tmp_path):

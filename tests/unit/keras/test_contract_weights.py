@@ -11,7 +11,7 @@ import tensorflow as tf
 from contract_models import assert_same, contents, data, differ, layer_of, make_layer, make_model
 
 from slipstream_tf import optimizers
-from slipstream_tf.keras import EmbeddingCollection, limit_snapshots, row_snapshots
+from slipstream_tf.keras import Embedding, EmbeddingCollection, limit_snapshots, row_snapshots
 
 KEYS, LABELS = data()
 
@@ -279,3 +279,17 @@ def test_weights_of_several_layers():
     model.set_weights(weights)
     assert_same(one, before[0])
     assert_same(two, before[1])
+
+
+def test_weights_of_a_one_table_layer(tmp_path):
+    layer = Embedding(30, 4, optimizer=optimizers.SGD(0.5))
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layer, keras.layers.Flatten()])
+    layer(KEYS, training=True)
+    weights, before = layer.get_weights(), contents(layer)
+    layer(KEYS + 1, training=True)
+    assert differ(before, contents(layer))
+    layer.set_weights(weights)
+    assert_same(layer, before)
+    model.export(tmp_path / "model", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "model")
+    np.testing.assert_allclose(loaded.serve(KEYS), model.predict(KEYS, verbose=0), atol=1e-6)
