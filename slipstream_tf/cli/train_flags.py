@@ -207,8 +207,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
 # What `--help` lists: a screen of them.
 _BASIC = (
     *("data", "max_inputs", "output", "model", "dim", "batch_size", "epochs"),
-    *("seed", "dry_run", "policies", "skip_by", "skip_share", "defer_movement", "warmup"),
-    *("control", "match"),
+    *("seed", "dry_run", "policies", "skip_by", "skip_share", "control", "match"),
 )
 
 

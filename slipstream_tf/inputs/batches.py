@@ -45,12 +45,14 @@ class Sized:
         batches: of `size` in one pass, if nothing is left out; None: not known. Where the batches
             do not tell their size, they are taken to have this one.
         most: the same, but never too few.
+        given: inputs of a batch of `dataset`, as it tells or was told; None: not known.
     """
 
     dataset: tf.data.Dataset
     size: int | None
     batches: int | None
     most: int | None
+    given: int | None
 
 
 def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = True) -> Sized:
@@ -85,7 +87,7 @@ def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = 
         most = math.ceil(cardinality * before / size) if before and size else None
     if told is not None and is_told:
         dataset = dataset.map(functools.partial(_require_at_most, told))
-    return Sized(dataset, size, batches, most)
+    return Sized(dataset, size, batches, most, static or told)
 
 
 def _require_at_most(size: int, *element: Any) -> Any:

@@ -241,7 +241,7 @@ class Slipstream(tf.train.experimental.PythonState):
         # Into the next window, too: only what follows depends on it.
         read = self._reading.read(weighed) if ahead else weighed
         kept = self.leave_out(read, source.size, get_keys, drop_remainder)
-        self.plan.batches, self.batch_size = source.batches, source.size
+        self.plan.batches, self.batch_size = source.batches, source.size or source.given
         # Ranks that have fewer batches get empty ones.
         self.most_batches = source.most if self.comm.size == 1 else None
         again = functools.partial(self.apply, dataset, batch_size, get_keys, drop_remainder, ahead)

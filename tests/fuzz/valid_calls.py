@@ -80,6 +80,10 @@ def call_table_ops(call: Call) -> None:
     call("SlipstreamTableStatistics", handle=table)
     whole = call("SlipstreamTableExport", handle=table)
     call("SlipstreamTableImport", handle=table, **_as_inputs(whole))
+    call("SlipstreamTableStep", handle=table)
+    call("SlipstreamTableKeys", handle=table)
+    call("SlipstreamTableWrite", handle=table, keys=keys, rows=snapshot)
+    call("SlipstreamTableRemove", handle=table, keys=keys[:2])
 
 
 def call_exchange_ops(call: Call) -> None:

@@ -138,7 +138,7 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
     if what == "killed":
         return
     state = {"losses": np.array(losses)}
-    state |= {f"weight_{i}": w.numpy() for i, w in enumerate(model.variables)}
+    state |= {f"weight_{i}": w.numpy() for i, w in enumerate(model.trainable_variables)}
     state |= {f"optimizer_{i}": v.numpy() for i, v in enumerate(optimizer.variables)}
     for table in tables:
         deferred = embeddings.store.export_deferred(table.name)

@@ -94,7 +94,7 @@ def main() -> None:
             print(f"saved step {step + 1} in {time.monotonic() - began:.2f} s", flush=True)
         if what == "crawl":
             time.sleep(PACE)
-    state = {f"weight_{i}": w.numpy() for i, w in enumerate(model.variables)}
+    state = {f"weight_{i}": w.numpy() for i, w in enumerate(model.trainable_variables)}
     state |= {f"optimizer_{i}": v.numpy() for i, v in enumerate(optimizer.variables)}
     for table in configs:
         # Counts are a rank's own, of which only rank 0's are saved of replicated tables.

@@ -107,10 +107,10 @@ def result(program: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{program}.json").read_text(encoding="utf-8"))
 
 
-def tables_of_readme(header: str) -> list[list[list[str]]]:
-    """The cells of README.md's tables whose header begins so."""
+def tables_of_limits(header: str) -> list[list[list[str]]]:
+    """The cells of docs/limits.md's tables whose header begins so."""
     found = []
-    for block in (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n"):
+    for block in (ROOT / "docs" / "limits.md").read_text(encoding="utf-8").split("\n\n"):
         head, *lines = block.strip().splitlines() or [""]
         if head.startswith(header):
             found.append([[c.strip(" *") for c in line.split("|")[1:-1]] for line in lines[1:]])
@@ -118,9 +118,9 @@ def tables_of_readme(header: str) -> list[list[list[str]]]:
     return found
 
 
-def test_readme_quotes_the_speed() -> None:
+def test_limits_quote_the_speed() -> None:
     embedding, dlrm = (result(name)["claims"] for name in ("embedding_step", "dlrm_step"))
-    (rows,) = tables_of_readme("| what | beside | times as fast |")
+    (rows,) = tables_of_limits("| what | beside | times as fast |")
     for row, ending in zip((*rows[:7], *rows[7:14]), [""] * 7 + ["_d64"] * 7, strict=True):
         rule = next(r for r in ("SGD", "row-wise", "Adagrad") if r in row[0])
         peer = next(p for p in ("fbgemm", "tfra", "keras") if p in row[1].lower())
@@ -136,17 +136,17 @@ def test_readme_quotes_the_speed() -> None:
         assert float(row[4]) == dlrm[name]["target"], row
 
 
-def test_readme_quotes_watching() -> None:
+def test_limits_quote_watching() -> None:
     claims = result("watching_cost")["claims"]
-    (rows,) = tables_of_readme("| skip | metric | watched / plain |")
+    (rows,) = tables_of_limits("| skip | metric | watched / plain |")
     assert len(rows) == 6
     for skip, metric, ratio, *_ in rows:
         assert float(ratio) == pytest.approx(claims[f"{skip}_{metric}"]["value"], abs=6e-4)
 
 
-def test_readme_quotes_quality() -> None:
-    tables = tables_of_readme("| run | test AUC |")
-    (stream,) = tables_of_readme("| run | AUC | AUC by seed |")
+def test_limits_quote_quality() -> None:
+    tables = tables_of_limits("| run | test AUC |")
+    (stream,) = tables_of_limits("| run | AUC | AUC by seed |")
     parts = result("skipping")["parts"]
     data = [f"{name}, 3 seeds" for name in ("frappe", "frappe_short", "generated", "globo")]
     of_stream = result("stream")["parts"].values()
@@ -160,14 +160,14 @@ def test_readme_quotes_quality() -> None:
             assert quoted == pytest.approx(means, abs=6e-5), (part["command"], run)
 
 
-def test_readme_quotes_bytes_of_ranks() -> None:
+def test_limits_quote_bytes_of_ranks() -> None:
     claims = result("network")["claims"].items()
     wanted = {
         (name.split("_unshaped_")[1].split("_defer")[0], "bf16" in name): claim["value"]
         for name, claim in claims
         if name.endswith("_bytes")
     }
-    (rows,) = tables_of_readme("| ranks | rows | run (`--skip=defer`) |")
+    (rows,) = tables_of_limits("| ranks | rows | run (`--policies=defer_gradients`) |")
     assert len(rows) == len(wanted) == 8
     for ranks, placement, run, share, *_ in rows:
         value = wanted[f"{placement}_{ranks}", "bfloat16" in run]

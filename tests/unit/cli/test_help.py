@@ -18,8 +18,8 @@ PROGRAMS = dict(
 LINES, COLUMNS = 50, 100
 # One of these is in the text of a number that may be of any size, or is a share.
 UNITS = re.compile(
-    r"\b(inputs|lines|rows|keys|values|units|layers|steps?|windows|passes|skips|ranks|threads|"
-    r"processes|files|checkpoints|bytes|KiB|MiB|GiB|seconds|share|in (their|the) unit|factor|AUC|"
+    r"\b(inputs|examples|lines|rows|keys|values|units|layers|steps?|windows|passes|skips|ranks|"
+    r"threads|processes|files|checkpoints|bytes|KiB|MiB|GiB|seconds|share|in (their|the) unit|factor|AUC|"
     r"log loss)\b"
 )
 ALL = sorted(PROGRAMS)

@@ -1,22 +1,23 @@
-"""cli.presets: windows of data of one's own fit its size."""
+"""cli.presets: windows that were chosen for a data set; others fit the training's size."""
 
 from __future__ import annotations
 
 import pytest
 
-from slipstream_tf.cli.presets import PRESETS, preset, window_steps
+from slipstream_tf.cli.presets import OTHER, PRESETS, describe, preset
 
 
-@pytest.mark.parametrize(
-    ("planned_steps", "steps"),
-    [(None, 1000), (100_000, 1000), (20_000, 1000), (880, 44), (100, 5), (88, 5), (1, 5)],
-)
+def test_windows_that_were_chosen_stay():
+    chosen = {name: found.window_steps for name, found in PRESETS.items() if found.window_steps}
+    assert chosen == {"globo": 100, "frappe": 200, "movielens": 100, "generated": 20}
+
+
 @pytest.mark.parametrize("name", ["table", "criteo", "avazu"])
-def test_short_training_has_short_windows(name, planned_steps, steps):
-    assert window_steps(name, planned_steps) == steps
+def test_others_have_windows_by_their_planned_steps(name):
+    # `Window` finds their length.
+    assert preset(name).window_steps is None
 
 
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"criteo", "avazu"}))
-def test_windows_that_were_chosen_stay(name):
-    for planned_steps in (None, 10, 1_000_000):
-        assert window_steps(name, planned_steps) == preset(name).snapshot_interval
+def test_an_unknown_name_has_ordinary_defaults():
+    assert preset("own") == OTHER
+    assert describe("epochs") == "1; frappe 12"

@@ -1,4 +1,4 @@
-"""cli.train: the commands after a run in shadow mode are taken by slipstream-train."""
+"""cli.train: the commands after a dry run are taken by slipstream-train."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import pytest
 
 from slipstream_tf.cli import train
 from slipstream_tf.cli.settings import resolve
+from slipstream_tf.cli.train_flags import make_flags
 
 
 def settled(*arguments, data="generated"):
     """(flags that were given, settings) of a command line."""
-    values, given = train.make_flags().parse(arguments)
-    return {name: values[name] for name in given}, resolve(values, given, lambda _: data)
+    flags = make_flags()
+    values, given = flags.parse(arguments)
+    return {name: values[name] for name in given}, resolve(values, given, lambda _: data, flags)
 
 
 def again(command, data="generated"):
@@ -23,64 +25,73 @@ def again(command, data="generated"):
     return settled(*arguments, data=data)[1]
 
 
-def test_shadow_alone_looks_at_inputs_and_at_rows():
-    flags, settings = settled("--data=generated", "--shadow", "--output=runs/shadow")
-    assert settings.skip == "both" and settings.engine == {"shadow": True}
+def test_a_dry_run_alone_looks_at_examples_and_at_rows():
+    flags, settings = settled("--data=generated", "--dry_run", "--output=runs/dry")
+    assert settings.dry_run and settings.policies == ("skip_examples", "defer_gradients")
+    assert settings.engine["skip_by"] == "row_drift"
     found = train.commands_to_switch_on(flags, settings, 1)
-    assert list(found) == ["inputs", "random", "stop", "defer"]
-    assert [again(found[mode]).skip for mode in ("inputs", "defer")] == ["inputs", "defer"]
-    assert all(again(found[mode]).engine == {} for mode in ("inputs", "defer"))
-    assert "--match=runs/inputs/metrics.json" in found["random"]
+    assert list(found) == ["skip_examples", "random", "stop", "defer_gradients"]
+    for policy in ("skip_examples", "defer_gradients"):
+        on = again(found[policy])
+        assert on.policies == (policy,) and not on.dry_run
+    assert again(found["defer_gradients"]).engine == {}
+    assert "--match=runs/skip_examples/metrics.json" in found["random"]
 
 
-def test_over_several_epochs_inputs_go_by_their_losses():
-    flags, settings = settled("--data=f.npz", "--shadow", data="frappe")
-    assert settings.engine == {"shadow": True, "score": "remembered_loss"}
+def test_over_several_epochs_examples_go_by_their_losses():
+    flags, settings = settled("--data=f.npz", "--dry_run", data="frappe")
+    assert settings.engine["skip_by"] == "last_loss"
     found = train.commands_to_switch_on(flags, settings, 1)
-    assert again(found["inputs"], "frappe").engine == {"score": "remembered_loss"}
-    assert again(found["defer"], "frappe").engine == {}
+    assert again(found["skip_examples"], "frappe").engine["skip_by"] == "last_loss"
+    assert again(found["defer_gradients"], "frappe").engine == {}
     words = train.how_to_switch_on(flags, settings, 1)
-    assert "add --skip=inputs --score=remembered_loss in place of --shadow" in words
-    _, plain = settled("--data=f.npz", "--shadow", "--score=drift", data="frappe")
-    assert plain.engine == {"shadow": True, "score": "drift"}
+    assert "add --policies=skip_examples in place of --dry_run" in words
+    _, plain = settled("--data=f.npz", "--dry_run", "--skip_by=row_drift", data="frappe")
+    assert plain.engine["skip_by"] == "row_drift"
 
 
 def test_flags_stay_where_they_matter():
     flags, settings = settled(
-        "--data=my clicks.tsv", "--shadow", "--target_skip=0.5", "--keep_rate=0.1", "--strict",
+        "--data=my clicks.tsv", "--dry_run", "--skip_share=0.5", "--skip_keep=0.1", "--strict",
         "--defer_max_age=50", "--mlp=32-16", data="criteo",
     )  # fmt: skip
     found = train.commands_to_switch_on(flags, settings, 1)
-    inputs, defer = (again(found[mode], "criteo") for mode in ("inputs", "defer"))
-    assert (inputs.target_skip, inputs.engine) == (0.5, {"keep_rate": 0.1})
+    skip, defer = (again(found[p], "criteo") for p in ("skip_examples", "defer_gradients"))
+    assert {"skip_share": 0.5, "skip_keep": 0.1}.items() <= skip.engine.items()
+    assert "defer_max_age" not in skip.engine
     assert defer.engine == {"defer_max_age": 50}
-    for one in (inputs, defer):
+    for one in (skip, defer):
         assert (one.data, one.mlp, one.strict) == ("my clicks.tsv", (32, 16), True)
 
 
 @pytest.mark.parametrize(
-    ("skip", "names"),
+    ("policies", "names"),
     [
-        ("inputs", ["inputs", "random", "stop"]),
-        ("defer", ["defer"]),
-        ("gradients", ["gradients"]),
-        ("both", ["both", "random", "stop"]),
+        ("skip_examples", ["skip_examples", "random", "stop"]),
+        ("defer_gradients", ["defer_gradients"]),
+        ("mask_gradients", ["mask_gradients"]),
+        (
+            "skip_examples,defer_gradients",
+            ["skip_examples_and_defer_gradients", "random", "stop"],
+        ),
     ],
 )
-def test_a_given_skip_stays(skip, names):
+def test_given_policies_stay(policies, names):
+    mode = names[0]
     flags, settings = settled(
-        "--data=generated", "--shadow", f"--skip={skip}", f"--output=runs/{skip}"
+        "--data=generated", "--dry_run", f"--policies={policies}", f"--output=runs/{mode}"
     )
     found = train.commands_to_switch_on(flags, settings, 1)
     assert list(found) == names
-    on = again(found[skip])
-    assert on.skip == skip and not on.engine
-    # The run in shadow mode is not written over.
-    assert f"--output=runs/{skip}-on" in found[skip]
-    assert "add nothing, and leave --shadow out" in train.how_to_switch_on(flags, settings, 1)
+    on = again(found[mode])
+    assert on.policies == tuple(policies.split(",")) and not on.dry_run
+    # The dry run is not written over.
+    assert f"--output=runs/{mode}-on" in found[mode]
+    words = train.how_to_switch_on(flags, settings, 1)
+    assert "To switch on, leave --dry_run out" in words
 
 
 def test_a_job_is_launched_again():
-    flags, settings = settled("--data=generated", "--shadow")
+    flags, settings = settled("--data=generated", "--dry_run")
     for command in train.commands_to_switch_on(flags, settings, 2).values():
         assert command.startswith("horovodrun -np 2 slipstream-train ")

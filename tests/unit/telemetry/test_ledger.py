@@ -131,7 +131,8 @@ def test_scalars_are_finite_and_leave_out_what_is_not_known():
     assert "rows/sent_share" not in scalars(report()), "there was no row"
     full = scalars(
         report(
-            log_loss=0.5, auc=0.75, policies={"SkipExamples": {"loss_threshold": 0.1}}, target_share=0.3, inputs_skipped=100,
+            log_loss=0.5, auc=0.75, policies={"SkipExamples": {"loss_threshold": 0.1}},
+            target_share=0.3, inputs_skipped=100,
             tables=(table(offered=10, sent=4, masked=6, pending=2),),
         )
     )  # fmt: skip

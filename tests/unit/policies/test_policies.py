@@ -1,0 +1,164 @@
+"""policies: what each refuses, and that each comes back from what `serialize` made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from slipstream_tf import experiments, policies, scores
+from slipstream_tf.experiments import SimulatedRanks, SkipAtRandom
+from slipstream_tf.policies import (
+    CacheRows,
+    DeferGradients,
+    Interval,
+    MaskGradients,
+    Movement,
+    Policy,
+    ReadOnly,
+    Refreshed,
+    SkipExamples,
+)
+from slipstream_tf.policies.base import Begins, Ended
+from slipstream_tf.scores import LastLoss, RowDrift
+from slipstream_tf.serialization import deserialize, serialize
+
+CLASSES = tuple(
+    value
+    for module in (policies, scores, experiments)
+    for value in vars(module).values()
+    if dataclasses.is_dataclass(value)
+)
+POLICIES = [
+    SkipExamples(RowDrift(0.5)),
+    SkipExamples(LastLoss(5, weigh_returns=False, memory="1MiB"), share=0.75, keep=0.1),
+    MaskGradients(0.25, decay_moments=True),
+    DeferGradients(),
+    DeferGradients(Interval(7, share=0.5), memory="64MB"),
+    DeferGradients(Movement(0.25, max_age=9), memory=12_345),
+    CacheRows(),
+    CacheRows(ReadOnly(0.5)),
+    CacheRows(Refreshed(0.0)),
+    SkipAtRandom([0.5, 0.25]),
+    SimulatedRanks(4),
+]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: SkipExamples("last_loss"), r"`by`: 'last_loss' for SkipExamples.*LastLoss\("),
+        (lambda: SkipExamples(LastLoss), r"`by`: <class.*LastLoss\("),
+        (lambda: SkipExamples(RowDrift(), share=1.5), "`share`: 1.5 for SkipExamples.*>= 0 <= 1"),
+        (lambda: SkipExamples(RowDrift(), share="half"), "`share`: 'half' for SkipExamples"),
+        (lambda: SkipExamples(RowDrift(), keep=-0.1), "`keep`: -0.1 for SkipExamples"),
+        (lambda: SkipExamples(RowDrift(), keep=1), "`keep`: 1.0 for SkipExamples.*dry_run"),
+        (lambda: SkipExamples(RowDrift(), keep=None), "`keep`: None for SkipExamples"),
+        (lambda: MaskGradients(share=-0.1), "`share`: -0.1 for MaskGradients"),
+        (lambda: MaskGradients(share=float("nan")), "`share`: nan for MaskGradients"),
+        (lambda: MaskGradients(decay_moments=1), "`decay_moments`: 1 for MaskGradients"),
+        (lambda: DeferGradients(0.005), r"`until`: 0.005 for DeferGradients.*Movement\("),
+        (lambda: DeferGradients("interval"), r"`until`: 'interval'.*Interval\("),
+        (lambda: DeferGradients(memory=0), "`memory`: 0 for DeferGradients"),
+        (lambda: DeferGradients(memory="much"), "`memory`: 'much' for DeferGradients"),
+        (lambda: Movement(0.0), "`distance`: 0.0 for Movement.*> 0"),
+        (lambda: Movement(max_age=0), "`max_age`: 0 for Movement"),
+        (lambda: Interval(0), "`steps`: 0 for Interval"),
+        (lambda: Interval(2.5), "`steps`: 2.5 for Interval"),
+        (lambda: Interval(share=2), "`share`: 2.* for Interval"),
+        (lambda: CacheRows(0.1), r"`replicas`: 0.1 for CacheRows.*ReadOnly\(.*Refreshed\("),
+        (lambda: CacheRows(ReadOnly), "`replicas`: <class"),
+        (lambda: ReadOnly(0.0), "`max_drift`: 0.0 for ReadOnly.*> 0"),
+        (lambda: Refreshed(-0.1), "`movement`: -0.1 for Refreshed.*>= 0"),
+        (lambda: Refreshed(None), "`movement`: None for Refreshed"),
+        (lambda: SkipAtRandom([]), r"`shares`: \[\] for SkipAtRandom"),
+        (lambda: SkipAtRandom(0.5), "`shares`: 0.5 for SkipAtRandom.*a sequence"),
+        (lambda: SkipAtRandom([1.5]), "`shares`: 1.5 for SkipAtRandom"),
+        (lambda: SimulatedRanks(1), "`ranks`: 1 for SimulatedRanks"),
+        (lambda: SimulatedRanks(65), "`ranks`: 65 for SimulatedRanks"),
+    ],
+)
+def test_bad_settings_are_refused(build, message):
+    with pytest.raises(ValueError, match=f"Invalid {message}"):
+        build()
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_a_policy_comes_back_from_json(policy):
+    described = json.loads(json.dumps(serialize(policy)))
+    again = deserialize("policy", described, CLASSES, "policies")
+    assert again == policy and hash(again) == hash(policy)
+
+
+def test_what_is_no_policy_is_refused():
+    with pytest.raises(ValueError, match=r"Invalid `policy`: {'class_name': 'Skip'.*policies\."):
+        deserialize("policy", {"class_name": "Skip", "config": {}}, CLASSES, "policies")
+
+
+def test_every_policy_is_among_them():
+    kinds = {cls for cls in CLASSES if issubclass(cls, Policy)}
+    assert kinds == {type(policy) for policy in POLICIES}
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_a_policy_is_frozen_and_its_own_settings_are_all_it_has(policy):
+    name = dataclasses.fields(policy)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(policy, name, None)
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        type(policy)(acts_on="gradients")
+
+
+def test_policies_act_on_what_they_say():
+    assert {type(policy).__name__: policy.acts_on for policy in POLICIES} == {
+        **{"SkipExamples": "examples", "SkipAtRandom": "examples"},
+        **{"MaskGradients": "gradients", "DeferGradients": "gradients"},
+        **{"CacheRows": "replicas", "SimulatedRanks": ""},
+    }
+
+
+def test_shares_are_those_of_their_policies():
+    assert SkipExamples(RowDrift(), share=0.5).key_share == 0.5
+    assert SkipExamples(RowDrift()).key_share == 0.3
+    by_loss = SkipExamples(LastLoss(), share=0.5)
+    assert (by_loss.key_share, by_loss.target_share) == (1.0, 0.5)
+    assert SkipExamples(LastLoss(saturated_share=0.2), share=0.5).key_share == 0.2
+    assert MaskGradients().key_share == DeferGradients(Interval()).key_share == 0.3
+    assert DeferGradients().key_share is None
+
+
+def test_the_policy_of_examples_keeps_what_its_score_decides():
+    policy = SkipExamples(LastLoss(), share=0.5, keep=0.1)
+    state = policy.initial_state()
+    assert policy.example_rule(state, Begins(0.5, 1))["threshold"] == 0.0, "nothing is known"
+    losses = np.array([0.4, 0.1, 0.2, 0.3], np.float32)
+    state = policy.next_state(state, Ended(losses, share=0.5, scale=1.0))
+    rule = policy.example_rule(state, Begins(0.5, 2))
+    assert rule == {
+        **{"mode": "remembered_loss", "threshold": float(np.float32(0.3)), "keep_rate": 0.1}
+    }
+    assert SkipExamples(RowDrift()).next_state({}, Ended(None, 0.5, 1.0)) == {}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "rate", "drift", "movement"),
+    [
+        (ReadOnly(), 0.1, 0.025, None),
+        (ReadOnly(), None, 0.025, None),
+        (ReadOnly(), 0.01, 0.0025, None),
+        (ReadOnly(0.5), 0.1, 0.5, None),
+        (Refreshed(0.2), 0.1, 0.0, 0.2),
+    ],
+)
+def test_bounds_of_replicas(replicas, rate, drift, movement):
+    policy = CacheRows(replicas)
+    assert policy.read_only_drift(rate) == pytest.approx(drift)
+    assert policy.refresh_movement == movement
+
+
+def test_shares_of_random_skipping_count_from_the_end_of_the_warm_up():
+    policy = SkipAtRandom((0.5, 0.25))
+    found = [policy.example_rule({}, Begins(0.0, window))["random_share"] for window in (1, 2, 9)]
+    assert found == [0.5, 0.25, 0.25]

@@ -1,0 +1,299 @@
+"""saturation.settings: what cannot be set together is refused, and what all policies need."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from engine_settings import engine_settings
+
+from slipstream_tf import (
+    CacheRows,
+    DeferGradients,
+    DryRun,
+    HotSet,
+    Interval,
+    LastLoss,
+    LossGuard,
+    MaskGradients,
+    MaxAucLoss,
+    MaxLogLossIncrease,
+    ReadOnly,
+    Refreshed,
+    RowDrift,
+    Saturation,
+    SkipExamples,
+    Window,
+)
+from slipstream_tf.experiments import SimulatedRanks, SkipAtRandom
+from slipstream_tf.policies.base import Begins
+from slipstream_tf.saturation.settings import EngineSettings
+
+BY_DRIFT, BY_LOSS = SkipExamples(RowDrift()), SkipExamples(LastLoss())
+BY_INTERVAL = DeferGradients(Interval())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"policies": "skip"}, "`policies`: 'skip' for Slipstream.*a sequence of policies"),
+        ({"policies": [RowDrift()]}, "`policies`: RowDrift.*a sequence of policies"),
+        ({"policies": [MaskGradients]}, "`policies`: <class.*a sequence of policies"),
+        ({"policies": [BY_DRIFT, BY_LOSS]}, r"`policies`: \['SkipExamples'\].*each kind once"),
+        (
+            {"policies": [CacheRows(ReadOnly()), CacheRows(Refreshed(0.1))]},
+            r"`policies`: \['CacheRows'\].*each kind once",
+        ),
+        (
+            {"policies": [MaskGradients(), DeferGradients()]},
+            r"`policies`: \['MaskGradients', 'DeferGradients'\].*one policy that acts on gradients",
+        ),
+        (
+            {"policies": [BY_DRIFT, SkipAtRandom([0.5])]},
+            r"`policies`: \['SkipExamples', 'SkipAtRandom'\].*one policy that acts on examples",
+        ),
+        ({"window": 5}, r"`window`: 5 for Slipstream.*Window\("),
+        ({"hot_set": 1 << 20}, r"`hot_set`: 1048576 for Slipstream.*HotSet\("),
+        ({"saturation": "l2"}, r"`saturation`: 'l2' for Slipstream.*Saturation\("),
+        ({"budget": [0.001]}, "`budget`: 0.001 for Slipstream.*MaxAucLoss"),
+        (
+            {"policies": BY_DRIFT, "budget": [MaxAucLoss(0.1), MaxAucLoss(0.2)]},
+            r"`budget`: \['MaxAucLoss'\].*each kind once",
+        ),
+        ({"dry_run": 1}, r"`dry_run`: 1 for Slipstream.*DryRun\("),
+        ({"dry_run": True}, "`dry_run`: True for Slipstream without one"),
+        ({"policies": CacheRows(), "dry_run": True}, "`dry_run`: True for Slipstream without one"),
+        (
+            {"policies": [SkipExamples(RowDrift(), share=0.5), MaskGradients(share=0.2)]},
+            "`share`: {'SkipExamples': 0.5, 'MaskGradients': 0.2}.*one threshold T",
+        ),
+        (
+            {"policies": [BY_LOSS, MaskGradients(share=0.2)]},
+            "`share`: {'SkipExamples': 1.0, 'MaskGradients': 0.2}.*one threshold T",
+        ),
+        (
+            {"policies": DeferGradients(), "saturation": Saturation("l2")},
+            "`saturation`.*these policies do not go by the drift of keys",
+        ),
+        (
+            {"policies": CacheRows(Refreshed(0.1)), "saturation": Saturation("l2")},
+            None,  # Hot keys are watched all the same.
+        ),
+        (
+            {"policies": SkipAtRandom([0.5]), "saturation": Saturation("l2")},
+            "`saturation`.*these policies do not go by the drift of keys",
+        ),
+        (
+            {
+                "policies": SkipExamples(RowDrift(), share=0.5),
+                "saturation": Saturation(threshold=1),
+            },
+            "`threshold`: 1.* for Saturation beside a share of SkipExamples",
+        ),
+        (
+            {
+                "policies": [SkipExamples(RowDrift(), share=0.5), MaskGradients(share=0.5)],
+                "saturation": Saturation(threshold=0.1),
+            },
+            "`threshold`: 0.1 for Saturation beside a share of SkipExamples and MaskGradients",
+        ),
+        (
+            {
+                "policies": SkipExamples(LastLoss(saturated_share=0.5)),
+                "saturation": Saturation(threshold=0.1),
+            },
+            "`threshold`: 0.1 for Saturation beside a share of SkipExamples",
+        ),
+        (
+            {
+                "policies": SkipExamples(LastLoss(), share=0.5),
+                "saturation": Saturation(threshold=0.1),
+            },
+            None,  # The share is that of lowest losses.
+        ),
+        (
+            {"policies": BY_INTERVAL, "budget": LossGuard(0.1)},
+            "`budget`: LossGuard.*no example of saturated keys is told from others",
+        ),
+        ({"budget": LossGuard(0.1)}, "`budget`: LossGuard.*with these policies"),
+        ({"policies": BY_DRIFT, "budget": LossGuard(0.1)}, "`budget`: LossGuard.*keep=.*above 0"),
+        (
+            {"policies": SkipExamples(LastLoss(max_skips=0)), "budget": LossGuard(0.1)},
+            "`budget`: LossGuard.*keep=.*above 0",
+        ),
+        ({"policies": BY_LOSS, "budget": LossGuard(0.1)}, None),
+        ({"policies": BY_DRIFT, "budget": LossGuard(0.1), "dry_run": True}, None),
+        ({"policies": SkipExamples(RowDrift(), keep=0.1), "budget": LossGuard(0.1)}, None),
+        ({"policies": MaskGradients(), "budget": LossGuard(0.1)}, None),
+        ({"budget": MaxAucLoss(0.1)}, "`budget`: MaxAucLoss.*without MaxAucLoss: none"),
+        (
+            {"policies": SkipAtRandom([0.1]), "budget": MaxLogLossIncrease(0.1)},
+            "`budget`: MaxLogLossIncrease.*without MaxLogLossIncrease: none",
+        ),
+        (
+            {
+                "policies": BY_DRIFT,
+                "saturation": Saturation(threshold=0.1),
+                "budget": MaxAucLoss(0.1),
+            },
+            "`budget`: MaxAucLoss.* for Slipstream with a threshold",
+        ),
+        (
+            {
+                "policies": MaskGradients(),
+                "saturation": Saturation(threshold=0.1),
+                "budget": MaxLogLossIncrease(0.1),
+            },
+            "`budget`: MaxLogLossIncrease.* for Slipstream with a threshold",
+        ),
+        (
+            {
+                "policies": BY_LOSS,
+                "saturation": Saturation(threshold=0.1),
+                "budget": MaxAucLoss(0.1),
+            },
+            None,
+        ),
+        (
+            {"policies": [BY_DRIFT, DeferGradients()], "budget": MaxLogLossIncrease(0.1)},
+            "`budget`: MaxLogLossIncrease.* for Slipstream with Movement.*MaxAucLoss",
+        ),
+        ({"policies": BY_INTERVAL, "budget": MaxLogLossIncrease(0.1)}, None),
+    ],
+)
+def test_what_nothing_would_go_by_is_refused(settings, message):
+    if message is None:
+        EngineSettings(**settings)
+        return
+    with pytest.raises(ValueError, match=f"Invalid {message}"):
+        EngineSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    "policies", [[BY_DRIFT], [DeferGradients(), CacheRows()], [MaskGradients()]], ids=str
+)
+def test_what_may_be_set_may_be_set_of_its_dry_run(policies):
+    for dry_run in (False, True):
+        EngineSettings(policies, saturation=Saturation("l2"), dry_run=dry_run)
+
+
+def test_one_of_a_kind_needs_no_list():
+    one = EngineSettings(DeferGradients(), budget=MaxAucLoss(0.1))
+    assert one == EngineSettings([DeferGradients()], budget=(MaxAucLoss(0.1),))
+    assert EngineSettings() == EngineSettings([], Window(), HotSet())
+
+
+def test_ways_to_save_share_a_budget():
+    bound = MaxAucLoss(0.002)
+    assert EngineSettings(BY_DRIFT, budget=bound).max_auc_loss == 0.002
+    assert EngineSettings([BY_DRIFT, MaskGradients()], budget=bound).max_auc_loss == 0.002
+    assert EngineSettings([BY_DRIFT, DeferGradients()], budget=bound).max_auc_loss == 0.001
+    assert EngineSettings(BY_DRIFT).max_auc_loss is None
+    both = EngineSettings(BY_DRIFT, budget=[MaxLogLossIncrease(0.1), bound])
+    assert (both.bound(MaxAucLoss), both.bound(LossGuard)) == (bound, None)
+    assert both.bound(MaxLogLossIncrease) == MaxLogLossIncrease(0.1)
+
+
+@pytest.mark.parametrize(
+    ("policies", "settings", "windows"),
+    [
+        ([], {}, 100),
+        ([BY_DRIFT], {}, 100),
+        ([MaskGradients()], {}, 10),
+        ([BY_INTERVAL], {}, 10),
+        ([BY_DRIFT, MaskGradients()], {}, 10),
+        ([BY_LOSS], {}, 0),
+        ([SkipExamples(LastLoss(max_skips=0))], {}, 100),
+        ([MaskGradients()], {"revisit_every": 3}, 3),
+        ([BY_DRIFT], {"revisit_every": 0}, 0),
+    ],
+)
+def test_probes_come_as_the_policies_need_them(policies, settings, windows):
+    saturation = Saturation(**settings) if settings else None
+    assert EngineSettings(policies, saturation=saturation).probes_every == windows
+
+
+@pytest.mark.parametrize(
+    ("policies", "go_by_keys", "need_losses", "need_ids"),
+    [
+        ([], True, False, False),
+        ([BY_DRIFT], True, False, False),
+        ([BY_LOSS], True, True, True),
+        ([MaskGradients()], True, False, False),
+        ([DeferGradients()], False, False, False),
+        ([BY_INTERVAL], True, False, False),
+        ([DeferGradients(), CacheRows()], False, False, False),
+        ([CacheRows()], True, False, False),
+        ([SkipAtRandom([0.5])], False, False, False),
+        ([SimulatedRanks(2)], True, False, False),
+        ([BY_DRIFT, DeferGradients()], True, False, False),
+    ],
+    ids=str,
+)
+def test_what_is_measured_is_what_the_policies_need(policies, go_by_keys, need_losses, need_ids):
+    settings = EngineSettings(policies)
+    assert settings.goes_by_keys == go_by_keys
+    assert (settings.needs_losses, settings.needs_ids) == (need_losses, need_ids)
+
+
+def test_budgets_and_estimates_need_losses():
+    assert EngineSettings(BY_DRIFT, budget=MaxAucLoss(0.1)).needs_losses
+    assert EngineSettings(BY_DRIFT, budget=MaxAucLoss(0.1)).saves_by_losses
+    estimating = EngineSettings(BY_DRIFT, dry_run=DryRun(estimates_cost=True))
+    assert estimating.needs_losses and estimating.estimates_quality and estimating.dry_run is True
+    assert not EngineSettings(BY_DRIFT, dry_run=DryRun()).needs_losses
+    guarded = EngineSettings(MaskGradients(), budget=LossGuard(0.1))
+    assert guarded.needs_losses and not guarded.saves_by_losses
+
+
+def test_all_hot_keys_count_unless_a_bound_or_a_share_says_less():
+    assert EngineSettings(BY_LOSS).counts_all_keys
+    assert not EngineSettings(BY_DRIFT).counts_all_keys
+    assert not EngineSettings(SkipExamples(LastLoss(saturated_share=0.5))).counts_all_keys
+    for bound in ({"threshold": 0.1}, {"max_threshold": 0.1}):
+        assert not EngineSettings(BY_LOSS, saturation=Saturation(**bound)).counts_all_keys
+
+
+@pytest.mark.parametrize(
+    ("settings", "begins", "mode", "may_skip"),
+    [
+        (engine_settings(), Begins(0.5, 1), "none", False),
+        (engine_settings("defer_gradients"), Begins(0.5, 1), "none", False),
+        (engine_settings("skip_examples"), Begins(0.5, 0), "none", False),
+        (engine_settings("skip_examples"), Begins(0.5, 1), "drift", True),
+        (engine_settings("skip_examples"), Begins(0.0, 1), "drift", False),
+        (engine_settings("skip_examples", dry_run=True), Begins(0.5, 1), "drift", False),
+        (engine_settings("mask_gradients"), Begins(0.5, 1), "drift", False),
+        (engine_settings("mask_gradients", "skip_examples"), Begins(0.5, 1), "drift", True),
+        (engine_settings(random_shares=(0.3,)), Begins(0.0, 1), "random", True),
+        (engine_settings("skip_examples", skip_by="last_loss"), Begins(0.5, 1),
+         "remembered_loss", False),
+    ],
+)  # fmt: skip
+def test_the_rule_of_examples_in_a_window(settings, begins, mode, may_skip):
+    states = {type(policy).__name__: policy.initial_state() for policy in settings.policies}
+    rule, found = settings.example_rule(states, begins)
+    assert (rule["mode"], found) == (mode, may_skip)
+
+
+def test_replicas_are_none_of_a_dry_run():
+    policies = [DeferGradients(), CacheRows(Refreshed(0.1))]
+    assert EngineSettings(policies).refresh_movement == 0.1
+    assert EngineSettings(policies, dry_run=True).refresh_movement is None
+    policies = [DeferGradients(), CacheRows()]
+    assert EngineSettings(policies).read_only_drift(0.1) == 0.025
+    assert EngineSettings(policies, dry_run=True).read_only_drift(0.1) == 0.0
+
+
+def test_all_settings_can_be_had_as_json():
+    settings = EngineSettings(
+        [BY_LOSS, DeferGradients()], Window(7), HotSet("1MiB"), budget=MaxAucLoss(0.1)
+    )
+    config = json.loads(json.dumps(settings.get_config()))
+    assert [policy["class_name"] for policy in config["policies"]] == [
+        "SkipExamples",
+        "DeferGradients",
+    ]
+    assert config["window"]["config"]["steps"] == 7
+    assert config["saturation"]["config"]["metric"] == "linf", "what holds, if nobody chose it"
+    assert config["budget"] == [{"class_name": "MaxAucLoss", "config": {"value": 0.1}}]
