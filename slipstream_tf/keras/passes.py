@@ -8,6 +8,7 @@ say, it counts those of the first epoch, and holds the later ones to that.
 """
 
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -91,7 +92,7 @@ class EpochWatch:
         """Starts outside of any `fit`."""
         self._first: int | None = None
         self._calls = 0
-        self._filter: Any = None
+        self._end: weakref.finalize[Any, EpochWatch] | None = None
 
     def begin_fit(self, steps_are_given: bool) -> None:
         """A `fit` begins.
@@ -103,13 +104,14 @@ class EpochWatch:
         self._first = None
         if not steps_are_given:
             warnings.filterwarnings("ignore", _RAN_OUT, UserWarning)
-            self._filter = warnings.filters[0]
+            # A `fit` that breaks off does not say so: the filter goes with this object at the last.
+            self._end = weakref.finalize(self, _remove_filter, warnings.filters[0])
 
     def end_fit(self) -> None:
         """The `fit` has ended, or another begins."""
-        if self._filter in warnings.filters:
-            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
-        self._filter = None
+        if self._end is not None:
+            self._end()
+        self._end = None
 
     def begin_epoch(self) -> None:
         """An epoch begins."""
@@ -138,3 +140,8 @@ class EpochWatch:
                 self._calls,
                 self._first,
             )
+
+
+def _remove_filter(item: Any) -> None:
+    if item in warnings.filters:
+        warnings.filters.remove(item)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import warnings
 
@@ -84,6 +85,15 @@ def test_the_filter_of_keras_warnings_goes_with_the_fit():
     before = list(warnings.filters)
     run.fit(run.slipstream.apply(batches()), epochs=2)
     assert warnings.filters == before
+    with pytest.raises(ValueError, match="has no"):
+        run.fit(run.slipstream.apply(batches()), callbacks=[run.slipstream.callback(), Broken()])
+    gc.collect()
+    assert warnings.filters == before
+
+
+class Broken(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        raise ValueError("the callback has no heart")
 
 
 def test_steps_that_the_data_do_not_have_are_warned_of_as_ever(said):
