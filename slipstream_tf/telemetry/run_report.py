@@ -146,7 +146,7 @@ def _why_nothing_found(settings: EngineSettings, active: Sequence[WindowReport])
         return "no key was saturated in any window."
     if settings.needs_ids and not any(report.log_loss is not None for report in active):
         return (
-            "no losses came in. Make the model a slipstream_tf.keras.LossFeedback, or call "
+            "no losses came in. Build the model as a slip.keras.Model, or call "
             "slipstream.record_losses in its train_step."
         )
     if active[-1].budget:
