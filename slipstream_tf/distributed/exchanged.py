@@ -129,7 +129,7 @@ class ExchangedStore(CollectingStore, NativeStore):
             return super().set_update_policy(table, policy)
         if policy.decay_skipped:
             place = f"table {table!r} of {self.comm.size} ranks"
-            raise invalid("decay_skipped", True, place, "False: ranks meet different keys")
+            raise invalid("decay_moments", True, place, "False: ranks meet different keys")
         kind = "deferred" if self._collect_by(table, policy) else "gradients"
         self._kind.assign(KINDS.index(kind))
 

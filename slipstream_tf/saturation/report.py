@@ -75,11 +75,11 @@ class WindowReport:
         threshold: T for the next window; 0 if no input was hot.
         is_threshold_capped: whether `max_threshold` lowered T.
         is_skipping: whether inputs may be skipped in the next window (not while warming up, nor
-            with skip="none", when T is what it would have been).
+            without a policy that skips, when T is what it would have been).
         saturated_keys: hot keys that are saturated in the next window, probing ones included.
         inputs_seen: inputs classified in this window.
         inputs_skipped: inputs left out in this window.
-        inputs_skippable: inputs that could be skipped; with a keep rate or in shadow mode not all
+        inputs_skippable: inputs that could be skipped; with `keep` or in a dry run not all
             of them were.
         inputs_kept: skippable inputs that thinning kept.
         hot_inputs: inputs with a finite skip score under the drifts of the window before.

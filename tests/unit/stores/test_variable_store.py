@@ -202,7 +202,7 @@ def test_a_policy_says_whether_flagged_rows_are_masked():
         store.set_update_policy("item", policy)
         passed[name] = list(store.mask_gradients("item", slices([2, 1])).indices)
     assert passed == {"apply": [1, 2], "mask": [2], "shadow": [1, 2]}
-    assert store.update_counts("item").masked == 2  # shadow mode counts what it would have done
+    assert store.update_counts("item").masked == 2  # a dry run counts what it would have done
 
 
 @pytest.mark.parametrize(
