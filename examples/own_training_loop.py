@@ -57,8 +57,7 @@ def main() -> None:
             vectors = embeddings(keys, training=True)
             logits = tower(tf.concat([vectors["user"], vectors["history"]], axis=1))
             loss = loss_of(label, logits[:, 0])
-        # The layer's one variable, the update anchor, must be among them: asking for its gradient
-        # is what updates the rows.
+        # The layer's update anchor is among them: behind it, the backward pass updates the rows.
         variables = embeddings.trainable_variables + tower.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss

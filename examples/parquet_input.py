@@ -77,7 +77,7 @@ def main() -> None:
         keras.utils.set_random_seed(0)
         embeddings = slip.keras.EmbeddingCollection(
             [slip.Table(name, dim=16) for name in KEYS],
-            optimizer=slip.optimizers.Adagrad(0.05, initial_accumulator_value=0.0, epsilon=1e-8),
+            optimizer="adagrad",
         )
         model = slip.models.DLRM(embeddings, len(NUMBERS), bottom=[32, 16], top=[32, 1])
         policies = [slip.DeferGradients(), slip.SkipExamples(slip.RowDrift())]

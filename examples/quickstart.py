@@ -39,7 +39,7 @@ def main() -> None:
     keys = {name: keras.Input((), dtype="int64", name=name) for name in ("user", "item")}
     embeddings = slip.keras.EmbeddingCollection(
         [slip.Table(name, dim=16) for name in keys],
-        optimizer=slip.optimizers.Adagrad(0.05, initial_accumulator_value=0.0, epsilon=1e-8),
+        optimizer="adagrad",
     )
     rows = embeddings(keys)
     hidden = keras.layers.Dense(64, "relu")(keras.layers.concatenate(list(rows.values())))

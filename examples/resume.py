@@ -40,7 +40,7 @@ def train(folder: str) -> None:
     keras.utils.set_random_seed(0)
     embeddings = slip.keras.EmbeddingCollection(
         [slip.Table("user", dim=8), slip.Table("item", dim=8)],
-        optimizer=slip.optimizers.Adagrad(0.1, initial_accumulator_value=0.0, epsilon=1e-8),
+        optimizer="adagrad",
         comm=comm,
     )
     model = slip.models.DCNv2(embeddings, 2, 1, deep=[16])
