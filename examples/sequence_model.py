@@ -1,6 +1,6 @@
 """A sequence model in the way of SASRec: what a user looks at next, by attention over the history.
 
-python examples/sequence_model.py
+Run: python examples/sequence_model.py
 
 The history is not pooled: `combiner=None` gives [batch, length, dim], with a Keras mask where it is
 padded. Histories and targets share one table, and each key's gradients, of every place, are summed
