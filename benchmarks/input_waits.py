@@ -107,7 +107,7 @@ def measure(source: str, path: str) -> list[dict[str, Any]]:
     for way, runs in steps.items():
         waits, times = np.array(runs).transpose(2, 0, 1)  # [runs, steps] each
         reports = trainings[way].engine.tracker.reports
-        seen = sum(report.inputs_seen for report in reports)
+        seen = sum(report.examples_seen for report in reports)
         results.append(
             {
                 "source": source,
@@ -118,7 +118,7 @@ def measure(source: str, path: str) -> list[dict[str, Any]]:
                     for share, name in _QUANTILES.items()
                 },
                 "ms a step": list(times.mean(axis=1)),
-                "inputs skipped": sum(r.inputs_skipped for r in reports) / seen if seen else 0.0,
+                "inputs skipped": sum(r.examples_skipped for r in reports) / seen if seen else 0.0,
             }
         )
     return results

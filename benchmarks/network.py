@@ -53,7 +53,7 @@ _REPEATS = flags.DEFINE_integer(
     lower_bound=1,
 )  # fmt: skip
 _BATCH = flags.DEFINE_integer("global_batch", 1024, "Inputs per step of all ranks.", lower_bound=1)
-_MAX_INPUTS = flags.DEFINE_integer("max_inputs", None, "As of slipstream-train.", lower_bound=1)
+_MAX_INPUTS = flags.DEFINE_integer("max_examples", None, "As of slipstream-train.", lower_bound=1)
 _EXTRA = flags.DEFINE_multi_string(
     "train_flag", [], "name=value of slipstream-train, for every run; goes before the run's own."
 )
@@ -346,7 +346,7 @@ def main(arguments: Sequence[str]) -> None:
     extra = common.extra_flags(_EXTRA.value)
     title = ", ".join([name, _RATE.value or "unshaped", *(f"{k}={v}" for k, v in extra.items())])
     if _MAX_INPUTS.value is not None:
-        extra["max_inputs"] = _MAX_INPUTS.value
+        extra["max_examples"] = _MAX_INPUTS.value
     link = _RATE.value or "unshaped"
     launcher = Launcher(_RATE.value, _TIMEOUT.value)
     base = Path(_RECORDS.value) / name

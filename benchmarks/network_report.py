@@ -111,7 +111,7 @@ def _steps(record: Mapping[str, Any]) -> int:
     """Returns the steps of training."""
     # Inputs are read ahead: the record leaves out a last window whose inputs came before it.
     batch = record["settings"]["batch_size"] * record["ranks"]["size"]
-    steps = math.ceil(record["inputs"]["trained"] / batch)
+    steps = math.ceil(record["examples"]["trained"] / batch)
     return max([steps, *(window["step"] for window in record["windows"][-1:])])
 
 

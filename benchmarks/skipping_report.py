@@ -42,7 +42,7 @@ def collect(
         figures[name] = {}
         for seed, record in by_seed.items():
             plain = records["plain"][seed]
-            test, inputs, phases = record["test"], record["inputs"], record["seconds"]
+            test, inputs, phases = record["test"], record["examples"], record["seconds"]
             figures[name][seed] = {
                 "auc": test["auc"],
                 "auc_difference": None
@@ -50,8 +50,8 @@ def collect(
                 else difference(test["auc"], plain["test"]["auc"]),
                 "log_loss": test["log_loss"],
                 "calibration": test["calibration"],
-                "inputs_trained": inputs["trained"],
-                "inputs_share": inputs["trained"] / plain["inputs"]["trained"],
+                "examples_trained": inputs["trained"],
+                "inputs_share": inputs["trained"] / plain["examples"]["trained"],
                 "seconds": phases["training"] + phases["window_ends"],
                 **_rows(record, records[matches.get(name, name)][seed], records, seed),
             }

@@ -79,7 +79,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
     keras.utils.set_random_seed(settings.seed)
     reader = open_parts(settings).train
-    dataset, planned = reader.dataset(), reader.spec.num_inputs
+    dataset, planned = reader.dataset(), reader.spec.num_examples
     assert planned is not None
     comm = SingleProcess()
     embeddings = build_embeddings(settings, tuple(reader.spec.fields), comm)
@@ -136,11 +136,11 @@ def run(settings: Settings) -> dict[str, Any]:
     begin = min(slipstream.tracker.warmup_steps or 0, len(logits) - 1)
     # Batches are full: as many inputs as the warm-up had are left out of every run alike.
     quality = click_metrics(np.concatenate(labels[begin:]), np.concatenate(logits[begin:]))
-    reports = [report for report in slipstream.tracker.reports if report.inputs_seen]
+    reports = [report for report in slipstream.tracker.reports if report.examples_seen]
     active = [table.rows for r in reports if not r.is_warming_up for table in r.tables]
     return {
         **quality.to_dict(),
-        "inputs_trained": trained,
+        "examples_trained": trained,
         "inputs_predicted": sum(len(part) for part in labels),
         "rows_offered": sum(rows.offered for rows in active),
         "rows_sent": sum(rows.sent for rows in active),
@@ -168,7 +168,7 @@ def results_of(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[
         of("AUC", "auc", "{:.4f}"),
         summary.column("AUC - plain", differences, "{:+.4f}", "mean each"),
         of("log loss", "log_loss", "{:.4f}"),
-        of("inputs", "inputs_trained", "{:.1%}", True),
+        of("inputs", "examples_trained", "{:.1%}", True),
         of("rows sent / plain", "rows_sent", "{:.1%}", True),
     ]
     claims = {

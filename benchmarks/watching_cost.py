@@ -199,7 +199,7 @@ def measure(policy: str, metric: str | None, batches: tf.data.Dataset) -> dict[s
         "hot_keys": reports[-1].hot_keys,
         "snapshot_bytes": max(report.snapshot_bytes for report in reports),
         "snapshot_budget_bytes": parse_bytes("hot_set_memory", _HOT_SET.value),
-        "held_bytes": max(sum(t.rows.pending_bytes for t in r.tables) for r in reports),
+        "held_bytes": max(sum(t.rows.deferred_bytes for t in r.tables) for r in reports),
         "held_budget_bytes": parse_bytes("defer_memory", _DEFERRED.value),
         "process_bytes": None
         if start is None or between is None or end is None

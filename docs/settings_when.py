@@ -143,7 +143,7 @@ FLAGS: Mapping[str, str] = {
     "label_column": "Parquet: always.",
     "key_columns": "Parquet: always.",
     "dense_columns": "Parquet with numbers.",
-    "max_inputs": "A short try.",
+    "max_examples": "A short try.",
     "shuffle_shards": "Prepared data in an order that training should not see.",
     "strict": "Lines that cannot be read are a fault, not noise.",
     "output": "Always, but for a try: records, controls and reports need it.",

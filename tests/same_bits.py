@@ -42,7 +42,7 @@ PLACEMENTS: dict[str, list[str]] = {
     "sharded": ["--placement=sharded"],
 }
 RANKS = 2
-SIZES = ["--max_inputs=40000", "--batch_size=256", "--window_steps=8", "--threads=1"]
+SIZES = ["--max_examples=40000", "--batch_size=256", "--window_steps=8", "--threads=1"]
 MEASURED = ("test", "inputs", "row_lookups", "gradient_rows", "windows")
 # The rate of the last update, which sharded tables once saved as 0, is for deferred gradients only.
 UNMEASURED = ("second", "bytes", "traffic", "learning_rate")

@@ -81,11 +81,11 @@ def build_model(
     Args:
         settings: of the run.
         embeddings: the tables.
-        num_dense: numeric features per input.
+        num_dense: numeric features per example.
         comm: the ranks over which gradients are averaged.
 
     Returns:
-        A compiled `keras.Model` with the metrics loss, auc and trained (inputs).
+        A compiled `keras.Model` with the metrics loss, auc and trained (examples).
     """
     common: dict[str, Any] = {
         "dropout": settings.dropout,
@@ -132,17 +132,17 @@ def build_engine(
     return Slipstream(embeddings, window=window, **engine_arguments(settings))
 
 
-def planned_inputs(settings: Settings, num_inputs: int | None) -> int | None:
-    """Returns the inputs that will come in, over all epochs; None if the reader cannot tell."""
-    limits = [n for n in (settings.max_inputs, settings.stop_after) if n is not None]
-    if num_inputs is not None:
-        limits.append(num_inputs * settings.epochs)
+def planned_inputs(settings: Settings, num_examples: int | None) -> int | None:
+    """Returns the examples that will come in, over all epochs; None if the reader cannot tell."""
+    limits = [n for n in (settings.max_examples, settings.stop_after) if n is not None]
+    if num_examples is not None:
+        limits.append(num_examples * settings.epochs)
     return min(limits, default=None)
 
 
-def planned_steps(settings: Settings, num_inputs: int | None, ranks: int) -> int | None:
+def planned_steps(settings: Settings, num_examples: int | None, ranks: int) -> int | None:
     """Returns the steps of the job, over all epochs; None if the reader cannot tell."""
-    planned = planned_inputs(settings, num_inputs)
+    planned = planned_inputs(settings, num_examples)
     return None if planned is None else math.ceil(planned / (settings.batch_size * ranks))
 
 
@@ -174,6 +174,6 @@ def _wire_warmup_steps(settings: Settings, planned_steps: int | None) -> int:
 def _require_known_warmup(settings: Settings, planned_steps: int | None) -> None:
     if planned_steps is None and settings.warmup_steps is None and settings.warmup > 0:
         raise UsageError(
-            f"Invalid flag --warmup={settings.warmup:g}: how many inputs the data has is not "
-            "known, so a share of the steps is not, either. Give --warmup_steps or --max_inputs."
+            f"Invalid flag --warmup={settings.warmup:g}: how many examples the data has is not "
+            "known, so a share of the steps is not, either. Give --warmup_steps or --max_examples."
         )

@@ -1,4 +1,4 @@
-"""What watches the steps of a run: inputs trained, the bar, the time of a step, the curve.
+"""What watches the steps of a run: examples trained, the bar, the time of a step, the curve.
 
 In: the steps of `model.fit`. Out: the entries "progress" and "evaluations" of metrics.json, and
 what the counts and clocks say.
@@ -20,12 +20,12 @@ from slipstream_tf.telemetry.progress import TrainingBar
 
 _SECONDS_BETWEEN_UPDATES = 0.2
 _MOST_POINTS = 100
-_SUMMED = ("inputs_seen", "inputs_trained")
+_SUMMED = ("examples_seen", "examples_trained")
 _Point = dict[str, Any]
 
 
 class InputCount(keras.metrics.Metric):
-    """A metric that counts the inputs of the training steps."""
+    """A metric that counts the examples of the training steps."""
 
     def __init__(self, name: str = "trained", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
@@ -46,13 +46,13 @@ class BarCallback(keras.callbacks.Callback):
 
     Args:
         bar: to update.
-        inputs_seen: called for the number of inputs that came in so far; None where all of them are
-            trained.
+        examples_seen: called for the number of examples that came in so far; None where all of them
+            are trained.
     """
 
-    def __init__(self, bar: TrainingBar, inputs_seen: Callable[[], int] | None = None) -> None:
+    def __init__(self, bar: TrainingBar, examples_seen: Callable[[], int] | None = None) -> None:
         super().__init__()
-        self._bar, self._inputs_seen = bar, inputs_seen
+        self._bar, self._inputs_seen = bar, examples_seen
         self._last = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -125,12 +125,12 @@ class CurveCallback(keras.callbacks.Callback):
     """Notes up to 100 points along `model.fit`, evenly spaced by steps, and evaluates at some.
 
     A point is where training stands on this rank. step: trained steps. seconds: since `fit` began,
-    without evaluations. inputs_seen, inputs_trained: as the record has them at the end; what is
-    read ahead counts as seen. loss, auc: of all inputs trained so far, each before the step that
+    without evaluations. examples_seen, examples_trained: as the record has them at the end; what is
+    read ahead counts as seen. loss, auc: of all examples trained so far, each before the step that
     trained it.
 
     Args:
-        inputs_seen: called for the number of inputs that came in so far.
+        examples_seen: called for the number of examples that came in so far.
         evaluate: measures the model on the test part; with several ranks a collective. A store may
             flush deferred gradients before, or renew read-only replicas.
         evaluate_every: steps between evaluations; None: there are none.
@@ -139,13 +139,13 @@ class CurveCallback(keras.callbacks.Callback):
 
     def __init__(
         self,
-        inputs_seen: Callable[[], int],
+        examples_seen: Callable[[], int],
         evaluate: Callable[[], ClickMetrics],
         evaluate_every: int | None,
         left_out: Callable[[float], None],
     ) -> None:
         super().__init__()
-        self._inputs_seen, self._left_out = inputs_seen, left_out
+        self._inputs_seen, self._left_out = examples_seen, left_out
         self._evaluate, self._evaluate_every = evaluate, evaluate_every
         self._points: list[_Point] = []
         self._evaluated: list[tuple[_Point, dict[str, Any]]] = []
@@ -200,8 +200,8 @@ class CurveCallback(keras.callbacks.Callback):
         return {
             "step": self._steps,
             "seconds": time.perf_counter() - self._start - self.evaluation_seconds,
-            "inputs_seen": self._inputs_seen(),
-            "inputs_trained": int(logs["trained"]),
+            "examples_seen": self._inputs_seen(),
+            "examples_trained": int(logs["trained"]),
             "loss": float(logs["loss"]),
             "auc": float(logs["auc"]),
         }
@@ -213,7 +213,7 @@ class CurveCallback(keras.callbacks.Callback):
 
         Args:
             comm: the ranks. Counts are summed over them, loss and AUC are means of the ranks' own
-                by trained inputs, seconds are rank 0's.
+                by trained examples, seconds are rank 0's.
             final: the quality at the end, which becomes the last evaluation.
             inputs: seen and trained, of the whole run.
         """
@@ -223,7 +223,7 @@ class CurveCallback(keras.callbacks.Callback):
         measured = [quality for _, quality in self._evaluated]
         for point in last:
             # After the last step nothing is on its way; rank 0 stopped its clock here.
-            point.update(inputs_seen=inputs["seen"], inputs_trained=inputs["trained"])
+            point.update(examples_seen=inputs["seen"], examples_trained=inputs["trained"])
             if evaluated and evaluated[-1]["step"] == point["step"]:
                 # Deferred gradients have been flushed since.
                 evaluated.pop()
@@ -243,9 +243,9 @@ def _merged(of_ranks: Sequence[Sequence[_Point]]) -> list[_Point]:
     merged = []
     for points in zip(*of_ranks, strict=True):
         whole = {**points[0], **{name: sum(point[name] for point in points) for name in _SUMMED}}
-        trained = [point for point in points if point["inputs_trained"]]
+        trained = [point for point in points if point["examples_trained"]]
         for name in ("loss", "auc") if trained else ():
-            parts = (point["inputs_trained"] * point[name] for point in trained)
-            whole[name] = sum(parts) / whole["inputs_trained"]
+            parts = (point["examples_trained"] * point[name] for point in trained)
+            whole[name] = sum(parts) / whole["examples_trained"]
         merged.append(whole)
     return merged

@@ -31,12 +31,12 @@ class Parts:
     Attributes:
         train: of the training part.
         test: of the test part.
-        num_inputs: inputs of the training part, possibly an estimate; None if nothing is known.
+        num_examples: examples of the training part, possibly an estimate; None if nothing is known.
     """
 
     train: Reader
     test: Reader
-    num_inputs: int | None
+    num_examples: int | None
 
 
 def name_of(data: str, clock: PhaseClock | None = None) -> str:
@@ -87,10 +87,10 @@ def open_parts(settings: Settings, ids: bool = False) -> Parts:
     with _refusing(settings.data):
         _require_header(settings.data)
         train, test = (_open(settings, part, ids and part == "train") for part in ("train", "test"))
-        num_inputs = train.spec.num_inputs
-        if num_inputs is None:
-            num_inputs = _estimated_inputs(settings.data)
-    return Parts(train, test, num_inputs)
+        num_examples = train.spec.num_examples
+        if num_examples is None:
+            num_examples = _estimated_inputs(settings.data)
+    return Parts(train, test, num_examples)
 
 
 def _refusing(data: str) -> contextlib.AbstractContextManager[None]:
@@ -121,7 +121,7 @@ def _open(settings: Settings, part: str, ids: bool) -> Reader:
     if name == GENERATED:
         from slipstream_tf.inputs.readers.registry import open_generated
 
-        # The inputs are always the same: a run's seed is that of its model.
+        # The examples are always the same: a run's seed is that of its model.
         share = 1.0 if part == "train" else _TEST_SHARE
         return open_generated(data, part, batch_size, 0, ids, share)
     if name == MOVIELENS:

@@ -75,7 +75,7 @@ _FLAGS = {
              f"${ENVIRONMENT}, ../shared/data, MovieLens 1M (downloaded), or generated"),
         Flag("no_download", None, "download nothing: generate examples where none are found"),
         Flag("output", Text(), "folder for demo.json and the runs' records", "runs/demo"),
-        Flag("inputs", Integer(1), "examples that each run sees", None, "all"),
+        Flag("examples", Integer(1), "examples that each run sees", None, "all"),
         Flag("quick", None, f"{_QUICK_INPUTS:,} examples, generated if no --data is given"),
     ),
     "Runs": (
@@ -125,9 +125,9 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     speed = _speed(_ROWS, values["threads"] or 0)
     print(f"{speed_words(**speed)}\n", flush=True)
     print(f"Data: {choice.data}\nWhy:  {choice.reason}", flush=True)
-    inputs = values["inputs"] or (_QUICK_INPUTS if values["quick"] else None)
+    inputs = values["examples"] or (_QUICK_INPUTS if values["quick"] else None)
     common = {"seed": values["seed"], "threads": values["threads"]}
-    data = {**common, "data": choice.data, "max_inputs": inputs}
+    data = {**common, "data": choice.data, "max_examples": inputs}
     paper = os.path.join(values["output"], "paper", RECORD)
     skipping = {name: values[name] for name in ("skip_share", "skip_alpha")}
     flags = {
@@ -184,10 +184,10 @@ def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
     """
     rows = []
     for name, record in records.items():
-        test, phases, trained = record["test"], record["seconds"], record["inputs"]["trained"]
+        test, phases, trained = record["test"], record["seconds"], record["examples"]["trained"]
         measures = (("auc", 4), ("log_loss", 4), ("calibration", 3))
         quality = [number(test[measure], digits) for measure, digits in measures]
-        share = trained / records["plain"]["inputs"]["trained"]
+        share = trained / records["plain"]["examples"]["trained"]
         spent = seconds(phases["training"] + phases["window_ends"])
         spent = spent if record["dry_run"] is None else "watched"
         rows.append((LABELS[name], *quality, f"{trained:,}", f"{share:.1%}", spent))
@@ -206,7 +206,7 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
     auc = {name: record["test"]["auc"] for name, record in records.items()}
     if any(value is None for value in auc.values()):
         return "The test part has labels of one kind only; AUC is not defined and nothing compares."
-    inputs = records["paper"]["inputs"]
+    inputs = records["paper"]["examples"]
     if not inputs["skipped"]:
         return (
             "The paper's rule skipped nothing here (no example had saturated keys alone), so "

@@ -1,8 +1,9 @@
-"""The inputs of a run, shared out to its ranks, and counted where they pass.
+"""The examples of a run, shared out to its ranks, and counted where they pass.
 
-In: a reader's data set and the settings. Out: this rank's batches of all epochs. Inputs are counted
-where they are read, where they come in and where a step pulls them, apart from the count of those
-trained: an input lost between them would show.
+In: a reader's data set and the settings. Out: this rank's batches of all epochs. Examples are
+    counted where they are read, where they come in and where a step pulls them, apart from the
+    count of those
+trained: an example lost between them would show.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ class TrainingInputs:
     """The batches that a rank trains.
 
     Batch i of the data goes to rank i % size, so that a step of the job is `comm.size` batches in a
-    row. Where losses are remembered, an input goes to the rank that its number says, in every
+    row. Where losses are remembered, an example goes to the rank that its number says, in every
     epoch.
 
     Args:
         settings: of the run.
         dataset: the training part, one pass of it, as all ranks read it.
         comm: the ranks.
-        slipstream: the engine, which may leave inputs out; or None.
-        hot_keys: of `profile_hot_keys`: hot and cold inputs come in batches of their own.
+        slipstream: the engine, which may leave examples out; or None.
+        hot_keys: of `profile_hot_keys`: hot and cold examples come in batches of their own.
 
     Attributes:
         dataset: the batches.
-        read, seen, pulled: int64 variables on the CPU: inputs that were read by now, that came in
+        read, seen, pulled: int64 variables on the CPU: examples that were read by now, that came in
             to this rank, and that had come in when the batch that is pulled had been made.
     """
 
@@ -102,9 +103,9 @@ def share_of_rank(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Datas
 
 
 def share_by_id(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) -> tf.data.Dataset:
-    """Returns the inputs whose number belongs to this rank, the same ones in every pass.
+    """Returns the examples whose number belongs to this rank, the same ones in every pass.
 
-    A rank remembers losses of its own inputs, which would go to another rank in another pass if
+    A rank remembers losses of its own examples, which would go to another rank in another pass if
     whole batches were shared out.
 
     Args:
@@ -123,7 +124,7 @@ def share_by_id(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) -
 
 
 def inputs_of_rank(inputs: int, batch_size: int, comm: Communicator) -> int:
-    """Returns how many of so many inputs, in batches, are this rank's share."""
+    """Returns how many of so many examples, in batches, are this rank's share."""
     batches, rest = divmod(inputs, batch_size)
     own = len(range(comm.rank, batches, comm.size)) * batch_size
     return own + rest if batches % comm.size == comm.rank else own
@@ -136,14 +137,14 @@ def _all_epochs(settings: Settings, dataset: tf.data.Dataset) -> tf.data.Dataset
     """
     if settings.epochs > 1:
         dataset = dataset.repeat(settings.epochs).rebatch(settings.batch_size)
-    for limit in (settings.max_inputs, settings.stop_after):
+    for limit in (settings.max_examples, settings.stop_after):
         if limit is not None:
             dataset = _first_inputs(dataset, limit)
     return dataset
 
 
 def _first_inputs(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
-    """Ends a dataset of batches after `count` inputs; the last batch may become smaller."""
+    """Ends a dataset of batches after `count` examples; the last batch may become smaller."""
 
     def cut(seen: tf.Tensor, batch: Any) -> Any:
         kept = tf.minimum(_size(batch), count - seen)

@@ -153,10 +153,10 @@ def summary(statistics: Mapping[str, Any]) -> str:
     inputs, clicks, hot = statistics["inputs"], statistics["clicks"], statistics["hot"]
     for part, text in (("train", "training"), ("test", "test")):
         share = clicks[part] / inputs[part] if inputs[part] else None
-        lines.append(f"{inputs[part]:,} {text} inputs, {percent(share)} clicked")
+        lines.append(f"{inputs[part]:,} {text} examples, {percent(share)} clicked")
     budget = f"{hot['budget_bytes'] / (1 << 20):g} MiB at {hot['dim']} values a row"
     lines.append(
-        f"{percent(hot['input_share'])} of the training inputs are hot: all of their keys are "
+        f"{percent(hot['input_share'])} of the training examples are hot: all of their keys are "
         f"among the {hot['keys']:,} that fit {budget}; {percent(hot['lookup_share'])} of the "
         "lookups go to these"
     )

@@ -25,7 +25,7 @@ class Preset:
         mlp: hidden widths of DLRM's top MLP, or DCN-v2's or DeepFM's deep MLP.
         dropout: share of hidden units dropped in training.
         cross_layers: of DCN-v2.
-        batch_size: inputs per step of each rank.
+        batch_size: examples per step of each rank.
         epochs: passes over the training part.
         rows_optimizer: rule of the embedding rows.
         rows_learning_rate: of that rule.

@@ -27,7 +27,7 @@ def make_flags() -> FlagSet:
     output = Flag("output", Text(), "folder for the report's files, which are replaced", "report")
     return FlagSet(
         "slipstream-report",
-        "Draws what runs of slipstream-train recorded, one color per run: quality against inputs "
+        "Draws what runs of slipstream-train recorded, one color per run: quality against examples "
         "and seconds, saturation, what was skipped, deferred and sent, bytes and seconds. A RUN is "
         "a run's output folder, or its metrics.json; the others are compared with the first. "
         "Writes report.html, one page that loads nothing, png/ and csv/. Needs matplotlib: pip "

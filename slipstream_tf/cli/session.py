@@ -59,8 +59,8 @@ class Trainer:
     ) -> None:
         self._settings, self._parts, self._clock, self._comm = settings, parts, clock, comm
         self._saving = saving
-        self._planned = build.planned_inputs(settings, parts.num_inputs)
-        self._planned_steps = build.planned_steps(settings, parts.num_inputs, comm.size)
+        self._planned = build.planned_inputs(settings, parts.num_examples)
+        self._planned_steps = build.planned_steps(settings, parts.num_examples, comm.size)
         self._timer = StepTimer(build.steps_before_skipping(settings, self._planned_steps))
         self._saved_run = describe(settings, parts.train.spec, comm.size)
         self._hot_keys: list[Any] | None = None
@@ -70,7 +70,7 @@ class Trainer:
 
         Raises:
             UsageError, AgreedError: flags or data differ among ranks or from the run that is to go
-                on, or hot inputs cannot be told apart.
+                on, or hot examples cannot be told apart.
         """
         settings, comm = self._settings, self._comm
         # Rank 0's weights go to all; what differs is which units dropout leaves out.
@@ -126,7 +126,7 @@ class Trainer:
             callbacks: Keras callbacks of a caller's own, called last.
 
         Raises:
-            RunError: training broke off, or inputs got lost.
+            RunError: training broke off, or examples got lost.
         """
         with self._clock.phase("training"):
             own = None
@@ -148,12 +148,12 @@ class Trainer:
         self._windows: dict[str, Any] = {"windows": [], "report": "", "dry_run": None}
         skipped = 0
         if self._slipstream is not None:
-            # The inputs since the last window's end are in no report yet.
+            # The examples since the last window's end are in no report yet.
             self._slipstream.end_window()
             all_reports = self._slipstream.tracker.reports
-            reports = [report for report in all_reports if report.inputs_seen]
+            reports = [report for report in all_reports if report.examples_seen]
             self._windows["windows"] = [report.to_dict() for report in reports]
-            skipped = sum(report.inputs_skipped for report in reports)
+            skipped = sum(report.examples_skipped for report in reports)
             report = self._slipstream.report()
             self._windows["report"] = str(report)
             self._windows["dry_run"] = report.to_dict()["dry_run"]
@@ -195,7 +195,7 @@ class Trainer:
             "test": self._quality.to_dict(),
             "training": self._training,
             **self._curve.entries(self._comm, self._quality, inputs),
-            "inputs": {**inputs, "bad_lines": train.bad_lines.count, "planned": self._planned},
+            "examples": {**inputs, "bad_lines": train.bad_lines.count, "planned": self._planned},
             "test_bad_lines": self._parts.test.bad_lines.count,
             "row_lookups": _row_lookups(train, inputs["trained"]),
             "rows": self._rows(),
@@ -258,7 +258,7 @@ class Trainer:
                 self._timer.leave_out(time.perf_counter() - start)
             self._saved.wait()
             if not step:
-                raise RunError("The training part has no inputs; nothing was trained.")
+                raise RunError("The training part has no examples; nothing was trained.")
             logs = dict(model.get_metrics_result())
             listed.on_epoch_end(0, logs)
             listed.on_train_end(logs)
@@ -324,14 +324,14 @@ def _cause(error: tf.errors.OpError) -> str:
 def _check_account(inputs: dict[str, int], read: int) -> None:
     if not inputs["trained"] + inputs["skipped"] == inputs["seen"] == read:
         raise RunError(
-            f"Inputs got lost: {read:,} were read and {inputs['seen']:,} came in, but "
+            f"Examples got lost: {read:,} were read and {inputs['seen']:,} came in, but "
             f"{inputs['trained']:,} were trained and {inputs['skipped']:,} skipped. No record is "
             "written. Please report this."
         )
 
 
 def _row_lookups(reader: Any, trained: int) -> int | None:
-    """Rows looked up in training; None where an input has bags of its own lengths."""
+    """Rows looked up in training; None where an example has bags of its own lengths."""
     features, _ = reader.dataset().element_spec
     if not isinstance(features["keys"], tf.TensorSpec):
         return None

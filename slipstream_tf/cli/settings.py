@@ -17,7 +17,7 @@ from slipstream_tf.telemetry.run_record import to_json
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
     "data", "split", "label_column", "key_columns", "dense_columns", "shuffle_shards",
-    "max_inputs", "batch_size", "model", "dim",
+    "max_examples", "batch_size", "model", "dim",
     "bottom", "mlp", "cross_layers", "epochs", "store", "capacity", "eviction", "placement",
     "wire_dtype", "wire_warmup_steps", "window_steps", "warmup_steps",
 )  # fmt: skip
@@ -50,14 +50,15 @@ class Settings(Preset):
         dry_run: whether all is done but the saving.
         control: "none", "random" or "stop".
         watch: whether windows are followed though nothing is skipped.
-        segregate: whether hot and cold inputs are trained in batches of their own.
+        segregate: whether hot and cold examples are trained in batches of their own.
         warmup: share of the planned steps before anything is skipped, 0 to 1.
         warmup_steps: the same in steps; None: by `warmup`.
-        max_inputs: most inputs of the training part that the run sees, over all epochs; or None.
+        max_examples: most examples of the training part that the run sees, over all epochs; or
+            None.
         evaluate_every: steps between evaluations in training; None: there are none.
         tensorboard: folder for TensorBoard; or None.
         random_shares: of the matched run, per window after its warm-up (control "random").
-        stop_after: inputs that the matched run trained (control "stop").
+        stop_after: examples that the matched run trained (control "stop").
         engine: further flags of the engine that were given, see `train_flags.ENGINE_FLAGS`.
         data_name: of the data set, e.g. "globo".
         The rest: see `presets.Preset` and `slipstream-train --help`.
@@ -74,7 +75,7 @@ class Settings(Preset):
     wire_dtype: str
     wire_warmup_steps: int | None
     prefetch: bool
-    max_inputs: int | None
+    max_examples: int | None
     control: str
     watch: bool
     segregate: bool
@@ -97,7 +98,7 @@ class Settings(Preset):
 
     @property
     def needs_ids(self) -> bool:
-        """Whether inputs must be told apart."""
+        """Whether examples must be told apart."""
         return skips_by_losses(self)
 
     @property
@@ -172,7 +173,7 @@ def read_record(path: str, flag: str) -> dict[str, Any]:
     Raises:
         UsageError: it cannot be read, or is no such record.
     """
-    parts = ("settings", "inputs", "windows")
+    parts = ("settings", "examples", "windows")
     reason = f"it has no {', '.join(parts)}"
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -226,7 +227,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
 
 def _controlled(control: str, matched: Mapping[str, Any]) -> dict[str, Any]:
     if control == "stop":
-        return {"stop_after": int(matched["inputs"]["trained"])}
+        return {"stop_after": int(matched["examples"]["trained"])}
     shares = [w["skipped_share"] for w in matched["windows"] if not w["is_warming_up"]]
     # As long as the windows themselves: both start to skip at the same step.
     return {

@@ -36,10 +36,10 @@ def evaluate(
         comm: the ranks.
 
     Returns:
-        The exact metrics of the inputs of all ranks.
+        The exact metrics of the examples of all ranks.
 
     Raises:
-        RunError: no rank has inputs, or a logit is not finite.
+        RunError: no rank has examples, or a logit is not finite.
     """
     labels, logits = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
     for features, label in dataset:
@@ -50,7 +50,7 @@ def evaluate(
         for name, own in (("labels", labels), ("logits", logits))
     )
     if not all_labels.shape[0]:
-        raise RunError("The test part has no inputs; nothing can be measured.")
+        raise RunError("The test part has no examples; nothing can be measured.")
     with raised_as(RunError, "The model cannot be measured on the test part. ", ValueError):
         return click_metrics(all_labels.numpy(), all_logits.numpy())
 
@@ -61,7 +61,7 @@ def total(comm: Communicator, count: int, name: str) -> int:
 
 
 def total_metrics(model: Any, comm: Communicator) -> dict[str, Any]:
-    """Returns the loss, the streaming AUC and the trained inputs of all steps of all ranks.
+    """Returns the loss, the streaming AUC and the trained examples of all steps of all ranks.
 
     Means, confusion counts and input counts are sums, so that the ranks' are added up.
 
@@ -134,5 +134,5 @@ class Exchanged:
         before = self._rows.get(table, {})
         counts = dataclasses.asdict(self._store.update_counts(table))
         # Deferred gradients are no flow: those of now are all.
-        flows = {kind: n for kind, n in counts.items() if not kind.startswith("pending")}
+        flows = {kind: n for kind, n in counts.items() if not kind.startswith("deferred_")}
         return {kind: n + before.get(kind, 0) for kind, n in flows.items()}

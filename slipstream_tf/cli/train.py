@@ -90,7 +90,7 @@ def carry_out(prepared: _Prepared, comm: Communicator, callbacks: Sequence[Any] 
                 "Allowed: with data that has dense columns."
             )
     if settings.uses_engine and settings.window_steps is None:
-        steps = planned_steps(settings, parts.num_inputs, comm.size)
+        steps = planned_steps(settings, parts.num_examples, comm.size)
         settings = dataclasses.replace(settings, window_steps=Window().length(steps))
     trainer = Trainer(settings, parts, prepared.clock, comm, prepared.saving)
     trainer.open()
@@ -111,16 +111,22 @@ def carry_out(prepared: _Prepared, comm: Communicator, callbacks: Sequence[Any] 
 
 def summary(record: dict[str, Any], settings: Settings) -> str:
     """Returns the table that ends a run."""
-    inputs, phases = record["inputs"], record["seconds"]
+    inputs, phases = record["examples"], record["seconds"]
     windows = [w for w in record["windows"] if w["hot_keys"]]
     test = record["test"]
     rows = [
         ("test AUC", number(test["auc"], 4)),
         ("test log loss", number(test["log_loss"], 4)),
         ("calibration", number(test["calibration"], 3)),
-        ("inputs seen", f"{inputs['seen']:,}"),
-        ("inputs trained", f"{inputs['trained']:,} ({_share(inputs['trained'], inputs['seen'])})"),
-        ("inputs skipped", f"{inputs['skipped']:,} ({_share(inputs['skipped'], inputs['seen'])})"),
+        ("examples seen", f"{inputs['seen']:,}"),
+        (
+            "examples trained",
+            f"{inputs['trained']:,} ({_share(inputs['trained'], inputs['seen'])})",
+        ),
+        (
+            "examples skipped",
+            f"{inputs['skipped']:,} ({_share(inputs['skipped'], inputs['seen'])})",
+        ),
         ("lines left out", f"{inputs['bad_lines'] + record['test_bad_lines']:,}"),
     ]
     if windows and settings.control != "random":
@@ -181,7 +187,9 @@ def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -
             what, saves = f"add --policies={mode} in place of --dry_run", f" ({_SAVES[mode]})"
         lines += [f"To switch on{saves}, {what}:", f"  {command}"]
     if controls:
-        lines.append("Then run what leaves out as many inputs at random, or trains on as many and")
+        lines.append(
+            "Then run what leaves out as many examples at random, or trains on as many and"
+        )
         lines.append("stops: skipping by keys must do better than both to be worth anything.")
         lines += [f"  {command}" for command in controls]
     lines.append("One seed is a hint: repeat all of them with other values of --seed.")

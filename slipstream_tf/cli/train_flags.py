@@ -22,7 +22,7 @@ from slipstream_tf.config import DRIFT_METRICS
 DATA_HELP = (
     "folder of slipstream-prepare, Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), "
     "globo or Frappe .npz, Parquet (.parquet or a folder; name its columns), MovieLens ml-1m.zip; "
-    "or 'generated' or 'generated:COUNT', inputs drawn from a fixed law ('generated:COUNT:KEYS': "
+    "or 'generated' or 'generated:COUNT', examples drawn from a fixed law ('generated:COUNT:KEYS': "
     "with fields of at most so many keys)"
 )
 POLICIES = ("skip_examples", "defer_gradients", "mask_gradients", "cache_rows")
@@ -53,7 +53,8 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              needs=(needs.PARQUET,)),
         Flag("shuffle_shards", None,
              "read the shards of slipstream-prepare in an order that --seed and the epoch give"),
-        Flag("max_inputs", Integer(1), "stop after this many inputs, over all epochs and ranks"),
+        Flag("max_examples", Integer(1),
+             "stop after this many examples, over all epochs and ranks"),
         Flag("strict", None, "a line that cannot be read ends the run, instead of being counted"),
         Flag("output", Text(), "folder for metrics.json; without it nothing is written"),
         Flag("export", Text(),
@@ -89,7 +90,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              needs=(needs.CAPACITY,)),
     ),
     "Training": (
-        _preset("batch_size", Integer(1, 1 << 24), "inputs per step, of each rank"),
+        _preset("batch_size", Integer(1, 1 << 24), "examples per step, of each rank"),
         _preset("epochs", Integer(1), "passes over the training part"),
         _preset("rows_optimizer", Choice(("sgd", "adagrad", "rowwise_adagrad", "adam")),
                 "update rule of the embedding rows; Adagrad's sums of squares start at 0"),
@@ -194,7 +195,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              None, "one rank", (needs.WATCHING,)),
     ),
     "Controls": (
-        Flag("control", Choice(("none", "random", "stop")), "random: leave out as many inputs as "
+        Flag("control", Choice(("none", "random", "stop")), "random: leave out as many examples as "
              "the matched run, whatever their keys; stop: train plainly until as many are trained",
              "none"),
         Flag("match", Text(), "metrics.json of the run that the control repeats; settings not "
@@ -206,7 +207,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
 }  # fmt: skip
 # What `--help` lists: a screen of them.
 _BASIC = (
-    *("data", "max_inputs", "output", "model", "dim", "batch_size", "epochs"),
+    *("data", "max_examples", "output", "model", "dim", "batch_size", "epochs"),
     *("seed", "dry_run", "policies", "skip_by", "skip_share", "control", "match"),
 )
 

@@ -6,7 +6,7 @@ from slipstream_tf.distributed.exchanged import ReplicatedStore
 from slipstream_tf.distributed.gradients import (
     DistributedGradientTape,
     DistributedOptimizer,
-    flush_held,
+    flush_deferred,
 )
 from slipstream_tf.distributed.horovod import init
 from slipstream_tf.distributed.saving import JobCheckpoints, SavedJob
@@ -25,7 +25,7 @@ __all__ = [
     "SingleProcess",
     "Traffic",
     "even_ends",
-    "flush_held",
+    "flush_deferred",
     "init",
     "scale_loss",
     "with_next",

@@ -19,7 +19,7 @@ from slipstream_tf.stores.variable import VariableStore
 
 # Of all tapes: each trace of a step makes one of its own.
 _OF_TAPES = Names("gradients")
-_OF_FLUSHES = Names("flush_held")
+_OF_FLUSHES = Names("flush_deferred")
 
 
 class GradientExchange:
@@ -165,9 +165,10 @@ class DistributedGradientTape:
     saturated keys are read at run time: a new set retraces nothing.
 
     Where the store's policy defers, gradients come back when they are due, as the sum of a row's
-    gradients: of this batch's rows or others. After the last step, `flush_held(store, optimizer,
-    comm)` applies what is left. How far a sum would move its row is decided before the optimizer
-    applies it, by its state: build it first (`optimizer.build(model.trainable_variables)`).
+    gradients: of this batch's rows or others. After the last step, `flush_deferred(store,
+        optimizer, comm)` applies what is left. How far a sum would move its row is decided before
+        the optimizer applies it, by its state: build it first
+        (`optimizer.build(model.trainable_variables)`).
 
     With several ranks (`comm`) all gradients come back averaged over them: sparse ones are summed
     per key and masked, or deferred by each rank, before they are sent. The average is that of the
@@ -331,7 +332,7 @@ def DistributedOptimizer(
     return made
 
 
-def flush_held(store: Any, optimizer: Any, comm: Communicator | None = None) -> int:
+def flush_deferred(store: Any, optimizer: Any, comm: Communicator | None = None) -> int:
     """Applies all deferred gradients of a store, each sum as one gradient; a collective, eager.
 
     Call it at the end of training, and before rows are saved; in Keras's `fit`, the callbacks do.
@@ -352,19 +353,19 @@ def flush_held(store: Any, optimizer: Any, comm: Communicator | None = None) -> 
             variables, or has `gradient_accumulation_steps`, so that the sums would wait in it.
             What is deferred stays so then.
     """
-    found = store_of(store, "flush_held")
+    found = store_of(store, "flush_deferred")
     # Policies, and so this, are the same on all ranks.
     deferring = [t.name for t in found.tables if found.is_deferring(t.name).numpy()]
     if not deferring:
         return 0
     if getattr(optimizer, "gradient_accumulation_steps", None):
         steps = optimizer.gradient_accumulation_steps
-        raise invalid("gradient_accumulation_steps", steps, "flush_held", "None")
+        raise invalid("gradient_accumulation_steps", steps, "flush_deferred", "None")
     of_optimizer = getattr(optimizer, "slipstream_comm", None)
     comm = comm or of_optimizer or SingleProcess()
     if of_optimizer is not None and of_optimizer.size != comm.size:
         allowed = f"the {of_optimizer.size} rank(s) of the optimizer"
-        raise invalid("comm", f"{comm.size} rank(s)", "flush_held", allowed)
+        raise invalid("comm", f"{comm.size} rank(s)", "flush_deferred", allowed)
     own = found.deferred_rows()
     counts = tf.constant([own[name] for name in deferring], tf.int64)
     deferred = comm.sum(counts, "control", _OF_FLUSHES.of("pending")).numpy()
@@ -376,7 +377,7 @@ def flush_held(store: Any, optimizer: Any, comm: Communicator | None = None) -> 
     is_built = known is not None and optimizer.built
     if is_built and not {optimizer._var_key(variable) for variable in variables} <= set(known):
         allowed = "variables that the optimizer was built with, as they were given to the store"
-        raise invalid("optimizer", type(optimizer).__name__, "flush_held", allowed)
+        raise invalid("optimizer", type(optimizer).__name__, "flush_deferred", allowed)
     found.flush_with_next_gradients()
     nothing = [
         tf.IndexedSlices(tf.zeros([0, v.shape[1]]), tf.zeros([0], tf.int64), tf.constant(v.shape))

@@ -82,13 +82,13 @@ class DataSpec:
         name: of the data set.
         fields: names of the categorical fields, in the order of the key columns.
         num_dense: dense columns.
-        num_inputs: inputs of the part that is read, or None if only reading it would tell.
+        num_examples: inputs of the part that is read, or None if only reading it would tell.
     """
 
     name: str
     fields: tuple[str, ...]
     num_dense: int = 0
-    num_inputs: int | None = None
+    num_examples: int | None = None
 
 
 def require_columns(wanted: Sequence[str], names: Sequence[str], file: str, told: str = "") -> None:

@@ -16,7 +16,7 @@ from slipstream_tf._compat import callbacks_beside
 from slipstream_tf.distributed.agreement import gather_json, require_same, require_same_rows
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchanged import ExchangedStore, ReplicatedStore
-from slipstream_tf.distributed.gradients import flush_held
+from slipstream_tf.distributed.gradients import flush_deferred
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.contract import refuse_scaled_gradients
 from slipstream_tf.keras.loss_feedback import LossFeedback
@@ -32,9 +32,9 @@ State = list[np.ndarray]
 class GlobalMetrics:
     """Puts the metrics of all ranks into an epoch's logs.
 
-    A metric's state is a sum over inputs (of losses and weights, of true positives, ...). The
-    states of the ranks are summed; what the metrics make of the sums is their value over the inputs
-    of all.
+    A metric's state is a sum over examples (of losses and weights, of true positives, ...). The
+    states of the ranks are summed; what the metrics make of the sums is their value over the
+    examples of all.
 
     Left alone, with a warning, are metrics whose state is no sum: of which Keras itself would not
     sum the variables over replicas (`aggregation` of `add_variable`), or whose variables are no
@@ -142,7 +142,7 @@ def _assign(model: Any, state: State) -> None:
 
 
 def _is_sum(metric: Any) -> bool:
-    """Whether a metric's state is a sum over inputs; resets the metric to see where it starts."""
+    """Whether a metric's state is a sum over examples; resets the metric to see where it starts."""
     metric.reset_state()
     for variable in metric.variables:
         # Old releases of Keras 3 do not say, and sum all.
@@ -238,7 +238,7 @@ class RanksCallback(keras.callbacks.Callback):
         else:
             logging.warning(
                 "%s is no slipstream_tf.keras.LossFeedback: where the ranks' batches differ in "
-                "size, inputs of small ones get more weight, and an empty one has no loss. Use "
+                "size, examples of small ones get more weight, and an empty one has no loss. Use "
                 "slipstream_tf.distributed.scale_loss in its compute_loss.",
                 type(self.model).__name__,
             )
@@ -270,7 +270,7 @@ class RanksCallback(keras.callbacks.Callback):
 
     def _flush(self) -> None:
         if isinstance(self._store, VariableStore):
-            flush_held(self._store, self._store.optimizer or self.model.optimizer, self._comm)
+            flush_deferred(self._store, self._store.optimizer or self.model.optimizer, self._comm)
         elif self._comm.size > 1:
             self._store.flush()
 

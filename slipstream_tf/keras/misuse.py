@@ -41,8 +41,8 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
         return
     if engine.needs_losses and not engine.are_losses_told:
         warn_without_losses(engine.settings.saves_by_losses)
-    if engine.comm.size == 1 and engine.batch_size and not report.inputs_skipped:
-        warn_of_batches_ahead(report.step, report.inputs_seen, engine.batch_size)
+    if engine.comm.size == 1 and engine.batch_size and not report.examples_skipped:
+        warn_of_batches_ahead(report.step, report.examples_seen, engine.batch_size)
 
 
 def require_losses(model: Any) -> None:
@@ -54,8 +54,8 @@ def require_losses(model: Any) -> None:
         return
     allowed = (
         "slip.keras.Model(inputs, outputs), slip.keras.Sequential, or a class derived from "
-        "slip.keras.Model: these settings need each input's loss (remembered losses, guard, budget "
-        "or estimate of cost), which a plain Keras model does not tell"
+        "slip.keras.Model: these settings need each example's loss (LastLoss, a budget or an "
+        "estimate of cost), which a plain Keras model does not tell"
     )
     name = f"{type(model).__name__} {model.name!r}"
     raise invalid("model", name, "fit with Slipstream", allowed)
@@ -103,7 +103,9 @@ def require_one_engine(engine: Any, beside: Sequence[Any]) -> None:
 def require_no_validation(engine: Any) -> None:
     """Raises ValueError if what `apply` returned is read while a `fit` evaluates."""
     if engine.is_validating:
-        allowed = "data that did not go through Slipstream.apply: it would leave inputs out of them"
+        allowed = (
+            "data that did not go through Slipstream.apply: it would leave examples out of them"
+        )
         raise invalid("validation_data", "of Slipstream.apply", "fit", allowed)
 
 
@@ -128,14 +130,14 @@ def warn_of_batches_ahead(steps: int, seen: int, batch_size: int) -> None:
 
     Args:
         steps: of the window.
-        seen: inputs classified in it, none of them skipped.
-        batch_size: most inputs of a step.
+        seen: examples classified in it, none of them skipped.
+        batch_size: most examples of a step.
     """
     # A batch or two may have been looked at before training.
     if seen <= (steps + 2) * batch_size:
         return
     warnings.warn(
-        f"The first window classified {seen:,} inputs, but its {steps} steps trained at most "
+        f"The first window classified {seen:,} examples, but its {steps} steps trained at most "
         f"{steps * batch_size:,}: something fetches batches ahead of training, so that thresholds "
         "take effect late. Put Slipstream.apply last, behind .prefetch.",
         RuntimeWarning,

@@ -45,7 +45,7 @@ class Slipstream(tf.train.experimental.PythonState):
     Method: Slipstream, arXiv 2404.04270, and this project's policies. Connect
     - the steps, through `callback` (in `fit`) or `step` (in a loop of your own). Without steps no
       window ever ends and nothing is skipped; a warning says so;
-    - the training data through `apply`, where inputs are skipped or remembered;
+    - the training data through `apply`, where examples are skipped or remembered;
     - the inputs' losses, where they are remembered, guarded or budgeted: `callback` does so for
       models with `LossFeedback` (those of `slipstream_tf.models`), `record_losses` in a loop of
       your own.
@@ -139,7 +139,7 @@ class Slipstream(tf.train.experimental.PythonState):
 
     @property
     def needs_ids(self) -> bool:
-        """Whether inputs must have numbers, by which their losses are remembered."""
+        """Whether examples must have numbers, by which their losses are remembered."""
         return self.settings.needs_ids
 
     @property
@@ -190,7 +190,7 @@ class Slipstream(tf.train.experimental.PythonState):
         ahead: bool = True,
         class_weight: Mapping[int, float] | None = None,
     ) -> tf.data.Dataset:
-        """Leaves out skippable inputs and refills the batches. For training data only.
+        """Leaves out skippable examples and refills the batches. For training data only.
 
         The next batch is read, classified and refilled on another thread while one trains, but not
         before the window ends that comes before it: what is skipped stays the same. Put it last: a
@@ -202,12 +202,12 @@ class Slipstream(tf.train.experimental.PythonState):
         know their length, and with several ranks, Keras holds later epochs to the first one's
         batches; the callback warns if that leaves something out.
 
-        With several ranks, `dataset` has this rank's inputs; where they end before those of others,
-        batches of no inputs follow (`distributed.even_ends`).
+        With several ranks, `dataset` has this rank's examples; where they end before those of
+        others, batches of no examples follow (`distributed.even_ends`).
 
         Args:
             dataset: elements are batches, e.g. `(features, label)`.
-            batch_size: inputs of an output batch; default: that of `dataset`, where its
+            batch_size: examples of an output batch; default: that of `dataset`, where its
                 element_spec or its `.batch(n)` tells it. No batch is read to find out.
             get_keys: called like a function for `dataset.map`, returns the keys in a format that
                 the embedding layer takes. Default: what the features have under the names of the
@@ -224,8 +224,8 @@ class Slipstream(tf.train.experimental.PythonState):
         counted by a share of them, one in 16 at least, chosen at random.
 
         With `LastLoss` the features must be a mapping with "id", int64 [batch]: what
-        tells an input from all others in every pass (see `inputs.with_ids`; readers have `ids`).
-        Where losses are needed, the features get "skippable"; where inputs are thinned, elements
+        tells an example from all others in every pass (see `inputs.with_ids`; readers have `ids`).
+        Where losses are needed, the features get "skippable"; where examples are thinned, elements
         become (features, label, sample_weight).
 
         Returns:
@@ -304,13 +304,13 @@ class Slipstream(tf.train.experimental.PythonState):
     def observe(self, inputs: Any) -> Classified:
         """Shows a training batch to the engine, in a loop whose data does not go through `apply`.
 
-        The threshold is found on these inputs; a `stores.SokStore` counts their keys.
+        The threshold is found on these examples; a `stores.SokStore` counts their keys.
 
         Args:
             inputs: the keys, as `EmbeddingCollection` takes them.
 
         Returns:
-            What the engine says of each input; nothing is skipped.
+            What the engine says of each example; nothing is skipped.
 
         Raises:
             ValueError: a policy skips examples, which is what `apply` does.
@@ -326,8 +326,8 @@ class Slipstream(tf.train.experimental.PythonState):
         """Returns a classifier that says in steps on a device which inputs' keys are saturated.
 
         The engine gives it drifts and settings when a window ends; before, it skips nothing. With
-        settings that do not skip inputs, `skippable` is what it finds, and all weights are 1. What
-        a step leaves out by it is not in the ledger.
+        settings that do not skip examples, `skippable` is what it finds, and all weights are 1.
+        What a step leaves out by it is not in the ledger.
 
         Args:
             device: where the keys are, e.g. "GPU:0".
@@ -355,7 +355,7 @@ class Slipstream(tf.train.experimental.PythonState):
         Args:
             ids: the features as `apply` gave them, which have ids and "skippable"; or the ids,
                 int64 [batch], or None where none are remembered.
-            losses: float32 [batch], each input's own before the update.
+            losses: float32 [batch], each example's own before the update.
             labels: float32 [batch], where the losses are binary cross-entropy; None: they are not.
             skippable: bool [batch], `features["skippable"]`; not beside features.
             weights: float32 [batch], the sample weights that `apply` gave; None: 1.

@@ -90,6 +90,6 @@ def present_window(tracker: SaturationTracker, length: int) -> str:
         return ""
     now = tracker.classifier.counts()
     return (
-        f"The present window goes on: {steps:,} of {length:,} steps, {now.inputs_seen:,} examples, "
-        f"{now.inputs_skipped:,} skipped."
+        f"The present window goes on: {steps:,} of {length:,} steps, {now.examples_seen:,} "
+        f"examples, {now.examples_skipped:,} skipped."
     )

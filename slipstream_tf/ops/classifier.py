@@ -39,21 +39,21 @@ class ClassifierCounts:
     """Counts of one window's observed inputs.
 
     Where only a share of the batches was classified (`window_batches` of
-    `InputClassifier.classify`), all but `inputs_seen` are estimates.
+    `InputClassifier.classify`), all but `examples_seen` are estimates.
 
     Attributes:
-        inputs_seen: inputs classified.
-        inputs_skipped: inputs left out.
-        hot_inputs: inputs with a finite skip score.
-        inputs_skippable: inputs that could be left out.
-        inputs_kept: skippable inputs that thinning or `max_skips` kept.
+        examples_seen: inputs classified.
+        examples_skipped: inputs left out.
+        hot_examples: inputs with a finite skip score.
+        examples_skippable: inputs that could be left out.
+        examples_kept: skippable inputs that thinning or `max_skips` kept.
     """
 
-    inputs_seen: int
-    inputs_skipped: int
-    hot_inputs: int
-    inputs_skippable: int = 0
-    inputs_kept: int = 0
+    examples_seen: int
+    examples_skipped: int
+    hot_examples: int
+    examples_skippable: int = 0
+    examples_kept: int = 0
 
 
 class InputClassifier:

@@ -6,6 +6,7 @@ native table; the row flags say which rows are saturated or watched; the counts 
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -91,26 +92,33 @@ class UpdateCounts:
         offered: came in.
         sent: were applied (ranks: exchanged), deferred ones included.
         masked: were thrown away.
-        held: were added to a sum that stayed.
-        due_by_movement, due_by_age, flushed, refused: of those sent, the ones whose sum would have
-            moved the row far enough, came of age, was asked for by an evaluation or export, or
+        deferred: were added to a sum that stayed.
+        due_by_movement, due_by_age, flushed, over_budget: of those sent, the ones whose sum would
+            have moved the row far enough, came of age, was needed by an evaluation or export, or
             found no room.
         evicted: sums that left with their row.
-        pending: sums deferred now.
-        pending_bytes: bytes of the buffers that they are in.
+        deferred_now: sums that are deferred now.
+        deferred_bytes: bytes of the buffers that they are in.
     """
 
     offered: int = 0
     sent: int = 0
     masked: int = 0
-    held: int = 0
+    deferred: int = 0
     due_by_movement: int = 0
     due_by_age: int = 0
     flushed: int = 0
-    refused: int = 0
+    over_budget: int = 0
     evicted: int = 0
-    pending: int = 0
-    pending_bytes: int = 0
+    deferred_now: int = 0
+    deferred_bytes: int = 0
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, int]) -> "UpdateCounts":
+        """Returns counts from a dictionary of them, of an older version's names, too."""
+        old = {"held": "deferred", "refused": "over_budget", "pending": "deferred_now"}
+        old["pending_bytes"] = "deferred_bytes"
+        return cls(**{old.get(name, name): count for name, count in state.items()})
 
 
 def deferred_row_bytes(dim: int) -> int:

@@ -121,7 +121,7 @@ class DeferGradients(Policy):
         """See `Policy`."""
         return (
             f"{rows.due_by_movement:,} by movement, {rows.due_by_age:,} by age, "
-            f"{rows.flushed:,} flushed, {rows.refused:,} over budget"
+            f"{rows.flushed:,} flushed, {rows.over_budget:,} over budget"
         )
 
     def _most_rows(self, table: str, tables: Tables) -> int:

@@ -1,7 +1,7 @@
-"""The guard: makes skipping back off when skippable inputs get worse. Pure.
+"""The guard: makes skipping back off when skippable examples get worse. Pure.
 
-In: per window, the losses of the inputs that could have been skipped but were kept by thinning.
-Out: a factor on T, and words for the ledger. The kept inputs are a random sample of the skippable
+In: per window, the losses of the examples that could have been skipped but were kept by thinning.
+Out: a factor on T, and words for the ledger. The kept examples are a random sample of the skippable
 ones, so their loss tells how the model does on what it no longer trains on.
 """
 
@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-BASELINE_INPUTS = 2000  # kept inputs that the baseline is the mean of
-MIN_INPUTS = 200  # kept inputs below which nothing is decided: losses are skewed
+BASELINE_INPUTS = 2000  # kept examples that the baseline is the mean of
+MIN_INPUTS = 200  # kept examples below which nothing is decided: losses are skewed
 # The guard looks once a window, over and over: at 3 standard errors it is wrong about once in 700
 # looks. Finding that all is well is checked less strictly; it only starts the evidence anew.
 WORSENED_DEVIATIONS = 3.0
@@ -21,11 +21,11 @@ FIRST_PATIENCE = 10  # windows; doubled whenever T is halved, the first time inc
 LONGEST_PATIENCE = 160  # windows
 # Of the other inputs' loss; an excess over a baseline smaller than that is relative to that.
 _SMALLEST_REFERENCE = 0.05
-_ASSUMED_DEVIATION = 2.0  # of the mean loss; of one input's loss, where it was not measured
+_ASSUMED_DEVIATION = 2.0  # of the mean loss; of one example's loss, where it was not measured
 
 BASELINE, COLLECTING, FINE, UNDECIDED, WORSENED, STOPPED, RECOVERED = (
     "baseline",  # the baseline is being gathered
-    "collecting",  # too few kept inputs so far, or none in this window
+    "collecting",  # too few kept examples so far, or none in this window
     "fine",  # within the tolerance
     "undecided",  # the noise is too large to tell; evidence is gathered on
     "worsened",  # beyond the tolerance: T is halved
@@ -49,7 +49,7 @@ class LossSummary:
     std_error: float | None = 0.0
 
     def plus(self, other: "LossSummary") -> "LossSummary":
-        """The mean over the inputs of both, each of which must have its standard error."""
+        """The mean over the examples of both, each of which must have its standard error."""
         if not (self.count and other.count):
             return other if other.count else self
         assert self.std_error is not None and other.std_error is not None
@@ -61,12 +61,12 @@ class LossSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Losses:
-    """Losses of one window's inputs, or of several windows'. All are means without weights.
+    """Losses of one window's examples, or of several windows'. All are means without weights.
 
     Attributes:
-        kept: skippable inputs that thinning kept.
+        kept: skippable examples that thinning kept.
         others: the other trained inputs.
-        paired: loss now less remembered loss, of kept inputs whose loss is remembered.
+        paired: loss now less remembered loss, of kept examples whose loss is remembered.
     """
 
     kept: LossSummary = LossSummary()
@@ -150,31 +150,31 @@ def decide(
 ) -> tuple[GuardState, GuardVerdict]:
     """Decides what a window tells: whether T is to fall, to rise or to stay.
 
-    The first `BASELINE_INPUTS` kept inputs are the baseline. They should be from when skipping
-    began or just before it: in windows that skip nothing yet, all skippable inputs count as kept.
-    After that, windows are gathered until they have `MIN_INPUTS` kept inputs and tell whether the
+    The first `BASELINE_INPUTS` kept examples are the baseline. They should be from when skipping
+    began or just before it: in windows that skip nothing yet, all skippable examples count as kept.
+    After that, windows are gathered until they have `MIN_INPUTS` kept examples and tell whether the
     excess over the baseline is within the tolerance; then the evidence starts anew.
 
     Worsened is what exceeds the tolerance, by `WORSENED_DEVIATIONS` standard errors, in each of
-    - "absolute": mean loss of the kept inputs, relative to its baseline, and
+    - "absolute": mean loss of the kept examples, relative to its baseline, and
     - "relative": the same after both are divided by the mean loss of the other inputs.
     The second is for a stream that gets harder as a whole: that is not the skipping's doing. It is
-    a ratio and not a difference because losses of easy and hard inputs rise and fall in proportion
-    rather than by the same amount: where the others go from 0.5 to 0.25, inputs that had 0.1 are
-    expected at 0.05, not at -0.15. The first is for the opposite: with several epochs the other
-    inputs' loss falls as they are learned by heart, which does not make the skippable ones worse;
-    what these might have gained is the quality budget's matter. To demand both needs no
+    a ratio and not a difference because losses of easy and hard examples rise and fall in
+    proportion rather than by the same amount: where the others go from 0.5 to 0.25, examples that
+    had 0.1 are expected at 0.05, not at -0.15. The first is for the opposite: with several epochs
+    the other inputs' loss falls as they are learned by heart, which does not make the skippable
+    ones worse; what these might have gained is the quality budget's matter. To demand both needs no
     correction for testing twice. The price: damage hides behind a stream that gets easier.
 
-    With remembered losses, "paired" takes the place of both: how much the loss of the same inputs
-    has grown since they were last trained on, less what that was in the baseline (inputs chosen
+    With remembered losses, "paired" takes the place of both: how much the loss of the same examples
+    has grown since they were last trained on, less what that was in the baseline (examples chosen
     for a low remembered loss are on average a little worse when seen again), relative to the kept
-    inputs' baseline loss. It does not depend on which inputs are skippable. The first two do:
-    the skippable inputs of a smaller T, or of later keys, may have another mean loss without
+    inputs' baseline loss. It does not depend on which examples are skippable. The first two do:
+    the skippable examples of a smaller T, or of later keys, may have another mean loss without
     anything having got worse or better. The baseline stays in spite of that: were it renewed when
     T changes, a slow loss would never add up to the tolerance.
 
-    Standard errors treat inputs as independent; where they are not measured, the standard
+    Standard errors treat examples as independent; where they are not measured, the standard
     deviation is taken to be twice the kept inputs' mean loss. A window with a loss that is not
     finite is left out.
 
@@ -196,14 +196,14 @@ def decide(
     if not _is_finite(observation):
         return state, GuardVerdict(COLLECTING, "A mean loss is not finite: window left out.")
     if not observation.kept.count:
-        return state, GuardVerdict(COLLECTING, "No skippable input was kept in this window.")
+        return state, GuardVerdict(COLLECTING, "No skippable example was kept in this window.")
     state = _absorb(state, _with_std_errors(observation))
     baseline, evidence = state.baseline.kept.count, state.evidence.kept.count
     if not state.windows:
-        words = f"{baseline} of {BASELINE_INPUTS} kept inputs gathered for the baseline."
+        words = f"{baseline} of {BASELINE_INPUTS} kept examples gathered for the baseline."
         return state, GuardVerdict(BASELINE, words)
     if evidence < MIN_INPUTS:
-        words = f"{evidence} kept inputs so far; judged from {MIN_INPUTS} on."
+        words = f"{evidence} kept examples so far; judged from {MIN_INPUTS} on."
         return state, GuardVerdict(COLLECTING, words)
 
     excesses = _excesses(state)
@@ -232,7 +232,7 @@ def _is_finite(observation: Losses) -> bool:
 
 def _describe(excess: Excess, inputs: int, tolerance: float) -> str:
     return (
-        f"Loss of {inputs} kept inputs exceeds its baseline by {excess.value:.1%} +- "
+        f"Loss of {inputs} kept examples exceeds its baseline by {excess.value:.1%} +- "
         f"{excess.std_error:.1%} ({excess.measure}); tolerance {tolerance:.1%}: "
     )
 
@@ -251,9 +251,9 @@ def _with_std_errors(observation: Losses) -> Losses:
 
 
 def _absorb(state: GuardState, observation: Losses) -> GuardState:
-    """Adds a window to the baseline while that is short of inputs, else to the evidence.
+    """Adds a window to the baseline while that is short of examples, else to the evidence.
 
-    Pairs may come later than kept inputs (nothing is remembered in the first epoch), so they have
+    Pairs may come later than kept examples (nothing is remembered in the first epoch), so they have
     their own share of both.
     """
     windows = state.windows + (state.baseline.kept.count >= BASELINE_INPUTS)

@@ -3,33 +3,34 @@
 In: the progressive quality of training so far, and what was skipped. Out: the share to skip next.
 
 There is no run without skipping to compare with, so the cost is predicted by a model:
-quality grows by b for each e-fold of trained inputs (a learning curve a + b * ln(n)), so a run
+quality grows by b for each e-fold of trained examples (a learning curve a + b * ln(n)), so a run
 that ends with S of its N inputs' worth of training missing ends b * ln(N / (N - S)) short. What a
-skipped input is worth, in average inputs, is judged by how wrong the model is on such inputs.
+skipped input is worth, in average examples, is judged by how wrong the model is on such inputs.
 
 What that rests on, and when it fails:
 - The curve goes on as its later part did. It mostly flattens, which errs on the safe side. It
-  fails where the learning rate is about to fall: training then gains late, and lost inputs count
+  fails where the learning rate is about to fall: training then gains late, and lost examples count
   for more.
-- Quality is measured before training on an input, over *all* inputs: skippable ones that thinning
-  kept must count 1 / keep_rate times. Without them the curve bends where skipping begins, as the
-  easy inputs leave it.
+- Quality is measured before training on an example, over *all* examples: skippable ones that
+  thinning kept must count 1 / keep_rate times. Without them the curve bends where skipping begins,
+  as the easy examples leave it.
 - A stream whose difficulty changes moves the curve for reasons other than learning. Noise around
   the line widens the bound; a steady trend is taken for learning, in either direction.
-- From the second epoch on, inputs were seen before, and their quality rises faster than that of
-  held-out inputs, as they are also learned by heart. The slope is then too steep and the share too
+- From the second epoch on, examples were seen before, and their quality rises faster than that of
+  held-out examples, as they are also learned by heart. The slope is then too steep and the share
+  too
   small: safe. That ends when quality comes near its limit (an AUC of 1), where no slope is left;
   end the curve before.
-- Missing inputs cost what fewer inputs cost. For inputs skipped at random that holds roughly. One
-  epoch of globo clicks (2.7M inputs), three seeds: 21.7% and 40% of the inputs skipped cost AUC at
-  b = 0.033, 0.023, 0.027 (both shares agree); the fit over the whole curve gave 0.035, 0.020,
-  0.022, and from the first 35% of it 0.018, 0.030, 0.032. In log loss b = 0.026, 0.016, 0.022, by
-  the fit 0.023, 0.015, 0.017. The cost was up to 1.3 times what the fit says and 1.2 times what
-  its bound says: scatter around a line does not tell that curves are no lines. Hence
-  `MODEL_MARGIN` (with 1.25, a budget of 0.001 AUC cost 0.0011 on globo, seed 0).
-  Early bounds were further off (1.4 times in AUC, 2.1 in log loss, one seed of three each); later
-  plans correct that, as far as the budget is not spent.
-- Skipping one kind of inputs only can also shift calibration, which no learning curve tells; the
+- Missing examples cost what fewer examples cost. For examples skipped at random that holds roughly.
+  One epoch of globo clicks (2.7M examples), three seeds: 21.7% and 40% of the examples skipped cost
+  AUC at b = 0.033, 0.023, 0.027 (both shares agree); the fit over the whole curve gave 0.035,
+  0.020, 0.022, and from the first 35% of it 0.018, 0.030, 0.032. In log loss b = 0.026, 0.016,
+  0.022, by the fit 0.023, 0.015, 0.017. The cost was up to 1.3 times what the fit says and 1.2
+  times what its bound says: scatter around a line does not tell that curves are no lines. Hence
+  `MODEL_MARGIN` (with 1.25, a budget of 0.001 AUC cost 0.0011 on globo, seed 0). Early bounds were
+  further off (1.4 times in AUC, 2.1 in log loss, one seed of three each); later plans correct that,
+  as far as the budget is not spent.
+- Skipping one kind of examples only can also shift calibration, which no learning curve tells; the
   guard watches.
 """
 
@@ -55,8 +56,8 @@ class CurvePoint:
     """Progressive quality in one window.
 
     Attributes:
-        trained: inputs trained before the window began.
-        inputs: inputs of the window that the quality was measured on, before training on them.
+        trained: examples trained before the window began.
+        inputs: examples of the window that the quality was measured on, before training on them.
         quality: AUC, log loss, or any measure whose cost is to be bounded; if not finite (an AUC
             of one class only), the point is left out.
     """
@@ -71,7 +72,7 @@ class LearningCurve:
     """The line a + b * ln(n) through the later part of a curve.
 
     Attributes:
-        slope: b, per e-fold of trained inputs; log loss has a negative one while it improves.
+        slope: b, per e-fold of trained examples; log loss has a negative one while it improves.
         std_error: of the slope.
         bound: |b| is at most this with 95% confidence.
         points: windows in the fit.
@@ -88,7 +89,7 @@ class SharePlan:
     """What to skip of the next windows.
 
     Attributes:
-        share: of the inputs offered (not only of the hot ones), 0 to 1.
+        share: of the examples offered (not only of the hot ones), 0 to 1.
         predicted_cost: quality missing at the end of training if that is followed, in the
             budget's unit, by `slope`; None if that is not known.
         slope: b as assumed, the bound of the fit times `MODEL_MARGIN`; None with too few windows.
@@ -104,8 +105,8 @@ class SharePlan:
 def fit_learning_curve(curve: Sequence[CurvePoint]) -> LearningCurve | None:
     """Fits quality = a + b * ln(n) to the later part of a curve, by weighted least squares.
 
-    n is the number of inputs trained by the middle of a window, the weight its number of inputs.
-    Where inputs of little value are skipped, n grows slower than what was learned, so the slope
+    n is the number of examples trained by the middle of a window, the weight its number of inputs.
+    Where examples of little value are skipped, n grows slower than what was learned, so the slope
     comes out a little too steep: safe.
     The bound is |b| + t * standard error, with Student's t for the few windows there are. The
     error comes from the scatter around the line; if neighbouring windows err alike (correlation r
@@ -113,7 +114,7 @@ def fit_learning_curve(curve: Sequence[CurvePoint]) -> LearningCurve | None:
     simulations the bound held in 95% of the curves with independent windows, from 5 windows in
     the fit on, and in 89% to 94% with r = 0.6, from 15 windows on.
 
-    A falling quality has a slope too: what the stream is at the end, early inputs taught little
+    A falling quality has a slope too: what the stream is at the end, early examples taught little
     about. How much late ones matter is then not in the curve; at least as much is assumed.
 
     Args:
@@ -135,7 +136,7 @@ def fit_learning_curve(curve: Sequence[CurvePoint]) -> LearningCurve | None:
     x -= weight @ x
     y -= weight @ y
     spread = float(weight @ x**2)
-    if spread <= _ROUNDING_ERROR:  # all windows at the same number of inputs
+    if spread <= _ROUNDING_ERROR:  # all windows at the same number of examples
         return None
     slope = float(weight @ (x * y)) / spread
     residual = np.sqrt(weight) * (y - slope * x)
@@ -152,18 +153,18 @@ def relative_value(kept_mean: float, kept_inputs: int, all_mean: float) -> float
 
     That is the ratio of mean squared residuals, (label - prediction)**2: what the model already
     predicts well teaches it little. label - prediction is the gradient with respect to the logit;
-    it scales the gradients of all rows and weights that the input touches. The skippable inputs
+    it scales the gradients of all rows and weights that the example touches. The skippable examples
     that thinning kept stand for the skipped ones.
 
-    It is a proxy: inputs can be well predicted because they are trained on, and a rare, confident
-    error is missed where few inputs are kept. It was not measured against what skipping such
-    inputs costs. Hence `MIN_VALUE`, and no value below that of an
+    It is a proxy: examples can be well predicted because they are trained on, and a rare, confident
+    error is missed where few examples are kept. It was not measured against what skipping such
+    examples costs. Hence `MIN_VALUE`, and no value below that of an
     average input where fewer than `MIN_KEPT_INPUTS` were kept. Above 1 it is believed.
 
     Args:
         kept_mean: mean squared residual of the kept skippable inputs.
         kept_inputs: how many they were.
-        all_mean: the same mean over all inputs, the kept ones counted 1 / keep_rate times.
+        all_mean: the same mean over all examples, the kept ones counted 1 / keep_rate times.
 
     Returns:
         The value, at least `MIN_VALUE`; 1 if nothing is known.
@@ -176,13 +177,13 @@ def relative_value(kept_mean: float, kept_inputs: int, all_mean: float) -> float
 
 
 def cost_of_weight(weight: float) -> float:
-    """What a skipped input costs beside its own worth, in average inputs, if kept ones carry it.
+    """What a skipped input costs beside its own worth, in average examples, if kept ones carry it.
 
-    An input that stands for `weight` of them makes a gradient as large, which an update rule that
+    An example that stands for `weight` of them makes a gradient as large, which an update rule that
     adapts to gradients (Adagrad, Adam) takes for noise. One epoch of globo clicks with 3.5% of the
-    inputs skipped, rows by Adagrad, one seed each: weights of 2, 4 and 10 cost 0.5, 1.3 and 2.3
-    average inputs per skipped one beyond what skipping as many at random costs; ln(weight) is 0.7,
-    1.4 and 2.3.
+    examples skipped, rows by Adagrad, one seed each: weights of 2, 4 and 10 cost 0.5, 1.3 and 2.3
+    average examples per skipped one beyond what skipping as many at random costs; ln(weight) is
+    0.7, 1.4 and 2.3.
 
     Args:
         weight: 1 / keep_rate, at least 1.
@@ -199,21 +200,21 @@ def plan_share(
     value: float,
     budget: float,
 ) -> SharePlan:
-    """Finds the share of the next inputs to skip within a budget of quality.
+    """Finds the share of the next examples to skip within a budget of quality.
 
-    Of N planned inputs, S effective ones may be missing at the end with b * ln(N / (N - S)) equal
+    Of N planned examples, S effective ones may be missing at the end with b * ln(N / (N - S)) equal
     to the budget: S = N * (1 - exp(-budget / b)), and no more than `MOST_MISSING`; b is the bound
-    of the fit times `MODEL_MARGIN`. What is left of S is spread evenly over the inputs still to
+    of the fit times `MODEL_MARGIN`. What is left of S is spread evenly over the examples still to
     come. Call it at each window's end: the bound gets tighter, the value changes, and what was
     skipped beyond or short of the plan is made up for.
 
     Args:
         curve: progressive quality so far; see the module's docstring for what it must cover.
-        planned_inputs: inputs that training is offered from start to end, all epochs.
-        trained: inputs trained so far.
-        skipped: inputs skipped so far.
+        planned_inputs: examples that training is offered from start to end, all epochs.
+        trained: examples trained so far.
+        skipped: examples skipped so far.
         skipped_effective: the same, each counted with its value when it was skipped.
-        value: of the inputs to be skipped next, by `relative_value`; above 0.
+        value: of the examples to be skipped next, by `relative_value`; above 0.
         budget: most quality that skipping may cost in all, above 0 (`max_auc_loss` for a curve of
             AUC, `max_log_loss_increase` for one of log loss).
 
@@ -234,11 +235,11 @@ def plan_share(
     share = min(max(spare / (value * left), 0.0), 1.0) if left else 0.0
     cost = cost_of_missing(slope, total, skipped_effective + share * value * left)
     words = (
-        f"Slope {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of inputs ({fit.points} "
+        f"Slope {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of examples ({fit.points} "
         f"windows), assumed {slope:.3g}; a skipped input is worth {value:.2f}. "
     )
     if not left:
-        words += "No planned inputs are left."
+        words += "No planned examples are left."
     elif spare <= 0.0:
         words += f"The budget of {budget:g} is used up."
     elif share == 1.0:
@@ -253,7 +254,7 @@ def cost_of_missing(slope: float, total: int, missing: float) -> float:
 
     Args:
         slope: of the learning curve, per e-fold of inputs.
-        total: inputs that training is offered.
+        total: examples that training is offered.
         missing: of these, counted with their worth.
     """
     if slope == 0.0:

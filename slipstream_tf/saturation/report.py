@@ -23,6 +23,11 @@ _BUCKETS_PER_DECADE = 4
 _LEAST_DECADE, _MOST_DECADE = -9, 9
 # Windows whose reports are packed together.
 BLOCK = 128
+# Of a report of an older version.
+_OLD_NAMES = {
+    **{f"inputs_{what}": f"examples_{what}" for what in ("seen", "skipped", "skippable", "kept")},
+    **{"hot_inputs": "hot_examples", "frozen_keys": "read_only_keys"},
+}
 # Of an unpacked block, 8 MiB a report (that of 17,000 tables): a file that claims more is refused.
 _MOST_BYTES = BLOCK << 23
 
@@ -74,29 +79,29 @@ class WindowReport:
             the finite drifts.
         threshold: T for the next window; 0 if no input was hot.
         is_threshold_capped: whether `max_threshold` lowered T.
-        is_skipping: whether inputs may be skipped in the next window (not while warming up, nor
+        is_skipping: whether examples may be skipped in the next window (not while warming up, nor
             without a policy that skips, when T is what it would have been).
         saturated_keys: hot keys that are saturated in the next window, probing ones included.
-        inputs_seen: inputs classified in this window.
-        inputs_skipped: inputs left out in this window.
-        inputs_skippable: inputs that could be skipped; with `keep` or in a dry run not all
+        examples_seen: examples classified in this window.
+        examples_skipped: examples left out in this window.
+        examples_skippable: examples that could be skipped; with `keep` or in a dry run not all
             of them were.
-        inputs_kept: skippable inputs that thinning kept.
-        hot_inputs: inputs with a finite skip score under the drifts of the window before.
+        examples_kept: skippable examples that thinning kept.
+        hot_examples: examples with a finite skip score under the drifts of the window before.
         next_hot_keys: keys of the next window's hot set.
         hot_set_overlap: share of the next hot set that was in this window's, 0 to 1.
         seconds: time that the window's end took.
         policies: what each policy decided for the next window, by its name: its state.
         target_share: share that T was found for, after the bounds of guard and budget.
-        log_loss: mean loss of the window's trained inputs before they were trained on; None if no
+        log_loss: mean loss of the window's trained examples before they were trained on; None if no
             losses were recorded. Likewise `auc`.
         guard: what the guard found, in words; empty without one.
         budget: what the quality budget allows, in words; empty without one.
         predicted_cost: quality that skipping will have cost at the end by the budget's estimate.
-        skippable_value: what training on a skippable input was worth, in average inputs, by the
+        skippable_value: what training on a skippable example was worth, in average examples, by the
             squares of label - prediction; 1 where no losses came in.
         tables: the tracked tables, in order.
-        frozen_keys: keys of which ranks read replicas in the next window (sharded tables).
+        read_only_keys: keys of which ranks read replicas in the next window (sharded tables).
         traffic: bytes by kind that the ranks gave to the network in this window, its end included;
             empty for one process.
     """
@@ -113,14 +118,14 @@ class WindowReport:
     is_threshold_capped: bool
     is_skipping: bool
     saturated_keys: int
-    inputs_seen: int
-    inputs_skipped: int
-    hot_inputs: int
+    examples_seen: int
+    examples_skipped: int
+    hot_examples: int
     next_hot_keys: int
     hot_set_overlap: float
     seconds: float
-    inputs_skippable: int = 0
-    inputs_kept: int = 0
+    examples_skippable: int = 0
+    examples_kept: int = 0
     policies: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     target_share: float = 0.0
     log_loss: float | None = None
@@ -130,7 +135,7 @@ class WindowReport:
     predicted_cost: float | None = None
     skippable_value: float = 1.0
     tables: tuple[TableWindow, ...] = ()
-    frozen_keys: int = 0
+    read_only_keys: int = 0
     traffic: Mapping[str, int] = dataclasses.field(default_factory=dict)
     drift_histogram: tuple[tuple[float, float, int], ...] = ()
 
@@ -156,20 +161,20 @@ class WindowReport:
 
     @property
     def skipped_share(self) -> float:
-        """Skipped inputs as a share of the inputs seen, 0 to 1."""
-        return share_of(self.inputs_skipped, self.inputs_seen)
+        """Skipped examples as a share of the examples seen, 0 to 1."""
+        return share_of(self.examples_skipped, self.examples_seen)
 
     @property
-    def hot_input_share(self) -> float:
-        """Hot inputs as a share of the inputs seen, 0 to 1."""
-        return share_of(self.hot_inputs, self.inputs_seen)
+    def hot_example_share(self) -> float:
+        """Hot examples as a share of the examples seen, 0 to 1."""
+        return share_of(self.hot_examples, self.examples_seen)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields and shares as JSON-serialisable values."""
         values = self.state()
         values["tables"] = [table.to_dict() for table in self.tables]
         values["drift_quantiles"] = {f"{q:g}": v for q, v in self.drift_quantiles.items()}
-        for share in ("saturated_share", "skipped_share", "hot_input_share"):
+        for share in ("saturated_share", "skipped_share", "hot_example_share"):
             values[share] = getattr(self, share)
         return values
 
@@ -187,13 +192,13 @@ class WindowReport:
     def from_state(cls, state: Mapping[str, Any]) -> "WindowReport":
         """Returns the report that `state` was had of."""
         tables = tuple(
-            TableWindow(**{**table, "rows": UpdateCounts(**table["rows"])})
+            TableWindow(**{**table, "rows": UpdateCounts.from_state(table["rows"])})
             for table in state["tables"]
         )
         quantiles = MappingProxyType(dict(state["drift_quantiles"]))
         histogram = tuple(map(tuple, state["drift_histogram"]))
         changed = {"tables": tables, "drift_quantiles": quantiles, "drift_histogram": histogram}
-        values = {**state, **changed}
+        values = {_OLD_NAMES.get(name, name): value for name, value in {**state, **changed}.items()}
         if "loss_threshold" in values:  # Of an older version.
             bound = values.pop("loss_threshold")
             policies = {"SkipExamples": {"loss_threshold": bound}}
@@ -256,14 +261,14 @@ class ReportLog:
     """Appends reports; those before the last `BLOCK` to `2 * BLOCK` are kept packed.
 
     Attributes:
-        inputs_skipped: in all of these windows.
+        examples_skipped: in all of these windows.
     """
 
     def __init__(self) -> None:
         """Has no report."""
         self._packed: list[np.ndarray] = []
         self._recent: list[WindowReport] = []
-        self.inputs_skipped = 0
+        self.examples_skipped = 0
 
     def __len__(self) -> int:
         """Returns the number of windows that have ended."""
@@ -282,7 +287,7 @@ class ReportLog:
     def append(self, report: WindowReport) -> None:
         """Takes the report of the window that has just ended."""
         self._recent.append(report)
-        self.inputs_skipped += report.inputs_skipped
+        self.examples_skipped += report.examples_skipped
         if len(self._recent) == 2 * BLOCK:
             states = [old.state() for old in self._recent[:BLOCK]]
             text = json.dumps(states, default=lambda value: value.item())
@@ -294,13 +299,13 @@ class ReportLog:
 
         Returns:
             "windows": how many; "packed": uint8 [bytes] per block; "recent": the others;
-            "inputs_skipped".
+            "examples_skipped".
         """
         return {
             "windows": len(self),
             "packed": list(self._packed),
             "recent": [report.state() for report in self._recent],
-            "inputs_skipped": self.inputs_skipped,
+            "examples_skipped": self.examples_skipped,
         }
 
     @classmethod
@@ -309,5 +314,5 @@ class ReportLog:
         log = cls()
         log._packed = [np.asarray(block, np.uint8) for block in state["packed"]]
         log._recent = [WindowReport.from_state(report) for report in state["recent"]]
-        log.inputs_skipped = state["inputs_skipped"]
+        log.examples_skipped = state.get("examples_skipped", state.get("inputs_skipped"))
         return log

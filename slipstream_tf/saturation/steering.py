@@ -33,7 +33,7 @@ class WindowWork:
     Attributes:
         inputs: how many were classified, skipped, ...
         rows: what became of its gradient rows, per tracked table.
-        losses: of its trained inputs, before they were trained on.
+        losses: of its trained examples, before they were trained on.
     """
 
     inputs: ClassifierCounts
@@ -61,8 +61,8 @@ class Steering:
         guard: what the guard found, in words; empty without one.
         budget: what the budget allows, in words; empty without one.
         predicted_cost: quality missing at the end by the budget's estimate, or None.
-        value: what training on a skippable input was worth in the window that ends, in average
-            inputs (`quality_budget.relative_value`); 1 where no losses came in.
+        value: what training on a skippable example was worth in the window that ends, in average
+            examples (`quality_budget.relative_value`); 1 where no losses came in.
     """
 
     share: float
@@ -98,7 +98,7 @@ class Steerer:
 
         Args:
             work: what it brought.
-            planned_inputs: inputs that training is offered in all, if that is known.
+            planned_inputs: examples that training is offered in all, if that is known.
         """
         value = self._value(work.losses)
         self._account(work, value)
@@ -136,18 +136,18 @@ class Steerer:
 
     def _account(self, work: WindowWork, value: float) -> None:
         losses = work.losses
-        # Where nothing is kept of the skippable inputs, the curve would be that of the hard ones.
-        is_whole = work.inputs.inputs_skipped == 0 or losses.skippable.count > 0
+        # Where nothing is kept of the skippable examples, the curve would be that of the hard ones.
+        is_whole = work.inputs.examples_skipped == 0 or losses.skippable.count > 0
         if losses.mean_loss is not None and is_whole:
             # Sample weights of the user's own may be small.
             inputs = max(1, round(losses.weight))
             self._log_loss.append(CurvePoint(self._trained, inputs, losses.mean_loss))
             if losses.auc is not None:
                 self._auc.append(CurvePoint(self._trained, inputs, losses.auc))
-        seen, skipped = work.inputs.inputs_seen, work.inputs.inputs_skipped
+        seen, skipped = work.inputs.examples_seen, work.inputs.examples_skipped
         missing = skipped
         if work.rows_offered:
-            # A masked row is taken to cost what its share of an input does.
+            # A masked row is taken to cost what its share of an example does.
             missing += round((seen - skipped) * work.rows_masked / work.rows_offered)
         self._trained += seen - missing
         self._skipped += missing
@@ -182,16 +182,16 @@ class Steerer:
         )
 
     def _target_for(self, share: float, work: WindowWork) -> float:
-        """The share of hot inputs that makes `share` of all inputs, or of the rows."""
+        """The share of hot examples that makes `share` of all examples, or of the rows."""
         if share == 0.0:
             return 0.0
-        inputs, seen = work.inputs, work.inputs.inputs_seen
+        inputs, seen = work.inputs, work.inputs.examples_seen
         if not self._settings.loses_gradients:
-            hot = inputs.hot_inputs / seen if seen else 0.0
+            hot = inputs.hot_examples / seen if seen else 0.0
             return min(share / hot, 1.0) if hot else 0.0
         masked = work.rows_masked / work.rows_offered if work.rows_offered else 0.0
         if self._settings.skips_by_keys and seen:
-            masked += inputs.inputs_skipped / seen
+            masked += inputs.examples_skipped / seen
         if not masked:
             return min(_MOST_GROWTH * self._share, share) if self._share else share
         return min(self._share * min(share / masked, _MOST_GROWTH), 1.0)

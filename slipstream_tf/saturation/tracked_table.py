@@ -235,7 +235,7 @@ class TrackedTable:
             decay_skipped=policy.decay_skipped and rule.decay_skipped,
         )
         self._snapshot = tf.constant(state["snapshot"][self._own_rows(state)], tf.float32)
-        before, now = UpdateCounts(**state["counts"]), self._store.update_counts(self.name)
+        before, now = UpdateCounts.from_state(state["counts"]), self._store.update_counts(self.name)
         self._counts = _since(now, before)
 
     def restore_update_lengths(self, state: Mapping[str, Any]) -> None:
@@ -253,7 +253,7 @@ class TrackedTable:
 
 def _since(now: UpdateCounts, before: UpdateCounts) -> UpdateCounts:
     """The difference of counts; of what is deferred now, `now`."""
-    old = {**dataclasses.asdict(before), "pending": 0, "pending_bytes": 0}
+    old = {**dataclasses.asdict(before), "deferred_now": 0, "deferred_bytes": 0}
     return UpdateCounts(**{name: n - old[name] for name, n in dataclasses.asdict(now).items()})
 
 

@@ -36,7 +36,7 @@ from slipstream_tf.stores.base import TrackedStore
 _Result = TypeVar("_Result")
 # Of the window loop, beside the parts that have states of their own.
 _LOOP = (
-    *("planned_steps", "step", "steps_in_window", "inputs_seen", "windows_after_warmup"),
+    *("planned_steps", "step", "steps_in_window", "examples_seen", "windows_after_warmup"),
     *("window_is_warming_up", "threshold"),
 )
 
@@ -258,8 +258,9 @@ class SaturationTracker:
         """
         self.check(states)
         state = part_of(states, self._ranks.rank, self._ranks.size)
+        loop = {"examples_seen": state["loop"].get("inputs_seen"), **state["loop"]}
         for name in _LOOP:
-            setattr(self, f"_{name}", state["loop"][name])
+            setattr(self, f"_{name}", loop[name])
         # Where an older version counted no windows but those of random skipping.
         is_active = int(not self._window_is_warming_up)
         self._windows_after_warmup = max(self._windows_after_warmup, is_active)
@@ -303,8 +304,8 @@ class SaturationTracker:
         start = time.perf_counter()
         snapshot_bytes = sum(table.snapshot_bytes for table in self._tables)
         findings = self._collect()
-        self._inputs_seen += findings.inputs.inputs_seen
-        planned_inputs = self._planned_inputs(findings.inputs.inputs_skipped)
+        self._inputs_seen += findings.inputs.examples_seen
+        planned_inputs = self._planned_inputs(findings.inputs.examples_skipped)
         steering = self._steerer.next(findings, planned_inputs)
         decision = window_end.decide(
             self._settings, findings, steering, self._replicas.read_only_drift, self._threads
@@ -341,7 +342,7 @@ class SaturationTracker:
             next_hot_keys=self._hot_key_count(),
             hot_set_overlap=overlap,
             tables=tuple(tables),
-            frozen_keys=self._replicas.read_only_keys(self._tables),
+            read_only_keys=self._replicas.read_only_keys(self._tables),
             traffic=self._ranks.take_traffic(),
             seconds=time.perf_counter() - start,
         )
@@ -444,7 +445,7 @@ class SaturationTracker:
         steps = self._planned_steps if steps is None else steps
         if steps is None or not self._step:
             return None
-        skipped = just_skipped + self._reports.inputs_skipped
+        skipped = just_skipped + self._reports.examples_skipped
         return round(steps * (self._inputs_seen - skipped) / self._step)
 
     def _candidates(self) -> list[Candidates] | None:

@@ -28,7 +28,7 @@ class Findings(WindowWork):
     """What a window brought, over all ranks; lists have an entry per tracked table.
 
     Attributes:
-        inputs, rows, losses: see `WindowWork`.
+        examples, rows, losses: see `WindowWork`.
         window: its number.
         are_withheld: whether gradients of saturated keys did not reach their rows.
         states: of its hot keys.
@@ -143,7 +143,7 @@ def describe(
 
 
 def warn_of_first_window(
-    settings: EngineSettings, warmup_steps: int | None, rows_offered: int, inputs_seen: int
+    settings: EngineSettings, warmup_steps: int | None, rows_offered: int, examples_seen: int
 ) -> None:
     """Warns at the end of the first window if nothing will ever be skipped.
 
@@ -151,7 +151,7 @@ def warn_of_first_window(
         settings: of the engine.
         warmup_steps: None if the length of the warm-up is not known.
         rows_offered: gradient rows that came in the window.
-        inputs_seen: inputs that were classified; by them T is found.
+        examples_seen: examples that were classified; by them T is found.
     """
     if not settings.policies:
         return
@@ -165,11 +165,11 @@ def warn_of_first_window(
         settings.goes_by_keys
         and settings.saturated.threshold is None
         and rows_offered > 0
-        and not inputs_seen
+        and not examples_seen
     ):
         logging.warning(
             "Gradients came in, but no input went through Slipstream.apply: the threshold is "
-            "found on inputs, so it stays 0 and no key is saturated. Put slipstream.apply(...) "
+            "found on examples, so it stays 0 and no key is saturated. Put slipstream.apply(...) "
             "last in the training data's pipeline, or set Saturation(threshold=)."
         )
 

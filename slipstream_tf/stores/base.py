@@ -236,7 +236,7 @@ class SavedStore(TrackedStore):
 
     def _num_unapplied(self, table: str) -> int:
         """Deferred gradients that this rank is still to apply, which those of a dry run are not."""
-        return 0 if self._policy_of(table).is_shadow else self.update_counts(table).pending
+        return 0 if self._policy_of(table).is_shadow else self.update_counts(table).deferred_now
 
     def _require_flushed(self, table: str) -> None:
         """Raises RuntimeError if this rank, one of several, has deferred gradients to apply."""

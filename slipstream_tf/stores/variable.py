@@ -26,8 +26,8 @@ class VariableStore(WatchingStore):
     `distributed.DistributedGradientTape` hands the gradients to `mask_gradients` below.
 
     Gradients that are deferred are summed per row in buffers of the store, on the variable's
-    device, and leave with the gradients of a later step. `distributed.flush_held` applies what is
-    left at the end (in Keras's `fit`, `Slipstream.callback` and `keras.RanksCallback` do).
+    device, and leave with the gradients of a later step. `distributed.flush_deferred` applies what
+    is left at the end (in Keras's `fit`, `Slipstream.callback` and `keras.RanksCallback` do).
     Deferring by movement needs to know how far a sum would move its row, and so the optimizer: see
     `use_optimizer`. In shadow mode all keys are counted, not one in 16.
 
@@ -277,7 +277,7 @@ class VariableStore(WatchingStore):
         """
         if flush:
             place = f"export_table of {self._place_of(table)}"
-            raise invalid("flush", True, place, "False; distributed.flush_held applies sums")
+            raise invalid("flush", True, place, "False; distributed.flush_deferred applies sums")
         rows = self._variables[self._require(table)].numpy()
         return table_contents(np.arange(len(rows)), rows, counts=self._counts[table].numpy())
 

@@ -256,13 +256,13 @@ class WatchedGradients:
             offered=offered,
             sent=offered - masked - counts.deferred + counts.without_gradient,
             masked=masked,
-            held=counts.deferred,
+            deferred=counts.deferred,
             due_by_movement=counts.due_by_movement,
             due_by_age=counts.due_by_age,
             flushed=counts.flushed,
-            refused=counts.over_budget,
-            pending=state.num_deferred,
-            pending_bytes=state.nbytes,
+            over_budget=counts.over_budget,
+            deferred_now=state.num_deferred,
+            deferred_bytes=state.nbytes,
         )
 
 

@@ -88,7 +88,7 @@ class DryRunEstimate:
         if not self.savings:
             return (
                 "Dry run: no window ended after the warm-up; there is nothing to tell. Take\n"
-                "shorter windows (Window(steps=)), smaller batches, more inputs or more epochs."
+                "shorter windows (Window(steps=)), smaller batches, more examples or more epochs."
             )
         lines = ["You would have saved, after the warm-up,"]
         ends = [" or"] * (len(self.savings) - 1) + ["."]
@@ -121,13 +121,13 @@ def estimate_dry_run(
         if not policy.steered_by:
             continue
         if policy.acts_on == "examples":
-            left_out = [r.inputs_skippable - r.inputs_kept for r in reports]
+            left_out = [r.examples_skippable - r.examples_kept for r in reports]
             cost = _by_curve(reports, left_out)
-            savings.append(Saving("examples", sum(left_out), active.inputs_seen, 0, 0, *cost))
+            savings.append(Saving("examples", sum(left_out), active.examples_seen, 0, 0, *cost))
             continue
         if policy.loses_gradients:
             # A masked row is taken to cost what its share of an example does.
-            masked = [r.inputs_seen * share_of(r.rows_masked, r.rows_offered) for r in reports]
+            masked = [r.examples_seen * share_of(r.rows_masked, r.rows_offered) for r in reports]
             cost = _by_curve(reports, masked)
         else:
             cost = _by_movement(auc_loss_of_deferring)
@@ -138,16 +138,16 @@ def estimate_dry_run(
 
 
 def _by_curve(reports: Sequence[WindowReport], missing: Sequence[float]) -> _Cost:
-    """The cost of training on less; `missing`: inputs by window."""
+    """The cost of training on less; `missing`: examples by window."""
     curve, total = [], 0
     for report in reports:
-        if report.auc is not None and report.inputs_seen:
-            curve.append(CurvePoint(total, report.inputs_seen, report.auc))
-        total += report.inputs_seen
+        if report.auc is not None and report.examples_seen:
+            curve.append(CurvePoint(total, report.examples_seen, report.auc))
+        total += report.examples_seen
     fit = fit_learning_curve(curve)
     if fit is None:
         if not curve:
-            return None, None, "none: no losses of the inputs came in."
+            return None, None, "none: no losses of the examples came in."
         words = f"none: a learning curve needs {MIN_POINTS} windows in its later three quarters."
         return None, None, words
     all_missing = float(sum(missing))
@@ -159,7 +159,7 @@ def _by_curve(reports: Sequence[WindowReport], missing: Sequence[float]) -> _Cos
 
 def _words_of(fit: LearningCurve, value: float) -> str:
     return (
-        f"this run's AUC rose by {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of inputs "
+        f"this run's AUC rose by {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of examples "
         f"({fit.points} windows). The least takes that less its error, and what would be skipped "
         f"for worth {value:.2f} of an average input, by the squares of label - prediction; the "
         f"most takes it for worth as much as any other, and {MODEL_MARGIN:g} times the slope's 95% "

@@ -19,30 +19,30 @@ from slipstream_tf.telemetry.table import format_table
 _CELLS: Mapping[str, tuple[str, Callable[[WindowReport], str]]] = {
     "window": ("window", lambda report: str(report.window)),
     "step": ("step", lambda report: f"{report.step:,}"),
-    "examples": ("examples", lambda report: f"{report.inputs_seen:,}"),
-    "skipped": ("skipped", lambda report: f"{report.inputs_skipped:,}"),
+    "examples": ("examples", lambda report: f"{report.examples_seen:,}"),
+    "skipped": ("skipped", lambda report: f"{report.examples_skipped:,}"),
     "skipped share": ("share", lambda report: f"{report.skipped_share:.1%}"),
-    "kept": ("kept", lambda report: f"{report.inputs_kept:,}"),
+    "kept": ("kept", lambda report: f"{report.examples_kept:,}"),
     "rows": ("rows", lambda report: f"{report.rows_offered:,}"),
     "masked": ("masked", lambda report: f"{report.rows_masked:,}"),
     "masked share": ("share", lambda r: f"{share_of(r.rows_masked, r.rows_offered):.1%}"),
     "sent": ("sent", lambda report: f"{report.rows_sent:,}"),
     "sent share": ("share", lambda r: f"{share_of(r.rows_sent, r.rows_offered):.1%}"),
-    "replicas": ("replicas", lambda report: f"{report.frozen_keys:,}"),
+    "replicas": ("replicas", lambda report: f"{report.read_only_keys:,}"),
     "hot keys": ("hot keys", lambda report: f"{report.hot_keys:,}"),
     "saturated": ("saturated", lambda report: f"{report.saturated_keys:,}"),
     "T": ("T", lambda report: _threshold(report)),
     "seconds": ("seconds", lambda report: f"{report.seconds:.3f}"),
 }
 _TOTALS = (
-    *("inputs_seen", "inputs_skipped", "inputs_skippable", "inputs_kept", "skipped_share"),
+    *("examples_seen", "examples_skipped", "examples_skippable", "examples_kept", "skipped_share"),
     *("bytes_offered", "bytes_sent", "traffic", "seconds"),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """Account of the windows that have ended; inputs of the present window are not in it.
+    """Account of the windows that have ended; examples of the present window are not in it.
 
     Attributes:
         reports: the windows' reports, in order.
@@ -63,24 +63,24 @@ class Ledger:
             object.__setattr__(self, "columns", tuple(name for name in _CELLS if name in shown))
 
     @property
-    def inputs_seen(self) -> int:
+    def examples_seen(self) -> int:
         """Inputs classified (kept and skipped)."""
-        return sum(report.inputs_seen for report in self.reports)
+        return sum(report.examples_seen for report in self.reports)
 
     @property
-    def inputs_skipped(self) -> int:
+    def examples_skipped(self) -> int:
         """Inputs left out of training."""
-        return sum(report.inputs_skipped for report in self.reports)
+        return sum(report.examples_skipped for report in self.reports)
 
     @property
-    def inputs_skippable(self) -> int:
+    def examples_skippable(self) -> int:
         """Inputs that could have been left out."""
-        return sum(report.inputs_skippable for report in self.reports)
+        return sum(report.examples_skippable for report in self.reports)
 
     @property
-    def inputs_kept(self) -> int:
-        """Skippable inputs that thinning kept."""
-        return sum(report.inputs_kept for report in self.reports)
+    def examples_kept(self) -> int:
+        """Skippable examples that thinning kept."""
+        return sum(report.examples_kept for report in self.reports)
 
     @property
     def seconds(self) -> float:
@@ -89,8 +89,8 @@ class Ledger:
 
     @property
     def skipped_share(self) -> float:
-        """Skipped inputs as a share of the inputs seen, 0 to 1."""
-        return share_of(self.inputs_skipped, self.inputs_seen)
+        """Skipped examples as a share of the examples seen, 0 to 1."""
+        return share_of(self.examples_skipped, self.examples_seen)
 
     @property
     def rows(self) -> UpdateCounts:
@@ -98,8 +98,8 @@ class Ledger:
         tables = (table for report in self.reports for table in report.tables)
         total = added_up(dataclasses.asdict(table.rows) for table in tables)
         last = self.reports[-1].tables if self.reports else ()
-        total["pending"] = sum(table.rows.pending for table in last)
-        total["pending_bytes"] = sum(table.rows.pending_bytes for table in last)
+        total["deferred_now"] = sum(table.rows.deferred_now for table in last)
+        total["deferred_bytes"] = sum(table.rows.deferred_bytes for table in last)
         return UpdateCounts(**total)
 
     @property
@@ -136,7 +136,7 @@ class Ledger:
         table = format_table([_CELLS[name][0] for name in self.columns], cells, left_columns=0)
         rows, parts = self.rows, []
         if "skipped" in self.columns:
-            counts = f"{self.inputs_skipped:,} of {self.inputs_seen:,}"
+            counts = f"{self.examples_skipped:,} of {self.examples_seen:,}"
             parts.append(f"{counts} examples skipped ({self.skipped_share:.1%})")
         for name, count in (("masked", rows.masked), ("sent", rows.sent)):
             if name in self.columns:

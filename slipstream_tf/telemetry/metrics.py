@@ -20,16 +20,16 @@ class ClickMetrics:
     Attributes:
         auc: probability that a random click ranks above a random non-click, ties counting half;
             NaN without a click or without a non-click.
-        log_loss: mean negative log likelihood, nats per input.
+        log_loss: mean negative log likelihood, nats per example.
         calibration: mean prediction / mean label; 1 is best; NaN without a click.
-        inputs: how many inputs there were.
+        examples: how many there were.
         clicks: how many of them have label 1.
     """
 
     auc: float
     log_loss: float
     calibration: float
-    inputs: int
+    examples: int
     clicks: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def click_metrics(labels: Any, logits: Any) -> ClickMetrics:
     clicks = int(is_click.sum())
     calibration = float(predictions.sum()) / clicks if clicks else math.nan
     auc = exact_auc(labels, logits)
-    return ClickMetrics(auc, log_loss, calibration, inputs=int(values.size), clicks=clicks)
+    return ClickMetrics(auc, log_loss, calibration, examples=int(values.size), clicks=clicks)
 
 
 def exact_auc(labels: Any, scores: Any) -> float:

@@ -28,12 +28,12 @@ def open_bar(
 
 
 class TrainingBar:
-    """A progress bar over the inputs that a run sees, trained and skipped alike.
+    """A progress bar over the examples that a run sees, trained and skipped alike.
 
-    Counting skipped inputs keeps the time left right: they are part of the work that is planned.
+    Counting skipped examples keeps the time left right: they are part of the work that is planned.
 
     Args:
-        planned_inputs: inputs that the run will see, or None if that is not known.
+        planned_inputs: examples that the run will see, or None if that is not known.
         title: short text in front of the bar.
         is_shown: whether anything is written.
         stream: where to; default: standard error.
@@ -50,24 +50,24 @@ class TrainingBar:
         self._bar = open_bar(planned_inputs, title, stream, **options)
 
     def update(
-        self, inputs_seen: int, inputs_trained: int, loss: float | None, auc: float | None
+        self, examples_seen: int, examples_trained: int, loss: float | None, auc: float | None
     ) -> None:
         """Shows the state after a step.
 
         Args:
-            inputs_seen: since the start: trained and skipped.
-            inputs_trained: since the start.
+            examples_seen: since the start: trained and skipped.
+            examples_trained: since the start.
             loss: mean training loss so far.
-            auc: of the inputs trained so far.
+            auc: of the examples trained so far.
         """
-        skipped = 1.0 - inputs_trained / inputs_seen if inputs_seen else 0.0
+        skipped = 1.0 - examples_trained / examples_seen if examples_seen else 0.0
         parts = [f"skipped {skipped:.1%}"]
         if auc is not None:
             parts.insert(0, f"AUC {auc:.4f}")
         if loss is not None:
             parts.insert(0, f"loss {loss:.4f}")
         self._bar.set_postfix_str(", ".join(parts), refresh=False)
-        self._bar.update(inputs_seen - self._bar.n)
+        self._bar.update(examples_seen - self._bar.n)
 
     def close(self) -> None:
         """Draws the last state and ends the line."""

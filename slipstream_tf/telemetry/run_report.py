@@ -52,7 +52,7 @@ class RunReport:
         if active.reports:
             lines.append(
                 f"Windows after the warm-up: {len(active.reports)} of {len(reports)}; "
-                f"{active.inputs_seen:,} examples, {active.rows.offered:,} gradient rows."
+                f"{active.examples_seen:,} examples, {active.rows.offered:,} gradient rows."
             )
             lines += [f"- {line}" for line in self._lines(active)]
         if reason := self.why_nothing():
@@ -102,7 +102,10 @@ class RunReport:
         if not active:
             return f"Nothing was saved: {self._why_no_window(reports)}"
         rows = Ledger(active).rows
-        if any(r.inputs_skippable or r.inputs_skipped for r in active) or rows.sent < rows.offered:
+        if (
+            any(r.examples_skippable or r.examples_skipped for r in active)
+            or rows.sent < rows.offered
+        ):
             return ""
         return f"Nothing was saved: {_why_nothing_found(settings, active)}"
 
@@ -124,19 +127,19 @@ class RunReport:
 
 
 def _skipped(active: Ledger, did: str, is_dry_run: bool) -> str:
-    skipped = active.inputs_skipped
+    skipped = active.examples_skipped
     if is_dry_run:
-        skipped = active.inputs_skippable - active.inputs_kept
-    share = f"{share_of(skipped, active.inputs_seen):.1%}"
+        skipped = active.examples_skippable - active.examples_kept
+    share = f"{share_of(skipped, active.examples_seen):.1%}"
     line = f"{skipped:,} examples ({share}) {did} been skipped"
-    if active.inputs_kept:
-        line += f"; thinning kept {active.inputs_kept:,} more, which stand for them"
+    if active.examples_kept:
+        line += f"; thinning kept {active.examples_kept:,} more, which stand for them"
     return line + "."
 
 
 def _why_nothing_found(settings: EngineSettings, active: Sequence[WindowReport]) -> str:
     if settings.goes_by_keys and not any(report.saturated_keys for report in active):
-        if not any(report.inputs_seen for report in active):
+        if not any(report.examples_seen for report in active):
             return (
                 "no example went through Slipstream.apply, so that no T was found. Put it last in "
                 "the training data's pipeline, or set Saturation(threshold=)."

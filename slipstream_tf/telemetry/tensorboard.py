@@ -25,15 +25,15 @@ def scalars(report: WindowReport) -> Mapping[str, float]:
     rows = Ledger([report]).rows
     states = added_up(table.states for table in report.tables)
     values: dict[str, float | None] = {
-        "inputs/seen": report.inputs_seen,
-        "inputs/skipped": report.inputs_skipped,
-        "inputs/skipped_share": report.skipped_share,
-        "inputs/kept_by_thinning": report.inputs_kept,
+        "examples/seen": report.examples_seen,
+        "examples/skipped": report.examples_skipped,
+        "examples/skipped_share": report.skipped_share,
+        "examples/kept_by_thinning": report.examples_kept,
         "rows/offered": rows.offered,
         "rows/sent": rows.sent,
         "rows/sent_share": rows.sent / rows.offered if rows.offered else None,
         "rows/masked": rows.masked,
-        "rows/pending": rows.pending,
+        "rows/deferred_now": rows.deferred_now,
         "keys/hot": report.hot_keys,
         "keys/saturated": report.saturated_keys,
         "keys/saturated_share": report.saturated_share,
@@ -50,7 +50,7 @@ def scalars(report: WindowReport) -> Mapping[str, float]:
     keys = sum(states.values())
     values.update({f"states/{name}_share": n / keys for name, n in states.items() if keys})
     if report.traffic:
-        values["keys/frozen"] = report.frozen_keys
+        values["keys/read_only"] = report.read_only_keys
     return {name: float(value) for name, value in values.items() if value is not None}
 
 

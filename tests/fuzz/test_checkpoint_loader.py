@@ -101,7 +101,7 @@ def _digests(job: Any) -> dict[str, str]:
     state = {"engine": job.tracker.state(), "rate": job.store.learning_rate.numpy()}
     for table in TABLES:
         found: dict[str, Any] = {"contents": job.store.export_table(table.name, flush=False)}
-        found["held"] = dict(job.store.export_deferred(table.name))
+        found["deferred"] = dict(job.store.export_deferred(table.name))
         found["states"] = vars(job.tracker.states[table.name])
         if job.store.has_replicas:
             found["copies"] = job.store.export_copies(table.name)

@@ -157,7 +157,7 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
         del report["seconds"]
         for table in report["tables"]:
             # Of buffers, which are as large as they once had to be.
-            del table["rows"]["pending_bytes"]
+            del table["rows"]["deferred_bytes"]
     (results / f"{way}.json").write_text(json.dumps(reports, indent=1))
 
 

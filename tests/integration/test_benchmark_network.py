@@ -25,7 +25,7 @@ def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(
     tiny = ("dim=4", "mlp=8", "bottom=8", "window_steps=4")
     flags = [
         "--data=generated:2500", "--seeds=3", "--ranks=2", "--placements=sharded",
-        "--global_batch=64", "--max_inputs=1600", "--runs=defer", f"--output={output}",
+        "--global_batch=64", "--max_examples=1600", "--runs=defer", f"--output={output}",
         f"--records={records}", *(f"--train_flag={flag}" for flag in tiny),
     ]  # fmt: skip
     first = run_benchmark("network.py", *flags, warm=warm)
@@ -44,7 +44,7 @@ def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(
         after = total - sum(window["traffic"][kind] for window in early)
         assert defer[kind] == pytest.approx(after / steps / 1e3, abs=1e-3)
     assert defer["deferred"] > 0
-    rows = {table: counts["pending"] for table, counts in record["gradient_rows"].items()}
+    rows = {table: counts["deferred_now"] for table, counts in record["gradient_rows"].items()}
     assert not any(rows.values())
 
     written = {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")}

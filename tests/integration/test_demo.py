@@ -77,10 +77,10 @@ def test_speed_words_tell_both_layers_in_the_same_unit() -> None:
 
 def test_demo_runs_are_the_same_experiment(demo_output: tuple[str, dict[str, Any]]) -> None:
     runs = demo_output[1]["runs"]
-    trained = {name: run["inputs"]["trained"] for name, run in runs.items()}
+    trained = {name: run["examples"]["trained"] for name, run in runs.items()}
     assert trained["stop"] == trained["paper"] < trained["plain"]
     assert trained["random"] == pytest.approx(trained["paper"], rel=0.02)
-    for name in ("seed", "data", "batch_size", "model", "dim", "max_inputs"):
+    for name in ("seed", "data", "batch_size", "model", "dim", "max_examples"):
         assert len({str(run["settings"][name]) for run in runs.values()}) == 1
 
 
@@ -113,7 +113,7 @@ def test_verdict_follows_from_the_numbers() -> None:
     assert "better than random" in better and "was worth more" in better
     assert "better still" in worse and "better still" not in better
     nothing = _records(0.72, 0.72, 0.72, 0.72)
-    nothing["paper"]["inputs"] = {"seen": 1000, "trained": 1000, "skipped": 0}
+    nothing["paper"]["examples"] = {"seen": 1000, "trained": 1000, "skipped": 0}
     assert "skipped nothing" in demo.verdict(nothing)
 
 

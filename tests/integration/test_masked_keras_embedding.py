@@ -12,7 +12,7 @@ from slipstream_tf.distributed import (
     DistributedGradientTape,
     DistributedOptimizer,
     SingleProcess,
-    flush_held,
+    flush_deferred,
 )
 from slipstream_tf.stores.variable import VariableStore
 
@@ -85,20 +85,20 @@ def test_a_dry_run_trains_plainly():
 )
 def test_gradients_are_deferred_after_the_warm_up(until):
     slipstream, rows = train(slip.DeferGradients(until))
-    deferred = [sum(table.rows.held for table in r.tables) for r in slipstream.tracker.reports]
+    deferred = [sum(table.rows.deferred for table in r.tables) for r in slipstream.tracker.reports]
     assert deferred[:3] == [0, 0, 0] and sum(deferred[4:]) > 0
     assert "have been sent" in str(slipstream.report())
     store = slipstream.store
     waiting = sum(store.deferred_rows().values())
     assert waiting > 0
-    assert flush_held(slipstream, store.optimizer) == waiting
+    assert flush_deferred(slipstream, store.optimizer) == waiting
     _, plain_rows = train()
     for mine, plain in zip(rows, plain_rows, strict=True):
         assert np.abs(mine - plain).max() < 0.3
     dry_run, unsaved_rows = train(slip.DeferGradients(until), dry_run=True)
     for mine, plain in zip(unsaved_rows, plain_rows, strict=True):
         np.testing.assert_array_equal(mine, plain)
-    assert sum(t.rows.held for r in dry_run.tracker.reports for t in r.tables) > 0
+    assert sum(t.rows.deferred for r in dry_run.tracker.reports for t in r.tables) > 0
 
 
 def test_fit_applies_what_is_held_at_each_epochs_end():

@@ -216,9 +216,9 @@ def test_a_checkpoint_holds_what_was_deferred(tmp_path):
         policy = UpdatePolicy("defer", movement=1e9, max_age=1000, max_rows=1000)
         store.set_update_policy(table.name, policy)
     train(model)
-    assert sum(store.update_counts(table.name).pending for table in store.tables) > 0
+    assert sum(store.update_counts(table.name).deferred_now for table in store.tables) > 0
     saved = tf.train.Checkpoint(model=model).save(tmp_path / "ckpt")
-    assert sum(store.update_counts(table.name).pending for table in store.tables) == 0
+    assert sum(store.update_counts(table.name).deferred_now for table in store.tables) == 0
     restored = make_model(optimizer=optimizers.SGD(0.1), seed=1)
     tf.train.Checkpoint(model=restored).restore(saved)
     assert_same_state(state(model), state(restored))

@@ -81,11 +81,11 @@ def test_plain_run_writes_a_complete_record(
     assert {"schema", "data", "test", "training", "inputs", "test_bad_lines", "row_lookups"} | {
         "rows", "seconds", "windows", "engine", "settings", "flags", "versions", "machine",
     } <= set(record)  # fmt: skip
-    assert record["inputs"] == {
+    assert record["examples"] == {
         "seen": 18_000, "trained": 18_000, "skipped": 0, "bad_lines": 0, "planned": 18_000,
     }  # fmt: skip
     assert record["row_lookups"] == 18_000 * 26
-    assert record["test"]["inputs"] == 1_800
+    assert record["test"]["examples"] == 1_800
     assert 0.5 < record["test"]["auc"] < 1.0
     assert set(record["seconds"]) == {
         "reading", "training", "window_ends", "evaluation", "total",
@@ -107,25 +107,25 @@ def test_same_seed_gives_the_same_model_and_another_does_not(run_train: Train) -
 
 def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
     # Where gradients are deferred, an evaluation flushes them.
-    flags = (*SMALL, "--watch", "--window_steps=6", "--max_inputs=8000")
+    flags = (*SMALL, "--watch", "--window_steps=6", "--max_examples=8000")
     without, record = run_train(*flags), run_train(*flags, "--evaluate_every=7", name="watched")
     for name in ("test", "inputs", "rows", "gradient_rows"):
         assert record[name] == without[name]
     for watched in (without, record):
         *_, last = watched["evaluations"]
         assert {name: last[name] for name in watched["test"]} == watched["test"]
-        assert last["inputs_seen"] == watched["inputs"]["seen"]
-        assert last["inputs_trained"] == watched["inputs"]["trained"]
+        assert last["examples_seen"] == watched["examples"]["seen"]
+        assert last["examples_trained"] == watched["examples"]["trained"]
         points = watched["progress"]
         assert [point["step"] for point in points] == list(range(1, last["step"] + 1))
         assert points[-1]["loss"] == pytest.approx(watched["training"]["loss"])
         assert points[-1]["auc"] == pytest.approx(watched["training"]["auc"])
-        for name in ("seconds", "inputs_trained", "inputs_seen"):
+        for name in ("seconds", "examples_trained", "examples_seen"):
             assert [p[name] for p in points] == sorted(p[name] for p in points)
     assert len(without["evaluations"]) == 1
     evaluations = record["evaluations"]
     assert [e["step"] for e in evaluations[:-1]] == list(range(7, evaluations[-1]["step"], 7))
-    assert all(e["inputs"] == record["test"]["inputs"] for e in evaluations)
+    assert all(e["examples"] == record["test"]["examples"] for e in evaluations)
     assert len({e["log_loss"] for e in evaluations}) == len(evaluations) > 2
 
 
@@ -152,34 +152,34 @@ def test_tensorboard_gets_every_window_but_the_last(run_train: Train, tmp_path: 
 
 def test_skipping_run_and_its_controls_account_for_every_input(run_train: Train) -> None:
     paper = run_train(*SMALL, *SKIPPING, name="paper")
-    inputs = paper["inputs"]
+    inputs = paper["examples"]
     assert inputs["seen"] == 18_000 and inputs["skipped"] > 1_000
     assert inputs["trained"] + inputs["skipped"] == inputs["seen"]
     windows = paper["windows"]
-    assert sum(w["inputs_seen"] for w in windows) == inputs["seen"]
+    assert sum(w["examples_seen"] for w in windows) == inputs["seen"]
     assert any(w["threshold"] > 0 and w["saturated_share"] > 0 for w in windows)
     # A quarter of the steps: 18,000 inputs / 256 per step / 4.
     assert warmup_of(paper) == 18
-    assert all(not w["inputs_skipped"] for w in windows if w["is_warming_up"])
+    assert all(not w["examples_skipped"] for w in windows if w["is_warming_up"])
 
     match = f"--match={Path(paper['flags']['output']) / 'metrics.json'}"
     random = run_train("--control=random", match, name="random")
     assert random["settings"]["skip_alpha"] == 0.6 and random["settings"]["dim"] == 4
-    assert random["inputs"]["seen"] == 18_000
-    assert random["inputs"]["trained"] == pytest.approx(inputs["trained"], rel=0.05)
+    assert random["examples"]["seen"] == 18_000
+    assert random["examples"]["trained"] == pytest.approx(inputs["trained"], rel=0.05)
     assert policies_of(random) == ["SkipAtRandom"] and warmup_of(random) == 18
 
     stop = run_train("--control=stop", match, name="stop")
-    assert stop["inputs"]["trained"] == stop["inputs"]["seen"] == inputs["trained"]
+    assert stop["examples"]["trained"] == stop["examples"]["seen"] == inputs["trained"]
 
 
 def test_epochs_limits_tracking_and_a_step_warmup(run_train: Train) -> None:
     record = run_train(
         "--data=generated:1800", "--model=dcn", "--cross_layers=1", "--mlp=", "--dim=2",
-        "--epochs=3", "--max_inputs=5001", "--batch_size=500", "--watch", "--warmup_steps=3",
+        "--epochs=3", "--max_examples=5001", "--batch_size=500", "--watch", "--warmup_steps=3",
         "--window_steps=2", "--precision=mixed_bfloat16", "--rows_optimizer=rowwise_adagrad",
     )  # fmt: skip
-    assert record["inputs"]["seen"] == record["inputs"]["trained"] == 5_001
+    assert record["examples"]["seen"] == record["examples"]["trained"] == 5_001
     assert policies_of(record) == [] and warmup_of(record) == 3
     # The eleventh step has one input, which came in together with those of the tenth.
     assert [w["step"] for w in record["windows"]][:5] == [2, 4, 6, 8, 10]
@@ -204,16 +204,16 @@ def test_deepfm_and_an_export(run_train: Train, tmp_path: Path) -> None:
 
 def test_deferred_gradients_of_simulated_ranks(run_train: Train) -> None:
     record = run_train(
-        *SMALL, "--max_inputs=9000", "--policies=defer_gradients", "--simulated_ranks=4",
+        *SMALL, "--max_examples=9000", "--policies=defer_gradients", "--simulated_ranks=4",
         "--defer_movement=0.01", "--window_steps=6",
     )  # fmt: skip
-    assert record["inputs"]["trained"] == record["inputs"]["seen"] == 9_000
+    assert record["examples"]["trained"] == record["examples"]["seen"] == 9_000
     rows = record["gradient_rows"]
     assert set(rows) == {f"c{i}" for i in range(1, 27)}
     for counts in rows.values():
         assert counts["sent"] < counts["offered"] and counts["masked"] == 0
         # What is not sent is in a sum that is, or waits in one. The evaluation flushed the rest.
-        assert counts["pending"] == 0 < counts["flushed"]
+        assert counts["deferred_now"] == 0 < counts["flushed"]
     assert policies_of(record) == ["DeferGradients", "SimulatedRanks"]
     assert record["settings"]["engine"] == {"simulated_ranks": 4, "defer_movement": 0.01}
     assert "been sent" in record["report"]
@@ -225,10 +225,10 @@ def test_remembered_losses_over_epochs_keep_the_account(run_train: Train) -> Non
         "--epochs=3", "--policies=skip_examples", "--skip_by=last_loss", "--max_skips=2",
         "--skip_alpha=0.6", "--skip_share=0.5", "--window_steps=6",
     )  # fmt: skip
-    inputs, windows = record["inputs"], record["windows"]
+    inputs, windows = record["examples"], record["windows"]
     assert inputs["seen"] == 18_000 == inputs["trained"] + inputs["skipped"]
-    assert inputs["skipped"] == sum(w["inputs_skipped"] for w in windows) > 500
-    assert any(w["inputs_kept"] for w in windows), "inputs return after their skips"
+    assert inputs["skipped"] == sum(w["examples_skipped"] for w in windows) > 500
+    assert any(w["examples_kept"] for w in windows), "inputs return after their skips"
     assert windows[-1]["policies"]["SkipExamples"]["loss_threshold"] > 0
     assert windows[-1]["log_loss"] > 0
     assert "examples (" in record["report"]
@@ -369,7 +369,7 @@ def test_a_dry_run_trains_plainly_and_says_how_to_switch_on(
     capsys.readouterr()
     record = run_train(*flags, "--dry_run", name="dry_run")
     text = capsys.readouterr().out
-    assert record["test"] == plain["test"] and record["inputs"]["skipped"] == 0
+    assert record["test"] == plain["test"] and record["examples"]["skipped"] == 0
     assert plain["dry_run"] is None
     examples, rows = record["dry_run"]["savings"]
     assert (examples["what"], rows["what"]) == ("examples", "gradient rows")
@@ -389,7 +389,7 @@ def test_a_dry_run_trains_plainly_and_says_how_to_switch_on(
     resolve(*flag_set.parse(run_defer), lambda _: "generated", flag_set)
     assert run_program(train.make_flags(), train.main, run_skip) == 0
     done = json.loads((tmp_path / "skip_examples" / "metrics.json").read_text())
-    foreseen, share = examples["saved"], done["inputs"]["skipped"]
+    foreseen, share = examples["saved"], done["examples"]["skipped"]
     assert 0.5 * foreseen < share < 1.5 * foreseen
     random = resolve(*flag_set.parse(run_random), lambda _: "generated", flag_set)
     assert random.control == "random" and len(random.random_shares) > 1
@@ -417,10 +417,10 @@ def test_samples_go_through_training_without_a_line_lost(
     lines = len(path.read_bytes().splitlines()) - header_lines
     assert lines > 8_000
     record = run_train(f"--data={path}", "--strict", "--dim=4", "--mlp=8", "--batch_size=256")
-    inputs = record["inputs"]
+    inputs = record["examples"]
     assert inputs["trained"] == inputs["seen"] == inputs["trained"] + inputs["skipped"]
     assert inputs["bad_lines"] == record["test_bad_lines"] == 0
-    assert inputs["seen"] + record["test"]["inputs"] == lines
+    assert inputs["seen"] + record["test"]["examples"] == lines
 
 
 def write_movielens(path: Path, ratings: int) -> None:
@@ -444,7 +444,7 @@ def test_movielens_archive(run_train: Train, tmp_path: Path) -> None:
     assert labels[:5].tolist() == [0, 1, 0, 1, 0]
     record = run_train(f"--data={path}", "--dim=4", "--mlp=4", "--batch_size=256")
     assert record["data"] == "movielens"
-    assert (record["inputs"]["trained"], record["test"]["inputs"]) == (2_700, 300)
+    assert (record["examples"]["trained"], record["test"]["examples"]) == (2_700, 300)
 
 
 def test_another_archive_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -469,10 +469,10 @@ def test_parquet_columns_with_a_list(run_train: Train, tmp_path: Path) -> None:
     record = run_train(
         f"--data={tmp_path / 'clicks.parquet'}", "--label_column=clicked", "--dim=4", "--mlp=4",
         "--key_columns=user,read", "--dense_columns=age", "--policies=skip_examples",
-        "--batch_size=128", "--max_inputs=3999", "--epochs=2", "--skip_by=row_drift",
+        "--batch_size=128", "--max_examples=3999", "--epochs=2", "--skip_by=row_drift",
         "--window_steps=4",
     )  # fmt: skip
-    assert record["inputs"]["seen"] == 3_999
+    assert record["examples"]["seen"] == 3_999
     assert record["rows"] == {"user": 50, "read": 11}
     assert record["row_lookups"] is None
 
@@ -487,7 +487,7 @@ def test_a_bad_line_is_counted_or_with_strict_ends_the_run(
     path.write_text("\n".join(lines) + "\n")
     flags = (f"--data={path}", "--dim=2", "--mlp=4", "--batch_size=256")
     record = run_train(*flags)
-    assert record["inputs"]["bad_lines"] == 1
-    assert record["inputs"]["seen"] + record["test"]["inputs"] == 1_999
+    assert record["examples"]["bad_lines"] == 1
+    assert record["examples"]["seen"] + record["test"]["examples"] == 1_999
     line = refused(capsys, *flags, "--strict", code=1)
     assert f"{path}:5" in line and "3 columns" in line

@@ -156,9 +156,9 @@ def test_killed_and_resumed_is_as_if_never_stopped(
         if name not in (*TIMES, *PLACES):
             assert without_times(resumed[name]) == without_times(straight[name]), name
     require_same_checkpoint(newest(tmp_path / "straight"), newest(killed))
-    assert straight["inputs"]["seen"] == 3_000
+    assert straight["examples"]["seen"] == 3_000
     if way in ("inputs", "remembered"):
-        assert straight["inputs"]["skipped"] > 200
+        assert straight["examples"]["skipped"] > 200
     if way == "defer":
         assert set(straight["rows"].values()) <= set(range(71))
     # Times add up over the parts.

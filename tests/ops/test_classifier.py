@@ -251,13 +251,13 @@ def test_shadow_marks_and_keeps_everything(mode, values):
         skippable, _, weight = classifier.classify(users, TWO_TABLES[:1])
         all_flags.append(skippable.numpy())
         counts = classifier.end_window()
-        assert counts.inputs_skippable == skippable.numpy().sum() > 0
+        assert counts.examples_skippable == skippable.numpy().sum() > 0
         if shadow:
             np.testing.assert_array_equal(weight, np.ones(100))
-            assert counts.inputs_skipped == 0 and counts.inputs_kept == kept, "as if it skipped"
+            assert counts.examples_skipped == 0 and counts.examples_kept == kept, "as if it skipped"
         else:
-            assert counts.inputs_skipped == (weight.numpy() == 0).sum() > 0
-            kept = counts.inputs_kept
+            assert counts.examples_skipped == (weight.numpy() == 0).sum() > 0
+            kept = counts.examples_kept
     np.testing.assert_array_equal(all_flags[0], all_flags[1])
 
 
@@ -378,7 +378,7 @@ def test_bad_inputs(inputs, message):
     classifier = make()
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=message):
         classifier.classify(inputs, TWO_TABLES[:1])
-    assert classifier.end_window().inputs_seen == 0
+    assert classifier.end_window().examples_seen == 0
 
 
 def test_batch_sizes_that_differ_and_unknown_tables():

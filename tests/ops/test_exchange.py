@@ -130,12 +130,12 @@ def test_deferred_gradients_leave_by_an_exchange_only():
     collected = exchange.collect_gradients(plan_of(handles), gradients, RATE)
     assert collected.sizes.numpy().tolist() == [[0, 0]]
     flush(handles[0])
-    assert update_counts(handles[0]).pending == 3
+    assert update_counts(handles[0]).deferred_now == 3
     with pytest.raises(tf.errors.FailedPreconditionError):
         set_policy(handles[0], UpdatePolicy())
     deferred = exchange.collect_deferred(handles)
     assert deferred.sizes.numpy().tolist() == [[3, 2]]
-    assert update_counts(handles[0]).pending == 0
+    assert update_counts(handles[0]).deferred_now == 0
     exchange.apply_rows(handles, deferred, RATE)
     updated = make_tables(optimizers.SGD(RATE))
     table.apply_gradients(plan_of(updated), gradients, RATE)

@@ -208,7 +208,7 @@ def remembered_in_shadow(shadow):
             np.arange(60)[kept], losses[kept], np.ones(kept.sum()), skippable.numpy()[kept]
         )
         counts = classifier.end_window()
-        share.append(counts.inputs_skippable - counts.inputs_kept)
+        share.append(counts.examples_skippable - counts.examples_kept)
     return share
 
 
@@ -229,7 +229,7 @@ def test_ids_that_are_missing_or_too_few():
         classifier.classify(users(2), SPECS[:1])
     with pytest.raises(tf.errors.InvalidArgumentError, match="ids"):
         classifier.classify(users(2), SPECS[:1], ids=[0])
-    assert classifier.end_window().inputs_seen == 0
+    assert classifier.end_window().examples_seen == 0
     empty = classifier.classify(users(0), SPECS[:1], ids=np.empty(0, np.int64))
     assert empty.weight.shape == (0,)
 

@@ -49,7 +49,7 @@ def test_sums_ages_and_rows_against_numpy() -> None:
     assert found == expected
     assert float(deferred["learning_rate"]) == 0.5 and (deferred["ranks"] == 0).all()
     # They stay, and the rows are without them.
-    assert store.update_counts("t").pending == 4
+    assert store.update_counts("t").deferred_now == 4
     assert (store.export_table("t", flush=False)["rows"] == 0.0).all()
     contents = store.export_table("t", flush=False)
 

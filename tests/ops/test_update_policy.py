@@ -77,8 +77,8 @@ def test_no_gradient_is_lost(steps, movement, max_age, max_rows, ranks, trigger)
     store.flush()
     np.testing.assert_allclose(rows_of(store, range(6)), initial - RATE * total, atol=2e-5)
     counts = store.update_counts("t")
-    assert counts.pending == 0
-    assert counts.held + counts.sent >= counts.offered
+    assert counts.deferred_now == 0
+    assert counts.deferred + counts.sent >= counts.offered
 
 
 def test_an_export_and_an_evaluation_see_every_gradient():
@@ -86,7 +86,7 @@ def test_an_export_and_an_evaluation_see_every_gradient():
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000))
     before = rows_of(store, [7])
     train(store, [7], np.ones((1, DIM)))
-    assert store.update_counts("t").pending == 1
+    assert store.update_counts("t").deferred_now == 1
     np.testing.assert_array_equal(rows_of(store, [7]), before)  # gather reads rows as they are
     packed = features.pack({"f": np.array([7])}, SPECS, None)
     pooled, _ = store.lookup(packed, SPECS, False)
@@ -104,7 +104,7 @@ def test_an_import_forgets_the_sums_of_the_rows_it_replaces():
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000))
     train(store, [7], np.ones((1, DIM)))
     store.import_table("t", saved)
-    assert store.update_counts("t").pending == 0
+    assert store.update_counts("t").deferred_now == 0
     np.testing.assert_array_equal(store.export_table("t")["rows"], saved["rows"])
 
 
@@ -139,7 +139,7 @@ def test_a_change_of_numbers_goes_on_holding():
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000))
     train(store, [1], np.ones((1, DIM)))
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e8, max_age=50, max_rows=1000))
-    assert store.update_counts("t").pending == 1
+    assert store.update_counts("t").deferred_now == 1
 
 
 def test_watched_rows_sum_their_squared_update_lengths():
@@ -164,8 +164,8 @@ def test_bytes_of_deferred_gradients_stay_within_what_is_said():
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=10**6))
     train(store, np.arange(5000), np.ones((5000, DIM)))
     counts = store.update_counts("t")
-    assert counts.pending == 5000
-    assert counts.pending_bytes <= 5000 * deferred_row_bytes(DIM) + 64 * 128
+    assert counts.deferred_now == 5000
+    assert counts.deferred_bytes <= 5000 * deferred_row_bytes(DIM) + 64 * 128
 
 
 @pytest.mark.parametrize("max_rows", [1, 63, 64, 100])
@@ -176,8 +176,8 @@ def test_no_more_sums_are_deferred_than_allowed(max_rows, ranks):
     store.set_update_policy("t", policy)
     train(store, np.tile(np.arange(5000), ranks), np.ones((5000 * ranks, DIM)))
     counts = store.update_counts("t")
-    assert counts.pending == max_rows
-    assert counts.pending_bytes <= max_rows * (deferred_row_bytes(DIM) + 128)
+    assert counts.deferred_now == max_rows
+    assert counts.deferred_bytes <= max_rows * (deferred_row_bytes(DIM) + 128)
 
 
 @pytest.mark.parametrize(
@@ -219,4 +219,4 @@ def test_the_part_of_a_small_table_holds_all_its_rows(num_rows, ranks):
     every_rank = np.tile(keys, ranks)
     train(store, every_rank, np.ones((len(every_rank), DIM)))
     counts = store.update_counts("t")
-    assert (counts.refused, counts.held) == (0, num_rows * ranks)
+    assert (counts.over_budget, counts.deferred) == (0, num_rows * ranks)

@@ -112,7 +112,7 @@ def train(
         data = slip.distributed.even_ends(data, comm)
     fitted = model.fit(data, verbose=0, callbacks=[slipstream.callback()], shuffle=False)
     state = [w.numpy() for w in model.trainable_variables]
-    deferred = sum(embeddings.store.update_counts(table.name).held for table in tables)
+    deferred = sum(embeddings.store.update_counts(table.name).deferred for table in tables)
     assert (deferred > 0) == (way == "defer" and len(batches) > 0), deferred
     for table in tables:
         contents = embeddings.store.export_table(table.name)

@@ -62,10 +62,10 @@ def main() -> None:
     slipstream, trained = train(comm, sys.argv[1])
     given = sum(BATCH_SIZE * len(batches_of(rank)) for rank in range(comm.size))
     ledger = slipstream.ledger
-    assert ledger.inputs_seen == given, (ledger.inputs_seen, given)
-    assert ledger.inputs_skipped > given // 20, ledger.inputs_skipped
-    assert trained + ledger.inputs_skipped == given, (trained, ledger.inputs_skipped, given)
-    reports = [(r.threshold, r.saturated_keys, r.inputs_skipped) for r in ledger.reports]
+    assert ledger.examples_seen == given, (ledger.examples_seen, given)
+    assert ledger.examples_skipped > given // 20, ledger.examples_skipped
+    assert trained + ledger.examples_skipped == given, (trained, ledger.examples_skipped, given)
+    reports = [(r.threshold, r.saturated_keys, r.examples_skipped) for r in ledger.reports]
     digest = hashlib.blake2b(repr(reports).encode(), digest_size=8)
     for table in slipstream.store.tables:
         rows = slipstream.store.gather(table.name, np.arange(6))[0]
@@ -77,7 +77,7 @@ def main() -> None:
     digests = comm.gather(own, "control", "test.digest").numpy()
     assert (digests == digests[0]).all(), digests
     print(
-        f"rank {comm.rank} of {comm.size}: {ledger.inputs_skipped} of {given} skipped", flush=True
+        f"rank {comm.rank} of {comm.size}: {ledger.examples_skipped} of {given} skipped", flush=True
     )
 
 

@@ -129,7 +129,9 @@ def require_checkpoints(comm: Any) -> None:
         callbacks = [slipstream.callback(), *([save] if comm.rank == 0 else [])]
         model.fit(data, epochs=3, verbose=0, callbacks=callbacks)
         counts = [embeddings.store.update_counts(table.name) for table in embeddings.tables]
-        assert sum(count.flushed for count in counts) > 0 and not any(c.pending for c in counts)
+        assert sum(count.flushed for count in counts) > 0 and not any(
+            c.deferred_now for c in counts
+        )
         if comm.rank == 0:
             assert len(list(Path(folder).iterdir())) == 3
             rows = embeddings.store.export_table("f0")["rows"]

@@ -20,7 +20,7 @@ from slipstream_tf.distributed import (
     DistributedOptimizer,
     SingleProcess,
     even_ends,
-    flush_held,
+    flush_deferred,
     scale_loss,
 )
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
@@ -68,8 +68,8 @@ def train(how: str, trigger: str, batches: list[Batch], comm: Any) -> np.ndarray
     else:
         train_with_tape(model, store, batches, comm)
     counts = store.update_counts("item")
-    assert (counts.held > 0) == (trigger != ""), counts
-    assert counts.pending == 0 and (counts.flushed > 0) == (trigger != ""), counts
+    assert (counts.deferred > 0) == (trigger != ""), counts
+    assert counts.deferred_now == 0 and (counts.flushed > 0) == (trigger != ""), counts
     return model.embedding.embeddings.numpy()
 
 
@@ -90,7 +90,7 @@ def train_with_tape(model: Linear, store: Any, batches: list[Batch], comm: Any) 
     for _ in range(EPOCHS):
         for keys, labels in even_ends(dataset_of(batches), comm):
             step(keys, labels)
-    flush_held(store, optimizer, comm)
+    flush_deferred(store, optimizer, comm)
 
 
 def main() -> None:

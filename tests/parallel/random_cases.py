@@ -373,7 +373,7 @@ class Comparison:
         for table in self.case.tables:
             keys = self._keys_of(table)
             states.append(rows_and_slots(self.store, table, keys))
-            assert self.store.update_counts(table.name).pending == 0
+            assert self.store.update_counts(table.name).deferred_now == 0
             tolerance = TOLERANCES[self.case.wire_dtype]
             if self.case.equals_simulated_ranks:
                 wanted = rows_and_slots(self.simulated, table, keys)

@@ -86,7 +86,7 @@ def send_slots_when_needed(comm: Communicator) -> None:
     assert len(traces) == 1
     # Held sums are all there in the end, whatever the policies have been.
     store.flush()
-    assert store.update_counts("a").pending == 0
+    assert store.update_counts("a").deferred_now == 0
 
 
 def leave_out_what_keys_tell(comm: Communicator) -> None:

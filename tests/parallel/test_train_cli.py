@@ -43,9 +43,9 @@ def test_two_ranks_train_what_one_process_does(
     run_ranks: Any, alone: dict[str, Any], controller: str, tmp_path: Path
 ) -> None:
     record, done = train_on_two(run_ranks, tmp_path / "run", controller=controller, is_cold=True)
-    assert record["inputs"] == alone["inputs"]
-    assert record["inputs"]["seen"] == record["inputs"]["trained"] == INPUTS
-    assert record["test"]["inputs"] == alone["test"]["inputs"]
+    assert record["examples"] == alone["examples"]
+    assert record["examples"]["seen"] == record["examples"]["trained"] == INPUTS
+    assert record["test"]["examples"] == alone["test"]["examples"]
     assert record["test"]["clicks"] == alone["test"]["clicks"]
     for name in ("auc", "log_loss", "calibration"):
         assert record["test"][name] == pytest.approx(alone["test"][name], abs=0.002)
@@ -97,19 +97,19 @@ def test_evaluations_in_training_are_of_all_ranks_and_send_nothing_that_counts(
     assert [e["step"] for e in record["evaluations"][:-1]] == list(
         range(4, record["evaluations"][-1]["step"], 4)
     )
-    assert all(e["inputs"] == record["test"]["inputs"] for e in record["evaluations"])
+    assert all(e["examples"] == record["test"]["examples"] for e in record["evaluations"])
     # Full batches of both ranks.
-    assert record["evaluations"][0]["inputs_trained"] == 4 * 2 * BATCH
-    assert record["progress"][-1]["inputs_trained"] == record["inputs"]["trained"]
+    assert record["evaluations"][0]["examples_trained"] == 4 * 2 * BATCH
+    assert record["progress"][-1]["examples_trained"] == record["examples"]["trained"]
     assert record["progress"][-1]["loss"] == pytest.approx(record["training"]["loss"], abs=1e-5)
 
 
 def test_skipping_inputs_counts_those_of_both_ranks(run_ranks: Any, tmp_path: Path) -> None:
     record, done = train_on_two(run_ranks, tmp_path / "run", *SKIPPING)
-    inputs, windows = record["inputs"], record["windows"]
+    inputs, windows = record["examples"], record["windows"]
     assert inputs["seen"] == INPUTS == inputs["trained"] + inputs["skipped"]
-    assert inputs["skipped"] == sum(w["inputs_skipped"] for w in windows) > 100
-    assert sum(w["inputs_seen"] for w in windows) == INPUTS
+    assert inputs["skipped"] == sum(w["examples_skipped"] for w in windows) > 100
+    assert sum(w["examples_seen"] for w in windows) == INPUTS
     # A quarter of the steps: 3,900 inputs / (128 * 2 per step) / 4.
     assert record["engine"]["window"]["config"]["warmup"] == 4
     assert "examples (" in record["report"] and "examples (" in done.stdout
@@ -119,12 +119,12 @@ def test_deferring_sends_sums_in_half_the_bytes(run_ranks: Any, tmp_path: Path) 
     flags = ("--policies=defer_gradients", "--defer_movement=0.01", "--window_steps=5")
     wire = ("--wire_dtype=bfloat16", "--placement=replicated")
     record, _ = train_on_two(run_ranks, tmp_path / "run", *flags, *wire, controller="mpi")
-    assert record["inputs"]["trained"] == record["inputs"]["seen"] == INPUTS
+    assert record["examples"]["trained"] == record["examples"]["seen"] == INPUTS
     assert record["settings"]["wire_dtype"] == "bfloat16"
     rows, sent = record["gradient_rows"], record["ranks"]["bytes"]
     total = sum(counts["sent"] for counts in rows.values())
     assert total < sum(counts["offered"] for counts in rows.values())
-    assert all(counts["pending"] == 0 for counts in rows.values())
+    assert all(counts["deferred_now"] == 0 for counts in rows.values())
     assert sent["keys"] == 8 * total
     assert sent["gradients"] + sent["deferred"] == 2 * 4 * total and sent["deferred"] > 0
 
@@ -136,7 +136,7 @@ def test_keys_sent_ahead(run_ranks: Any, skips: bool, tmp_path: Path) -> None:
     if skips:
         flags += ["--policies=skip_examples,cache_rows", *SKIPPING[1:]]
     ahead, _ = train_on_two(run_ranks, tmp_path / "ahead", *flags, "--prefetch")
-    inputs = ahead["inputs"]
+    inputs = ahead["examples"]
     assert ahead["settings"]["prefetch"] is True
     assert inputs["seen"] == INPUTS == inputs["trained"] + inputs["skipped"]
     assert (inputs["skipped"] > 100) == skips
@@ -152,11 +152,11 @@ def test_remembered_losses_stay_with_the_rank_of_their_input(
     run_ranks: Any, tmp_path: Path
 ) -> None:
     record, _ = train_on_two(
-        run_ranks, tmp_path / "run", "--epochs=3", "--max_inputs=10001",
+        run_ranks, tmp_path / "run", "--epochs=3", "--max_examples=10001",
         "--policies=skip_examples", "--skip_by=last_loss", "--max_skips=2", "--skip_share=0.5",
         "--skip_alpha=0.6", "--window_steps=4",
     )  # fmt: skip
-    inputs = record["inputs"]
+    inputs = record["examples"]
     assert inputs["seen"] == 10_001 == inputs["trained"] + inputs["skipped"]
     # One process skips 2,521; ranks that met other inputs in each epoch would half of it.
     assert inputs["skipped"] > 2_000

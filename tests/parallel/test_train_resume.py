@@ -89,8 +89,8 @@ def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> N
     for name in ("test", "training", "inputs", "rows", "progress", "evaluations", "gradient_rows"):
         assert without_times(resumed[name]) == numbers(without_times(straight[name])), name
     assert len(resumed["windows"]) == len(straight["windows"]) > 5
-    assert resumed["inputs"]["seen"] == 3_000
-    read_only = [window["frozen_keys"] for window in straight["windows"]]
+    assert resumed["examples"]["seen"] == 3_000
+    read_only = [window["read_only_keys"] for window in straight["windows"]]
     assert (max(read_only) > 0) == (way == "sharded"), read_only
     sent, before = resumed["ranks"]["bytes"], straight["ranks"]["bytes"]
     for kind in ("gradients", "deferred", "rows"):

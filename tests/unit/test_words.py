@@ -204,11 +204,11 @@ RETIRED_PHRASES = {
     r"makes? room": "evicts",
 }
 # What users write or read today: settings, arguments, columns of metrics and reports.
-SETTINGS = {"flush_held", "freeze_drift", "frozen_bytes", "marked"}
+SETTINGS = {"flush_deferred", "freeze_drift", "replica_bytes", "marked"}
 # Of the standard library: gc.freeze is Python's word.
 FOREIGN = {"FrozenInstanceError", "freeze"}
 # Fields of records that are metrics columns; so they are attributes and keywords, and no more.
-COLUMNS = {"frozen_keys", "held", "pending", "pending_bytes"}
+COLUMNS: set[str] = set()
 _PARTS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 
 

@@ -229,7 +229,7 @@ class BatchReader:
         part: str | None = None,
         strict: bool = False,
         drop_remainder: bool = False,
-        max_inputs: int | None = None,
+        max_examples: int | None = None,
         ids: bool = False,
     ):
         """Checks the arguments that all readers have.
@@ -239,7 +239,7 @@ class BatchReader:
             part: "train", "test" or None for all inputs.
             strict: make the first malformed line an error instead of leaving it out.
             drop_remainder: leave out a last batch that is not full.
-            max_inputs: stop after so many inputs, or None.
+            max_examples: stop after so many inputs, or None.
             ids: add features["id"], int64 [batch].
 
         Raises:
@@ -249,11 +249,11 @@ class BatchReader:
         require_integer("batch_size", batch_size, 1, None, place)
         if part is not None:
             require_choice("part", part, PARTS, place)
-        if max_inputs is not None:
-            require_integer("max_inputs", max_inputs, 1, None, place)
+        if max_examples is not None:
+            require_integer("max_examples", max_examples, 1, None, place)
         self.bad_lines = BadLines(strict)
         self._batch_size, self._drop_remainder = batch_size, drop_remainder
-        self._part, self._max_inputs, self._ids = part, max_inputs, ids
+        self._part, self._max_inputs, self._ids = part, max_examples, ids
         self._passes = Passes(self._batches)
 
     def dataset(self) -> tf.data.Dataset:
@@ -265,8 +265,8 @@ class BatchReader:
         if self._ids:
             features["id"] = tf.TensorSpec([batch], tf.int64)
         dataset = self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
-        known = [n for n in (self.spec.num_inputs, self._max_inputs) if n is not None]
-        if self.spec.num_inputs is None:
+        known = [n for n in (self.spec.num_examples, self._max_inputs) if n is not None]
+        if self.spec.num_examples is None:
             return dataset
         batches, rest = divmod(min(known), self._batch_size)
         count = batches + (rest > 0 and not self._drop_remainder)
@@ -280,7 +280,7 @@ class BatchReader:
         raise NotImplementedError
 
     def _first_inputs(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
-        """Yields the first `max_inputs` of a pass, whose bad lines are counted and reported."""
+        """Yields the first `max_examples` of a pass, whose bad lines are counted and reported."""
         self.bad_lines.reset()
         try:
             yield from first_inputs(blocks, self._max_inputs)

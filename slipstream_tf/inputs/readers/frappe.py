@@ -45,5 +45,5 @@ class FrappeReader(arrays.ArrayReader):
         if label.dtype.kind not in "biuf":
             raise ValueError(f"{what} is of type {label.dtype}; allowed: numbers.")
         arrays.require_all(what, label, (label == 0) | (label == 1), "0 or 1")
-        spec = DataSpec("frappe", FIELDS, num_inputs=len(label))
+        spec = DataSpec("frappe", FIELDS, num_examples=len(label))
         super().__init__(spec, keys, label, batch_size, shuffle_seed=shuffle_seed, **options)

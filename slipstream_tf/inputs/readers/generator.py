@@ -183,7 +183,7 @@ class GeneratedReader(BatchReader):
 
     def __init__(
         self,
-        num_inputs: int,
+        num_examples: int,
         part: str,
         batch_size: int,
         *,
@@ -194,7 +194,7 @@ class GeneratedReader(BatchReader):
         """Draws the law, not the inputs.
 
         Args:
-            num_inputs: inputs of this part.
+            num_examples: inputs of this part.
             part: "train" or "test".
             batch_size: inputs of a batch.
             drop_remainder: leave out a last batch that is not full.
@@ -207,20 +207,20 @@ class GeneratedReader(BatchReader):
                 zipf (1.05), exponent of the keys' popularity; larger is more skewed;
                 drift (0.0), share of its field's keys by which the ranking of popularity moves on
                 from the first to the last training input; the test part has the ranking of the end.
-                With a drift, training inputs depend on `num_inputs`.
+                With a drift, training inputs depend on `num_examples`.
 
         Raises:
             ValueError: an argument is out of its range.
         """
         super().__init__(batch_size, drop_remainder=drop_remainder, ids=ids)
-        require_integer("num_inputs", num_inputs, 1, None, "GeneratedReader")
+        require_integer("num_examples", num_examples, 1, None, "GeneratedReader")
         require_choice("part", part, PARTS, "GeneratedReader")
         self._law = _Law(**law)
-        self._num_inputs = num_inputs
+        self._num_inputs = num_examples
         self._stream = PARTS.index(part)
         self.cardinalities = self._law.sizes
         names = tuple(f"c{i}" for i in range(1, len(self.cardinalities) + 1))
-        self.spec = DataSpec("generated", names, self._law.num_dense, num_inputs)
+        self.spec = DataSpec("generated", names, self._law.num_dense, num_examples)
 
     def click_logits(self, keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
         """Returns the hidden law's log odds of a click: the best that a model can do.

@@ -89,7 +89,7 @@ class GloboReader(ArrayReader):
         split: str = "random",
         seed: int = 0,
         shuffle_seed: int | None = None,
-        max_inputs: int | None = None,
+        max_examples: int | None = None,
         **options: Any,
     ):
         """Builds the task, once for both parts.
@@ -101,7 +101,7 @@ class GloboReader(ArrayReader):
             split: "random" or "time".
             seed: of negatives and of the random split; the task as specified has seed 0.
             shuffle_seed: see `ArrayReader`; None trains in the order of time.
-            max_inputs: keep so many inputs from the start of the part, or None for all.
+            max_examples: keep so many inputs from the start of the part, or None for all.
             **options: of `ArrayReader`.
 
         Raises:
@@ -111,10 +111,10 @@ class GloboReader(ArrayReader):
         require_choice("part", part, PARTS, "globo")
         require_choice("split", split, SPLITS, "globo")
         require_integer("seed", seed, 0, None, "globo")
-        if max_inputs is not None:
-            require_integer("max_inputs", max_inputs, 1, None, "globo")
+        if max_examples is not None:
+            require_integer("max_examples", max_examples, 1, None, "globo")
         path = os.path.abspath(path)
         keys, label = _task(path, os.stat(path).st_mtime_ns, split, seed)[part]
-        keys, label = keys[:max_inputs], label[:max_inputs]
-        spec = DataSpec("globo", FIELDS, num_inputs=len(label))
+        keys, label = keys[:max_examples], label[:max_examples]
+        spec = DataSpec("globo", FIELDS, num_examples=len(label))
         super().__init__(spec, keys, label, batch_size, shuffle_seed=shuffle_seed, **options)

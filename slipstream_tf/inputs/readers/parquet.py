@@ -65,8 +65,8 @@ class ParquetReader(BatchReader):
                 of which part, and their numbers, stay as they are.
             **options: of all readers: part ("train", "test" or None for all rows), strict (make the
                 first row that cannot be used an error instead of leaving it out), drop_remainder
-                (leave out a last batch that is not full), max_inputs (stop after so many inputs, or
-                None) and ids (add features["id"], int64 [batch]).
+                (leave out a last batch that is not full), max_examples (stop after so many inputs,
+                or None) and ids (add features["id"], int64 [batch]).
 
         Raises:
             FileNotFoundError: there is no such file, or the folder has none.

@@ -154,4 +154,4 @@ class PreparedReader(ParquetReader):
             **options,
         )
         num_inputs = sum(shard["inputs"] for shard in shards)
-        self.spec = dataclasses.replace(self.spec, name=manifest["name"], num_inputs=num_inputs)
+        self.spec = dataclasses.replace(self.spec, name=manifest["name"], num_examples=num_inputs)

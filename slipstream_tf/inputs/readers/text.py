@@ -286,10 +286,10 @@ class TextReader(BatchReader):
             batch_size: inputs of a batch.
             **options: of all readers: part ("train", "test" or None for all lines), strict (make
                 the first malformed line an error instead of leaving it out), drop_remainder (leave
-                out a last batch that is not full), max_inputs (stop after so many inputs, or None)
-                and ids (add features["id"], int64 [batch]: the number of an input's data line, from
-                0, counted over all files and both parts; headers are not counted, malformed lines
-                are).
+                out a last batch that is not full), max_examples (stop after so many inputs, or
+                None) and ids (add features["id"], int64 [batch]: the number of an input's data
+                line, from 0, counted over all files and both parts; headers are not counted,
+                malformed lines are).
 
         Raises:
             FileNotFoundError: a path is no file.

@@ -35,7 +35,7 @@ def dump(store: SokStore, folder: str | os.PathLike[str]) -> None:
     sok, optimizer = open_sok(), _optimizer_of(store)
     tables = store.opened
     for table in tables:
-        deferred = store.update_counts(table.name).pending
+        deferred = store.update_counts(table.name).deferred_now
         if deferred:
             raise RuntimeError(
                 f"{deferred} gradient sums of table {table.name!r} are deferred on rank "

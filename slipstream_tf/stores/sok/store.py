@@ -80,7 +80,7 @@ class SokStore(WatchedTables):
         optimizer: Any = None,
         comm: Any = None,
         counted_keys: int = 1 << 20,
-        frozen_bytes: int = 128 << 20,
+        replica_bytes: int = 128 << 20,
         counts_on_device: bool = False,
     ):
         """Starts with counts of zero and no saturated key.
@@ -94,7 +94,7 @@ class SokStore(WatchedTables):
             comm: the ranks that SOK spreads its rows over, from `distributed.init()`; None: this
                 process alone.
             counted_keys: keys of a table whose accesses are counted; at least those of a batch.
-            frozen_bytes: of a table's rows that `lookup` reads from copies.
+            replica_bytes: of a table's rows that `lookup` reads from copies.
             counts_on_device: whether accesses are estimated where the table is, in 96 bytes for
                 each of `counted_keys` (rounded up to a power of two).
 
@@ -111,8 +111,8 @@ class SokStore(WatchedTables):
         self.optimizer, self.comm = optimizer, comm
         self._opened = {name: open_table(name, v) for name, v in _named(variables).items()}
         self._require_ranks(max(table.ranks for table in self._opened.values()))
-        require_integer("frozen_bytes", frozen_bytes, 0, None, "SokStore")
-        self._replica_bytes = frozen_bytes
+        require_integer("replica_bytes", replica_bytes, 0, None, "SokStore")
+        self._replica_bytes = replica_bytes
         self.tables = tuple(Table(name, dim=t.dim) for name, t in self._opened.items())
         counter: AccessCounts
         if counts_on_device:

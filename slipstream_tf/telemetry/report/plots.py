@@ -13,7 +13,7 @@ SATURATION, SKIPPING = "Saturation", "Skipped and deferred"
 Measure = Callable[[Mapping[str, Any]], float | None]
 # Key of a point on the curve, word for a title, label, meaning.
 _AXES = (
-    ("inputs_trained", "inputs", "inputs trained", "inputs trained"),
+    ("examples_trained", "examples", "examples trained", "examples trained"),
     ("seconds", "seconds", "seconds", "seconds of training, evaluations left out"),
 )
 # Key, title, label, meaning, best value.
@@ -26,7 +26,7 @@ _MEASURES = (
      "mean prediction / mean label of the test part (1, the gray line, is best)", 1.0),
 )  # fmt: skip
 _TRAINING = (
-    ("loss", "log loss", "mean log loss, nats per input,"),
+    ("loss", "log loss", "mean log loss, nats per example,"),
     ("auc", "AUC", "area under the ROC curve"),
 )
 _MEGA = 1e6
@@ -35,14 +35,14 @@ _PHASES = ("reading", "training", "window_ends", "evaluation")
 # What a step is made of, of the phases of a run.
 _STEP_PHASES = ("training", "window_ends")
 _ACROSS = (
-    "Across: inputs seen, skipped ones included, at a window's end (the last window may be short); "
-    "up: "
+    "Across: examples seen, skipped ones included, at a window's end (the last window may be "
+    "short); up: "
 )
 _ANY_DRIFT = 1e30  # T where every drift is below it.
 
 
 def quality(runs: Sequence[Run]) -> list[Panel]:
-    """Returns the panels of the test part and of the training inputs, filled."""
+    """Returns the panels of the test part and of the training examples, filled."""
     found = []
     for key, title, label, meaning, best in _MEASURES:
         for x_key, word, x_label, x_meaning in _AXES:
@@ -52,24 +52,24 @@ def quality(runs: Sequence[Run]) -> list[Panel]:
             found.append(panel.filled(runs, functools.partial(_tested, x=x_key, y=key)))
     for key, label, meaning in _TRAINING:
         caption = (
-            f"Across: inputs trained; up: {meaning} of all inputs trained so far, each before the "
-            "step that trained it; runs that skip inputs are measured on other ones."
+            f"Across: examples trained; up: {meaning} of all examples trained so far, each before "
+            "the step that trained it; runs that skip examples are measured on other ones."
         )
         title = f"Training {label} so far"
-        panel = Panel(QUALITY, f"training_{key}", title, caption, "inputs trained", label)
+        panel = Panel(QUALITY, f"training_{key}", title, caption, "examples trained", label)
         found.append(panel.filled(runs, functools.partial(_trained, y=key)))
     return found
 
 
 def _trained(run: Run, y: str) -> dict[str, list[Point]]:
-    return {"": run.points("progress", "inputs_trained", y)}
+    return {"": run.points("progress", "examples_trained", y)}
 
 
 def _tested(run: Run, x: str, y: str) -> dict[str, list[Point]]:
     if run.entries("evaluations"):
         return {"": run.points("evaluations", x, y)}
     # A record from before there were evaluations on the way.
-    end = run.number("inputs", "trained") if x == "inputs_trained" else run.training_seconds
+    end = run.number("examples", "trained") if x == "examples_trained" else run.training_seconds
     return {"": [(end, run.number("test", y))]}
 
 
@@ -88,9 +88,9 @@ def costs(runs: Sequence[Run]) -> list[Panel]:
         ),
         Panel(
             BYTES, "bytes_by_window", "Bytes between ranks per step",
-            "Across: inputs seen, skipped ones included, at a window's end; up: kilobytes (10^3) "
+            "Across: examples seen, skipped ones included, at a window's end; up: kilobytes (10^3) "
             "of all kinds that all ranks gave to the network, per step of the window.",
-            "inputs seen", "kB per step",
+            "examples seen", "kB per step",
         ).filled(runs, lambda run: {"": _bytes_per_step(run)}, _note_of_one_process),
         Panel(
             BYTES, "gradient_bytes", "Bytes of gradient rows",
@@ -106,9 +106,9 @@ def costs(runs: Sequence[Run]) -> list[Panel]:
         ).filled(runs, lambda run: {"": _step_phases(run)}),
         Panel(
             TIME, "step_milliseconds", "Milliseconds per step",
-            "Across: inputs trained; up: milliseconds per step, window ends included, of the steps "
-            "since the point before.",
-            "inputs trained", "ms per step", y_is_log=True,
+            "Across: examples trained; up: milliseconds per step, window ends included, of the "
+            "steps since the point before.",
+            "examples trained", "ms per step", y_is_log=True,
         ).filled(runs, lambda run: {"": _step_milliseconds(run)}),
         Panel(
             TIME, "phases", "Phases of the run", "Across: seconds; down: what they were spent on.",
@@ -169,7 +169,7 @@ def _step_milliseconds(run: Run) -> list[Point]:
     for before, point in itertools.pairwise(run.entries("progress")):
         steps, seconds = (_difference(point, before, name) for name in ("step", "seconds"))
         if steps and seconds is not None:
-            points.append((number(point.get("inputs_trained")), 1e3 * seconds / steps))
+            points.append((number(point.get("examples_trained")), 1e3 * seconds / steps))
     return points
 
 
@@ -182,7 +182,7 @@ def windows(runs: Sequence[Run]) -> list[Panel]:
     """Returns the panels of the windows, filled: saturation, hot set, skipped and deferred."""
     found = []
     for group, name, title, y_label, meaning, measures in _WINDOW_PANELS:
-        panel = Panel(group, name, title, _ACROSS + meaning, "inputs seen", y_label)
+        panel = Panel(group, name, title, _ACROSS + meaning, "examples seen", y_label)
         points_of = functools.partial(_over_all_windows, measures=measures)
         found.append(panel.filled(runs, points_of))
     found.insert(5, _HISTOGRAM.filled(runs, _histogram_points, _note_of_still_keys))
@@ -194,11 +194,11 @@ def _over_all_windows(run: Run, measures: Mapping[str, Measure]) -> dict[str, li
 
 
 def over_windows(run: Run, measure: Measure) -> list[Point]:
-    """Returns a measure of each window at the inputs seen by its end."""
+    """Returns a measure of each window at the examples seen by its end."""
     points: list[Point] = []
     seen = 0.0
     for window in run.entries("windows"):
-        seen += number(window.get("inputs_seen")) or 0.0
+        seen += number(window.get("examples_seen")) or 0.0
         points.append((seen, measure(window)))
     return points
 
@@ -246,8 +246,8 @@ _WINDOW_PANELS: Sequence[tuple[str, str, str, str, str, Mapping[str, Measure]]] 
      "drift over the window, in the rows' unit, of the median key and of the key that 90% of the "
      "hot keys stay below.",
      {"90%": _field("drift_quantiles", "0.9"), "median": _field("drift_quantiles", "0.5")}),
-    (SKIPPING, "inputs_skipped", "Inputs skipped", "share of the inputs seen",
-     "inputs left out of training as a share of the window's inputs, 0 to 1.",
+    (SKIPPING, "examples_skipped", "Examples skipped", "share of the examples seen",
+     "examples left out of training as a share of the window's examples, 0 to 1.",
      {"": _field("skipped_share")}),
     (SKIPPING, "rows_sent", "Gradient rows sent", "share of the rows offered",
      "gradient rows applied, or exchanged between ranks, as a share of those that training steps "
@@ -258,7 +258,7 @@ _WINDOW_PANELS: Sequence[tuple[str, str, str, str, str, Mapping[str, Measure]]] 
      {"": functools.partial(_share, flow="masked")}),
     (SKIPPING, "rows_deferred", "Deferred gradients", "rows",
      "rows that have a deferred gradient at the window's end.",
-     {"": functools.partial(_rows, flow="pending")}),
+     {"": functools.partial(_rows, flow="deferred_now")}),
 )  # fmt: skip
 _HISTOGRAM = Panel(
     SATURATION, "drift_histogram", "Drift histogram",

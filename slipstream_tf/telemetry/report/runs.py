@@ -15,7 +15,7 @@ from typing import Any
 from slipstream_tf.telemetry.run_record import RECORD, SCHEMA
 
 _NEEDED: Mapping[str, type] = {
-    "settings": dict, "test": dict, "inputs": dict, "seconds": dict, "windows": list,
+    "settings": dict, "test": dict, "examples": dict, "seconds": dict, "windows": list,
 }  # fmt: skip
 _KINDS: Mapping[type, str] = {dict: "an object", list: "a list"}
 _LONGEST_VALUE = 80
@@ -227,7 +227,7 @@ MEASURES = (
     Measure("test AUC", lambda run: run.number("test", "auc"), "{:.4f}", False),
     Measure("test log loss", lambda run: run.number("test", "log_loss"), "{:.4f}", False),
     Measure("calibration", lambda run: run.number("test", "calibration"), "{:.3f}", False),
-    Measure("inputs trained", lambda run: run.number("inputs", "trained"), "{:,.0f}"),
+    Measure("examples trained", lambda run: run.number("examples", "trained"), "{:,.0f}"),
     Measure("gradient rows sent", _rows_sent, "{:,.0f}"),
     Measure("MB between ranks", _megabytes, "{:,.1f}"),
     Measure("seconds of training", lambda run: run.training_seconds, "{:,.1f}"),

@@ -31,7 +31,7 @@ def _window(index: int) -> dict[str, Any]:
     return {
         "window": index,
         "step": 10 * (index + 1),
-        "inputs_seen": 1000,
+        "examples_seen": 1000,
         "skipped_share": 0.04 * index,
         "hot_keys": 100 * bool(index),
         "next_hot_keys": 100 + index,
@@ -48,14 +48,15 @@ def _window(index: int) -> dict[str, Any]:
 def _record() -> dict[str, Any]:
     points = [
         {
-            "step": 10 * i, "seconds": 2.0 * i, "inputs_seen": 1000 * i, "inputs_trained": 900 * i,
+            "step": 10 * i, "seconds": 2.0 * i,
+            "examples_seen": 1000 * i, "examples_trained": 900 * i,
             "loss": 0.6 - 0.01 * i, "auc": 0.5 + 0.02 * i,
         }
         for i in range(1, 9)
     ]  # fmt: skip
     evaluations = [
         {
-            **{key: point[key] for key in ("step", "seconds", "inputs_seen", "inputs_trained")},
+            **{key: point[key] for key in ("step", "seconds", "examples_seen", "examples_trained")},
             "auc": 0.6 + 0.02 * i, "log_loss": 0.5 - 0.01 * i, "calibration": 0.9,
         }
         for i, point in enumerate(points)

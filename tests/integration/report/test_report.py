@@ -68,7 +68,7 @@ def test_files_have_the_records_numbers(
     quality = rows_of(folder / "csv" / "auc_by_inputs.csv")
     # The old record has its end alone.
     assert quality[0] == {"run": "plain", "part": "", "inputs trained": "7200.0", "AUC": "0.74"}
-    expected = [(e["inputs_trained"], e["auc"]) for e in paper["evaluations"]]
+    expected = [(e["examples_trained"], e["auc"]) for e in paper["evaluations"]]
     assert [(float(r["inputs trained"]), float(r["AUC"])) for r in quality[1:]] == expected
     thresholds = rows_of(folder / "csv" / "threshold.csv")
     assert [r["run"] for r in thresholds] == ["paper"] * 7, "the first window has no drift"

@@ -35,7 +35,7 @@ def main() -> None:
             printed, count = out.getvalue(), count + 1
     assert count >= 5
     reports = names["slipstream"].tracker.reports
-    assert sum(report.tables[0].rows.held for report in reports) > 0
+    assert sum(report.tables[0].rows.deferred for report in reports) > 0
     assert names["rows"].shape == (3, 16)
     assert len(names["written"]) == len(names["values"]) > 0
     print("all is well")

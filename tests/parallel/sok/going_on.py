@@ -84,7 +84,7 @@ def through_tensorflow(comm, folder: Path, store: str, rule: str, way: str) -> N
                 np.testing.assert_array_equal(now[part], was[part], part)
             # SOK holds a row less its initial row.
             np.testing.assert_allclose(now["rows"], was["rows"], rtol=0, atol=1e-6)
-    deferred = sum(stopped.store.update_counts(name).pending for name in DIMS)
+    deferred = sum(stopped.store.update_counts(name).deferred_now for name in DIMS)
     assert deferred == 0
     print(store, rule, way, "through TensorFlow")
 

@@ -97,13 +97,13 @@ def compare(comm, mode: str, rule: str) -> None:
         if reports["sok"] is not None:
             found, expected = reports["sok"], reports["native"]
             np.testing.assert_allclose(found.threshold, expected.threshold, rtol=1e-3)
-            assert found.frozen_keys == expected.frozen_keys
+            assert found.read_only_keys == expected.read_only_keys
             for mine, theirs in zip(found.tables, expected.tables, strict=True):
                 assert mine.rows.offered == theirs.rows.offered
                 assert mine.rows.masked == theirs.rows.masked
-                assert mine.rows.held == theirs.rows.held
-                masked, deferred = masked + mine.rows.masked, deferred + mine.rows.held
-            read_only += found.frozen_keys
+                assert mine.rows.deferred == theirs.rows.deferred
+                masked, deferred = masked + mine.rows.masked, deferred + mine.rows.deferred
+            read_only += found.read_only_keys
     if mode != "mask":
         for layer in layers.values():
             layer.store.flush()

@@ -143,18 +143,18 @@ def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
             np.testing.assert_array_equal(found.keys, wanted.keys)
             np.testing.assert_array_equal(found.states, wanted.states)
             mine, theirs = report.tables[0].rows, expected.tables[0].rows
-            withheld += mine.masked + mine.held
-            read_only += report.frozen_keys
+            withheld += mine.masked + mine.deferred
+            read_only += report.read_only_keys
             # Gradients of rows that are read from copies do not come at all.
             assert mine.masked <= theirs.masked and mine.offered <= theirs.offered
             if lookup != "frozen" or comm.size == 1:
                 assert (mine.masked, mine.offered) == (theirs.masked, theirs.offered)
-            assert (mine.held, mine.due_by_age) == (theirs.held, theirs.due_by_age)
+            assert (mine.deferred, mine.due_by_age) == (theirs.deferred, theirs.due_by_age)
             assert mine.due_by_movement == theirs.due_by_movement
     if mode in ("defer", "movement"):
-        assert loop.store.update_counts("t").pending > 0
+        assert loop.store.update_counts("t").deferred_now > 0
         loop.store.flush(loop.optimizer)
-        assert loop.store.update_counts("t").pending == 0
+        assert loop.store.update_counts("t").deferred_now == 0
         native.flush()
     seen = np.unique(native.export_table("t")["keys"])
     rows = loop.rows(tf.constant(seen)).numpy()

@@ -126,11 +126,11 @@ def compare(comm, mode: str, rule: str, kind: str) -> None:
         found, expected = reports
         if found is not None:
             np.testing.assert_allclose(found.threshold, expected.threshold, rtol=1e-3)
-            assert found.hot_keys == expected.hot_keys and found.frozen_keys == 0
+            assert found.hot_keys == expected.hot_keys and found.read_only_keys == 0
             for mine, theirs in zip(found.tables, expected.tables, strict=True):
                 for count in ("offered", "masked", "held", "due_by_age", "due_by_movement"):
                     assert getattr(mine.rows, count) == getattr(theirs.rows, count), count
-                withheld += mine.rows.masked + mine.rows.held
+                withheld += mine.rows.masked + mine.rows.deferred
     for layer in (pooled, native):
         layer.store.flush()
     assert (withheld > 0) == (mode != "plain")

@@ -97,7 +97,7 @@ def compare(comm, folder: Path, name: str, source: str, job: str) -> None:
     deferred = 0
     for step in range(start, STEPS):
         train(comm, layer, head, name, step)
-        deferred += layer.store.update_counts("t").pending
+        deferred += layer.store.update_counts("t").deferred_now
         if step + 1 == SAVED:
             step_of.assign(step + 1)
             if job == "older":

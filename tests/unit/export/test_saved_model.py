@@ -272,11 +272,11 @@ def test_deferred_gradients_are_in(tmp_path):
     )
     layer.store.set_update_policy("a", policy)
     train(layer.store, "a", np.arange(20))
-    assert layer.store.update_counts("a").pending == 20
+    assert layer.store.update_counts("a").deferred_now == 20
     loaded = served(layer, tmp_path, signature=tf.TensorSpec([None, 2], tf.int64))
     keys = np.stack([np.arange(50)] * 2, axis=1)
     np.testing.assert_array_equal(loaded.serve(tf.constant(keys)), layer(keys))
-    assert layer.store.update_counts("a").pending == 0
+    assert layer.store.update_counts("a").deferred_now == 0
 
 
 def environment_without_this_package(folder):

@@ -91,8 +91,8 @@ def test_stream_of_kept_inputs_is_unchanged(sizes, batch_size, saturated, drop_r
         assert [int(text) for text in features["name"].numpy()] == position.tolist()
         assert features["keys"]["key"].to_list() == [[int(keys[i])] * (i % 3 + 1) for i in position]
     counts = classifier.end_window()
-    assert counts.inputs_seen == len(keys)
-    assert counts.inputs_skipped == sum(key in saturated for key in keys)
+    assert counts.examples_seen == len(keys)
+    assert counts.examples_skipped == sum(key in saturated for key in keys)
 
 
 def matrix_batches(keys, batch_size, labels=None):
@@ -120,11 +120,11 @@ def test_classification_keeps_step_with_training():
     iterator = iter(skip_inputs(dataset, classifier, SPECS))
     for _ in range(3):
         next(iterator)
-    assert classifier.end_window().inputs_seen == 12, "nothing is classified ahead"
+    assert classifier.end_window().examples_seen == 12, "nothing is classified ahead"
     set_saturated(classifier, [0, 1])  # a window ends: from here on half of the inputs leave
     _, label = next(iterator)
     np.testing.assert_array_equal(label, [14, 15, 18, 19])
-    assert classifier.end_window().inputs_seen == 8
+    assert classifier.end_window().examples_seen == 8
 
 
 def test_batches_that_lose_nothing_stay_as_they_are():
@@ -132,7 +132,7 @@ def test_batches_that_lose_nothing_stay_as_they_are():
     sizes, keys = [3, 0, 1, 5], [1, 2, 1, 3, 1, 1, 4, 1, 1]
     stay = skip_inputs(in_batches(sizes, keys), classifier, SPECS, refill=False)
     assert [label.shape[0] for _, label, _ in stay] == sizes
-    assert classifier.end_window().inputs_seen == 9
+    assert classifier.end_window().examples_seen == 9
     full = skip_inputs(matrix_batches([1, 2, 1, 3], 2), classifier, SPECS, 2, refill=False)
     assert labels_of(full) == [[0, 1], [2, 3]]
     assert full.element_spec[1].shape.as_list() == [2]

@@ -39,7 +39,7 @@ def test_batches_through_tensorflow():
     assert features["keys"].shape.as_list() == [None, 26]
     assert features["dense"].shape.as_list() == [None, 13]
     assert label.shape.as_list() == [None]
-    assert reader.spec.num_inputs == 1000 and reader.spec.num_dense == 13
+    assert reader.spec.num_examples == 1000 and reader.spec.num_dense == 13
     expected = joined(reader)
     for _ in range(2):
         batches = list(reader.dataset())
@@ -143,10 +143,10 @@ def test_sizes_can_be_chosen():
 
 def test_errors_name_what_is_wrong():
     for argument, value in (
-        *(("num_inputs", 0), ("batch_size", 0), ("seed", -1), ("fields", 0), ("dense", -1)),
+        *(("num_examples", 0), ("batch_size", 0), ("seed", -1), ("fields", 0), ("dense", -1)),
         *(("zipf", 0.0), ("drift", 1.5), ("cardinalities", [3]), ("cardinalities", [0] * 26)),
     ):
-        options = {"num_inputs": 10, "part": "train", "batch_size": 5, argument: value}
+        options = {"num_examples": 10, "part": "train", "batch_size": 5, argument: value}
         with pytest.raises(ValueError, match=f"Invalid `{argument}`"):
             GeneratedReader(**options)
     with pytest.raises(ValueError, match=r"`part`: 'valid'.*'train', 'test'"):
@@ -178,4 +178,4 @@ def test_names_that_mean_nothing(name):
 def test_the_largest_field_can_be_set_by_name():
     reader = open_data("generated:300:50", "train", 100)
     assert max(reader.cardinalities) == 50 and min(reader.cardinalities) == 10
-    assert reader.spec.num_inputs == 300
+    assert reader.spec.num_examples == 300

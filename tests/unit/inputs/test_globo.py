@@ -81,7 +81,7 @@ def test_time_split_is_the_rows_in_order(path):
     for part, rows in (("train", slice(0, border)), ("test", slice(border, None))):
         reader = GloboReader(path, 256, part=part, split="time")
         keys, label = joined(reader)
-        assert reader.spec.fields == FIELDS and reader.spec.num_inputs == len(label)
+        assert reader.spec.fields == FIELDS and reader.spec.num_examples == len(label)
         np.testing.assert_array_equal(keys, expected_keys[rows])
         np.testing.assert_array_equal(label, expected_label[rows])
 
@@ -131,11 +131,11 @@ def test_shuffling_reorders_each_pass(path):
 
 def test_max_inputs_and_last_batch(path):
     whole, _ = joined(GloboReader(path, 100))
-    reader = GloboReader(path, 100, max_inputs=250)
+    reader = GloboReader(path, 100, max_examples=250)
     assert [len(y) for _, y in reader.dataset()] == [100, 100, 50]
-    assert reader.spec.num_inputs == 250
+    assert reader.spec.num_examples == 250
     np.testing.assert_array_equal(joined(reader)[0], whole[:250])
-    full = GloboReader(path, 100, max_inputs=250, drop_remainder=True)
+    full = GloboReader(path, 100, max_examples=250, drop_remainder=True)
     assert [len(y) for _, y in full.dataset()] == [100, 100]
 
 
@@ -144,8 +144,8 @@ def test_errors_name_what_is_wrong(path, tmp_path):
         GloboReader(path, 100, split="date")
     with pytest.raises(ValueError, match=r"`part`: 'valid'.*'train', 'test'"):
         GloboReader(path, 100, part="valid")
-    with pytest.raises(ValueError, match="`max_inputs`: 0"):
-        GloboReader(path, 100, max_inputs=0)
+    with pytest.raises(ValueError, match="`max_examples`: 0"):
+        GloboReader(path, 100, max_examples=0)
     columns = make_columns()
     del columns["region"]
     np.savez(tmp_path / "part.npz", **columns)
@@ -160,11 +160,11 @@ def test_real_file():
     sizes = {"random": (2_700_000, 300_000), "time": (2 * 2_689_362, 2 * 298_819)}
     for split, expected in sizes.items():
         readers = [GloboReader(path, 1024, part=part, split=split) for part in ("train", "test")]
-        assert tuple(reader.spec.num_inputs for reader in readers) == expected
+        assert tuple(reader.spec.num_examples for reader in readers) == expected
     with np.load(path) as arrays:
         columns = {name: arrays[name] for name in globo._COLUMNS}
     expected_keys, expected_label = expected_rows(columns, 2000, 0)
-    keys, label = joined(GloboReader(path, 1024, split="time", max_inputs=4000))
+    keys, label = joined(GloboReader(path, 1024, split="time", max_examples=4000))
     np.testing.assert_array_equal(keys, expected_keys)
     np.testing.assert_array_equal(label, expected_label)
     globo._task.cache_clear()

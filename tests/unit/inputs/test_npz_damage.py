@@ -32,7 +32,7 @@ def damaged(content, begin, end):
 def test_a_damaged_file_is_a_value_error_that_names_it(tmp_path, arrays, save, harm):
     path = tmp_path / "data.npz"
     save(path, **arrays)
-    assert registry.open_data(path, "train", 4).spec.num_inputs
+    assert registry.open_data(path, "train", 4).spec.num_examples
     path.write_bytes(harm(path.read_bytes()))
     with pytest.raises(ValueError, match=r"data\.npz' is no \.npz file of arrays, or damaged: ."):
         registry.open_data(path, "train", 4)

@@ -68,7 +68,7 @@ def test_parts_are_disjoint_whole_and_count_over_files(tmp_path, batch_size):
     numbered(tmp_path / "data" / "b" / "1.parquet", 7500, 4500)
     numbered(tmp_path / "data" / "a.parquet", 0, 7500, row_group_size=333)
     (tmp_path / "data" / "_SUCCESS").touch()
-    options = {"label": "click", "keys": ["row"], "max_inputs": 1200 if batch_size == 1 else None}
+    options = {"label": "click", "keys": ["row"], "max_examples": 1200 if batch_size == 1 else None}
     reader = {
         part: ParquetReader(tmp_path / "data", batch_size, part=part, **options)
         for part in ("train", "test", None)
@@ -78,7 +78,7 @@ def test_parts_are_disjoint_whole_and_count_over_files(tmp_path, batch_size):
     expected = {"train": rows[~is_test], "test": rows[is_test], None: rows}
     for part, want in expected.items():
         keys, label = joined(reader[part])
-        np.testing.assert_array_equal(keys[:, 0], want[: options["max_inputs"]])
+        np.testing.assert_array_equal(keys[:, 0], want[: options["max_examples"]])
         np.testing.assert_array_equal(label, keys[:, 0] % 2)
 
 
@@ -88,7 +88,9 @@ def test_rows_are_cut_right_across_reads(tmp_path, monkeypatch):
     for size in (1, 7, 64, 100, 1000, 3000):
         reader = ParquetReader(path, size, label="click", keys=["row"])
         np.testing.assert_array_equal(joined(reader)[0][:, 0], np.arange(1000))
-    assert joined(ParquetReader(path, 7, label="click", keys=["row"], max_inputs=65))[0].size == 65
+    assert (
+        joined(ParquetReader(path, 7, label="click", keys=["row"], max_examples=65))[0].size == 65
+    )
 
 
 def test_missing_values(tmp_path):

@@ -105,7 +105,7 @@ def test_exactly_parsed_lines_keep_their_numbers(tmp_path):
     path.write_text("\n".join(lines))
     ids, _, _ = collect(CriteoReader(path, 4, ids=True))
     assert ids.tolist() == [0, 1, 3]
-    ids, _, _ = collect(CriteoReader(path, 4, ids=True, max_inputs=2))
+    ids, _, _ = collect(CriteoReader(path, 4, ids=True, max_examples=2))
     assert ids.tolist() == [0, 1]
 
 

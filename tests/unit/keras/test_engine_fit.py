@@ -79,8 +79,8 @@ class Run:
 
     def assert_account(self, seen=INPUTS):
         ledger = self.slipstream.ledger
-        assert ledger.inputs_seen == seen == self.trained + ledger.inputs_skipped
-        assert all(not r.inputs_skipped for r in ledger.reports if r.is_warming_up)
+        assert ledger.examples_seen == seen == self.trained + ledger.examples_skipped
+        assert all(not r.examples_skipped for r in ledger.reports if r.is_warming_up)
         return ledger
 
     def state(self):
@@ -99,8 +99,8 @@ def assert_same(one, other, **tolerance):
 def test_inputs_by_drift():
     run = Run("skip_examples").fit(epochs=2)
     ledger = run.assert_account(2 * INPUTS)
-    assert ledger.inputs_skipped > 50
-    assert f"{ledger.inputs_skipped:,} examples (" in run.words
+    assert ledger.examples_skipped > 50
+    assert f"{ledger.examples_skipped:,} examples (" in run.words
     assert "have been skipped" in run.words
 
 
@@ -111,10 +111,10 @@ def test_inputs_by_remembered_loss(numbered_by):
         data = with_ids(data, by=numbered_by)
     run = Run("skip_examples", skip_by="last_loss", max_skips=2, planned_steps=4 * STEPS)
     ledger = run.fit(data, epochs=4).assert_account(4 * INPUTS)
-    assert ledger.inputs_skipped > 50 and ledger.inputs_kept > 0
+    assert ledger.examples_skipped > 50 and ledger.examples_kept > 0
     assert set(run.weights) == {1.0, 2.0, 3.0}, "1 + skips, at most max_skips of them"
     # What was skipped and came back is made up for; what is due yet is not.
-    assert sum(run.weights) <= ledger.inputs_seen
+    assert sum(run.weights) <= ledger.examples_seen
     last = ledger.reports[-2]
     assert last.policies["SkipExamples"]["loss_threshold"] > 0.0
     assert 0.0 < last.log_loss < 2.0 and 0.0 < last.auc <= 1.0
@@ -129,7 +129,7 @@ def test_gradients():
     run = Run("mask_gradients").fit()
     ledger = run.assert_account()
     rows = ledger.rows
-    assert ledger.inputs_skipped == 0 < rows.masked and rows.sent == rows.offered - rows.masked
+    assert ledger.examples_skipped == 0 < rows.masked and rows.sent == rows.offered - rows.masked
     assert f"{rows.masked:,} gradient rows (" in run.words
 
 
@@ -178,7 +178,7 @@ def test_all_of_the_gradient_arrives_in_the_end():
 def test_both():
     run = Run("skip_examples", "defer_gradients", defer_movement=0.02, skip_keep=0.25).fit()
     ledger = run.assert_account()
-    assert ledger.inputs_skipped > 50 and 0 < ledger.rows.sent < ledger.rows.offered
+    assert ledger.examples_skipped > 50 and 0 < ledger.rows.sent < ledger.rows.offered
     assert set(run.weights) == {1.0, 4.0}
     words = run.words
     assert "been skipped; thinning kept" in words and "been sent" in words
@@ -197,11 +197,11 @@ def test_a_dry_run_trains_bitwise_as_without_the_engine(policies, optimizer):
     run = Run(*policies, optimizer=optimizer, dry_run=True).fit()
     assert_same(run, Run(optimizer=optimizer).fit())
     ledger = run.assert_account()
-    assert ledger.inputs_skipped == 0
+    assert ledger.examples_skipped == 0
     words = run.words
     assert "would have been" in words and " have been" not in words.replace("would have been", "")
     if "skip_examples" in policies:
-        assert ledger.inputs_skippable > 0
+        assert ledger.examples_skippable > 0
 
 
 def test_an_estimate_of_the_cost_needs_the_losses_and_changes_nothing():
@@ -228,16 +228,16 @@ def test_a_keep_rate_keeps_some_for_all():
     run = Run("skip_examples", skip_keep=0.25).fit(epochs=2)
     ledger = run.assert_account(2 * INPUTS)
     assert set(run.weights) == {1.0, 4.0}
-    assert run.weights.count(4.0) == ledger.inputs_kept
-    assert ledger.inputs_kept + ledger.inputs_skipped == ledger.inputs_skippable > 50
-    assert f"thinning kept {ledger.inputs_kept:,} more" in run.words
+    assert run.weights.count(4.0) == ledger.examples_kept
+    assert ledger.examples_kept + ledger.examples_skipped == ledger.examples_skippable > 50
+    assert f"thinning kept {ledger.examples_kept:,} more" in run.words
 
 
 def test_guard_and_budget_are_told_losses_without_ids():
     budget = {"loss_guard": 0.2, "max_log_loss_increase": 0.05}
     run = Run("skip_examples", skip_keep=0.5, **budget).fit()
     reports = run.slipstream.tracker.reports
-    assert all(report.log_loss is not None for report in reports if report.inputs_seen)
+    assert all(report.log_loss is not None for report in reports if report.examples_seen)
     assert all(report.guard and report.budget for report in reports[1:])
     assert "- Guard: " in run.words and "- Budget: " in run.words
     run.assert_account()
@@ -272,7 +272,7 @@ def test_a_functional_model_skips_by_remembered_losses(form, loss):
     else:
         data = data.map(lambda f, y: ({"keys": f["keys"], "id": f["id"]}, y))
     ledger = run.fit(data, epochs=3).assert_account(3 * INPUTS)
-    assert ledger.inputs_skipped > 50
+    assert ledger.examples_skipped > 50
     assert (ledger.reports[-2].auc is None) == (loss == "mse")
 
 
@@ -291,7 +291,7 @@ def test_a_plain_model_trains_where_no_losses_are_needed():
     run = Run("skip_examples", "defer_gradients", defer_movement=0.02)
     run.model = network(run.embeddings, keras.Model)
     run.model.compile("sgd", "mse")
-    assert run.fit(dataset().map(keys_alone)).assert_account().inputs_skipped > 50
+    assert run.fit(dataset().map(keys_alone)).assert_account().examples_skipped > 50
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_an_own_step_that_tells_no_losses_is_warned_of_once(tells):
         run.fit(data, epochs=3)
     said = [w for w in caught if "no step has told" in str(w.message)]
     assert len(said) == (0 if tells else 1)
-    assert (run.slipstream.ledger.inputs_skipped > 50) == tells
+    assert (run.slipstream.ledger.examples_skipped > 50) == tells
 
 
 def test_a_step_that_drops_the_ids_is_refused():
@@ -369,8 +369,8 @@ def test_tensorboard_events_can_be_read_back(tmp_path):
     reports = run.slipstream.tracker.reports[:-1]
     assert len(reports) >= STEPS // 2 // 5
     for tag, attribute in (
-        ("inputs/seen", "inputs_seen"),
-        ("inputs/skipped", "inputs_skipped"),
+        ("inputs/seen", "examples_seen"),
+        ("inputs/skipped", "examples_skipped"),
         ("inputs/skipped_share", "skipped_share"),
         ("keys/hot", "hot_keys"),
         ("keys/saturated", "saturated_keys"),

@@ -73,9 +73,9 @@ def test_epochs_that_skip_less_than_the_first_lose_nothing(said, kind, steps_per
     history = run.fit(run.slipstream.apply(batches()), epochs=3, validation_data=batches().take(3))
     report = run.slipstream.end_window()
     ledger = run.slipstream.ledger
-    assert ledger.inputs_seen == 3 * COUNT
-    assert 0 < ledger.inputs_skipped < 2 * COUNT and report.step == run.steps
-    assert run.steps >= (3 * COUNT - ledger.inputs_skipped) / BATCH
+    assert ledger.examples_seen == 3 * COUNT
+    assert 0 < ledger.examples_skipped < 2 * COUNT and report.step == run.steps
+    assert run.steps >= (3 * COUNT - ledger.examples_skipped) / BATCH
     assert len(history.history["val_loss"]) == 3
     assert said() == []
 
@@ -112,8 +112,8 @@ def test_the_length_of_data_that_do_not_know_it_is_found_in_the_first_epoch(said
     run.fit(data, epochs=4, validation_data=batches().take(2))
     ledger = run.slipstream.ledger
     assert run.slipstream.plan.steps == 4 * BATCHES
-    assert all(not r.inputs_skipped for r in ledger.reports if r.step <= BATCHES)
-    assert ledger.inputs_skipped > 0
+    assert all(not r.examples_skipped for r in ledger.reports if r.step <= BATCHES)
+    assert ledger.examples_skipped > 0
     assert not [words for words in said() if "ran out" in words or "Epoch" in words]
 
 
@@ -132,7 +132,7 @@ def test_steps_per_epoch_and_repeated_data_make_a_plan(epochs):
     run.fit(data, epochs=epochs, steps_per_epoch=40)
     assert run.slipstream.plan.steps == 40 * epochs
     assert run.slipstream.tracker.warmup_steps == 20 * epochs
-    assert run.slipstream.ledger.inputs_skipped > 0
+    assert run.slipstream.ledger.examples_skipped > 0
     assert run.steps == 40 * epochs
 
 
@@ -220,8 +220,8 @@ def test_class_weights_of_fit_and_weights_of_skipping_are_multiplied(settings):
     object.__setattr__(run.model, "compute_loss", compute_loss)
     run.fit(kept, class_weight=WEIGHTS)
     first = run.slipstream.ledger.reports[0]
-    assert first.inputs_seen == 5 * BATCH, "no batch was fetched ahead"
-    assert run.slipstream.ledger.inputs_skipped > 0
+    assert first.examples_seen == 5 * BATCH, "no batch was fetched ahead"
+    assert run.slipstream.ledger.examples_skipped > 0
     expected = {0.5, 3.0} | ({2.0, 12.0} if settings else set())
     assert set(weights) <= expected and len(set(weights)) > len(expected) - 2
 
@@ -339,5 +339,5 @@ def test_functional_models_take_every_policy(form, settings):
         kept = run.slipstream.apply(slip.inputs.with_ids(data, by="hash"), **options)
         run.fit(kept, epochs=2, validation_data=data.take(2))
     run.slipstream.end_window()
-    assert run.slipstream.ledger.inputs_seen == 2 * COUNT
+    assert run.slipstream.ledger.examples_seen == 2 * COUNT
     assert run.slipstream.settings.needs_losses == run.slipstream.are_losses_told

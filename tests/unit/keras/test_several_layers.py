@@ -59,7 +59,7 @@ def test_two_layers_train_as_one(policies):
     for before, after in zip(one.tracker.reports, two.tracker.reports, strict=True):
         assert before.threshold == after.threshold
         assert [t.rows for t in before.tables] == [t.rows for t in after.tables]
-        assert before.inputs_skipped == after.inputs_skipped
+        assert before.examples_skipped == after.examples_skipped
     assert not two.report().why_nothing()
     for name, contents in of_one.items():
         for part in ("keys", "rows"):

@@ -64,9 +64,9 @@ def test_fit_skips_and_counts_every_trained_step(epochs):
     trained = int(embeddings.store.export_table("a")["steps"][0])
     assert report.step == trained
     ledger = slipstream.ledger
-    assert ledger.inputs_seen == epochs * 40 * BATCH_SIZE
-    assert 0 < ledger.inputs_skipped < ledger.inputs_seen
-    kept = ledger.inputs_seen - ledger.inputs_skipped
+    assert ledger.examples_seen == epochs * 40 * BATCH_SIZE
+    assert 0 < ledger.examples_skipped < ledger.examples_seen
+    kept = ledger.examples_seen - ledger.examples_skipped
     assert (trained - epochs) * BATCH_SIZE < kept <= trained * BATCH_SIZE
 
 
@@ -97,7 +97,7 @@ def test_working_ahead_skips_the_same_inputs(keep):
     for one, other in zip(reports, reports_alone, strict=True):
         one, other = (dict(r.to_dict(), seconds=0, traffic=0) for r in (one, other))
         assert one == other
-    assert sum(r.inputs_skipped for r in reports) > 0
+    assert sum(r.examples_skipped for r in reports) > 0
 
 
 def test_a_window_that_is_ended_by_hand_waits_for_the_batch_that_is_being_made():
@@ -117,9 +117,9 @@ def test_a_window_that_is_ended_by_hand_waits_for_the_batch_that_is_being_made()
     batches = iter(slipstream.apply(data, BATCH_SIZE))
     for made in (2, 3, 4):
         next(batches)
-        assert slipstream.end_window().inputs_seen == BATCH_SIZE * (2 if made == 2 else 1)
+        assert slipstream.end_window().examples_seen == BATCH_SIZE * (2 if made == 2 else 1)
     slipstream.settle()
-    assert slipstream.end_window().inputs_seen == 0
+    assert slipstream.end_window().examples_seen == 0
 
 
 def test_a_dry_run_counts_long_windows_by_a_share_of_their_batches():
@@ -127,13 +127,13 @@ def test_a_dry_run_counts_long_windows_by_a_share_of_their_batches():
     settings = {"window_steps": 40, "sample": 8}
     trained, reports = train_on(160, dry_run=True, **settings)
     assert len(trained) == 160
-    assert [r.inputs_seen for r in reports] == [320] * 4
-    counts = [r.inputs_skippable for r in reports] + [r.hot_inputs for r in reports]
+    assert [r.examples_seen for r in reports] == [320] * 4
+    counts = [r.examples_skippable for r in reports] + [r.hot_examples for r in reports]
     assert any(counts) and all(count % 10 == 0 for count in counts)
     _, exact = train_on(160, dry_run=slip.DryRun(estimates_cost=True), **settings)
-    assert any(r.hot_inputs % 10 for r in exact), "each one is needed beside its loss"
+    assert any(r.hot_examples % 10 for r in exact), "each one is needed beside its loss"
     _, short = train_on(160, dry_run=True, window_steps=4, sample=8)
-    assert any(r.hot_inputs % 10 for r in short)
+    assert any(r.hot_examples % 10 for r in short)
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
@@ -193,14 +193,14 @@ def test_a_classifier_of_steps_follows_the_engine():
 def test_keys_are_found_in_the_usual_places(form):
     slipstream = make_engine(make_embeddings())
     list(slipstream.apply(make_data(2, form), batch_size=BATCH_SIZE))
-    assert slipstream.end_window().inputs_seen == 2 * BATCH_SIZE
+    assert slipstream.end_window().examples_seen == 2 * BATCH_SIZE
 
 
 def test_get_keys_finds_them_elsewhere():
     slipstream = make_engine(make_embeddings())
     data = make_data(2).map(lambda keys, label: {"k": keys, "y": label})
     list(slipstream.apply(data, BATCH_SIZE, get_keys=lambda element: element["k"]))
-    assert slipstream.end_window().inputs_seen == 2 * BATCH_SIZE
+    assert slipstream.end_window().examples_seen == 2 * BATCH_SIZE
 
 
 def test_a_forgotten_callback_is_warned_of_once():
@@ -268,9 +268,9 @@ def report(window, seen, skipped):
         is_threshold_capped=window == 1,
         is_skipping=True,
         saturated_keys=5,
-        inputs_seen=seen,
-        inputs_skipped=skipped,
-        hot_inputs=seen,
+        examples_seen=seen,
+        examples_skipped=skipped,
+        hot_examples=seen,
         next_hot_keys=20,
         hot_set_overlap=1.0,
         seconds=0.5,
@@ -281,7 +281,7 @@ def test_the_ledger_adds_up_and_prints():
     ledger = Ledger([report(0, 3000, 0), report(1, 1000, 400)])
     assert ledger.skipped_share == 0.1
     values = json.loads(json.dumps(ledger.to_dict()))
-    assert values["inputs_skipped"] == 400
+    assert values["examples_skipped"] == 400
     assert [window["skipped_share"] for window in values["windows"]] == [0.0, 0.4]
     lines = str(ledger).splitlines()
     assert len(lines) == 5

@@ -231,8 +231,8 @@ def test_the_engine_takes_a_sequence_as_a_bag():
     model.fit(trained, callbacks=[slipstream.callback()], shuffle=False, verbose=0)
     slipstream.end_window()
     ledger = slipstream.ledger
-    assert ledger.inputs_seen == 640
-    assert 0 < ledger.inputs_skipped < 480
+    assert ledger.examples_seen == 640
+    assert 0 < ledger.examples_skipped < 480
 
 
 def test_attention_weighs_all_steps_without_a_mask():

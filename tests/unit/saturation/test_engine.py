@@ -113,7 +113,7 @@ def test_masks_saturated_keys_after_the_warmup_only():
     report, (skippable, _, weight) = window(store, tracker)
     np.testing.assert_array_equal(weight, np.ones(4))
     assert skippable.tolist() == [True, True, False, False], "marked for the guard"
-    assert (report.inputs_skipped, report.inputs_skippable, report.is_skipping) == (0, 2, False)
+    assert (report.examples_skipped, report.examples_skippable, report.is_skipping) == (0, 2, False)
 
 
 def test_a_masked_key_is_judged_by_its_last_free_drift():
@@ -340,9 +340,9 @@ def test_a_dry_run_saves_nothing_and_counts_what_it_would(policies):
     for _ in range(3):
         report, (skippable, _, weight) = window(store, tracker)
     np.testing.assert_array_equal(weight, np.ones(4))
-    assert (report.inputs_skipped, report.inputs_kept, report.is_skipping) == (0, 0, False)
+    assert (report.examples_skipped, report.examples_kept, report.is_skipping) == (0, 0, False)
     if policies != ("defer_gradients",):
-        assert report.inputs_skippable == skippable.sum() == 2
+        assert report.examples_skippable == skippable.sum() == 2
     if policies != ("skip_examples",):
         assert all(policy.is_shadow for policy in store.policies.values())
     else:
@@ -357,8 +357,8 @@ def test_a_keep_rate_thins():
     for _ in range(3):
         report, (skippable, _, weight) = window(store, tracker, users)
     assert skippable.all() and set(weight) == {0.0, 2.0}
-    assert report.inputs_kept == (weight > 0).sum() and report.inputs_skippable == 404
-    assert report.inputs_skipped + report.inputs_kept == 404
+    assert report.examples_kept == (weight > 0).sum() and report.examples_skippable == 404
+    assert report.examples_skipped + report.examples_kept == 404
 
 
 def strict_json(report):
@@ -372,7 +372,7 @@ def test_rows_that_are_all_nan():
     assert report.anomalies == 4 and report.saturated_keys == 0 and report.threshold == 0.0
     assert strict_json(report)["anomalies"] == 4
     report, (skippable, *_) = window(store, tracker)
-    assert not skippable.any() and report.hot_inputs == 0
+    assert not skippable.any() and report.hot_examples == 0
 
 
 def test_an_empty_hot_set_and_windows_without_lookups():
@@ -389,7 +389,7 @@ def test_an_empty_hot_set_and_windows_without_lookups():
         else:
             report = tracker.end_window()
         assert (report.hot_keys, report.threshold, report.hot_set_overlap) == (0, 0.0, 0.0)
-        assert report.inputs_seen == (4 if shows_inputs else 0)
+        assert report.examples_seen == (4 if shows_inputs else 0)
         assert report.log_loss is None and report.auc is None
         assert strict_json(report)["skipped_share"] == 0.0
 
@@ -481,7 +481,7 @@ def test_a_quality_budget_bounds_the_share():
     assert 0.0 < tight[-1].target_share < 0.2 < loose[-1].target_share == 0.5
     assert 0.0 < tight[-1].predicted_cost <= 0.002 * 1.01
     assert "Slope" in tight[-1].budget and "allows more" in loose[-1].budget
-    assert loose[-1].inputs_skipped > 0 and loose[-1].log_loss is not None
+    assert loose[-1].examples_skipped > 0 and loose[-1].log_loss is not None
 
 
 def test_remembered_losses_choose_among_inputs_of_saturated_keys():
@@ -500,7 +500,7 @@ def test_remembered_losses_choose_among_inputs_of_saturated_keys():
     report, (skippable, score, _) = window(store, tracker, {**DRIFTS, 2: 5.0}, ids=ids)
     np.testing.assert_allclose(score, losses, rtol=1e-6)
     assert skippable.tolist() == [False, True, True, False]
-    assert report.inputs_skipped == 2
+    assert report.examples_skipped == 2
 
 
 def test_gradients_without_inputs_are_warned_of_once(caplog):

@@ -42,9 +42,9 @@ def report_of(window: int, tables: int = 2) -> WindowReport:
         is_threshold_capped=bool(window % 3),
         is_skipping=True,
         saturated_keys=3,
-        inputs_seen=10,
-        inputs_skipped=window % 7,
-        hot_inputs=4,
+        examples_seen=10,
+        examples_skipped=window % 7,
+        hot_examples=4,
         next_hot_keys=5,
         hot_set_overlap=random.random(),
         seconds=0.1,
@@ -64,7 +64,7 @@ def test_all_reports_come_back_in_order_from_a_checkpoint_too() -> None:
         log.append(report_of(window))
         expected.append(report_of(window))
         assert len(log) == len(expected)
-    assert log.inputs_skipped == sum(report.inputs_skipped for report in expected)
+    assert log.examples_skipped == sum(report.examples_skipped for report in expected)
     skeleton, arrays = tree.flatten(log.state())
     assert len(arrays) == 2
     again = ReportLog.from_state(tree.unflatten(skeleton, arrays))
@@ -74,7 +74,7 @@ def test_all_reports_come_back_in_order_from_a_checkpoint_too() -> None:
     for window in range(len(expected), 5 * BLOCK):
         again.append(report_of(window))
     assert [report.window for report in again] == list(range(5 * BLOCK))
-    assert again.inputs_skipped == sum(report.inputs_skipped for report in again)
+    assert again.examples_skipped == sum(report.examples_skipped for report in again)
 
 
 def test_an_old_report_takes_at_most_an_eighth_of_a_new_one() -> None:

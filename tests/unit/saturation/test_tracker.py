@@ -111,12 +111,12 @@ def test_finds_saturated_keys_and_skips_the_target_share():
     assert second.saturated_keys == 3 and second.saturated_share == 0.6  # users 0, 1 and item 0
     assert second.is_skipping and second.hot_set_overlap == 1.0
     assert second.drift_quantiles[1.0] == pytest.approx(0.4)
-    assert (second.inputs_seen, second.inputs_skipped, second.hot_inputs) == (4, 0, 0)
+    assert (second.examples_seen, second.examples_skipped, second.hot_examples) == (4, 0, 0)
 
     np.testing.assert_array_equal(one_window(store, tracker, DRIFTS), [True, True, False, False])
     third = tracker.end_window()
-    assert (third.inputs_seen, third.inputs_skipped, third.hot_inputs) == (4, 2, 4)
-    assert third.skipped_share == 0.5 and third.hot_input_share == 1.0
+    assert (third.examples_seen, third.examples_skipped, third.hot_examples) == (4, 2, 4)
+    assert third.skipped_share == 0.5 and third.hot_example_share == 1.0
     assert tracker.reports == (first, second, third)
 
 

@@ -53,13 +53,13 @@ def test_skips_after_the_warmup_counts_every_input_and_repeats_bitwise():
     runs = [train("skip_examples", share=0.3, warmup=60) for _ in range(2)]
     (store, tracker, trained), (other_store, other_tracker, _) = runs
     reports = tracker.reports
-    assert sum(r.inputs_seen for r in reports) == INPUTS
-    assert sum(r.inputs_skipped for r in reports) == INPUTS - trained > 0
+    assert sum(r.examples_seen for r in reports) == INPUTS
+    assert sum(r.examples_skipped for r in reports) == INPUTS - trained > 0
     for report in reports:
         assert report.hot_keys <= 60
         assert report.is_warming_up == (report.step <= 60)
         if report.is_warming_up:
-            assert report.inputs_skipped == 0
+            assert report.examples_skipped == 0
     assert [r.threshold for r in reports] == [r.threshold for r in other_tracker.reports]
     for name in ("user", "item"):
         mine, other = store.export_table(name), other_store.export_table(name)

@@ -168,8 +168,8 @@ def test_report_tells_what_was_found_and_decided():
     assert report.drift_quantiles[1.0] == pytest.approx(0.4)
     assert sum(count for _, _, count in report.drift_histogram) == 4
     assert report.threshold == decision.found.threshold == np.float32(0.15)
-    assert (report.inputs_seen, report.inputs_skipped, report.inputs_kept) == (100, 20, 10)
-    assert (report.hot_inputs, report.inputs_skippable) == (80, 30)
+    assert (report.examples_seen, report.examples_skipped, report.examples_kept) == (100, 20, 10)
+    assert (report.hot_examples, report.examples_skippable) == (80, 30)
     assert (report.target_share, report.guard, report.budget) == (0.5, "guarded", "planned")
     assert (report.predicted_cost, report.skippable_value) == (0.01, 0.3)
     assert (found.rows_offered, found.rows_masked) == (12, 2)

@@ -14,7 +14,7 @@ from slipstream_tf.distributed import (
     DistributedGradientTape,
     DistributedOptimizer,
     SingleProcess,
-    flush_held,
+    flush_deferred,
 )
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
@@ -68,9 +68,9 @@ def train(optimizer, policy, is_graph=False, is_wrapped=False, flushes=True):
         step(tf.constant(keys), tf.constant(gradients))
     assert int(optimizer.iterations) == STEPS
     if flushes:
-        flush_held(store, optimizer)
+        flush_deferred(store, optimizer)
         assert int(optimizer.iterations) == STEPS
-        assert store.update_counts("t").pending == 0 and store.deferred_rows() == {"t": 0}
+        assert store.update_counts("t").deferred_now == 0 and store.deferred_rows() == {"t": 0}
     return variable.numpy(), store, len(traces)
 
 
@@ -109,7 +109,7 @@ def test_it_defers_what_the_native_store_defers(rule, policy, is_graph, is_wrapp
     native_rows, native_counts = train_native(native_rule, policy)
     counts = store.update_counts("t")
     assert {name: getattr(counts, name) for name in COUNTS} == native_counts
-    assert counts.held > 0 and counts.flushed > 0 and counts.masked == 0
+    assert counts.deferred > 0 and counts.flushed > 0 and counts.masked == 0
     np.testing.assert_allclose(rows, native_rows, rtol=1e-5, atol=1e-6)
     assert traces == (1 if is_graph else STEPS)
 
@@ -122,19 +122,19 @@ def test_nothing_is_lost_within_any_budget(policy, most):
     plain, _, _ = train(keras.optimizers.SGD(0.1), UpdatePolicy())
     np.testing.assert_allclose(rows, plain, atol=1e-6)
     counts = store.update_counts("t")
-    assert (counts.refused > 0) == (most < 1000)
-    assert (counts.held > 0) == (most > 0)
+    assert (counts.over_budget > 0) == (most < 1000)
+    assert (counts.deferred > 0) == (most > 0)
     # A gradient row goes at once or joins a sum; a sum leaves with another gradient or alone.
-    assert 0 <= counts.offered - counts.held <= counts.sent <= counts.offered
+    assert 0 <= counts.offered - counts.deferred <= counts.sent <= counts.offered
     assert counts.flushed <= most
     # Sums of 3 values, a key and a step each; 8 bytes for each row of the variable.
-    assert counts.pending_bytes <= max(1, min(most, ROWS)) * (4 * DIM + 16) + 9 * ROWS
+    assert counts.deferred_bytes <= max(1, min(most, ROWS)) * (4 * DIM + 16) + 9 * ROWS
 
 
 def test_no_more_sums_are_deferred_than_allowed():
     policy = UpdatePolicy("defer", "interval", max_age=100, max_rows=5)
     _, store, _ = train(keras.optimizers.SGD(0.1), policy, flushes=False)
-    assert store.update_counts("t").pending == 5
+    assert store.update_counts("t").deferred_now == 5
 
 
 def test_shadow_mode_counts_and_passes_everything():
@@ -145,9 +145,9 @@ def test_shadow_mode_counts_and_passes_everything():
     _, real, _ = train(keras.optimizers.Adagrad(0.1), INTERVAL, flushes=False)
     assert store.update_counts("t") == real.update_counts("t")
     assert store.deferred_rows() == {"t": 0}, "nothing is to be applied"
-    assert store.update_counts("t").pending > 0
+    assert store.update_counts("t").deferred_now > 0
     store.set_update_policy("t", UpdatePolicy())
-    assert store.update_counts("t").pending == 0
+    assert store.update_counts("t").deferred_now == 0
     assert store.update_counts("t").flushed > 0
 
 
@@ -176,7 +176,7 @@ def test_sums_leave_with_the_next_step_when_the_policy_changes():
     assert offer(2) == {}
     store.flush_with_next_gradients()
     assert offer(2, 6) == {2: 2.0, 6: 1.0}
-    assert store.update_counts("t").pending == 0
+    assert store.update_counts("t").deferred_now == 0
     assert offer(2) == {}
 
 
@@ -248,10 +248,10 @@ def test_flushing_an_optimizer_that_accumulates_is_refused():
     variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
     store = VariableStore({"t": variable})
     optimizer = keras.optimizers.Adam(gradient_accumulation_steps=2)
-    assert flush_held(store, optimizer) == 0
+    assert flush_deferred(store, optimizer) == 0
     store.set_update_policy("t", INTERVAL)
-    with pytest.raises(ValueError, match="`gradient_accumulation_steps`: 2 for flush_held"):
-        flush_held(store, optimizer)
+    with pytest.raises(ValueError, match="`gradient_accumulation_steps`: 2 for flush_deferred"):
+        flush_deferred(store, optimizer)
 
 
 def test_optimizers_of_tensorflow_1_can_be_flushed():
@@ -262,9 +262,9 @@ def test_optimizers_of_tensorflow_1_can_be_flushed():
     optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
     slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([3]), tf.constant([ROWS, DIM]))
     store.mask_gradients("t", slices)
-    assert flush_held(store, optimizer) == 1
+    assert flush_deferred(store, optimizer) == 1
     np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)
-    assert flush_held(store, optimizer) == 0
+    assert flush_deferred(store, optimizer) == 0
 
 
 def defer_one(variable, optimizer=None):
@@ -281,7 +281,7 @@ def defer_one(variable, optimizer=None):
 def test_optimizers_of_tensorflow_1_with_slots_flush_keras_variables():
     variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
     store = defer_one(variable)
-    assert flush_held(store, tf.compat.v1.train.AdagradOptimizer(0.5, 3.0)) == 1
+    assert flush_deferred(store, tf.compat.v1.train.AdagradOptimizer(0.5, 3.0)) == 1
     np.testing.assert_allclose(variable.numpy()[3], [-0.25] * DIM)
 
 
@@ -290,10 +290,10 @@ def test_an_optimizer_that_does_not_know_the_variable_loses_nothing():
     store = defer_one(variable)
     optimizer = keras.optimizers.SGD(0.5)
     optimizer.build([keras.Variable(np.zeros((2, 2), np.float32))])
-    with pytest.raises(ValueError, match="`optimizer`: 'SGD' for flush_held"):
-        flush_held(store, optimizer)
+    with pytest.raises(ValueError, match="`optimizer`: 'SGD' for flush_deferred"):
+        flush_deferred(store, optimizer)
     assert store.deferred_rows() == {"t": 1}
-    assert flush_held(store, keras.optimizers.SGD(0.5)) == 1
+    assert flush_deferred(store, keras.optimizers.SGD(0.5)) == 1
     np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)
 
 
@@ -304,7 +304,7 @@ def test_an_optimizer_of_other_ranks_is_refused():
     store = defer_one(tf.Variable(tf.zeros([ROWS, DIM])))
     optimizer = DistributedOptimizer(keras.optimizers.SGD(0.5), TwoRanks())
     with pytest.raises(ValueError, match=r"`comm`: '1 rank\(s\)'.*the 2 rank"):
-        flush_held(store, optimizer, SingleProcess())
+        flush_deferred(store, optimizer, SingleProcess())
     assert store.deferred_rows() == {"t": 1}
 
 
@@ -314,7 +314,7 @@ def test_what_was_deferred_in_earnest_is_applied_in_a_dry_run(then):
     store = defer_one(variable)
     for policy in (dataclasses.replace(INTERVAL, is_shadow=True), *then):
         store.set_update_policy("t", policy)
-    assert flush_held(store, keras.optimizers.SGD(0.5)) == 1
+    assert flush_deferred(store, keras.optimizers.SGD(0.5)) == 1
     np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)
 
 
@@ -351,5 +351,5 @@ def test_a_step_whose_data_has_ended_changes_nothing():
         with pytest.raises(tf.errors.OutOfRangeError):
             step(iter(data))
     assert store.is_deferring("t").numpy()
-    assert flush_held(store, keras.optimizers.SGD(0.5)) == 1
+    assert flush_deferred(store, keras.optimizers.SGD(0.5)) == 1
     np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)

@@ -40,11 +40,11 @@ def reports(value=0.5, auc=True, **rows):
                 is_threshold_capped=False,
                 is_skipping=False,
                 saturated_keys=5,
-                inputs_seen=INPUTS,
-                inputs_skipped=0,
-                inputs_skippable=0 if is_warming_up else SKIPPABLE,
-                inputs_kept=0 if is_warming_up else KEPT,
-                hot_inputs=900,
+                examples_seen=INPUTS,
+                examples_skipped=0,
+                examples_skippable=0 if is_warming_up else SKIPPABLE,
+                examples_kept=0 if is_warming_up else KEPT,
+                hot_examples=900,
                 next_hot_keys=20,
                 hot_set_overlap=1.0,
                 seconds=0.5,
@@ -95,7 +95,7 @@ def test_masked_rows_cost_their_share_of_the_examples():
 
 def test_deferred_rows_cost_what_the_rule_says():
     settings = dry("skip_examples", "defer_gradients")
-    made = reports(sent=120, held=80)
+    made = reports(sent=120, deferred=80)
     examples, rows = estimate_dry_run(settings, made, (0.0001, 0.0006)).savings
     assert (examples.what, rows.what, rows.share) == ("examples", "gradient rows", 0.4)
     assert (rows.least_cost, rows.most_cost) == (0.0001, 0.0006) and "Adagrad" in rows.basis

@@ -36,9 +36,9 @@ def report(window=0, is_warming_up=False, **values):
             "is_threshold_capped": False,
             "is_skipping": True,
             "saturated_keys": 5,
-            "inputs_seen": 1000,
-            "inputs_skipped": 0,
-            "hot_inputs": 900,
+            "examples_seen": 1000,
+            "examples_skipped": 0,
+            "hot_examples": 900,
             "next_hot_keys": 20,
             "hot_set_overlap": 1.0,
             "seconds": 0.5,
@@ -52,12 +52,27 @@ def two_windows():
         report(0, is_warming_up=True, tables=(table(offered=100, sent=100), table("item", 1))),
         report(
             1,
-            inputs_skipped=250,
-            inputs_skippable=400,
-            inputs_kept=150,
+            examples_skipped=250,
+            examples_skippable=400,
+            examples_kept=150,
             tables=(
-                table(offered=100, sent=40, held=60, due_by_age=40, pending=7, pending_bytes=700),
-                table("item", 1, offered=50, sent=50, refused=50, pending=1, pending_bytes=68),
+                table(
+                    offered=100,
+                    sent=40,
+                    deferred=60,
+                    due_by_age=40,
+                    deferred_now=7,
+                    deferred_bytes=700,
+                ),
+                table(
+                    "item",
+                    1,
+                    offered=50,
+                    sent=50,
+                    over_budget=50,
+                    deferred_now=1,
+                    deferred_bytes=68,
+                ),
             ),
         ),
     ]
@@ -65,11 +80,17 @@ def two_windows():
 
 def test_totals():
     ledger = Ledger(two_windows())
-    assert (ledger.inputs_seen, ledger.inputs_skipped) == (2000, 250)
-    assert (ledger.inputs_skippable, ledger.inputs_kept, ledger.seconds) == (400, 150, 1.0)
+    assert (ledger.examples_seen, ledger.examples_skipped) == (2000, 250)
+    assert (ledger.examples_skippable, ledger.examples_kept, ledger.seconds) == (400, 150, 1.0)
     assert ledger.skipped_share == 0.125
     assert ledger.rows == UpdateCounts(
-        offered=250, sent=190, held=60, due_by_age=40, refused=50, pending=8, pending_bytes=768
+        offered=250,
+        sent=190,
+        deferred=60,
+        due_by_age=40,
+        over_budget=50,
+        deferred_now=8,
+        deferred_bytes=768,
     )
     # A row: an int64 key and float32 values.
     assert ledger.bytes_offered == 200 * (8 + 16) + 50 * (8 + 4)
@@ -114,15 +135,15 @@ def test_json_lines_replace_the_file(tmp_path):
     Ledger(two_windows()).write_json_lines(path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["window"] for line in lines] == [0, 1]
-    assert lines[1]["inputs_skipped"] == 250 and lines[1]["skipped_share"] == 0.25
-    assert lines[1]["tables"][1]["rows"]["refused"] == 50
+    assert lines[1]["examples_skipped"] == 250 and lines[1]["skipped_share"] == 0.25
+    assert lines[1]["tables"][1]["rows"]["over_budget"] == 50
     Ledger([]).write_json_lines(path)
     assert path.read_text() == ""
 
 
 def test_scalars_are_finite_and_leave_out_what_is_not_known():
     unknown = {"SkipExamples": {"loss_threshold": None}}
-    for window in (*two_windows(), report(inputs_seen=0, hot_keys=0, policies=unknown)):
+    for window in (*two_windows(), report(examples_seen=0, hot_keys=0, policies=unknown)):
         values = scalars(window)
         assert all(isinstance(v, float) and math.isfinite(v) for v in values.values())
         assert not {"progressive/auc", "progressive/log_loss", "policies/loss_threshold"} & set(
@@ -132,8 +153,8 @@ def test_scalars_are_finite_and_leave_out_what_is_not_known():
     full = scalars(
         report(
             log_loss=0.5, auc=0.75, policies={"SkipExamples": {"loss_threshold": 0.1}},
-            target_share=0.3, inputs_skipped=100,
-            tables=(table(offered=10, sent=4, masked=6, pending=2),),
+            target_share=0.3, examples_skipped=100,
+            tables=(table(offered=10, sent=4, masked=6, deferred_now=2),),
         )
     )  # fmt: skip
     expected = {

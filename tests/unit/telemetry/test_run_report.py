@@ -20,8 +20,8 @@ def window(number=1, **values):
         **{"window": number, "step": 10 * (number + 1), "is_warming_up": number == 0},
         **{"hot_keys": 20, "snapshot_bytes": 320, "evicted": 0, "anomalies": 0},
         **{"drift_quantiles": {}, "threshold": 0.25, "is_threshold_capped": False},
-        **{"is_skipping": True, "saturated_keys": 5, "inputs_seen": 1000, "inputs_skipped": 0},
-        **{"hot_inputs": 900, "next_hot_keys": 20, "hot_set_overlap": 1.0, "seconds": 0.5},
+        **{"is_skipping": True, "saturated_keys": 5, "examples_seen": 1000, "examples_skipped": 0},
+        **{"hot_examples": 900, "next_hot_keys": 20, "hot_set_overlap": 1.0, "seconds": 0.5},
     }
     return WindowReport(**{**usual, **values})
 
@@ -32,8 +32,8 @@ def rows(**counts):
 
 SAVED = window(
     1,
-    **{"inputs_skipped": 250, "inputs_skippable": 400, "inputs_kept": 150},
-    **rows(offered=150, sent=90, held=60, due_by_age=40, refused=50, masked=30),
+    **{"examples_skipped": 250, "examples_skippable": 400, "examples_kept": 150},
+    **rows(offered=150, sent=90, deferred=60, due_by_age=40, over_budget=50, masked=30),
 )
 
 
@@ -89,8 +89,8 @@ def test_a_report_tells_guard_budget_anomalies_and_caps():
     assert not any(part in plain for part in ("Guard", "Budget", "drifts", "max_threshold"))
 
 
-NO_SCORE = {"inputs_seen": 0, "saturated_keys": 0}
-SEEN = {"inputs_seen": 1000, "saturated_keys": 0}
+NO_SCORE = {"examples_seen": 0, "saturated_keys": 0}
+SEEN = {"examples_seen": 1000, "saturated_keys": 0}
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_it_says_why_nothing_was_saved(policies, settings, windows, values, reas
 @pytest.mark.parametrize(
     "found",
     [
-        {"inputs_skipped": 1},
-        {"inputs_skippable": 1},
+        {"examples_skipped": 1},
+        {"examples_skippable": 1},
         rows(offered=9, sent=8),
     ],
 )
@@ -145,4 +145,4 @@ def test_a_report_can_be_had_as_json():
     report = report_of(engine_settings("skip_examples"), window(0), SAVED)
     values = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert (values["steps"], values["warmup_steps"], values["dry_run"]) == (20, 10, None)
-    assert values["inputs_skipped"] == 250 and len(values["windows"]) == 2
+    assert values["examples_skipped"] == 250 and len(values["windows"]) == 2
