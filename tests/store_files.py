@@ -39,7 +39,7 @@ class InSok(SavedStore):
         self.learning_rate = tf.Variable(0.1)
         self.contents: dict[str, np.ndarray] = {}
         self.accesses = {"keys": np.empty(0, np.int64), "counts": np.empty(0, np.float32)}
-        self.deferred_now: dict[str, Any] = {}
+        self.deferred: dict[str, Any] = {}
         self.policies: list[UpdatePolicy] = []
         self.flushed = 0
 
@@ -56,7 +56,7 @@ class InSok(SavedStore):
         counts = (1.0 + self.rank + everyones % 3).astype(np.float32)
         self.accesses = {"keys": everyones, "counts": counts}
         deferred = (own if self.defers_at_owners else everyones)[:: 3 + self.rank]
-        self.deferred_now = {
+        self.deferred = {
             **{"keys": deferred, "ages": np.arange(deferred.size)[::-1].copy()},
             **{"ranks": np.zeros(deferred.size, np.int32), "learning_rate": np.float32(0.1)},
             "sums": np.stack([deferred + 0.25, -deferred - 1.0 - self.rank], 1).astype(np.float32),
@@ -83,10 +83,10 @@ class InSok(SavedStore):
         self.accesses = accesses
 
     def export_deferred(self, table: str) -> dict[str, Any]:
-        return dict(self.deferred_now)
+        return dict(self.deferred)
 
     def import_deferred(self, table: str, contents: dict[str, Any]) -> None:
-        self.deferred_now = contents
+        self.deferred = contents
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         self.policies.append(policy)

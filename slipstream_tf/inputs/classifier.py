@@ -27,7 +27,7 @@ def skip_inputs(
     get_keys: Callable[..., Any] | None = None,
     drop_remainder: bool = False,
     weighted: bool = False,
-    marked: bool = False,
+    adds_skippable: bool = False,
     get_ids: Callable[..., Any] | None = None,
     window_batches: int = 0,
     refill: bool = True,
@@ -57,8 +57,8 @@ def skip_inputs(
         weighted: whether elements become `(features, label, sample_weight)`: skippable inputs that
             are kept stand for those that are not (needed where the classifier thins). A weight
             that is there is multiplied.
-        marked: whether the features get "skippable", bool [batch]: what could have been left out
-            (read where losses are recorded). Features that are no mapping become one
+        adds_skippable: whether the features get "skippable", bool [batch]: what could have been
+            left out (read where losses are recorded). Features that are no mapping become one
             (`notes.add_notes`); a model takes it apart again (`keras.LossFeedback`).
         get_ids: called like `get_keys`; returns what the classifier takes for ids, int64 [batch].
             Default: `features["id"]` if the features are a mapping where it is integers [batch]
@@ -80,7 +80,7 @@ def skip_inputs(
     """
     element_spec = dataset.element_spec
     names = frozenset(spec.name for spec in specs)
-    _require_form(element_spec, weighted, marked, names)
+    _require_form(element_spec, weighted, adds_skippable, names)
     known_size = static_batch_size(element_spec)
     size = known_size if batch_size is None else batch_size
     stays = not refill and size == known_size and not (drop_remainder and size is None)
@@ -101,7 +101,7 @@ def skip_inputs(
             if weighted:
                 weights = _weights(classified.weight, *components[2:])
                 components = (*components[:2], weights)
-            if marked:
+            if adds_skippable:
                 features = add_notes(components[0], **{SKIPPABLE: classified.skippable})
                 components = (features, *components[1:])
             if refill:
@@ -156,13 +156,15 @@ def _weights(weight: tf.Tensor, before: Any = None) -> Any:
     return tf.nest.map_structure(times, before)
 
 
-def _require_form(element_spec: Any, weighted: bool, marked: bool, names: frozenset[str]) -> None:
+def _require_form(
+    element_spec: Any, weighted: bool, adds_skippable: bool, names: frozenset[str]
+) -> None:
     """Checks that elements can hold weights and "skippable"."""
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     if weighted and not (isinstance(element_spec, tuple) and len(element_spec) in (2, 3)):
         allowed = "(features, label) or (features, label, sample_weight), where inputs are thinned"
         raise invalid("dataset", element_spec, "its elements", allowed)
-    if not (marked and isinstance(features, Mapping)):
+    if not (adds_skippable and isinstance(features, Mapping)):
         return
     own = frozenset() if "keys" in features else names & {ID}
     if SKIPPABLE in features or own:

@@ -275,7 +275,7 @@ class Slipstream(tf.train.experimental.PythonState):
             get_keys,
             drop_remainder,
             weighted=self.settings.weighs_examples,
-            marked=self.needs_losses,
+            adds_skippable=self.needs_losses,
             window_batches=self.tracker.window_steps if only_counts else 0,
             refill=self.settings.skips_examples,
         )

@@ -38,7 +38,7 @@ class Reference:
         self.steps, self.flushes = 0, False
         self.counts = dict.fromkeys(DeferredCounts._fields, 0)
 
-    def step(self, policy, capacity, marked, keys, gradients):
+    def step(self, policy, capacity, flagged, keys, gradients):
         """Returns the rows that leave: keys, ascending, and sums."""
         self.steps += 1
         may_hold = policy.mode == "defer" and not self.flushes
@@ -48,7 +48,7 @@ class Reference:
             is_deferred = key in self.sums
             total = gradient + self.sums.get(key, np.float32(0))
             is_old = is_deferred and self.steps - self.since[key] >= policy.max_age
-            waits = np.abs(total).max() < policy.movement if by_movement else key in marked
+            waits = np.abs(total).max() < policy.movement if by_movement else key in flagged
             waits = waits and may_hold and not is_old and np.isfinite(total).all()
             if not waits or key == LOWEST:
                 leaving[key] = total
@@ -86,22 +86,22 @@ class Holder:
     """A buffer, and a judgement of its sums."""
 
     def __init__(self, device: str = "CPU:0"):
-        self.device, self.buffer, self.marked = (
+        self.device, self.buffer, self.flagged = (
             device,
             DeferredGradients(DIM, device),
             KeySet(device),
         )
         self.policy, self.capacity = UpdatePolicy(), 0
 
-    def configure(self, policy, capacity, marked=()):
+    def configure(self, policy, capacity, flagged=()):
         self.policy, self.capacity = policy, capacity
         self.buffer.configure(policy, capacity)
-        self.marked.assign(np.array(sorted(marked), np.int64))
+        self.flagged.assign(np.array(sorted(flagged), np.int64))
 
     def run(self, keys, gradients, movement):
         added = self.buffer.add(keys, gradients)
         may_wait = tf.reduce_max(tf.abs(added.sums), axis=1) < movement
-        return self.buffer.take_due(self.marked, keys, added, may_wait)
+        return self.buffer.take_due(self.flagged, keys, added, may_wait)
 
     def step(self, keys, gradients=None):
         keys = np.array(keys, np.int64)
@@ -130,9 +130,9 @@ def test_equals_a_dictionary(device, seed):
             trigger = ("movement", "interval")[rng.integers(2)]
             ages, rows = rng.integers(1, 7), rng.integers(0, 12)
             policy = UpdatePolicy(mode, trigger, 0.8, max_age=int(ages), max_rows=int(rows))
-            marked = {int(key) for key in some_rows(rng, 12)[0]}
+            flagged = {int(key) for key in some_rows(rng, 12)[0]}
             capacity = int(rng.integers(0, 12))
-            holder.configure(policy, capacity, marked)
+            holder.configure(policy, capacity, flagged)
             capacity = max(capacity, len(reference.sums))
         if rng.random() < 0.15:
             holder.buffer.flush()
@@ -140,7 +140,7 @@ def test_equals_a_dictionary(device, seed):
         keys, gradients = some_rows(rng, rng.integers(0, 14))
         assert holder.buffer.state().flushes == reference.flushes
         due = holder.step(keys, gradients)
-        expected_keys, expected_sums = reference.step(policy, capacity, marked, keys, gradients)
+        expected_keys, expected_sums = reference.step(policy, capacity, flagged, keys, gradients)
         assert due.keys.numpy().tolist() == expected_keys
         np.testing.assert_array_equal(due.sums, expected_sums)
         assert device in due.keys.device and device in due.sums.device
@@ -163,7 +163,7 @@ def test_equals_a_dictionary(device, seed):
                 sums, np.reshape([reference.sums[key] for key in keys.tolist()], (-1, DIM))
             )
             went_on = Holder(device)
-            went_on.configure(policy, capacity, marked)
+            went_on.configure(policy, capacity, flagged)
             went_on.buffer.replace(keys, ages, sums)
             if state.flushes:
                 went_on.buffer.flush()
@@ -288,14 +288,14 @@ def test_the_rule_is_read_at_run_time_without_retracing():
 
     one = tf.constant([7], tf.int64), tf.ones([1, DIM])
     shadow = dataclasses.replace(INTERVAL, is_shadow=True)
-    for policy, marked, expected in (
+    for policy, flagged, expected in (
         (INTERVAL, {7}, ([], False, True)),
         (MOVEMENT, (), ([], False, True)),
         (INTERVAL, (), ([7], False, True)),
         (shadow, {7}, ([], True, True)),
         (UpdatePolicy(), (), ([7], False, False)),
     ):
-        holder.configure(policy, 4, marked)
+        holder.configure(policy, 4, flagged)
         keys, is_shadow, defers = step(*one)
         assert (keys.numpy().tolist(), bool(is_shadow), bool(defers)) == expected
     assert len(traces) == 1
@@ -308,7 +308,7 @@ def test_shapes_of_unknown_gradients():
     def step(keys, gradients):
         added = holder.buffer.add(keys, gradients)
         assert added.indices.shape.rank == 1 and added.sums.shape.rank == 2
-        due = holder.buffer.take_due(holder.marked, keys, added, tf.zeros_like(keys, tf.bool))
+        due = holder.buffer.take_due(holder.flagged, keys, added, tf.zeros_like(keys, tf.bool))
         assert due.sums.shape.as_list() == [None, DIM]
         return due.keys
 
@@ -357,9 +357,9 @@ def test_what_the_second_half_refuses_changes_nothing(change):
     types = {"indices": tf.int64, "sums": tf.float32}
     changed = {name: tf.constant(value, types[name]) for name, value in change.items()}
     with pytest.raises(BAD, match=r"allowed|rank|Dimension|Shapes"):
-        holder.buffer.take_due(holder.marked, keys, added._replace(**changed), may_wait)
+        holder.buffer.take_due(holder.flagged, keys, added._replace(**changed), may_wait)
     assert holder.buffer.state().counts.deferred == 1
-    due = holder.buffer.take_due(holder.marked, keys, added, tf.constant([True, True]))
+    due = holder.buffer.take_due(holder.flagged, keys, added, tf.constant([True, True]))
     assert due.keys.shape == (0,) and holder.buffer.state().num_deferred == 2
 
 

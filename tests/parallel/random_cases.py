@@ -303,9 +303,9 @@ class Comparison:
                 self.plain.set_update_policy(name, UpdatePolicy())
         for table in self.case.tables:
             known = np.array(sorted(self.seen[table.name]), np.int64)
-            marked = known[random.random(known.size) < 0.5]
+            flagged = known[random.random(known.size) < 0.5]
             for store in (self.store, self.simulated, self.plain):
-                store.set_row_flags(table.name, marked, np.full(marked.size, SATURATED))
+                store.set_row_flags(table.name, flagged, np.full(flagged.size, SATURATED))
 
     def _step(self, step: int) -> None:
         case, comm = self.case, self.comm

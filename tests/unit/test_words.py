@@ -203,45 +203,38 @@ RETIRED_PHRASES = {
     r"asked for": "requested",
     r"makes? room": "evicts",
 }
-# What users write or read today: settings, arguments, columns of metrics and reports.
-SETTINGS = {"flush_deferred", "freeze_drift", "replica_bytes", "marked"}
 # Of the standard library: gc.freeze is Python's word.
 FOREIGN = {"FrozenInstanceError", "freeze"}
-# Fields of records that are metrics columns; so they are attributes and keywords, and no more.
-COLUMNS: set[str] = set()
 _PARTS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 
 
-def identifiers_of(tree: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Yields (identifier, whether it may be a column) of Python code; names of tests are texts."""
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    members = [member for of_class in classes for member in of_class.body]
-    fields = {member.target for member in members if isinstance(member, ast.AnnAssign)}
+def identifiers_of(tree: ast.AST) -> Iterator[str]:
+    """Yields the identifiers of Python code; names of tests are texts."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            yield node.id, node in fields
+            yield node.id
         elif isinstance(node, ast.Attribute):
-            yield node.attr, True
+            yield node.attr
         elif isinstance(node, ast.arg):
-            yield node.arg, False
+            yield node.arg
         elif isinstance(node, ast.alias):
-            yield from ((name, False) for name in (node.name, node.asname) if name)
+            yield from (name for name in (node.name, node.asname) if name)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             if not node.name.startswith("test_"):
-                yield node.name, False
+                yield node.name
         elif isinstance(node, ast.Call):
             called = getattr(node.func, "attr", getattr(node.func, "id", ""))
             # Those of a dataclass and of pytest are not ours.
             foreign = {"dataclass": "frozen", "param": "marks"}.get(called)
             names = (keyword.arg for keyword in node.keywords)
-            yield from ((name, True) for name in names if name and name != foreign)
+            yield from (name for name in names if name and name != foreign)
 
 
 def retired_parts_in(text: str) -> dict[str, str]:
     """Returns the identifiers of Python code that have a retired word -> what stands for it."""
     found = {}
-    for name, may_be_column in identifiers_of(ast.parse(text)):
-        if name in SETTINGS | FOREIGN or (may_be_column and name in COLUMNS):
+    for name in identifiers_of(ast.parse(text)):
+        if name in FOREIGN:
             continue
         parts = f"_{'_'.join(part.lower() for part in _PARTS.findall(name))}_"
         retired = next((word for word in RETIRED_PARTS if f"_{word}_" in parts), None)
@@ -292,8 +285,8 @@ def test_retired_words_are_not_in_python(find, folders) -> None:
     ("text", "names"),
     [
         ("held = counts.held", {"held"}),
-        ("counts = Counts(held=1, held_rows=2)", {"held_rows"}),
-        ("class Counts:\n    held: int\n    asked: int", {"asked"}),
+        ("counts = Counts(held=1, held_rows=2)", {"held", "held_rows"}),
+        ("class Counts:\n    held: int\n    asked: int", {"held", "asked"}),
         ("def f(heldRows, withheld): ...", {"heldRows"}),
         ("class RowParcels: ...", {"RowParcels"}),
         ("def test_rows_are_held(): ...", set()),

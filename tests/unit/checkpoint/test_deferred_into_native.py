@@ -53,7 +53,7 @@ def in_sok() -> InSok:
     """Of a loop whose optimizer nobody knows: neither slots, nor steps, nor a rate."""
     store = InSok(0, 1, optimizer=None).fill(range(ROWS))
     store.contents.update(slots=np.empty((ROWS, 0), np.float32), steps=np.zeros(2, np.int64))
-    store.pending["learning_rate"] = np.float32(0.0)
+    store.deferred["learning_rate"] = np.float32(0.0)
     return store
 
 
@@ -100,7 +100,7 @@ def test_sums_that_stay_deferred_are_applied_by_a_later_flush(
     manifest = save(tmp_path, [saved], "replicated")
     now = NativeStore([TABLE], rule)
     restore(tmp_path, manifest, [now], "replicated", DEFERS)
-    assert now.update_counts("t").pending == len(DEFERRED)
+    assert now.update_counts("t").deferred_now == len(DEFERRED)
     now.flush()
     was, deferred = saved.export_table("t"), saved.export_deferred("t")
     np.testing.assert_array_equal(now.export_table("t")["rows"], updated(was, deferred, rule))

@@ -89,7 +89,7 @@ def test_native_tables_go_into_sok_and_back(tmp_path: Path) -> None:
     assert [rows(spread, "rows"), rows(spread, "slots")] == by_key
     counts = dict(zip(was["keys"].tolist(), was["counts"].tolist(), strict=True))
     assert total([s.accesses for s in spread], "counts") == counts
-    assert total([s.pending for s in spread], "sums") == total([deferred], "sums")
+    assert total([s.deferred for s in spread], "sums") == total([deferred], "sums")
 
     manifest = save(tmp_path / "b", spread, "spread")
     back = NativeStore([TABLE], RULE)
@@ -111,14 +111,14 @@ def test_tables_in_sok_go_to_any_number_of_ranks(size: int, tmp_path: Path) -> N
         assert rows(now, column) == rows(saved, column)
     for store in now:
         assert store.contents["powers"].tolist() == [0.5, 0.25]
-    for of in ("accesses", "pending"):
+    for of in ("accesses", "deferred"):
         column = "counts" if of == "accesses" else "sums"
         parts = [[getattr(s, of) for s in stores] for stores in (now, saved)]
         assert total(parts[0], column) == total(parts[1], column)
     if size == 2:
         for store, old in zip(now, saved, strict=True):
             assert store.accesses["counts"].tolist() == old.accesses["counts"].tolist()
-            assert store.pending["keys"].tolist() == old.pending["keys"].tolist()
+            assert store.deferred["keys"].tolist() == old.deferred["keys"].tolist()
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -185,10 +185,10 @@ def test_sums_go_to_the_owner_where_he_defers_them(size: int, tmp_path: Path) ->
     manifest = save(tmp_path / "a", saved, "spread")
     now = [InSok(r, size, defers_at_owners=True) for r in range(size)]
     restore(tmp_path / "a", manifest, now, "spread")
-    sums = [[s.pending for s in stores] for stores in (now, saved)]
+    sums = [[s.deferred for s in stores] for stores in (now, saved)]
     assert total(sums[0], "sums") == total(sums[1], "sums")
     for rank, store in enumerate(now):
-        deferred = store.pending["keys"]
+        deferred = store.deferred["keys"]
         assert (
             deferred.size
             and (deferred % size == rank).all()
@@ -204,7 +204,7 @@ def test_sums_that_no_policy_defers_are_applied_at_once(tmp_path: Path) -> None:
     # By interval: a rank cannot judge how far rows would move, whose slots SOK has.
     policies = [(p.mode, p.trigger) for p in store.policies]
     assert policies == [("mask", "interval"), ("defer", "interval"), ("mask", "interval")]
-    assert store.flushed == 1 and store.pending["keys"].size == 1
+    assert store.flushed == 1 and store.deferred["keys"].size == 1
 
 
 def test_variables_take_rows_of_sok(tmp_path: Path) -> None:

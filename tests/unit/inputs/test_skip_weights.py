@@ -77,11 +77,11 @@ def ragged_batches(sizes, keys, with_weight):
     batch_size=st.integers(1, 9),
     with_weight=st.booleans(),
     weighted=st.booleans(),
-    marked=st.booleans(),
+    adds_skippable=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_weights_marks_and_ids_stay_with_their_inputs(
-    sizes, batch_size, with_weight, weighted, marked, seed
+    sizes, batch_size, with_weight, weighted, adds_skippable, seed
 ):
     keys = np.random.default_rng(seed).integers(0, 9, sum(sizes))
     classifier = FakeClassifier()
@@ -91,7 +91,7 @@ def test_weights_marks_and_ids_stay_with_their_inputs(
         SPECS,
         batch_size,
         weighted=weighted,
-        marked=marked,
+        adds_skippable=adds_skippable,
     )
     expected = expected_weights(keys)
     order = []
@@ -101,8 +101,8 @@ def test_weights_marks_and_ids_stay_with_their_inputs(
         np.testing.assert_array_equal(label, place)
         np.testing.assert_array_equal(features["dense"][:, 0], place * 0.5)
         assert features["keys"]["key"].to_list() == [[int(keys[i])] * (i % 3 + 1) for i in place]
-        assert ("skippable" in features) == marked
-        if marked:
+        assert ("skippable" in features) == adds_skippable
+        if adds_skippable:
             assert features["skippable"].dtype == tf.bool
             np.testing.assert_array_equal(features["skippable"], keys[place] % 3 == 2)
         assert len(weight) == (with_weight or weighted)
@@ -135,7 +135,7 @@ def test_weights_of_more_dimensions_and_of_other_types():
 
 def test_features_without_a_tuple_can_be_marked():
     dataset = pairs().batch(9).map(lambda f, y: f)
-    (features,) = skip_inputs(dataset, FakeClassifier(), SPECS, 9, marked=True)
+    (features,) = skip_inputs(dataset, FakeClassifier(), SPECS, 9, adds_skippable=True)
     np.testing.assert_array_equal(features["keys"][:, 0] % 3 == 2, features["skippable"])
 
 
@@ -177,10 +177,10 @@ def test_elements_without_a_place_for_weights_or_marks():
     named = [FeatureSpec("id", "table")]
     with pytest.raises(ValueError, match="features without 'id'"):
         flat = bare.map(lambda keys: ({"id": keys}, keys))
-        skip_inputs(flat, classifier, named, 2, marked=True)
-    marked = pairs().batch(3).map(lambda f, y: ({**f, "skippable": y > 0}, y))
+        skip_inputs(flat, classifier, named, 2, adds_skippable=True)
+    noted = pairs().batch(3).map(lambda f, y: ({**f, "skippable": y > 0}, y))
     with pytest.raises(ValueError, match="features without 'skippable'"):
-        skip_inputs(marked, classifier, SPECS, 3, marked=True)
+        skip_inputs(noted, classifier, SPECS, 3, adds_skippable=True)
 
 
 @pytest.mark.parametrize("keep_rate", [0.0, 0.25])
@@ -190,7 +190,7 @@ def test_the_classifiers_thinning_has_the_weights_that_make_up_for_it(keep_rate)
     classifier.configure("drift", 0.5, keep_rate=keep_rate)
     keys = np.random.default_rng(0).integers(0, 2, 4000)
     dataset = tf.data.Dataset.from_tensor_slices(({"keys": keys[:, None]}, keys)).batch(64)
-    kept = skip_inputs(with_ids(dataset), classifier, SPECS, 64, weighted=True, marked=True)
+    kept = skip_inputs(with_ids(dataset), classifier, SPECS, 64, weighted=True, adds_skippable=True)
     seen, total = [], 0.0
     for features, label, weight in kept:
         place = features["id"].numpy()

@@ -204,7 +204,7 @@ def test_policies_act_before_the_step(mode):
         results.append((train(model, 1), store.update_counts("user")))
     (plain, counts), (stepped, stepped_counts) = results
     assert counts == stepped_counts
-    assert counts.masked + counts.held > 0
+    assert counts.masked + counts.deferred > 0
     assert_same(stepped, contents(plain))
 
 

@@ -137,7 +137,7 @@ def test_deferring_sends_fewer_rows_and_counts_each():
     run = Run("defer_gradients", defer_movement=0.002, simulated_ranks=4).fit()
     rows = run.assert_account().rows
     assert 0 < rows.sent < rows.offered and rows.masked == 0 and rows.due_by_movement > 0
-    assert rows.held >= rows.pending == deferred_rows(run) > 0
+    assert rows.deferred >= rows.deferred_now == deferred_rows(run) > 0
     assert "been sent" in run.words and "MiB saved" in run.words
 
 
@@ -159,7 +159,9 @@ def test_an_evaluation_flushes_and_gives_what_plain_training_gives():
 
 
 def deferred_rows(run):
-    return sum(run.embeddings.store.update_counts(t.name).pending for t in run.embeddings.tables)
+    return sum(
+        run.embeddings.store.update_counts(t.name).deferred_now for t in run.embeddings.tables
+    )
 
 
 def test_all_of_the_gradient_arrives_in_the_end():
@@ -168,11 +170,11 @@ def test_all_of_the_gradient_arrives_in_the_end():
     run.fit(dataset().take(8))
     assert deferred_rows(run) > 0
     rows = run.slipstream.ledger.rows
-    assert rows.sent == 0 and rows.held == rows.offered
+    assert rows.sent == 0 and rows.deferred == rows.offered
     run.embeddings.store.flush()
     assert deferred_rows(run) == 0
     counts = [run.embeddings.store.update_counts(t.name) for t in run.embeddings.tables]
-    assert sum(c.flushed for c in counts) == sum(c.sent for c in counts) == rows.pending
+    assert sum(c.flushed for c in counts) == sum(c.sent for c in counts) == rows.deferred_now
 
 
 def test_both():
