@@ -127,7 +127,7 @@ def states() -> Picture:
     picture.label(*varying, "varying", VARYING)
     picture.label(*saturated, "saturated", SATURATED, 116)
     picture.label(*probing, "probing", PROBING)
-    note(240, 384, "Warming: watched, and not judged yet.")
+    note(240, 384, "Warming: watched, and not decided on yet.")
     note(240, 403, "Probing: trained for a window as if it varied.")
     note(240, 422, "Any key that leaves the hot set is cold again.")
     return picture
@@ -145,7 +145,7 @@ def window() -> Picture:
         color = SATURATED if rank < hot else COLD
         picture.box(20 + rank * wide, base - tall, wide - 3, tall, color, color, 1.5)
     picture.text(28 + hot * wide, 70, "hot set: the most accessed keys", 14, INK, "start")
-    picture.text(28 + hot * wide, 89, "whose snapshots fit hot_budget_bytes", 14, MUTED, "start")
+    picture.text(28 + hot * wide, 89, "whose snapshots fit HotSet(memory)", 14, MUTED, "start")
     picture.text(WIDTH - 20, 136, "all others are cold", 14, MUTED, "end")
     picture.text(20, 236, "one window", anchor="start", bold=True)
     top, start, end = 262.0, 76.0, 404.0
@@ -171,7 +171,7 @@ def window() -> Picture:
     picture.box(226, 304, 234, 106, PALE[VARYING], VARYING)
     texts = (
         "for each hot row: drift",
-        "from the sample of inputs: T",
+        "from the sample of examples: T",
         "for each hot key: its state",
         "then the next hot set",
     )
@@ -181,10 +181,10 @@ def window() -> Picture:
 
 
 def threshold() -> Picture:
-    """Skip scores of inputs, and T as their quantile."""
-    picture = Picture(480, "The skip score of an input, and T as a quantile of the scores")
+    """Scores of examples, and T as their quantile."""
+    picture = Picture(480, "The score of an example, and T as a quantile of the scores")
     picture.text(
-        20, 30, "inputs of the sample, and the drifts of their keys", anchor="start", bold=True
+        20, 30, "examples of the sample, and the drifts of their keys", anchor="start", bold=True
     )
     left, right = 96.0, 380.0
 
@@ -192,10 +192,10 @@ def threshold() -> Picture:
         return left + drift * (right - left)
 
     inputs = (
-        ("input 1", (0.04, 0.1, 0.17), True),
-        ("input 2", (0.06, 0.25, 0.42), True),
-        ("input 3", (0.12, 0.3, 0.82), True),
-        ("input 4", (0.05, 0.2), False),
+        ("example 1", (0.04, 0.1, 0.17), True),
+        ("example 2", (0.06, 0.25, 0.42), True),
+        ("example 3", (0.12, 0.3, 0.82), True),
+        ("example 4", (0.05, 0.2), False),
     )
     for row, (name, drifts, is_hot) in enumerate(inputs):
         y = 62.0 + 34 * row
@@ -212,9 +212,9 @@ def threshold() -> Picture:
     picture.text(left, 207, "drift", 13.5, MUTED, "start")
     picture.dot(28, 232, VARYING, 7)
     picture.text(
-        42, 237, "the skip score: the largest drift of an input (alpha = 1)", 14, INK, "start"
+        42, 237, "the score: the largest drift of an example (alpha = 1)", 14, INK, "start"
     )
-    picture.text(20, 278, "skip scores, sorted", anchor="start", bold=True)
+    picture.text(20, 278, "scores, sorted", anchor="start", bold=True)
     floor, top, first, hot, last = 430.0, 300.0, 40.0, 350.0, 460.0
     cut = first + 0.4 * (hot - first)
     picture.box(first, top, cut - first, floor - top, PALE[SATURATED], PALE[SATURATED], 0)
@@ -231,8 +231,8 @@ def threshold() -> Picture:
     picture.line([(first, floor), (last, floor)], MUTED, 1.2)
     picture.text((first + cut) / 2, 320, "skippable", 14, SATURATED, bold=True)
     picture.text((hot + last) / 2, 320, "not hot: ∞", 14, MUTED)
-    picture.text((first + cut) / 2, floor + 20, "target_skip", 14)
-    picture.text((cut + hot) / 2, floor + 20, "the other hot inputs", 14)
+    picture.text((first + cut) / 2, floor + 20, "share", 14)
+    picture.text((cut + hot) / 2, floor + 20, "the other hot examples", 14)
     picture.text((hot + last) / 2, floor + 20, "never skipped", 14, MUTED)
     picture.text(
         20, 472, "T is the smallest score above that share: one sort.", 13.5, MUTED, "start"
@@ -250,13 +250,13 @@ def savings() -> Picture:
     full, out, later, local = SATURATED, None, VARYING, WARMING
     rows = (
         ("plain", (full, full, full, full, full), ""),
-        ("skip inputs", (out, out, out, out, out), "no part of the input is trained"),
+        ("skip examples", (out, out, out, out, out), "no part of the example is trained"),
         ("mask", (full, full, full, out, out), "the row's gradient is thrown away"),
         ("defer", (full, full, full, later, later), "sums go when they would move the row"),
         (
-            "frozen copies",
+            "cached rows",
             (local, full, full, later, later),
-            "rows come from a copy (sharded tables)",
+            "rows come from a replica (sharded tables)",
         ),
     )
     for number, (name, cells, words) in enumerate(rows):
@@ -272,7 +272,7 @@ def savings() -> Picture:
     legend = (
         (full, "at every step"),
         (later, "later, as a sum"),
-        (local, "from a copy"),
+        (local, "replica"),
         (None, "left out"),
     )
     x = 16.0
@@ -315,13 +315,13 @@ def traffic() -> Picture:
     ranks(
         280,
         272,
-        "its own rows|frozen copies|of others||window's end:|saturated rows|go to all",
+        "its own rows|read-only replicas|of others||window's end:|saturated rows|go to all",
     )
     between(318, "dense gradients", MUTED)
-    between(366, "keys, to their owners", PROBING, note="not those of frozen copies")
-    between(420, "rows, back", SATURATED, note="not those of frozen copies")
+    between(366, "keys, to their owners", PROBING, note="not those of replicas")
+    between(420, "rows, back", SATURATED, note="not those of replicas")
     between(474, "gradient rows, to owners", VARYING, note="masked: never; deferred: when due")
-    between(530, "window's end: copies, control", WARMING)
+    between(530, "window's end: replicas, control", WARMING)
     return picture
 
 

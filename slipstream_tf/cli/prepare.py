@@ -17,13 +17,14 @@ from slipstream_tf.cli.flag_set import (
     Flag,
     FlagSet,
     Integer,
-    Number,
     RunError,
+    Size,
     Text,
     UsageError,
     raised_as,
 )
 from slipstream_tf.cli.program import import_tensorflow, make_output, run_program
+from slipstream_tf.config import parse_bytes
 from slipstream_tf.telemetry.progress import open_bar
 from slipstream_tf.telemetry.table import format_table
 
@@ -51,8 +52,8 @@ _FLAGS = {
         Flag("threads", Integer(1, 1024), "threads that parse", None, "all cores"),
     ),
     "Statistics (of the training part: nine of ten runs of 100 lines)": (
-        Flag("hot_budget_mb", Number(0, open_minimum=True),
-             "MiB of snapshots that bounds the hot set, as in slipstream-train", 256.0),
+        Flag("hot_set_memory", Size(), "snapshots that bound the hot set, as in slipstream-train",
+             "256MiB"),
         Flag("dim", Integer(1, 65536), "float32 values per embedding row, 4 bytes each", 16),
         Flag("count_mb", Integer(1, 1 << 30),
              "MiB for counting keys; beyond, rare keys are dropped and results marked with ~",
@@ -66,7 +67,7 @@ def make_flags() -> FlagSet:
     return FlagSet(
         "slipstream-prepare",
         "Writes click data as Parquet shards, for slipstream-train --data=FOLDER, and tells what "
-        "it is like: keys per field, skew, share of hot inputs. DATA: Criteo TSV (Kaggle's, or "
+        "it is like: keys per field, skew, share of hot examples. DATA: Criteo TSV (Kaggle's, or "
         "Terabyte's days) or Avazu CSV, also .gz; MovieLens' ml-1m.zip; CSV (also .gz) or Parquet "
         "with a --schema. Run again after an interruption, it goes on.",
         (
@@ -91,10 +92,10 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     from slipstream_tf.prepare.schema import read_schema
 
     folder = values["output"]
-    budget = int(values["hot_budget_mb"] * (1 << 20))
+    budget = parse_bytes("hot_set_memory", values["hot_set_memory"])
     if budget < 4 * values["dim"]:
         raise UsageError(
-            f"Invalid flag --hot_budget_mb={values['hot_budget_mb']}. Allowed: at least "
+            f"Invalid flag --hot_set_memory={values['hot_set_memory']}. Allowed: at least "
             f"{4 * values['dim']} bytes, a row of --dim values."
         )
     options = Options(

@@ -89,7 +89,10 @@ class EngineSettings:
         by_keys = [policy for policy in self.policies if policy.key_share is not None]
         shares = {type(policy).__name__: policy.key_share for policy in by_keys}
         if len(set(shares.values())) > 1:
-            allowed = "the same share of saturated keys for all: there is one threshold T"
+            allowed = (
+                "the same share of saturated keys for all, of LastLoss its saturated_share: there "
+                "is one threshold T"
+            )
             raise invalid("share", shares, f"{_PLACE}, policies that go by it", allowed)
         if self.saturation is None:
             return

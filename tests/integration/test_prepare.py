@@ -78,7 +78,7 @@ def shards_in(folder: Path) -> int:
 
 def test_killed_in_the_middle_it_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
     path = write_criteo(tmp_path / "lines.tsv", 15_000)
-    flags = (path, "--shard_rows=300", "--threads=2", "--hot_budget_mb=0.1")
+    flags = (path, "--shard_rows=300", "--threads=2", "--hot_set_memory=100KiB")
     assert run(*flags, f"--output={tmp_path / 'whole'}") == 0
     whole = digests(tmp_path / "whole")
     folder, found = tmp_path / "killed", []
@@ -190,7 +190,7 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (("{out}/none", "--output={out}"), 2, ("none", "DATA")),
         (("{data}", "--output={out}", "--format=csv"), 2, ("needs a schema",)),
         (("{data}", "--output={out}", "--format=movielens"), 2, ("GroupLens",)),
-        (("{data}", "--output={out}", "--hot_budget_mb=0.00001"), 2, ("--hot_budget_mb", "64")),
+        (("{data}", "--output={out}", "--hot_set_memory=10"), 2, ("--hot_set_memory", "64")),
         (("{data}", "--output={data}"), 2, ("--output=", "lines.tsv", "can be made and written")),
         (("{data}", "--output={out}", "--schema={out}"), 2, ("--schema=", "No such file")),
         (("{data}", "--output={out}", "--strict"), 1, ("lines.tsv:3: 2 columns", "--strict")),
