@@ -41,7 +41,7 @@ def deserialize(
     if isinstance(identifier, dict) and identifier.get("class_name") in by_name:
         config = {
             name: deserialize(name, value, classes, module, place)
-            if isinstance(value, dict) and "class_name" in value
+            if isinstance(value, dict) and value.get("class_name") in by_name
             else value
             for name, value in identifier.get("config", {}).items()
         }

@@ -149,7 +149,7 @@ def fit_learning_curve(curve: Sequence[CurvePoint]) -> LearningCurve | None:
 
 
 def relative_value(kept_mean: float, kept_inputs: int, all_mean: float) -> float:
-    """What training on a skipped input is worth, in average inputs.
+    """What training on a skipped example is worth, in average inputs.
 
     That is the ratio of mean squared residuals, (label - prediction)**2: what the model already
     predicts well teaches it little. label - prediction is the gradient with respect to the logit;
@@ -177,7 +177,7 @@ def relative_value(kept_mean: float, kept_inputs: int, all_mean: float) -> float
 
 
 def cost_of_weight(weight: float) -> float:
-    """What a skipped input costs beside its own worth, in average examples, if kept ones carry it.
+    """What a skipped example costs beside its own worth, in average ones, if kept ones carry it.
 
     An example that stands for `weight` of them makes a gradient as large, which an update rule that
     adapts to gradients (Adagrad, Adam) takes for noise. One epoch of globo clicks with 3.5% of the
@@ -236,7 +236,7 @@ def plan_share(
     cost = cost_of_missing(slope, total, skipped_effective + share * value * left)
     words = (
         f"Slope {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of examples ({fit.points} "
-        f"windows), assumed {slope:.3g}; a skipped input is worth {value:.2f}. "
+        f"windows), assumed {slope:.3g}; a skipped example is worth {value:.2f}. "
     )
     if not left:
         words += "No planned examples are left."
@@ -245,7 +245,7 @@ def plan_share(
     elif share == 1.0:
         words += f"The budget of {budget:g} allows more than the bound of the share."
     else:
-        words += f"The budget of {budget:g} is spread over {left} inputs."
+        words += f"The budget of {budget:g} is spread over {left} examples."
     return SharePlan(share, cost, slope, words)
 
 

@@ -109,7 +109,7 @@ class SaturationTracker:
         self._planned_steps: int | None = None
         self._step = 0
         self._steps_in_window = 0
-        self._inputs_seen = 0
+        self._examples_seen = 0
         self._windows_after_warmup = 0
         self._window_is_warming_up = True
         self._threshold = 0.0
@@ -304,7 +304,7 @@ class SaturationTracker:
         start = time.perf_counter()
         snapshot_bytes = sum(table.snapshot_bytes for table in self._tables)
         findings = self._collect()
-        self._inputs_seen += findings.inputs.examples_seen
+        self._examples_seen += findings.inputs.examples_seen
         planned_inputs = self._planned_inputs(findings.inputs.examples_skipped)
         steering = self._steerer.next(findings, planned_inputs)
         decision = window_end.decide(
@@ -322,7 +322,7 @@ class SaturationTracker:
         )
         if not self._reports:
             window_end.warn_of_first_window(
-                self._settings, self.warmup_steps, findings.rows_offered, self._inputs_seen
+                self._settings, self.warmup_steps, findings.rows_offered, self._examples_seen
             )
         tables = [
             TableWindow(table.name, table.dim, before.keys.size, table.states.counts(), rows)
@@ -446,7 +446,7 @@ class SaturationTracker:
         if steps is None or not self._step:
             return None
         skipped = just_skipped + self._reports.examples_skipped
-        return round(steps * (self._inputs_seen - skipped) / self._step)
+        return round(steps * (self._examples_seen - skipped) / self._step)
 
     def _candidates(self) -> list[Candidates] | None:
         """Keys that may be hot in the next window; None: hot keys are of no use."""

@@ -102,7 +102,7 @@ def test_a_control_needs_as_many_ranks_as_its_run(
 ) -> None:
     matched = tmp_path / "metrics.json"
     settings = {"data": "generated:1000", "model": "dlrm"}
-    record = {"settings": settings, "inputs": {"trained": 9}, "windows": [], "ranks": {"size": 2}}
+    record = {"settings": settings, "examples": {"trained": 9}, "windows": [], "ranks": {"size": 2}}
     matched.write_text(json.dumps(record))
     flags = ["--control=stop", f"--match={matched}"]
     assert run_program(train.make_flags(), train.main, flags) == USAGE_ERROR

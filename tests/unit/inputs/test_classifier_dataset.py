@@ -187,7 +187,7 @@ def test_elements_without_a_tuple_and_own_keys():
 def test_bad_arguments():
     classifier = make_classifier()
     unknown = tf.data.Dataset.from_tensor_slices(np.zeros((4, 1), np.int64)).batch(2)
-    with pytest.raises(ValueError, match=r"Invalid `batch_size`: None.*drop_remainder=True"):
+    with pytest.raises(ValueError, match=r"Invalid `batch_size`: None.*\.batch\(n\)"):
         skip_inputs(unknown, classifier, SPECS)
     with pytest.raises(ValueError, match="Invalid `batch_size`: 0"):
         skip_inputs(unknown, classifier, SPECS, batch_size=0)

@@ -371,9 +371,9 @@ def test_tensorboard_events_can_be_read_back(tmp_path):
     reports = run.slipstream.tracker.reports[:-1]
     assert len(reports) >= STEPS // 2 // 5
     for tag, attribute in (
-        ("inputs/seen", "examples_seen"),
-        ("inputs/skipped", "examples_skipped"),
-        ("inputs/skipped_share", "skipped_share"),
+        ("examples/seen", "examples_seen"),
+        ("examples/skipped", "examples_skipped"),
+        ("examples/skipped_share", "skipped_share"),
         ("keys/hot", "hot_keys"),
         ("keys/saturated", "saturated_keys"),
         ("keys/saturated_share", "saturated_share"),

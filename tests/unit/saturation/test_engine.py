@@ -445,7 +445,7 @@ def test_the_guard_without_losses_changes_nothing():
     store, tracker = make("skip_examples", skip_keep=0.5, loss_guard=0.1)
     for _ in range(3):
         report, _ = window(store, tracker)
-    assert report.threshold == pytest.approx(0.3) and "No skippable input" in report.guard
+    assert report.threshold == pytest.approx(0.3) and "No skippable example" in report.guard
 
 
 @pytest.mark.parametrize("budget", ["max_auc_loss", "max_log_loss_increase"])

@@ -225,7 +225,7 @@ def test_without_any_loss():
 def test_explanation_and_json():
     state, verdicts = run(window(0.2, 0.4), window(0.26, 0.4))
     assert verdicts[-1].explanation == (
-        "Loss of 100000 kept inputs exceeds its baseline by 30.0% +- 0.1% (relative); tolerance "
+        "Loss of 100000 kept examples exceeds its baseline by 30.0% +- 0.1% (relative); tolerance "
         "10.0%: worsened, T is multiplied by 0.5, for 20 windows at least."
     )
     for record in (state, *verdicts):

@@ -170,7 +170,7 @@ def test_at_the_end_and_beyond_it():
     end = 40 * WINDOW
     for planned in (end, end // 2):  # the second plan was too short
         result = plan(curve, planned_inputs=planned, skipped=1000, skipped_effective=1000)
-        assert result.share == 0.0 and "No planned inputs are left" in result.reason
+        assert result.share == 0.0 and "No planned examples are left" in result.reason
         assert result.predicted_cost == pytest.approx(
             quality_budget.MODEL_MARGIN * 0.03 * math.log((end + 1000) / end)
         )

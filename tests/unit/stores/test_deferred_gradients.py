@@ -30,7 +30,7 @@ RULES = {
         optimizers.Adagrad(0.1, 0.2, 1e-3),
     ),
 }
-COUNTS = ("offered", "sent", "held", "due_by_movement", "due_by_age", "flushed", "refused")
+COUNTS = ("offered", "sent", "deferred", "due_by_movement", "due_by_age", "flushed", "over_budget")
 
 
 def batches() -> list[tuple[np.ndarray, np.ndarray]]:

@@ -159,8 +159,8 @@ def test_scalars_are_finite_and_leave_out_what_is_not_known():
     )  # fmt: skip
     expected = {
         "progressive/log_loss": 0.5, "progressive/auc": 0.75, "policies/loss_threshold": 0.1,
-        "threshold/target_share": 0.3, "inputs/skipped_share": 0.1, "rows/sent_share": 0.4,
-        "rows/masked": 6.0, "rows/pending": 2.0, "keys/saturated": 5.0,
+        "threshold/target_share": 0.3, "examples/skipped_share": 0.1, "rows/sent_share": 0.4,
+        "rows/masked": 6.0, "rows/deferred_now": 2.0, "keys/saturated": 5.0,
     }  # fmt: skip
     assert expected.items() <= full.items()
     states = {f"states/{name}_share": count / 3 for name, count in STATES.items()}

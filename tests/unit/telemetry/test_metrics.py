@@ -61,7 +61,7 @@ def test_log_loss_and_calibration_by_definition(pairs: list[tuple[int, float]]) 
     probability = 1.0 / (1.0 + np.exp(-logits))
     loss = -np.mean(labels * np.log(probability) + (1 - labels) * np.log1p(-probability))
     assert metrics.log_loss == pytest.approx(loss, rel=1e-3, abs=1e-9)
-    assert metrics.inputs == labels.size and metrics.clicks == labels.sum()
+    assert metrics.examples == labels.size and metrics.clicks == labels.sum()
     if metrics.clicks:
         assert metrics.calibration == pytest.approx(probability.mean() / labels.mean())
     else:

@@ -109,7 +109,7 @@ SEEN = {"examples_seen": 1000, "saturated_keys": 0}
         (["skip_examples"], {}, [window(0), window(1, **SEEN)], {},
          "no key was saturated in any window"),
         (["skip_examples"], {"skip_by": "last_loss"}, [window(0), window(1)], {},
-         "no losses came in. Make the model a slipstream_tf.keras.LossFeedback"),
+         "no losses came in. Build the model as a slip.keras.Model"),
         (["skip_examples"], {"max_auc_loss": 0.001}, [window(0), window(1, budget="Too few.")], {},
          "Too few."),
         (["defer_gradients"], {}, [window(0), window(1, **rows(offered=9, sent=9))], {},
