@@ -39,17 +39,21 @@ class StepOptimizer:
     - Weight decay and moving averages (`use_ema`) would miss the rows, and are refused. Weights
       without the tables may decay: `exclude_from_weight_decay(var_names=["_anchor"])`.
 
-    Args:
-        optimizer: a Keras optimizer without state, its name or its configuration; a
-            `distributed.DistributedOptimizer` or a `keras.optimizers.LossScaleOptimizer`, too. In a
-            `MultiOptimizer` wrap the one of the tables' anchors.
-
-    Raises:
-        ValueError: it is something else, was used before, or has a setting that would miss rows.
+    It takes a Keras optimizer without state, its name or its configuration; a
+    `distributed.DistributedOptimizer` or a `keras.optimizers.LossScaleOptimizer`, too. In a
+    `MultiOptimizer` wrap the one of the tables' anchors.
     """
 
     def __new__(cls, optimizer: Any) -> Any:
-        """Returns the optimizer."""
+        """Returns the optimizer.
+
+        Args:
+            optimizer: that is to apply the rows' gradients, too; see the class.
+
+        Raises:
+            ValueError: it is something else, was used before, or has a setting that would miss
+                rows.
+        """
         return _wrapped(optimizer)
 
     @classmethod

@@ -95,8 +95,8 @@ class DryRunEstimate:
         lines += [f"- {part}{end}" for part, end in zip(self.savings, ends, strict=True)]
         notes = [f"Basis, {part.what}: {part.basis}" for part in self.savings]
         notes.append(
-            "Only the same training with skipping switched on tells the cost; this run trained as "
-            "one without skipping does, and is what to compare it with."
+            "Only the same training with the policy switched on tells the cost; this run trained "
+            "as plain training does, and is what to compare it with."
         )
         return "\n".join(lines + [textwrap.fill(note, _WIDTH) for note in notes])
 
@@ -161,10 +161,10 @@ def _words_of(fit: LearningCurve, value: float) -> str:
     return (
         f"this run's AUC rose by {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of examples "
         f"({fit.points} windows). The least takes that less its error, and what would be skipped "
-        f"for worth {value:.2f} of an average input, by the squares of label - prediction; the "
+        f"for worth {value:.2f} of an average example, by the squares of label - prediction; the "
         f"most takes it for worth as much as any other, and {MODEL_MARGIN:g} times the slope's 95% "
         "bound; what it costs may lie outside. In later epochs, "
-        "or where a stream drifts, the slope says little."
+        "or on a changing stream, the slope says little."
     )
 
 

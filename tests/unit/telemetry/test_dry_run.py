@@ -73,7 +73,7 @@ def test_examples_cost_what_the_learning_curve_says():
     assert saving.least_cost == pytest.approx(SLOPE * math.log(total / (total - missing / 2)))
     worst = MODEL_MARGIN * SLOPE * math.log(total / (total - missing))
     assert saving.most_cost == pytest.approx(worst)
-    assert "0.03 +- " in saving.basis and "0.50 of an average input" in saving.basis
+    assert "0.03 +- " in saving.basis and "0.50 of an average example" in saving.basis
 
 
 def test_examples_that_teach_more_than_others_cost_more():
