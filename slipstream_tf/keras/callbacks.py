@@ -183,10 +183,11 @@ class RanksCallback(keras.callbacks.Callback):
 
     Args:
         comm: the ranks.
-        store: whose deferred gradients are exchanged at the ends of epochs; None: there is none.
+        store: whose rows are compared, and whose deferred gradients are exchanged at the ends of
+            epochs.
     """
 
-    def __init__(self, comm: Communicator, store: Any = None) -> None:
+    def __init__(self, comm: Communicator, store: Any) -> None:
         super().__init__()
         self._comm, self._store = comm, store
         self._metrics = GlobalMetrics(comm)
@@ -223,7 +224,7 @@ class RanksCallback(keras.callbacks.Callback):
             if value.dtype.is_floating:
                 name = f"slipstream.weights.{index}"
                 variable.assign(comm.broadcast(value, 0, "dense", name))
-        for store in () if self._store is None else self._store.parts:
+        for store in self._store.parts:
             if isinstance(store, ReplicatedStore):
                 store.flush()
                 require_same_rows(store, comm)

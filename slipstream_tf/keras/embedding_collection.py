@@ -28,6 +28,7 @@ from slipstream_tf.keras.plain_export import ExportedRows
 from slipstream_tf.keras.row_gradients import add_anchors, collecting_lookup, updating_lookup
 from slipstream_tf.keras.row_snapshots import add_rows_weight, refuse_legacy_file
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, pack
+from slipstream_tf.stores.rates import require_rate
 from slipstream_tf.stores.rows import TableRows
 
 _compat.require_keras()
@@ -190,7 +191,7 @@ class EmbeddingCollection(keras.layers.Layer):
         if self.store.learning_rate is None:
             allowed = "layer.table(name).learning_rate: tables have rates of their own"
             raise invalid("learning_rate", value, f"layer {self.name!r}", allowed)
-        self.store.learning_rate.assign(value)
+        self.store.learning_rate.assign(require_rate(value, f"layer {self.name!r}"))
 
     def table(self, name: str) -> TableRows:
         """Returns the rows of a table, to be read, written, removed and listed by key."""

@@ -55,6 +55,8 @@ def as_tensor(value: Any, place: str) -> Any:
         except ValueError as error:
             allowed = "lists of one length; bags of several lengths are tf.ragged.constant(...)"
             raise invalid("keys", value, place, allowed) from error
+        if value.size == 0:
+            value = value.astype(np.int64)  # NumPy takes no values for floats.
     return tf.convert_to_tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
 
 

@@ -34,7 +34,7 @@ from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores.sok.store import SokStore
 from slipstream_tf.stores.variable import VariableStore
-from slipstream_tf.telemetry.dry_run import DryRunEstimate, estimate_dry_run
+from slipstream_tf.telemetry.dry_run import estimate_dry_run
 from slipstream_tf.telemetry.ledger import Ledger
 from slipstream_tf.telemetry.run_report import RunReport
 
@@ -159,14 +159,11 @@ class Slipstream(tf.train.experimental.PythonState):
         """
         reports, estimate = self.tracker.reports, None
         if self.settings.dry_run:
-            estimate = self._dry_run_estimate(reports)
+            loss = self.tracker.auc_loss_of_deferring
+            estimate = estimate_dry_run(self.settings, reports, loss)
         present = present_window(self.tracker, self.tracker.window_steps)
-        return RunReport(
-            self.settings, self.ledger, self.tracker.warmup_steps, self._steps, estimate, present
-        )
-
-    def _dry_run_estimate(self, reports: Sequence[WindowReport]) -> DryRunEstimate:
-        return estimate_dry_run(self.settings, reports, self.tracker.auc_loss_of_deferring)
+        warmup = self.tracker.warmup_steps
+        return RunReport(self.settings, self.ledger, warmup, self._steps, estimate, present)
 
     def _connect_replicas(self) -> None:
         """Has the store keep the replicas that a policy reads rows from."""
@@ -217,16 +214,16 @@ class Slipstream(tf.train.experimental.PythonState):
                 training is, as it is read. An iteration that ends early has then read a batch that
                 is not trained, and classified it, but by remembered loss.
             class_weight: weight by class, as `fit` takes it, where the model's `fit` cannot: Keras
-                takes no `class_weight` beside sample weights (`keep_rate`), and fetches batches
-                ahead of the windows. `slip.keras.Model.fit` hands its own on to here.
+                takes no `class_weight` beside sample weights (`keep`), and fetches batches ahead
+                of the windows. `slip.keras.Model.fit` hands its own on to here.
 
-        In a dry run that needs no losses, a window of many batches is
-        counted by a share of them, one in 16 at least, chosen at random.
+        In a dry run that needs no losses, a window of many batches is counted by a share of them,
+        one in 16 at least, chosen at random.
 
-        With `LastLoss` the features must be a mapping with "id", int64 [batch]: what
-        tells an example from all others in every pass (see `inputs.with_ids`; readers have `ids`).
-        Where losses are needed, the features get "skippable"; where examples are thinned, elements
-        become (features, label, sample_weight).
+        With `LastLoss` the features must be a mapping with "id", int64 [batch]: what tells an
+        example from all others in every pass (see `inputs.with_ids`; readers have `ids`). Where
+        losses are needed, the features get "skippable"; where examples are thinned, elements become
+        (features, label, sample_weight).
 
         Returns:
             The dataset.
@@ -442,8 +439,7 @@ class Slipstream(tf.train.experimental.PythonState):
         """
         # The last: when its weights are loaded, the tables of the others are there.
         for layer in self.layers[-1:]:
-            is_included = is_backed_up and self.comm.size == 1
-            layer.include_engine(self if is_included else None)
+            layer.include_engine(self if is_backed_up and self.comm.size == 1 else None)
 
     def restore_backup(self, content: bytes) -> None:
         """Goes on from what `serialize` returned, in a `fit` that has told of its epochs."""
@@ -457,6 +453,10 @@ class Slipstream(tf.train.experimental.PythonState):
         `callback(log_dir)` is one that writes for TensorBoard, too: see `SaturationCallback`.
         """
         return SaturationCallback(self)
+
+    def set_model(self, _: Any) -> None:
+        """Raises TypeError: among Keras's callbacks belongs `callback`."""
+        raise TypeError("A Slipstream is no callback. Write callbacks=[slipstream.callback].")
 
     def step(self, steps: int = 1) -> WindowReport | None:
         """Counts trained steps of a loop of your own; ends the window if it is full.

@@ -47,7 +47,8 @@ def tracked(
         names = [spec.name for spec in specs]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise invalid("embeddings", twice, "Slipstream", "layers whose features differ in name")
+            allowed = "layers whose features differ in name, as slip.keras.Embedding(..., name=...)"
+            raise invalid("embeddings", twice, "Slipstream", allowed)
         stores = [layer.store for layer in given]
         return Tracked(given, stores[0] if len(stores) == 1 else JoinedStore(stores), specs)
     if isinstance(embeddings, (VariableStore, SokStore)):

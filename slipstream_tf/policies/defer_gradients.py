@@ -32,7 +32,7 @@ class Interval:
     def __post_init__(self) -> None:
         require_integer("steps", self.steps, 1, None, "Interval")
         if self.share is not None:
-            share = require_number("share", self.share, 0.0, 1.0, "Interval")
+            share = require_number("share", self.share, 0.0, 1.0, "Interval", True)
             object.__setattr__(self, "share", share)
 
 

@@ -32,7 +32,7 @@ class MaskGradients(Policy):
 
     def __post_init__(self) -> None:
         if self.share is not None:
-            share = require_number("share", self.share, 0.0, 1.0, "MaskGradients")
+            share = require_number("share", self.share, 0.0, 1.0, "MaskGradients", True)
             object.__setattr__(self, "share", share)
         if not isinstance(self.decay_moments, bool):
             raise invalid("decay_moments", self.decay_moments, "MaskGradients", "True or False")

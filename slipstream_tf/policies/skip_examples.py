@@ -37,7 +37,7 @@ class SkipExamples(Policy):
             allowed = "slipstream_tf.LastLoss(...) or slipstream_tf.RowDrift(...)"
             raise invalid("by", self.by, place, allowed)
         if self.share is not None:
-            share = require_number("share", self.share, 0.0, 1.0, place)
+            share = require_number("share", self.share, 0.0, 1.0, place, True)
             object.__setattr__(self, "share", share)
         keep = require_number("keep", self.keep, 0.0, 1.0, place)
         object.__setattr__(self, "keep", keep)

@@ -14,10 +14,13 @@ import tensorflow as tf
 
 from slipstream_tf import _compat
 from slipstream_tf.config import Table
-from slipstream_tf.errors import invalid
+from slipstream_tf.errors import invalid, require_number
 from slipstream_tf.optimizers import SparseOptimizer, rule_of
 
-_NOT_FOLLOWED = "above 0 when training begins; or follow=False, or a schedule of the tables' own"
+_MOST = 10.0  # times its own rate that a table may follow a dense rate to
+_NOT_FOLLOWED = (
+    "near its highest when training begins; or follow=False, or a schedule of the tables' own"
+)
 
 
 class Rates:
@@ -116,12 +119,13 @@ class Rates:
         """Sets the rate of a table, and of those that share it, from the next update on.
 
         Raises:
-            ValueError: the rate is a schedule's.
+            ValueError: the rate is a schedule's, or what is given is no rate.
         """
         source = self._sources[table]
         if _compat.is_schedule(source):
             place = f"table {self._names[table]!r} with a {type(source).__name__}"
             raise invalid("learning_rate", rate, place, "a table whose rate is a number")
+        rate = require_rate(rate, f"table {self._names[table]!r}")
         follows = self._follows[table] and self._optimizer is not None
         source.assign(rate / float(self._factor()) if follows else rate)
 
@@ -135,10 +139,21 @@ class Rates:
         return source if source.dtype == tf.float32 else tf.cast(source, tf.float32)
 
     def _factor(self) -> tf.Tensor:
-        """The dense rate over what it was; exactly 1 where it is as it was, 0 included."""
+        """The dense rate over what it was; exactly 1 where it is as it was, 0 included.
+
+        A dense rate that has warmed up would take the tables far above the rate that they were
+        given.
+        """
         rate = _dense_rate(_compat.dense_rate(self._optimizer), self._optimizer.iterations)
         reference = self._reference.read_value()
-        return tf.where(rate == reference, 1.0, rate / reference)
+        factor = tf.where(rate == reference, 1.0, rate / reference)
+        told = (
+            f"The learning rate of {type(self._optimizer).__name__} is more than {_MOST:g} times "
+            f"what it was when training began, and tables follow it. Allowed: {_NOT_FOLLOWED}"
+        )
+        check = tf.debugging.assert_less_equal(factor, _MOST, told)
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.identity(factor)
 
     def export(self) -> dict[str, np.ndarray]:
         """Returns the rates to be saved.
@@ -173,6 +188,12 @@ class Rates:
                 source.assign(rates[names.index(name)] if rates.ndim else rates)
         if saved.get("followed_rate") is not None and self._optimizer is None:
             self._restored_reference = float(saved["followed_rate"])
+
+
+def require_rate(rate: Any, place: str) -> float:
+    """Raises ValueError unless a rate is a finite number of at least 0, a tensor's too."""
+    number = rate.numpy() if hasattr(rate, "numpy") else rate
+    return float(require_number("learning_rate", number, 0.0, place=place))
 
 
 def _source_of(rule: SparseOptimizer, name: str) -> Any:

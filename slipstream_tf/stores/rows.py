@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid
+from slipstream_tf.ops.text_keys import hash_texts
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.stores.base import EmbeddingStore, SavedStore
 
@@ -43,7 +44,7 @@ class TableRows:
         self.dim = store.tables[self._index].dim
 
     def read(self, keys: Any) -> np.ndarray:
-        """Returns rows float32 [n, dim] of keys, integers [n]; an absent key gives its first row.
+        """Returns rows float32 [n, dim] of keys, integers or texts [n]; an absent key gives its first row.
 
         Nothing is made or counted.
         """
@@ -71,13 +72,21 @@ class TableRows:
             rows: float32 [n, dim], finite.
 
         Raises:
-            ValueError: shapes do not fit, a key comes twice, or the store does not own its rows.
+            ValueError: shapes do not fit, a key comes twice, a value is not finite, or the store
+                does not own its rows.
         """
         keys = checked_keys(keys)
-        values = np.asarray(rows, np.float32)
+        with np.errstate(over="ignore"):  # Told below.
+            values = np.asarray(rows, np.float32)
         if values.shape != (keys.size, self.dim):
             allowed = f"[{keys.size}, {self.dim}], a row per key"
             raise invalid("rows", list(values.shape), f"table {self.name!r}", allowed)
+        ascending = np.sort(keys)
+        if (twice := ascending[1:][ascending[1:] == ascending[:-1]]).size:
+            raise invalid("keys", int(twice[0]), f"`write` to table {self.name!r}", "each key once")
+        if not np.isfinite(values).all():
+            place = f"table {self.name!r}"
+            raise invalid("rows", "NaN or infinity", place, "finite values of float32")
         self._writable().write_rows(self.name, keys, values)
 
     def remove(self, keys: Any) -> int:
@@ -154,11 +163,13 @@ class TableRows:
 
 
 def checked_keys(keys: Any) -> np.ndarray:
-    """Returns int64 [n]; unsigned ones keep their bits."""
+    """Returns int64 [n]; unsigned ones keep their bits, and texts are hashed as layers do."""
     found = np.asarray(keys)
     if found.size == 0 and found.ndim == 1:
         return np.empty(0, np.int64)
+    if found.ndim == 1 and found.dtype.kind in "US":
+        return hash_texts(tf.constant(found)).numpy()
     if found.ndim != 1 or found.dtype.kind not in "iu":
         told = f"{found.dtype.name} {list(found.shape)}"
-        raise invalid("keys", told, "the rows of a table", "integers [n]")
+        raise invalid("keys", told, "the rows of a table", "integers or texts [n]")
     return found.astype(np.int64)

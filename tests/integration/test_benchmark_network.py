@@ -115,7 +115,7 @@ def test_plain_training_does_not_pay_for_its_windows(monkeypatch: pytest.MonkeyP
     # The record may lack the last window.
     ends = ((4, 7.0), (8, 1.0), (12, 2.0), (16, 0.0), (20, 3.0), (24, 4.0), (25, 9.0))
     record: dict[str, Any] = {
-        "inputs": {"trained": 1600},
+        "examples": {"trained": 1600},
         "settings": {"batch_size": 32, "window_steps": 4, "policies": []},
         "ranks": {"size": 2},
         "seconds_per_step_after_warmup": 1.5,

@@ -39,9 +39,9 @@ def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_pa
     runs = {run.pop("run"): run for run in rows_of(output, "skipping")}
     assert list(runs) == ["plain", "plain_rows", "plain_rows_4", "paper", "defer_0.01_4"]
     plain, rows, _, paper, defer = runs.values()
-    assert plain["examples"] == rows["examples"] == [1] and plain["rows sent / plain"] is None
+    assert plain["inputs"] == rows["inputs"] == [1] and plain["rows sent / plain"] is None
     assert rows["AUC"] == plain["AUC"] and rows["rows sent / plain"] == [1]
-    assert paper["examples"][0] < 1.0 and 0.0 < paper["rows sent / plain"][0] < 1.0
+    assert paper["inputs"][0] < 1.0 and 0.0 < paper["rows sent / plain"][0] < 1.0
     difference = paper["AUC"][0] - plain["AUC"][0]
     assert paper["AUC - plain"] == [pytest.approx(difference, abs=3e-6)]
     claim = claims_of(output, "skipping")["generated_paper_auc_minus_plain"]
@@ -284,7 +284,7 @@ def test_stream_compares_predictions_made_before_training(warm: list[str], tmp_p
     assert done.returncode == 0, done.stderr
     plain, inputs, mask = rows_of(tmp_path, "stream")
     assert [run["run"] for run in (plain, inputs, mask)] == ["plain", "inputs", "mask"]
-    assert plain["examples"] == mask["examples"] == [1] and inputs["examples"][0] < 1
+    assert plain["inputs"] == mask["inputs"] == [1] and inputs["inputs"][0] < 1
     assert plain["rows sent / plain"] == [1] and mask["rows sent / plain"][0] < 1
     told = json.loads((tmp_path / "runs/seed0/inputs/metrics.json").read_text())
     assert told["examples_trained"] < told["inputs_predicted"] == 5400

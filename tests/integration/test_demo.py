@@ -101,7 +101,7 @@ def test_demo_passes_on_why_a_run_was_refused(capfd: pytest.CaptureFixture[str])
 def _records(plain: float, paper: float, random: float, stop: float) -> dict[str, Any]:
     aucs = {"plain": plain, "paper": paper, "random": random, "stop": stop}
     inputs = {"seen": 1000, "trained": 800, "skipped": 200}
-    return {name: {"test": {"auc": auc}, "inputs": inputs} for name, auc in aucs.items()}
+    return {name: {"test": {"auc": auc}, "examples": inputs} for name, auc in aucs.items()}
 
 
 def test_verdict_follows_from_the_numbers() -> None:

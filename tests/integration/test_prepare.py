@@ -132,10 +132,10 @@ def test_training_on_shards_is_training_on_the_lines(tmp_path: Path) -> None:
 
     lines, shards = trained(path), trained(tmp_path / "out")
     assert shards["data"] == lines["data"] == "criteo"
-    for entry in ("test", "inputs", "rows"):
+    for entry in ("test", "examples", "rows"):
         assert shards[entry] == lines[entry]
     shuffled = trained(tmp_path / "out", "--shuffle_shards")
-    assert shuffled["inputs"] == lines["inputs"] and shuffled["test"] != lines["test"]
+    assert shuffled["examples"] == lines["examples"] and shuffled["test"] != lines["test"]
 
 
 @pytest.mark.parametrize("file", ["criteo_first10k.tsv", "avazu_first9k.csv"])
@@ -168,7 +168,7 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     left_out = "2 malformed lines were left out, 0.1% of all. The first: "
     assert f"{left_out}{path}:9: 2 columns" in printed
-    assert "user" in printed and "100.0% of the training inputs are hot" in printed
+    assert "user" in printed and "100.0% of the training examples are hot" in printed
     code = run_program(
         train.make_flags(),
         train.main,
@@ -177,7 +177,7 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert code == 0
     record = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert record["rows"] == {"user": 40, "tags": 5}
-    assert record["inputs"]["trained"] + record["test"]["inputs"] == 2_998
+    assert record["examples"]["trained"] + record["test"]["examples"] == 2_998
 
 
 @pytest.mark.parametrize(

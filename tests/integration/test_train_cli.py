@@ -78,7 +78,7 @@ def test_plain_run_writes_a_complete_record(
     run_train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = run_train(*SMALL)
-    assert {"schema", "data", "test", "training", "inputs", "test_bad_lines", "row_lookups"} | {
+    assert {"schema", "data", "test", "training", "examples", "test_bad_lines", "row_lookups"} | {
         "rows", "seconds", "windows", "engine", "settings", "flags", "versions", "machine",
     } <= set(record)  # fmt: skip
     assert record["examples"] == {
@@ -93,9 +93,9 @@ def test_plain_run_writes_a_complete_record(
     assert record["settings"]["seed"] == 0 and record["flags"]["dim"] == 4
     assert record["windows"] == [] and record["engine"] is None
     captured = capsys.readouterr()
-    for text in ("test AUC", "calibration", "inputs trained", "18,000 (100.0%)"):
+    for text in ("test AUC", "calibration", "examples trained", "18,000 (100.0%)"):
         assert text in captured.out
-    for text in ("loss", "AUC", "skipped", "inputs/s"):
+    for text in ("loss", "AUC", "skipped", "examples/s"):
         assert text in captured.err
 
 
@@ -109,7 +109,7 @@ def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
     # Where gradients are deferred, an evaluation flushes them.
     flags = (*SMALL, "--watch", "--window_steps=6", "--max_examples=8000")
     without, record = run_train(*flags), run_train(*flags, "--evaluate_every=7", name="watched")
-    for name in ("test", "inputs", "rows", "gradient_rows"):
+    for name in ("test", "examples", "rows", "gradient_rows"):
         assert record[name] == without[name]
     for watched in (without, record):
         *_, last = watched["evaluations"]

@@ -94,7 +94,7 @@ def kill(
 def without_times(value: Any) -> Any:
     """Without what is of the process: times, and the bytes of its buffers."""
     if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if not k.endswith(("seconds", "pending_bytes"))}
+        kept = {k: v for k, v in value.items() if not k.endswith(("seconds", "deferred_bytes"))}
         return {name: without_times(part) for name, part in kept.items()}
     return [without_times(part) for part in value] if isinstance(value, list) else value
 

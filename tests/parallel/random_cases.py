@@ -34,7 +34,7 @@ TOLERANCES = {
     "float32": {"rtol": 2e-5, "atol": 2e-6},
     "bfloat16": {"rtol": 2e-2, "atol": 1e-2},
 }
-ADDED_UP = [f.name for f in dataclasses.fields(UpdateCounts) if f.name != "pending_bytes"]
+ADDED_UP = [f.name for f in dataclasses.fields(UpdateCounts) if f.name != "deferred_bytes"]
 
 
 def make_store(case: Case, rule: Any, comm: Communicator) -> Any:

@@ -84,7 +84,7 @@ def test_evaluations_in_training_are_of_all_ranks_and_send_nothing_that_counts(
 ) -> None:
     without, _ = train_on_two(run_ranks, tmp_path / "without", *flags)
     record, _ = train_on_two(run_ranks, tmp_path / "run", *flags, "--evaluate_every=4")
-    for name in ("test", "inputs", "gradient_rows"):
+    for name in ("test", "examples", "gradient_rows"):
         assert record[name] == without[name]
     sent, sent_without = record["ranks"]["bytes"], without["ranks"]["bytes"]
     # Ranks compare their settings, which are a few letters longer.

@@ -52,7 +52,7 @@ def record_of(output: Path) -> dict[str, Any]:
 def without_times(value: Any) -> Any:
     """Without what is of the process: times, and the bytes of its buffers."""
     if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if not k.endswith(("seconds", "pending_bytes"))}
+        kept = {k: v for k, v in value.items() if not k.endswith(("seconds", "deferred_bytes"))}
         return {name: without_times(part) for name, part in kept.items()}
     return [without_times(part) for part in value] if isinstance(value, list) else value
 
@@ -86,7 +86,7 @@ def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> N
     straight, resumed = record_of(tmp_path / "straight"), record_of(killed)
     # The checkpoint before is the newest where one was being written.
     assert resumed["resumed_at"] in ([24], [32])
-    for name in ("test", "training", "inputs", "rows", "progress", "evaluations", "gradient_rows"):
+    for name in ("test", "training", "examples", "rows", "progress", "evaluations", "gradient_rows"):
         assert without_times(resumed[name]) == numbers(without_times(straight[name])), name
     assert len(resumed["windows"]) == len(straight["windows"]) > 5
     assert resumed["examples"]["seen"] == 3_000

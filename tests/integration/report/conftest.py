@@ -65,7 +65,7 @@ def _record() -> dict[str, Any]:
         "schema": 1,
         "data": "generated",
         "test": {"auc": 0.74, "log_loss": 0.43, "calibration": 0.9},
-        "inputs": {"seen": 8000, "trained": 7200, "skipped": 800},
+        "examples": {"seen": 8000, "trained": 7200, "skipped": 800},
         "seconds": {"reading": 1.0, "training": 15.0, "window_ends": 1.0, "evaluation": 3.0},
         "progress": points,
         "evaluations": evaluations,

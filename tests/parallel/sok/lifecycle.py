@@ -44,7 +44,7 @@ def refuse_what_sok_would_not(comm) -> None:
         refuses(f"{comm.size} ranks", SokEmbeddingStore, [GOOD], slip.optimizers.SGD())
     by_movement = UpdatePolicy("defer", "movement", movement=0.1, max_rows=10)
     adam = store(optimizer=slip.optimizers.Adam())
-    refuses("'interval'", adam.set_update_policy, "t", by_movement)
+    refuses("Interval(...)", adam.set_update_policy, "t", by_movement)
     refuses("signal", adam.squared_update_lengths, "t", np.empty(0, np.int64))
     layer = dict(tables=[GOOD], optimizer=slip.optimizers.SGD(), store="sok", comm=comm)
     refuses("prefetch", slip.keras.EmbeddingCollection, prefetch=True, **layer)

@@ -128,7 +128,7 @@ def compare(comm, mode: str, rule: str, kind: str) -> None:
             np.testing.assert_allclose(found.threshold, expected.threshold, rtol=1e-3)
             assert found.hot_keys == expected.hot_keys and found.read_only_keys == 0
             for mine, theirs in zip(found.tables, expected.tables, strict=True):
-                for count in ("offered", "masked", "held", "due_by_age", "due_by_movement"):
+                for count in ("offered", "masked", "deferred", "due_by_age", "due_by_movement"):
                     assert getattr(mine.rows, count) == getattr(theirs.rows, count), count
                 withheld += mine.rows.masked + mine.rows.deferred
     for layer in (pooled, native):
