@@ -1,4 +1,4 @@
-"""The bar that a training run shows: loss, AUC, inputs/s, share skipped, time left."""
+"""The bar that a training run shows: loss, AUC, examples/s, share skipped, time left."""
 
 import sys
 from typing import Any, TextIO
@@ -46,7 +46,7 @@ class TrainingBar:
         is_shown: bool = True,
         stream: TextIO | None = None,
     ) -> None:
-        options = {"unit": " inputs", "unit_scale": True, "disable": not is_shown}
+        options = {"unit": " examples", "unit_scale": True, "disable": not is_shown}
         self._bar = open_bar(planned_inputs, title, stream, **options)
 
     def update(

@@ -60,19 +60,19 @@ def test_files_have_the_records_numbers(
     assert float(second["test AUC"]) == paper["test"]["auc"]
     assert float(second["test AUC: difference, less the first run's"]) == pytest.approx(-0.37)
     assert float(second["gradient rows sent"]) == 1600
-    assert float(second["inputs trained: difference, share of the first run's"]) == -0.5
+    assert float(second["examples trained: difference, share of the first run's"]) == -0.5
     policies, setting = rows_of(folder / "csv" / "settings_that_differ.csv")[1:]
     assert policies == {"setting": "policies", "plain": "(not set)", "paper": "skip_examples"}
     assert setting == {"setting": "engine.max_skips", "plain": "3", "paper": "5"}
 
-    quality = rows_of(folder / "csv" / "auc_by_inputs.csv")
+    quality = rows_of(folder / "csv" / "auc_by_examples.csv")
     # The old record has its end alone.
-    assert quality[0] == {"run": "plain", "part": "", "inputs trained": "7200.0", "AUC": "0.74"}
+    assert quality[0] == {"run": "plain", "part": "", "examples trained": "7200.0", "AUC": "0.74"}
     expected = [(e["examples_trained"], e["auc"]) for e in paper["evaluations"]]
-    assert [(float(r["inputs trained"]), float(r["AUC"])) for r in quality[1:]] == expected
+    assert [(float(r["examples trained"]), float(r["AUC"])) for r in quality[1:]] == expected
     thresholds = rows_of(folder / "csv" / "threshold.csv")
     assert [r["run"] for r in thresholds] == ["paper"] * 7, "the first window has no drift"
-    assert float(thresholds[-1]["inputs seen"]) == 4000
+    assert float(thresholds[-1]["examples seen"]) == 4000
     sent = rows_of(folder / "csv" / "rows_sent.csv")
     assert float(sent[-1]["share of the rows offered"]) == pytest.approx(330 / 500)
     kinds = {r["category"]: float(r["MB"]) for r in rows_of(folder / "csv" / "bytes_by_kind.csv")}

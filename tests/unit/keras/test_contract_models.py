@@ -86,7 +86,8 @@ def test_own_train_step(kind, caplog):
         with pytest.raises(ValueError, match=r"Invalid `training`: None.*Own"):
             fitted(Own)
         return
-    fitted(Own)  # its call's default is False, which may be meant
+    with caplog.at_level("WARNING", "absl"):
+        fitted(Own)  # its call's default is False, which may be meant
     assert "'tables' in Own 'own" in caplog.text
     assert "training=False under a gradient tape: its rows are not trained" in caplog.text
     Own.tells = {"training": True}

@@ -46,7 +46,7 @@ def test_rows_are_read_written_removed_and_listed() -> None:
         ([1, 2], [[1.0, 2.0]], r"`rows`: \[1, 2\]"),
         ([0.5], [[1.0, 2.0]], r"`keys`: 'float64 \[1\]'"),
         ([[1]], [[1.0, 2.0]], r"`keys`: 'int64 \[1, 1\]'"),
-        (["a"], [[1.0, 2.0]], r"`keys`"),
+        ([None], [[1.0, 2.0]], r"`keys`"),
     ],
 )
 def test_what_cannot_be_written(keys: Any, rows: Any, message: str) -> None:
@@ -151,3 +151,9 @@ def test_keys_of_another_vocabulary() -> None:
     assert rename_keys(table, {1: 70, 2: -5}) == 2
     assert table.keys().tolist() == [-5, 70] and table.read([70]).tolist() == [[2.0, 2.0]]
     assert rename_keys(table, {}) == 0 and len(table) == 0
+
+
+def test_texts_are_keys() -> None:
+    table = make()
+    table.write(["a"], [[1.0, 2.0]])
+    assert table.read(["a"]).tolist() == [[1.0, 2.0]] and table.remove([b"a"]) == 1
