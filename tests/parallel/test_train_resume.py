@@ -86,7 +86,15 @@ def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> N
     straight, resumed = record_of(tmp_path / "straight"), record_of(killed)
     # The checkpoint before is the newest where one was being written.
     assert resumed["resumed_at"] in ([24], [32])
-    for name in ("test", "training", "examples", "rows", "progress", "evaluations", "gradient_rows"):
+    for name in (
+        "test",
+        "training",
+        "examples",
+        "rows",
+        "progress",
+        "evaluations",
+        "gradient_rows",
+    ):
         assert without_times(resumed[name]) == numbers(without_times(straight[name])), name
     assert len(resumed["windows"]) == len(straight["windows"]) > 5
     assert resumed["examples"]["seen"] == 3_000

@@ -201,5 +201,5 @@ def test_optimizers_survive_serialisation(rule):
 def test_a_table_of_before_is_read():
     start = {"class_name": "RandomUniform", "config": {"minval": -0.05, "maxval": 0.05}}
     before = {"name": "a", "dim": 4, "capacity": 9, "eviction": "lru", "initializer": start}
-    table = slip.Table.from_config({**before, "combiner": "sum", "seed": 3})
+    table = Table.from_config({**before, "combiner": "sum", "seed": 3})
     assert (table.capacity, table.eviction, table.seed) == (9, "lru", 3)

@@ -27,7 +27,12 @@ BYTES = {"keys": 2e6, "rows": 0, "gradients": 8e6, "deferred": 1e6, "dense": 4e6
 
 def _window(index: int) -> dict[str, Any]:
     """Window `index` of ten steps and 1,000 inputs, as `WindowReport.to_dict` gives it."""
-    rows = {"offered": 500, "sent": 400 - 10 * index, "masked": 20 * index, "deferred_now": 30 * index}
+    rows = {
+        "offered": 500,
+        "sent": 400 - 10 * index,
+        "masked": 20 * index,
+        "deferred_now": 30 * index,
+    }
     return {
         "window": index,
         "step": 10 * (index + 1),
