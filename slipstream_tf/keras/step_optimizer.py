@@ -33,8 +33,8 @@ class StepOptimizer:
       of a table is that of all its rows in the batch; the global norm is over weights and tables.
     - `gradient_accumulation_steps` keeps the rows' gradients, too, and applies their mean. What is
       kept is in no file: a model that is saved between two updates has lost it when loaded.
-    - `StepOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))` unscales rows, and leaves out a
-      step whose gradients are not finite. Without one such a step is an error, and changes
+    - `StepOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))` unscales rows, and leaves out
+      a step whose gradients are not finite. Without one such a step is an error, and changes
       neither weights nor rows.
     - Weight decay and moving averages (`use_ema`) would miss the rows, and are refused. Weights
       without the tables may decay: `exclude_from_weight_decay(var_names=["_anchor"])`.

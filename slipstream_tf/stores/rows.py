@@ -44,7 +44,7 @@ class TableRows:
         self.dim = store.tables[self._index].dim
 
     def read(self, keys: Any) -> np.ndarray:
-        """Returns rows float32 [n, dim] of keys, integers or texts [n]; an absent key gives its first row.
+        """Returns float32 [n, dim] of keys [n], integers or texts; an absent one its first row.
 
         Nothing is made or counted.
         """
