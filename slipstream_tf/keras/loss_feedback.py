@@ -6,7 +6,6 @@ and the model sees the features without what the engine wrote beside them.
 """
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -81,12 +80,9 @@ class LossFeedback:
         beside sample weights, and would fetch batches ahead of the windows.
         """
         base: Any = super()
-        if not isinstance(x, Applied) or not x.reweigh:
-            return base.fit(x, *args, **kwargs)
-        given = inspect.signature(base.fit).bind(x, *args, **kwargs).arguments
-        if given.get("class_weight") is not None:
-            given["x"] = x.reweigh(given.pop("class_weight"))
-        return base.fit(**given)
+        if isinstance(x, Applied) and x.reweigh and kwargs.get("class_weight") is not None:
+            x = x.reweigh(kwargs.pop("class_weight"))
+        return base.fit(x, *args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model with the features as they were before `Slipstream.apply`."""
