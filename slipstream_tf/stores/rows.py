@@ -72,21 +72,15 @@ class TableRows:
             rows: float32 [n, dim], finite.
 
         Raises:
-            ValueError: shapes do not fit, a key comes twice, a value is not finite, or the store
-                does not own its rows.
+            ValueError: shapes do not fit, or the store does not own its rows.
+            tf.errors.InvalidArgumentError: a key comes twice, or a value is not finite.
         """
         keys = checked_keys(keys)
-        with np.errstate(over="ignore"):  # Told below.
+        with np.errstate(over="ignore"):  # The op tells.
             values = np.asarray(rows, np.float32)
         if values.shape != (keys.size, self.dim):
             allowed = f"[{keys.size}, {self.dim}], a row per key"
             raise invalid("rows", list(values.shape), f"table {self.name!r}", allowed)
-        ascending = np.sort(keys)
-        if (twice := ascending[1:][ascending[1:] == ascending[:-1]]).size:
-            raise invalid("keys", int(twice[0]), f"`write` to table {self.name!r}", "each key once")
-        if not np.isfinite(values).all():
-            place = f"table {self.name!r}"
-            raise invalid("rows", "NaN or infinity", place, "finite values of float32")
         self._writable().write_rows(self.name, keys, values)
 
     def remove(self, keys: Any) -> int:
