@@ -1,102 +1,16 @@
-"""saturation.tracker beyond the paper: masks, deferring, states, budgets, guard and dry runs."""
+"""saturation.tracker beyond the paper: masks, deferring, states and dry runs."""
 
 from __future__ import annotations
 
 import collections
 import json
-import math
 
 import numpy as np
 import pytest
-from engine_settings import engine_settings
+from engine_on_rows import DIM, DRIFTS, ROW_BYTES, make, state_of, window
 
-from slipstream_tf.config import Table
-from slipstream_tf.ops.features import FeatureSpec
-from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, deferred_row_bytes
+from slipstream_tf.ops.update_policy import SATURATED, WATCHED, deferred_row_bytes
 from slipstream_tf.saturation.states import KeyState
-from slipstream_tf.saturation.tracker import SaturationTracker
-from slipstream_tf.stores import TrackedStore
-
-DIM = 2
-ROW_BYTES = 4 * DIM
-SPECS = [FeatureSpec("user", "user"), FeatureSpec("item", "item")]
-DRIFTS = {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
-
-
-class Store(TrackedStore):
-    """What the tracker needs of a store, in dictionaries; notes what it is told."""
-
-    def __init__(self):
-        self.tables = (Table("user", DIM), Table("item", DIM))
-        self.rows = {table.name: {} for table in self.tables}
-        self.counts = {table.name: collections.Counter() for table in self.tables}
-        self.policies, self.flags = {}, {}
-        self.travel = collections.Counter()
-        self.offered = self.masked = 0
-
-    def train(self, table, drifts):
-        for key, delta in drifts.items():
-            row = self.rows[table].get(key, np.zeros(DIM, np.float32))
-            self.rows[table][key] = row + np.float32(delta)
-            self.counts[table][key] += 1
-
-    def size(self, table):
-        return len(self.rows[table])
-
-    def hot_keys(self, table, k):
-        ordered = sorted(self.counts[table].items(), key=lambda item: (-item[1], item[0]))[:k]
-        keys, counts = zip(*ordered, strict=True) if ordered else ((), ())
-        return np.array(keys, np.int64), np.array(counts, np.float32)
-
-    def gather(self, table, keys):
-        rows = [self.rows[table].get(int(key), np.zeros(DIM)) for key in keys]
-        found = [int(key) in self.rows[table] for key in keys]
-        return np.array(rows, np.float32).reshape(-1, DIM), np.array(found, bool)
-
-    def set_update_policy(self, table, policy):
-        self.policies[table] = policy
-
-    def set_row_flags(self, table, keys, flags):
-        self.flags[table] = dict(zip(map(int, keys), map(int, flags), strict=True))
-
-    def squared_update_lengths(self, table, keys):
-        return np.array([self.travel[table, int(key)] for key in keys], np.float32)
-
-    def update_counts(self, table):
-        return UpdateCounts(offered=self.offered, masked=self.masked)
-
-    def decay_counts(self, factor):
-        for counts in self.counts.values():
-            for key in counts:
-                counts[key] *= factor
-
-
-def make(*policies, **settings):
-    """A store and its tracker; by default half of the examples are to be saved on, if any."""
-    defaults = {"window_steps": 10, "warmup": 0}
-    if set(policies) & {"skip_examples", "mask_gradients"} or "defer_until" in settings:
-        defaults["revisit_every"] = 0
-        if "threshold" not in settings:
-            defaults["share"] = 0.5
-    store = Store()
-    chosen = engine_settings(*policies, **{**defaults, **settings})
-    return store, SaturationTracker(store, chosen, SPECS)
-
-
-def window(store, tracker, drifts=None, **classify):
-    """Moves users by their drifts and item 0 by 0, shows an input per user; ends the window."""
-    drifts = DRIFTS if drifts is None else drifts
-    store.train("user", drifts)
-    store.train("item", {0: 0.0})
-    users = np.array(list(drifts), np.int64)
-    inputs = np.stack([users, np.zeros_like(users)], axis=1)
-    found = tracker.classifier.classify(inputs, SPECS, **classify)
-    return tracker.step(10), [part.numpy() for part in found]
-
-
-def state_of(tracker, table, key):
-    states = tracker.states[table]
-    return KeyState(states.states[states.keys.tolist().index(key)])
 
 
 def test_masks_saturated_keys_after_the_warmup_only():
@@ -410,78 +324,6 @@ def test_a_capped_threshold():
         report, _ = window(store, tracker)
     assert report.is_threshold_capped and 0.1 < report.threshold <= 0.15
     assert store.flags["user"] == {0: SATURATED}
-
-
-def feed(tracker, loss, inputs=2500, skippable=True):
-    generator = np.random.default_rng(0)
-    losses = loss * generator.uniform(0.9, 1.1, inputs)
-    tracker.classifier.record_losses(None, losses, np.arange(inputs) % 2, [skippable] * inputs)
-
-
-@pytest.mark.parametrize("policy", ["skip_examples", "mask_gradients"])
-def test_the_guard_halves_the_threshold_and_releases_keys(policy):
-    drifts = {0: 0.1, 1: 0.28, 2: 0.3, 3: 0.4}
-    settings = {"skip_keep": 0.5} if policy == "skip_examples" else {}
-    store, tracker = make(policy, threshold=0.3, loss_guard=0.1, **settings)
-    words = []
-    for loss in (0.1, 0.1, 0.1, 0.1, 0.2):
-        before = [state_of(tracker, "user", key) for key in (0, 1)] if words else None
-        feed(tracker, loss)
-        feed(tracker, 0.6, skippable=False)
-        report, _ = window(store, tracker, drifts)
-        words.append(report.guard)
-    assert before == [KeyState.SATURATED, KeyState.SATURATED]
-    assert "baseline" in words[0] and "fine" in words[2] and "worsened" in words[4]
-    assert report.threshold == pytest.approx(0.15)
-    assert state_of(tracker, "user", 0) == KeyState.SATURATED
-    assert state_of(tracker, "user", 1) == KeyState.VARYING, "0.28 is above 1.5 * 0.15"
-    assert report.log_loss == pytest.approx(0.4, rel=0.02)
-    feed(tracker, 0.1)
-    report, _ = window(store, tracker, drifts)
-    assert report.threshold == pytest.approx(0.15), "and it stays halved for a while"
-
-
-def test_the_guard_without_losses_changes_nothing():
-    store, tracker = make("skip_examples", skip_keep=0.5, loss_guard=0.1)
-    for _ in range(3):
-        report, _ = window(store, tracker)
-    assert report.threshold == pytest.approx(0.3) and "No skippable example" in report.guard
-
-
-@pytest.mark.parametrize("budget", ["max_auc_loss", "max_log_loss_increase"])
-def test_a_quality_budget_without_planned_steps_skips_nothing_and_says_why(budget):
-    store, tracker = make("skip_examples", skip_keep=0.5, **{budget: 0.01})
-    for _ in range(3):
-        report, (skippable, *_) = window(store, tracker)
-        assert not skippable.any() and report.threshold == report.target_share == 0.0
-        assert "planned steps are not known" in report.budget
-
-
-def learn(budget, windows=14):
-    """Windows whose log loss falls with the logarithm of the inputs trained."""
-    store, tracker = make(
-        "skip_examples", skip_keep=0.8, planned_steps=400, max_log_loss_increase=budget
-    )
-    users, trained, reports = {key: 0.01 * key for key in range(40)}, 0, []
-    for _ in range(windows):
-        report, (skippable, _, weight) = window(store, tracker, users)
-        reports.append(report)
-        kept = weight > 0
-        losses = np.full(kept.sum(), 0.9 - 0.05 * math.log(trained + 20), np.float32)
-        labels = np.arange(kept.sum()) % 2
-        tracker.classifier.record_losses(None, losses, labels, skippable[kept], weight[kept])
-        trained += int(kept.sum())
-    return reports
-
-
-def test_a_quality_budget_bounds_the_share():
-    tight, loose = learn(0.002), learn(10.0)
-    assert "fewer than 5 windows" in tight[3].budget and tight[3].target_share == 0.0
-    assert tight[3].predicted_cost is None
-    assert 0.0 < tight[-1].target_share < 0.2 < loose[-1].target_share == 0.5
-    assert 0.0 < tight[-1].predicted_cost <= 0.002 * 1.01
-    assert "Slope" in tight[-1].budget and "allows more" in loose[-1].budget
-    assert loose[-1].examples_skipped > 0 and loose[-1].log_loss is not None
 
 
 def test_remembered_losses_choose_among_inputs_of_saturated_keys():
