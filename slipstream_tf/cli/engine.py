@@ -28,11 +28,8 @@ from slipstream_tf.policies import (
 )
 from slipstream_tf.scores import LastLoss, RowDrift
 
-_SATURATION = {
-    "metric": "drift_metric",
-    **{name: name for name in ("threshold", "max_threshold", "release", "revisit_every")},
-    "protect_windows": "protect_windows",
-}
+_SAME = ("threshold", "max_threshold", "release", "revisit_every", "protect_windows")
+_SATURATION = {"metric": "drift_metric", **{name: name for name in _SAME}}
 _BUDGETS = {
     "max_auc_loss": MaxAucLoss,
     "max_log_loss_increase": MaxLogLossIncrease,
@@ -44,7 +41,6 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
     """Returns the arguments of `Slipstream` but for layer and window, from a run's settings."""
     engine = settings.engine
     saturation = _given(engine, _SATURATION)
-    # Without policies there is nothing whose cost could be told.
     return {
         "policies": policies_of(settings),
         "hot_set": HotSet(

@@ -41,6 +41,12 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
         return
     if engine.needs_losses and not engine.are_losses_told:
         warn_without_losses(engine.settings.saves_by_losses)
+    if engine.comm.size == 1 and any(p.acts_on == "replicas" for p in engine.settings.policies):
+        warnings.warn(
+            "CacheRows does nothing in one process: replicas are of rows that other ranks own.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     if engine.comm.size == 1 and engine.batch_size and not report.examples_skipped:
         warn_of_batches_ahead(report.step, report.examples_seen, engine.batch_size)
 

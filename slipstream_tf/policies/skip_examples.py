@@ -10,6 +10,11 @@ from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Ended, Policy, Ta
 from slipstream_tf.scores.base import Score
 
 
+def _of_score(name: str) -> Any:
+    """What the score answers under that name."""
+    return property(lambda policy: getattr(policy.by, name), doc="See `Policy`.")
+
+
 @dataclasses.dataclass(frozen=True)
 class SkipExamples(Policy):
     """Leaves out examples that teach nothing, and refills the batches.
@@ -30,6 +35,12 @@ class SkipExamples(Policy):
     steered_by = "share"
     verb = "skipped"
     columns = ("skipped", "skipped share", "kept")
+    alpha = _of_score("alpha")
+    share_finds_threshold = _of_score("share_finds_threshold")
+    probes_every = _of_score("probes_every")
+    needs_losses = _of_score("needs_losses")
+    needs_ids = _of_score("needs_ids")
+    loss_memory = _of_score("loss_memory")
 
     def __post_init__(self) -> None:
         place = "SkipExamples"
@@ -45,11 +56,6 @@ class SkipExamples(Policy):
             raise invalid("keep", 1.0, place, "below 1 (dry_run=True keeps every example)")
 
     @property
-    def alpha(self) -> float:  # type: ignore[override]
-        """See `Policy`."""
-        return self.by.alpha
-
-    @property
     def key_share(self) -> float:
         """See `Policy`."""
         return self.by.key_share(self.target_share)
@@ -60,29 +66,9 @@ class SkipExamples(Policy):
         return self.by.gives_key_share(self.share is not None)
 
     @property
-    def share_finds_threshold(self) -> bool:  # type: ignore[override]
-        """See `Policy`."""
-        return self.by.share_finds_threshold
-
-    @property
     def target_share(self) -> float:
         """See `Policy`."""
         return DEFAULT_SHARE if self.share is None else self.share
-
-    @property
-    def probes_every(self) -> int | None:  # type: ignore[override]
-        """See `Policy`."""
-        return self.by.probes_every
-
-    @property
-    def needs_losses(self) -> bool:  # type: ignore[override]
-        """See `Policy`."""
-        return self.by.needs_losses
-
-    @property
-    def needs_ids(self) -> bool:  # type: ignore[override]
-        """See `Policy`."""
-        return self.by.needs_ids
 
     @property
     def weighs_examples(self) -> bool:  # type: ignore[override]
@@ -93,11 +79,6 @@ class SkipExamples(Policy):
     def leaves_some(self) -> bool:  # type: ignore[override]
         """See `Policy`."""
         return self.keep > 0.0 or self.by.examples_return
-
-    @property
-    def loss_memory(self) -> dict[str, Any]:
-        """See `Policy`."""
-        return self.by.loss_memory
 
     def require_fit(self, tables: Tables) -> None:
         """Raises ValueError if the machine has no room for the losses."""

@@ -94,7 +94,7 @@ class Ledger:
 
     @property
     def rows(self) -> UpdateCounts:
-        """Gradient rows of all tables over all windows; `pending` as of the last window's end."""
+        """Gradient rows of all windows and tables; `deferred_now` is of the last window's end."""
         tables = (table for report in self.reports for table in report.tables)
         total = added_up(dataclasses.asdict(table.rows) for table in tables)
         last = self.reports[-1].tables if self.reports else ()

@@ -126,6 +126,29 @@ def test_a_schedule_that_starts_at_nothing_is_refused() -> None:
         fit(model)
 
 
+@pytest.mark.parametrize("dense", [0.0, 1e-7])
+def test_a_dense_rate_that_warms_up_does_not_take_rows_along(dense: float) -> None:
+    model, layer = make(keras.optimizers.SGD(dense))
+    fit(model)
+    before = layer.table("t").read([0]).tolist()
+    model.optimizer.learning_rate = 1e-3
+    with pytest.raises(tf.errors.InvalidArgumentError, match="more than 10 times.*follow=False"):
+        fit(model)
+    assert layer.table("t").read([0]).tolist() == before
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), -1.0, "fast"])
+def test_a_rate_by_hand_is_a_number(wrong: Any) -> None:
+    _, layer = make(keras.optimizers.SGD(0.25))
+    table = layer.table("t")
+    with pytest.raises(ValueError, match="`learning_rate`.*table 't'"):
+        table.learning_rate = wrong
+    with pytest.raises(ValueError, match="`learning_rate`.*layer 'tables'"):
+        layer.learning_rate = wrong
+    layer.learning_rate = tf.constant(0.125)
+    assert rate(layer) == 0.125
+
+
 def test_models_that_share_a_table_follow_each_its_own_optimizer() -> None:
     model, layer = make(keras.optimizers.SGD(0.25))
     other = keras.Model(model.inputs, layer(model.inputs[0])[:, 0])

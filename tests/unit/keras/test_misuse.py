@@ -136,6 +136,19 @@ def test_the_callback_with_and_without_its_brackets(tmp_path):
     assert isinstance(slipstream.callback(tmp_path), SaturationCallback)
 
 
+def test_the_engine_itself_is_no_callback():
+    embeddings, model = make()
+    with pytest.raises(TypeError, match=r"callbacks=\[slipstream\.callback\]"):
+        fit(model, batches(), [engine(embeddings)])
+
+
+def test_replicas_in_one_process_are_warned_of():
+    embeddings, model = make()
+    slipstream = engine(embeddings, slip.CacheRows())
+    with pytest.warns(RuntimeWarning, match="CacheRows does nothing in one process"):
+        fit(model, slipstream.apply(batches()), [slipstream.callback])
+
+
 def test_arrays_are_no_data_set():
     slipstream = engine(make()[0])
     for wrong in (arrays(), arrays()[0], [batches()]):
