@@ -132,7 +132,7 @@ def test_a_dense_rate_that_warms_up_does_not_take_rows_along(dense: float) -> No
     fit(model)
     before = layer.table("t").read([0]).tolist()
     model.optimizer.learning_rate = 1e-3
-    with pytest.raises(tf.errors.InvalidArgumentError, match="more than 10 times.*follow=False"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"more than 10 times.*follow=False"):
         fit(model)
     assert layer.table("t").read([0]).tolist() == before
 
@@ -141,9 +141,9 @@ def test_a_dense_rate_that_warms_up_does_not_take_rows_along(dense: float) -> No
 def test_a_rate_by_hand_is_a_number(wrong: Any) -> None:
     _, layer = make(keras.optimizers.SGD(0.25))
     table = layer.table("t")
-    with pytest.raises(ValueError, match="`learning_rate`.*table 't'"):
+    with pytest.raises(ValueError, match=r"`learning_rate`.*table 't'"):
         table.learning_rate = wrong
-    with pytest.raises(ValueError, match="`learning_rate`.*layer 'tables'"):
+    with pytest.raises(ValueError, match=r"`learning_rate`.*layer 'tables'"):
         layer.learning_rate = wrong
     layer.learning_rate = tf.constant(0.125)
     assert rate(layer) == 0.125
