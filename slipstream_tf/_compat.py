@@ -3,7 +3,7 @@
 import gc
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -273,6 +273,25 @@ def track_variable(layer: Any, variable: Any) -> None:
     An attribute would be both.
     """
     layer._track_variable(variable)
+
+
+def exchange_weights(layer: Any, old: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
+    """Takes weights from a built Keras layer, and gives it others; as Keras does for LoRA.
+
+    Args:
+        layer: of Keras.
+        old: weights of it.
+        make: adds the new ones, and returns them.
+    """
+    for variable in old:
+        layer._untrack_variable(variable)
+    was_locked = layer._tracker.locked
+    layer._tracker.unlock()
+    try:
+        return make()
+    finally:
+        if was_locked:
+            layer._tracker.lock()
 
 
 def is_in_legacy_file() -> bool:

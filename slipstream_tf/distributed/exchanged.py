@@ -63,7 +63,6 @@ class ExchangedStore(CollectingStore, NativeStore):
         """
         super().__init__(tables, optimizer)
         self.comm, self.wire = comm, wire
-        self.collects_gradients = comm.size == 1
         self._dims = [table.dim for table in self.tables]
         self._names = Names(placement)
         everything = {
@@ -84,11 +83,16 @@ class ExchangedStore(CollectingStore, NativeStore):
     def _collector(self) -> NativeStore:
         return self
 
+    def _exchanged(
+        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: Rounds
+    ) -> exchange_ops.SendBuffer:
+        """Sends collected rows to where they are applied; returns those that come here."""
+        raise NotImplementedError
+
     def _deliver(
         self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: Rounds
     ) -> tf.Operation | None:
-        """Sends collected rows to where they belong, and applies those that come here."""
-        raise NotImplementedError
+        return NativeStore.apply_collected(self, self._exchanged(collected, what, kind, rounds))
 
     def _rounds(self) -> Rounds:
         """Whether rows are rounded now, between two updates."""
@@ -102,6 +106,26 @@ class ExchangedStore(CollectingStore, NativeStore):
             return super().apply_gradients(plan, gradients)
         collected = self._collect(plan, gradients)
         return self._deliver(collected, "gradients", self._kind, self._count_update(collected))
+
+    def collect_gradients(
+        self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
+    ) -> exchange_ops.SendBuffer:
+        """See `NativeStore.collect_gradients`; this rank's part of the average."""
+        if self.comm.size == 1:
+            return super().collect_gradients(plan, gradients)
+        return self._collect(plan, gradients)
+
+    def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
+        """See `NativeStore.share_collected`; a collective. Where rows are spread, of own rows."""
+        if self.comm.size == 1:
+            return rows
+        return self._exchanged(rows, "collected", self._kind, self._rounds())
+
+    def apply_collected(self, rows: exchange_ops.SendBuffer) -> tf.Operation | None:
+        """See `NativeStore.apply_collected`; on all ranks alike."""
+        if self.comm.size > 1:
+            self._count_update(rows)
+        return super().apply_collected(rows)
 
     def _collect(self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]) -> exchange_ops.SendBuffer:
         """This rank's part of the average, of what the policies pass on."""
@@ -219,31 +243,11 @@ class ReplicatedStore(ExchangedStore):
                 raise invalid("capacity", table.capacity, place, allowed)
         wire = Wire(wire_dtype, wire_warmup_steps)
         super().__init__(tables, optimizer, comm, wire, "replicated", {})
-        self.collects_gradients = True
 
-    def collect_gradients(
-        self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
-    ) -> exchange_ops.SendBuffer:
-        """See `NativeStore.collect_gradients`; this rank's part of the average."""
-        if self.comm.size == 1:
-            return super().collect_gradients(plan, gradients)
-        return self._collect(plan, gradients)
-
-    def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
-        """See `NativeStore.share_collected`; a collective."""
-        return gather_rows(self.comm, rows, self._names, "collected", self._kind, self._rounds())
-
-    def apply_collected(self, rows: exchange_ops.SendBuffer) -> tf.Operation | None:
-        """See `NativeStore.apply_collected`; on all ranks alike."""
-        if self.comm.size > 1:
-            self._count_update(rows)
-        return super().apply_collected(rows)
-
-    def _deliver(
+    def _exchanged(
         self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: Rounds
-    ) -> tf.Operation | None:
-        rows = gather_rows(self.comm, collected, self._names, what, kind, rounds)
-        return exchange_ops.apply_rows(self._handles, rows, self.rates.now(rows.sizes))
+    ) -> exchange_ops.SendBuffer:
+        return gather_rows(self.comm, collected, self._names, what, kind, rounds)
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """See `EmbeddingStore.gather`; no row is ever lost, so that every key counts as found.

@@ -205,9 +205,9 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         theirs = exchange.exchange_keys(self.comm, sizes, keys, self._names, what)
         return KeyRequest(sizes, keys, *theirs)
 
-    def _deliver(
+    def _exchanged(
         self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: exchange.Rounds
-    ) -> tf.Operation | None:
+    ) -> exchange_ops.SendBuffer:
         request = collected.sizes, collected.keys
         sizes, keys = exchange.exchange_keys(self.comm, *request, self._names, what)
         values = tf.reduce_sum(collected.sizes * tf.constant(self._dims, tf.int64), axis=1)
@@ -215,12 +215,22 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         sent = exchange.to_wire(collected.values, rounds)
         splits = exchange.splits_on_wire(leaving, rounds)
         received, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
-        rows = exchange_ops.SendBuffer(sizes, keys, exchange.from_wire(received, rounds))
-        # A row that left a bounded table since it was pulled is not made anew by its gradient.
-        is_bounded = any(table.capacity is not None for table in self.tables)
-        return exchange_ops.apply_rows(
-            self._handles, rows, self.rates.now(rows.sizes), create_missing=not is_bounded
-        )
+        return exchange_ops.SendBuffer(sizes, keys, exchange.from_wire(received, rounds))
+
+    def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
+        """See `ExchangedStore.share_collected`; where a rank's are not finite, all are NaN."""
+        shared = super().share_collected(rows)
+        if self.comm.size == 1:
+            return shared
+        # A rank that owns none of those keys must not update the others.
+        lost = tf.reduce_sum(tf.cast(tf.math.is_nan(rows.values), tf.float32))
+        is_lost = self.sum_of_parts(lost) > 0
+        values = tf.where(is_lost, float("nan"), shared.values)
+        return exchange_ops.SendBuffer(shared.sizes, shared.keys, values)
+
+    def sum_of_parts(self, values: tf.Tensor) -> tf.Tensor:
+        """See `NativeStore.sum_of_parts`; a collective."""
+        return self.comm.sum(values, "control", self._names.of("parts"))
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """See `EmbeddingStore.set_update_policy`; a collective."""

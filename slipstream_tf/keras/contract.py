@@ -13,7 +13,7 @@ from absl import logging
 from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.keras.row_gradients import MODES
-from slipstream_tf.keras.step_optimizer import applies_rows, refuse_missing_rows
+from slipstream_tf.keras.step_optimizer import StepOptimizer, applies_rows, refuse_missing_rows
 from slipstream_tf.policies import DeferGradients
 
 # Settings of Keras's optimizers that need all gradients at once, or rows' gradients later.
@@ -25,28 +25,46 @@ _NEED_STEP = (
     "loss_scale_factor",
 )
 _IN_STEP = (
-    "EmbeddingCollection(..., apply='step') and "
+    "a slip.keras.Model; or EmbeddingCollection(..., apply='step') and "
     "model.compile(slip.keras.StepOptimizer(optimizer), ...)"
 )
 
 
-def require_apply(apply: str, store: Any, layer: str) -> str:
-    """Checks where a layer's gradients are applied; returns it.
+def require_apply(apply: str | None, store: Any, layer: str) -> str:
+    """Checks where a layer's gradients are to be applied; returns where they are now.
 
     Raises:
         ValueError: there is no such place, or the store cannot do it.
     """
-    require_choice("apply", apply, MODES, f"layer {layer!r}")
+    require_choice("apply", apply, (*MODES, None), f"layer {layer!r}")
     if apply == "step" and not store.collects_gradients:
-        ranks = "" if store.comm is None else f" on {store.comm.size} rank(s)"
-        place = f"layer {layer!r} with a {type(store).__name__}{ranks}"
-        raise invalid(
-            "apply",
-            apply,
-            place,
-            "'backward'; 'step' is of native tables, in one process or replicated",
-        )
-    return apply
+        place = f"layer {layer!r} with a {type(store).__name__}"
+        raise invalid("apply", apply, place, "'backward'; 'step' is of native tables")
+    return apply or "backward"
+
+
+def reaching_rows(model: Any, optimizer: Any) -> Any:
+    """Sees to it that a model's optimizer and its layers without an `apply` go together.
+
+    Args:
+        model: a Keras model that is to be compiled.
+        optimizer: as `compile` takes it.
+
+    Returns:
+        The optimizer; a `StepOptimizer` of it, where it needs all gradients at once.
+    """
+    layers = [part for part in _compat.layers_in(model) if hasattr(part, "follow_optimizer")]
+    if not any(layer.follows_optimizer for layer in layers):
+        return optimizer
+    found = keras.optimizers.get(optimizer)
+    needs_step = isinstance(found, keras.optimizers.LossScaleOptimizer) or any(
+        getattr(found, setting, None) for setting in _NEED_STEP
+    )
+    if needs_step and not getattr(found, "built", False):
+        found = StepOptimizer(found)
+    for layer in layers:
+        layer.follow_optimizer(applies_rows(found))
+    return found
 
 
 def require_fitting_optimizer(layer: Any, anchors: Sequence[Any], apply: str) -> None:

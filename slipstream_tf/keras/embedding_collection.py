@@ -67,8 +67,10 @@ class EmbeddingCollection(keras.layers.Layer):
     anchor's. With apply="step" the gradients of rows come out of the tape, as those of one anchor
     per table, `tf.IndexedSlices`, and the optimizer applies them: `slip.keras.StepOptimizer`. That
     takes longer, and is what clipping, gradient accumulation, loss scaling and a head trained alone
-    need. Where none acts, the rows are the same, bit for bit. A model that `fit` trains with an
-    optimizer whose settings would miss the rows raises an error.
+    need. Where none acts, the rows are the same, bit for bit. Without `apply`, a `slip.keras.Model`
+    (or another one with `LossFeedback`) chooses "step" where its optimizer needs it, and makes that
+    a `StepOptimizer`. Any other model whose optimizer has settings that would miss the rows raises
+    an error.
 
     The anchors. TensorFlow runs the backward pass of a layer only if something trainable lies
     behind it, so the layer has a weight of shape (), `update_anchor` (with apply="step", one per
@@ -110,8 +112,8 @@ class EmbeddingCollection(keras.layers.Layer):
         padding_key: the key that stands for no key, of features that are no `FeatureSpec` with one
             of their own; of texts it is the empty one. It trains no row, and gives zeros where an
             example has no other. None: every key is a key.
-        apply: where gradients of rows are applied: "backward" or "step", see above. "step" is of
-            native tables, in one process or replicated.
+        apply: where gradients of rows are applied: "backward" or "step", see above. None: as the
+            model's optimizer needs it, else "backward". "step" is of native tables.
         **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
 
     Raises:
@@ -131,7 +133,7 @@ class EmbeddingCollection(keras.layers.Layer):
         wire_warmup_steps: int = 0,
         prefetch: bool = False,
         padding_key: int | None = PADDING_KEY,
-        apply: str = "backward",
+        apply: str | None = None,
         **kwargs: Any,
     ) -> None:
         # No autocast: keys must reach the store as they are, and the anchor stays float32.
@@ -152,16 +154,37 @@ class EmbeddingCollection(keras.layers.Layer):
         self.store = _open_store(store, self.tables, optimizer, comm, placement, exchange)
         self._announces = self.store.prefetches
         self.prefetch = bool(prefetch) or self._announces
+        self.follows_optimizer = apply is None
         self.apply = require_apply(apply, self.store, self.name)
-        self._anchors = add_anchors(self, self.store, apply)
-        if apply == "backward":
-            (self.update_anchor,) = self._anchors
+        self._add_anchors()
         add_rows_weight(self, self.store)
         # Past Keras, which would put it into TensorFlow's checkpoints.
         object.__setattr__(self, "_exported", ExportedRows(self.store, f"layer {self.name!r}"))
         self._store_state = StoreState(self.store, f"layer {self.name!r}")
         self._engine: Any = None
         self.built = True
+
+    def _add_anchors(self) -> list[Any]:
+        self._anchors = add_anchors(self, self.store, self.apply)
+        if self.apply == "backward":
+            (self.update_anchor,) = self._anchors
+        return self._anchors
+
+    def follow_optimizer(self, applies_rows: bool) -> None:
+        """Applies gradients where a model's optimizer needs them, if the layer has no `apply`.
+
+        Its anchors are others then: call it before the optimizer is built.
+
+        Args:
+            applies_rows: whether that is a `StepOptimizer`.
+        """
+        apply = "step" if applies_rows and self.store.collects_gradients else "backward"
+        if not self.follows_optimizer or apply == self.apply:
+            return
+        old, self.apply = self._anchors, apply
+        if apply == "step":
+            del self.update_anchor
+        _compat.exchange_weights(self, old, self._add_anchors)
 
     def when_restored(self, listener: Callable[[], None]) -> None:
         """Calls a function whenever a `tf.train.Checkpoint` has replaced the tables."""
@@ -357,7 +380,7 @@ class EmbeddingCollection(keras.layers.Layer):
             "features": [dataclasses.asdict(spec) for spec in self.specs],
             "store": self._store_name,
             "stacked": self.stacked,
-            "apply": self.apply,
+            "apply": None if self.follows_optimizer else self.apply,
         }
 
     @classmethod

@@ -18,6 +18,7 @@ from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.notes import take_notes
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
+from slipstream_tf.keras.contract import reaching_rows
 from slipstream_tf.keras.passes import Applied
 
 Recorder = Callable[[Any, tf.Tensor, Any, Any, Any], Any]
@@ -72,6 +73,27 @@ class LossFeedback:
         if getattr(self, "train_function", None) is not None:
             # What was traced is of before.
             self.make_train_function(force=True)
+
+    def compile(self, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> None:
+        """Compiles the model, as `keras.Model.compile` does.
+
+        An optimizer that needs all gradients at once (`clipnorm`, `global_clipnorm`, `clipvalue`,
+        `gradient_accumulation_steps`, loss scaling) becomes a `StepOptimizer`, where embedding
+        layers have no `apply` of their own.
+        """
+        base: Any = super()
+        base.compile(reaching_rows(self, optimizer), *args, **kwargs)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles a model that is loaded, as `keras.Model.compile_from_config` does."""
+        model: Any = self
+        if type(self).compile is not LossFeedback.compile:
+            # It warns that a `compile` of one's own is not called.
+            base: Any = super()
+            return base.compile_from_config(config)
+        model.compile(**keras.saving.deserialize_keras_object(config))
+        if model.built and model.optimizer is not None:
+            model.optimizer.build(model.trainable_variables)
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as `keras.Model.fit` does.

@@ -38,7 +38,7 @@ def add_anchors(layer: Any, store: Any, apply: str) -> list[Any]:
     """Gives a layer the weights behind which its gradients lie.
 
     Args:
-        layer: an `EmbeddingCollection`, not yet built.
+        layer: an `EmbeddingCollection`, without any.
         store: its store.
         apply: "backward" for one anchor; "step" for one per table.
 
@@ -98,7 +98,8 @@ def collecting_lookup(
 
     That is `tf.IndexedSlices`: the keys, int64 [n], each once for a rank, and the sums of their
     gradients, float32 [n, dim]. No row is changed. Where a value is not finite, all are NaN. Of
-    several ranks they are the average, on all alike: the backward pass is a collective.
+    several ranks they are the average, on all alike or, where rows are spread, of those that this
+    rank owns: the backward pass is a collective.
 
     Args:
         store: an `EmbeddingStore` that `collects_gradients`.

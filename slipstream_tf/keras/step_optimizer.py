@@ -144,14 +144,19 @@ class _AppliesRows:
                 (anchor, tf.IndexedSlices(part.values / steps, part.indices))
                 for anchor, part in collected
             ]
-        if steps or found.clipnorm or found.global_clipnorm or found.clipvalue:
+        by_norm = found.clipnorm or found.global_clipnorm
+        if steps or by_norm or found.clipvalue:
             collected = [(anchor, _merged(part)) for anchor, part in collected]
-        clipped = base._clip_gradients([*grads, *(part.values for _, part in collected)])
+        values = [part.values for _, part in collected]
+        measured = _measured(collected) if by_norm else values
+        clipped = base._clip_gradients([*grads, *measured])
         dense, rows = clipped[: len(grads)], clipped[len(grads) :]
         updates = _apply(
             [
-                (anchor, tf.IndexedSlices(values, part.indices))
-                for (anchor, part), values in zip(collected, rows, strict=True)
+                (anchor, tf.IndexedSlices(_scaled(own, before, after), part.indices))
+                for (anchor, part), own, before, after in zip(
+                    collected, values, measured, rows, strict=True
+                )
             ]
         )
         if steps:
@@ -282,6 +287,31 @@ def _merged(part: tf.IndexedSlices) -> tf.IndexedSlices:
     """The sum of each key's rows, in their order."""
     with tf.device("CPU:0"):
         return mask_gradients(part, KeySet("CPU:0")).slices
+
+
+def _measured(collected: list[tuple[Anchor, tf.IndexedSlices]]) -> list[tf.Tensor]:
+    """Tensors with the norms of tables' gradients: the gradients, where this process has them all.
+
+    Where ranks own rows each, one value, the norm of what all of them have.
+    """
+    measured = [part.values for _, part in collected]
+    parts: dict[int, list[int]] = {}
+    for index, (anchor, _) in enumerate(collected):
+        if anchor.store.is_spread and anchor.store.comm.size > 1:
+            parts.setdefault(id(anchor.store), []).append(index)
+    for own in parts.values():
+        squares = tf.stack([tf.reduce_sum(measured[i] * measured[i]) for i in own])
+        norms = tf.sqrt(collected[own[0]][0].store.sum_of_parts(squares))
+        for index, norm in zip(own, tf.split(norms, len(own)), strict=True):
+            measured[index] = norm
+    return measured
+
+
+def _scaled(values: tf.Tensor, measured: tf.Tensor, clipped: tf.Tensor) -> tf.Tensor:
+    """What clipping makes of values, by what it made of their `_measured` tensor."""
+    if measured is values:
+        return clipped
+    return values * tf.math.divide_no_nan(clipped, measured)
 
 
 def _apply(collected: list[tuple[Anchor, tf.IndexedSlices]]) -> list[Any]:

@@ -54,7 +54,8 @@ class TrackedStore:
         lists_hot_keys_by_key: whether `hot_keys` takes `by_key=True`: keys are then ascending.
         takes_tables_at_once: whether several threads may ask for several tables.
         collects_gradients: whether gradients can be collected now and applied later:
-            `collect_gradients`, `share_collected` and `apply_collected`, see `NativeStore`.
+            `collect_gradients`, `share_collected`, `sum_of_parts` and `apply_collected`, see
+            `NativeStore`.
         forgets_flags: whether a row that leaves and comes back has lost its flags, as `row_flags`
             tells.
     """

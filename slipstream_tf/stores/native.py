@@ -114,7 +114,7 @@ class NativeStore(EmbeddingStore):
         return exchange_ops.collect_gradients(plan, gradients, self.rates.now(plan))
 
     def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
-        """Returns what all ranks collected, each its part of the average; here, of this process.
+        """Returns what ranks collected, each its part of the average; here, of this process.
 
         Args:
             rows: from `collect_gradients`.
@@ -141,6 +141,14 @@ class NativeStore(EmbeddingStore):
         return exchange_ops.apply_rows(
             self._handles, rows, self.rates.now(rows.sizes), create_missing=not is_bounded
         )
+
+    def sum_of_parts(self, values: tf.Tensor) -> tf.Tensor:
+        """Adds up what each rank computed of the rows that it owns; here, of all rows already.
+
+        Args:
+            values: float32, of the same shape on all ranks.
+        """
+        return values
 
     def size(self, table: str) -> int:
         """See `EmbeddingStore.size`."""

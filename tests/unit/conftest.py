@@ -69,12 +69,13 @@ def _run_as_ranks(size: int, program: Callable[[Any], Any]) -> list[Any]:
     Returns:
         What it returned on each rank, or the exception that it raised.
     """
-    barrier, board, results = threading.Barrier(size), [None] * size, [None] * size
+    barrier, board = threading.Barrier(size), [None] * size
+    results: list[Any] = [TimeoutError("the rank did not end")] * size
 
     def run(rank: int) -> None:
         try:
             results[rank] = program(ThreadRank(rank, size, barrier, board))
-        except Exception as error:
+        except BaseException as error:  # What pytest raises where a test fails is no Exception.
             results[rank] = error
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]

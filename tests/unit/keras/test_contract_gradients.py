@@ -202,17 +202,10 @@ def test_bad_places():
         make_layer(apply="later")
 
 
-def test_sharded_tables_apply_in_the_backward_pass(run_as_ranks):
-    def program(comm):
-        with pytest.raises(ValueError, match=r"Invalid `apply`: 'step'.*on 2 rank\(s\)"):
-            make_layer(comm=comm, placement="sharded", apply="step")
-
-    assert run_as_ranks(2, program) == [None, None]
-
-
-def steps_of(comm, apply, settings, head):
+def steps_of(comm, apply, settings, head, **placed):
     """Trains three steps; a head of given values, the same on all ranks."""
-    layer = make_layer(optimizers.Adagrad(RATE), apply=apply, comm=None if comm.size == 1 else comm)
+    ranks = None if comm.size == 1 else comm
+    layer = make_layer(optimizers.Adagrad(RATE), apply=apply, comm=ranks, **placed)
     weight = keras.Variable(head, name=f"head_{comm.rank}")
     optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(0.1, **settings), comm)
     optimizer = StepOptimizer(optimizer) if apply == "step" else optimizer
@@ -245,6 +238,66 @@ def test_replicated_ranks(run_as_ranks, settings):
     if not settings:
         plain, _ = run_as_ranks(2, lambda comm: steps_of(comm, "backward", settings, head))
         assert differ(plain, one) == set()
+
+
+def rows_of(ranks):
+    """Puts the rows of ranks that own some each together, by key."""
+    together = {"head": ranks[0]["head"]}
+    for table in TABLES:
+        keys = np.concatenate([rank[f"{table} keys"] for rank in ranks])
+        assert np.unique(keys).size == keys.size
+        for part in ("keys", "rows", "slots"):
+            values = np.concatenate([rank[f"{table} {part}"] for rank in ranks])
+            together[f"{table} {part}"] = values[np.argsort(keys)]
+    return together
+
+
+CLIPPED = [*SETTINGS[:4], {"gradient_accumulation_steps": 2, "global_clipnorm": 0.02}]
+
+
+@pytest.mark.parametrize("settings", CLIPPED, ids=str)
+def test_sharded_ranks(run_as_ranks, settings):
+    """Ranks own rows each; what is clipped by is the norm of all."""
+    head = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
+
+    def train(apply):
+        ran = run_as_ranks(
+            2, lambda comm: steps_of(comm, apply, settings, head, placement="sharded")
+        )
+        assert not [error for error in ran if isinstance(error, Exception)], ran
+        np.testing.assert_array_equal(ran[0]["head"], ran[1]["head"])
+        return rows_of(ran)
+
+    together = train("step")
+    alone = rows_of([steps_of(distributed.SingleProcess(), "step", settings, head)])
+    for name, array in alone.items():
+        np.testing.assert_allclose(together[name], array, rtol=0, atol=2e-6, err_msg=name)
+    if settings:
+        free = rows_of([steps_of(distributed.SingleProcess(), "step", {}, head)])
+        assert np.abs(free["user rows"] - alone["user rows"]).max() > 1e-4
+    else:
+        assert differ(train("backward"), together) == set()
+
+
+def test_a_rank_without_a_finite_loss_stops_all(run_as_ranks):
+    """Also the one that owns none of its keys."""
+    owned = distributed.sharded.owner_of(np.arange(100), 2)
+
+    def program(comm):
+        layer = make_layer(apply="step", comm=comm, placement="sharded")
+        keys = np.arange(100)[owned == comm.rank][:4, None].repeat(2, 1)
+        optimizer = StepOptimizer("sgd")
+        optimizer.build(layer.trainable_variables)
+        with tf.GradientTape() as tape:
+            factor = np.nan if comm.rank else 1.0
+            loss = tf.reduce_sum(layer(tf.constant(keys), training=True)) * factor
+        anchors = [v.value for v in layer.trainable_variables]
+        gradients = tape.gradient(loss, anchors)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
+            optimizer.apply(gradients, layer.trainable_variables)
+        return int(layer.store.export_table("user")["steps"][0])
+
+    assert run_as_ranks(2, program) == [0, 0]
 
 
 def test_step_optimizers_in_files(tmp_path):
