@@ -52,7 +52,7 @@ class Names:
         used = self._used.setdefault(tf.compat.v1.get_default_graph(), collections.Counter())
         number = used[collective]
         used[collective] += 1
-        return f"{name}#{number}" if number else name
+        return f"{name}-{number}" if number else name  # TensorFlow takes it for a scope, too.
 
 
 @dataclasses.dataclass(frozen=True)

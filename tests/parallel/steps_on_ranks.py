@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from contract_models import contents, data, differ, make_layer, make_model
+from contract_models import TABLES, contents, data, differ, make_layer, make_model
 
 from slipstream_tf import distributed
 from slipstream_tf.keras import RanksCallback, StepOptimizer
@@ -23,9 +23,11 @@ SETTINGS: list[dict[str, Any]] = [{}, {"global_clipnorm": 0.02}, {"gradient_accu
 KEYS, LABELS = data()
 
 
-def fitted(comm: Any, apply: str, settings: dict[str, Any]) -> dict[str, np.ndarray]:
+def fitted(
+    comm: Any, apply: str, settings: dict[str, Any], placement: str = "replicated"
+) -> dict[str, np.ndarray]:
     """Trains two epochs on this rank's part of each batch; returns rows, slots and weights."""
-    layer = make_layer(apply=apply, comm=comm)
+    layer = make_layer(apply=apply, comm=comm, placement=placement)
     optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(**settings), comm)
     model = make_model(StepOptimizer(optimizer) if apply == "step" else optimizer, layer)
     batches = tf.data.Dataset.from_tensor_slices((KEYS, LABELS)).batch(16)
@@ -44,6 +46,20 @@ def main() -> None:
         flat = np.concatenate([rows[name].ravel().astype(np.float64) for name in sorted(rows)])
         both = comm.gather(tf.constant(flat[None]), "control", f"rows.{number}").numpy()
         assert (both == both[0]).all(), settings
+        sharded = fitted(comm, "step", settings, "sharded")
+        for table in TABLES:
+            own = np.isin(rows[f"{table} keys"], sharded[f"{table} keys"])
+            assert 0 < own.sum() < own.size, settings
+            mine = np.argsort(sharded[f"{table} keys"])
+            theirs = np.flatnonzero(own)[np.argsort(rows[f"{table} keys"][own])]
+            for part in ("keys", "rows", "slots"):
+                np.testing.assert_allclose(
+                    sharded[f"{table} {part}"][mine],
+                    rows[f"{table} {part}"][theirs],
+                    rtol=0,
+                    atol=2e-6,
+                    err_msg=f"{table} {part} with {settings}",
+                )
     print(f"rank {comm.rank} of {comm.size}: steps as they should be", flush=True)
 
 

@@ -36,7 +36,7 @@ def test_every_graph_numbers_its_collectives_anew():
     step(tf.zeros([1]))
     step(tf.zeros([2]))  # traced again
     prefix = "slipstream.test_graphs"
-    assert seen == [[f"{prefix}.a", f"{prefix}.a#1", f"{prefix}.b"]] * 2
+    assert seen == [[f"{prefix}.a", f"{prefix}.a-1", f"{prefix}.b"]] * 2
 
 
 def test_float32_travels_as_it_is_and_bfloat16_rounded():

@@ -1,0 +1,162 @@
+"""Layers without an `apply`: a `slip.keras.Model` applies their gradients where it must."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+from contract_models import TABLES, assert_same, contents, data, layer_of, make_layer
+from contract_models import make_model as plain_model_of
+
+import slipstream_tf as slip
+from slipstream_tf import distributed
+from slipstream_tf.keras import StepOptimizer
+
+KEYS, LABELS = data()
+CLIPS = {"global_clipnorm": 0.02}
+
+
+def make_model(optimizer, layer=None):
+    """The model of `contract_models`, as ours."""
+    keras.utils.set_random_seed(3)
+    keys = keras.Input((len(TABLES),), dtype="int64", name="keys")
+    rows = keras.layers.Flatten()((layer or make_layer())(keys))
+    outputs = keras.layers.Dense(1, activation="sigmoid", name="top")(rows)
+    model = slip.keras.Model(keys, outputs)
+    model.compile(optimizer, "binary_crossentropy")
+    return model
+
+
+def train(model, epochs=2):
+    model.fit(KEYS, LABELS, batch_size=16, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+def stepped(optimizer):
+    """What was trained with both places said."""
+    return train(plain_model_of(StepOptimizer(optimizer), make_layer(apply="step")))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"clipnorm": 0.02}, CLIPS, {"clipvalue": 0.002}, {"gradient_accumulation_steps": 4}],
+    ids=str,
+)
+def test_a_setting_that_needs_all_gradients(settings):
+    model = train(make_model(keras.optimizers.Adam(**settings)))
+    assert layer_of(model).apply == "step"
+    assert_same(model, contents(stepped(keras.optimizers.Adam(**settings))))
+
+
+def test_loss_scaling():
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    assert_same(train(make_model(optimizer)), contents(stepped("sgd")))
+
+
+def test_nothing_changes_without_one():
+    model = train(make_model("adam"))
+    assert layer_of(model).apply == "backward"
+    assert not isinstance(model.optimizer, type(StepOptimizer("adam")))
+    assert_same(model, contents(train(plain_model_of("adam"))))
+
+
+def test_a_step_optimizer_is_followed():
+    model = train(make_model(StepOptimizer("sgd")))
+    assert layer_of(model).apply == "step"
+    assert_same(model, contents(stepped("sgd")))
+
+
+def test_compiled_again():
+    """Forth and back; the anchors are the model's weights each time."""
+    model = make_model(keras.optimizers.SGD(**CLIPS))
+    names = [weight.path.split("/")[-1] for weight in layer_of(model).trainable_weights]
+    assert names == [f"{table}_anchor" for table in TABLES]
+    model.compile("sgd", "binary_crossentropy")
+    assert [w.path for w in layer_of(model).trainable_weights] == ["tables/update_anchor"]
+    assert_same(train(model), contents(train(plain_model_of("sgd"))))
+    model.compile(keras.optimizers.SGD(**CLIPS), "binary_crossentropy")
+    train(model)
+
+
+def test_a_layer_that_says_where_stays_there():
+    model = make_model(keras.optimizers.SGD(**CLIPS), make_layer(apply="backward"))
+    assert layer_of(model).apply == "backward"
+    with pytest.raises(ValueError, match=r"Invalid `global_clipnorm`.*slip.keras.Model"):
+        train(model)
+
+
+def test_a_plain_model_is_told_of_ours():
+    model = plain_model_of(keras.optimizers.SGD(**CLIPS), make_layer())
+    with pytest.raises(ValueError, match=r"Invalid `global_clipnorm`.*a slip.keras.Model; or"):
+        train(model)
+
+
+@pytest.mark.parametrize("form", ["keras", "weights.h5", "checkpoint"])
+def test_files(form, tmp_path):
+    model = train(make_model(keras.optimizers.Adam(0.01, **CLIPS)))
+    path = str(tmp_path / f"model.{form}")
+    if form == "keras":
+        model.save(path)
+        loaded = keras.models.load_model(path)
+    else:
+        loaded = train(make_model(keras.optimizers.Adam(0.01, **CLIPS)), 1)
+        if form == "checkpoint":
+            tf.train.Checkpoint(model=model).write(path)
+            tf.train.Checkpoint(model=loaded).read(path).assert_consumed()
+        else:
+            model.save_weights(path)
+            loaded.load_weights(path)
+    assert layer_of(loaded).apply == "step"
+    assert_same(loaded, contents(model))
+    assert loaded.optimizer.global_clipnorm == 0.02
+    if form != "weights.h5":  # these have no optimizer
+        assert_same(train(loaded), contents(train(model)))
+
+
+def test_weights_travel():
+    model = train(make_model(keras.optimizers.SGD(**CLIPS)))
+    weights, before = model.get_weights(), contents(model)
+    train(model)
+    model.set_weights(weights)
+    assert_same(model, before)
+
+
+def test_copies_follow_their_own_optimizer():
+    model = train(make_model(keras.optimizers.SGD(**CLIPS)))
+    copy = keras.models.clone_model(model)  # compiled as the model was
+    assert layer_of(copy).apply == "step"
+    train(copy)
+    copy.compile("sgd", "binary_crossentropy")
+    assert (layer_of(copy).apply, layer_of(model).apply) == ("backward", "step")
+    train(copy)
+
+
+def test_a_subclass_with_a_compile_of_its_own(tmp_path):
+    @keras.saving.register_keras_serializable(package="tests", name="Compiles")
+    class Compiles(slip.keras.Sequential):
+        def compile(self, rate=0.1):
+            super().compile(keras.optimizers.SGD(rate, **CLIPS), "binary_crossentropy")
+
+    model = Compiles([make_layer(), keras.layers.Flatten(), keras.layers.Dense(1, "sigmoid")])
+    model.compile()
+    train(model)
+    model.save(tmp_path / "model.keras")
+    with pytest.warns(UserWarning, match="compile"):
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert not hasattr(loaded, "optimizer")
+
+
+def test_models_within_models():
+    inner = make_model("sgd")
+    keys = keras.Input((len(TABLES),), dtype="int64")
+    outer = slip.keras.Model(keys, inner(keys))
+    outer.compile(keras.optimizers.SGD(**CLIPS), "binary_crossentropy")
+    assert_same(train(outer).layers[-1], contents(stepped(keras.optimizers.SGD(**CLIPS))))
+
+
+def test_ranks():
+    """An optimizer of ranks is wrapped as it is."""
+    comm = distributed.SingleProcess()
+    optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(**CLIPS), comm)
+    model = train(make_model(optimizer))
+    assert_same(model, contents(stepped(keras.optimizers.SGD(**CLIPS))))
