@@ -27,6 +27,24 @@ def gather_json(comm: Communicator, value: Any, name: str) -> list[Any]:
     return [json.loads(text) for text in gathered.splitlines()]
 
 
+def most_known(comm: Communicator, own: int | None, name: str) -> int | None:
+    """Returns the most of the ranks' numbers; a collective.
+
+    Args:
+        comm: the ranks.
+        own: of this rank, at least 0; None: it does not know.
+        name: of the collective.
+
+    Returns:
+        None: a rank does not know.
+    """
+    if comm.size == 1:
+        return own
+    known = comm.gather(tf.constant([-1 if own is None else own], tf.int64), "control", name)
+    numbers = np.asarray(known)
+    return None if (numbers < 0).any() else int(numbers.max())
+
+
 def together(comm: Communicator, work: Callable[[], Any], name: str, what: str) -> list[Any]:
     """Works on every rank; none goes on before all have done it. A collective at its end.
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from slipstream_tf.checkpoint.store_state import LossMemoryState, tree_from_bytes, tree_to_bytes
 from slipstream_tf.config import Budget, DryRun, HotSet, Saturation, Window
-from slipstream_tf.distributed.agreement import require_same
+from slipstream_tf.distributed.agreement import most_known, require_same
 from slipstream_tf.distributed.batches import even_ends
 from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.errors import invalid
@@ -196,11 +196,11 @@ class Slipstream(tf.train.experimental.PythonState):
 
         A pass that skips ends before the number of batches that `cardinality` says: that is the
         most there may be, by which Keras lets each epoch go on to its end. Where the data do not
-        know their length, and with several ranks, Keras holds later epochs to the first one's
-        batches; the callback warns if that leaves something out.
+        know their length, Keras holds later epochs to the first one's batches; the callback warns
+        if that leaves something out.
 
-        With several ranks, `dataset` has this rank's examples; where they end before those of
-        others, batches of no examples follow (`distributed.even_ends`).
+        With several ranks a collective. `dataset` has this rank's examples; where they end before
+        those of others, batches of no examples follow (`distributed.even_ends`).
 
         Args:
             dataset: elements are batches, e.g. `(features, label)`.
@@ -240,7 +240,7 @@ class Slipstream(tf.train.experimental.PythonState):
         kept = self.leave_out(read, source.size, get_keys, drop_remainder)
         self.plan.batches, self.batch_size = source.batches, source.size or source.given
         # Ranks that have fewer batches get empty ones.
-        self.most_batches = source.most if self.comm.size == 1 else None
+        self.most_batches = most_known(self.comm, source.most, "slipstream.batches")
         again = functools.partial(self.apply, dataset, batch_size, get_keys, drop_remainder, ahead)
         return Applied(
             even_ends(self.read_ahead(kept) if ahead else kept, self.comm),

@@ -5,8 +5,7 @@ In: epochs, and the steps of one. Out: what the tracker is told.
 
 from collections.abc import Callable
 
-import tensorflow as tf
-
+from slipstream_tf.distributed.agreement import most_known
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.saturation.tracker import SaturationTracker
 
@@ -52,11 +51,7 @@ class StepPlan:
             return True
         if steps is None:
             steps = self.batches
-        if self._comm.size > 1:
-            # The rank that has the most says how many steps there are.
-            own = tf.constant([-1 if steps is None else steps], tf.int64)
-            known = self._comm.gather(own, "control", "slipstream.planned").numpy()
-            steps = None if (known < 0).any() else int(known.max())
+        steps = most_known(self._comm, steps, "slipstream.planned")
         if steps is None:
             return False
         self._of_epoch = steps

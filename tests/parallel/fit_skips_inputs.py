@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from fit_equals_one import DIM, FIELDS, Batch, TrainedInputs, dataset_of
+from fit_equals_one import DIM, FIELDS, Batch, TrainedInputs
 
 import slipstream_tf as slip
 
@@ -32,8 +32,8 @@ def batches_of(rank: int) -> list[Batch]:
     return made
 
 
-def train(comm: Any, placement: str) -> tuple[slip.Slipstream, int]:
-    """Trains; returns the engine and the inputs that the ranks trained on, as the logs say."""
+def train(comm: Any, placement: str, policy: Any, epochs: int = 1) -> tuple[slip.Slipstream, int]:
+    """Trains; returns the engine and the inputs of the last epoch, as the logs say."""
     keras.utils.set_random_seed(3)
     tables = [
         slip.Table(f"f{i}", dim=DIM, initializer=slip.initializers.RandomUniform(seed=i))
@@ -48,10 +48,12 @@ def train(comm: Any, placement: str) -> tuple[slip.Slipstream, int]:
     model = slip.models.DCNv2(embeddings, 2, 1, deep=[8])
     optimizer = slip.distributed.DistributedOptimizer(keras.optimizers.SGD(0.1), comm)
     model.compile(optimizer, "binary_crossentropy", metrics=[TrainedInputs()])
-    policy = slip.SkipExamples(slip.RowDrift(), share=0.5)
     slipstream = slip.Slipstream(embeddings, policy, window=slip.Window(5, warmup=0))
-    data = slipstream.apply(dataset_of(batches_of(comm.rank)), BATCH_SIZE)
-    fitted = model.fit(data, verbose=0, callbacks=[slipstream.callback()], shuffle=False)
+    examples = tf.nest.map_structure(lambda *of: np.concatenate(of), *batches_of(comm.rank))
+    batches = tf.data.Dataset.from_tensor_slices(examples).batch(BATCH_SIZE)
+    data = slipstream.apply(batches)
+    callbacks = [slipstream.callback()]
+    fitted = model.fit(data, epochs=epochs, verbose=0, callbacks=callbacks, shuffle=False)
     slipstream.end_window()
     return slipstream, int(fitted.history["trained_inputs"][-1])
 
@@ -59,12 +61,18 @@ def train(comm: Any, placement: str) -> tuple[slip.Slipstream, int]:
 def main() -> None:
     """Trains and accounts for every input."""
     comm = slip.distributed.init()
-    slipstream, trained = train(comm, sys.argv[1])
+    slipstream, trained = train(comm, sys.argv[1], slip.SkipExamples(slip.RowDrift(), share=0.5))
     given = sum(BATCH_SIZE * len(batches_of(rank)) for rank in range(comm.size))
     ledger = slipstream.ledger
     assert ledger.examples_seen == given, (ledger.examples_seen, given)
     assert ledger.examples_skipped > given // 20, ledger.examples_skipped
     assert trained + ledger.examples_skipped == given, (trained, ledger.examples_skipped, given)
+    # Half of the examples in the first epoch, and none later: these are longer.
+    halves = slip.experiments.SkipAtRandom((*[0.5] * 4, 0.0))
+    longer, of_last = train(comm, sys.argv[1], halves, epochs=3)
+    assert longer.ledger.examples_seen == 3 * given, (longer.ledger.examples_seen, given)
+    assert longer.ledger.examples_skipped > given // 20, longer.ledger.examples_skipped
+    assert of_last == given, (of_last, given)
     reports = [(r.threshold, r.saturated_keys, r.examples_skipped) for r in ledger.reports]
     digest = hashlib.blake2b(repr(reports).encode(), digest_size=8)
     for table in slipstream.store.tables:
