@@ -3,15 +3,20 @@
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_UPDATE_RULE_H_
 
 #include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc_ops/core/base/status.h"
+#include "cc_ops/core/update/rules/rule_base.h"
 
 namespace slipstream {
 
+// One of the rules of all_rules.h, as a value; SGD unless another is named.
 struct UpdateRule {
-  enum class Kind { kSgd, kAdagrad, kRowWiseAdagrad, kAdam };
-  Kind kind = Kind::kSgd;
-  // Adagrad, row-wise Adagrad: initial accumulator, epsilon. Adam: beta 1,
-  // beta 2, epsilon.
-  float a = 0.f, b = 0.f, c = 0.f;
+  // name: of the rule; numbers: its parameters, all of them.
+  static Status Make(const std::string& name, const std::vector<float>& numbers, UpdateRule* rule);
+
+  const char* name() const;
 
   // Floats kept beside a row of `dim` values.
   int64_t SlotsPerRow(int64_t dim) const;
@@ -19,7 +24,7 @@ struct UpdateRule {
   void InitSlots(int64_t dim, float* slots) const;
 
   // The factor on the gradient in update number `step` (1, 2, ...) of the table:
-  // the learning rate, bias-corrected for Adam.
+  // the learning rate, bias-corrected where the rule does so by table.
   float EffectiveRate(float learning_rate, int64_t step) const;
 
   // row: `dim` values followed by their slots. gradient: `dim` values; must not
@@ -27,20 +32,22 @@ struct UpdateRule {
   void Apply(float rate, int64_t dim, const float* gradient, float* row) const;
 
   // How far applying `gradient` would move the value of the row that moves most.
-  // Exact but for rounding; for Adam without its momentum: rate * |gradient| over
-  // the root of the second moment as it would become, so that a sum of n like
-  // gradients counts as n steps.
+  // Exact but for rounding; with momentum without it, so that a sum of n like
+  // gradients counts as n steps; for FTRL at most so far.
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const;
 
-  // For a copy of a row without its slots: one number (0 for SGD, which has none)
+  // For a copy of a row without its slots: one number (0 for rules that need none)
   // from which FillSlots makes slots, beside which Movement is at least what it is
-  // beside the row's own. Adam's copy has no momentum.
+  // beside the row's own. A copy has no momentum.
   float SlotSummary(int64_t dim, const float* row) const;
   void FillSlots(int64_t dim, float summary, float* row) const;
 
   // What a step with a gradient of 0 does to the slots, without moving the row:
-  // Adam's moments shrink, the other rules' slots stay.
+  // moments shrink, sums stay.
   void DecaySlots(int64_t dim, float* row) const;
+
+  int index = 0;  // in AllRules
+  RuleParameters parameters = {};
 };
 
 }  // namespace slipstream

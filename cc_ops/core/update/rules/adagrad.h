@@ -1,0 +1,49 @@
+// Adagrad, with a sum of squared gradients for each value. (Duchi et al., JMLR 2011)
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAGRAD_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAGRAD_H_
+
+#include "cc_ops/core/update/rules/rule_base.h"
+
+namespace slipstream {
+
+struct Adagrad : RuleBase {
+  static constexpr const char* kName = "adagrad";
+  static constexpr int kParameters = 2;
+  explicit Adagrad(const RuleParameters& p) : initial_sum(p[0]), epsilon(p[1]) {}
+
+  int64_t Slots(int64_t dim) const { return dim; }
+  void InitSlots(int64_t dim, float* slots) const { std::fill_n(slots, dim, initial_sum); }
+
+  template <bool kTellsDelta>
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
+                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+                                      float* __restrict__ row) const {
+    float* __restrict__ sum = row + dim;
+    for (int64_t j = 0; j < dim; ++j) {
+      const float total = sum[j] + gradient[j] * gradient[j];
+      sum[j] = total;
+      MoveBack<kTellsDelta>(rate * gradient[j] / std::sqrt(total + epsilon), j, gradient, row);
+    }
+  }
+
+  // Found on squares: one root in the end.
+  float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
+    float most = 0.f;
+    for (int64_t j = 0; j < dim; ++j) {
+      const float square = gradient[j] * gradient[j];
+      most = Larger(square / (row[dim + j] + square + epsilon), most);
+    }
+    return rate * std::sqrt(most);
+  }
+
+  float SlotSummary(int64_t dim, const float* row) const { return Smallest(dim, row + dim); }
+  void FillSlots(int64_t dim, float summary, float* slots) const {
+    std::fill_n(slots, dim, summary);
+  }
+
+  float initial_sum, epsilon;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAGRAD_H_

@@ -1,0 +1,83 @@
+// Adam, whose moments of rows that a batch lacks stay as they are. (Kingma and Ba, ICLR 2015)
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAM_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAM_H_
+
+#include "cc_ops/core/update/rules/rule_base.h"
+
+namespace slipstream {
+
+// Moments, and how they are corrected for having begun at 0.
+struct AdamMoments : RuleBase {
+  explicit AdamMoments(const RuleParameters& p) : beta_1(p[0]), beta_2(p[1]), epsilon(p[2]) {}
+
+  // The correction by the number of updates of the table.
+  float CorrectedRate(float learning_rate, int64_t step) const {
+    const double t = static_cast<double>(step);
+    const double correction = std::sqrt(1.0 - std::pow(static_cast<double>(beta_2), t)) /
+                              (1.0 - std::pow(static_cast<double>(beta_1), t));
+    return static_cast<float>(learning_rate * correction);
+  }
+
+  // m, v: [dim]
+  template <bool kTellsDelta>
+  SLIPSTREAM_ALWAYS_INLINE void Step(float rate, int64_t dim,
+                                     RowGradient<kTellsDelta>* __restrict__ gradient,
+                                     float* __restrict__ row, float* __restrict__ m,
+                                     float* __restrict__ v) const {
+    for (int64_t j = 0; j < dim; ++j) {
+      m[j] += (1.f - beta_1) * (gradient[j] - m[j]);
+      v[j] += (1.f - beta_2) * (gradient[j] * gradient[j] - v[j]);
+      MoveBack<kTellsDelta>(rate * m[j] / (std::sqrt(v[j]) + epsilon), j, gradient, row);
+    }
+  }
+
+  // Without the momentum: rate * |gradient| over the root of the second moment as it would become,
+  // so that a sum of n like gradients counts as n steps.
+  float MovementBeside(float rate, int64_t dim, const float* gradient, const float* v) const {
+    float most = 0.f;
+    for (int64_t j = 0; j < dim; ++j) {
+      const float second = v[j] + (1.f - beta_2) * (gradient[j] * gradient[j] - v[j]);
+      most = Larger(std::fabs(gradient[j]) / (std::sqrt(second) + epsilon), most);
+    }
+    return rate * most;
+  }
+
+  void Decay(int64_t dim, float* m, int64_t seconds, float* v) const {
+    for (int64_t j = 0; j < dim; ++j) m[j] *= beta_1;
+    for (int64_t j = 0; j < seconds; ++j) v[j] *= beta_2;
+  }
+
+  float beta_1, beta_2, epsilon;
+};
+
+struct Adam : AdamMoments {
+  static constexpr const char* kName = "adam";
+  static constexpr int kParameters = 3;
+  using AdamMoments::AdamMoments;
+
+  int64_t Slots(int64_t dim) const { return 2 * dim; }
+  float EffectiveRate(float learning_rate, int64_t step) const {
+    return CorrectedRate(learning_rate, step);
+  }
+
+  template <bool kTellsDelta>
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
+                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+                                      float* __restrict__ row) const {
+    Step<kTellsDelta>(rate, dim, gradient, row, row + dim, row + 2 * dim);
+  }
+
+  float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
+    return MovementBeside(rate, dim, gradient, row + 2 * dim);
+  }
+
+  float SlotSummary(int64_t dim, const float* row) const { return Smallest(dim, row + 2 * dim); }
+  void FillSlots(int64_t dim, float summary, float* slots) const {
+    std::fill_n(slots + dim, dim, summary);
+  }
+  void DecaySlots(int64_t dim, float* slots) const { Decay(dim, slots, dim, slots + dim); }
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAM_H_

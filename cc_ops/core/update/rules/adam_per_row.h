@@ -1,0 +1,61 @@
+// Adam whose moments are corrected by the updates of their own row, as if it had been alone.
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAM_PER_ROW_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAM_PER_ROW_H_
+
+#include "cc_ops/core/update/rules/adam.h"
+
+namespace slipstream {
+
+// Slots: both moments, then what of each has come in, 1 - beta^updates: it is kept up by one
+// multiplication where a count would need powers, and loses no digit where it is small.
+struct AdamPerRow : AdamMoments {
+  static constexpr const char* kName = "adam_per_row";
+  static constexpr int kParameters = 3;
+  using AdamMoments::AdamMoments;
+
+  int64_t Slots(int64_t dim) const { return 2 * dim + 2; }
+
+  template <bool kTellsDelta>
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
+                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+                                      float* __restrict__ row) const {
+    float* const shares = row + 3 * dim;
+    Advance(shares);
+    Step<kTellsDelta>(rate * Correction(shares), dim, gradient, row, row + dim, row + 2 * dim);
+  }
+
+  float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
+    float shares[] = {row[3 * dim], row[3 * dim + 1]};
+    Advance(shares);
+    return MovementBeside(rate * Correction(shares), dim, gradient, row + 2 * dim);
+  }
+
+  float SlotSummary(int64_t dim, const float* row) const { return Smallest(dim, row + 2 * dim); }
+
+  // How often the row was updated is not known: the correction is largest at the first update or
+  // after all of them.
+  void FillSlots(int64_t dim, float summary, float* slots) const {
+    std::fill_n(slots + dim, dim, summary);
+    float first[] = {0.f, 0.f};
+    Advance(first);
+    if (Correction(first) < 1.f) std::fill_n(slots + 2 * dim, 2, 1.f);
+  }
+
+  void DecaySlots(int64_t dim, float* slots) const {
+    Decay(dim, slots, dim, slots + dim);
+    Advance(slots + 2 * dim);
+  }
+
+ private:
+  SLIPSTREAM_ALWAYS_INLINE void Advance(float* shares) const {
+    shares[0] += (1.f - beta_1) * (1.f - shares[0]);
+    shares[1] += (1.f - beta_2) * (1.f - shares[1]);
+  }
+  SLIPSTREAM_ALWAYS_INLINE float Correction(const float* shares) const {
+    return std::sqrt(shares[1]) / shares[0];
+  }
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAM_PER_ROW_H_

@@ -1,0 +1,84 @@
+// FTRL-proximal, as Keras's Ftrl has it. (McMahan et al., KDD 2013)
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_FTRL_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_FTRL_H_
+
+#include "cc_ops/core/update/rules/rule_base.h"
+
+namespace slipstream {
+
+// Slots: sums of squared gradients, then the linear terms. With a rate of 0, which Keras divides
+// by, nothing changes.
+struct Ftrl : RuleBase {
+  static constexpr const char* kName = "ftrl";
+  static constexpr int kParameters = 6;
+  explicit Ftrl(const RuleParameters& p)
+      : power(-p[0]), initial_sum(p[1]), l1(p[2]), l2(p[3]), l2_shrinkage(p[4]), beta(p[5]) {}
+
+  int64_t Slots(int64_t dim) const { return 2 * dim; }
+  void InitSlots(int64_t dim, float* slots) const { std::fill_n(slots, dim, initial_sum); }
+
+  template <bool kTellsDelta>
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
+                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+                                      float* __restrict__ row) const {
+    if (rate == 0.f) {
+      if constexpr (kTellsDelta) std::fill_n(gradient, dim, 0.f);
+      return;
+    }
+    // The usual power is a root, which fills vectors.
+    if (power == .5f) {
+      ApplyBy<kTellsDelta>(rate, dim, gradient, row, [](float sum) SLIPSTREAM_LAMBDA_INLINE {
+        return std::sqrt(sum);
+      });
+    } else {
+      ApplyBy<kTellsDelta>(rate, dim, gradient, row, [this](float sum) SLIPSTREAM_LAMBDA_INLINE {
+        return std::pow(sum, power);
+      });
+    }
+  }
+
+  // At most: a value that comes to 0 stays there. The linear term of a value that is not 0 follows
+  // from it and its sum, so that only the sum counts.
+  float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
+    if (rate == 0.f) return 0.f * MeanSquare(dim, gradient);
+    float most = 0.f;
+    for (int64_t j = 0; j < dim; ++j) {
+      const float total = row[dim + j] + gradient[j] * gradient[j];
+      const float force = gradient[j] + 2.f * l2_shrinkage * row[j];
+      most = Larger(std::fabs(force) / ((std::pow(total, power) + beta) / rate + 2.f * l2), most);
+    }
+    return most;
+  }
+
+  float SlotSummary(int64_t dim, const float* row) const { return Smallest(dim, row + dim); }
+  void FillSlots(int64_t dim, float summary, float* slots) const {
+    std::fill_n(slots, dim, summary);
+  }
+
+  float power, initial_sum, l1, l2, l2_shrinkage, beta;
+
+ private:
+  template <bool kTellsDelta, class Power>
+  SLIPSTREAM_ALWAYS_INLINE void ApplyBy(float rate, int64_t dim,
+                                        RowGradient<kTellsDelta>* __restrict__ gradient,
+                                        float* __restrict__ row, const Power& root) const {
+    float* __restrict__ sum = row + dim;
+    float* __restrict__ linear = row + 2 * dim;
+    const float least = beta / rate + 2.f * l2;
+    for (int64_t j = 0; j < dim; ++j) {
+      const float g = gradient[j], before = sum[j], total = before + g * g;
+      const float root_after = root(total);
+      const float sigma = (root_after - root(before)) / rate;
+      const float z = linear[j] + (g + 2.f * l2_shrinkage * row[j] - sigma * row[j]);
+      sum[j] = total;
+      linear[j] = z;
+      const float clipped = std::min(std::max(z, -l1), l1);
+      const float value = (clipped - z) / (root_after / rate + least);
+      MoveTo<kTellsDelta>(value, j, gradient, row);
+    }
+  }
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_FTRL_H_

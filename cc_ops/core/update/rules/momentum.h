@@ -1,0 +1,48 @@
+// Gradient descent with momentum, as Keras's SGD has it: the rate is within the velocity. Rows
+// that a batch lacks stand still, and keep their velocity.
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_MOMENTUM_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_MOMENTUM_H_
+
+#include "cc_ops/core/update/rules/rule_base.h"
+
+namespace slipstream {
+
+struct Momentum : RuleBase {
+  static constexpr const char* kName = "momentum";
+  static constexpr int kParameters = 2;
+  explicit Momentum(const RuleParameters& p) : momentum(p[0]), is_nesterov(p[1] != 0.f) {}
+
+  int64_t Slots(int64_t dim) const { return dim; }
+
+  template <bool kTellsDelta>
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
+                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+                                      float* __restrict__ row) const {
+    float* __restrict__ velocity = row + dim;
+    // Of the velocity, beside a step of this gradient; or all there is of it.
+    const float of_velocity = is_nesterov ? momentum : 1.f, of_step = is_nesterov ? 1.f : 0.f;
+    for (int64_t j = 0; j < dim; ++j) {
+      const float step = rate * gradient[j];
+      const float next = velocity[j] * momentum - step;
+      velocity[j] = next;
+      MoveBack<kTellsDelta>(of_step * step - of_velocity * next, j, gradient, row);
+    }
+  }
+
+  // Without what the velocity adds, so that a sum of n like gradients counts as n steps.
+  float Movement(float rate, int64_t dim, const float* gradient, const float* /*row*/) const {
+    const float steps = is_nesterov ? 1.f + momentum : 1.f;
+    return rate * steps * std::sqrt(LargestSquare(dim, gradient));
+  }
+
+  void DecaySlots(int64_t dim, float* slots) const {
+    for (int64_t j = 0; j < dim; ++j) slots[j] *= momentum;
+  }
+
+  float momentum;
+  bool is_nesterov;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_MOMENTUM_H_

@@ -1,0 +1,79 @@
+// What the update rules share: the arithmetic of one row, to be inlined into functions that are
+// compiled for several instruction sets.
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_MATH_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_MATH_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "cc_ops/core/base/simd_clones.h"
+
+namespace slipstream {
+
+// A rule's gradient, [dim]; one that tells the delta is overwritten by the row after the step less
+// the row before.
+template <bool kTellsDelta>
+using RowGradient = std::conditional_t<kTellsDelta, float, const float>;
+
+// Sets value j of a row.
+template <bool kTellsDelta>
+SLIPSTREAM_ALWAYS_INLINE void MoveTo(float value, int64_t j,
+                                     RowGradient<kTellsDelta>* __restrict__ gradient,
+                                     float* __restrict__ row) {
+  if constexpr (kTellsDelta) gradient[j] = value - row[j];
+  row[j] = value;
+}
+
+// Moves value j of a row back by a step.
+template <bool kTellsDelta>
+SLIPSTREAM_ALWAYS_INLINE void MoveBack(float step, int64_t j,
+                                       RowGradient<kTellsDelta>* __restrict__ gradient,
+                                       float* __restrict__ row) {
+  MoveTo<kTellsDelta>(row[j] - step, j, gradient, row);
+}
+
+// Sum of squares in an order that fills vectors and is the same everywhere: value j goes to part
+// j % 8, parts are added in pairs. Vectors are asked for: left to find them, compilers take the
+// loops around apart, too.
+SLIPSTREAM_ALWAYS_INLINE float SumOfSquares(int64_t dim, const float* __restrict__ values) {
+  constexpr int64_t kParts = 8;
+  using Parts __attribute__((vector_size(kParts * sizeof(float)))) = float;
+  using Half __attribute__((vector_size(kParts / 2 * sizeof(float)))) = float;
+  Parts parts = {};
+  int64_t j = 0;
+  for (; j + kParts <= dim; j += kParts) {
+    Parts own;
+    std::memcpy(&own, values + j, sizeof(own));
+    parts += own * own;
+  }
+  for (int64_t p = 0; j < dim; ++j, ++p) parts[p] += values[j] * values[j];
+  Half halves[2];
+  std::memcpy(halves, &parts, sizeof(parts));
+  const Half half = halves[0] + halves[1];
+  return (half[0] + half[2]) + (half[1] + half[3]);
+}
+
+// The larger, or a NaN, if there is one: no comparison is to hide a damaged row.
+inline float Larger(float a, float b) { return a > b || a != a ? a : b; }
+
+inline float LargestSquare(int64_t dim, const float* values) {
+  float most = 0.f;
+  for (int64_t j = 0; j < dim; ++j) most = Larger(values[j] * values[j], most);
+  return most;
+}
+
+inline float MeanSquare(int64_t dim, const float* values) {
+  float squares = 0.f;
+  for (int64_t j = 0; j < dim; ++j) squares += values[j] * values[j];
+  return squares / static_cast<float>(dim);
+}
+
+inline float Smallest(int64_t count, const float* values) {
+  return *std::min_element(values, values + count);
+}
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_MATH_H_

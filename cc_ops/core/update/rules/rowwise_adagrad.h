@@ -1,0 +1,42 @@
+// Adagrad with one sum for a row, of its gradients' mean squares.
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROWWISE_ADAGRAD_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROWWISE_ADAGRAD_H_
+
+#include "cc_ops/core/update/rules/rule_base.h"
+
+namespace slipstream {
+
+struct RowWiseAdagrad : RuleBase {
+  static constexpr const char* kName = "rowwise_adagrad";
+  static constexpr int kParameters = 2;
+  explicit RowWiseAdagrad(const RuleParameters& p) : initial_sum(p[0]), epsilon(p[1]) {}
+
+  int64_t Slots(int64_t /*dim*/) const { return 1; }
+  void InitSlots(int64_t /*dim*/, float* slots) const { *slots = initial_sum; }
+
+  template <bool kTellsDelta>
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
+                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+                                      float* __restrict__ row) const {
+    float* sum = row + dim;
+    *sum += SumOfSquares(dim, gradient) / static_cast<float>(dim);
+    const float factor = rate / std::sqrt(*sum + epsilon);
+    for (int64_t j = 0; j < dim; ++j) {
+      MoveBack<kTellsDelta>(factor * gradient[j], j, gradient, row);
+    }
+  }
+
+  float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
+    const float sum = row[dim] + MeanSquare(dim, gradient);
+    return rate * std::sqrt(LargestSquare(dim, gradient) / (sum + epsilon));
+  }
+
+  float SlotSummary(int64_t dim, const float* row) const { return row[dim]; }
+  void FillSlots(int64_t /*dim*/, float summary, float* slots) const { *slots = summary; }
+
+  float initial_sum, epsilon;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROWWISE_ADAGRAD_H_

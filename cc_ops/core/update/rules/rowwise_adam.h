@@ -1,0 +1,49 @@
+// Adam with one second moment for a row, of its gradients' mean squares.
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROWWISE_ADAM_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROWWISE_ADAM_H_
+
+#include "cc_ops/core/update/rules/adam.h"
+
+namespace slipstream {
+
+// Slots: the first moments, then the second one.
+struct RowWiseAdam : AdamMoments {
+  static constexpr const char* kName = "rowwise_adam";
+  static constexpr int kParameters = 3;
+  using AdamMoments::AdamMoments;
+
+  int64_t Slots(int64_t dim) const { return dim + 1; }
+  float EffectiveRate(float learning_rate, int64_t step) const {
+    return CorrectedRate(learning_rate, step);
+  }
+
+  template <bool kTellsDelta>
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
+                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+                                      float* __restrict__ row) const {
+    float* __restrict__ m = row + dim;
+    float* v = row + 2 * dim;
+    const float mean = SumOfSquares(dim, gradient) / static_cast<float>(dim);
+    *v += (1.f - beta_2) * (mean - *v);
+    const float factor = rate / (std::sqrt(*v) + epsilon);
+    for (int64_t j = 0; j < dim; ++j) {
+      m[j] += (1.f - beta_1) * (gradient[j] - m[j]);
+      MoveBack<kTellsDelta>(factor * m[j], j, gradient, row);
+    }
+  }
+
+  // Without the momentum, as Adam's.
+  float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
+    const float v = row[2 * dim];
+    const float second = v + (1.f - beta_2) * (MeanSquare(dim, gradient) - v);
+    return rate * std::sqrt(LargestSquare(dim, gradient)) / (std::sqrt(second) + epsilon);
+  }
+
+  float SlotSummary(int64_t dim, const float* row) const { return row[2 * dim]; }
+  void FillSlots(int64_t dim, float summary, float* slots) const { slots[dim] = summary; }
+  void DecaySlots(int64_t dim, float* slots) const { Decay(dim, slots, 1, slots + dim); }
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROWWISE_ADAM_H_

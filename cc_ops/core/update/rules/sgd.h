@@ -1,0 +1,30 @@
+// Gradient descent.
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_SGD_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_SGD_H_
+
+#include "cc_ops/core/update/rules/rule_base.h"
+
+namespace slipstream {
+
+struct Sgd : RuleBase {
+  static constexpr const char* kName = "sgd";
+  static constexpr int kParameters = 0;
+  explicit Sgd(const RuleParameters& /*p*/) {}
+
+  template <bool kTellsDelta>
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
+                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+                                      float* __restrict__ row) const {
+    for (int64_t j = 0; j < dim; ++j) {
+      MoveBack<kTellsDelta>(rate * gradient[j], j, gradient, row);
+    }
+  }
+
+  float Movement(float rate, int64_t dim, const float* gradient, const float* /*row*/) const {
+    return rate * std::sqrt(LargestSquare(dim, gradient));
+  }
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_SGD_H_
