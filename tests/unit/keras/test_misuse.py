@@ -12,7 +12,8 @@ import tensorflow as tf
 
 import slipstream_tf as slip
 from slipstream_tf import Table, Window, optimizers
-from slipstream_tf.keras import EmbeddingCollection, SaturationCallback, Slipstream
+from slipstream_tf.distributed import SingleProcess
+from slipstream_tf.keras import EmbeddingCollection, RanksCallback, SaturationCallback, Slipstream
 
 BATCH, BATCHES = 8, 24
 
@@ -180,3 +181,21 @@ def test_labels_of_several_tasks_may_be_missing():
     slipstream = engine(make()[0])
     data = batches().map(lambda x, y: (x, tf.stack([y, y * np.nan], axis=1)))
     assert sum(1 for _ in slipstream.apply(data)) == BATCHES
+
+
+@pytest.mark.parametrize("kind", ["none", "layer", "swapped"])
+def test_ranks_need_a_store(kind):
+    embeddings, _ = make()
+    comm, store = SingleProcess(), {"none": None, "layer": embeddings}.get(kind)
+    if kind == "swapped":
+        comm, store = embeddings.store, comm
+    with pytest.raises(ValueError, match=r"Invalid `store`.*RanksCallback.*embeddings\.store"):
+        RanksCallback(comm, store)
+
+
+def test_ranks_are_told_of_one_process_too():
+    embeddings, model = make()
+    with pytest.raises(ValueError, match=r"Invalid `comm`: None.*distributed\.init\(\)"):
+        RanksCallback(None, embeddings.store)
+    logs = fit(model, batches(), [RanksCallback(SingleProcess(), embeddings.store)]).history
+    assert logs["rows_learning_rate"] == pytest.approx([0.05])
