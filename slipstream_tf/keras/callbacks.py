@@ -23,6 +23,7 @@ from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.misuse import require_fit
 from slipstream_tf.keras.passes import EpochWatch
 from slipstream_tf.keras.rates import rates_of
+from slipstream_tf.stores.base import TrackedStore
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.tensorboard import WindowWriter
 
@@ -185,11 +186,21 @@ class RanksCallback(keras.callbacks.Callback):
         comm: the ranks.
         store: whose rows are compared, and whose deferred gradients are exchanged at the ends of
             epochs.
+
+    Raises:
+        ValueError: `comm` is None, or `store` is no store, such as a layer.
     """
 
     def __init__(self, comm: Communicator, store: Any) -> None:
         super().__init__()
-        self._comm, self._store = comm, store
+        if not isinstance(store, TrackedStore):
+            allowed = "a store: embeddings.store of the layer, or a stores.VariableStore"
+            raise invalid("store", store, type(self).__name__, allowed)
+        if comm is None:
+            allowed = "distributed.init(), of one process, too"
+            raise invalid("comm", None, type(self).__name__, allowed)
+        self._comm = comm
+        self._store: Any = store
         self._metrics = GlobalMetrics(comm)
         self._is_training = False
 

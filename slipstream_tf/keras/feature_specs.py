@@ -1,6 +1,6 @@
 """From what a user says about features to `FeatureSpec`s. In: `features` and tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slipstream_tf.config import COMBINERS, Table
@@ -22,7 +22,7 @@ def resolve_tables(tables: Sequence[Table]) -> tuple[Table, ...]:
     Raises:
         ValueError: there is none, one is no Table, or a name comes twice.
     """
-    given = (tables,) if isinstance(tables, Table) else tuple(tables)
+    given = tuple(tables) if isinstance(tables, Iterable) else (tables,)
     wrong = [table for table in given if not isinstance(table, Table)]
     if wrong or not given:
         raise invalid("tables", wrong or tables, _LAYER, "one slipstream_tf.Table or more")

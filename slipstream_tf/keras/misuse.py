@@ -41,6 +41,12 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
         return
     if engine.needs_losses and not engine.are_losses_told:
         warn_without_losses(engine.settings.saves_by_losses)
+    if engine.needs_ids:
+        ids = engine.tracker.classifier.export_memory()["ids"]
+        seen = report.examples_seen // engine.comm.size
+        # A step of one example may be of the same one each time.
+        if len(ids) == 1 and seen > report.step:
+            warn_of_one_id(seen)
     if engine.comm.size == 1 and any(p.acts_on == "replicas" for p in engine.settings.policies):
         warnings.warn(
             "CacheRows does nothing in one process: replicas are of rows that other ranks own.",
@@ -164,6 +170,17 @@ def warn_without_losses(skips_by_losses: bool) -> None:
         "slip.keras.Model, or `slipstream.record_losses(x, losses, y)` in a loop of your own.",
         RuntimeWarning,
         stacklevel=5,
+    )
+
+
+def warn_of_one_id(examples: int) -> None:
+    """Warns that so many examples had one id, by which their losses are remembered."""
+    warnings.warn(
+        f"The losses of the first window's {examples:,} examples all came with the same id: "
+        "LastLoss remembers one loss per id, here one for all examples. Give each example an id "
+        "of its own: slip.inputs.with_ids(dataset), or a reader's ids=True.",
+        RuntimeWarning,
+        stacklevel=4,
     )
 
 

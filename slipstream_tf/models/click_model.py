@@ -117,6 +117,8 @@ class ClickModel(LossFeedback, keras.Model):
 
     # The axes of "dense" in front of the features'.
     dense_axes: tuple[str, ...] = ("batch",)
+    # Whether each feature gives a vector per key, [batch, steps, dim]; else one, [batch, dim].
+    takes_sequences: bool = False
 
     def __init__(
         self,
@@ -140,11 +142,23 @@ class ClickModel(LossFeedback, keras.Model):
         self.dense_features = dense_features
         self.dropout = float(dropout)
         self.returns_logits = bool(returns_logits)
-        if unpooled := [spec.name for spec in embeddings.specs if spec.combiner is None]:
-            allowed = "a combiner for every feature: a vector per feature goes into the model"
-            raise invalid("combiner", None, f"features {unpooled} of a {place}", allowed)
+        self._require_combiners(embeddings)
         dims = {table.name: table.dim for table in embeddings.tables}
         self.dims = {spec.name: dims[spec.table] for spec in embeddings.specs}
+
+    def _require_combiners(self, embeddings: EmbeddingCollection) -> None:
+        place = type(self).__name__
+        unpooled = [spec.name for spec in embeddings.specs if spec.combiner is None]
+        pooled = {spec.name: spec.combiner for spec in embeddings.specs if spec.combiner}
+        if unpooled and not self.takes_sequences:
+            allowed = "a combiner for every feature: a vector per feature goes into the model"
+            raise invalid("combiner", None, f"features {unpooled} of a {place}", allowed)
+        if pooled and self.takes_sequences:
+            allowed = (
+                "None for every feature, as in Table(name, dim, combiner=None): a vector per step "
+                "goes into the model"
+            )
+            raise invalid("combiner", pooled, f"the features of a {place}", allowed)
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Computes the logits; a model implements it.
@@ -198,12 +212,16 @@ class ClickModel(LossFeedback, keras.Model):
         return self.prediction(self.logits(dense, vectors, training))
 
     def look_up(self, keys: Any, inputs: Mapping[str, Any], training: bool | None) -> Any:
-        """Returns the vectors of keys in the compute dtype, as `logits` takes them.
+        """Returns the vectors of keys in the compute dtype.
 
         Args:
             keys: as `EmbeddingCollection` takes them.
             inputs: of the model; they have the next keys, in training with prefetch.
             training: whether to train the embeddings.
+
+        Returns:
+            [batch, features, dim]; for dictionary keys a list with a tensor per feature, as the
+            layer gives them.
         """
         next_keys = self.next_keys(inputs) if training and self.embeddings.prefetch else None
         vectors = self.embeddings(keys, training=training, next_inputs=next_keys)

@@ -1,5 +1,6 @@
 """TBSM: a vector per step of a sequence, attention over time, and a top MLP."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import tensorflow as tf
 
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import DotsModel, require_widths
+from slipstream_tf.models.click_model import ClickModel, DotsModel, require_widths
 from slipstream_tf.models.interaction import TimeAttention, pairwise_dots
 from slipstream_tf.ops.features import PADDING_KEY
 
@@ -29,12 +30,12 @@ class TBSM(DotsModel):
     [batch, None]). The last step that is there is the one that is scored. What stays the same over
     time, such as the user, is repeated at each step. With `dense_features`, "dense" is float
     [batch, steps, dense_features]. To the saturation engine a sequence is a bag: its keys are the
-    keys of the input. The tables' combiners do nothing here.
+    keys of the input.
 
     Seed with `keras.utils.set_random_seed` before building it.
 
     Args:
-        embeddings: tables of one dimension.
+        embeddings: tables of one dimension. No feature is pooled: `Table(..., combiner=None)`.
         dense_features: numeric features per step, 0 or more.
         bottom: widths of the bottom MLP; the last one equals the tables' dimension. Not used
             without numbers.
@@ -46,10 +47,12 @@ class TBSM(DotsModel):
         **kwargs: of `keras.Model`: name, dtype, trainable.
 
     Raises:
-        ValueError: widths that do not fit, or tables of several dimensions.
+        ValueError: widths that do not fit, tables of several dimensions, or a feature with a
+            combiner or another padding key than -1.
     """
 
     dense_axes = ("batch", "steps")
+    takes_sequences = True
 
     def __init__(
         self,
@@ -91,11 +94,12 @@ class TBSM(DotsModel):
             ValueError: an input is missing, unknown or of another shape.
         """
         dense, keys = self._split(inputs)
-        keys = _padded(keys, self.name)
-        is_there = tf.reduce_any([part != PADDING_KEY for part in keys.values()], axis=0)
-        vectors = self.look_up(_one_per_row(keys), inputs, training)
+        padded = _padded(keys, self.name)
+        is_there = tf.reduce_any([part != PADDING_KEY for part in padded.values()], axis=0)
+        rows = [_dense(part) for part in self.look_up(keys, inputs, training)]
+        vectors = tf.reshape(tf.stack(rows, axis=2), [-1, len(rows), self.dim])
         steps = tf.shape(is_there)
-        vectors = self._step_vectors(dense, tf.stack(vectors, axis=1), training)
+        vectors = self._step_vectors(dense, vectors, training)
         vectors = tf.reshape(vectors, [steps[0], steps[1], self.step_widths[-1]])
         # The last step that is there; of an input without any, one that is not.
         last = steps[1] - 1 - tf.argmax(is_there[:, ::-1], axis=1, output_type=tf.int32)
@@ -117,10 +121,6 @@ class TBSM(DotsModel):
         outputs = self.step(tf.concat(parts, axis=1), training=training)
         return tf.math.l2_normalize(tf.cast(outputs, self.compute_dtype), axis=1)
 
-    def next_keys(self, inputs: Mapping[str, Any]) -> Any:
-        """Returns the next batch's keys, one per step; see `ClickModel.next_keys`."""
-        return _one_per_row(_padded(super().next_keys(inputs), self.name))
-
     def input_signature(self) -> dict[str, Any]:
         """Returns the specs of the inputs of a prediction: padded sequences of any length."""
         keys = {s.name: tf.TensorSpec([None, None], tf.int64) for s in self.embeddings.specs}
@@ -133,6 +133,18 @@ class TBSM(DotsModel):
             "step": list(self.step_widths),
             "heads": self.attention.heads,
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "ClickModel":
+        """Builds the model that `get_config` described; see `ClickModel.from_config`.
+
+        In files of before, features had combiners, which did nothing. They are read as None.
+        """
+        config = copy.deepcopy(config)
+        of_layer = config["embeddings"]["config"]
+        for part in (*of_layer.get("tables", ()), *of_layer.get("features", ())):
+            part["combiner"] = None
+        return super().from_config(config, custom_objects)
 
 
 def _padded(keys: Any, model: str) -> dict[str, tf.Tensor]:
@@ -151,6 +163,6 @@ def _padded(keys: Any, model: str) -> dict[str, tf.Tensor]:
     return padded
 
 
-def _one_per_row(keys: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-    """Makes a bag of one key, or none, of each step: [batch * steps, 1]."""
-    return {name: tf.reshape(part, [-1, 1]) for name, part in keys.items()}
+def _dense(rows: Any) -> tf.Tensor:
+    """Returns the rows of sequences as [batch, steps, dim], zeros where no step is."""
+    return rows.to_tensor() if isinstance(rows, tf.RaggedTensor) else rows

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -53,6 +56,38 @@ def test_ranks_train_the_rows_of_one_process(run_as_ranks, kind):
         for found, reference in ((0, expected), (1, evaluated)):
             ranks = np.concatenate([result[found][feature] for result in results])
             np.testing.assert_allclose(ranks, reference[feature], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["padded", "ragged"])
+def test_keys_that_are_announced_give_the_same_rows(run_as_ranks, form):
+    """The next batch of sequences is announced in the layout in which it is then looked up."""
+
+    def laid_out(keys):
+        keys = tf.constant(keys, tf.int64)
+        return tf.RaggedTensor.from_tensor(keys, padding=0) if form == "ragged" else keys
+
+    def program(comm, prefetch):
+        store = ShardedStore(tables(), optimizers.SGD(0.5), comm, prefetch=prefetch)
+        batches = [
+            pack({"seen": laid_out(keys), "item": ITEM[comm.rank]}, SPECS)
+            for keys in np.roll(SEEN, comm.rank, axis=0)
+        ]
+        looked_up = []
+        for batch, following in itertools.pairwise([*batches, *batches, None]):
+            rows, plan = store.lookup(batch, SPECS, training=True)
+            if prefetch and following is not None:
+                store.announce(following, SPECS)
+            store.apply_gradients(plan, [tf.sin(part) for part in rows])
+            looked_up += [part.numpy() for part in rows]
+        return looked_up
+
+    plain, ahead = (
+        run_as_ranks(RANKS, functools.partial(program, prefetch=prefetch))
+        for prefetch in (False, True)
+    )
+    for of_plain, of_ahead in zip(plain, ahead, strict=True):
+        for expected, rows in zip(of_plain, of_ahead, strict=True):
+            np.testing.assert_array_equal(rows, expected)
 
 
 def test_a_store_that_pools_where_the_rows_are_refuses_them():

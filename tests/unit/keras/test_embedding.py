@@ -41,6 +41,16 @@ def test_keys_of_any_shape(keys):
     assert layer.compute_output_shape(np.shape(keys)) == (*np.shape(keys), 4)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("input_dim", [10, None])
+@pytest.mark.parametrize(("keys", "shape"), [([], (0,)), ((), (0,)), ([[], []], (2, 0))])
+def test_lists_of_no_keys(keys, shape, input_dim, training):
+    """NumPy makes floats of them, which are no keys."""
+    layer = make_layer(input_dim)
+    assert layer(keys, training=training).shape == (*shape, 4)
+    assert layer.store.size("embedding") == 0
+
+
 def test_ragged_and_sparse_keys():
     layer = make_layer()
     flat = [1, 2, 3]
@@ -109,6 +119,7 @@ def test_texts_as_keys():
     ("options", "message"),
     [
         ({"input_dim": 0}, "Invalid `input_dim`: 0"),
+        ({"input_dim": []}, r"Invalid `input_dim`: \[\]"),
         ({"input_dim": 1.5}, "Invalid `input_dim`: 1.5"),
         ({"output_dim": 0}, "Invalid `output_dim`: 0"),
         ({"embeddings_regularizer": "l2"}, "Invalid `embeddings_regularizer`: 'l2'"),

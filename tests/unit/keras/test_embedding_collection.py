@@ -114,6 +114,11 @@ def test_a_batch_of_none(is_training):
     assert layer.store.size("a") == 0
 
 
+def test_lists_of_no_keys():
+    outputs = make_layer()({"a": [], "b": ()}, training=True)
+    assert {name: rows.shape for name, rows in outputs.items()} == {"a": (0, 4), "b": (0, 4)}
+
+
 def test_a_nan_gradient_is_an_error_and_updates_nothing():
     layer = make_layer()
     before = rows_of(layer, "a", [1, 2])
@@ -137,6 +142,7 @@ def test_a_nan_gradient_is_an_error_and_updates_nothing():
         ({"a": np.array([1.0]), "b": np.array([1])}, "'float64' for feature 'a'"),
         (np.zeros((2, 2), np.float32), "Invalid `keys`: 'float32'"),
         (np.zeros((2, 3), np.int64), r"\[batch, 2\]"),
+        ([], r"Invalid `keys`.*\[batch, 2\]"),
         ({"a": np.zeros((1, 2, 3), np.int64), "b": np.array([1])}, "for feature 'a'"),
     ],
 )
@@ -162,13 +168,15 @@ def test_one_tensor_needs_one_dim(cause):
         ({"optimizer": keras.optimizers.Adam()}, "Invalid `optimizer`: 'keras.optimizers.Adam'"),
         ({"store": "cloud"}, "Invalid `store`: 'cloud'"),
         ({"dtype": "mixed_float16"}, "Invalid `dtype policy`: 'mixed_float16'.*mixed_bfloat16"),
+        ({"tables": []}, r"Invalid `tables`: \[\] for EmbeddingCollection"),
+        ({"tables": None}, r"Invalid `tables`: \[None\].*one slipstream_tf\.Table or more"),
         ({"size": 3}, "size"),
     ],
 )
 def test_bad_arguments(arguments, message):
-    arguments = {"optimizer": optimizers.SGD(), **arguments}
+    arguments = {"tables": [Table("a", 4)], "optimizer": optimizers.SGD(), **arguments}
     with pytest.raises((ValueError, TypeError), match=message):
-        EmbeddingCollection([Table("a", 4)], **arguments)
+        EmbeddingCollection(**arguments)
 
 
 def test_a_global_float16_policy_is_refused():

@@ -50,6 +50,7 @@ def test_features_that_cannot_be(features, message):
     ("tables", "message"),
     [
         ([], "Invalid `tables`: \\[\\]"),
+        (None, "Invalid `tables`: \\[None\\]"),
         ([Table("a", 2), Table("a", 3)], "Invalid `tables`: \\['a'\\]"),
         (["a"], "Invalid `tables`: \\['a'\\]"),
     ],

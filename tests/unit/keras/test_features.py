@@ -295,14 +295,17 @@ def test_one_tensor_needs_combiners(options, message):
         make_layer(None, **options)(inputs)
 
 
-@pytest.mark.parametrize(
-    ("combiner", "padding_key", "message"),
-    [(None, -1, "Invalid `combiner`: None"), ("sum", 0, "Invalid `padding_key`.*'seen': 0")],
-)
-def test_models_that_cannot_take_them(combiner, padding_key, message):
-    layer = make_layer(combiner, padding_key)
+@pytest.mark.parametrize("model", ["DLRM", "DCNv2", "DeepFM"])
+def test_models_that_need_combiners(model):
+    message = rf"Invalid `combiner`: None for features \['seen'\] of a {model}"
     with pytest.raises(ValueError, match=message):
-        slip.models.TBSM(layer, step=(4,), top=(1,))
+        getattr(slip.models, model)(make_layer(None), 0)
+
+
+def test_a_model_of_sequences_takes_no_combiner():
+    message = r"Invalid `combiner`: \{'item': 'sum'\} for the features of a TBSM"
+    with pytest.raises(ValueError, match=message):
+        slip.models.TBSM(make_layer(None))
 
 
 def test_features_of_apply_that_are_not_there():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import keras
@@ -27,15 +28,18 @@ DIM = 4
 STEPS = 5
 
 
-def make_model(dense=0, features=("user", "item"), prefetch=False, **kwargs):
+def make_layer(features=("user", "item"), combiner=None, **kwargs):
     tables = [
-        Table(name, DIM, initializer=initializers.RandomUniform(seed=i))
+        Table(name, DIM, combiner=combiner, initializer=initializers.RandomUniform(seed=i))
         for i, name in enumerate(features)
     ]
     rule = optimizers.Adagrad(0.2, initial_accumulator_value=0.0, epsilon=1e-8)
-    embeddings = EmbeddingCollection(tables, rule, prefetch=prefetch)
+    return EmbeddingCollection(tables, rule, **kwargs)
+
+
+def make_model(dense=0, features=("user", "item"), prefetch=False, **kwargs):
     small = {"bottom": [DIM], "step": [8, 6], "heads": 2, "top": [8, 1]}
-    return TBSM(embeddings, dense, **{**small, **kwargs})
+    return TBSM(make_layer(features, prefetch=prefetch), dense, **{**small, **kwargs})
 
 
 def make_data(count=32, dense=0, features=("user", "item")):
@@ -98,6 +102,33 @@ def test_against_numpy(dense, features):
     outputs = model(inputs)
     assert outputs.shape == (32, 1)
     np.testing.assert_allclose(outputs, reference(model, inputs), rtol=1e-4, atol=1e-5)
+
+
+class StepsAsBags(TBSM):
+    """Looks up a pooled bag of one key per step, as TBSM did before features could be sequences."""
+
+    takes_sequences = False
+
+    def look_up(self, keys, inputs, training):
+        bags = {name: tf.reshape(part, [-1, 1]) for name, part in keys.items()}
+        vectors = super().look_up(bags, inputs, training)
+        return [tf.reshape(vector, [-1, STEPS, DIM]) for vector in vectors]
+
+
+def test_rows_are_those_of_bags_of_one_key():
+    inputs, labels = make_data(64, dense=3)
+    results = []
+    for kind, combiner in ((TBSM, None), (StepsAsBags, "sum"), (StepsAsBags, "mean")):
+        keras.utils.set_random_seed(0)
+        model = kind(make_layer(combiner=combiner), 3, [DIM], [8, 6], 2, [8, 1])
+        model.compile("adam", "binary_crossentropy")
+        model.fit(inputs, labels, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        store = model.embeddings.store
+        rows = [part for name in ("user", "item") for part in store.export_table(name).values()]
+        results.append([model(inputs), *rows, *model.trainable_weights])
+    for before in results[1:]:
+        for now, then in zip(results[0], before, strict=True):
+            np.testing.assert_array_equal(now, then)
 
 
 def test_where_the_padding_is_changes_nothing():
@@ -207,14 +238,39 @@ def test_save_load_and_export(tmp_path):
     np.testing.assert_allclose(outputs["outputs"], expected, atol=1e-6)
 
 
-def test_next_keys_are_those_of_sequences():
+def test_a_config_of_before_has_combiners():
+    """TBSM took any combiner, and pooled nothing by it."""
+    model = make_model(3)
+    config = model.get_config()
+    old = copy.deepcopy(config)
+    for part in ("tables", "features"):
+        for spec in old["embeddings"]["config"][part]:
+            spec["combiner"] = "mean"
+    given = copy.deepcopy(old)
+    loaded = TBSM.from_config(old)
+    assert old == given
+    assert {spec.combiner for spec in loaded.embeddings.specs} == {None}
+    assert loaded.get_config() == config
+    loaded.set_weights(model.get_weights())
+    inputs, _ = make_data(dense=3)
+    np.testing.assert_array_equal(loaded(inputs), model(inputs))
+
+
+@pytest.mark.parametrize("form", ["padded", "ragged"])
+def test_next_keys_are_those_of_sequences(form):
     inputs, labels = make_data()
+    if form == "ragged":
+        inputs["keys"] = {
+            name: tf.RaggedTensor.from_tensor(keys[:, ::-1], padding=-1)
+            for name, keys in inputs["keys"].items()
+        }
     data = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(16)
     losses = []
     for prefetch in (False, True):
         keras.utils.set_random_seed(0)
         model = make_model(prefetch=prefetch)
         model.compile("sgd", "binary_crossentropy")
+        assert model.next_keys({"next_keys": inputs["keys"]}) is inputs["keys"]
         losses.append(model.fit(with_next(data), shuffle=False, verbose=0).history["loss"])
     assert losses[0] == losses[1]
 
@@ -250,6 +306,15 @@ def test_attention_weighs_all_steps_without_a_mask():
     ("make", "message"),
     [
         (lambda: make_model(1, bottom=[5]), "ends with 4, the dim"),
+        (
+            lambda: TBSM(make_layer(combiner="mean")),
+            r"Invalid `combiner`: \{'user': 'mean', 'item': 'mean'\}.*TBSM\. Allowed: None.*"
+            r"Table\(name, dim, combiner=None\)",
+        ),
+        (
+            lambda: TBSM(make_layer(padding_key=0)),
+            r"Invalid `padding_key`: \{'user': 0, 'item': 0\} for TBSM",
+        ),
         (lambda: make_model(top=[8, 2]), r"Invalid `top`: \[8, 2\]"),
         (lambda: make_model(step=[]), r"Invalid `step`: \[\]"),
         (lambda: make_model(heads=0), "Invalid `heads`: 0"),
