@@ -14,4 +14,7 @@
 // For what such a function calls: inlined, it is compiled for the same instruction set.
 #define SLIPSTREAM_ALWAYS_INLINE inline __attribute__((always_inline))
 
+// The same for a lambda in it.
+#define SLIPSTREAM_LAMBDA_INLINE __attribute__((always_inline))
+
 #endif  // SLIPSTREAM_CC_OPS_CORE_BASE_SIMD_CLONES_H_

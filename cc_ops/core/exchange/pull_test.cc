@@ -10,13 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "cc_ops/core/testing/test_rules.h"
+
 namespace slipstream {
 namespace {
 
-using Kind = UpdateRule::Kind;
 constexpr int64_t kDim = 4;
 
-std::unique_ptr<EmbeddingTable> MakeTable(Kind kind, int64_t capacity = 0) {
+std::unique_ptr<EmbeddingTable> MakeTable(const std::string& kind, int64_t capacity = 0) {
   TableOptions options;
   options.name = "t";
   options.dim = kDim;
@@ -25,10 +26,7 @@ std::unique_ptr<EmbeddingTable> MakeTable(Kind kind, int64_t capacity = 0) {
   options.initializer.kind = RowInitializer::Kind::kUniform;
   options.initializer.a = -1.f;
   options.initializer.b = 1.f;
-  options.rule.kind = kind;
-  options.rule.a = kind == Kind::kAdam ? 0.9f : 0.1f;
-  options.rule.b = kind == Kind::kAdam ? 0.999f : 1e-7f;
-  options.rule.c = 1e-7f;
+  options.rule = RuleNamed(kind);
   return std::make_unique<EmbeddingTable>(options);
 }
 
@@ -75,7 +73,7 @@ std::vector<int64_t> Route(EmbeddingTable* replicas, const std::vector<int64_t>&
 }
 
 TEST(Route, RequestsDistinctKeysFromOwners) {
-  auto replicas = MakeTable(Kind::kSgd);
+  auto replicas = MakeTable("sgd");
   std::vector<int64_t> keys, sizes;
   for (int64_t i = 0; i < 500; ++i) keys.push_back(i * i % 97 - 20);
   const std::vector<int64_t> requested = Route(replicas.get(), keys, 3, true, &sizes);
@@ -94,7 +92,7 @@ TEST(Route, RequestsDistinctKeysFromOwners) {
 }
 
 TEST(Pull, MakesRowsInTrainingOnly) {
-  for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
+  for (const std::string& kind : AllRuleNames()) {
     auto owner = MakeTable(kind);
     Request evaluated({3, -7, 3}), trained = evaluated;
     ASSERT_TRUE(evaluated.Pull({owner.get()}, false, true).ok());
@@ -111,7 +109,7 @@ TEST(Pull, MakesRowsInTrainingOnly) {
 }
 
 TEST(Pull, TellsTheBytesOfEachRank) {
-  auto owner = MakeTable(Kind::kSgd);
+  auto owner = MakeTable("sgd");
   const std::vector<int64_t> keys = {1, 2, 3}, sizes = {1, 0, 2};
   for (const int64_t key : keys) {
     uint32_t index = 0;
@@ -127,7 +125,7 @@ TEST(Pull, TellsTheBytesOfEachRank) {
 }
 
 TEST(Pull, BoundedTablesRefuseWhatTheyCannotHold) {
-  auto owner = MakeTable(Kind::kSgd, 3);
+  auto owner = MakeTable("sgd", 3);
   const Status status = Request({1, 2, 3, 4}).Pull({owner.get()}, true);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(status.message().find("need 4 rows of table 't'"), std::string::npos);
@@ -139,7 +137,7 @@ TEST(Pull, BoundedTablesRefuseWhatTheyCannotHold) {
 }
 
 TEST(Pull, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
-  auto first = MakeTable(Kind::kSgd, 3), second = MakeTable(Kind::kSgd, 3);
+  auto first = MakeTable("sgd", 3), second = MakeTable("sgd", 3);
   ASSERT_TRUE(Request({1, 2, 3}).Pull({first.get()}, true).ok());
   Request request({4, 5, 1, 2, 3, 4});
   request.sizes = {2, 4};
@@ -150,7 +148,7 @@ TEST(Pull, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
 }
 
 TEST(Replicas, AreWhatTheOwnerGave) {
-  auto owner = MakeTable(Kind::kAdagrad), replicas = MakeTable(Kind::kAdagrad, 50);
+  auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad", 50);
   Request request({5, 6});
   ASSERT_TRUE(request.Pull({owner.get()}, true, false).ok());
   ASSERT_TRUE(request.Store({replicas.get()}, ReplicaOptions()).ok());
@@ -171,7 +169,7 @@ TEST(Replicas, AreWhatTheOwnerGave) {
 
 // Frozen ones, too: their slots may be read after the switch to judging movements.
 TEST(Replicas, WithoutSummaryNeverUnderestimateAMovement) {
-  for (const Kind kind : {Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
+  for (const std::string& kind : AllRuleNames()) {
     auto owner = MakeTable(kind), replicas = MakeTable(kind, 50);
     const UpdateRule rule = owner->options().rule;
     Request request({5});
@@ -197,7 +195,7 @@ TEST(Replicas, WithoutSummaryNeverUnderestimateAMovement) {
 }
 
 TEST(Replicas, ReadOnlyOnesAreNotRequestedUntilFlagsAreSetAnew) {
-  auto owner = MakeTable(Kind::kSgd), replicas = MakeTable(Kind::kSgd);
+  auto owner = MakeTable("sgd"), replicas = MakeTable("sgd");
   Request request({5, 6});
   ASSERT_TRUE(request.Pull({owner.get()}, true, false).ok());
   ReplicaOptions options;
@@ -213,7 +211,7 @@ TEST(Replicas, ReadOnlyOnesAreNotRequestedUntilFlagsAreSetAnew) {
 }
 
 TEST(Replicas, StayWithinTheirBound) {
-  auto owner = MakeTable(Kind::kSgd), replicas = MakeTable(Kind::kSgd, 8);
+  auto owner = MakeTable("sgd"), replicas = MakeTable("sgd", 8);
   ReplicaOptions options;
   options.evict = true;
   for (int64_t first = 0; first < 100; first += 5) {
@@ -227,7 +225,7 @@ TEST(Replicas, StayWithinTheirBound) {
 
 TEST(Replicas, RefuseRowsThatAreNotFinite) {
   for (const bool rounds : {false, true}) {
-    auto owner = MakeTable(Kind::kAdagrad), replicas = MakeTable(Kind::kAdagrad);
+    auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad");
     Request request({1, 2});
     ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
     owner->rows().Find(2)[3] = std::numeric_limits<float>::infinity();
@@ -247,7 +245,7 @@ TEST(Replicas, RefuseRowsThatAreNotFinite) {
 }
 
 TEST(Replicas, RefuseBytesThatDoNotFit) {
-  auto owner = MakeTable(Kind::kAdagrad), replicas = MakeTable(Kind::kAdagrad);
+  auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad");
   Request request({1, 2});
   ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
   for (const int64_t key : {1, 2}) owner->rows().Find(key)[0] = 5.f;
@@ -283,7 +281,7 @@ TEST(Replicas, RefuseBytesThatDoNotFit) {
 TEST(SlotSummary, NeverUnderestimatesAMovement) {
   std::mt19937_64 random(1);
   const auto uniform = [&] { return static_cast<float>(random() % 10001) / 5000.f - 1.f; };
-  for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
+  for (const std::string& kind : AllRuleNames()) {
     auto table = MakeTable(kind);
     const UpdateRule rule = table->options().rule;
     for (int i = 0; i < 200; ++i) {

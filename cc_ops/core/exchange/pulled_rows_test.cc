@@ -9,12 +9,12 @@
 #include <random>
 #include <vector>
 
+#include "cc_ops/core/testing/test_rules.h"
+
 namespace slipstream {
 namespace {
 
-using Kind = UpdateRule::Kind;
-
-std::unique_ptr<EmbeddingTable> MakeTable(Kind kind, int64_t dim) {
+std::unique_ptr<EmbeddingTable> MakeTable(const std::string& kind, int64_t dim) {
   TableOptions options;
   options.name = "t";
   options.dim = dim;
@@ -22,10 +22,7 @@ std::unique_ptr<EmbeddingTable> MakeTable(Kind kind, int64_t dim) {
   options.initializer.a = -1.f;
   options.initializer.b = 1.f;
   options.initializer.seed = 3;
-  options.rule.kind = kind;
-  options.rule.a = kind == Kind::kAdam ? 0.9f : 0.1f;
-  options.rule.b = kind == Kind::kAdam ? 0.999f : 1e-7f;
-  options.rule.c = 1e-7f;
+  options.rule = RuleNamed(kind);
   return std::make_unique<EmbeddingTable>(options);
 }
 
@@ -49,7 +46,7 @@ std::vector<std::vector<float>> MakeRows(const EmbeddingTable& table, int64_t ro
 
 TEST(PulledRows, ComeBackAsTheyWere) {
   std::mt19937 random(1);
-  for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
+  for (const std::string& kind : AllRuleNames()) {
     for (const int64_t dim : {1, 3, 16}) {
       for (int variant = 0; variant < 4; ++variant) {
         const RowFormat format = {(variant & 1) != 0, (variant & 2) != 0};
@@ -62,7 +59,7 @@ TEST(PulledRows, ComeBackAsTheyWere) {
           for (int64_t key = 0; key < count; ++key) {
             packer.Add(key, key % 6 == 0 ? nullptr : rows[static_cast<size_t>(key)].data());
           }
-          const bool has_summary = format.with_summary && kind != Kind::kSgd;
+          const bool has_summary = format.with_summary && kind != "sgd";
           const int64_t given = count - (count + 2) / 3;
           const int64_t row_bytes = dim * (format.rounds ? 2 : 4) + (has_summary ? 2 : 0);
           const int64_t size = (count + 7) / 8 + given * row_bytes;
@@ -83,7 +80,7 @@ TEST(PulledRows, ComeBackAsTheyWere) {
               const float allowed = format.rounds && !is_new ? std::fabs(own[j]) / 256.f : 0.f;
               EXPECT_NEAR(replica[j], own[j], allowed) << key;
             }
-            if (kind == Kind::kSgd) continue;
+            if (kind == "sgd") continue;
             std::vector<float> expected = own;
             const float summary = rule.SlotSummary(dim, own.data());
             rule.FillSlots(dim, has_summary ? summary : 0.f, expected.data());
@@ -103,7 +100,7 @@ TEST(PulledRows, ComeBackAsTheyWere) {
 
 // A table that was imported without its slots has rows that are not as they start.
 TEST(PulledRows, RowsWithNewSlotsAndOtherValuesAreGiven) {
-  auto table = MakeTable(Kind::kAdagrad, 2);
+  auto table = MakeTable("adagrad", 2);
   std::mt19937 random(1);
   auto row = MakeRows(*table, 1, &random)[0];
   row[1] += 1.f;
@@ -116,7 +113,7 @@ TEST(PulledRows, RowsWithNewSlotsAndOtherValuesAreGiven) {
 }
 
 TEST(PulledRows, RoundingKeepsWhatIsNoNumber) {
-  auto table = MakeTable(Kind::kSgd, 4);
+  auto table = MakeTable("sgd", 4);
   const float infinity = std::numeric_limits<float>::infinity();
   const float row[] = {std::nanf(""), infinity, -infinity, std::numeric_limits<float>::max()};
   std::vector<uint8_t> bytes;

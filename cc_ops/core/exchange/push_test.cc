@@ -10,25 +10,25 @@
 #include <vector>
 
 #include "cc_ops/core/lookup/batch_lookup.h"
+#include "cc_ops/core/testing/test_rules.h"
 #include "cc_ops/core/testing/test_threads.h"
 #include "cc_ops/core/update/policy_update.h"
 
 namespace slipstream {
 namespace {
 
-std::unique_ptr<EmbeddingTable> MakeTable(UpdateRule::Kind kind, int64_t dim, int64_t capacity) {
+std::unique_ptr<EmbeddingTable> MakeTable(const std::string& kind, int64_t dim, int64_t capacity) {
   TableOptions options;
   options.name = "t" + std::to_string(dim);
   options.dim = dim;
   options.capacity = capacity;
-  options.rule.kind = kind;
-  options.rule.b = 1e-8f;
+  options.rule = RuleNamed(kind);
   return std::make_unique<EmbeddingTable>(options);
 }
 
 // A process: a table of dim 4 and one of dim 3, each with a feature.
 struct Process {
-  explicit Process(UpdateRule::Kind kind, int64_t capacity = 0, int threads = 3)
+  explicit Process(const std::string& kind, int64_t capacity = 0, int threads = 3)
       : parallel(Threads(threads)) {
     owned.push_back(MakeTable(kind, 4, capacity));
     owned.push_back(MakeTable(kind, 3, capacity));
@@ -141,7 +141,7 @@ UpdatePolicy Defer(float movement, int64_t max_age) {
 }
 
 TEST(Exchange, OfOneProcessIsItsUpdate) {
-  for (const auto kind : {UpdateRule::Kind::kSgd, UpdateRule::Kind::kAdagrad}) {
+  for (const std::string kind : {"sgd", "adagrad"}) {
     Process direct(kind), exchanged(kind, 0, 1);
     std::mt19937_64 random(3);
     for (int step = 0; step < 10; ++step) {
@@ -159,7 +159,7 @@ TEST(Exchange, OfOneProcessIsItsUpdate) {
 }
 
 TEST(Exchange, ProcessesStayEqualAndGiveTheUnionsUpdate) {
-  for (const auto kind : {UpdateRule::Kind::kSgd, UpdateRule::Kind::kAdagrad}) {
+  for (const std::string kind : {"sgd", "adagrad"}) {
     constexpr int kRanks = 3;
     Process whole(kind);
     std::vector<std::unique_ptr<Process>> ranks;
@@ -195,7 +195,7 @@ TEST(Exchange, ProcessesStayEqualAndGiveTheUnionsUpdate) {
 TEST(Exchange, LosesNoDeferredGradient) {
   // Rows come and go in a table of 16, whose deferred gradients must outlive them.
   for (const int64_t capacity : {0, 600}) {
-    Process process(UpdateRule::Kind::kSgd, capacity);
+    Process process("sgd", capacity);
     std::mt19937_64 random(5);
     std::vector<std::map<int64_t, double>> given(2), taken(2);
     const auto take = [&](const SendBuffer& buffer) {
@@ -266,7 +266,7 @@ TEST(Exchange, LosesNoDeferredGradient) {
 }
 
 TEST(Exchange, SendBuffersGoToOwners) {
-  Process process(UpdateRule::Kind::kSgd);
+  Process process("sgd");
   std::mt19937_64 random(6);
   const Batch batch = RandomBatch(&random, 300);
   process.Lookup(batch.keys, batch.gradients);
@@ -284,7 +284,7 @@ TEST(Exchange, SendBuffersGoToOwners) {
   }
   EXPECT_EQ(key, buffer.keys.size());
   // The same rows, whoever they are for.
-  Process whole(UpdateRule::Kind::kSgd);
+  Process whole("sgd");
   whole.Lookup(batch.keys, batch.gradients);
   ASSERT_TRUE(whole.Apply(whole.Collect()).ok());
   ASSERT_TRUE(process.Apply(buffer).ok());
@@ -292,7 +292,7 @@ TEST(Exchange, SendBuffersGoToOwners) {
 }
 
 TEST(Exchange, DropsRowsOfKeysThatAreGone) {
-  Process process(UpdateRule::Kind::kSgd);
+  Process process("sgd");
   SendBuffer buffer;
   buffer.sizes = {1, 0};
   buffer.keys = {7};
@@ -310,7 +310,7 @@ TEST(Exchange, DropsRowsOfKeysThatAreGone) {
 }
 
 TEST(Exchange, RefusesWhatDoesNotFit) {
-  Process process(UpdateRule::Kind::kSgd);
+  Process process("sgd");
   SendBuffer buffer;
   buffer.sizes = {2, 0};
   buffer.keys = {7};

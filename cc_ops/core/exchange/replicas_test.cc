@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "cc_ops/core/exchange/pull.h"
+#include "cc_ops/core/testing/test_rules.h"
 
 namespace slipstream {
 namespace {
 
-using Kind = UpdateRule::Kind;
 constexpr int64_t kDim = 4;
 
 std::unique_ptr<EmbeddingTable> MakeTable(int64_t capacity = 0) {
@@ -25,9 +25,7 @@ std::unique_ptr<EmbeddingTable> MakeTable(int64_t capacity = 0) {
   options.initializer.kind = RowInitializer::Kind::kUniform;
   options.initializer.a = -1.f;
   options.initializer.b = 1.f;
-  options.rule.kind = Kind::kAdagrad;
-  options.rule.a = 0.1f;
-  options.rule.b = 1e-7f;
+  options.rule = RuleNamed("adagrad", {0.1f, 1e-7f});
   return std::make_unique<EmbeddingTable>(options);
 }
 

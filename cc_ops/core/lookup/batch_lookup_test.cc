@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cc_ops/core/testing/test_rules.h"
 #include "cc_ops/core/testing/test_threads.h"
 #include "cc_ops/core/update/gradient_update.h"
 
@@ -22,8 +23,7 @@ std::unique_ptr<EmbeddingTable> MakeTable(int64_t dim, int64_t capacity = 0) {
   options.capacity = capacity;
   options.initializer.kind = RowInitializer::Kind::kNormal;
   options.initializer.b = 1.f;
-  options.rule.kind = UpdateRule::Kind::kAdagrad;
-  options.rule.b = 1e-8f;
+  options.rule = RuleNamed("adagrad", {0.f, 1e-8f});
   return std::make_unique<EmbeddingTable>(options);
 }
 

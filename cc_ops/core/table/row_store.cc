@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <tuple>
+#include <vector>
 
 #include "cc_ops/core/base/radix_sort.h"
 #include "cc_ops/core/base/row_dim.h"
@@ -41,8 +42,8 @@ Status ValidateTableOptions(const TableOptions& options) {
     return InvalidArgument("capacity" + Of(options) + " is " + std::to_string(options.capacity) +
                            "; allowed: 1 or more, or 0 for no bound");
   }
-  const float values[] = {options.initializer.a, options.initializer.b, options.rule.a,
-                          options.rule.b, options.rule.c};
+  std::vector<float> values(options.rule.parameters.begin(), options.rule.parameters.end());
+  values.insert(values.end(), {options.initializer.a, options.initializer.b});
   for (float value : values) {
     if (!std::isfinite(value)) {
       return InvalidArgument("a parameter of the initializer or the update rule" + Of(options) +

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cc_ops/core/table/embedding_table.h"
+#include "cc_ops/core/testing/test_rules.h"
 
 namespace slipstream {
 namespace {
@@ -14,9 +15,7 @@ TableOptions Options(int64_t capacity = 0) {
   options.name = "t";
   options.dim = 2;
   options.capacity = capacity;
-  options.rule.kind = UpdateRule::Kind::kAdagrad;
-  options.rule.a = 0.5f;
-  options.rule.b = 1e-7f;
+  options.rule = RuleNamed("adagrad", {0.5f, 1e-7f});
   return options;
 }
 

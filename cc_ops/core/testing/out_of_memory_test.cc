@@ -15,6 +15,7 @@
 #include "cc_ops/core/lookup/batch_lookup.h"
 #include "cc_ops/core/table/eviction.h"
 #include "cc_ops/core/testing/failing_memory.h"
+#include "cc_ops/core/testing/test_rules.h"
 #include "cc_ops/core/update/deferred_export.h"
 #include "cc_ops/core/update/policy_update.h"
 
@@ -33,8 +34,7 @@ TableOptions Options(int64_t capacity = 0) {
   options.initializer.kind = RowInitializer::Kind::kUniform;
   options.initializer.a = -1.f;
   options.initializer.b = 1.f;
-  options.rule.kind = UpdateRule::Kind::kAdagrad;
-  options.rule.b = 1e-8f;
+  options.rule = RuleNamed("adagrad");
   return options;
 }
 

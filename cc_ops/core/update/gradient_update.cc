@@ -11,10 +11,8 @@
 #include "cc_ops/core/table/out_of_memory.h"
 #include "cc_ops/core/table/table_locks.h"
 #include "cc_ops/core/update/policy_update.h"
+#include "cc_ops/core/update/rules/all_rules.h"
 #include "cc_ops/core/update/update_loop.h"
-
-// Of lambdas in functions that are compiled for several instruction sets.
-#define SLIPSTREAM_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace slipstream {
 namespace {
@@ -87,25 +85,24 @@ UpdateCounts* CountsOf(const BucketUpdate& update) {
 // Sums the gradients of every key of the bucket, whose rows are all there, and applies the rule;
 // with kByFlags not to rows that are masked, and with the squared update lengths of watched rows.
 // next: the bucket that this thread comes to after it.
-template <UpdateRule::Kind kKind, bool kByFlags>
-SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t next, int64_t dim,
-                                         float* summed) {
+template <bool kByFlags, class Rule>
+SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule& rule, int64_t next,
+                                         int64_t dim, float* summed) {
   const LookupPlan& plan = *update.plan;
-  const UpdateRule rule = update.table->options().rule;
   const UpdatePolicy& policy = update.table->updates().policy();
   const bool masks = policy.mode == UpdatePolicy::Mode::kMask;
-  const int64_t row_floats = dim + rule.SlotsPerRow(dim);
+  const int64_t row_floats = dim + rule.Slots(dim);
   ShardFlags* const flags = FlagsOfBucket(plan, update.bucket);
   const ShardFlags* const next_flags = FlagsOfBucket(plan, next);
   const CellRange keys = KeysOf(plan, update.bucket);
   int64_t use = keys.begin, masked = 0;
-  const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_INLINE_LAMBDA {
+  const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_LAMBDA_INLINE {
     PrefetchRow(plan.unique_row[u], row_floats);
     if (kByFlags) {
       (is_next ? next_flags : flags)->Prefetch(plan.unique_index[u]);
     }
   };
-  UpdateEach(keys, KeysOf(plan, next), prefetch, [&](int64_t u) SLIPSTREAM_INLINE_LAMBDA {
+  UpdateEach(keys, KeysOf(plan, next), prefetch, [&](int64_t u) SLIPSTREAM_LAMBDA_INLINE {
     const int64_t first_use = use;
     use = plan.uses_end[u];
     float* const row = plan.unique_row[u];
@@ -113,16 +110,16 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t nex
     if (kByFlags && masks && (row_flags & kSaturated) != 0) {
       ++masked;
       if (!policy.is_shadow) {
-        if (policy.decay_skipped) rule.DecaySlots(dim, row);
+        if (policy.decay_skipped) rule.DecaySlots(dim, row + dim);
         return;
       }
     }
     SumUses(plan, *update.gradients, first_use, use, dim, summed);
     if (kByFlags && (row_flags & kWatched) != 0) {
-      ApplyRule<kKind, true>(rule, update.rate, dim, summed, row);
+      rule.template Apply<true>(update.rate, dim, summed, row);
       flags->AddSquaredUpdateLength(plan.unique_index[u], SumOfSquares(dim, summed));
     } else {
-      ApplyRule<kKind, false>(rule, update.rate, dim, summed, row);
+      rule.template Apply<false>(update.rate, dim, summed, row);
     }
   });
   UpdateCounts* const counts = CountsOf(update);
@@ -131,42 +128,34 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t nex
   counts->masked += masked;
 }
 
-template <UpdateRule::Kind kKind, bool kByFlags>
-SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfDim(const BucketUpdate& update, int64_t next,
-                                              float* summed) {
+template <bool kByFlags, class Rule>
+SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfDim(const BucketUpdate& update, const Rule& rule,
+                                              int64_t next, float* summed) {
   // With a dim that the compiler knows loops become a few instructions.
   switch (update.table->dim()) {
     case 16: {
       float sum[16];
-      return UpdateRows<kKind, kByFlags>(update, next, 16, sum);
+      return UpdateRows<kByFlags>(update, rule, next, 16, sum);
     }
     case 32: {
       float sum[32];
-      return UpdateRows<kKind, kByFlags>(update, next, 32, sum);
+      return UpdateRows<kByFlags>(update, rule, next, 32, sum);
     }
     case 64: {
       float sum[64];
-      return UpdateRows<kKind, kByFlags>(update, next, 64, sum);
+      return UpdateRows<kByFlags>(update, rule, next, 64, sum);
     }
     default:
-      return UpdateRows<kKind, kByFlags>(update, next, update.table->dim(), summed);
+      return UpdateRows<kByFlags>(update, rule, next, update.table->dim(), summed);
   }
 }
 
 template <bool kByFlags>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfRule(const BucketUpdate& update, int64_t next,
                                                float* summed) {
-  using Kind = UpdateRule::Kind;
-  switch (update.table->options().rule.kind) {
-    case Kind::kSgd:
-      return UpdateRowsOfDim<Kind::kSgd, kByFlags>(update, next, summed);
-    case Kind::kAdagrad:
-      return UpdateRowsOfDim<Kind::kAdagrad, kByFlags>(update, next, summed);
-    case Kind::kRowWiseAdagrad:
-      return UpdateRowsOfDim<Kind::kRowWiseAdagrad, kByFlags>(update, next, summed);
-    case Kind::kAdam:
-      return UpdateRowsOfDim<Kind::kAdam, kByFlags>(update, next, summed);
-  }
+  AllRules::Visit(update.table->options().rule, [&](const auto& rule) SLIPSTREAM_LAMBDA_INLINE {
+    UpdateRowsOfDim<kByFlags>(update, rule, next, summed);
+  });
 }
 
 SLIPSTREAM_SIMD_CLONES void UpdateAllRows(const BucketUpdate& update, int64_t next, float* summed) {

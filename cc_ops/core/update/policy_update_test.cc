@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cc_ops/core/lookup/batch_lookup.h"
+#include "cc_ops/core/testing/test_rules.h"
 #include "cc_ops/core/testing/test_threads.h"
 #include "cc_ops/core/update/deferred_export.h"
 
@@ -20,33 +21,17 @@ namespace {
 using Mode = UpdatePolicy::Mode;
 using Trigger = UpdatePolicy::Trigger;
 constexpr int64_t kDim = 4;
-constexpr UpdateRule::Kind kAllRules[] = {UpdateRule::Kind::kSgd, UpdateRule::Kind::kAdagrad,
-                                          UpdateRule::Kind::kRowWiseAdagrad,
-                                          UpdateRule::Kind::kAdam};
-
-UpdateRule Rule(UpdateRule::Kind kind) {
-  UpdateRule rule;
-  rule.kind = kind;
-  if (kind == UpdateRule::Kind::kAdam) {
-    rule.a = 0.9f;
-    rule.b = 0.999f;
-    rule.c = 1e-7f;
-  } else {
-    rule.b = 1e-8f;
-  }
-  return rule;
-}
 
 // A table of one or two features, trained on given keys and gradients.
 struct Training {
-  explicit Training(UpdateRule::Kind kind, int64_t capacity = 0, int threads = 2,
+  explicit Training(const std::string& kind, int64_t capacity = 0, int threads = 2,
                     int64_t dim = kDim)
       : dim(dim), parallel(Threads(threads)) {
     TableOptions options;
     options.name = "t";
     options.dim = dim;
     options.capacity = capacity;
-    options.rule = Rule(kind);
+    options.rule = RuleNamed(kind);
     table = std::make_unique<EmbeddingTable>(options);
   }
 
@@ -135,7 +120,7 @@ TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
   for (const float gradient : gradients) {
     for (int64_t j = 1; j <= kDim; ++j) contents.sums.push_back(gradient * static_cast<float>(j));
   }
-  for (const UpdateRule::Kind kind : kAllRules) {
+  for (const std::string& kind : AllRuleNames()) {
     Training updated(kind), flushed(kind);
     uint32_t index = 0;
     for (const int64_t key : contents.keys) {
@@ -157,7 +142,7 @@ TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
 }
 
 TEST(Flush, ShadowSumsOfBeforeTheFirstUpdateAreForgotten) {
-  Training training(UpdateRule::Kind::kSgd);
+  Training training("sgd");
   DeferredContents contents;
   uint32_t index = 0;
   for (int64_t key = 0; key < 500; ++key) {
@@ -179,7 +164,7 @@ TEST(Flush, ShadowSumsOfBeforeTheFirstUpdateAreForgotten) {
 TEST(Defer, LosesNoGradient) {
   for (const Trigger trigger : {Trigger::kMovement, Trigger::kInterval}) {
     for (const int ranks : {1, 4}) {
-      Training plain(UpdateRule::Kind::kSgd), deferred(UpdateRule::Kind::kSgd);
+      Training plain("sgd"), deferred("sgd");
       UpdatePolicy policy = Defer(0.1f, 7, ranks);
       policy.trigger = trigger;
       deferred.table->updates().SetPolicy(policy);
@@ -209,7 +194,7 @@ TEST(Defer, LosesNoGradient) {
 }
 
 TEST(Defer, DefersUntilTheRowWouldMove) {
-  Training training(UpdateRule::Kind::kSgd);
+  Training training("sgd");
   training.table->updates().SetPolicy(Defer(0.1f, 1000));
   // The fourth value moves most: 0.1 * 4 * 0.1 = 0.04 a step.
   training.Step({7}, {0.1f});
@@ -227,7 +212,7 @@ TEST(Defer, DefersUntilTheRowWouldMove) {
 
 TEST(Defer, DefersNoSumLongerThanItsAge) {
   for (const int ranks : {1, 3}) {
-    Training training(UpdateRule::Kind::kSgd);
+    Training training("sgd");
     training.table->updates().SetPolicy(Defer(1e9f, 3, ranks));
     training.Step({7, 8, 7}, {1.f, 1.f, 1.f});
     for (int step = 1; step <= 2; ++step) {
@@ -243,7 +228,7 @@ TEST(Defer, DefersNoSumLongerThanItsAge) {
 TEST(Defer, AppliesRanksSumsAsOneGradient) {
   // Adagrad's first step has the same length whatever the gradient: two applied one
   // after the other would move the row farther.
-  Training one(UpdateRule::Kind::kAdagrad), two(UpdateRule::Kind::kAdagrad);
+  Training one("adagrad"), two("adagrad");
   one.table->updates().SetPolicy(Defer(1e9f, 2, 1));
   two.table->updates().SetPolicy(Defer(1e9f, 2, 2));
   for (Training* training : {&one, &two}) {
@@ -257,7 +242,7 @@ TEST(Defer, AppliesRanksSumsAsOneGradient) {
 }
 
 TEST(Defer, DefersOnlySaturatedRowsByInterval) {
-  Training training(UpdateRule::Kind::kSgd);
+  Training training("sgd");
   training.Step({1, 2}, {0.f, 0.f});
   UpdatePolicy policy = Defer(0.f, 100);
   policy.trigger = Trigger::kInterval;
@@ -273,7 +258,7 @@ TEST(Defer, DefersOnlySaturatedRowsByInterval) {
 }
 
 TEST(Defer, AppliesAtOnceWhatHasNoRoom) {
-  Training plain(UpdateRule::Kind::kAdagrad), training(UpdateRule::Kind::kAdagrad);
+  Training plain("adagrad"), training("adagrad");
   UpdatePolicy policy = Defer(1e9f, 1000);
   policy.max_rows = 0;
   training.table->updates().SetPolicy(policy);
@@ -286,7 +271,7 @@ TEST(Defer, AppliesAtOnceWhatHasNoRoom) {
 }
 
 TEST(Defer, DoesNotDeferADamagedRow) {
-  Training training(UpdateRule::Kind::kAdagrad);
+  Training training("adagrad");
   training.Step({1}, {1.f});
   training.table->rows().Find(1)[kDim] = std::numeric_limits<float>::quiet_NaN();
   training.table->updates().SetPolicy(Defer(1e9f, 1000));
@@ -295,7 +280,7 @@ TEST(Defer, DoesNotDeferADamagedRow) {
 }
 
 TEST(Defer, ForgetsTheSumsOfEvictedRows) {
-  Training training(UpdateRule::Kind::kSgd, 4);
+  Training training("sgd", 4);
   training.table->updates().SetPolicy(Defer(1e9f, 1000));
   training.Step({1, 2, 3, 4}, {1.f, 1.f, 1.f, 1.f});
   training.Step({5, 6, 7, 8}, {1.f, 1.f, 1.f, 1.f});
@@ -309,7 +294,7 @@ TEST(Defer, ForgetsTheSumsOfEvictedRows) {
 TEST(Defer, IsTheSameWithAnyNumberOfThreads) {
   std::vector<std::vector<float>> states;
   for (const int threads : {1, 2, 7}) {
-    Training training(UpdateRule::Kind::kAdagrad, 0, threads);
+    Training training("adagrad", 0, threads);
     UpdatePolicy policy = Defer(0.05f, 9, 2);
     policy.max_rows = 200;
     training.table->updates().SetPolicy(policy);
@@ -322,7 +307,7 @@ TEST(Defer, IsTheSameWithAnyNumberOfThreads) {
 }
 
 TEST(Defer, EvaluationSeesEveryGradient) {
-  Training training(UpdateRule::Kind::kSgd);
+  Training training("sgd");
   training.table->updates().SetPolicy(Defer(1e9f, 1000));
   training.Step({7}, {1.f});
   const int64_t key = 7;
@@ -339,8 +324,7 @@ TEST(Defer, EvaluationSeesEveryGradient) {
 }
 
 TEST(Mask, LeavesSaturatedRowsAndTheirSlots) {
-  for (const auto kind : {UpdateRule::Kind::kSgd, UpdateRule::Kind::kAdagrad,
-                          UpdateRule::Kind::kRowWiseAdagrad, UpdateRule::Kind::kAdam}) {
+  for (const std::string& kind : AllRuleNames()) {
     Training training(kind);
     training.Step({1, 2}, {1.f, 1.f});
     UpdatePolicy policy;
@@ -359,7 +343,7 @@ TEST(Mask, LeavesSaturatedRowsAndTheirSlots) {
 }
 
 TEST(Mask, DecaysAdamsMomentsOnRequest) {
-  Training training(UpdateRule::Kind::kAdam);
+  Training training("adam");
   training.Step({1}, {1.f});
   UpdatePolicy policy;
   policy.mode = Mode::kMask;
@@ -377,7 +361,7 @@ TEST(Mask, DecaysAdamsMomentsOnRequest) {
 
 TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
   for (const Mode mode : {Mode::kMask, Mode::kDefer}) {
-    Training plain(UpdateRule::Kind::kAdagrad), shadow(UpdateRule::Kind::kAdagrad);
+    Training plain("adagrad"), shadow("adagrad");
     UpdatePolicy policy = Defer(0.05f, 9);
     policy.mode = mode;
     policy.is_shadow = true;
@@ -400,7 +384,7 @@ TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
 }
 
 TEST(Watch, SumsSquaredUpdateLengths) {
-  Training training(UpdateRule::Kind::kSgd);
+  Training training("sgd");
   training.Step({1, 2}, {0.f, 0.f});
   training.SetFlags({1}, kWatched);
   training.Step({1, 2}, {1.f, 1.f});
@@ -422,11 +406,11 @@ TEST(Watch, SumsSquaredUpdateLengths) {
 // One rank's masks and squared update lengths are the work of the vectorised update, several ranks'
 // that of the general one; with a mask alone both must come to the same rows.
 TEST(Mask, OneRankUpdatesAsSeveralDo) {
-  for (const UpdateRule::Kind kind : kAllRules) {
+  for (const std::string& kind : AllRuleNames()) {
     for (const int64_t dim : {4, 16, 32, 64}) {
       for (const bool is_shadow : {false, true}) {
         for (const bool decays : {false, true}) {
-          const bool can_decay = decays && kind == UpdateRule::Kind::kAdam && !is_shadow;
+          const bool can_decay = decays && kind == "adam" && !is_shadow;
           if (decays && !can_decay) continue;
           Training one(kind, 0, 2, dim), several(kind, 0, 3, dim);
           std::vector<int64_t> keys(40);

@@ -12,7 +12,7 @@
 #include "cc_ops/core/lookup/key_sort.h"
 #include "cc_ops/core/lookup/lookup_plan.h"
 #include "cc_ops/core/update/gradient_update.h"
-#include "cc_ops/core/update/rules/row_rules.h"
+#include "cc_ops/core/update/rules/row_math.h"
 
 namespace slipstream {
 

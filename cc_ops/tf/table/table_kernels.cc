@@ -32,9 +32,9 @@ class TableOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("initializer_b", &options_.initializer.b));
     OP_REQUIRES_OK(c, c->GetAttr("seed", &seed));
     OP_REQUIRES_OK(c, c->GetAttr("rule", &rule));
-    OP_REQUIRES_OK(c, c->GetAttr("rule_a", &options_.rule.a));
-    OP_REQUIRES_OK(c, c->GetAttr("rule_b", &options_.rule.b));
-    OP_REQUIRES_OK(c, c->GetAttr("rule_c", &options_.rule.c));
+    std::vector<float> parameters;
+    OP_REQUIRES_OK(c, c->GetAttr("rule_parameters", &parameters));
+    OP_REQUIRES_OK(c, ToAbsl(UpdateRule::Make(rule, parameters, &options_.rule)));
     options_.initializer.seed = static_cast<uint64_t>(seed);
     options_.eviction =
         eviction == "lru" ? TableOptions::Eviction::kLru : TableOptions::Eviction::kLfu;
@@ -43,11 +43,6 @@ class TableOp : public tf::OpKernel {
                                 : initializer == "constant" ? Init::kConstant
                                 : initializer == "uniform"  ? Init::kUniform
                                                             : Init::kNormal;
-    using Rule = UpdateRule::Kind;
-    options_.rule.kind = rule == "sgd"               ? Rule::kSgd
-                         : rule == "adagrad"         ? Rule::kAdagrad
-                         : rule == "rowwise_adagrad" ? Rule::kRowWiseAdagrad
-                                                     : Rule::kAdam;
     OP_REQUIRES_OK(c, ToAbsl(ValidateTableOptions(options_)));
   }
 

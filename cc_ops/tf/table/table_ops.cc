@@ -14,10 +14,8 @@ REGISTER_OP("SlipstreamTable")
     .Attr("initializer_a: float = 0")
     .Attr("initializer_b: float = 0")
     .Attr("seed: int = 0")
-    .Attr("rule: {'sgd', 'adagrad', 'rowwise_adagrad', 'adam'} = 'sgd'")
-    .Attr("rule_a: float = 0")
-    .Attr("rule_b: float = 0")
-    .Attr("rule_c: float = 0")
+    .Attr("rule: string = 'sgd'")
+    .Attr("rule_parameters: list(float) = []")
     .SetIsStateful()
     .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
@@ -31,10 +29,8 @@ initializer: how a new key's row starts, a function of (seed, key).
 initializer_a: constant: value; uniform: low; normal: mean.
 initializer_b: uniform: high; normal: standard deviation.
 seed: of the initializer.
-rule: the sparse optimizer.
-rule_a: Adagrad: initial accumulator; Adam: beta 1.
-rule_b: Adagrad: epsilon; Adam: beta 2.
-rule_c: Adam: epsilon.
+rule: the sparse optimizer, a name of core/update/rules/all_rules.h.
+rule_parameters: of the rule, in the order of its file there.
 handle: scalar.
 )doc");
 

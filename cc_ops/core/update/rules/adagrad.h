@@ -8,7 +8,7 @@ namespace slipstream {
 
 struct Adagrad : RuleBase {
   static constexpr const char* kName = "adagrad";
-  static constexpr int kParameters = 2;
+  static constexpr std::array kDefaults = {0.f, 1e-10f};
   explicit Adagrad(const RuleParameters& p) : initial_sum(p[0]), epsilon(p[1]) {}
 
   int64_t Slots(int64_t dim) const { return dim; }

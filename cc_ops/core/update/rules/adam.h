@@ -52,7 +52,7 @@ struct AdamMoments : RuleBase {
 
 struct Adam : AdamMoments {
   static constexpr const char* kName = "adam";
-  static constexpr int kParameters = 3;
+  static constexpr std::array kDefaults = {.9f, .999f, 1e-7f};
   using AdamMoments::AdamMoments;
 
   int64_t Slots(int64_t dim) const { return 2 * dim; }

@@ -10,7 +10,7 @@ namespace slipstream {
 // multiplication where a count would need powers, and loses no digit where it is small.
 struct AdamPerRow : AdamMoments {
   static constexpr const char* kName = "adam_per_row";
-  static constexpr int kParameters = 3;
+  static constexpr std::array kDefaults = {.9f, .999f, 1e-7f};
   using AdamMoments::AdamMoments;
 
   int64_t Slots(int64_t dim) const { return 2 * dim + 2; }

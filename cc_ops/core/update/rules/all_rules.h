@@ -26,11 +26,11 @@ struct RuleList {
   }
 
   static constexpr const char* kNames[] = {Rules::kName...};
-  static constexpr int kParameters[] = {Rules::kParameters...};
+  static constexpr size_t kParameters[] = {Rules::kDefaults.size()...};
 };
 
-using AllRules = RuleList<Sgd, Momentum, Adagrad, RowWiseAdagrad, Adam, AdamPerRow, RowWiseAdam,
-                          Ftrl>;
+using AllRules =
+    RuleList<Sgd, Momentum, Adagrad, RowWiseAdagrad, Adam, AdamPerRow, RowWiseAdam, Ftrl>;
 
 }  // namespace slipstream
 

@@ -10,7 +10,7 @@ namespace slipstream {
 // by, nothing changes.
 struct Ftrl : RuleBase {
   static constexpr const char* kName = "ftrl";
-  static constexpr int kParameters = 6;
+  static constexpr std::array kDefaults = {-.5f, .1f, 0.f, 0.f, 0.f, 0.f};
   explicit Ftrl(const RuleParameters& p)
       : power(-p[0]), initial_sum(p[1]), l1(p[2]), l2(p[3]), l2_shrinkage(p[4]), beta(p[5]) {}
 
@@ -27,9 +27,8 @@ struct Ftrl : RuleBase {
     }
     // The usual power is a root, which fills vectors.
     if (power == .5f) {
-      ApplyBy<kTellsDelta>(rate, dim, gradient, row, [](float sum) SLIPSTREAM_LAMBDA_INLINE {
-        return std::sqrt(sum);
-      });
+      ApplyBy<kTellsDelta>(rate, dim, gradient, row,
+                           [](float sum) SLIPSTREAM_LAMBDA_INLINE { return std::sqrt(sum); });
     } else {
       ApplyBy<kTellsDelta>(rate, dim, gradient, row, [this](float sum) SLIPSTREAM_LAMBDA_INLINE {
         return std::pow(sum, power);

@@ -9,7 +9,7 @@ namespace slipstream {
 
 struct Momentum : RuleBase {
   static constexpr const char* kName = "momentum";
-  static constexpr int kParameters = 2;
+  static constexpr std::array kDefaults = {.9f, 0.f};
   explicit Momentum(const RuleParameters& p) : momentum(p[0]), is_nesterov(p[1] != 0.f) {}
 
   int64_t Slots(int64_t dim) const { return dim; }

@@ -9,7 +9,7 @@ namespace slipstream {
 // Slots: the first moments, then the second one.
 struct RowWiseAdam : AdamMoments {
   static constexpr const char* kName = "rowwise_adam";
-  static constexpr int kParameters = 3;
+  static constexpr std::array kDefaults = {.9f, .999f, 1e-7f};
   using AdamMoments::AdamMoments;
 
   int64_t Slots(int64_t dim) const { return dim + 1; }

@@ -19,7 +19,7 @@ using RuleParameters = std::array<float, kMaxRuleParameters>;
 
 // A rule without slots. Beside what stands here, a rule has
 //   static constexpr const char* kName;      of Python's class, its `rule`
-//   static constexpr int kParameters;        how many numbers it is given, in the order of Python
+//   static constexpr std::array kDefaults;   of the numbers that it is given, in Python's order
 //   explicit Rule(const RuleParameters& p);
 //   template <bool kTellsDelta>
 //   void Apply(float rate, int64_t dim, RowGradient<kTellsDelta>* gradient, float* row) const;

@@ -28,7 +28,7 @@ Status UpdateRule::Make(const std::string& name, const std::vector<float>& numbe
     return InvalidArgument("rule is '" + name + "'; allowed:" + allowed);
   }
   rule->index = static_cast<int>(found - names);
-  const size_t count = static_cast<size_t>(AllRules::kParameters[rule->index]);
+  const size_t count = AllRules::kParameters[rule->index];
   if (numbers.size() != count) {
     return InvalidArgument("rule '" + name + "' has " + std::to_string(numbers.size()) +
                            " parameters; allowed: " + std::to_string(count));

@@ -5,7 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <random>
+#include <string>
 #include <vector>
+
+#include "cc_ops/core/testing/test_rules.h"
 
 namespace slipstream {
 namespace {
@@ -22,10 +26,7 @@ TEST(UpdateRule, Sgd) {
 }
 
 TEST(UpdateRule, Adagrad) {
-  UpdateRule rule;
-  rule.kind = UpdateRule::Kind::kAdagrad;
-  rule.a = 7.f;
-  rule.b = 2.f;
+  const UpdateRule rule = RuleNamed("adagrad", {7.f, 2.f});
   std::vector<float> row(4);
   rule.InitSlots(2, row.data() + 2);
   EXPECT_EQ(row[2], 7.f);
@@ -38,9 +39,7 @@ TEST(UpdateRule, Adagrad) {
 }
 
 TEST(UpdateRule, RowWiseAdagradSharesOneAccumulator) {
-  UpdateRule rule;
-  rule.kind = UpdateRule::Kind::kRowWiseAdagrad;
-  rule.b = 3.5f;
+  const UpdateRule rule = RuleNamed("rowwise_adagrad", {0.f, 3.5f});
   std::vector<float> row(3);
   rule.InitSlots(2, row.data() + 2);
   const float gradient[] = {3.f, 4.f};
@@ -51,11 +50,7 @@ TEST(UpdateRule, RowWiseAdagradSharesOneAccumulator) {
 }
 
 TEST(UpdateRule, FirstAdamStepMovesByTheLearningRate) {
-  UpdateRule rule;
-  rule.kind = UpdateRule::Kind::kAdam;
-  rule.a = 0.9f;
-  rule.b = 0.999f;
-  rule.c = 1e-9f;
+  const UpdateRule rule = RuleNamed("adam", {0.9f, 0.999f, 1e-9f});
   std::vector<float> row(3);
   rule.InitSlots(1, row.data() + 1);
   const float gradient[] = {0.5f};
@@ -65,14 +60,89 @@ TEST(UpdateRule, FirstAdamStepMovesByTheLearningRate) {
   EXPECT_NEAR(row[2], 0.00025f, 1e-8);
 }
 
+TEST(UpdateRule, MomentumGoesOn) {
+  const UpdateRule plain = RuleNamed("momentum", {0.5f, 0.f});
+  std::vector<float> row = {0.f, 0.f};
+  const float one[] = {1.f}, none[] = {0.f};
+  plain.Apply(0.1f, 1, one, row.data());
+  EXPECT_FLOAT_EQ(row[0], -0.1f);
+  plain.Apply(0.1f, 1, none, row.data());
+  EXPECT_FLOAT_EQ(row[0], -0.15f);
+  EXPECT_FLOAT_EQ(row[1], -0.05f);
+  const UpdateRule nesterov = RuleNamed("momentum", {0.5f, 1.f});
+  row = {0.f, 0.f};
+  nesterov.Apply(0.1f, 1, one, row.data());
+  EXPECT_FLOAT_EQ(row[0], -0.15f);
+  EXPECT_FLOAT_EQ(row[1], -0.1f);
+}
+
+TEST(UpdateRule, AdamPerRowIsAdamOfARowThatIsInEveryUpdate) {
+  const UpdateRule by_table = RuleNamed("adam"), by_row = RuleNamed("adam_per_row");
+  std::vector<float> one(3), other(5);
+  std::mt19937_64 random(1);
+  for (int step = 1; step <= 3000; ++step) {
+    const float gradient[] = {static_cast<float>(random() % 1001) / 500.f - 0.7f};
+    by_table.Apply(by_table.EffectiveRate(0.01f, step), 1, gradient, one.data());
+    // Of a table with many more updates.
+    by_row.Apply(by_row.EffectiveRate(0.01f, 1000 * step), 1, gradient, other.data());
+    ASSERT_NEAR(one[0], other[0], 1e-5f * std::fabs(one[0]) + 1e-6f);
+  }
+}
+
+TEST(UpdateRule, RowWiseAdamSharesTheSecondMoment) {
+  const UpdateRule rule = RuleNamed("rowwise_adam", {0.9f, 0.5f, 0.5f});
+  std::vector<float> row(2 + rule.SlotsPerRow(2));
+  const float gradient[] = {3.f, 4.f};
+  rule.Apply(1.f, 2, gradient, row.data());
+  EXPECT_FLOAT_EQ(row[4], 6.25f);  // half of the mean of 9 and 16
+  EXPECT_FLOAT_EQ(row[0], -0.3f / 3.f);
+  EXPECT_FLOAT_EQ(row[1], -0.4f / 3.f);
+}
+
+TEST(UpdateRule, FtrlsFirstStepByHand) {
+  // sum 4 -> 9 -> roots 2 and 3; linear term 2.236 - (3 - 2) / 0.5 * 1
+  const UpdateRule rule = RuleNamed("ftrl", {-0.5f, 4.f, 0.1f, 0.25f, 0.f, 0.f});
+  std::vector<float> row = {1.f, 0.f, 0.f};
+  rule.InitSlots(1, row.data() + 1);
+  const float gradient[] = {std::sqrt(5.f)};
+  rule.Apply(0.5f, 1, gradient, row.data());
+  const float linear = std::sqrt(5.f) - 2.f;
+  EXPECT_FLOAT_EQ(row[1], 9.f);
+  EXPECT_FLOAT_EQ(row[2], linear);
+  EXPECT_FLOAT_EQ(row[0], -(linear - 0.1f) / (3.f / 0.5f + 0.5f));
+  const std::vector<float> before = row;
+  rule.Apply(0.f, 1, gradient, row.data());
+  EXPECT_EQ(row, before);
+}
+
+TEST(UpdateRule, FtrlsPowersAgree) {
+  const UpdateRule root = RuleNamed("ftrl", {-0.5f, 0.1f, 0.01f, 0.1f, 0.1f, 1.f});
+  const UpdateRule power = RuleNamed("ftrl", {-0.500001f, 0.1f, 0.01f, 0.1f, 0.1f, 1.f});
+  std::vector<float> one(9, 0.5f), other;
+  root.InitSlots(3, one.data() + 3);
+  other = one;
+  for (int step = 0; step < 20; ++step) {
+    const float gradient[] = {0.1f * step, -0.3f, 0.2f};
+    root.Apply(0.1f, 3, gradient, one.data());
+    power.Apply(0.1f, 3, gradient, other.data());
+  }
+  for (size_t j = 0; j < one.size(); ++j) EXPECT_NEAR(one[j], other[j], 1e-4f);
+}
+
+TEST(UpdateRule, FtrlMakesUnwantedValuesZero) {
+  const UpdateRule rule = RuleNamed("ftrl", {-0.5f, 0.1f, 10.f, 0.f, 0.f, 0.f});
+  std::vector<float> row = {0.3f, 0.f, 0.f};
+  rule.InitSlots(1, row.data() + 1);
+  const float gradient[] = {1.f};
+  rule.Apply(0.1f, 1, gradient, row.data());
+  EXPECT_EQ(row[0], 0.f);
+}
+
 TEST(UpdateRule, MovementIsHowFarTheRowWouldMove) {
   const float gradient[] = {0.5f, -2.f, 1.f};
-  for (const auto kind :
-       {UpdateRule::Kind::kSgd, UpdateRule::Kind::kAdagrad, UpdateRule::Kind::kRowWiseAdagrad}) {
-    UpdateRule rule;
-    rule.kind = kind;
-    rule.a = 0.3f;
-    rule.b = 1e-6f;
+  const UpdateRule ftrl = RuleNamed("ftrl", {-0.5f, 0.1f, 0.f, 0.1f, 0.2f, 0.5f});
+  for (const UpdateRule& rule : {RuleNamed("sgd"), RuleNamed("adagrad", {0.3f, 1e-6f}),
+                                 RuleNamed("rowwise_adagrad", {0.3f, 1e-6f}), ftrl}) {
     std::vector<float> row(9, 0.f);
     rule.InitSlots(3, row.data() + 3);
     for (int step = 0; step < 3; ++step) {
@@ -81,17 +151,71 @@ TEST(UpdateRule, MovementIsHowFarTheRowWouldMove) {
       rule.Apply(0.1f, 3, gradient, row.data());
       float moved = 0.f;
       for (int j = 0; j < 3; ++j) moved = std::max(moved, std::fabs(row[j] - before[j]));
-      EXPECT_NEAR(predicted, moved, 1e-6);
+      EXPECT_NEAR(predicted, moved, 1e-6) << rule.name();
     }
   }
 }
 
-TEST(UpdateRule, AdamsMovementGrowsWithTheSum) {
+TEST(UpdateRule, FtrlNeverMovesFurtherThanItsMovement) {
+  std::mt19937_64 random(1);
+  const auto uniform = [&] { return static_cast<float>(random() % 10001) / 5000.f - 1.f; };
+  const UpdateRule rule = RuleNamed("ftrl", {-0.5f, 0.1f, 0.3f, 0.1f, 0.2f, 0.5f});
+  std::vector<float> row(12), gradient(4);
+  rule.InitSlots(4, row.data() + 4);
+  for (int step = 0; step < 2000; ++step) {
+    for (float& g : gradient) g = uniform();
+    const float most = rule.Movement(0.1f, 4, gradient.data(), row.data());
+    const std::vector<float> before = row;
+    rule.Apply(0.1f, 4, gradient.data(), row.data());
+    for (int j = 0; j < 4; ++j) ASSERT_LE(std::fabs(row[j] - before[j]), most + 1e-6f);
+  }
+}
+
+// Without momentum a first step moves as far as was said.
+TEST(UpdateRule, MovementsOfMomentumAreOfTheGradientAlone) {
+  const float gradient[] = {0.5f, -2.f, 1.f};
+  for (const char* name : {"momentum", "adam", "adam_per_row", "rowwise_adam"}) {
+    const UpdateRule rule = RuleNamed(name, {0.f});
+    std::vector<float> row(3 + rule.SlotsPerRow(3), 0.f);
+    for (int step = 1; step < 4; ++step) {
+      const float rate = rule.EffectiveRate(0.1f, step);
+      const float predicted = rule.Movement(rate, 3, gradient, row.data());
+      const std::vector<float> before = row;
+      rule.Apply(rate, 3, gradient, row.data());
+      float moved = 0.f;
+      for (int j = 0; j < 3; ++j) moved = std::max(moved, std::fabs(row[j] - before[j]));
+      EXPECT_NEAR(predicted, moved, 1e-5) << name;
+    }
+  }
+}
+
+TEST(UpdateRule, AMaskedStepIsOneWithoutAGradientButTheRowsOwn) {
+  const std::vector<float> none(3, 0.f), some = {0.5f, -2.f, 1.f};
+  for (const std::string& name : AllRuleNames()) {
+    const UpdateRule rule = RuleNamed(name);
+    std::vector<float> row(3 + rule.SlotsPerRow(3), 0.f);
+    rule.InitSlots(3, row.data() + 3);
+    rule.Apply(rule.EffectiveRate(0.1f, 1), 3, some.data(), row.data());
+    std::vector<float> decayed = row;
+    rule.DecaySlots(3, decayed.data());
+    rule.Apply(rule.EffectiveRate(0.1f, 2), 3, none.data(), row.data());
+    for (size_t j = 3; j < row.size(); ++j) EXPECT_NEAR(decayed[j], row[j], 1e-6f) << name;
+  }
+}
+
+TEST(UpdateRule, NamesWhatItDoesNotKnow) {
   UpdateRule rule;
-  rule.kind = UpdateRule::Kind::kAdam;
-  rule.a = 0.9f;
-  rule.b = 0.999f;
-  rule.c = 1e-9f;
+  EXPECT_TRUE(UpdateRule::Make("adagrad", {0.1f, 1e-7f}, &rule).ok());
+  EXPECT_STREQ(rule.name(), "adagrad");
+  EXPECT_EQ(rule.parameters[1], 1e-7f);
+  const Status unknown = UpdateRule::Make("lion", {}, &rule);
+  EXPECT_NE(unknown.message().find("'lion'; allowed: 'sgd'"), std::string::npos);
+  const Status many = UpdateRule::Make("adagrad", {0.1f}, &rule);
+  EXPECT_NE(many.message().find("1 parameters; allowed: 2"), std::string::npos);
+}
+
+TEST(UpdateRule, AdamsMovementGrowsWithTheSum) {
+  const UpdateRule rule = RuleNamed("adam", {0.9f, 0.999f, 1e-9f});
   // A second moment of 1: a gradient of 1 counts as one learning rate.
   const std::vector<float> row = {0.f, 0.f, 1.f};
   const float one[] = {1.f}, ten[] = {10.f};
@@ -101,13 +225,10 @@ TEST(UpdateRule, AdamsMovementGrowsWithTheSum) {
 
 TEST(UpdateRule, MovementOfANotANumberIsNone) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const auto kind : {UpdateRule::Kind::kSgd, UpdateRule::Kind::kAdagrad,
-                          UpdateRule::Kind::kRowWiseAdagrad, UpdateRule::Kind::kAdam}) {
-    UpdateRule rule;
-    rule.kind = kind;
+  for (const std::string& name : AllRuleNames()) {
     const float gradient[] = {nan, 1.f};
-    const std::vector<float> row(6, 1.f);
-    EXPECT_TRUE(std::isnan(rule.Movement(0.1f, 2, gradient, row.data())));
+    const std::vector<float> row(8, 1.f);
+    EXPECT_TRUE(std::isnan(RuleNamed(name).Movement(0.1f, 2, gradient, row.data()))) << name;
   }
 }
 
