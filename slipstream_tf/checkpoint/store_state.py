@@ -105,7 +105,9 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
 def _saved_table(entry: Mapping[str, Any], manifest: Mapping[str, Any]) -> SavedAs:
     # Once all tables of a store had one rule.
     rule = entry.get("optimizer", manifest.get("optimizer"))
-    return SavedAs(entry["name"], entry["dim"], None if rule is None else rule["class_name"])
+    return SavedAs(
+        entry["name"], entry["dim"], None if rule is None else optimizers.get(rule).layout
+    )
 
 
 _apart: set[int] = set()

@@ -29,7 +29,7 @@ def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
         tf.errors.InvalidArgumentError: an option is out of its range.
     """
     kind, first, second = initializers.op_attributes(config.initializer)
-    rule_a, rule_b, rule_c = optimizer.op_parameters()
+    rule, parameters = optimizer.op_rule()
     return _loader.library().slipstream_table(
         table_name=config.name,
         dim=config.dim,
@@ -39,10 +39,8 @@ def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
         initializer_a=first,
         initializer_b=second,
         seed=config.seed,
-        rule=optimizer.rule,
-        rule_a=rule_a,
-        rule_b=rule_b,
-        rule_c=rule_c,
+        rule=rule,
+        rule_parameters=list(parameters),
     )
 
 

@@ -255,9 +255,7 @@ class SavedStore(TrackedStore):
         rule = self.rule_of(table)
         if rule is None:
             return SlotLayout(None, np.empty(0, np.float32))
-        initial = float(getattr(rule, "initial_accumulator_value", 0.0))
-        slots = np.full(rule.slots_per_row(dim), initial, np.float32)
-        return SlotLayout(type(rule).__name__, slots)
+        return SlotLayout(rule.layout, rule.initial_slots(dim))
 
     def num_keys(self, table: str) -> int | None:
         """Returns how many keys, from 0, a table has on all ranks; None: any number of any."""

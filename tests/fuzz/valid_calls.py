@@ -260,7 +260,14 @@ def call_drift_classifier_ops(call: Call) -> None:
 def _tables(call: Call) -> list[Any]:
     return [
         call("SlipstreamTable", table_name="a", dim=2, rule="sgd"),
-        call("SlipstreamTable", table_name="b", dim=3, rule="adagrad", rule_parameters=[0.1, 1e-7], capacity=90),
+        call(
+            "SlipstreamTable",
+            table_name="b",
+            dim=3,
+            rule="adagrad",
+            rule_parameters=[0.1, 1e-7],
+            capacity=90,
+        ),
     ]
 
 

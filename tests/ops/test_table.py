@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from all_rules import ALL_RULES, name_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,32 +105,45 @@ def reference_update(optimizer, row, slots, gradient, step):
         slots = slots + gradient**2
         return row - lr * gradient / np.sqrt(slots + optimizer.epsilon), slots
     if isinstance(optimizer, optimizers.Adam):
-        m, v = np.split(slots, 2)
+        m, v = np.split(slots[: 2 * row.size], 2)
         m = optimizer.beta_1 * m + (1 - optimizer.beta_1) * gradient
         v = optimizer.beta_2 * v + (1 - optimizer.beta_2) * gradient**2
+        shares = slots[2 * row.size :]
+        if optimizer.bias_correction == "row":
+            betas = np.array([optimizer.beta_1, optimizer.beta_2])
+            shares = 1 - betas * (1 - shares)
+            rate = lr * np.sqrt(shares[1]) / shares[0]
+        else:
+            rate = lr * np.sqrt(1 - optimizer.beta_2**step) / (1 - optimizer.beta_1**step)
+        slots = np.concatenate([m, v, shares])
+        return row - rate * m / (np.sqrt(v) + optimizer.epsilon), slots
+    if isinstance(optimizer, optimizers.RowWiseAdam):
+        m, v = slots[:-1], slots[-1:]
+        m = optimizer.beta_1 * m + (1 - optimizer.beta_1) * gradient
+        v = optimizer.beta_2 * v + (1 - optimizer.beta_2) * np.mean(gradient**2)
         rate = lr * np.sqrt(1 - optimizer.beta_2**step) / (1 - optimizer.beta_1**step)
         return row - rate * m / (np.sqrt(v) + optimizer.epsilon), np.concatenate([m, v])
+    if isinstance(optimizer, optimizers.Ftrl):
+        total, linear = np.split(slots, 2)
+        after = total + gradient**2
+        linear = linear + gradient - (np.sqrt(after) - np.sqrt(total)) / lr * row
+        return -linear / (np.sqrt(after) / lr), np.concatenate([after, linear])
+    if optimizer.momentum:
+        slots = optimizer.momentum * slots - lr * gradient
+        if optimizer.nesterov:
+            return row + optimizer.momentum * slots - lr * gradient, slots
+        return row + slots, slots
     return row - lr * gradient, slots
 
 
-ALL_RULES = [
-    optimizers.SGD(0.1),
-    optimizers.Adagrad(0.1),
-    optimizers.Adagrad(0.1, initial_accumulator_value=0.0, epsilon=1e-10),
-    optimizers.RowWiseAdagrad(0.1),
-    optimizers.Adam(0.1),
-]
-
-
-@pytest.mark.parametrize("optimizer", ALL_RULES, ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("optimizer", ALL_RULES, ids=name_of)
 def test_rules_sum_duplicates_then_update_once(optimizer):
     dim, batch = 5, 64
     store = make_store((dim,), optimizer)
     specs = one_table()
     rng = np.random.default_rng(0)
-    initial = getattr(optimizer, "initial_accumulator_value", 0.0)
     rows = {k: row_of(store, "t0", k).astype(np.float64) for k in range(20)}
-    slots = {k: np.full(optimizer.slots_per_row(dim), initial) for k in range(20)}
+    slots = {k: optimizer.initial_slots(dim).astype(np.float64) for k in range(20)}
     for step in range(1, 6):
         keys = rng.integers(0, 20, batch)
         gradient = rng.normal(size=(batch, dim)).astype(np.float32)

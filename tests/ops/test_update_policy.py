@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
+from all_rules import ALL_RULES, name_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,9 +109,7 @@ def test_an_import_forgets_the_sums_of_the_rows_it_replaces():
     np.testing.assert_array_equal(store.export_table("t")["rows"], saved["rows"])
 
 
-@pytest.mark.parametrize(
-    "rule", [optimizers.SGD(), optimizers.Adagrad(), optimizers.RowWiseAdagrad(), optimizers.Adam()]
-)
+@pytest.mark.parametrize("rule", ALL_RULES, ids=name_of)
 def test_masked_rows_and_their_slots_stay(rule):
     store = make_store(rule)
     train(store, [1, 2], np.ones((2, DIM)))

@@ -99,7 +99,7 @@ def test_schedules_and_variables_are_serialized() -> None:
     rule = optimizers.Adagrad(schedule, 0.0, 1e-10, follow=False)
     again: Any = optimizers.get(optimizers.serialize(rule))
     assert again.learning_rate.get_config() == schedule.get_config()
-    assert (again.epsilon, again.follow, again.op_parameters()) == (1e-10, False, (0.0, 1e-10, 0.0))
+    assert (again.epsilon, again.follow) == (1e-10, False)
     config = optimizers.serialize(optimizers.SGD(tf.Variable(0.5)))
     assert config["config"]["learning_rate"] == 0.5
     with pytest.raises(ValueError, match="`follow`: 1"):

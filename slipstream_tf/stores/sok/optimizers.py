@@ -222,7 +222,7 @@ def same_rule(rule: optimizers.SparseOptimizer, rate: Callable[[], tf.Tensor]) -
     first = tf.compat.v1.train
     kind = type(rule)
 
-    if kind is optimizers.SGD:
+    if kind is optimizers.SGD and not rule.slots_per_row(1):
         return first.GradientDescentOptimizer(rate)
     if isinstance(rule, optimizers.Adagrad) and kind is optimizers.Adagrad:
         start = rule.initial_accumulator_value
@@ -231,9 +231,10 @@ def same_rule(rule: optimizers.SparseOptimizer, rate: Callable[[], tf.Tensor]) -
             allowed = "initial_accumulator_value > 0, and epsilon at most 1e-5 times it"
             raise invalid("optimizer", rule, "SOK's tables", allowed)
         return first.AdagradOptimizer(rate, start)
-    if isinstance(rule, optimizers.Adam):
+    if isinstance(rule, optimizers.Adam) and rule.bias_correction == "table":
         return first.AdamOptimizer(rate, rule.beta_1, rule.beta_2, rule.epsilon)
-    raise invalid("optimizer", kind.__name__, "SOK's tables", "SGD, Adagrad or Adam")
+    allowed = "SGD without momentum, Adagrad, or Adam with bias_correction='table'"
+    raise invalid("optimizer", rule, "SOK's tables", allowed)
 
 
 class SokMovements(Movements):

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from all_rules import ALL_RULES, name_of
 
 import slipstream_tf
 from slipstream_tf import Table, optimizers
+from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.stores import NativeStore, VariableStore
 from slipstream_tf.stores.base import SavedStore, TrackedStore
 
@@ -72,9 +74,23 @@ def test_slots_follow_from_the_rule() -> None:
         (optimizers.Adagrad(0.1, 0.5), [0.5, 0.5, 0.5]),
         (optimizers.RowWiseAdagrad(0.1, 0.5), [0.5]),
         (optimizers.Adam(), [0.0] * 6),
+        (optimizers.Ftrl(0.1, -0.5, 0.5), [0.5] * 3 + [0.0] * 3),
     ):
         layout = NativeStore([table], rule).slot_layout("t")
         assert (layout.rule, layout.initial.tolist()) == (type(rule).__name__, slots)
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=name_of)
+def test_new_rows_have_the_slots_that_the_rule_says(rule) -> None:
+    store, specs = NativeStore([Table("t", 3)], rule), [FeatureSpec("f", "t")]
+    store.lookup(pack({"f": [1]}, specs), specs, training=True)
+    slots = store.export_table("t")["slots"]
+    np.testing.assert_array_equal(slots, rule.initial_slots(3)[None])
+    layouts = [other.layout for other in ALL_RULES if other.initial_slots(3).size != slots.size]
+    assert rule.layout not in layouts
+
+
+def test_variables_have_no_slots_of_ours() -> None:
     variables: SavedStore = VariableStore({"t": tf.Variable(tf.zeros([4, 3]))})
     assert variables.slot_layout("t").rule is None
     assert variables.num_keys("t") == 4 and variables.reserved_keys("t") == ()

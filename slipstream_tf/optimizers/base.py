@@ -1,0 +1,91 @@
+"""What every rule of embedding rows has. In: its settings. Out: its rate and the op's rule."""
+
+import dataclasses
+import numbers
+from typing import Any, ClassVar
+
+import numpy as np
+
+from slipstream_tf import _compat
+from slipstream_tf.errors import invalid, require_number
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseOptimizer:
+    """What every rule has: a learning rate. Use one of the subclasses.
+
+    Attributes:
+        learning_rate: factor of every step, at least 0: a number; a variable of shape (), which is
+            read in every update; or a `keras.optimizers.schedules.LearningRateSchedule`, of the
+            number of the table's updates so far.
+        follow: whether a rate that is a number follows the dense layers' optimizer in `fit`: it is
+            multiplied by what the dense rate is over what it was when training began. Variables and
+            schedules follow nothing.
+    """
+
+    learning_rate: Any = 0.01
+    follow: bool = dataclasses.field(default=True, kw_only=True)
+    rule: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        place = type(self).__name__
+        object.__setattr__(self, "learning_rate", _checked_rate(self.learning_rate, place))
+        if not isinstance(self.follow, bool):
+            raise invalid("follow", self.follow, place, "True or False")
+
+    @property
+    def follows(self) -> bool:
+        """Whether the rate follows the dense layers' optimizer."""
+        return self.follow and isinstance(self.learning_rate, float)
+
+    def _require(self, name: str, minimum: float, **bounds: Any) -> None:
+        """Checks a number, and keeps it as Python's."""
+        number = require_number(
+            name, getattr(self, name), minimum, place=type(self).__name__, **bounds
+        )
+        object.__setattr__(self, name, number)
+
+    def _require_below_1(self, *names: str) -> None:
+        """Checks numbers of at least 0 and below 1."""
+        for name in names:
+            self._require(name, 0.0)
+            if getattr(self, name) >= 1.0:
+                allowed = "a finite number >= 0 and < 1"
+                raise invalid(name, getattr(self, name), type(self).__name__, allowed)
+
+    def op_rule(self) -> tuple[str, tuple[float, ...]]:
+        """Returns the rule of the table op and its parameters; a file of `core/update/rules/`."""
+        shared = [field.name for field in dataclasses.fields(SparseOptimizer)]
+        names = [field.name for field in dataclasses.fields(self) if field.name not in shared]
+        return self.rule, tuple(getattr(self, name) for name in names)
+
+    @property
+    def layout(self) -> str:
+        """What tells checkpoints of its slots from those of other rules."""
+        return type(self).__name__
+
+    def initial_slots(self, dim: int) -> np.ndarray:
+        """Returns what the rule keeps beside a new row of `dim` values, float32 [slots]."""
+        return np.zeros(0, np.float32)
+
+    def slots_per_row(self, dim: int) -> int:
+        """Returns how many float32 values the rule keeps beside a row of `dim` values."""
+        return self.initial_slots(dim).size
+
+
+def _checked_rate(rate: Any, place: str) -> Any:
+    """Returns a float, a variable or a schedule."""
+    if isinstance(rate, numbers.Real):
+        return float(require_number("learning_rate", rate, minimum=0.0, place=place))
+    if isinstance(rate, dict):
+        rate = _compat.deserialized(rate)
+    if _compat.is_schedule(rate):
+        return rate
+    variable = None if rate is None else _compat.tensorflow_variable(rate)
+    if variable is None or not variable.dtype.is_floating or variable.shape.rank != 0:
+        allowed = (
+            "a finite number >= 0, a floating-point variable of shape (), or a "
+            "keras.optimizers.schedules.LearningRateSchedule"
+        )
+        raise invalid("learning_rate", rate, place, allowed)
+    return rate

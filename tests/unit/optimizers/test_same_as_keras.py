@@ -1,0 +1,92 @@
+"""Each rule moves the rows of a batch as the Keras optimizer of its name moves a dense table."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream_tf import Table, initializers, optimizers
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.stores import NativeStore
+
+STEPS = 20
+SPECS = [FeatureSpec("f", "t", "sum")]
+
+
+def numbers(low, high):
+    return st.floats(low, high, width=32, allow_subnormal=False)
+
+
+RATE = numbers(2**-7, 0.5)
+BETAS = {"beta_1": numbers(0.0, 0.9375), "beta_2": numbers(0.5, 0.9990234375)}
+MOMENTUM = {"momentum": numbers(0.0625, 0.9375), "nesterov": st.booleans()}
+SUM = {"initial_accumulator_value": numbers(2**-7, 1.0)}
+FTRL = {
+    **SUM,
+    "learning_rate_power": st.sampled_from([-0.5, -0.25, -0.75]),
+    "l1_regularization_strength": numbers(0.0, 0.5),
+    "l2_regularization_strength": numbers(0.0, 1.0),
+    "l2_shrinkage_regularization_strength": numbers(0.0, 0.125),
+    "beta": numbers(0.0, 1.0),
+}
+RULES = {
+    "SGD": {},
+    "SGD with momentum": MOMENTUM,
+    "Adagrad": {**SUM, "epsilon": numbers(2**-20, 2**-7)},
+    "Adam": {**BETAS, "epsilon": numbers(2**-20, 2**-7)},
+    "Ftrl": FTRL,
+}
+
+
+def train(rule, rows, batches, gradients):
+    """Trains a table on batches of keys, a gradient for each; returns all rows."""
+    table = Table("t", rows.shape[1], initializer=initializers.Zeros())
+    store = NativeStore([table], rule)
+    store.write_rows("t", np.arange(len(rows)), rows)
+    for keys, gradient in zip(batches, gradients, strict=True):
+        _, plan = store.lookup(pack({"f": keys}, SPECS), SPECS, training=True)
+        store.apply_gradients(plan, [gradient])
+    return store.gather("t", np.arange(len(rows)))[0].numpy()
+
+
+def dense(optimizer, rows, batches, gradients):
+    """Trains a variable by Keras."""
+    variable = keras.Variable(rows)
+    for keys, gradient in zip(batches, gradients, strict=True):
+        summed = np.zeros_like(rows)
+        np.add.at(summed, keys, gradient)
+        optimizer.apply([summed], [variable])
+    return variable.numpy()
+
+
+@st.composite
+def cases(draw, drawn):
+    """Settings, rows, and batches in which every key comes once or more."""
+    dim, count = draw(st.sampled_from([1, 3, 4, 7, 8, 16, 17, 32, 64])), draw(st.integers(1, 5))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows = random.normal(size=(count, dim)).astype(np.float32)
+    batches, gradients = [], []
+    for _ in range(STEPS):
+        keys = random.permutation([*range(count), *random.integers(0, count, 3)])
+        batches.append(keys.astype(np.int64))
+        size = 10.0 ** random.uniform(-3, 0.5)
+        gradients.append((size * random.normal(size=(keys.size, dim))).astype(np.float32))
+    chosen = {name: draw(strategy) for name, strategy in drawn.items()}
+    return {"learning_rate": draw(RATE), **chosen}, rows, batches, gradients
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_all_rows_of_a_batch(name):
+    @settings(max_examples=25, deadline=None)
+    @given(cases(RULES[name]))
+    def check(case):
+        chosen, rows, batches, gradients = case
+        kind = name.split()[0]
+        ours = train(getattr(optimizers, kind)(**chosen), rows, batches, gradients)
+        theirs = dense(getattr(keras.optimizers, kind)(**chosen), rows, batches, gradients)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=str(chosen))
+
+    check()
