@@ -125,7 +125,8 @@ def of_class(cls: type, advice: Mapping[str, str]) -> str:
 def of_rules() -> str:
     """Returns the table of the sparse optimizers' settings, each where it is defined."""
     rows = []
-    for cls in (optimizers.SparseOptimizer, optimizers.Adagrad, optimizers.Adam):
+    own = (optimizers.SGD, optimizers.Adagrad, optimizers.Adam, optimizers.Ftrl)
+    for cls in (optimizers.SparseOptimizer, *own):
         meanings = attributes(cls)
         for field in dataclasses.fields(cls):
             if field.name not in cls.__annotations__:
@@ -184,7 +185,7 @@ def of_flags() -> str:
 def page() -> str:
     """Returns the whole page."""
     rules = "Of the rows, in `slip.optimizers`: `SGD`, `Adagrad`, `RowWiseAdagrad` (settings of "
-    rules += "Adagrad), `Adam`. The learning rate can be changed while training: "
+    rules += "Adagrad), `Adam`, `RowWiseAdam` (settings of Adam), `Ftrl`. The learning rate can be changed while training: "
     rules += "`embeddings.learning_rate = 0.01`."
     sections = (
         *((cls.__name__, "", of_class(cls, when.CLASSES[cls.__name__])) for cls in CLASSES),

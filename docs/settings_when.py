@@ -135,6 +135,17 @@ OPTIMIZERS: Mapping[str, str] = {
     "Adam.beta_1": "As for any Adam.",
     "Adam.beta_2": "As for any Adam.",
     "Adam.epsilon": "As for any Adam.",
+    "SGD.learning_rate": "Always worth a try: 1 to 100.",
+    "SGD.momentum": "Several epochs; one more value beside each.",
+    "SGD.nesterov": "As for any SGD.",
+    "Adam.bias_correction": "Rows come late, or seldom: `row`.",
+    "Ftrl.learning_rate": "Always worth a try: 0.05 to 0.2.",
+    "Ftrl.learning_rate_power": "Hardly ever.",
+    "Ftrl.initial_accumulator_value": "0.1 for the steps of `keras.optimizers.Ftrl`.",
+    "Ftrl.l1_regularization_strength": "Values that do little are to be 0.",
+    "Ftrl.l2_regularization_strength": "Overfitting.",
+    "Ftrl.l2_shrinkage_regularization_strength": "Overfitting.",
+    "Ftrl.beta": "Steps of new rows are too long.",
 }
 
 FLAGS: Mapping[str, str] = {
@@ -165,7 +176,8 @@ FLAGS: Mapping[str, str] = {
     "batch_size": "Per rank: divide by the number of ranks to train the same model.",
     "epochs": "Remembered losses need several.",
     "rows_optimizer": "`rowwise_adagrad` to save memory: one value per row instead of one per "
-    "value.",
+    "value. Several epochs: `adam`, beside a lower rate.",
+    "rows_momentum": "As for any SGD.",
     "rows_learning_rate": "First thing to tune; what deferring saves is in its unit.",
     "rows_init": "With the learning rate: smaller for few inputs.",
     "learning_rate": "As for any Adam.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -16,9 +17,6 @@ from slipstream_tf.config import Retention, Table, Window
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import DLRM, DCNv2, DeepFM
-
-# A mean loss makes small gradients: beside Keras's initial accumulator of 0.1 rows hardly move.
-_ACCUMULATOR, _EPSILON = 0.0, 1e-10
 
 
 def build_embeddings(
@@ -64,13 +62,11 @@ def build_embeddings(
 
 
 def _rows_optimizer(settings: Settings) -> optimizers.SparseOptimizer:
-    rate = settings.rows_learning_rate
+    rule = optimizers.get(settings.rows_optimizer)
+    chosen: dict[str, Any] = {"learning_rate": settings.rows_learning_rate}
     if settings.rows_optimizer == "sgd":
-        return optimizers.SGD(rate)
-    if settings.rows_optimizer == "adam":
-        return optimizers.Adam(rate)
-    rules = {"adagrad": optimizers.Adagrad, "rowwise_adagrad": optimizers.RowWiseAdagrad}
-    return rules[settings.rows_optimizer](rate, _ACCUMULATOR, _EPSILON)
+        chosen["momentum"] = settings.rows_momentum
+    return dataclasses.replace(rule, **chosen)
 
 
 def build_model(

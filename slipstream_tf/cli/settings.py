@@ -39,6 +39,7 @@ class Settings(Preset):
         label_column, key_columns, dense_columns: names of the columns of Parquet data.
         shuffle_shards: whether the shards of prepared data are read in another order every epoch.
         store: which embedding store.
+        rows_momentum: of the rows' rule, if that is "sgd".
         capacity: most rows of each table, on each rank; None: no bound.
         eviction: which rows leave a full table: "lru" or "lfu".
         placement: where the embedding rows of a job are: "replicated", all of them on each.
@@ -89,6 +90,7 @@ class Settings(Preset):
     data_name: str = ""
     shuffle_shards: bool = False
     evaluate_every: int | None = None
+    rows_momentum: float = 0.0
     capacity: int | None = None
     eviction: str = "lru"
     tensorboard: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slipstream_tf import optimizers
 from slipstream_tf.cli import needs, presets
 from slipstream_tf.cli.flag_set import (
     Choice,
@@ -92,8 +93,10 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
     "Training": (
         _preset("batch_size", Integer(1, 1 << 24), "examples per step, of each rank"),
         _preset("epochs", Integer(1), "passes over the training part"),
-        _preset("rows_optimizer", Choice(("sgd", "adagrad", "rowwise_adagrad", "adam")),
+        _preset("rows_optimizer", Choice(optimizers.NAMES),
                 "update rule of the embedding rows; Adagrad's sums of squares start at 0"),
+        Flag("rows_momentum", Number(0, 1, open_maximum=True), "momentum of the rows", 0.0,
+             needs=(needs.SGD,)),
         _preset("rows_learning_rate", Number(0),
                 "learning rate of the rows, in their unit per step"),
         _preset("rows_init", Number(0),

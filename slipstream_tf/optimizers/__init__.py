@@ -21,6 +21,7 @@ from slipstream_tf.optimizers.sgd import SGD
 from slipstream_tf.serialization import deserialize
 
 __all__ = [
+    "NAMES",
     "SGD",
     "Adagrad",
     "Adam",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 _RULES = (SGD, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam, Ftrl)
+NAMES = tuple(cls.rule for cls in _RULES)  # as `get` takes them
 # Of `keras.optimizers`: rows of a batch move exactly as by these rules, absent rows not at all.
 _SAME_AS_KERAS = {
     "SGD": (SGD, ()),
