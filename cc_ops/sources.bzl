@@ -28,6 +28,7 @@ CORE_HDRS = [
     "core/containers/key_probe.h",
     "core/containers/key_set.h",
     "core/update/rules/row_math.h",
+    "core/update/rules/row_transforms.h",
     "core/update/rules/rule_base.h",
     "core/update/rules/adagrad.h",
     "core/update/rules/adam.h",

@@ -41,6 +41,7 @@ def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
         seed=config.seed,
         rule=rule,
         rule_parameters=list(parameters),
+        transforms=list(optimizer.op_transforms()),
     )
 
 

@@ -13,6 +13,7 @@ from slipstream_tf import _compat
 from slipstream_tf.errors import invalid
 from slipstream_tf.optimizers.adagrad import Adagrad
 from slipstream_tf.optimizers.adam import Adam
+from slipstream_tf.optimizers.adamw import AdamW
 from slipstream_tf.optimizers.base import SparseOptimizer
 from slipstream_tf.optimizers.ftrl import Ftrl
 from slipstream_tf.optimizers.rowwise_adagrad import RowWiseAdagrad
@@ -25,6 +26,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "AdamW",
     "Ftrl",
     "RowWiseAdagrad",
     "RowWiseAdam",
@@ -35,7 +37,7 @@ __all__ = [
     "the_one_of",
 ]
 
-_RULES = (SGD, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam, Ftrl)
+_RULES = (SGD, Adagrad, RowWiseAdagrad, Adam, AdamW, RowWiseAdam, Ftrl)
 NAMES = tuple(cls.rule for cls in _RULES)  # as `get` takes them
 # Of `keras.optimizers`: rows of a batch move exactly as by these rules, absent rows not at all.
 _SAME_AS_KERAS = {

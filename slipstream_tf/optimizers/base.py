@@ -10,6 +10,10 @@ from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_number
 
 
+# In the order of the op, in which they are done.
+TRANSFORMS = ("l2", "clip_value", "clip_norm", "weight_decay", "max_norm")
+
+
 @dataclasses.dataclass(frozen=True)
 class SparseOptimizer:
     """What every rule has: a learning rate. Use one of the subclasses.
@@ -21,10 +25,27 @@ class SparseOptimizer:
         follow: whether a rate that is a number follows the dense layers' optimizer in `fit`: it is
             multiplied by what the dense rate is over what it was when training began. Variables and
             schedules follow nothing.
+        l2: of the penalty l2 * |row|^2, once for each row of a batch, as `keras.regularizers.L2`
+            has it: 2 * l2 * row is added to the gradient. None: there is none, as below.
+        clip_value: the gradient's values are cut to this size.
+        clip_norm: the gradient is shortened to this norm, each row's by itself. (Norms of tables,
+            and of all gradients together, are `keras.optimizers`' `clipnorm` and `global_clipnorm`
+            with apply="step".)
+        weight_decay: row -= learning_rate * weight_decay * row, of each row of a batch, beside the
+            rule (Loshchilov and Hutter, ICLR 2019).
+        max_norm: a row is shortened to this norm after its step.
+
+    What is given is done in this order, the rule before `max_norm`. Rows that a batch lacks, and
+    those whose gradient is masked, neither decay nor are penalised.
     """
 
     learning_rate: Any = 0.01
     follow: bool = dataclasses.field(default=True, kw_only=True)
+    l2: float | None = dataclasses.field(default=None, kw_only=True)
+    clip_value: float | None = dataclasses.field(default=None, kw_only=True)
+    clip_norm: float | None = dataclasses.field(default=None, kw_only=True)
+    weight_decay: float | None = dataclasses.field(default=None, kw_only=True)
+    max_norm: float | None = dataclasses.field(default=None, kw_only=True)
     rule: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -32,6 +53,9 @@ class SparseOptimizer:
         object.__setattr__(self, "learning_rate", _checked_rate(self.learning_rate, place))
         if not isinstance(self.follow, bool):
             raise invalid("follow", self.follow, place, "True or False")
+        for name in TRANSFORMS:
+            if getattr(self, name) is not None:
+                self._require(name, 0.0, open_minimum=True)
 
     @property
     def follows(self) -> bool:
@@ -58,6 +82,11 @@ class SparseOptimizer:
         shared = [field.name for field in dataclasses.fields(SparseOptimizer)]
         names = [field.name for field in dataclasses.fields(self) if field.name not in shared]
         return self.rule, tuple(getattr(self, name) for name in names)
+
+    def op_transforms(self) -> tuple[float, ...]:
+        """Returns what the table op does beside the rule: empty, or a number for each; 0: not."""
+        numbers = tuple(getattr(self, name) or 0.0 for name in TRANSFORMS)
+        return numbers if any(numbers) else ()
 
     @property
     def layout(self) -> str:

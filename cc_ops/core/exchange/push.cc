@@ -161,7 +161,7 @@ class TableArrivals {
 
   // Of all rows from now on.
   void BeginUpdate(float learning_rate) {
-    rate_ = table_->options().rule.EffectiveRate(learning_rate, table_->updates().NextStep());
+    rates_ = table_->options().rule.RatesOf(learning_rate, table_->updates().NextStep());
     table_->updates().set_last_learning_rate(learning_rate);
   }
 
@@ -188,7 +188,7 @@ class TableArrivals {
           if (scale != 1.f) {
             for (int64_t j = 0; j < dim; ++j) sum[j] *= scale;
           }
-          UpdateRow(rule, rate_, dim, sum, key.found,
+          UpdateRow(rule, rates_, dim, sum, key.found,
                     table_->flags().shard(arrivals_[key.begin].shard), scratch->before.data());
         });
     dropped_ += dropped;
@@ -198,7 +198,7 @@ class TableArrivals {
 
  private:
   EmbeddingTable* table_ = nullptr;
-  float rate_ = 0.f;
+  StepRates rates_;
   std::vector<Arrival> arrivals_;              // by shard, key and order in which they came
   std::vector<std::vector<ArrivedKey>> keys_;  // [tasks]
   std::atomic<int64_t> dropped_{0};            // keys without a row

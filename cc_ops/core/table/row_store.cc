@@ -43,7 +43,10 @@ Status ValidateTableOptions(const TableOptions& options) {
                            "; allowed: 1 or more, or 0 for no bound");
   }
   std::vector<float> values(options.rule.parameters.begin(), options.rule.parameters.end());
-  values.insert(values.end(), {options.initializer.a, options.initializer.b});
+  const RowTransforms& transforms = options.rule.transforms;
+  values.insert(values.end(),
+                {options.initializer.a, options.initializer.b, transforms.l2, transforms.clip_value,
+                 transforms.clip_norm, transforms.decay, transforms.max_norm});
   for (float value : values) {
     if (!std::isfinite(value)) {
       return InvalidArgument("a parameter of the initializer or the update rule" + Of(options) +

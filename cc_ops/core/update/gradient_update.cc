@@ -83,14 +83,19 @@ UpdateCounts* CountsOf(const BucketUpdate& update) {
 }
 
 // Sums the gradients of every key of the bucket, whose rows are all there, and applies the rule;
-// with kByFlags not to rows that are masked, and with the squared update lengths of watched rows.
-// next: the bucket that this thread comes to after it.
-template <bool kByFlags, class Rule>
+// with kWithAll not to rows that are masked, with the squared update lengths of watched rows and
+// with transforms.
+// summed: [2 * dim], overwritten. next: the bucket that this thread comes to after it.
+template <bool kWithAll, class Rule>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule& rule, int64_t next,
                                          int64_t dim, float* summed) {
   const LookupPlan& plan = *update.plan;
   const UpdatePolicy& policy = update.table->updates().policy();
-  const bool masks = policy.mode == UpdatePolicy::Mode::kMask;
+  const RowTransforms transforms = update.table->options().rule.transforms;
+  const bool masks = policy.mode == UpdatePolicy::Mode::kMask &&
+                     update.table->UpdatesByPolicy(update.bucket % kNumShards);
+  const bool transforms_any = transforms.any();
+  const float rate = update.rates.rate, kept = update.rates.kept;
   const int64_t row_floats = dim + rule.Slots(dim);
   ShardFlags* const flags = FlagsOfBucket(plan, update.bucket);
   const ShardFlags* const next_flags = FlagsOfBucket(plan, next);
@@ -98,7 +103,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
   int64_t use = keys.begin, masked = 0;
   const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_LAMBDA_INLINE {
     PrefetchRow(plan.unique_row[u], row_floats);
-    if (kByFlags) {
+    if (kWithAll) {
       (is_next ? next_flags : flags)->Prefetch(plan.unique_index[u]);
     }
   };
@@ -106,8 +111,8 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
     const int64_t first_use = use;
     use = plan.uses_end[u];
     float* const row = plan.unique_row[u];
-    const uint8_t row_flags = kByFlags ? flags->Of(plan.unique_index[u]) : 0;
-    if (kByFlags && masks && (row_flags & kSaturated) != 0) {
+    const uint8_t row_flags = kWithAll ? flags->Of(plan.unique_index[u]) : 0;
+    if (kWithAll && masks && (row_flags & kSaturated) != 0) {
       ++masked;
       if (!policy.is_shadow) {
         if (policy.decay_skipped) rule.DecaySlots(dim, row + dim);
@@ -115,11 +120,21 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
       }
     }
     SumUses(plan, *update.gradients, first_use, use, dim, summed);
-    if (kByFlags && (row_flags & kWatched) != 0) {
-      rule.template Apply<true>(update.rate, dim, summed, row);
+    const bool is_watched = kWithAll && (row_flags & kWatched) != 0;
+    if (kWithAll && transforms_any) {
+      float* const delta = summed + dim;
+      if (is_watched) std::copy_n(row, dim, delta);
+      transforms.BeforeRule(kept, dim, summed, row);
+      rule.template Apply<false>(rate, dim, summed, row);
+      transforms.AfterRule(dim, row);
+      if (!is_watched) return;
+      for (int64_t j = 0; j < dim; ++j) delta[j] = row[j] - delta[j];
+      flags->AddSquaredUpdateLength(plan.unique_index[u], SumOfSquares(dim, delta));
+    } else if (is_watched) {
+      rule.template Apply<true>(rate, dim, summed, row);
       flags->AddSquaredUpdateLength(plan.unique_index[u], SumOfSquares(dim, summed));
     } else {
-      rule.template Apply<false>(update.rate, dim, summed, row);
+      rule.template Apply<false>(rate, dim, summed, row);
     }
   });
   UpdateCounts* const counts = CountsOf(update);
@@ -128,33 +143,33 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
   counts->masked += masked;
 }
 
-template <bool kByFlags, class Rule>
+template <bool kWithAll, class Rule>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfDim(const BucketUpdate& update, const Rule& rule,
                                               int64_t next, float* summed) {
   // With a dim that the compiler knows loops become a few instructions.
   switch (update.table->dim()) {
     case 16: {
-      float sum[16];
-      return UpdateRows<kByFlags>(update, rule, next, 16, sum);
+      float sum[32];
+      return UpdateRows<kWithAll>(update, rule, next, 16, sum);
     }
     case 32: {
-      float sum[32];
-      return UpdateRows<kByFlags>(update, rule, next, 32, sum);
+      float sum[64];
+      return UpdateRows<kWithAll>(update, rule, next, 32, sum);
     }
     case 64: {
-      float sum[64];
-      return UpdateRows<kByFlags>(update, rule, next, 64, sum);
+      float sum[128];
+      return UpdateRows<kWithAll>(update, rule, next, 64, sum);
     }
     default:
-      return UpdateRows<kByFlags>(update, rule, next, update.table->dim(), summed);
+      return UpdateRows<kWithAll>(update, rule, next, update.table->dim(), summed);
   }
 }
 
-template <bool kByFlags>
+template <bool kWithAll>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfRule(const BucketUpdate& update, int64_t next,
                                                float* summed) {
   AllRules::Visit(update.table->options().rule, [&](const auto& rule) SLIPSTREAM_LAMBDA_INLINE {
-    UpdateRowsOfDim<kByFlags>(update, rule, next, summed);
+    UpdateRowsOfDim<kWithAll>(update, rule, next, summed);
   });
 }
 
@@ -162,7 +177,7 @@ SLIPSTREAM_SIMD_CLONES void UpdateAllRows(const BucketUpdate& update, int64_t ne
   UpdateRowsOfRule<false>(update, next, summed);
 }
 
-SLIPSTREAM_SIMD_CLONES void UpdateRowsByFlags(const BucketUpdate& update, int64_t next,
+SLIPSTREAM_SIMD_CLONES void UpdateRowsWithAll(const BucketUpdate& update, int64_t next,
                                               float* summed) {
   UpdateRowsOfRule<true>(update, next, summed);
 }
@@ -181,7 +196,7 @@ void UpdateStaleRows(const BucketUpdate& update, float* summed) {
       return;
     }
     SumUses(plan, *update.gradients, first_use, plan.uses_end[u], dim, summed);
-    update.table->options().rule.Apply(update.rate, dim, summed, found.row);
+    update.table->options().rule.Update(update.rates, dim, summed, found.row);
   });
 }
 
@@ -192,9 +207,12 @@ void UpdateBucket(const BucketUpdate& update, int64_t next, PolicyScratch* scrat
   const UpdatePolicy& policy = update.table->updates().policy();
   if (!update.table->UpdatesByPolicy(update.bucket % kNumShards)) {
     if (update.is_stale) return UpdateStaleRows(update, summed);
+    if (update.table->options().rule.transforms.any()) {
+      return UpdateRowsWithAll(update, next, summed);
+    }
     UpdateAllRows(update, next, summed);
   } else if (policy.mode != UpdatePolicy::Mode::kDefer && policy.ranks == 1 && !update.is_stale) {
-    UpdateRowsByFlags(update, next, summed);
+    UpdateRowsWithAll(update, next, summed);
   } else {
     UpdateBucketByPolicy(update, scratch);
   }

@@ -30,7 +30,7 @@ DeferralRule RuleOf(const UpdatePolicy& policy, int64_t step) {
 class ShardUpdater {
  public:
   // step: number of the update. collected: null if gradients are to be applied.
-  ShardUpdater(EmbeddingTable* table, int64_t shard, float rate, int64_t step,
+  ShardUpdater(EmbeddingTable* table, int64_t shard, StepRates rates, int64_t step,
                PolicyScratch* scratch, CollectedRows* collected)
       : table_(table),
         updates_(table->updates().shard(shard)),
@@ -39,7 +39,7 @@ class ShardUpdater {
         policy_(table->updates().policy()),
         update_rule_(table->options().rule),
         dim_(table->dim()),
-        rate_(rate),
+        rates_(rates),
         rule_(RuleOf(policy_, step)),
         is_sampled_(policy_.Samples(shard)),
         scratch_(scratch),
@@ -141,7 +141,7 @@ class ShardUpdater {
   // Whether a sum may be deferred longer. A NaN anywhere may not.
   bool MayWait(const float* sum, const float* row, bool is_saturated) const {
     if (!rule_.by_movement) return is_saturated;
-    return row != nullptr && update_rule_.Movement(rate_, dim_, sum, row) < policy_.movement;
+    return row != nullptr && update_rule_.Movement(rates_.rate, dim_, sum, row) < policy_.movement;
   }
 
   // Begins to defer; false if the part of the budget that a rank has in this shard, or memory, has
@@ -190,9 +190,10 @@ class ShardUpdater {
     *any_due = true;
   }
 
-  void Apply(const float* gradient, int64_t key, FoundRow found) {
+  void Apply(float* gradient, int64_t key, FoundRow found) {
     if (collected_ == nullptr) {
-      return UpdateRow(update_rule_, rate_, dim_, gradient, found, flags_, scratch_->before.data());
+      return UpdateRow(update_rule_, rates_, dim_, gradient, found, flags_,
+                       scratch_->before.data());
     }
     collected_->keys.push_back(key);
     collected_->rows.insert(collected_->rows.end(), gradient, gradient + dim_);
@@ -205,7 +206,7 @@ class ShardUpdater {
   const UpdatePolicy& policy_;
   const UpdateRule update_rule_;
   const int64_t dim_;
-  const float rate_;
+  const StepRates rates_;
   DeferralRule rule_;
   const bool is_sampled_;
   PolicyScratch* scratch_;
@@ -227,7 +228,7 @@ void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
                           CollectedRows* collected) {
   // Collected rows will be part of the next update.
   const int64_t step = update.table->updates().step() + (collected == nullptr ? 0 : 1);
-  ShardUpdater updater(update.table, update.bucket % kNumShards, update.rate, step, scratch,
+  ShardUpdater updater(update.table, update.bucket % kNumShards, update.rates, step, scratch,
                        collected);
   UpdateEachKey(update, [&](int64_t u, int64_t first_use, FoundRow found) {
     if (found.row == nullptr && collected == nullptr) {
@@ -255,7 +256,7 @@ int64_t MostCollected(const LookupPlan& plan, int64_t bucket) {
 void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRows* collected) {
   if (table->updates().num_deferred() == 0) return;
   for (int64_t s = 0; s < kNumShards; ++s) {
-    ShardUpdater(table, s, 0.f, table->updates().step(), scratch, collected).Flush();
+    ShardUpdater(table, s, StepRates(), table->updates().step(), scratch, collected).Flush();
   }
 }
 
@@ -266,14 +267,14 @@ void FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
   // They can be imported before the first update. Without a rate they stay until it tells one.
   if (step == 0 && last_rate == 0.f && !table->updates().policy().is_shadow) return;
   // They count as a part of that update: a bias correction of 0 updates is no number.
-  const float rate = table->options().rule.EffectiveRate(last_rate, std::max<int64_t>(step, 1));
+  const StepRates rates = table->options().rule.RatesOf(last_rate, std::max<int64_t>(step, 1));
   // All that needs memory; from here on they are applied all or none.
   std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(table->dim()));
   parallel.run(parallel.threads, [&](int task) {
     PolicyScratch& scratch = scratches[task];
     const CellRange range = CellsOf(task, parallel.threads, kNumShards);
     for (int64_t s = range.begin; s < range.end; ++s) {
-      ShardUpdater(table, s, rate, step, &scratch, nullptr).Flush();
+      ShardUpdater(table, s, rates, step, &scratch, nullptr).Flush();
     }
   });
 }

@@ -12,10 +12,10 @@ namespace slipstream {
 
 // Memory of a thread that updates rows of at most `dim` values.
 struct PolicyScratch {
-  explicit PolicyScratch(int64_t dim) : sum(dim), due(dim), before(dim) {}
+  explicit PolicyScratch(int64_t dim) : sum(2 * dim), due(dim), before(dim) {}
   // Of the widest of several tables.
   explicit PolicyScratch(const std::vector<EmbeddingTable*>& tables);
-  std::vector<float> sum;     // of one rank's gradients of a key
+  std::vector<float> sum;     // of one rank's gradients of a key, and room for as much
   std::vector<float> due;     // of all ranks' sums that are applied
   std::vector<float> before;  // a watched row as it was
 };

@@ -25,13 +25,14 @@ constexpr int64_t kDim = 4;
 // A table of one or two features, trained on given keys and gradients.
 struct Training {
   explicit Training(const std::string& kind, int64_t capacity = 0, int threads = 2,
-                    int64_t dim = kDim)
+                    int64_t dim = kDim, RowTransforms transforms = {})
       : dim(dim), parallel(Threads(threads)) {
     TableOptions options;
     options.name = "t";
     options.dim = dim;
     options.capacity = capacity;
     options.rule = RuleNamed(kind);
+    options.rule.transforms = transforms;
     table = std::make_unique<EmbeddingTable>(options);
   }
 
@@ -412,7 +413,9 @@ TEST(Mask, OneRankUpdatesAsSeveralDo) {
         for (const bool decays : {false, true}) {
           const bool can_decay = decays && kind == "adam" && !is_shadow;
           if (decays && !can_decay) continue;
-          Training one(kind, 0, 2, dim), several(kind, 0, 3, dim);
+          RowTransforms transforms;
+          if (dim != 4) transforms = {.1f, 1.5f, 3.f, .1f, 2.f};
+          Training one(kind, 0, 2, dim, transforms), several(kind, 0, 3, dim, transforms);
           std::vector<int64_t> keys(40);
           std::iota(keys.begin(), keys.end(), 0);
           for (Training* training : {&one, &several}) {

@@ -45,8 +45,8 @@ struct BucketUpdate {
   const LookupPlan* plan;
   const std::vector<PooledGradient>* gradients;
   EmbeddingTable* table;
-  int64_t bucket;    // in the plan
-  float rate;        // UpdateRule::EffectiveRate
+  int64_t bucket;  // in the plan
+  StepRates rates;
   bool is_stale;     // whether rows may have left the table since the lookup
   int64_t* dropped;  // counts updates whose key was evicted since the lookup
 };
@@ -55,11 +55,11 @@ struct BucketUpdate {
 struct TableUpdate {
   // step: number of the update.
   void Begin(const LookupPlan& plan, size_t t, float learning_rate, int64_t step) {
-    rate = plan.tables[t]->options().rule.EffectiveRate(learning_rate, step);
+    rates = plan.tables[t]->options().rule.RatesOf(learning_rate, step);
     is_stale = plan.tables[t]->rows().generation() != plan.generations[t];
   }
 
-  float rate = 0.f;
+  StepRates rates;
   bool is_stale = false;
   std::atomic<int64_t> dropped{0};
 };
@@ -72,8 +72,9 @@ void UpdateBuckets(const LookupPlan& plan, const std::vector<PooledGradient>& gr
     const size_t t = static_cast<size_t>(b / kNumShards);
     TableUpdate& table = (*tables)[t];
     int64_t dropped = 0;
-    update(BucketUpdate{&plan, &gradients, plan.tables[t], b, table.rate, table.is_stale, &dropped},
-           std::min(b + 1, buckets.end - 1));
+    update(
+        BucketUpdate{&plan, &gradients, plan.tables[t], b, table.rates, table.is_stale, &dropped},
+        std::min(b + 1, buckets.end - 1));
     if (dropped > 0) table.dropped += dropped;
   }
 }
@@ -165,17 +166,17 @@ inline void SumUsesOf(RankShare share, const LookupPlan& plan,
   }
 }
 
-// Applies the rule to a row; of a watched one, adds the squared length of its step to those before.
-// scratch: [dim], overwritten.
-inline void UpdateRow(const UpdateRule& rule, float rate, int64_t dim, const float* gradient,
+// Updates a row; of a watched one, adds the squared length of its step to those before.
+// gradient, scratch: [dim], overwritten.
+inline void UpdateRow(const UpdateRule& rule, StepRates rates, int64_t dim, float* gradient,
                       FoundRow found, ShardFlags* flags, float* scratch) {
   float* const row = found.row;
   if (!flags->IsWatched(found.index)) {
-    rule.Apply(rate, dim, gradient, row);
+    rule.Update(rates, dim, gradient, row);
     return;
   }
   std::copy_n(row, dim, scratch);
-  rule.Apply(rate, dim, gradient, row);
+  rule.Update(rates, dim, gradient, row);
   for (int64_t j = 0; j < dim; ++j) scratch[j] = row[j] - scratch[j];
   flags->AddSquaredUpdateLength(found.index, SumOfSquares(dim, scratch));
 }

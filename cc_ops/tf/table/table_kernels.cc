@@ -35,6 +35,15 @@ class TableOp : public tf::OpKernel {
     std::vector<float> parameters;
     OP_REQUIRES_OK(c, c->GetAttr("rule_parameters", &parameters));
     OP_REQUIRES_OK(c, ToAbsl(UpdateRule::Make(rule, parameters, &options_.rule)));
+    std::vector<float> transforms;
+    OP_REQUIRES_OK(c, c->GetAttr("transforms", &transforms));
+    OP_REQUIRES(c, transforms.empty() || transforms.size() == 5,
+                absl::InvalidArgumentError(absl::StrCat("transforms has ", transforms.size(),
+                                                        " numbers; allowed: none or 5")));
+    if (!transforms.empty()) {
+      options_.rule.transforms = {transforms[0], transforms[1], transforms[2], transforms[3],
+                                  transforms[4]};
+    }
     options_.initializer.seed = static_cast<uint64_t>(seed);
     options_.eviction =
         eviction == "lru" ? TableOptions::Eviction::kLru : TableOptions::Eviction::kLfu;

@@ -16,6 +16,7 @@ REGISTER_OP("SlipstreamTable")
     .Attr("seed: int = 0")
     .Attr("rule: string = 'sgd'")
     .Attr("rule_parameters: list(float) = []")
+    .Attr("transforms: list(float) = []")
     .SetIsStateful()
     .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
@@ -31,6 +32,7 @@ initializer_b: uniform: high; normal: standard deviation.
 seed: of the initializer.
 rule: the sparse optimizer, a name of core/update/rules/all_rules.h.
 rule_parameters: of the rule, in the order of its file there.
+transforms: none, or what is done beside the rule, in the order of core/update/rules/row_transforms.h.
 handle: scalar.
 )doc");
 

@@ -221,6 +221,9 @@ def same_rule(rule: optimizers.SparseOptimizer, rate: Callable[[], tf.Tensor]) -
     """
     first = tf.compat.v1.train
     kind = type(rule)
+    if rule.op_transforms():
+        allowed = "one without l2, clip_value, clip_norm, weight_decay and max_norm"
+        raise invalid("optimizer", rule, "SOK's tables", allowed)
 
     if kind is optimizers.SGD and not rule.slots_per_row(1):
         return first.GradientDescentOptimizer(rate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,3 +91,62 @@ def test_all_rows_of_a_batch(name):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=str(chosen))
 
     check()
+
+
+DECAYED = {**BETAS, "epsilon": numbers(2**-20, 2**-7), "weight_decay": numbers(2**-10, 0.5)}
+OF_ROWS = {"l2": numbers(2**-10, 0.25), "clip_norm": numbers(2**-4, 4.0)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(cases(DECAYED))
+def test_adamw(case):
+    chosen, *given_ = case
+    ours = train(optimizers.AdamW(**chosen), *given_)
+    theirs = dense(keras.optimizers.AdamW(**chosen), *given_)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=str(chosen))
+
+
+@settings(max_examples=25, deadline=None)
+@given(cases(OF_ROWS))
+def test_penalty_and_clipping_of_rows(case):
+    """A variable for each row, whose norm is that of the row."""
+    chosen, rows, batches, gradients = case
+    rate = chosen["learning_rate"]
+    ours = train(optimizers.SGD(**chosen), rows, batches, gradients)
+    theirs = []
+    for key, row in enumerate(rows):
+        variable = keras.Variable(row)
+        optimizer = keras.optimizers.SGD(rate, clipnorm=chosen["clip_norm"])
+        penalty = keras.regularizers.L2(chosen["l2"])
+        for keys, gradient in zip(batches, gradients, strict=True):
+            with tf.GradientTape() as tape:
+                loss = penalty(variable.value)
+            own = gradient[keys == key].astype(np.float64).sum(axis=0)
+            optimizer.apply([tape.gradient(loss, variable.value) + own], [variable])
+        theirs.append(variable.numpy())
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=str(chosen))
+
+
+@settings(max_examples=10, deadline=None)
+@given(cases({"clip_value": numbers(2**-4, 1.0)}))
+def test_clipping_by_value(case):
+    chosen, *given_ = case
+    ours = train(optimizers.Adagrad(**chosen, initial_accumulator_value=0.1, epsilon=1e-7), *given_)
+    keras_ = {"learning_rate": chosen["learning_rate"], "clipvalue": chosen["clip_value"]}
+    theirs = dense(keras.optimizers.Adagrad(**keras_), *given_)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=str(chosen))
+
+
+@settings(max_examples=10, deadline=None)
+@given(cases({"max_norm": numbers(0.25, 2.0)}))
+def test_norms_of_rows_are_bounded(case):
+    chosen, *given_ = case
+    ours = train(optimizers.SGD(**chosen), *given_)
+    assert (np.linalg.norm(ours, axis=1) <= chosen["max_norm"] * (1 + 1e-6)).all()
+    bound = keras.constraints.MaxNorm(chosen["max_norm"], axis=1)
+    rows, batches, gradients = given_
+    for keys, gradient in zip(batches, gradients, strict=True):
+        rows = rows.copy()
+        np.add.at(rows, keys, -chosen["learning_rate"] * gradient)
+        rows = bound(rows).numpy()
+    np.testing.assert_allclose(ours, rows, rtol=1e-4, atol=1e-5, err_msg=str(chosen))

@@ -16,6 +16,15 @@ SLIPSTREAM_SIMD_CLONES void ApplyToRow(const UpdateRule& rule, float rate, int64
   });
 }
 
+SLIPSTREAM_SIMD_CLONES void UpdateOneRow(const UpdateRule& rule, StepRates rates, int64_t dim,
+                                         float* __restrict__ gradient, float* __restrict__ row) {
+  rule.transforms.BeforeRule(rates.kept, dim, gradient, row);
+  AllRules::Visit(rule, [&](const auto& own) SLIPSTREAM_LAMBDA_INLINE {
+    own.template Apply<false>(rates.rate, dim, gradient, row);
+  });
+  rule.transforms.AfterRule(dim, row);
+}
+
 }  // namespace
 
 Status UpdateRule::Make(const std::string& name, const std::vector<float>& numbers,
@@ -57,11 +66,26 @@ float UpdateRule::EffectiveRate(float learning_rate, int64_t step) const {
   return rate;
 }
 
+StepRates UpdateRule::RatesOf(float learning_rate, int64_t step) const {
+  return {EffectiveRate(learning_rate, step), transforms.Kept(learning_rate)};
+}
+
+void UpdateRule::Update(StepRates rates, int64_t dim, float* gradient, float* row) const {
+  if (transforms.any()) return UpdateOneRow(*this, rates, dim, gradient, row);
+  ApplyToRow(*this, rates.rate, dim, gradient, row);
+}
+
 void UpdateRule::Apply(float rate, int64_t dim, const float* gradient, float* row) const {
   ApplyToRow(*this, rate, dim, gradient, row);
 }
 
 float UpdateRule::Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
+  std::vector<float> changed;
+  if (transforms.any()) {
+    changed.assign(gradient, gradient + dim);
+    transforms.ToGradient(dim, changed.data(), row);
+    gradient = changed.data();
+  }
   float movement = 0.f;
   AllRules::Visit(*this,
                   [&](const auto& own) { movement = own.Movement(rate, dim, gradient, row); });

@@ -7,11 +7,21 @@
 #include <vector>
 
 #include "cc_ops/core/base/status.h"
+#include "cc_ops/core/update/rules/row_transforms.h"
 #include "cc_ops/core/update/rules/rule_base.h"
 
 namespace slipstream {
 
-// One of the rules of all_rules.h, as a value; SGD unless another is named.
+// What the number of an update and the learning rate come to.
+struct StepRates {
+  // The factor on the gradient: the learning rate, bias-corrected where the rule does so by table.
+  float rate = 0.f;
+  // What is left of a row that decays.
+  float kept = 1.f;
+};
+
+// One of the rules of all_rules.h, as a value, with what is done beside it; SGD unless another is
+// named.
 struct UpdateRule {
   // name: of the rule; numbers: its parameters, all of them.
   static Status Make(const std::string& name, const std::vector<float>& numbers, UpdateRule* rule);
@@ -23,17 +33,21 @@ struct UpdateRule {
 
   void InitSlots(int64_t dim, float* slots) const;
 
-  // The factor on the gradient in update number `step` (1, 2, ...) of the table:
-  // the learning rate, bias-corrected where the rule does so by table.
+  // Of update number `step` (1, 2, ...) of the table.
   float EffectiveRate(float learning_rate, int64_t step) const;
+  StepRates RatesOf(float learning_rate, int64_t step) const;
 
-  // row: `dim` values followed by their slots. gradient: `dim` values; must not
+  // The rule alone. row: `dim` values followed by their slots. gradient: `dim` values; must not
   // overlap the row. rate: from EffectiveRate.
   void Apply(float rate, int64_t dim, const float* gradient, float* row) const;
 
+  // The rule and its transforms, which change the gradient.
+  void Update(StepRates rates, int64_t dim, float* gradient, float* row) const;
+
   // How far applying `gradient` would move the value of the row that moves most.
   // Exact but for rounding; with momentum without it, so that a sum of n like
-  // gradients counts as n steps; for FTRL at most so far.
+  // gradients counts as n steps; for FTRL at most so far. Of what transforms make of the gradient,
+  // without what they do to the row.
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const;
 
   // For a copy of a row without its slots: one number (0 for rules that need none)
@@ -48,6 +62,7 @@ struct UpdateRule {
 
   int index = 0;  // in AllRules
   RuleParameters parameters = {};
+  RowTransforms transforms;
 };
 
 }  // namespace slipstream

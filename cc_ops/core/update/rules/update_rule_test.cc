@@ -203,6 +203,53 @@ TEST(UpdateRule, AMaskedStepIsOneWithoutAGradientButTheRowsOwn) {
   }
 }
 
+std::vector<float> Updated(const RowTransforms& transforms, std::vector<float> gradient,
+                           std::vector<float> row, float learning_rate) {
+  UpdateRule rule = RuleNamed("sgd");
+  rule.transforms = transforms;
+  const int64_t dim = static_cast<int64_t>(row.size());
+  rule.Update(rule.RatesOf(learning_rate, 1), dim, gradient.data(), row.data());
+  return row;
+}
+
+TEST(RowTransforms, EachByItself) {
+  RowTransforms transforms;
+  transforms.l2 = 0.5f;
+  EXPECT_EQ(Updated(transforms, {1.f, 0.f}, {2.f, 4.f}, 0.5f), (std::vector<float>{0.5f, 2.f}));
+  transforms = RowTransforms();
+  transforms.clip_value = 1.f;
+  EXPECT_EQ(Updated(transforms, {-3.f, 0.5f}, {0.f, 0.f}, 1.f), (std::vector<float>{1.f, -0.5f}));
+  transforms = RowTransforms();
+  transforms.clip_norm = 1.f;
+  EXPECT_EQ(Updated(transforms, {3.f, 4.f}, {0.f, 0.f}, 1.f), (std::vector<float>{-.6f, -.8f}));
+  EXPECT_EQ(Updated(transforms, {.3f, .4f}, {0.f, 0.f}, 1.f), (std::vector<float>{-.3f, -.4f}));
+  transforms = RowTransforms();
+  transforms.decay = 0.5f;
+  EXPECT_EQ(Updated(transforms, {1.f, 0.f}, {2.f, 4.f}, 0.5f), (std::vector<float>{1.f, 3.f}));
+  transforms = RowTransforms();
+  transforms.max_norm = 5.f;
+  EXPECT_EQ(Updated(transforms, {-6.f, -8.f}, {0.f, 0.f}, 1.f), (std::vector<float>{3.f, 4.f}));
+}
+
+TEST(RowTransforms, InTheirOrder) {
+  RowTransforms transforms;
+  transforms.l2 = 0.5f;         // gradient 1 + 2 = 3
+  transforms.clip_value = 2.f;  // 2
+  transforms.clip_norm = 1.f;   // 1
+  transforms.decay = 0.25f;     // row 2 -> 1
+  transforms.max_norm = 0.5f;   // row 1 - 2 * 1 = -1 -> -0.5
+  EXPECT_EQ(Updated(transforms, {1.f}, {2.f}, 2.f), (std::vector<float>{-0.5f}));
+}
+
+TEST(RowTransforms, MovementIsOfTheGradientThatIsApplied) {
+  UpdateRule rule = RuleNamed("sgd");
+  rule.transforms.l2 = 1.f;
+  rule.transforms.clip_value = 3.f;
+  const float gradient[] = {0.5f, 100.f}, row[] = {1.f, 0.f};
+  EXPECT_FLOAT_EQ(rule.Movement(0.1f, 2, gradient, row), 0.3f);
+  EXPECT_EQ(gradient[1], 100.f);
+}
+
 TEST(UpdateRule, NamesWhatItDoesNotKnow) {
   UpdateRule rule;
   EXPECT_TRUE(UpdateRule::Make("adagrad", {0.1f, 1e-7f}, &rule).ok());

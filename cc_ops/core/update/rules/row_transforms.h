@@ -1,0 +1,67 @@
+// What is done to every gradient and row of a batch beside the rule, whichever that is.
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_TRANSFORMS_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_TRANSFORMS_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "cc_ops/core/base/simd_clones.h"
+#include "cc_ops/core/update/rules/row_math.h"
+
+namespace slipstream {
+
+// In this order: the gradient gets that of the penalty, is clipped by value and by its norm; the
+// row decays; the rule; the row's norm is bounded. What is 0 is not done.
+struct RowTransforms {
+  float l2 = 0.f;          // of the penalty l2 * |row|^2, once for each update of the row
+  float clip_value = 0.f;  // most of |gradient| in any value
+  float clip_norm = 0.f;   // most of the gradient's norm
+  float decay = 0.f;       // of the row by learning rate * decay * row
+  float max_norm = 0.f;    // most of the row's norm
+
+  bool any() const {
+    return l2 != 0.f || clip_value != 0.f || clip_norm != 0.f || decay != 0.f || max_norm != 0.f;
+  }
+
+  // What is left of a row that decays.
+  float Kept(float learning_rate) const { return 1.f - learning_rate * decay; }
+
+  SLIPSTREAM_ALWAYS_INLINE void ToGradient(int64_t dim, float* __restrict__ gradient,
+                                           const float* __restrict__ row) const {
+    if (l2 != 0.f) {
+      for (int64_t j = 0; j < dim; ++j) gradient[j] += 2.f * l2 * row[j];
+    }
+    if (clip_value != 0.f) {
+      for (int64_t j = 0; j < dim; ++j) {
+        gradient[j] = std::min(std::max(gradient[j], -clip_value), clip_value);
+      }
+    }
+    if (clip_norm != 0.f) Shorten(clip_norm, dim, gradient);
+  }
+
+  SLIPSTREAM_ALWAYS_INLINE void BeforeRule(float kept, int64_t dim, float* __restrict__ gradient,
+                                           float* __restrict__ row) const {
+    ToGradient(dim, gradient, row);
+    if (decay != 0.f) {
+      for (int64_t j = 0; j < dim; ++j) row[j] *= kept;
+    }
+  }
+
+  SLIPSTREAM_ALWAYS_INLINE void AfterRule(int64_t dim, float* __restrict__ row) const {
+    if (max_norm != 0.f) Shorten(max_norm, dim, row);
+  }
+
+ private:
+  static SLIPSTREAM_ALWAYS_INLINE void Shorten(float most, int64_t dim,
+                                               float* __restrict__ values) {
+    const float norm = std::sqrt(SumOfSquares(dim, values));
+    if (norm <= most) return;
+    const float factor = most / norm;
+    for (int64_t j = 0; j < dim; ++j) values[j] *= factor;
+  }
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_TRANSFORMS_H_

@@ -1,0 +1,69 @@
+"""What is done beside a rule: settings, files, and that no store leaves it out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from all_rules import ALL_RULES, name_of
+
+from slipstream_tf import Table, optimizers
+from slipstream_tf.optimizers.base import TRANSFORMS
+
+ALL = {"l2": 0.1, "clip_value": 1.5, "clip_norm": 3.0, "weight_decay": 0.1, "max_norm": 2.0}
+
+
+def test_there_are_none_unless_given() -> None:
+    assert optimizers.Adagrad().op_transforms() == ()
+    assert optimizers.Adagrad(**ALL).op_transforms() == (0.1, 1.5, 3.0, 0.1, 2.0)
+    assert optimizers.AdamW().op_transforms() == (0.0, 0.0, 0.0, 0.004, 0.0)
+    assert optimizers.AdamW(weight_decay=None).op_transforms() == ()
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), "much"])
+def test_bad_values(name, value) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"`{name}`.*Adagrad"):
+        optimizers.Adagrad(**{name: value})
+
+
+@pytest.mark.parametrize("rule", [*ALL_RULES, optimizers.AdamW()], ids=name_of)
+def test_configurations(rule) -> None:
+    rule = dataclasses.replace(rule, **ALL)
+    assert optimizers.get(optimizers.serialize(rule)) == rule
+    table = Table("t", 4, optimizer=rule)
+    assert Table.from_config(table.get_config()).optimizer == rule
+
+
+def steps(comm, kind, rule):
+    """Trains three steps of a table on ranks; returns keys and rows of this rank."""
+    from slipstream_tf import distributed
+    from slipstream_tf.ops.features import FeatureSpec, pack
+
+    specs, random = [FeatureSpec("f", "t", "sum")], np.random.default_rng(0)
+    store = getattr(distributed, kind)([Table("t", 4)], rule, comm)
+    for _ in range(3):
+        keys = random.integers(0, 9, 16)
+        gradient = random.normal(size=(16, 4)).astype(np.float32)
+        mine = slice(comm.rank, None, comm.size)
+        _, plan = store.lookup(pack({"f": keys[mine]}, specs), specs, training=True)
+        # The average over ranks is that of one process.
+        store.apply_gradients(plan, [gradient[mine] * comm.size])
+    exported = store.export_table("t")
+    return exported["keys"], np.concatenate([exported["rows"], exported["slots"]], axis=1)
+
+
+@pytest.mark.parametrize("kind", ["ReplicatedStore", "ShardedStore"])
+@pytest.mark.parametrize("rule", ALL_RULES, ids=name_of)
+def test_ranks_train_as_one_process(run_as_ranks, kind, rule) -> None:
+    rule = dataclasses.replace(rule, **ALL)
+    (alone,) = run_as_ranks(1, lambda comm: steps(comm, kind, rule))
+    ranks = run_as_ranks(2, lambda comm: steps(comm, kind, rule))
+    for found in (alone, *ranks):
+        assert not isinstance(found, BaseException), found
+    plain = run_as_ranks(1, lambda comm: steps(comm, kind, dataclasses.replace(rule, l2=None)))
+    assert np.abs(plain[0][1] - alone[1]).max() > 1e-4
+    for keys, rows in ranks:
+        np.testing.assert_allclose(rows, alone[1][np.searchsorted(alone[0], keys)], atol=2e-5)
+    assert set(np.concatenate([keys for keys, _ in ranks])) == set(alone[0])
