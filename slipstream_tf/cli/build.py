@@ -66,6 +66,9 @@ def _rows_optimizer(settings: Settings) -> optimizers.SparseOptimizer:
     chosen: dict[str, Any] = {"learning_rate": settings.rows_learning_rate}
     if settings.rows_optimizer == "sgd":
         chosen["momentum"] = settings.rows_momentum
+    for name in ("l2", "weight_decay", "clip_norm"):
+        if (value := getattr(settings, f"rows_{name}")) is not None:
+            chosen[name] = value
     return dataclasses.replace(rule, **chosen)
 
 

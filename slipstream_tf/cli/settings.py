@@ -40,6 +40,8 @@ class Settings(Preset):
         shuffle_shards: whether the shards of prepared data are read in another order every epoch.
         store: which embedding store.
         rows_momentum: of the rows' rule, if that is "sgd".
+        rows_l2, rows_weight_decay, rows_clip_norm: of the rows' rule, see
+            `optimizers.SparseOptimizer`; None: not done, and AdamW decays by its own default.
         capacity: most rows of each table, on each rank; None: no bound.
         eviction: which rows leave a full table: "lru" or "lfu".
         placement: where the embedding rows of a job are: "replicated", all of them on each.
@@ -91,6 +93,9 @@ class Settings(Preset):
     shuffle_shards: bool = False
     evaluate_every: int | None = None
     rows_momentum: float = 0.0
+    rows_l2: float | None = None
+    rows_weight_decay: float | None = None
+    rows_clip_norm: float | None = None
     capacity: int | None = None
     eviction: str = "lru"
     tensorboard: str | None = None
