@@ -21,12 +21,17 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from valid_calls import call_every_op
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from all_rules import ALL_RULES
+
 from slipstream_tf.ops import _loader
 
 # Beside what TensorFlow itself takes: an absurd size must fail here as on a machine without memory.
 MOST_MEMORY = 12 << 30
 EXPECTED = (tf.errors.OpError, TypeError, ValueError, OverflowError)
 NEVER = (tf.errors.InternalError, tf.errors.UnknownError, tf.errors.AbortedError)
+# How many parameters each rule has.
+RULES = {rule: len(parameters) for rule, parameters in (r.op_rule() for r in ALL_RULES)}
 HUGE = (2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
 NUMBERS = {
     name: getattr(tf, name).as_numpy_dtype
@@ -102,6 +107,7 @@ class Fuzzer:
         self.rows, self.dim = r.choice((0, 1, 2, 3, 5, 17)), r.choice((2, 2, 2, 1, 4))
         self.features, self.tables = r.choice((1, 1, 1, 2, 3)), r.choice((1, 1, 1, 2))
         self.source: dict[str, Any] = {}
+        self.rule = "sgd"
 
     def _varied(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         r = self.random
@@ -164,8 +170,15 @@ class Fuzzer:
             return r.random() < 0.5
         if attr.type == "float":
             return float(self._values(np.dtype(np.float32), (1,))[0])
+        if attr.name == "rule":
+            self.rule = r.choice(list(RULES))
+            return self.rule if r.random() < 0.97 else "other"
         if attr.type == "string":
             return r.choice(("t", "t", "t", ""))
+        if attr.type == "list(float)":
+            length = RULES[self.rule] if attr.name == "rule_parameters" else r.choice((0, 5))
+            length = length if r.random() < 0.95 else r.randrange(12)
+            return [float(v) for v in self._values(np.dtype(np.float32), (length,))]
         if attr.type == "list(int)":
             if attr.name == "table_dims":
                 return [self.dim] * self.tables
@@ -349,9 +362,10 @@ def _handle_kind(name: str) -> str:
 def _valid_handles(library: Any) -> list[tuple[str, tf.Tensor]]:
     """One or two of each kind, so that every op has something to work on."""
     classifier = {"num_tables": 1, "reservoir_size": 8, "seed": 0, "loss_memory_bytes": 1 << 12}
+    rule = {"rule": "adagrad", "rule_parameters": [0.1, 1e-7]}
     makers: list[tuple[str, dict[str, Any]]] = [
         ("SlipstreamTable", {"table_name": "a", "dim": 2}),
-        ("SlipstreamTable", {"table_name": "b", "dim": 2, "capacity": 9, "rule": "adagrad"}),
+        ("SlipstreamTable", {"table_name": "b", "dim": 2, "capacity": 9, **rule}),
         ("SlipstreamTable", {"table_name": "c", "dim": 2, "capacity": 9, "eviction": "lru"}),
         (
             "SlipstreamClassifier",
