@@ -215,7 +215,7 @@ class Fuzzer:
         return made
 
     def _tensor(self, name: str, dtype: tf.DType, what: str) -> Any:
-        r = self.random
+        r, dtype = self.random, tf.as_dtype(dtype)  # numpy's where a tensor was damaged
         if r.random() < 0.01:
             dtype = r.choice((tf.int32, tf.float64, tf.string, tf.int64))
         if dtype == tf.string:
