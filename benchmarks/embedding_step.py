@@ -7,11 +7,15 @@ counts is the ratio within a turn.
     python benchmarks/embedding_step.py --runs=7
     python benchmarks/embedding_step.py --shapes=26x100000x16 --peers=fbgemm --rules=adagrad
     python benchmarks/embedding_step.py --peers=fit,build,build_fit --other_build=FOLDER
+
+The limit is memory: `copy` moves as many bytes as a step must (see embedding_peers/copying.py), and
+`RULE_share_of_copy` is how much of that speed our ops reach.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +28,11 @@ import summary
 from absl import app, flags
 from peers import Peer, Worker
 
+from slipstream_tf import optimizers
+
+sys.path.append(str(Path(__file__).parent / "embedding_peers"))
+import rules
+
 _RUNS = flags.DEFINE_integer("runs", 7, "Turns of each comparison.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 50, "Steps of a turn.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
@@ -31,33 +40,53 @@ _THREADS = flags.DEFINE_integer("threads", 2, "Threads of each library.", lower_
 _SHAPES = flags.DEFINE_list(
     "shapes", ["26x100000x16", "8x1000000x64"], "Tables x rows of a table x values of a row."
 )
-_RULES = flags.DEFINE_list("rules", ["sgd", "adagrad", "rowwise_adagrad", "adam"], "Update rules.")
-_PEERS = flags.DEFINE_list("peers", ["fit", "fbgemm", "tfra", "keras"], "Measured beside the ops.")
+_RULES = flags.DEFINE_list("rules", list(rules.RULES), "Update rules.")
+_PEERS = flags.DEFINE_list(
+    "peers", ["fit", "alone", "copy", "fbgemm", "tfra", "keras"], "Measured beside the ops."
+)
 _ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of the peers' Pythons.")
 
 _ZIPF = 1.05
 _RATE = 0.01
-_ALL = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+_ALL = tuple(rules.RULES)
 OURS = Peer("slipstream_tf, ops", None, ["native.py"], _ALL)
 PEERS: Mapping[str, Peer] = {
     "fit": Peer("slipstream_tf, layer in model.fit", None, ["native.py", "fit"], _ALL),
     "fbgemm": Peer(
         "FBGEMM, table-batched", "torch", ["fbgemm.py"], ("sgd", "adagrad", "rowwise_adagrad")
     ),
-    "tfra": Peer("TFRA, dynamic embedding", "tfra", ["tfra.py"], ("sgd", "adagrad")),
-    "keras": Peer("Keras 3, Embedding", None, ["keras_layers.py"], ("sgd", "adagrad")),
+    "tfra": Peer(
+        "TFRA, dynamic embedding",
+        "tfra",
+        ["tfra.py"],
+        ("sgd", "momentum", "adagrad", "adam", "ftrl"),
+    ),
+    "keras": Peer(
+        "Keras 3, Embedding",
+        None,
+        ["keras_layers.py"],
+        ("sgd", "momentum", "adagrad", "adam", "adamw", "ftrl"),
+    ),
+    "alone": Peer(
+        "slipstream_tf, ops, the rule alone", None, ["native.py", "alone"], tuple(rules.ALONE)
+    ),
+    "copy": Peer("a copy of the bytes that must move", None, ["copying.py"], _ALL),
     "build": Peer("another build, ops", None, ["native.py"], _ALL, is_other_build=True),
     "build_fit": Peer("another build, fit", None, ["native.py", "fit"], _ALL, is_other_build=True),
 }
-# Of this library: a step of theirs is a whole turn.
-_WHOLE = ("ops", "fit", "build", "build_fit")
+# Of these a step is a whole turn.
+_WHOLE = ("ops", "fit", "alone", "copy", "build", "build_fit")
 # How many times as long as our ops others are to take. Those beside TFRA and Keras were set by
 # what Adagrad had taken.
 TARGETS = {
     ("sgd", "fbgemm"): 2.0, ("adagrad", "fbgemm"): 4.0, ("rowwise_adagrad", "fbgemm"): 8.0,
     **{(rule, "tfra"): 10.0 for rule in ("sgd", "adagrad")},
+    **{(rule, "tfra"): 8.0 for rule in ("momentum", "adam", "ftrl")},
     **{(rule, "keras"): 30.0 for rule in ("sgd", "adagrad")},
 }  # fmt: skip
+# How much of the copy's speed is to be reached, by the values of a row; and how much longer a step
+# may be with what is done beside a rule.
+SHARES, MOST_BESIDE = {16: 0.45, 64: 0.6}, 1.1
 
 
 def compare(
@@ -106,14 +135,27 @@ def times_as_long(found: Mapping[str, Sequence[float]], name: str) -> list[float
 def claims_of(dim: int, found: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Any]:
     """Returns the claims of a shape; those of rows of 16 have no ending."""
     ending = "" if dim == 16 else f"_d{dim}"
-    return {
-        f"{rule.replace('_adagrad', '')}_over_{name}{ending}": summary.claim(
+    claims = {
+        f"{_short(rule)}_over_{name}{ending}": summary.claim(
             times_as_long(by_name, name), TARGETS.get((rule, name)), "higher"
         )
         for rule, by_name in found.items()
         for name in by_name
         if name not in _WHOLE
     }
+    for rule, by_name in found.items():
+        if "copy" in by_name:
+            shares = times_as_long(by_name, "copy")
+            name = f"{_short(rule)}_share_of_copy_d{dim}"
+            claims[name] = summary.claim(shares, SHARES.get(dim), "higher")
+        if "alone" in by_name:
+            ratios = [1 / ratio for ratio in times_as_long(by_name, "alone")]
+            claims[f"{rule}_over_alone{ending}"] = summary.claim(ratios, MOST_BESIDE, "lower")
+    return claims
+
+
+def _short(rule: str) -> str:
+    return "rowwise" if rule == "rowwise_adagrad" else rule
 
 
 def read_shape(text: str) -> tuple[int, int, int]:
@@ -159,7 +201,9 @@ def main(arguments: Sequence[str]) -> None:
             file = Path(scratch) / "keys.npy"
             np.save(file, keys)
             for rule, chosen in peers.items():
+                slots = rules.make(optimizers, rule, _RATE).slots_per_row(dim)
                 settings = {"tables": tables, "rows": rows, "dim": dim, "batch": _BATCH.value,
+                            "slots": slots,
                             "rule": rule, "learning_rate": _RATE, "threads": _THREADS.value,
                             "keys": str(file)}  # fmt: skip
                 found[rule], told = compare(chosen, settings, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,14 @@ import numpy as np
 import tensorflow as tf
 import worker
 
-_RULES = {"sgd": keras.optimizers.SGD, "adagrad": keras.optimizers.Adagrad}
+_RULES = {
+    "sgd": keras.optimizers.SGD,
+    "momentum": functools.partial(keras.optimizers.SGD, momentum=0.9),
+    "adagrad": keras.optimizers.Adagrad,
+    "adam": keras.optimizers.Adam,
+    "adamw": keras.optimizers.AdamW,
+    "ftrl": keras.optimizers.Ftrl,
+}
 
 
 def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:

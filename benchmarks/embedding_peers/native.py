@@ -11,6 +11,7 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 
 import keras
 import numpy as np
+import rules
 import tensorflow as tf
 import worker
 
@@ -18,19 +19,15 @@ import slipstream_tf as slip
 from slipstream_tf.ops import features
 from slipstream_tf.stores import NativeStore
 
-_RULES = {
-    "sgd": slip.optimizers.SGD,
-    "adagrad": slip.optimizers.Adagrad,
-    "rowwise_adagrad": slip.optimizers.RowWiseAdagrad,
-    "adam": slip.optimizers.Adam,
-}
-
 
 def _store(settings: Mapping[str, Any]) -> tuple[NativeStore, list[features.FeatureSpec]]:
     """A store that holds all rows."""
     names = [f"t{i}" for i in range(settings["tables"])]
     specs = [features.FeatureSpec(name, name) for name in names]
-    rule = _RULES[settings["rule"]](settings["learning_rate"])
+    name = settings["rule"]
+    if "alone" in sys.argv[1:]:
+        name = rules.ALONE[name]
+    rule = rules.make(slip.optimizers, name, settings["learning_rate"])
     store = NativeStore([slip.Table(name, settings["dim"]) for name in names], rule)
     # In an order that is not that of the keys, as keys come in training.
     every = np.random.default_rng(0).permutation(settings["rows"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +14,13 @@ import tensorflow as tf
 import worker
 from tensorflow_recommenders_addons import dynamic_embedding
 
+_LEGACY = tf.keras.optimizers.legacy
 _RULES = {
-    "sgd": tf.keras.optimizers.legacy.SGD,
-    "adagrad": tf.keras.optimizers.legacy.Adagrad,
+    "sgd": _LEGACY.SGD,
+    "momentum": functools.partial(_LEGACY.SGD, momentum=0.9),
+    "adagrad": _LEGACY.Adagrad,
+    "adam": _LEGACY.Adam,
+    "ftrl": _LEGACY.Ftrl,
 }
 
 

@@ -153,8 +153,23 @@ def test_embedding_step_lets_libraries_take_turns(
     assert [row["rule"] for row in rows] == ["adagrad"] * 3 and "ops" in rows[0]["library"]
     assert all(len(row["ms a step"]) == 2 and min(row["ms a step"]) > 0 for row in rows)
     assert claims_of(tmp_path, "embedding_step")["adagrad_over_keras_d4"]["target"] == 30
+    rules = "--rules=rowwise_adam,adagrad_clip_norm"
+    done = run_benchmark("embedding_step.py", *flags, "--peers=alone,copy", rules)
+    assert done.returncode == 0, done.stderr
+    claims = claims_of(tmp_path, "embedding_step")
+    assert claims["adagrad_clip_norm_over_alone_d4"]["better"] == "lower"
+    assert claims["rowwise_adam_share_of_copy_d4"]["value"] > 0
     with pytest.raises(embedding_step.app.UsageError, match="--peers: 'torch'"):
         embedding_step.choose(["torch"], ["adagrad"])
+
+
+def test_the_bytes_that_a_step_must_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "embedding_peers"))
+    copying = load("embedding_peers/copying", monkeypatch)
+    keys = np.array([[[1, 5], [1, 6], [2, 7]], [[1, 5], [1, 5], [1, 5]]])
+    # 5 and 2 distinct keys of two tables; 6 outputs and as many gradients.
+    moved = copying.bytes_that_must_move({"dim": 4, "slots": 1}, keys)
+    assert moved == 4 * 2 * (3.5 * (4 + 1) + 6 * 4)
 
 
 @needs_sources
