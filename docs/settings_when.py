@@ -175,6 +175,7 @@ FLAGS: Mapping[str, str] = {
     "mlp": "As for any MLP.",
     "cross_layers": "As for any DCN-v2.",
     "dropout": "Several epochs: overfitting.",
+    "batch_norm": "Several epochs, or wide layers.",
     "store": "There is one choice so far; SOK is used [from Python](sok.md).",
     "capacity": "Memory must be bounded. Not with replicated tables of several ranks.",
     "eviction": "Keys come back after long: `lfu`.",

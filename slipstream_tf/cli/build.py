@@ -89,6 +89,7 @@ def build_model(
     common: dict[str, Any] = {
         "dropout": settings.dropout,
         "returns_logits": True,
+        "batch_norm": settings.batch_norm,
         "dtype": settings.precision,
     }
     model: Any

@@ -101,6 +101,7 @@ NO_SAVING = Need(
 RANKS = Need(
     "several ranks, started by horovodrun or mpirun", lambda settings: launch.rank() is not None
 )
+ONE_PROCESS = Need("one process", lambda settings: launch.rank() is None)
 SHARDED = Need("--placement=sharded", _is_sharded)
 NO_PREFETCH = Need(
     # What was sent ahead would be sent once more, and count.

@@ -17,9 +17,9 @@ from slipstream_tf.telemetry.run_record import to_json
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
     "data", "split", "label_column", "key_columns", "dense_columns", "shuffle_shards",
-    "max_examples", "batch_size", "model", "dim",
-    "bottom", "mlp", "cross_layers", "epochs", "store", "capacity", "eviction", "placement",
-    "wire_dtype", "wire_warmup_steps", "window_steps", "warmup_steps",
+    "max_examples", "batch_size", "model", "dim", "bottom", "mlp", "cross_layers", "batch_norm",
+    "epochs", "store", "capacity", "eviction", "placement", "wire_dtype", "wire_warmup_steps",
+    "window_steps", "warmup_steps",
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
 _NOT_REPEATED = (
@@ -39,6 +39,7 @@ class Settings(Preset):
         label_column, key_columns, dense_columns: names of the columns of Parquet data.
         shuffle_shards: whether the shards of prepared data are read in another order every epoch.
         store: which embedding store.
+        batch_norm: whether hidden layers have batch normalisation.
         rows_momentum: of the rows' rule, if that is "sgd".
         rows_l2, rows_weight_decay, rows_clip_norm: of the rows' rule, see
             `optimizers.SparseOptimizer`; None: not done, and AdamW decays by its own default.
@@ -92,6 +93,7 @@ class Settings(Preset):
     data_name: str = ""
     shuffle_shards: bool = False
     evaluate_every: int | None = None
+    batch_norm: bool = False
     rows_momentum: float = 0.0
     rows_l2: float | None = None
     rows_weight_decay: float | None = None

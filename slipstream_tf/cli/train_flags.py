@@ -81,6 +81,8 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         _preset("mlp", Widths(),
                 "units of the hidden layers of DLRM's top MLP, or the others' deep MLP"),
         _preset("cross_layers", Integer(1), "number of cross layers of DCN-v2", needs.DCN),
+        Flag("batch_norm", None, "hidden units are normalised over the batch, in front of ReLU",
+             needs=(needs.ONE_PROCESS,)),
         _preset("dropout", Number(0, 1, open_maximum=True),
                 "share of hidden units dropped in training"),
         Flag("store", Choice(("native",)), "what holds the embedding rows", "native"),

@@ -32,13 +32,15 @@ def require_dropout(dropout: float, place: str) -> None:
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
 class MLP(keras.layers.Layer):
-    """Dense layers with ReLU and dropout between them.
+    """Dense layers with ReLU and dropout between them, and batch normalisation in front of ReLU.
 
     Args:
         widths: units of each layer, one layer or more.
         last_is_linear: whether the last layer has neither ReLU nor dropout: it gives logits, and
             is computed in float32 whatever the dtype policy.
         dropout: share of units dropped after each ReLU in training, 0 to below 1.
+        batch_norm: whether there is `keras.layers.BatchNormalization` (its defaults) in front of
+            each ReLU.
         **kwargs: of `keras.layers.Layer`.
 
     Raises:
@@ -50,6 +52,7 @@ class MLP(keras.layers.Layer):
         widths: Sequence[int],
         last_is_linear: bool = False,
         dropout: float = 0.0,
+        batch_norm: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -58,13 +61,18 @@ class MLP(keras.layers.Layer):
         self.widths = tuple(widths)
         self.last_is_linear = bool(last_is_linear)
         self.dropout = float(dropout)
+        self.batch_norm = bool(batch_norm)
         self._stack = []
         for index, width in enumerate(self.widths):
             is_linear = self.last_is_linear and index == len(self.widths) - 1
             # Logits in bfloat16 have 8 bits: ties in the ranking and a coarse calibration.
             policy = "float32" if is_linear else self.dtype_policy
-            activation = None if is_linear else "relu"
+            normalises = self.batch_norm and not is_linear
+            activation = None if is_linear or normalises else "relu"
             self._stack.append(keras.layers.Dense(width, activation, dtype=policy))
+            if normalises:
+                self._stack.append(keras.layers.BatchNormalization(dtype=policy))
+                self._stack.append(keras.layers.Activation("relu", dtype=policy))
             if self.dropout and not is_linear:
                 self._stack.append(keras.layers.Dropout(self.dropout, dtype=self.dtype_policy))
 
@@ -94,6 +102,7 @@ class MLP(keras.layers.Layer):
             "widths": list(self.widths),
             "last_is_linear": self.last_is_linear,
             "dropout": self.dropout,
+            "batch_norm": self.batch_norm,
         }
 
 
@@ -105,6 +114,8 @@ class ClickModel(LossFeedback, keras.Model):
         dense_features: numeric features per input, 0 or more.
         dropout: share of units dropped after each hidden layer of the last MLP, 0 to below 1.
         returns_logits: whether the output is a logit instead of a probability.
+        batch_norm: whether hidden layers of the MLPs have batch normalisation, see `MLP`. Its
+            moving averages are each rank's own, and an empty batch spoils them: for one process.
         **kwargs: of `keras.Model`: name, dtype, trainable.
 
     Attributes:
@@ -126,10 +137,14 @@ class ClickModel(LossFeedback, keras.Model):
         dense_features: int,
         dropout: float,
         returns_logits: bool,
+        batch_norm: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         place = type(self).__name__
+        if not isinstance(batch_norm, bool):
+            raise invalid("batch_norm", batch_norm, place, "True or False")
+        self.batch_norm = batch_norm
         if not isinstance(embeddings, EmbeddingCollection):
             allowed = "a slipstream_tf.keras.EmbeddingCollection"
             raise invalid("embeddings", embeddings, place, allowed)
@@ -182,7 +197,8 @@ class ClickModel(LossFeedback, keras.Model):
             inputs: values per row that it takes.
             **options: of `MLP`.
         """
-        layer = MLP(widths, name=name, dtype=self.dtype_policy, **options)
+        options = {"batch_norm": self.batch_norm, "dtype": self.dtype_policy, **options}
+        layer = MLP(widths, name=name, **options)
         layer.build((None, inputs))
         return layer
 
@@ -312,6 +328,7 @@ class ClickModel(LossFeedback, keras.Model):
             "dense_features": self.dense_features,
             "dropout": self.dropout,
             "returns_logits": self.returns_logits,
+            "batch_norm": self.batch_norm,
         }
 
     @classmethod

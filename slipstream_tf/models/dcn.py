@@ -27,7 +27,7 @@ class DCNv2(ClickModel):
         deep: widths of the deep MLP; empty for none.
         dropout: share of units dropped after each layer of the deep MLP, 0 to below 1.
         returns_logits: whether the output is a logit instead of a probability.
-        **kwargs: of `keras.Model`: name, dtype, trainable.
+        **kwargs: of `ClickModel` (`batch_norm`) and of `keras.Model`: name, dtype, trainable.
 
     Raises:
         ValueError: an argument is out of range.

@@ -28,7 +28,7 @@ class DeepFM(ClickModel):
         deep: widths of the deep MLP's hidden layers; empty for a linear layer.
         dropout: share of units dropped after each hidden layer, 0 to below 1.
         returns_logits: whether the output is a logit instead of a probability.
-        **kwargs: of `keras.Model`: name, dtype, trainable.
+        **kwargs: of `ClickModel` (`batch_norm`) and of `keras.Model`: name, dtype, trainable.
 
     Raises:
         ValueError: an argument is out of range, or tables have several dimensions or dimension 1.

@@ -27,7 +27,7 @@ class DLRM(DotsModel):
         top: widths of the top MLP; the last one is 1, the logit.
         dropout: share of units dropped after each hidden layer of the top MLP, 0 to below 1.
         returns_logits: whether the output is a logit instead of a probability.
-        **kwargs: of `keras.Model`: name, dtype, trainable.
+        **kwargs: of `ClickModel` (`batch_norm`) and of `keras.Model`: name, dtype, trainable.
 
     Raises:
         ValueError: widths that do not fit, tables of several dimensions, or a single vector (no

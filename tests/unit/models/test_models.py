@@ -175,9 +175,10 @@ def test_bfloat16(name):
     assert model.embeddings(inputs["keys"]).dtype == tf.bfloat16
 
 
+@pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_save_and_load(name, tmp_path):
-    model = MODELS[name](dropout=0.2)
+def test_save_and_load(name, batch_norm, tmp_path):
+    model = MODELS[name](dropout=0.2, batch_norm=batch_norm)
     inputs, labels = make_data()
     model.compile(optimizer="adam", loss="binary_crossentropy")
     model.fit(inputs, labels, batch_size=16, verbose=0)
@@ -187,10 +188,43 @@ def test_save_and_load(name, tmp_path):
     expected = model.predict(inputs, verbose=0)
     np.testing.assert_array_equal(loaded.predict(inputs, verbose=0), expected)
     model.save_weights(tmp_path / "x.weights.h5")
-    fresh = MODELS[name](dropout=0.2)
+    fresh = MODELS[name](dropout=0.2, batch_norm=batch_norm)
     fresh.load_weights(tmp_path / "x.weights.h5")
     np.testing.assert_array_equal(fresh.predict(inputs, verbose=0), expected)
     json.dumps(model.get_config())
+
+
+def test_batch_normalisation_is_of_hidden_units_in_front_of_relu():
+    mlp = MLP([3, 1], last_is_linear=True, batch_norm=True)
+    inputs = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32)
+    mlp.build((None, 5))
+    hidden, bias, scale, shift, mean, variance, last, last_bias = mlp.weights
+    outputs = mlp(inputs, training=True)
+    units = inputs @ hidden + bias
+    normed = (units - np.mean(units, 0)) / np.sqrt(np.var(units, 0) + 1e-3) * scale + shift
+    np.testing.assert_allclose(outputs, relu(normed) @ last + last_bias, rtol=1e-4, atol=1e-5)
+    assert np.abs(mean).max() > 0 and np.abs(variance - 1.0).max() > 0
+    again = (units - mean) / np.sqrt(variance + 1e-3)
+    np.testing.assert_allclose(mlp(inputs), relu(again) @ last + last_bias, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_models_overfit_a_thousand_examples(name, batch_norm):
+    """Keys that tell each example: 1,000 of three fields with 20 values each."""
+    keras.utils.set_random_seed(0)
+    random = np.random.default_rng(1)
+    keys = random.permutation(20**FIELDS)[:1000, None] // 20 ** np.arange(FIELDS) % 20
+    dense = random.normal(size=(1000, DENSE)).astype(np.float32)
+    labels = random.integers(0, 2, 1000).astype(np.float32)
+    tables = [Table(f"t{i}", DIM) for i in range(FIELDS)]
+    embeddings = EmbeddingCollection(tables, optimizers.Adam(0.03))
+    widths = {"dlrm": {"top": [256, 128, 1]}}.get(name, {"deep": [256, 128]})
+    model = MODELS[name](embeddings=embeddings, batch_norm=batch_norm, **widths)
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["AUC"])
+    model.fit({"keys": keys, "dense": dense}, labels, batch_size=100, epochs=40, verbose=0)
+    auc = model.evaluate({"keys": keys, "dense": dense}, labels, verbose=0)[1]
+    assert auc > 0.95
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -237,6 +271,7 @@ def test_symbolic_use():
         (lambda: make_dlrm(top=[8, 2]), "Invalid `top`: \\[8, 2\\]"),
         (lambda: make_dlrm(top=[0, 1]), "Invalid `top`: 0"),
         (lambda: make_dlrm(dropout=1.0), "Invalid `dropout`: 1.0"),
+        (lambda: make_dlrm(batch_norm=2), "Invalid `batch_norm`: 2 for DLRM"),
         (lambda: make_dlrm(dense=-1), "Invalid `dense_features`: -1"),
         (lambda: make_dlrm(embeddings=make_embeddings((4, 4, 8))), "Invalid `dim`: "),
         (lambda: make_dlrm(dense=0, embeddings=make_embeddings((4,))), "there is no pair"),
