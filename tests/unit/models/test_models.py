@@ -222,7 +222,7 @@ def test_models_overfit_a_thousand_examples(name, batch_norm):
     widths = {"dlrm": {"top": [256, 128, 1]}}.get(name, {"deep": [256, 128]})
     model = MODELS[name](embeddings=embeddings, batch_norm=batch_norm, **widths)
     model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["AUC"])
-    model.fit({"keys": keys, "dense": dense}, labels, batch_size=100, epochs=40, verbose=0)
+    model.fit({"keys": keys, "dense": dense}, labels, batch_size=100, epochs=60, verbose=0)
     auc = model.evaluate({"keys": keys, "dense": dense}, labels, verbose=0)[1]
     assert auc > 0.95
 
