@@ -44,6 +44,7 @@ def export_state(store: Any) -> dict[str, np.ndarray]:
                 "name": table.name,
                 "dim": table.dim,
                 "optimizer": optimizers.serialize(store.rule_of(table.name)),
+                "layout": store.slot_layout(table.name).rule,
             }
             for table in store.tables
         ],
@@ -105,9 +106,8 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
 def _saved_table(entry: Mapping[str, Any], manifest: Mapping[str, Any]) -> SavedAs:
     # Once all tables of a store had one rule.
     rule = entry.get("optimizer", manifest.get("optimizer"))
-    return SavedAs(
-        entry["name"], entry["dim"], None if rule is None else optimizers.get(rule).layout
-    )
+    layout = entry.get("layout", None if rule is None else rule["class_name"])
+    return SavedAs(entry["name"], entry["dim"], layout)
 
 
 _apart: set[int] = set()

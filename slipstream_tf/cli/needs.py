@@ -75,7 +75,10 @@ MOVEMENT = Need("--defer_until=movement", _defers_by("movement"))
 INTERVAL = Need("--defer_until=interval", _defers_by("interval"))
 MASK = Need("--policies=mask_gradients", _saves("mask_gradients"))
 SGD = Need("--rows_optimizer=sgd", lambda settings: settings.rows_optimizer == "sgd")
-ADAM = Need("--rows_optimizer=adam, adamw or rowwise_adam", lambda s: "adam" in s.rows_optimizer)
+MOMENTS = Need(
+    "--rows_optimizer=adam, adamw or rowwise_adam, or --rows_momentum",
+    lambda settings: "adam" in settings.rows_optimizer or settings.rows_momentum > 0,
+)
 CACHE = Need("--policies=cache_rows", _reads_replicas)
 KEYS = Need("--policies that go by drift, or --watch", goes_by_keys)
 HOT_SET = Need(

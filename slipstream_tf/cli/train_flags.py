@@ -166,7 +166,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("mask_share", Number(0, 1), "share of the hot examples whose keys are to be saturated",
              None, "0.3", (needs.MASK, needs.NO_THRESHOLD)),
         Flag("mask_decay_moments", None, "masking a row's gradient decays its moments",
-             needs=(needs.MASK, needs.ADAM)),
+             needs=(needs.MASK, needs.MOMENTS)),
         Flag("cache_max_drift", Number(0, open_minimum=True), "drift below which saturated rows "
              "have read-only replicas, in the unit of --drift_metric", None,
              "0.25 * --rows_learning_rate", (needs.RANKS, needs.CACHE)),

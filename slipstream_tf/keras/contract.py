@@ -13,7 +13,11 @@ from absl import logging
 from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.keras.row_gradients import MODES
-from slipstream_tf.keras.step_optimizer import StepOptimizer, applies_rows, refuse_missing_rows
+from slipstream_tf.keras.step_optimizer import (
+    applies_rows,
+    make_apply_rows,
+    refuse_missing_rows,
+)
 from slipstream_tf.policies import DeferGradients
 
 # Settings of Keras's optimizers that need all gradients at once, or rows' gradients later.
@@ -25,7 +29,8 @@ _NEED_STEP = (
     "loss_scale_factor",
 )
 _IN_STEP = (
-    "a slip.keras.Model; or EmbeddingCollection(..., apply='step') and "
+    "a slip.keras.Model, compiled when its layers are there, with an optimizer that was not used "
+    "before; or EmbeddingCollection(..., apply='step') and "
     "model.compile(slip.keras.StepOptimizer(optimizer), ...)"
 )
 
@@ -46,24 +51,29 @@ def require_apply(apply: str | None, store: Any, layer: str) -> str:
 def reaching_rows(model: Any, optimizer: Any) -> Any:
     """Sees to it that a model's optimizer and its layers without an `apply` go together.
 
+    An optimizer that needs all gradients at once applies the rows', too, from now on; one that was
+    built before does not become so.
+
     Args:
         model: a Keras model that is to be compiled.
         optimizer: as `compile` takes it.
 
     Returns:
-        The optimizer; a `StepOptimizer` of it, where it needs all gradients at once.
+        The optimizer, as an object.
     """
     layers = [part for part in _compat.layers_in(model) if hasattr(part, "follow_optimizer")]
-    if not any(layer.follows_optimizer for layer in layers):
+    following = [layer for layer in layers if layer.follows_optimizer]
+    if not following:
         return optimizer
     found = keras.optimizers.get(optimizer)
-    needs_step = isinstance(found, keras.optimizers.LossScaleOptimizer) or any(
-        getattr(found, setting, None) for setting in _NEED_STEP
-    )
-    if needs_step and not getattr(found, "built", False):
-        found = StepOptimizer(found)
-    for layer in layers:
-        layer.follow_optimizer(applies_rows(found))
+    for layer in following:
+        own = _compat.optimizer_of(found, layer.anchors[0])
+        needs_step = isinstance(own, keras.optimizers.LossScaleOptimizer) or any(
+            getattr(own, setting, None) for setting in _NEED_STEP
+        )
+        if needs_step and not getattr(own, "built", False) and layer.store.collects_gradients:
+            make_apply_rows(own)
+        layer.follow_optimizer(applies_rows(own))
     return found
 
 

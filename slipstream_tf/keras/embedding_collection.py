@@ -170,6 +170,11 @@ class EmbeddingCollection(keras.layers.Layer):
             (self.update_anchor,) = self._anchors
         return self._anchors
 
+    @property
+    def anchors(self) -> list[Any]:
+        """The weights behind which the layer's gradients lie."""
+        return self._anchors
+
     def follow_optimizer(self, applies_rows: bool) -> None:
         """Applies gradients where a model's optimizer needs them, if the layer has no `apply`.
 

@@ -238,11 +238,30 @@ def _wrapped(given: Any) -> Any:
             dynamic_growth_steps=found.dynamic_growth_steps,
             name=found.name,
         )
-    base = type(found)
-    made: Any = type(_PLACE, (_AppliesRows, base), {"__module__": __name__})
-    optimizer = made.from_config(found.get_config())
+    optimizer = _class_of(type(found)).from_config(found.get_config())
     _compat.copy_exclusions(found, optimizer)
     return optimizer
+
+
+def _class_of(base: type) -> Any:
+    return type(_PLACE, (_AppliesRows, base), {"__module__": __name__})
+
+
+def make_apply_rows(optimizer: Any) -> None:
+    """Makes an optimizer of Keras, not yet built, one as `StepOptimizer` makes, in place.
+
+    So who holds it goes on to see its rate, its iterations and its moments.
+
+    Args:
+        optimizer: a Keras optimizer, or a `keras.optimizers.LossScaleOptimizer` around one.
+    """
+    if applies_rows(optimizer):
+        return
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        make_apply_rows(optimizer.inner_optimizer)
+        optimizer.__class__ = StepLossScaleOptimizer
+        return
+    optimizer.__class__ = _class_of(type(optimizer))
 
 
 def require_reaching(optimizer: Any, variable: Any, anchor: Anchor) -> None:

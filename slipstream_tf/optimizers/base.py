@@ -31,11 +31,12 @@ class SparseOptimizer:
             and of all gradients together, are `keras.optimizers`' `clipnorm` and `global_clipnorm`
             with apply="step".)
         weight_decay: row -= learning_rate * weight_decay * row, of each row of a batch, beside the
-            rule (Loshchilov and Hutter, ICLR 2019).
+            rule (Loshchilov and Hutter, ICLR 2019); at most to 0.
         max_norm: a row is shortened to this norm after its step.
 
     What is given is done in this order, the rule before `max_norm`. Rows that a batch lacks, and
-    those whose gradient is masked, neither decay nor are penalised.
+    those whose gradient is masked, neither decay nor are penalised. Gradients are not deferred
+    beside them, `max_norm` apart: a sum would be clipped, or penalised, as one gradient.
     """
 
     learning_rate: Any = 0.01
@@ -66,14 +67,18 @@ class SparseOptimizer:
         number = require_number(
             name, getattr(self, name), minimum, place=type(self).__name__, **bounds
         )
+        # The op computes in float32, where such a number may be an end that is excluded.
+        if bounds.get("open_minimum") and not np.float32(number) > minimum:
+            allowed = f"a number > {minimum:g} in float32, too"
+            raise invalid(name, number, type(self).__name__, allowed)
         object.__setattr__(self, name, number)
 
     def _require_below_1(self, *names: str) -> None:
         """Checks numbers of at least 0 and below 1."""
         for name in names:
             self._require(name, 0.0)
-            if getattr(self, name) >= 1.0:
-                allowed = "a finite number >= 0 and < 1"
+            if np.float32(getattr(self, name)) >= 1.0:
+                allowed = "a finite number >= 0 and < 1, in float32, too"
                 raise invalid(name, getattr(self, name), type(self).__name__, allowed)
 
     def op_rule(self) -> tuple[str, tuple[float, ...]]:

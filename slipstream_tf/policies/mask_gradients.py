@@ -16,7 +16,7 @@ class MaskGradients(Policy):
     Attributes:
         share: of the hot examples, whose keys are to be saturated, 0 to 1. None: 0.3, or what
             `Saturation(threshold=)` makes of it.
-        decay_moments: whether moments of rows with a masked gradient decay (Adam).
+        decay_moments: whether moments, and velocities, of rows with a masked gradient decay.
     """
 
     share: float | None = None

@@ -199,6 +199,16 @@ class NativeStore(EmbeddingStore):
 
     def set_update_policy(self, table: str, policy: update_policy.UpdatePolicy) -> None:
         """See `EmbeddingStore.set_update_policy`."""
+        rule = self.rates.rules[self._index_of(table)]
+        beside = [
+            name
+            for name in ("l2", "clip_value", "clip_norm", "weight_decay")
+            if getattr(rule, name) is not None
+        ]
+        if policy.mode == "defer" and beside:
+            place = f"table {table!r}, whose {type(rule).__name__} has {', '.join(beside)}"
+            allowed = "no DeferGradients: a sum would be clipped or penalised as one gradient"
+            raise invalid("policies", "DeferGradients", place, allowed)
         update_policy.set_policy(self._handle_of(table), policy)
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:

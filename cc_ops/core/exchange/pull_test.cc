@@ -183,8 +183,8 @@ TEST(Replicas, WithoutSummaryNeverUnderestimateAMovement) {
     ASSERT_TRUE(request.Store({replicas.get()}, options).ok());
     options = ReplicaOptions();
     options.read_only = true;
-    // The owner's may have become smaller since.
-    rule.InitSlots(kDim, own + kDim);
+    // The owner's may have become smaller since. FTRL's rows are what their slots make of them.
+    if (kind != "ftrl") rule.InitSlots(kDim, own + kDim);
     ASSERT_TRUE(request.Pull({owner.get()}, false, false).ok());
     ASSERT_TRUE(request.Store({replicas.get()}, options).ok());
     const float* replica = replicas->rows().Find(5);

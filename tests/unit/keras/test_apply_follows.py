@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import pytest
 import tensorflow as tf
-from contract_models import TABLES, assert_same, contents, data, layer_of, make_layer
+from contract_models import TABLES, assert_same, contents, data, differ, layer_of, make_layer
 from contract_models import make_model as plain_model_of
 
 import slipstream_tf as slip
@@ -78,6 +78,46 @@ def test_compiled_again():
     train(model)
 
 
+def test_the_optimizer_stays_the_users():
+    """Its rate is the model's, and a second compile, as after unfreezing, loses no moment."""
+    optimizer = keras.optimizers.Adam(0.01, **CLIPS)
+    model = train(make_model(optimizer))
+    assert model.optimizer is optimizer and isinstance(optimizer, keras.optimizers.Adam)
+    assert int(optimizer.iterations) == 8
+    model.compile(optimizer, "binary_crossentropy")
+    assert (layer_of(model).apply, int(model.optimizer.iterations)) == ("step", 8)
+    before = contents(model)
+    optimizer.learning_rate = 0.0
+    train(model, 1)
+    # Rows follow the rate, too; sums of squares grow on.
+    assert not {name for name in differ(before, contents(model)) if not name.endswith("slots")}
+
+
+def test_what_configurations_do_not_have():
+    optimizer = keras.optimizers.SGD(lambda: 0.1, **CLIPS)
+    optimizer.special = 7
+    model = train(make_model(optimizer))
+    assert (model.optimizer.special, layer_of(model).apply) == (7, "step")
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_the_optimizer_of_the_anchors_in_a_multi_optimizer(wraps):
+    own = keras.optimizers.SGD(**CLIPS)
+    own = StepOptimizer(own) if wraps else own
+    other = keras.optimizers.SGD()
+    both = keras.optimizers.MultiOptimizer(lambda v: own if "_anchor" in v.path else other)
+    model = train(make_model(both))
+    assert layer_of(model).apply == "step"
+
+
+def test_an_optimizer_that_was_used_elsewhere():
+    optimizer = keras.optimizers.SGD(**CLIPS)
+    optimizer.build([keras.Variable(0.0)])
+    model = make_model(optimizer)
+    with pytest.raises(ValueError, match="with an optimizer that was not used before"):
+        train(model)
+
+
 def test_a_layer_that_says_where_stays_there():
     model = make_model(keras.optimizers.SGD(**CLIPS), make_layer(apply="backward"))
     assert layer_of(model).apply == "backward"
@@ -87,7 +127,9 @@ def test_a_layer_that_says_where_stays_there():
 
 def test_a_plain_model_is_told_of_ours():
     model = plain_model_of(keras.optimizers.SGD(**CLIPS), make_layer())
-    with pytest.raises(ValueError, match=r"Invalid `global_clipnorm`.*a slip.keras.Model; or"):
+    with pytest.raises(
+        ValueError, match=r"Invalid `global_clipnorm`.*a slip.keras.Model, compiled"
+    ):
         train(model)
 
 

@@ -8,10 +8,21 @@ import numpy as np
 import pytest
 from all_rules import ALL_RULES, name_of
 
-from slipstream_tf import Table, optimizers
+from slipstream_tf import Table, distributed, optimizers
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.optimizers.base import TRANSFORMS
+from slipstream_tf.stores import NativeStore
 
 ALL = {"l2": 0.1, "clip_value": 1.5, "clip_norm": 3.0, "weight_decay": 0.1, "max_norm": 2.0}
+
+
+SPECS = [FeatureSpec("f", "t", "sum")]
+
+
+def all_of(rule):
+    """All that a rule takes."""
+    return ALL | ({"weight_decay": None} if isinstance(rule, optimizers.Ftrl) else {})
 
 
 def test_there_are_none_unless_given() -> None:
@@ -30,18 +41,50 @@ def test_bad_values(name, value) -> None:
 
 @pytest.mark.parametrize("rule", [*ALL_RULES, optimizers.AdamW()], ids=name_of)
 def test_configurations(rule) -> None:
-    rule = dataclasses.replace(rule, **ALL)
+    rule = dataclasses.replace(rule, **all_of(rule))
     assert optimizers.get(optimizers.serialize(rule)) == rule
     table = Table("t", 4, optimizer=rule)
     assert Table.from_config(table.get_config()).optimizer == rule
 
 
+@pytest.mark.parametrize("name", ["l2", "clip_value", "clip_norm", "weight_decay"])
+def test_sums_are_not_deferred_beside_them(name) -> None:
+    store = NativeStore([Table("t", 4)], optimizers.SGD(0.1, **{name: 0.1}))
+    with pytest.raises(ValueError, match=f"`policies`: 'DeferGradients'.*SGD has {name}"):
+        store.set_update_policy("t", UpdatePolicy("defer", movement=1.0))
+    store.set_update_policy("t", UpdatePolicy("mask"))
+    bounded = NativeStore([Table("t", 4)], optimizers.SGD(0.1, max_norm=1.0))
+    bounded.set_update_policy("t", UpdatePolicy("defer", movement=1.0))
+
+
+def test_rows_decay_to_nothing_at_most() -> None:
+    store, specs = NativeStore([Table("t", 2)], optimizers.SGD(50.0, weight_decay=0.1)), SPECS
+    store.write_rows("t", np.array([1]), np.ones((1, 2), np.float32))
+    _, plan = store.lookup(pack({"f": [1]}, specs), specs, training=True)
+    store.apply_gradients(plan, [np.zeros((1, 2), np.float32)])
+    np.testing.assert_array_equal(store.gather("t", [1])[0], np.zeros((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: optimizers.Ftrl(follow=True), "`follow`: True for Ftrl"),
+        (lambda: optimizers.Ftrl(weight_decay=0.1), "`weight_decay`: 0.1 for Ftrl"),
+        (lambda: optimizers.Ftrl(initial_accumulator_value=1e-50), "in float32"),
+        (lambda: optimizers.Adam(beta_1=1 - 1e-9), "`beta_1`.*in float32"),
+        (lambda: optimizers.Adagrad(epsilon=1e-50), "`epsilon`.*in float32"),
+        (lambda: optimizers.SGD(nesterov=True), "`nesterov`: True for SGD without momentum"),
+        (lambda: optimizers.Adam(bias_correction="none"), "`bias_correction`: 'none'"),
+    ],
+)
+def test_settings_that_cannot_work(make, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
 def steps(comm, kind, rule):
     """Trains three steps of a table on ranks; returns keys and rows of this rank."""
-    from slipstream_tf import distributed
-    from slipstream_tf.ops.features import FeatureSpec, pack
-
-    specs, random = [FeatureSpec("f", "t", "sum")], np.random.default_rng(0)
+    specs, random = SPECS, np.random.default_rng(0)
     store = getattr(distributed, kind)([Table("t", 4)], rule, comm)
     for _ in range(3):
         keys = random.integers(0, 9, 16)
@@ -57,7 +100,7 @@ def steps(comm, kind, rule):
 @pytest.mark.parametrize("kind", ["ReplicatedStore", "ShardedStore"])
 @pytest.mark.parametrize("rule", ALL_RULES, ids=name_of)
 def test_ranks_train_as_one_process(run_as_ranks, kind, rule) -> None:
-    rule = dataclasses.replace(rule, **ALL)
+    rule = dataclasses.replace(rule, **all_of(rule))
     (alone,) = run_as_ranks(1, lambda comm: steps(comm, kind, rule))
     ranks = run_as_ranks(2, lambda comm: steps(comm, kind, rule))
     for found in (alone, *ranks):

@@ -2,6 +2,8 @@
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_FTRL_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_FTRL_H_
 
+#include <limits>
+
 #include "cc_ops/core/update/rules/rule_base.h"
 
 namespace slipstream {
@@ -36,15 +38,24 @@ struct Ftrl : RuleBase {
     }
   }
 
-  // At most: a value that comes to 0 stays there. The linear term of a value that is not 0 follows
-  // from it and its sum, so that only the sum counts.
+  // Of a copy at most: its linear terms are not known. That of a value which is not 0 follows from
+  // it and its sum, if the rate stayed; a value that comes to 0 stays there.
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
     if (rate == 0.f) return 0.f * MeanSquare(dim, gradient);
     float most = 0.f;
     for (int64_t j = 0; j < dim; ++j) {
-      const float total = row[dim + j] + gradient[j] * gradient[j];
+      const float before = row[dim + j], z = row[2 * dim + j];
+      const float total = before + gradient[j] * gradient[j];
       const float force = gradient[j] + 2.f * l2_shrinkage * row[j];
-      most = Larger(std::fabs(force) / ((std::pow(total, power) + beta) / rate + 2.f * l2), most);
+      const float quadratic = (std::pow(total, power) + beta) / rate + 2.f * l2;
+      if (z != kUnknown) {
+        const float sigma = (std::pow(total, power) - std::pow(before, power)) / rate;
+        const float next = z + (force - sigma * row[j]);
+        const float value = (std::min(std::max(next, -l1), l1) - next) / quadratic;
+        most = Larger(std::fabs(value - row[j]), most);
+      } else if (force != 0.f) {
+        most = Larger(std::fabs(force) / quadratic, most);
+      }
     }
     return most;
   }
@@ -52,8 +63,11 @@ struct Ftrl : RuleBase {
   float SlotSummary(int64_t dim, const float* row) const { return Smallest(dim, row + dim); }
   void FillSlots(int64_t dim, float summary, float* slots) const {
     std::fill_n(slots, dim, summary);
+    std::fill_n(slots + dim, dim, kUnknown);
   }
 
+  // The linear term of a copy.
+  static constexpr float kUnknown = std::numeric_limits<float>::max();
   float power, initial_sum, l1, l2, l2_shrinkage, beta;
 
  private:

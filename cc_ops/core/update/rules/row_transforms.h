@@ -24,8 +24,8 @@ struct RowTransforms {
     return l2 != 0.f || clip_value != 0.f || clip_norm != 0.f || decay != 0.f || max_norm != 0.f;
   }
 
-  // What is left of a row that decays.
-  float Kept(float learning_rate) const { return 1.f - learning_rate * decay; }
+  // What is left of a row that decays; not less than nothing.
+  float Kept(float learning_rate) const { return std::max(0.f, 1.f - learning_rate * decay); }
 
   SLIPSTREAM_ALWAYS_INLINE void ToGradient(int64_t dim, float* __restrict__ gradient,
                                            const float* __restrict__ row) const {

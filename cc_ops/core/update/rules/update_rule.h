@@ -46,8 +46,8 @@ struct UpdateRule {
 
   // How far applying `gradient` would move the value of the row that moves most.
   // Exact but for rounding; with momentum without it, so that a sum of n like
-  // gradients counts as n steps; for FTRL at most so far. Of what transforms make of the gradient,
-  // without what they do to the row.
+  // gradients counts as n steps; of a copy of an FTRL row at most so far. Of what transforms make
+  // of the gradient, without what they do to the row.
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const;
 
   // For a copy of a row without its slots: one number (0 for rules that need none)

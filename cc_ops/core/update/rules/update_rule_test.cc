@@ -143,7 +143,7 @@ TEST(UpdateRule, MovementIsHowFarTheRowWouldMove) {
   const UpdateRule ftrl = RuleNamed("ftrl", {-0.5f, 0.1f, 0.f, 0.1f, 0.2f, 0.5f});
   for (const UpdateRule& rule : {RuleNamed("sgd"), RuleNamed("adagrad", {0.3f, 1e-6f}),
                                  RuleNamed("rowwise_adagrad", {0.3f, 1e-6f}), ftrl}) {
-    std::vector<float> row(9, 0.f);
+    std::vector<float> row = {0.5f, -1.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
     rule.InitSlots(3, row.data() + 3);
     for (int step = 0; step < 3; ++step) {
       const float predicted = rule.Movement(0.1f, 3, gradient, row.data());
@@ -156,7 +156,7 @@ TEST(UpdateRule, MovementIsHowFarTheRowWouldMove) {
   }
 }
 
-TEST(UpdateRule, FtrlNeverMovesFurtherThanItsMovement) {
+TEST(UpdateRule, NoCopyOfAnFtrlRowMovesLess) {
   std::mt19937_64 random(1);
   const auto uniform = [&] { return static_cast<float>(random() % 10001) / 5000.f - 1.f; };
   const UpdateRule rule = RuleNamed("ftrl", {-0.5f, 0.1f, 0.3f, 0.1f, 0.2f, 0.5f});
@@ -164,11 +164,18 @@ TEST(UpdateRule, FtrlNeverMovesFurtherThanItsMovement) {
   rule.InitSlots(4, row.data() + 4);
   for (int step = 0; step < 2000; ++step) {
     for (float& g : gradient) g = uniform();
-    const float most = rule.Movement(0.1f, 4, gradient.data(), row.data());
-    const std::vector<float> before = row;
+    std::vector<float> before = row, copy = row;
+    rule.FillSlots(4, rule.SlotSummary(4, row.data()), copy.data());
+    const float most = rule.Movement(0.1f, 4, gradient.data(), copy.data());
+    const float own = rule.Movement(0.1f, 4, gradient.data(), row.data());
     rule.Apply(0.1f, 4, gradient.data(), row.data());
-    for (int j = 0; j < 4; ++j) ASSERT_LE(std::fabs(row[j] - before[j]), most + 1e-6f);
+    for (int j = 0; j < 4; ++j) before[j] = std::fabs(row[j] - before[j]);
+    ASSERT_NEAR(own, *std::max_element(before.begin(), before.begin() + 4), 1e-6f);
+    ASSERT_LE(own, most + 1e-6f);
   }
+  const float none[] = {0.f, 0.01f, 0.f, 0.f};
+  rule.FillSlots(4, 0.f, row.data());
+  EXPECT_TRUE(std::isfinite(rule.Movement(0.1f, 4, none, row.data())));
 }
 
 // Without momentum a first step moves as far as was said.
@@ -226,6 +233,7 @@ TEST(RowTransforms, EachByItself) {
   transforms = RowTransforms();
   transforms.decay = 0.5f;
   EXPECT_EQ(Updated(transforms, {1.f, 0.f}, {2.f, 4.f}, 0.5f), (std::vector<float>{1.f, 3.f}));
+  EXPECT_EQ(transforms.Kept(3.f), 0.f);
   transforms = RowTransforms();
   transforms.max_norm = 5.f;
   EXPECT_EQ(Updated(transforms, {-6.f, -8.f}, {0.f, 0.f}, 1.f), (std::vector<float>{3.f, 4.f}));
