@@ -36,7 +36,11 @@ def refuse_what_sok_would_not(comm) -> None:
     refuses("'lru'", store, slip.Table("t", 4, retention=slip.Retention(256)))
     refuses("None: SOK's hbm tables grow", store, var_type="hbm")
     refuses("max_hbm_for_vectors", store, settings={"max_hbm": 1})
-    refuses("SGD, Adagrad or Adam", store, optimizer=slip.optimizers.RowWiseAdagrad())
+    allowed = "SGD without momentum, Adagrad, or Adam with"
+    refuses(allowed, store, optimizer=slip.optimizers.RowWiseAdagrad())
+    refuses(allowed, store, optimizer=slip.optimizers.SGD(0.1, momentum=0.9))
+    refuses(allowed, store, optimizer=slip.optimizers.Adam(bias_correction="row"))
+    refuses("one without l2", store, optimizer=slip.optimizers.SGD(0.1, l2=0.1))
     no_start = slip.optimizers.Adagrad(0.1, initial_accumulator_value=0.0)
     refuses("initial_accumulator_value > 0", store, optimizer=no_start)
     refuses("cache_bytes", store, cache_bytes=100)
