@@ -275,20 +275,20 @@ def track_variable(layer: Any, variable: Any) -> None:
     layer._track_variable(variable)
 
 
-def exchange_weights(layer: Any, old: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
+def exchange_weights(layer: Any, old: Sequence[Any], make: Callable[[], None]) -> None:
     """Takes weights from a built Keras layer, and gives it others; as Keras does for LoRA.
 
     Args:
         layer: of Keras.
         old: weights of it.
-        make: adds the new ones, and returns them.
+        make: adds the new ones.
     """
     for variable in old:
         layer._untrack_variable(variable)
     was_locked = layer._tracker.locked
     layer._tracker.unlock()
     try:
-        return make()
+        make()
     finally:
         if was_locked:
             layer._tracker.lock()

@@ -164,11 +164,10 @@ class EmbeddingCollection(keras.layers.Layer):
         self._engine: Any = None
         self.built = True
 
-    def _add_anchors(self) -> list[Any]:
+    def _add_anchors(self) -> None:
         self._anchors = add_anchors(self, self.store, self.apply)
         if self.apply == "backward":
             (self.update_anchor,) = self._anchors
-        return self._anchors
 
     @property
     def anchors(self) -> list[Any]:

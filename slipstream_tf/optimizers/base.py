@@ -10,7 +10,8 @@ from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_number
 
 # In the order of the op, in which they are done.
-TRANSFORMS = ("l2", "clip_value", "clip_norm", "weight_decay", "max_norm")
+BEFORE_RULE = ("l2", "clip_value", "clip_norm", "weight_decay")
+TRANSFORMS = (*BEFORE_RULE, "max_norm")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.optimizers import Adagrad, SparseOptimizer
 from slipstream_tf.optimizers import get as get_optimizer
+from slipstream_tf.optimizers.base import BEFORE_RULE
 from slipstream_tf.stores.base import EmbeddingStore, SavedStore
 from slipstream_tf.stores.rates import Rates
 
@@ -200,11 +201,7 @@ class NativeStore(EmbeddingStore):
     def set_update_policy(self, table: str, policy: update_policy.UpdatePolicy) -> None:
         """See `EmbeddingStore.set_update_policy`."""
         rule = self.rates.rules[self._index_of(table)]
-        beside = [
-            name
-            for name in ("l2", "clip_value", "clip_norm", "weight_decay")
-            if getattr(rule, name) is not None
-        ]
+        beside = [name for name in BEFORE_RULE if getattr(rule, name) is not None]
         if policy.mode == "defer" and beside:
             place = f"table {table!r}, whose {type(rule).__name__} has {', '.join(beside)}"
             allowed = "no DeferGradients: a sum would be clipped or penalised as one gradient"

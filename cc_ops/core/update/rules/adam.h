@@ -11,7 +11,7 @@ struct AdamMoments : RuleBase {
   explicit AdamMoments(const RuleParameters& p) : beta_1(p[0]), beta_2(p[1]), epsilon(p[2]) {}
 
   // The correction by the number of updates of the table.
-  float CorrectedRate(float learning_rate, int64_t step) const {
+  float EffectiveRate(float learning_rate, int64_t step) const {
     const double t = static_cast<double>(step);
     const double correction = std::sqrt(1.0 - std::pow(static_cast<double>(beta_2), t)) /
                               (1.0 - std::pow(static_cast<double>(beta_1), t));
@@ -56,9 +56,6 @@ struct Adam : AdamMoments {
   using AdamMoments::AdamMoments;
 
   int64_t Slots(int64_t dim) const { return 2 * dim; }
-  float EffectiveRate(float learning_rate, int64_t step) const {
-    return CorrectedRate(learning_rate, step);
-  }
 
   template <bool kTellsDelta>
   SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,

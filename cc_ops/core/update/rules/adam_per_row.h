@@ -14,6 +14,7 @@ struct AdamPerRow : AdamMoments {
   using AdamMoments::AdamMoments;
 
   int64_t Slots(int64_t dim) const { return 2 * dim + 2; }
+  float EffectiveRate(float learning_rate, int64_t /*step*/) const { return learning_rate; }
 
   template <bool kTellsDelta>
   SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,

@@ -20,9 +20,8 @@ struct RowTransforms {
   float decay = 0.f;       // of the row by learning rate * decay * row
   float max_norm = 0.f;    // most of the row's norm
 
-  bool any() const {
-    return l2 != 0.f || clip_value != 0.f || clip_norm != 0.f || decay != 0.f || max_norm != 0.f;
-  }
+  bool any() const { return any_of_gradient() || decay != 0.f || max_norm != 0.f; }
+  bool any_of_gradient() const { return l2 != 0.f || clip_value != 0.f || clip_norm != 0.f; }
 
   // What is left of a row that decays; not less than nothing.
   float Kept(float learning_rate) const { return std::max(0.f, 1.f - learning_rate * decay); }

@@ -13,9 +13,6 @@ struct RowWiseAdam : AdamMoments {
   using AdamMoments::AdamMoments;
 
   int64_t Slots(int64_t dim) const { return dim + 1; }
-  float EffectiveRate(float learning_rate, int64_t step) const {
-    return CorrectedRate(learning_rate, step);
-  }
 
   template <bool kTellsDelta>
   SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,

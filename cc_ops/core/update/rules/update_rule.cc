@@ -81,7 +81,7 @@ void UpdateRule::Apply(float rate, int64_t dim, const float* gradient, float* ro
 
 float UpdateRule::Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
   std::vector<float> changed;
-  if (transforms.any()) {
+  if (transforms.any_of_gradient()) {
     changed.assign(gradient, gradient + dim);
     transforms.ToGradient(dim, changed.data(), row);
     gradient = changed.data();
