@@ -1,8 +1,14 @@
-"""A rule of each kind, for tests of what must hold for all of them."""
+"""A rule of each kind, for tests of what must hold for all of them, and training by one."""
 
 from __future__ import annotations
 
-from slipstream_tf import optimizers
+import numpy as np
+
+from slipstream_tf import Table, initializers, optimizers
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.stores import NativeStore
+
+SPECS = [FeatureSpec("f", "t", "sum")]
 
 ALL_RULES = [
     optimizers.SGD(0.1),
@@ -20,3 +26,14 @@ ALL_RULES = [
 def name_of(rule: optimizers.SparseOptimizer) -> str:
     """Names a rule in a test's id."""
     return rule.layout + ("Nesterov" if getattr(rule, "nesterov", False) else "")
+
+
+def train(rule, rows, batches, gradients):
+    """Trains a table on batches of keys, a gradient for each; returns all rows."""
+    table = Table("t", rows.shape[1], initializer=initializers.Zeros())
+    store = NativeStore([table], rule)
+    store.write_rows("t", np.arange(len(rows)), rows)
+    for keys, gradient in zip(batches, gradients, strict=True):
+        _, plan = store.lookup(pack({"f": keys}, SPECS), SPECS, training=True)
+        store.apply_gradients(plan, [gradient])
+    return store.gather("t", np.arange(len(rows)))[0].numpy()

@@ -278,9 +278,13 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         Args:
             hot: table -> keys int64 [n] and access counts float32 [n] over all ranks, by count
                 descending; tables not named freeze nothing.
+
+        Raises:
+            ValueError: all rows of a table decay, which replicas would not.
         """
         if self.comm.size == 1:
             return
+        self._refuse_decaying(hot)
         chosen = []
         for table in self.tables:
             keys = self._replicas.choose_read_only(table.name, hot, self.least_accesses)
@@ -301,6 +305,14 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         )
         self._announced.outdate()
 
+    def _refuse_decaying(self, hot: Mapping[str, Any]) -> None:
+        for table, rule in zip(self.tables, self.rates.rules, strict=True):
+            if table.name in hot and rule.decay == "all":
+                place = (
+                    f"{type(rule).__name__} of table {table.name!r}, of which there are replicas"
+                )
+                raise invalid("decay", "all", place, "'batch', or no CacheRows")
+
     def set_replicated(self, hot: Mapping[str, np.ndarray]) -> None:
         """Says of which rows ranks keep copies, until they are named no more.
 
@@ -312,7 +324,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 copies are kept.
 
         Raises:
-            ValueError: `refresh_replicas` was not called.
+            ValueError: `refresh_replicas` was not called, or all rows of a table decay.
         """
         movement = self.refresh_movement
         if movement is None:
@@ -320,6 +332,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             raise invalid("movement", None, place, "a number, of refresh_replicas")
         if self.comm.size == 1:
             return
+        self._refuse_decaying(hot)
         for table, handle in zip(self.tables, self._handles, strict=True):
             keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._replicas.most_flagged]
             replica_ops.set_replicated(handle, keys[self._owns(keys)], movement, self.comm.size)

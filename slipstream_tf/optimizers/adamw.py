@@ -10,7 +10,7 @@ from slipstream_tf.optimizers.adam import Adam
 class AdamW(Adam):
     """`Adam` with a `weight_decay` of 0.004, the default of `keras.optimizers.AdamW`.
 
-    The rows of a batch decay; Keras's decays all of a table in each step.
+    The rows of a batch decay. Keras's decays all of a table in each step, as with `decay="all"`.
     """
 
     weight_decay: float | None = dataclasses.field(default=0.004, kw_only=True)

@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from slipstream_tf import _compat
-from slipstream_tf.errors import invalid, require_number
+from slipstream_tf.errors import invalid, require_choice, require_number
 
 # In the order of the op, in which they are done.
 BEFORE_RULE = ("l2", "clip_value", "clip_norm", "weight_decay")
 TRANSFORMS = (*BEFORE_RULE, "max_norm")
+DECAYS = ("batch", "all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +35,16 @@ class SparseOptimizer:
         weight_decay: row -= learning_rate * weight_decay * row, of each row of a batch, beside the
             rule (Loshchilov and Hutter, ICLR 2019); at most to 0.
         max_norm: a row is shortened to this norm after its step.
+        decay: of which rows `l2` and `weight_decay` are: "batch", those of a batch; or "all", every
+            row that the table has, in each step of the table, as if it were dense. With "all" a
+            weight decay costs nothing: rows lie in memory beside one number, the product of what
+            each step left of them. So does `l2` with plain `SGD`, which is the same. With other
+            rules `l2` updates row after row of the table in every step: for small tables.
 
-    What is given is done in this order, the rule before `max_norm`. Rows that a batch lacks, and
-    those whose gradient is masked, neither decay nor are penalised. Gradients are not deferred
-    beside them, `max_norm` apart: a sum would be clipped, or penalised, as one gradient.
+    What is given is done in this order, the rule before `max_norm`. Rows whose gradient is masked
+    are not penalised, and decay with "all" alone. Gradients are not deferred beside them,
+    `max_norm` apart: a sum would be clipped, or penalised, as one gradient. Replicas of
+    `CacheRows` are refused where all rows decay: they would not.
     """
 
     learning_rate: Any = 0.01
@@ -47,6 +54,7 @@ class SparseOptimizer:
     clip_norm: float | None = dataclasses.field(default=None, kw_only=True)
     weight_decay: float | None = dataclasses.field(default=None, kw_only=True)
     max_norm: float | None = dataclasses.field(default=None, kw_only=True)
+    decay: str = dataclasses.field(default="batch", kw_only=True)
     rule: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -57,6 +65,9 @@ class SparseOptimizer:
         for name in TRANSFORMS:
             if getattr(self, name) is not None:
                 self._require(name, 0.0, open_minimum=True)
+        require_choice("decay", self.decay, DECAYS, place)
+        if self.decay == "all" and self.l2 is None and self.weight_decay is None:
+            raise invalid("decay", "all", place, "with l2 or weight_decay, or 'batch'")
 
     @property
     def follows(self) -> bool:
@@ -91,7 +102,7 @@ class SparseOptimizer:
     def op_transforms(self) -> tuple[float, ...]:
         """Returns what the table op does beside the rule: empty, or a number for each; 0: not."""
         numbers = tuple(getattr(self, name) or 0.0 for name in TRANSFORMS)
-        return numbers if any(numbers) else ()
+        return (*numbers, float(self.decay == "all")) if any(numbers) else ()
 
     @property
     def layout(self) -> str:

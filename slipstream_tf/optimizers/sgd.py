@@ -44,6 +44,14 @@ class SGD(SparseOptimizer):
             return "sgd", ()
         return "momentum", (self.momentum, float(self.nesterov))
 
+    def op_transforms(self) -> tuple[float, ...]:
+        clips = self.clip_value is not None or self.clip_norm is not None
+        if self.decay == "batch" or self.l2 is None or self.momentum or clips:
+            return super().op_transforms()
+        # The same without a pass over all rows: what the penalty takes is a share of the row.
+        decay = 2.0 * self.l2 + (self.weight_decay or 0.0)
+        return dataclasses.replace(self, l2=None, weight_decay=decay).op_transforms()
+
     @property
     def layout(self) -> str:
         return "Momentum" if self.momentum else "SGD"

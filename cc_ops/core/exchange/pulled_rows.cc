@@ -141,6 +141,11 @@ void RowPacker::Add(int64_t key, const float* row, bool is_refreshed, bool is_gi
   const size_t slot_bytes = static_cast<size_t>(table_.slots_per_row()) * sizeof(float);
   if (is_refreshed) Set(bytes_->data() + refreshed_, index);
   if (row == nullptr && !is_given) return;
+  if (row != nullptr && table_.rows().scale() != 1.f) {
+    unpacked_.assign(row, row + dim + table_.slots_per_row());
+    table_.rows().CopyRow(key, row, unpacked_.data());
+    row = unpacked_.data();
+  }
   // Slots first: those of a row that was ever updated tell without its initial values.
   const bool may_be_new =
       row == nullptr ||

@@ -42,7 +42,7 @@ class RowPacker {
   const size_t given_;      // index of the bits
   const size_t refreshed_;  // of those that tell which replicas are refreshed
   int64_t next_ = 0;
-  std::vector<float> new_row_;
+  std::vector<float> new_row_, unpacked_;
   std::vector<uint8_t>* bytes_;
 };
 

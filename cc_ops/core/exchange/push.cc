@@ -11,6 +11,7 @@
 #include "cc_ops/core/table/out_of_memory.h"
 #include "cc_ops/core/table/table_locks.h"
 #include "cc_ops/core/update/policy_update.h"
+#include "cc_ops/core/update/row_sweep.h"
 
 namespace slipstream {
 namespace {
@@ -160,9 +161,21 @@ class TableArrivals {
   }
 
   // Of all rows from now on.
-  void BeginUpdate(float learning_rate) {
-    rates_ = table_->options().rule.RatesOf(learning_rate, table_->updates().NextStep());
-    table_->updates().set_last_learning_rate(learning_rate);
+  void BeginUpdate(float learning_rate) { rates_ = table_->BeginUpdate(learning_rate); }
+
+  // Updates the other rows of the task's shards, where that is to be.
+  void Sweep(int task, SweepScratch* scratch) const {
+    if (!IsSwept(*table_)) return;
+    const std::vector<ArrivedKey>& keys = keys_[task];
+    const CellRange shards = CellsOf(task, static_cast<int>(keys_.size()), kNumShards);
+    auto key = keys.begin();
+    for (int64_t s = shards.begin; s < shards.end; ++s) {
+      ShardSweep sweep(table_, s, scratch);
+      for (; key != keys.end() && arrivals_[key->begin].shard == s; ++key) {
+        sweep.LeaveOut(arrivals_[key->begin].key);
+      }
+      sweep.UpdateOthers(rates_);
+    }
   }
 
   // Applies the sum of each of the task's keys to its row.
@@ -249,7 +262,8 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
     std::vector<TableUpdate> updates(num_tables);
     for (size_t t = 0; t < num_tables; ++t) {
       const int64_t step = plan.tables[t]->updates().step() + 1;
-      updates[t].Begin(plan, t, options.learning_rate.Of(t), step);
+      const UpdateRule& rule = plan.tables[t]->options().rule;
+      updates[t].Begin(plan, t, rule.RatesOf(options.learning_rate.Of(t), step));
     }
     const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
     std::vector<CollectTask> tasks(parallel.threads, CollectTask(plan.tables));
@@ -305,6 +319,10 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
   for (const EmbeddingTable* table : tables) dims.push_back(table->dim());
   Status status = options.learning_rate.Check(tables.size());
   if (!status.ok()) return status;
+  for (size_t t = 0; t < tables.size() && status.ok(); ++t) {
+    status = tables[t]->CheckRate(options.learning_rate.Of(t));
+  }
+  if (!status.ok()) return status;
   status = CheckSendBuffer(tables, buffer, dims);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(tables);
@@ -330,11 +348,21 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
     parallel.run(parallel.threads, [&](int task) {
       for (TableArrivals& of_table : arrivals) of_table.Find(task, options.create_missing);
     });
+    // After rows were made.
+    const bool is_any_swept = std::any_of(tables.begin(), tables.end(),
+                                          [](const EmbeddingTable* t) { return IsSwept(*t); });
+    std::vector<SweepScratch> sweeps;
+    for (int task = 0; is_any_swept && task < parallel.threads; ++task) sweeps.emplace_back(tables);
     // From here on nothing needs memory: rows are updated all or none.
     for (size_t t = 0; t < arrivals.size(); ++t) {
       arrivals[t].BeginUpdate(options.learning_rate.Of(t));
     }
     parallel.run(parallel.threads, update_rows);
+    if (is_any_swept) {
+      parallel.run(parallel.threads, [&](int task) {
+        for (const TableArrivals& of_table : arrivals) of_table.Sweep(task, &sweeps[task]);
+      });
+    }
     for (TableArrivals& of_table : arrivals) of_table.CountDropped();
   } catch (const std::bad_alloc&) {
     return OutOfMemory("applying the ranks' gradients", tables);

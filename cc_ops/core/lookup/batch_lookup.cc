@@ -90,12 +90,15 @@ void Pool(const std::vector<EmbeddingTable*>& tables, const std::vector<FeatureV
       const FeatureView& view = features[f];
       if (IsCopied(view, combiners[f])) return;
       const int64_t dim = tables[view.table]->dim();
-      const bool is_unscaled = IsUnscaled(view, combiners[f]);
+      const float of_table = tables[view.table]->rows().scale();
+      const bool is_unscaled = IsUnscaled(view, combiners[f]) && of_table == 1.f;
       for (int64_t i = first; i < last; ++i) {
         PoolExample(
             view, i, dim, is_unscaled,
             [&](int64_t p) { return row_of_position[positions.of(f, i, p)]; },
-            [&](int64_t p) { return scale[positions.of(f, i, p)]; },
+            [&](int64_t p) {
+              return scale.empty() ? of_table : of_table * scale[positions.of(f, i, p)];
+            },
             outputs[f].data + i * outputs[f].stride);
       }
     });
@@ -198,8 +201,8 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
             [&](int64_t p) -> const float* {
               const int64_t key = view.keys[p];
               const float* row = table.rows().Find(key);
-              if (row != nullptr) return row;
-              table.options().initializer.Fill(key, table.dim(), initial.data());
+              if (row != nullptr && table.rows().scale() == 1.f) return row;
+              table.rows().CopyRow(key, row, initial.data());
               return initial.data();
             },
             [&](int64_t p) { return factor * (view.weights == nullptr ? 1.f : view.weights[p]); },

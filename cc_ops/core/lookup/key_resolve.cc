@@ -129,7 +129,14 @@ class BucketResolver {
 
   void Deliver(int64_t bucket) {
     if (plan_->unique_count[bucket] == 0) return;
-    const int64_t dim = plan_->tables[bucket / kNumShards]->dim();
+    const EmbeddingTable& table = *plan_->tables[bucket / kNumShards];
+    const int64_t dim = table.dim();
+    if (table.rows().scale() != 1.f) {
+      return DeliverBy(bucket, [scale = table.rows().scale(), dim](const float* __restrict__ row,
+                                                                   float* __restrict__ out) {
+        for (int64_t j = 0; j < dim; ++j) out[j] = scale * row[j];
+      });
+    }
     switch (dim) {
       case 16:
         return DeliverBy(bucket, CopyRow<64>);

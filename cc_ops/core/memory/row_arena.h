@@ -25,6 +25,9 @@ class RowArena {
     return chunks_[address.chunk] + address.row * stride_;
   }
 
+  // Above all indices that were ever given.
+  uint32_t end() const { return next_; }
+
   // The addresses of small arenas' rows.
   void PrefetchChunks() const { __builtin_prefetch(chunks_.data()); }
 

@@ -14,6 +14,24 @@ int64_t EmbeddingTable::bytes() const {
   return rows_.bytes() + flags_.bytes() + updates_.deferred_bytes() + replicas_.bytes();
 }
 
+Status EmbeddingTable::CheckRate(float learning_rate) const {
+  const RowTransforms& transforms = options_.rule.transforms;
+  if (!transforms.DecaysAll() || transforms.Kept(learning_rate) > 0.f) return OkStatus();
+  return InvalidArgument("learning_rate * weight_decay of table '" + options_.name + "' is " +
+                         std::to_string(learning_rate * transforms.decay) +
+                         "; allowed: below 1, where every row of the table decays");
+}
+
+StepRates EmbeddingTable::BeginUpdate(float learning_rate) {
+  StepRates rates = options_.rule.RatesOf(learning_rate, updates_.NextStep());
+  updates_.set_last_learning_rate(learning_rate);
+  if (options_.rule.transforms.DecaysAll()) {
+    rates.scale = rows_.DecayValues(rates.kept);
+    rates.next_scale = rows_.scale();
+  }
+  return rates;
+}
+
 Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64_t n,
                                 const Parallel& parallel, bool create_missing) {
   std::vector<int64_t> wanted;
@@ -76,7 +94,7 @@ Status EmbeddingTable::Write(const int64_t* keys, const float* rows, int64_t n) 
   }
   for (int64_t i = 0; i < n; ++i) {
     updates_.DropDeferred(keys[i]);
-    std::copy_n(rows + i * dim, dim, targets[i]);
+    rows_.WriteRow(rows + i * dim, targets[i]);
   }
   return OkStatus();
 }

@@ -48,6 +48,11 @@ class EmbeddingTable {
     return flags_.is_watching() || (policy.IsActive() && policy.Samples(shard));
   }
 
+  // InvalidArgument if nothing would be left of the rows in an update of this rate.
+  Status CheckRate(float learning_rate) const;
+  // Begins the next update, whose rate was checked: all rows decay, where they do.
+  StepRates BeginUpdate(float learning_rate);
+
   // Sets the flags of rows; see RowFlags::Set. Rows that are created may evict others of a bounded
   // table. InvalidArgument for bits that are no flags, ResourceExhausted if the keys do not fit in
   // the capacity: nothing has changed then.

@@ -113,15 +113,46 @@ float* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* index) {
   } else {
     row = InsertRow(&shard, key, accesses, index);
     options_.initializer.Fill(key, options_.dim, row);
+    Pack(row, options_.dim, row);
     options_.rule.InitSlots(options_.dim, row + options_.dim);
   }
   if (tracks_use()) shard.last_used[*index] = lookup_step_;
   return row;
 }
 
+float RowStore::DecayValues(float kept) {
+  // Far from the ends of float's range.
+  constexpr double kSmallest = 1e-12;
+  if (scale_ < kSmallest) {
+    for (RowShard& shard : shards_) {
+      for (const HashIndex::Entry& entry : shard.index.entries()) {
+        if (entry.index == HashIndex::kEmpty) continue;
+        float* const row = shard.arena.Row(entry.index);
+        Unpack(row, options_.dim, row);
+      }
+    }
+    scale_ = 1.0;
+  }
+  const float before = scale();
+  scale_ *= kept;
+  return before;
+}
+
+void RowStore::Unpack(const float* packed, int64_t n, float* values) const {
+  const float factor = scale();
+  for (int64_t j = 0; j < n; ++j) values[j] = factor * packed[j];
+}
+
+void RowStore::Pack(const float* values, int64_t n, float* packed) const {
+  const float factor = 1.f / scale();
+  for (int64_t j = 0; j < n; ++j) packed[j] = factor * values[j];
+}
+
+void RowStore::WriteRow(const float* values, float* row) const { Pack(values, options_.dim, row); }
+
 void RowStore::CopyRow(int64_t key, const float* found, float* row) const {
   if (found != nullptr) {
-    std::copy_n(found, options_.dim, row);
+    Unpack(found, options_.dim, row);
   } else {
     options_.initializer.Fill(key, options_.dim, row);
   }
@@ -298,7 +329,8 @@ TableContents RowStore::Export() const {
     const float* row = shard.arena.Row(exported.entry.index);
     contents.keys.push_back(exported.key);
     contents.counts.push_back(exported.entry.count);
-    contents.rows.insert(contents.rows.end(), row, row + options_.dim);
+    contents.rows.resize(contents.rows.size() + static_cast<size_t>(options_.dim));
+    Unpack(row, options_.dim, contents.rows.data() + contents.rows.size() - options_.dim);
     contents.slots.insert(contents.slots.end(), row + options_.dim, row + options_.dim + slots_);
     if (tracks_use()) contents.last_used.push_back(shard.last_used[exported.entry.index]);
   }
@@ -383,6 +415,7 @@ Status RowStore::Import(const TableContents& contents) {
   memory_.swap(memory);
   index_memory_.swap(index_memory);
   lookup_step_ = contents.lookup_step;
+  scale_ = 1.0;
   ++generation_;
   return OkStatus();
 }

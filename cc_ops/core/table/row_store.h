@@ -89,10 +89,15 @@ class RowStore {
   int64_t generation() const { return generation_; }
   int64_t num_evicted() const { return num_evicted_; }
   int64_t NextLookupStep() { return ++lookup_step_; }
+  // Rows lie in memory divided by this, so that all of them can decay at once; 1 until they do.
+  float scale() const { return static_cast<float>(scale_); }
+  // Multiplies the values of all rows, without touching them but once in a long while. kept: above
+  // 0. Returns the scale that rows lie in memory by until then.
+  float DecayValues(float kept);
   RowShard* shard(int64_t s) { return &shards_[s]; }
   const RowShard* shard(int64_t s) const { return &shards_[s]; }
 
-  // The row of a key, or nullptr if it is not there.
+  // The row of a key as it lies in memory, see scale(), or nullptr if it is not there.
   float* Find(int64_t key) const {
     const RowShard& shard = shards_[ShardOf(key)];
     const HashIndex::Entry* entry = shard.index.Find(key);
@@ -148,8 +153,10 @@ class RowStore {
       if (visited->row != nullptr) prefetch(*visited);
     }
   }
-  // A row, or, where there is none, what the initializer gives the key. row: [dim].
+  // The values of a row, or, where there is none, what the initializer gives the key. row: [dim].
   void CopyRow(int64_t key, const float* found, float* row) const;
+  // Replaces the values of a row. values: [dim].
+  void WriteRow(const float* values, float* row) const;
   // keys: [n]. rows: [n, dim], found: [n]; the row of an absent key is what its
   // initializer would give.
   void Gather(const int64_t* keys, int64_t n, const Parallel& parallel, float* rows,
@@ -189,6 +196,9 @@ class RowStore {
   }
   // Of arrays of the right length.
   Status CheckValues(const TableContents& contents) const;
+  // Values as they lie in memory -> values, and back.
+  void Unpack(const float* packed, int64_t n, float* values) const;
+  void Pack(const float* values, int64_t n, float* packed) const;
   float* InsertRow(RowShard* shard, int64_t key, float count, uint32_t* index);
 
   const TableOptions& options_;
@@ -199,6 +209,7 @@ class RowStore {
   int64_t generation_ = 0;
   int64_t num_evicted_ = 0;
   int64_t lookup_step_ = 0;
+  double scale_ = 1.0;
 };
 
 }  // namespace slipstream

@@ -11,6 +11,7 @@
 #include "cc_ops/core/table/out_of_memory.h"
 #include "cc_ops/core/table/table_locks.h"
 #include "cc_ops/core/update/policy_update.h"
+#include "cc_ops/core/update/row_sweep.h"
 #include "cc_ops/core/update/rules/all_rules.h"
 #include "cc_ops/core/update/update_loop.h"
 
@@ -95,7 +96,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
   const bool masks = policy.mode == UpdatePolicy::Mode::kMask &&
                      update.table->UpdatesByPolicy(update.bucket % kNumShards);
   const bool transforms_any = transforms.any();
-  const float rate = update.rates.rate, kept = update.rates.kept;
+  const StepRates rates = update.rates;
   const int64_t row_floats = dim + rule.Slots(dim);
   ShardFlags* const flags = FlagsOfBucket(plan, update.bucket);
   const ShardFlags* const next_flags = FlagsOfBucket(plan, next);
@@ -124,17 +125,17 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
     if (kWithAll && transforms_any) {
       float* const delta = summed + dim;
       if (is_watched) std::copy_n(row, dim, delta);
-      transforms.BeforeRule(kept, dim, summed, row);
-      rule.template Apply<false>(rate, dim, summed, row);
-      transforms.AfterRule(dim, row);
+      transforms.BeforeRule(rates, dim, summed, row);
+      rule.template Apply<false>(rates.rate, dim, summed, row);
+      transforms.AfterRule(rates, dim, row);
       if (!is_watched) return;
-      for (int64_t j = 0; j < dim; ++j) delta[j] = row[j] - delta[j];
+      SetToStep(rates, dim, row, delta);
       flags->AddSquaredUpdateLength(plan.unique_index[u], SumOfSquares(dim, delta));
     } else if (is_watched) {
-      rule.template Apply<true>(rate, dim, summed, row);
+      rule.template Apply<true>(rates.rate, dim, summed, row);
       flags->AddSquaredUpdateLength(plan.unique_index[u], SumOfSquares(dim, summed));
     } else {
-      rule.template Apply<false>(rate, dim, summed, row);
+      rule.template Apply<false>(rates.rate, dim, summed, row);
     }
   });
   UpdateCounts* const counts = CountsOf(update);
@@ -218,6 +219,19 @@ void UpdateBucket(const BucketUpdate& update, int64_t next, PolicyScratch* scrat
   }
 }
 
+// The rows of the buckets' shards that the batch lacks, where they are updated, too.
+void SweepBuckets(const LookupPlan& plan, CellRange buckets,
+                  const std::vector<TableUpdate>& updates, SweepScratch* scratch) {
+  for (int64_t b = buckets.begin; b < buckets.end; ++b) {
+    const size_t t = static_cast<size_t>(b / kNumShards);
+    if (!IsSwept(*plan.tables[t])) continue;
+    ShardSweep sweep(plan.tables[t], b % kNumShards, scratch);
+    const CellRange keys = KeysOf(plan, b);
+    for (int64_t u = keys.begin; u < keys.end; ++u) sweep.LeaveOut(plan.unique_key[u]);
+    sweep.UpdateOthers(updates[t].rates);
+  }
+}
+
 }  // namespace
 
 // On the bits, which compilers vectorise: a sum of floats has an order to keep.
@@ -241,13 +255,22 @@ Status CheckFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gr
 
 Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                       const LearningRates& rates, const Parallel& parallel) {
-  const Status status = CheckFinite(plan, gradients, rates, parallel);
+  Status status = CheckFinite(plan, gradients, rates, parallel);
+  for (size_t t = 0; t < plan.tables.size() && status.ok(); ++t) {
+    status = plan.tables[t]->CheckRate(rates.Of(t));
+  }
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(plan.tables);
   try {
     // Whatever needs memory comes first: rows are updated all or none.
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
     std::vector<TableUpdate> updates(plan.tables.size());
+    const bool is_any_swept = std::any_of(plan.tables.begin(), plan.tables.end(),
+                                          [](const EmbeddingTable* t) { return IsSwept(*t); });
+    std::vector<SweepScratch> sweeps;
+    for (int task = 0; is_any_swept && task < parallel.threads; ++task) {
+      sweeps.emplace_back(plan.tables);
+    }
     const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
     const std::function<void(int)> update_buckets = [&](int task) {
       UpdateBuckets(plan, gradients, {bounds[task], bounds[task + 1]}, &updates,
@@ -256,10 +279,16 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
                     });
     };
     for (size_t t = 0; t < updates.size(); ++t) {
-      updates[t].Begin(plan, t, rates.Of(t), plan.tables[t]->updates().NextStep());
-      plan.tables[t]->updates().set_last_learning_rate(rates.Of(t));
+      updates[t].Begin(plan, t, plan.tables[t]->BeginUpdate(rates.Of(t)));
     }
     parallel.run(parallel.threads, update_buckets);
+    if (is_any_swept) {
+      parallel.run(parallel.threads, [&](int task) {
+        const CellRange buckets =
+            CellsOf(task, parallel.threads, static_cast<int64_t>(plan.unique_count.size()));
+        SweepBuckets(plan, buckets, updates, &sweeps[task]);
+      });
+    }
     for (size_t t = 0; t < updates.size(); ++t) {
       plan.tables[t]->updates().AddDropped(updates[t].dropped);
     }

@@ -54,9 +54,8 @@ struct BucketUpdate {
 
 // One table's part in an update of the tables of a plan.
 struct TableUpdate {
-  // step: number of the update.
-  void Begin(const LookupPlan& plan, size_t t, float learning_rate, int64_t step) {
-    rates = plan.tables[t]->options().rule.RatesOf(learning_rate, step);
+  void Begin(const LookupPlan& plan, size_t t, StepRates of_table) {
+    rates = of_table;
     is_stale = plan.tables[t]->rows().generation() != plan.generations[t];
   }
 
@@ -187,6 +186,13 @@ inline void SumUsesOf(RankShare share, const LookupPlan& plan,
   }
 }
 
+// row: [dim], after an update; before: [dim], as it was, overwritten by how far it moved.
+SLIPSTREAM_ALWAYS_INLINE void SetToStep(const StepRates& rates, int64_t dim, const float* row,
+                                        float* before) {
+  // A scale of 1 changes no bit.
+  for (int64_t j = 0; j < dim; ++j) before[j] = rates.next_scale * row[j] - rates.scale * before[j];
+}
+
 // Updates a row; of a watched one, adds the squared length of its step to those before.
 // gradient, scratch: [dim], overwritten.
 inline void UpdateRow(const UpdateRule& rule, StepRates rates, int64_t dim, float* gradient,
@@ -198,7 +204,7 @@ inline void UpdateRow(const UpdateRule& rule, StepRates rates, int64_t dim, floa
   }
   std::copy_n(row, dim, scratch);
   rule.Update(rates, dim, gradient, row);
-  for (int64_t j = 0; j < dim; ++j) scratch[j] = row[j] - scratch[j];
+  SetToStep(rates, dim, row, scratch);
   flags->AddSquaredUpdateLength(found.index, SumOfSquares(dim, scratch));
 }
 

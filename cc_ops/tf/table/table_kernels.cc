@@ -37,12 +37,12 @@ class TableOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, ToAbsl(UpdateRule::Make(rule, parameters, &options_.rule)));
     std::vector<float> transforms;
     OP_REQUIRES_OK(c, c->GetAttr("transforms", &transforms));
-    OP_REQUIRES(c, transforms.empty() || transforms.size() == 5,
+    OP_REQUIRES(c, transforms.empty() || transforms.size() == 6,
                 absl::InvalidArgumentError(absl::StrCat("transforms has ", transforms.size(),
-                                                        " numbers; allowed: none or 5")));
+                                                        " numbers; allowed: none or 6")));
     if (!transforms.empty()) {
-      options_.rule.transforms = {transforms[0], transforms[1], transforms[2], transforms[3],
-                                  transforms[4]};
+      options_.rule.transforms = {transforms[0], transforms[1], transforms[2],
+                                  transforms[3], transforms[4], transforms[5] != 0.f};
     }
     options_.initializer.seed = static_cast<uint64_t>(seed);
     options_.eviction =

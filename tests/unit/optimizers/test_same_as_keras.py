@@ -6,15 +6,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from all_rules import train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_tf import Table, initializers, optimizers
-from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.stores import NativeStore
+from slipstream_tf import optimizers
 
 STEPS = 20
-SPECS = [FeatureSpec("f", "t", "sum")]
 
 
 def numbers(low, high):
@@ -42,17 +40,6 @@ RULES = {
     "Adam": {**BETAS, "epsilon": numbers(2**-20, 2**-7)},
     "Ftrl": FTRL,
 }
-
-
-def train(rule, rows, batches, gradients):
-    """Trains a table on batches of keys, a gradient for each; returns all rows."""
-    table = Table("t", rows.shape[1], initializer=initializers.Zeros())
-    store = NativeStore([table], rule)
-    store.write_rows("t", np.arange(len(rows)), rows)
-    for keys, gradient in zip(batches, gradients, strict=True):
-        _, plan = store.lookup(pack({"f": keys}, SPECS), SPECS, training=True)
-        store.apply_gradients(plan, [gradient])
-    return store.gather("t", np.arange(len(rows)))[0].numpy()
 
 
 def dense(optimizer, rows, batches, gradients):

@@ -27,8 +27,8 @@ def all_of(rule):
 
 def test_there_are_none_unless_given() -> None:
     assert optimizers.Adagrad().op_transforms() == ()
-    assert optimizers.Adagrad(**ALL).op_transforms() == (0.1, 1.5, 3.0, 0.1, 2.0)
-    assert optimizers.AdamW().op_transforms() == (0.0, 0.0, 0.0, 0.004, 0.0)
+    assert optimizers.Adagrad(**ALL).op_transforms() == (0.1, 1.5, 3.0, 0.1, 2.0, 0.0)
+    assert optimizers.AdamW().op_transforms() == (0.0, 0.0, 0.0, 0.004, 0.0, 0.0)
     assert optimizers.AdamW(weight_decay=None).op_transforms() == ()
 
 

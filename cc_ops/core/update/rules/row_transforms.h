@@ -1,4 +1,4 @@
-// What is done to every gradient and row of a batch beside the rule, whichever that is.
+// What is done to gradients and rows beside the rule, whichever that is.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_TRANSFORMS_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_TRANSFORMS_H_
 
@@ -11,6 +11,16 @@
 
 namespace slipstream {
 
+// What the number of an update, the learning rate and the table's scale come to.
+struct StepRates {
+  // The factor on the gradient: the learning rate, bias-corrected where the rule does so by table.
+  float rate = 0.f;
+  // What is left of a row that decays.
+  float kept = 1.f;
+  // RowStore::scale before the update and after it. They are 1 unless all rows decay.
+  float scale = 1.f, next_scale = 1.f;
+};
+
 // In this order: the gradient gets that of the penalty, is clipped by value and by its norm; the
 // row decays; the rule; the row's norm is bounded. What is 0 is not done.
 struct RowTransforms {
@@ -19,6 +29,12 @@ struct RowTransforms {
   float clip_norm = 0.f;   // most of the gradient's norm
   float decay = 0.f;       // of the row by learning rate * decay * row
   float max_norm = 0.f;    // most of the row's norm
+  // Whether rows that a batch lacks decay and are penalised, too.
+  bool of_all_rows = false;
+
+  bool DecaysAll() const { return of_all_rows && decay != 0.f; }
+  // Whether rows that a batch lacks are updated, one by one, as by a gradient of 0.
+  bool SweepsAll() const { return of_all_rows && l2 != 0.f; }
 
   bool any() const { return any_of_gradient() || decay != 0.f || max_norm != 0.f; }
   bool any_of_gradient() const { return l2 != 0.f || clip_value != 0.f || clip_norm != 0.f; }
@@ -39,16 +55,18 @@ struct RowTransforms {
     if (clip_norm != 0.f) Shorten(clip_norm, dim, gradient);
   }
 
-  SLIPSTREAM_ALWAYS_INLINE void BeforeRule(float kept, int64_t dim, float* __restrict__ gradient,
+  SLIPSTREAM_ALWAYS_INLINE void BeforeRule(const StepRates& rates, int64_t dim,
+                                           float* __restrict__ gradient,
                                            float* __restrict__ row) const {
+    if (DecaysAll()) Multiply(rates.scale, dim, row);
     ToGradient(dim, gradient, row);
-    if (decay != 0.f) {
-      for (int64_t j = 0; j < dim; ++j) row[j] *= kept;
-    }
+    if (decay != 0.f) Multiply(rates.kept, dim, row);
   }
 
-  SLIPSTREAM_ALWAYS_INLINE void AfterRule(int64_t dim, float* __restrict__ row) const {
+  SLIPSTREAM_ALWAYS_INLINE void AfterRule(const StepRates& rates, int64_t dim,
+                                          float* __restrict__ row) const {
     if (max_norm != 0.f) Shorten(max_norm, dim, row);
+    if (DecaysAll()) Multiply(1.f / rates.next_scale, dim, row);
   }
 
  private:
@@ -56,7 +74,11 @@ struct RowTransforms {
                                                float* __restrict__ values) {
     const float norm = std::sqrt(SumOfSquares(dim, values));
     if (norm <= most) return;
-    const float factor = most / norm;
+    Multiply(most / norm, dim, values);
+  }
+
+  static SLIPSTREAM_ALWAYS_INLINE void Multiply(float factor, int64_t dim,
+                                                float* __restrict__ values) {
     for (int64_t j = 0; j < dim; ++j) values[j] *= factor;
   }
 };

@@ -18,11 +18,11 @@ SLIPSTREAM_SIMD_CLONES void ApplyToRow(const UpdateRule& rule, float rate, int64
 
 SLIPSTREAM_SIMD_CLONES void UpdateOneRow(const UpdateRule& rule, StepRates rates, int64_t dim,
                                          float* __restrict__ gradient, float* __restrict__ row) {
-  rule.transforms.BeforeRule(rates.kept, dim, gradient, row);
+  rule.transforms.BeforeRule(rates, dim, gradient, row);
   AllRules::Visit(rule, [&](const auto& own) SLIPSTREAM_LAMBDA_INLINE {
     own.template Apply<false>(rates.rate, dim, gradient, row);
   });
-  rule.transforms.AfterRule(dim, row);
+  rule.transforms.AfterRule(rates, dim, row);
 }
 
 }  // namespace

@@ -12,14 +12,6 @@
 
 namespace slipstream {
 
-// What the number of an update and the learning rate come to.
-struct StepRates {
-  // The factor on the gradient: the learning rate, bias-corrected where the rule does so by table.
-  float rate = 0.f;
-  // What is left of a row that decays.
-  float kept = 1.f;
-};
-
 // One of the rules of all_rules.h, as a value, with what is done beside it; SGD unless another is
 // named.
 struct UpdateRule {
@@ -35,6 +27,7 @@ struct UpdateRule {
 
   // Of update number `step` (1, 2, ...) of the table.
   float EffectiveRate(float learning_rate, int64_t step) const;
+  // In a table of scale 1.
   StepRates RatesOf(float learning_rate, int64_t step) const;
 
   // The rule alone. row: `dim` values followed by their slots. gradient: `dim` values; must not

@@ -1,0 +1,41 @@
+#include "cc_ops/core/update/row_sweep.h"
+
+#include <algorithm>
+
+namespace slipstream {
+
+SweepScratch::SweepScratch(const std::vector<EmbeddingTable*>& tables) {
+  int64_t widest = 0, most_rows = 0;
+  for (const EmbeddingTable* table : tables) {
+    if (!IsSwept(*table)) continue;
+    widest = std::max(widest, table->dim());
+    for (int64_t s = 0; s < kNumShards; ++s) {
+      most_rows = std::max<int64_t>(most_rows, table->rows().shard(s)->arena.end());
+    }
+  }
+  gradient.resize(static_cast<size_t>(widest));
+  is_done.reserve(static_cast<size_t>(most_rows));
+}
+
+ShardSweep::ShardSweep(EmbeddingTable* table, int64_t shard, SweepScratch* scratch)
+    : table_(table), shard_(table->rows().shard(shard)), scratch_(scratch) {
+  scratch_->is_done.assign(shard_->arena.end(), false);
+}
+
+void ShardSweep::LeaveOut(int64_t key) {
+  const HashIndex::Entry* const entry = shard_->index.Find(key);
+  if (entry != nullptr) scratch_->is_done[entry->index] = true;
+}
+
+void ShardSweep::UpdateOthers(StepRates rates) {
+  const UpdateRule& rule = table_->options().rule;
+  const int64_t dim = table_->dim();
+  float* const gradient = scratch_->gradient.data();
+  for (const HashIndex::Entry& entry : shard_->index.entries()) {
+    if (entry.index == HashIndex::kEmpty || scratch_->is_done[entry.index]) continue;
+    std::fill_n(gradient, dim, 0.f);
+    rule.Update(rates, dim, gradient, shard_->arena.Row(entry.index));
+  }
+}
+
+}  // namespace slipstream
