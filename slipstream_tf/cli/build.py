@@ -67,13 +67,19 @@ def _rows_optimizer(settings: Settings) -> optimizers.SparseOptimizer:
     if settings.rows_optimizer == "sgd":
         chosen["momentum"] = settings.rows_momentum
     for name in ("l2", "weight_decay", "clip_norm"):
-        if (value := getattr(settings, f"rows_{name}")) is not None:
+        if value := getattr(settings, f"rows_{name}"):
             chosen[name] = value
+    if "l2" in chosen or chosen.get("weight_decay", rule.weight_decay):
+        chosen["decay"] = settings.rows_decay
     return dataclasses.replace(rule, **chosen)
 
 
 def build_model(
-    settings: Settings, embeddings: EmbeddingCollection, num_dense: int, comm: Communicator
+    settings: Settings,
+    embeddings: EmbeddingCollection,
+    num_dense: int,
+    comm: Communicator,
+    base_rate: float | None = None,
 ) -> Any:
     """Makes and compiles the model; its output is a logit.
 
@@ -82,14 +88,24 @@ def build_model(
         embeddings: the tables.
         num_dense: numeric features per example.
         comm: the ranks over which gradients are averaged.
+        base_rate: the output starts there; None: at its layer's own start.
+
+    Raises:
+        UsageError: batch normalisation on several ranks.
 
     Returns:
         A compiled `keras.Model` with the metrics loss, auc and trained (examples).
     """
+    if settings.batch_norm and comm.size > 1:
+        raise UsageError(
+            f"--batch_norm, which {settings.data_name} data has by default, does not work on "
+            "several ranks: each would have averages of its own. Allowed: --nobatch_norm."
+        )
     common: dict[str, Any] = {
         "dropout": settings.dropout,
         "returns_logits": True,
         "batch_norm": settings.batch_norm,
+        "l2": settings.layers_l2,
         "dtype": settings.precision,
     }
     model: Any
@@ -101,6 +117,8 @@ def build_model(
     else:
         depth = settings.cross_layers
         model = DCNv2(embeddings, num_dense, depth, deep=settings.mlp, **common)
+    if base_rate is not None:
+        model.start_at(base_rate)
     optimizer: Any = keras.optimizers.Adam(settings.learning_rate)
     if comm.size > 1:
         optimizer = DistributedOptimizer(optimizer, comm)
@@ -130,6 +148,22 @@ def build_engine(
     warmup = warmup_steps(settings, planned_steps)
     window = Window(settings.window_steps, warmup, planned_steps, seed=settings.seed)
     return Slipstream(embeddings, window=window, **engine_arguments(settings))
+
+
+def validation_steps(settings: Settings, num_examples: int | None, ranks: int) -> int:
+    """Returns the steps between measurements of the validation part: those of an epoch.
+
+    Raises:
+        UsageError: they are not known.
+    """
+    if settings.evaluate_every is not None:
+        return settings.evaluate_every
+    if num_examples is None:
+        raise UsageError(
+            f"Invalid flag --early_stopping={settings.early_stopping}: how many examples the data "
+            "has is not known, so neither is an epoch's end. Give --evaluate_every."
+        )
+    return math.ceil(num_examples / (settings.batch_size * ranks))
 
 
 def planned_inputs(settings: Settings, num_examples: int | None) -> int | None:

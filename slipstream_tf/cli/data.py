@@ -30,11 +30,13 @@ class Parts:
 
     Attributes:
         train: of the training part.
-        test: of the test part.
+        valid: of the validation part; None: there is none in this run.
+        test: of the part that quality is measured on, the test part unless the flags say otherwise.
         num_examples: examples of the training part, possibly an estimate; None if nothing is known.
     """
 
     train: Reader
+    valid: Reader | None
     test: Reader
     num_examples: int | None
 
@@ -86,11 +88,29 @@ def open_parts(settings: Settings, ids: bool = False) -> Parts:
     import_tensorflow()
     with _refusing(settings.data):
         _require_header(settings.data)
-        train, test = (_open(settings, part, ids and part == "train") for part in ("train", "test"))
+        train = _open(settings, "train", ids)
+        # A test part that is not asked for is not opened.
+        valid = _open(settings, "valid", False) if settings.holds_out else None
+        if settings.evaluate_on == "valid":
+            assert valid is not None
+            test = valid
+        else:
+            test = _open(settings, "test", False)
         num_examples = train.spec.num_examples
         if num_examples is None:
-            num_examples = _estimated_inputs(settings.data)
-    return Parts(train, test, num_examples)
+            share = 2 * _TEST_SHARE if settings.holds_out else _TEST_SHARE
+            num_examples = _estimated_inputs(settings.data, 1 - share)
+    return Parts(train, valid, test, num_examples)
+
+
+def best_auc(reader: Reader) -> float | None:
+    """Returns the AUC that no model exceeds on a part; None where it is not known."""
+    from slipstream_tf.inputs.readers.generator import GeneratedReader
+    from slipstream_tf.telemetry.metrics import click_metrics
+
+    if not isinstance(reader, GeneratedReader):
+        return None
+    return click_metrics(*reader.best_predictions()).auc
 
 
 def _refusing(data: str) -> contextlib.AbstractContextManager[None]:
@@ -111,11 +131,12 @@ def _open(settings: Settings, part: str, ids: bool) -> Reader:
     data, batch_size = settings.data, settings.batch_size
     name = name_of(data)
     options: dict[str, Any] = {"part": part, "strict": settings.strict, "ids": ids}
+    hold_out = settings.holds_out
     if _prepared(data) is not None:
         from slipstream_tf.inputs.readers.prepared import PreparedReader
 
         seed = settings.seed if settings.shuffle_shards and part == "train" else None
-        return PreparedReader(data, batch_size, shuffle_seed=seed, **options)
+        return PreparedReader(data, batch_size, shuffle_seed=seed, hold_out=hold_out, **options)
     if settings.shuffle_shards:
         raise does_nothing("shuffle_shards", "data that slipstream-prepare wrote")
     if name == GENERATED:
@@ -127,7 +148,7 @@ def _open(settings: Settings, part: str, ids: bool) -> Reader:
     if name == MOVIELENS:
         from slipstream_tf.inputs.readers.movielens import open_movielens
 
-        return open_movielens(data, part, batch_size, settings.seed, ids)
+        return open_movielens(data, part, batch_size, settings.seed, ids, hold_out)
     if name == PARQUET:
         from slipstream_tf.inputs.readers.parquet import ParquetReader
 
@@ -137,11 +158,14 @@ def _open(settings: Settings, part: str, ids: bool) -> Reader:
                 "Missing flags --label_column and --key_columns: Parquet data needs the names of "
                 "its columns."
             )
+        options["hold_out"] = hold_out
         return ParquetReader(data, batch_size, label=label, keys=keys, dense=dense, **options)
     from slipstream_tf.inputs.readers import registry
 
     if settings.split is not None:
-        options["split"] = settings.split
+        of_globo = {"negatives": settings.negatives, "law": settings.negatives_from}
+        options.update(split=settings.split, **of_globo)
+    options["hold_out"] = hold_out
     return registry.open_data(data, batch_size=batch_size, seed=settings.seed, **options)
 
 
@@ -164,7 +188,7 @@ def _is_generated(data: str) -> bool:
 
     with _refusing(data):
         parsed = parse_name(data)
-    if parsed is None or parsed[0] < _LEAST_GENERATED:
+    if parsed is None or parsed.examples < _LEAST_GENERATED:
         raise UsageError(
             f"Invalid flag --data={data}. Allowed: {GENERATED}:COUNT with an integer COUNT >= "
             f"{_LEAST_GENERATED}."
@@ -172,8 +196,8 @@ def _is_generated(data: str) -> bool:
     return True
 
 
-def _estimated_inputs(path: str) -> int | None:
-    """Inputs of the training part, from the size and the first lines of a text file.
+def _estimated_inputs(path: str, share: float) -> int | None:
+    """Inputs of the training part, `share` of all, from size and first lines of a text file.
 
     An estimate is enough: it places the warm-up and the progress bar's end. None where the file is
     compressed.
@@ -182,7 +206,7 @@ def _estimated_inputs(path: str) -> int | None:
         import pyarrow.dataset
 
         rows = pyarrow.dataset.dataset(path, format="parquet").count_rows()
-        return math.ceil(rows * (1 - _TEST_SHARE))
+        return math.ceil(rows * share)
     if path.endswith(".gz"):
         return None
     with open(path, "rb") as file:
@@ -190,4 +214,4 @@ def _estimated_inputs(path: str) -> int | None:
     lines = sample.count(b"\n")
     if not lines:
         return None
-    return math.ceil(os.path.getsize(path) * lines / len(sample) * (1 - _TEST_SHARE))
+    return math.ceil(os.path.getsize(path) * lines / len(sample) * share)

@@ -258,7 +258,7 @@ class FlagSet:
         for name, parser, text, default, default_text, _ in itertools.chain(*groups.values()):
             if parser is None:
                 flags.DEFINE_boolean(name, False, text, flag_values=self._values)
-                self._notes[name] = "default: off"
+                self._notes[name] = f"default: {default_text or 'off'}"
                 continue
             flags.DEFINE(parser, name, default, text, flag_values=self._values)
             told = default_text or ("none" if default is None else str(default))

@@ -116,6 +116,14 @@ PARQUET = Need(
     "Parquet data that slipstream-prepare did not write",
     lambda settings: settings.data_name == "parquet",
 )
+GLOBO = Need("globo data", lambda settings: settings.data_name == "globo")
+STOPPING = Need("--early_stopping", lambda settings: settings.early_stopping > 0)
+DECAYING = Need(
+    "--rows_l2 or --rows_weight_decay",
+    lambda settings: bool(
+        settings.rows_l2 or settings.rows_weight_decay or settings.rows_optimizer == "adamw"
+    ),
+)
 CAPACITY = Need("--capacity", lambda settings: settings.capacity is not None)
 DLRM = Need("--model=dlrm", lambda settings: settings.model == "dlrm")
 DCN = Need("--model=dcn", lambda settings: settings.model == "dcn")

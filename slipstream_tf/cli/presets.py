@@ -33,6 +33,15 @@ class Preset:
         learning_rate: of Adam on the dense layers.
         window_steps: steps per window; None: see `config.Window`.
         skip_alpha: share of an example's lookups that must be saturated.
+        rows_l2, rows_weight_decay: of the rows' rule, see `optimizers.SparseOptimizer`; 0: none,
+            but AdamW decays by its own default.
+        rows_decay: of which rows they are: "batch" or "all".
+        layers_l2: of the penalty on the dense layers' weights, see `models.ClickModel`.
+        batch_norm: whether hidden layers have batch normalisation.
+        output_bias: whether the output starts at the base rate.
+        early_stopping: measurements of the validation part without a gain after which training
+            ends; 0: it does not.
+        plateau_factor: on the rates after a measurement without a gain; 1: none.
     """
 
     model: str = "dlrm"
@@ -49,6 +58,14 @@ class Preset:
     learning_rate: float = 1e-3
     window_steps: int | None = None
     skip_alpha: float = 1.0
+    rows_l2: float = 0.0
+    rows_weight_decay: float = 0.0
+    rows_decay: str = "batch"
+    layers_l2: float = 0.0
+    batch_norm: bool = False
+    output_bias: bool = False
+    early_stopping: int = 0
+    plateau_factor: float = 1.0
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
@@ -88,6 +105,8 @@ def describe(field: str) -> str:
     """Returns how a default differs by data set, for `--help`, e.g. "16; frappe 10"."""
 
     def text(value: object) -> str:
+        if isinstance(value, bool):
+            return "on" if value else "off"
         return "-".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
 
     common = text(getattr(OTHER, field))

@@ -17,18 +17,20 @@ import tensorflow as tf
 from slipstream_tf.cli import build
 from slipstream_tf.cli.callbacks import BarCallback, CurveCallback, StepTimer
 from slipstream_tf.cli.checkpoints import RunCheckpoints, Saving, describe, require_same_run
-from slipstream_tf.cli.data import Parts
+from slipstream_tf.cli.data import Parts, best_auc
 from slipstream_tf.cli.flag_set import RunError, UsageError, raised_as
 from slipstream_tf.cli.pipeline import TrainingInputs, inputs_of_rank, share_of_rank
 from slipstream_tf.cli.program import agreed
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.cli.totals import Exchanged, evaluate, predictor, total, total_metrics
+from slipstream_tf.cli.validation import Validation
 from slipstream_tf.config import HotSet
 from slipstream_tf.distributed import Communicator, even_ends
 from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.batches import no_inputs
 from slipstream_tf.export import saved_model
 from slipstream_tf.inputs.segregation import profile_hot_keys
+from slipstream_tf.inputs.spec import Reader
 from slipstream_tf.keras import RanksCallback
 from slipstream_tf.saturation.hot_set import snapshot_bytes
 from slipstream_tf.telemetry.metrics import ClickMetrics
@@ -61,6 +63,9 @@ class Trainer:
         self._saving = saving
         self._planned = build.planned_inputs(settings, parts.num_examples)
         self._planned_steps = build.planned_steps(settings, parts.num_examples, comm.size)
+        self._validation_steps = 0
+        if settings.early_stopping:
+            self._validation_steps = build.validation_steps(settings, parts.num_examples, comm.size)
         self._timer = StepTimer(build.steps_before_skipping(settings, self._planned_steps))
         self._saved_run = describe(settings, parts.train.spec, comm.size)
         self._hot_keys: list[Any] | None = None
@@ -106,18 +111,28 @@ class Trainer:
             with agreed(comm, "build"), raised_as(UsageError, "", ValueError):
                 fields = tuple(spec.fields)
                 self._embeddings = build.build_embeddings(settings, fields, comm, steps)
-                self._model = build.build_model(settings, self._embeddings, spec.num_dense, comm)
+                rate = _base_rate(self._parts.train.dataset()) if settings.output_bias else None
+                self._model = build.build_model(
+                    settings, self._embeddings, spec.num_dense, comm, rate
+                )
                 self._slipstream = build.build_engine(settings, self._embeddings, steps)
             self._inputs = TrainingInputs(
                 settings, self._parts.train.dataset(), comm, self._slipstream, self._hot_keys
             )
             self._predict = predictor(self._model)
-            test = share_of_rank(self._parts.test.dataset(), comm)
-            # Every lookup of sharded rows requests some of other ranks.
-            self._test = even_ends(test, comm) if settings.placement == "sharded" else test
+            self._test = self._measured_part(self._parts.test)
             self._exchanged = Exchanged(self._embeddings.store, comm)
             every, leave_out = settings.evaluate_every, self._timer.leave_out
-            self._curve = CurveCallback(self._inputs_pulled, self._measured, every, leave_out)
+            self._validation: Validation | None = None
+            if settings.early_stopping:
+                assert self._parts.valid is not None
+                valid, every = self._measured_part(self._parts.valid), None
+                self._validation = Validation(
+                    settings, lambda: self._measured(valid), self._validation_steps, leave_out
+                )
+            self._curve = CurveCallback(
+                self._inputs_pulled, lambda: self._measured(self._test), every, leave_out
+            )
 
     def fit(self, callbacks: Sequence[Any] = ()) -> None:
         """Trains, from the newest checkpoint on where the flags say so, and adds up what happened.
@@ -145,6 +160,8 @@ class Trainer:
                 with self._saved.noticing():
                     self._fit(batches, callbacks)
         self._clock.move(self._curve.evaluation_seconds, "training", "evaluation")
+        if self._validation is not None:
+            self._clock.move(self._validation.seconds, "training", "evaluation")
         self._windows: dict[str, Any] = {"windows": [], "report": "", "dry_run": None}
         skipped = 0
         if self._slipstream is not None:
@@ -165,7 +182,11 @@ class Trainer:
             "trained": self._training.pop("trained"),
             "skipped": skipped,
         }
-        _check_account(self._account, int(self._inputs.read.numpy()))
+        if self._model.stop_training:
+            # Batches that were read ahead of the stop came to nobody.
+            self._account["seen"] = self._account["trained"] + skipped
+        else:
+            _check_account(self._account, int(self._inputs.read.numpy()))
 
     def evaluate(self, export_to: str | None = None) -> None:
         """Measures the model on the test part.
@@ -195,6 +216,7 @@ class Trainer:
             "test": self._quality.to_dict(),
             "training": self._training,
             **self._curve.entries(self._comm, self._quality, inputs),
+            **self._validated(),
             "examples": {**inputs, "bad_lines": train.bad_lines.count, "planned": self._planned},
             "test_bad_lines": self._parts.test.bad_lines.count,
             "row_lookups": _row_lookups(train, inputs["trained"]),
@@ -215,9 +237,15 @@ class Trainer:
     def _inputs_pulled(self) -> int:
         return int(self._inputs.pulled.numpy())
 
-    def _measured(self) -> ClickMetrics:
+    def _measured_part(self, reader: Reader) -> tf.data.Dataset:
+        """This rank's batches of what is measured."""
+        own = share_of_rank(reader.dataset(), self._comm)
+        # Every lookup of sharded rows requests some of other ranks.
+        return even_ends(own, self._comm) if self._settings.placement == "sharded" else own
+
+    def _measured(self, dataset: tf.data.Dataset) -> ClickMetrics:
         with self._comm.uncounted():
-            return evaluate(self._predict, self._test, self._comm)
+            return evaluate(self._predict, dataset, self._comm)
 
     def _callbacks(self, bar: TrainingBar) -> list[Any]:
         """The program's own, in the order in which they are called."""
@@ -229,6 +257,8 @@ class Trainer:
             found.append(RanksCallback(self._comm, self._embeddings.store))
         else:
             found.append(engine.callback(self._settings.tensorboard))
+        if self._validation is not None:
+            found.append(self._validation)
         return [*found, self._curve, self._timer]
 
     def _fit(self, batches: Any, callbacks: Sequence[Any]) -> None:
@@ -245,7 +275,7 @@ class Trainer:
             listed.on_epoch_begin(0)
             # After what begins training: it applies deferred gradients of the ranks.
             step = self._go_on()
-            while True:
+            while not model.stop_training:
                 listed.on_train_batch_begin(step)
                 try:
                     logs = model.train_function(batches)
@@ -284,6 +314,15 @@ class Trainer:
         notes = {"curve": self._curve.state(), "timer": self._timer.state()}
         return {**notes, **clock, **self._exchanged.state()}
 
+    def _validated(self) -> dict[str, Any]:
+        """The record's entries of what was measured to stop by, and of the best there is."""
+        found: dict[str, Any] = {"evaluated_on": self._settings.evaluate_on}
+        if (best := best_auc(self._parts.test)) is not None:
+            found["best_auc"] = best
+        if self._validation is not None:
+            found.update(validation=self._validation.measured, best_step=self._validation.best_step)
+        return found
+
     def _rows(self) -> dict[str, int]:
         """Rows of each table: of sharded ones, those of all ranks."""
         store = self._embeddings.store
@@ -298,6 +337,13 @@ class Trainer:
         if settings.policies:
             title = f"{'dry run, ' if settings.dry_run else ''}{' '.join(settings.policies)}"
         return title if comm.size == 1 else f"{title}, rank {comm.rank} of {comm.size}"
+
+
+def _base_rate(dataset: tf.data.Dataset) -> float:
+    """The share of clicks in the first 100 batches, one more of each label."""
+    labels = [label.numpy() for _, label in dataset.take(100)]
+    examples = sum(label.size for label in labels)
+    return float((sum(float(label.sum()) for label in labels) + 1.0) / (examples + 2.0))
 
 
 def _build_variables(model: Any, element_spec: Any) -> None:

@@ -16,10 +16,10 @@ from slipstream_tf.telemetry.run_record import to_json
 
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
-    "data", "split", "label_column", "key_columns", "dense_columns", "shuffle_shards",
-    "max_examples", "batch_size", "model", "dim", "bottom", "mlp", "cross_layers", "batch_norm",
-    "epochs", "store", "capacity", "eviction", "placement", "wire_dtype", "wire_warmup_steps",
-    "window_steps", "warmup_steps",
+    "data", "split", "negatives", "negatives_from", "evaluate_on", "label_column", "key_columns",
+    "dense_columns", "shuffle_shards", "max_examples", "batch_size", "model", "dim", "bottom",
+    "mlp", "cross_layers", "batch_norm", "epochs", "early_stopping", "store", "capacity",
+    "eviction", "placement", "wire_dtype", "wire_warmup_steps", "window_steps", "warmup_steps",
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
 _NOT_REPEATED = (
@@ -36,13 +36,14 @@ class Settings(Preset):
     Attributes:
         data: path of the data, or the name of a generated set.
         split: which split of the globo task: "random" or "time"; None for other data.
+        negatives, negatives_from: how many examples of the globo task without a click there are for
+            each click, and whose articles they have: see `readers.globo`.
+        evaluate_on: the part that quality is measured on: "test" or "valid".
         label_column, key_columns, dense_columns: names of the columns of Parquet data.
         shuffle_shards: whether the shards of prepared data are read in another order every epoch.
         store: which embedding store.
-        batch_norm: whether hidden layers have batch normalisation.
         rows_momentum: of the rows' rule, if that is "sgd".
-        rows_l2, rows_weight_decay, rows_clip_norm: of the rows' rule, see
-            `optimizers.SparseOptimizer`; None: not done, and AdamW decays by its own default.
+        rows_clip_norm: of the rows' rule, see `optimizers.SparseOptimizer`; None: not done.
         capacity: most rows of each table, on each rank; None: no bound.
         eviction: which rows leave a full table: "lru" or "lfu".
         placement: where the embedding rows of a job are: "replicated", all of them on each.
@@ -93,10 +94,10 @@ class Settings(Preset):
     data_name: str = ""
     shuffle_shards: bool = False
     evaluate_every: int | None = None
-    batch_norm: bool = False
+    negatives: int = 1
+    negatives_from: str = "before"
+    evaluate_on: str = "test"
     rows_momentum: float = 0.0
-    rows_l2: float | None = None
-    rows_weight_decay: float | None = None
     rows_clip_norm: float | None = None
     capacity: int | None = None
     eviction: str = "lru"
@@ -109,6 +110,11 @@ class Settings(Preset):
     def needs_ids(self) -> bool:
         """Whether examples must be told apart."""
         return skips_by_losses(self)
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there is a validation part, which is not trained."""
+        return self.evaluate_on == "valid" or self.early_stopping > 0
 
     @property
     def uses_engine(self) -> bool:

@@ -64,6 +64,13 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     clock = PhaseClock()
     settings = resolve(values, given, lambda path: data.name_of(path, clock), make_flags())
     saving = saving_of(values, given)
+    if settings.early_stopping and saving.is_used:
+        name = "resume" if saving.resume else "checkpoint_every"
+        raise UsageError(
+            f"Invalid flag --{name} with --early_stopping={settings.early_stopping}, which "
+            f"{settings.data_name} data may have by default: the best weights and rows are in no "
+            "checkpoint. Allowed: --early_stopping=0."
+        )
     if values["output"] is not None and not launch.rank():
         make_output(values["output"])
     if values["export"] is not None and not launch.rank():
@@ -114,9 +121,10 @@ def summary(record: dict[str, Any], settings: Settings) -> str:
     inputs, phases = record["examples"], record["seconds"]
     windows = [w for w in record["windows"] if w["hot_keys"]]
     test = record["test"]
+    part = {"valid": "validation"}.get(settings.evaluate_on, settings.evaluate_on)
     rows = [
-        ("test AUC", number(test["auc"], 4)),
-        ("test log loss", number(test["log_loss"], 4)),
+        (f"{part} AUC", number(test["auc"], 4)),
+        (f"{part} log loss", number(test["log_loss"], 4)),
         ("calibration", number(test["calibration"], 3)),
         ("examples seen", f"{inputs['seen']:,}"),
         (
@@ -129,6 +137,11 @@ def summary(record: dict[str, Any], settings: Settings) -> str:
         ),
         ("lines left out", f"{inputs['bad_lines'] + record['test_bad_lines']:,}"),
     ]
+    if "best_auc" in record:
+        rows.insert(1, ("best reachable AUC", number(record["best_auc"], 4)))
+    if "best_step" in record:
+        last = record["validation"][-1]["step"]
+        rows.append(("best step, by validation", f"{record['best_step']:,} of {last:,}"))
     if windows and settings.control != "random":
         last = windows[-1]
         rows.append(("last threshold T", f"{last['threshold']:.3g}"))

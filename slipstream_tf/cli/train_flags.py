@@ -23,8 +23,8 @@ from slipstream_tf.config import DRIFT_METRICS
 DATA_HELP = (
     "folder of slipstream-prepare, Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), "
     "globo or Frappe .npz, Parquet (.parquet or a folder; name its columns), MovieLens ml-1m.zip; "
-    "or 'generated' or 'generated:COUNT', examples drawn from a fixed law ('generated:COUNT:KEYS': "
-    "with fields of at most so many keys)"
+    "or 'generated' or 'generated:COUNT', examples drawn from a fixed law "
+    "('generated:COUNT:KEYS:RATE': with fields of at most so many keys, and such a click rate)"
 )
 POLICIES = ("skip_examples", "defer_gradients", "mask_gradients", "cache_rows")
 # What a run's engine is set by, beside `Settings`' own fields; names as of `cli.engine`.
@@ -46,6 +46,13 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
     "Data and output": (
         Flag("data", Text(), DATA_HELP),
         Flag("split", Choice(("random", "time")), "split of the globo task", None, "random"),
+        Flag("negatives", Integer(1, 1000), "examples without a click for each click, of the globo "
+             "task", 1, needs=(needs.GLOBO,)),
+        Flag("negatives_from", Choice(("before", "hour")), "whose article such an example has: "
+             "that of one of the 20,000 clicks before, or of a click of the same hour, which is "
+             "harder", "before", needs=(needs.GLOBO,)),
+        Flag("evaluate_on", Choice(("test", "valid")), "the part that quality is measured on; the "
+             "validation part is not trained then, and the test part not opened", "test"),
         Flag("label_column", Text(), "column of the label, of Parquet data",
              needs=(needs.PARQUET,)),
         Flag("key_columns", Names(), "columns of the keys, of Parquet data",
@@ -64,7 +71,8 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "folder for TensorBoard's curves and histograms of the windows",
              needs=(needs.WINDOWS,)),
         Flag("evaluate_every", Integer(1), "steps between measurements of the test part in "
-             "training; their time is evaluation's", None, "at the end only",
+             "training, or with --early_stopping of the validation part; their time is "
+             "evaluation's", None, "at the end only; with --early_stopping once an epoch",
              needs=(needs.NO_PREFETCH,)),
         Flag("checkpoint_every", Integer(0),
              "steps of the job between checkpoints in OUTPUT/checkpoints; 0: none are saved", 0),
@@ -81,8 +89,10 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         _preset("mlp", Widths(),
                 "units of the hidden layers of DLRM's top MLP, or the others' deep MLP"),
         _preset("cross_layers", Integer(1), "number of cross layers of DCN-v2", needs.DCN),
-        Flag("batch_norm", None, "hidden units are normalised over the batch, in front of ReLU",
-             needs=(needs.ONE_PROCESS,)),
+        _preset("batch_norm", None, "hidden units are normalised over the batch, in front of ReLU",
+                needs.ONE_PROCESS),
+        _preset("output_bias", None, "the output starts at the log odds of a click in the first "
+                "100 batches"),
         _preset("dropout", Number(0, 1, open_maximum=True),
                 "share of hidden units dropped in training"),
         Flag("store", Choice(("native",)), "what holds the embedding rows", "native"),
@@ -99,11 +109,16 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
                 "update rule of the embedding rows; Adagrad's sums of squares start at 0"),
         Flag("rows_momentum", Number(0, 1, open_maximum=True), "momentum of the rows", 0.0,
              needs=(needs.SGD,)),
-        Flag("rows_l2", Number(0, open_minimum=True),
-             "factor on the squared norm of each row of a batch, a penalty", None, "none"),
-        Flag("rows_weight_decay", Number(0, open_minimum=True),
-             "rows of a batch decay by this factor on the learning rate", None,
-             "none; adamw: 0.004"),
+        _preset("rows_l2", Number(0),
+                "factor on the squared norm of rows, a penalty; 0: none"),
+        _preset("rows_weight_decay", Number(0),
+                "rows decay by this factor on the learning rate; 0: none, but adamw's default of "
+                "0.004"),
+        _preset("rows_decay", Choice(optimizers.DECAYS), "which rows are penalised and decay: "
+                "those of a batch, or all in every step (with --rows_l2 beside another rule than "
+                "sgd, for tables of some 100,000 rows)", needs.DECAYING),
+        _preset("layers_l2", Number(0), "factor on the squared weights of the dense layers, a "
+                "penalty; 0: none"),
         Flag("rows_clip_norm", Number(0, open_minimum=True),
              "most of the norm of a row's gradient, in the unit of the loss", None, "no bound"),
         _preset("rows_learning_rate", Number(0),
@@ -111,6 +126,11 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         _preset("rows_init", Number(0),
                 "rows start uniform between minus this and this, in their unit"),
         _preset("learning_rate", Number(0), "learning rate of Adam on the dense layers, per step"),
+        _preset("early_stopping", Integer(0), "measurements of the validation part without a "
+                "higher AUC after which training ends; the best weights and rows come back; 0: "
+                "none"),
+        _preset("plateau_factor", Number(0, 1, open_minimum=True), "factor on the rates after a "
+                "measurement without a higher AUC; 1: none", needs.STOPPING),
         Flag("seed", Integer(0, (1 << 31) - 1), "of rows, layers, data order and sampling", 0),
         Flag("precision", Choice(("float32", "mixed_bfloat16")),
              "of the dense layers; rows are float32", "float32"),

@@ -22,7 +22,12 @@ ID = "id"
 SKIPPABLE = "skippable"
 """Name of the feature, bool [batch], that tells which inputs of a batch could have been skipped."""
 
-PARTS = ("train", "test")
+PARTS = ("train", "valid", "test")
+"""Without a validation part of its own, data's is a tenth of the training part, which has it all
+the same unless it is held out."""
+
+PREPARED_PARTS = ("train", "test")
+"""Parts of what slipstream-prepare writes; a validation part is a tenth of the first."""
 
 
 class BadLineError(ValueError):

@@ -1,5 +1,6 @@
 """What the click models share: inputs, embeddings, MLPs and output. A model adds `logits`."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,11 @@ def require_dropout(dropout: float, place: str) -> None:
         raise invalid("dropout", dropout, place, "a number >= 0 and < 1")
 
 
+def penalty_of(l2: float) -> Any:
+    """Returns the regularizer of a layer's weights, None without a penalty."""
+    return keras.regularizers.L2(l2) if l2 else None
+
+
 @keras.saving.register_keras_serializable(package="slipstream_tf")
 class MLP(keras.layers.Layer):
     """Dense layers with ReLU and dropout between them, and batch normalisation in front of ReLU.
@@ -41,10 +47,11 @@ class MLP(keras.layers.Layer):
         dropout: share of units dropped after each ReLU in training, 0 to below 1.
         batch_norm: whether there is `keras.layers.BatchNormalization` (its defaults) in front of
             each ReLU.
+        l2: factor on the layers' squared weights, biases apart, a penalty in the loss; 0: none.
         **kwargs: of `keras.layers.Layer`.
 
     Raises:
-        ValueError: a width or the dropout is out of range.
+        ValueError: a width, the dropout or `l2` is out of range.
     """
 
     def __init__(
@@ -53,11 +60,13 @@ class MLP(keras.layers.Layer):
         last_is_linear: bool = False,
         dropout: float = 0.0,
         batch_norm: bool = False,
+        l2: float = 0.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         require_widths("widths", widths, "MLP", may_be_empty=False)
         require_dropout(dropout, "MLP")
+        self.l2 = float(require_number("l2", l2, minimum=0.0, place="MLP"))
         self.widths = tuple(widths)
         self.last_is_linear = bool(last_is_linear)
         self.dropout = float(dropout)
@@ -69,12 +78,20 @@ class MLP(keras.layers.Layer):
             policy = "float32" if is_linear else self.dtype_policy
             normalises = self.batch_norm and not is_linear
             activation = None if is_linear or normalises else "relu"
-            self._stack.append(keras.layers.Dense(width, activation, dtype=policy))
+            penalty = penalty_of(self.l2)
+            self._stack.append(
+                keras.layers.Dense(width, activation, kernel_regularizer=penalty, dtype=policy)
+            )
             if normalises:
                 self._stack.append(keras.layers.BatchNormalization(dtype=policy))
                 self._stack.append(keras.layers.Activation("relu", dtype=policy))
             if self.dropout and not is_linear:
                 self._stack.append(keras.layers.Dropout(self.dropout, dtype=self.dtype_policy))
+
+    @property
+    def last(self) -> Any:
+        """The last `keras.layers.Dense`."""
+        return next(part for part in reversed(self._stack) if isinstance(part, keras.layers.Dense))
 
     def build(self, input_shape: Any) -> None:
         """Creates the weights for inputs [batch, n]."""
@@ -103,6 +120,7 @@ class MLP(keras.layers.Layer):
             "last_is_linear": self.last_is_linear,
             "dropout": self.dropout,
             "batch_norm": self.batch_norm,
+            "l2": self.l2,
         }
 
 
@@ -116,6 +134,8 @@ class ClickModel(LossFeedback, keras.Model):
         returns_logits: whether the output is a logit instead of a probability.
         batch_norm: whether hidden layers of the MLPs have batch normalisation, see `MLP`. Its
             moving averages are each rank's own, and an empty batch spoils them: for one process.
+        l2: factor on the squared weights of all layers but the tables, biases apart, a penalty in
+            the loss; 0: none. (Rows have `optimizers.SparseOptimizer.l2`.)
         **kwargs: of `keras.Model`: name, dtype, trainable.
 
     Attributes:
@@ -138,10 +158,12 @@ class ClickModel(LossFeedback, keras.Model):
         dropout: float,
         returns_logits: bool,
         batch_norm: bool = False,
+        l2: float = 0.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         place = type(self).__name__
+        self.l2 = float(require_number("l2", l2, minimum=0.0, place=place))
         if not isinstance(batch_norm, bool):
             raise invalid("batch_norm", batch_norm, place, "True or False")
         self.batch_norm = batch_norm
@@ -188,6 +210,28 @@ class ClickModel(LossFeedback, keras.Model):
         """
         raise NotImplementedError
 
+    @property
+    def output_layer(self) -> Any:
+        """The `keras.layers.Dense` whose bias is added to the logit."""
+        raise NotImplementedError
+
+    def start_at(self, base_rate: float) -> None:
+        """Sets the output's bias to the log odds of a click; call it before training.
+
+        Without it the first steps teach the model little but how rare clicks are.
+
+        Args:
+            base_rate: share of the labels that are 1, above 0 and below 1.
+
+        Raises:
+            ValueError: `base_rate` is out of range.
+        """
+        place = type(self).__name__
+        require_number("base_rate", base_rate, 0.0, 1.0, place, open_minimum=True)
+        if base_rate == 1.0:
+            raise invalid("base_rate", base_rate, place, "a number above 0 and below 1")
+        self.output_layer.bias.assign([math.log(base_rate / (1.0 - base_rate))])
+
     def mlp(self, name: str, widths: Sequence[int], inputs: int, **options: Any) -> MLP:
         """Returns a built MLP of the model's dtype policy.
 
@@ -197,7 +241,8 @@ class ClickModel(LossFeedback, keras.Model):
             inputs: values per row that it takes.
             **options: of `MLP`.
         """
-        options = {"batch_norm": self.batch_norm, "dtype": self.dtype_policy, **options}
+        own = {"batch_norm": self.batch_norm, "l2": self.l2, "dtype": self.dtype_policy}
+        options = {**own, **options}
         layer = MLP(widths, name=name, **options)
         layer.build((None, inputs))
         return layer
@@ -329,6 +374,7 @@ class ClickModel(LossFeedback, keras.Model):
             "dropout": self.dropout,
             "returns_logits": self.returns_logits,
             "batch_norm": self.batch_norm,
+            "l2": self.l2,
         }
 
     @classmethod
@@ -387,6 +433,11 @@ class DotsModel(ClickModel):
         self.bottom = None
         if dense_features:
             self.bottom = self.mlp("bottom", self.bottom_widths, dense_features)
+
+    @property
+    def output_layer(self) -> Any:
+        """See `ClickModel.output_layer`."""
+        return self.top.last
 
     def end_with_top(self, inputs: int) -> None:
         """Makes the top MLP, the last of the model's layers, for `inputs` values per row."""

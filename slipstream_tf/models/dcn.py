@@ -6,18 +6,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from slipstream_tf.errors import require_choice
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import ClickModel, require_widths
+from slipstream_tf.models.click_model import ClickModel, penalty_of, require_widths
 from slipstream_tf.models.interaction import Cross
+
+STRUCTURES = ("parallel", "stacked")
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
 class DCNv2(ClickModel):
-    """Deep and cross network, version 2, parallel form (Wang et al., arXiv:2008.13535).
+    """Deep and cross network, version 2 (Wang et al., arXiv:2008.13535).
 
     Dense features and embeddings, concatenated, go through the cross layers and through the deep
-    MLP; a linear layer over both gives the logit. Tables may have different dimensions where the
-    keys come as a dictionary. Seed with `keras.utils.set_random_seed` before building it.
+    MLP, side by side or one after the other; a linear layer gives the logit. Tables may have
+    different dimensions where the keys come as a dictionary. Seed with
+    `keras.utils.set_random_seed` before building it.
 
     Args:
         embeddings: the tables.
@@ -25,6 +29,8 @@ class DCNv2(ClickModel):
         cross_layers: number of cross layers, 1 or more.
         rank: of the cross layers' matrices, below the input's width; None for full matrices.
         deep: widths of the deep MLP; empty for none.
+        structure: "parallel": the linear layer sees what the cross layers and the MLP give;
+            "stacked": the MLP goes on from the cross layers (figure 1 of the paper).
         dropout: share of units dropped after each layer of the deep MLP, 0 to below 1.
         returns_logits: whether the output is a logit instead of a probability.
         **kwargs: of `ClickModel` (`batch_norm`) and of `keras.Model`: name, dtype, trainable.
@@ -40,23 +46,35 @@ class DCNv2(ClickModel):
         cross_layers: int = 3,
         rank: int | None = None,
         deep: Sequence[int] = (512, 256),
+        structure: str = "parallel",
         dropout: float = 0.0,
         returns_logits: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
-        require_widths("deep", deep, "DCNv2", may_be_empty=True)
-        self.deep_widths = tuple(deep)
+        require_choice("structure", structure, STRUCTURES, "DCNv2")
+        is_stacked = structure == "stacked"
+        require_widths("deep", deep, "DCNv2", may_be_empty=not is_stacked)
+        self.structure, self.deep_widths = structure, tuple(deep)
         width = dense_features + sum(self.dims.values())
-        self.cross = Cross(cross_layers, rank, name="cross", dtype=self.dtype_policy)
+        penalty = penalty_of(self.l2)
+        self.cross = Cross(
+            cross_layers, rank, kernel_regularizer=penalty, name="cross", dtype=self.dtype_policy
+        )
         self.cross.build((None, width))
         self.deep = None
         if self.deep_widths:
             self.deep = self.mlp("deep", self.deep_widths, width, dropout=self.dropout)
         # In float32, as the last layer of `MLP`: bfloat16 logits tie.
-        self.head = keras.layers.Dense(1, name="head", dtype="float32")
-        self.head.build((None, width + (self.deep_widths[-1] if self.deep_widths else 0)))
+        self.head = keras.layers.Dense(1, kernel_regularizer=penalty, name="head", dtype="float32")
+        deep_width = self.deep_widths[-1] if self.deep_widths else 0
+        self.head.build((None, deep_width if is_stacked else width + deep_width))
         self.built = True
+
+    @property
+    def output_layer(self) -> Any:
+        """See `ClickModel.output_layer`."""
+        return self.head
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Returns [batch, 1]; see `ClickModel.logits`."""
@@ -65,7 +83,9 @@ class DCNv2(ClickModel):
         parts = vectors if dense is None else [dense, *vectors]
         features = tf.concat(parts, axis=1)
         outputs = self.cross(features)
-        if self.deep is not None:
+        if self.deep is not None and self.structure == "stacked":
+            outputs = self.deep(outputs, training=training)
+        elif self.deep is not None:
             deep = self.deep(features, training=training)
             outputs = tf.concat([outputs, deep], axis=1)
         return self.head(outputs)
@@ -77,4 +97,5 @@ class DCNv2(ClickModel):
             "cross_layers": self.cross.depth,
             "rank": self.cross.rank,
             "deep": list(self.deep_widths),
+            "structure": self.structure,
         }

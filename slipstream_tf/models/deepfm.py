@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import ClickModel, require_widths
+from slipstream_tf.models.click_model import ClickModel, penalty_of, require_widths
 from slipstream_tf.models.interaction import sum_of_dots
 
 
@@ -53,18 +53,28 @@ class DeepFM(ClickModel):
         self.linear = self.factors = None
         if dense_features:
             # In float32, as the sums they go into: bfloat16 logits tie.
-            self.linear = keras.layers.Dense(1, use_bias=False, name="linear", dtype="float32")
+            penalty = penalty_of(self.l2)
+            self.linear = keras.layers.Dense(
+                1, use_bias=False, kernel_regularizer=penalty, name="linear", dtype="float32"
+            )
             self.linear.build((None, dense_features))
             uniform, shape = (
                 keras.initializers.RandomUniform(-0.05, 0.05),
                 (dense_features, dim - 1),
             )
-            self.factors = self.add_weight(name="factors", shape=shape, initializer=uniform)
+            self.factors = self.add_weight(
+                name="factors", shape=shape, initializer=uniform, regularizer=penalty
+            )
         inputs = len(embeddings.specs) * (dim - 1) + dense_features
         self.deep = self.mlp(
             "deep", [*self.deep_widths, 1], inputs, last_is_linear=True, dropout=dropout
         )
         self.built = True
+
+    @property
+    def output_layer(self) -> Any:
+        """See `ClickModel.output_layer`."""
+        return self.deep.last
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Returns [batch, 1]; see `ClickModel.logits`."""

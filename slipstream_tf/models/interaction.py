@@ -88,14 +88,22 @@ class Cross(keras.layers.Layer):
     Args:
         depth: how many cross layers, 1 or more.
         rank: of W_l = U_l V_l (eq. 2), at least 1; None for a full matrix.
+        kernel_regularizer: of the matrices; see `keras.layers.Dense`.
         **kwargs: of `keras.layers.Layer`.
 
     Raises:
         ValueError: `depth` or `rank` is out of range.
     """
 
-    def __init__(self, depth: int, rank: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        depth: int,
+        rank: int | None = None,
+        kernel_regularizer: Any = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         require_integer("depth", depth, 1, None, "Cross")
         if rank is not None:
             require_integer("rank", rank, 1, None, "Cross")
@@ -110,12 +118,13 @@ class Cross(keras.layers.Layer):
         if self.rank is not None and self.rank >= width:
             allowed = f"an integer below the input's width {width}, or None for a full matrix"
             raise invalid("rank", self.rank, f"layer {self.name!r}", allowed)
+        common = {"kernel_regularizer": self.kernel_regularizer, "dtype": self.dtype_policy}
         for _ in range(self.depth):
             if self.rank is not None:
-                down = keras.layers.Dense(self.rank, use_bias=False, dtype=self.dtype_policy)
+                down = keras.layers.Dense(self.rank, use_bias=False, **common)
                 down.build((None, width))
                 self._down.append(down)
-            up = keras.layers.Dense(width, dtype=self.dtype_policy)
+            up = keras.layers.Dense(width, **common)
             up.build((None, self.rank or width))
             self._up.append(up)
         self.built = True
@@ -134,7 +143,9 @@ class Cross(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`."""
-        return {**super().get_config(), "depth": self.depth, "rank": self.rank}
+        penalty = keras.regularizers.serialize(self.kernel_regularizer)
+        own = {"depth": self.depth, "rank": self.rank, "kernel_regularizer": penalty}
+        return {**super().get_config(), **own}
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")

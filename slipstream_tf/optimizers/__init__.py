@@ -14,7 +14,7 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.optimizers.adagrad import Adagrad
 from slipstream_tf.optimizers.adam import Adam
 from slipstream_tf.optimizers.adamw import AdamW
-from slipstream_tf.optimizers.base import SparseOptimizer
+from slipstream_tf.optimizers.base import DECAYS, SparseOptimizer
 from slipstream_tf.optimizers.ftrl import Ftrl
 from slipstream_tf.optimizers.rowwise_adagrad import RowWiseAdagrad
 from slipstream_tf.optimizers.rowwise_adam import RowWiseAdam
@@ -22,6 +22,7 @@ from slipstream_tf.optimizers.sgd import SGD
 from slipstream_tf.serialization import deserialize
 
 __all__ = [
+    "DECAYS",
     "NAMES",
     "SGD",
     "Adagrad",

@@ -18,7 +18,7 @@ from typing import Any
 
 from slipstream_tf.errors import require_choice, require_integer
 from slipstream_tf.inputs.readers.prepared import MANIFEST, is_prepared, read_manifest
-from slipstream_tf.inputs.spec import PARTS, BadLineError, BadLines
+from slipstream_tf.inputs.spec import PREPARED_PARTS, BadLineError, BadLines
 from slipstream_tf.memory import require_room
 from slipstream_tf.prepare import statistics as stats
 from slipstream_tf.prepare.shards import (
@@ -142,8 +142,10 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
     if found is None:
         write_manifest(folder, manifest)
         found = manifest
-    named = {shard[part]["file"] for shard in found["shards"] for part in PARTS if shard[part]}
-    for part in PARTS:
+    named = {
+        shard[part]["file"] for shard in found["shards"] for part in PREPARED_PARTS if shard[part]
+    }
+    for part in PREPARED_PARTS:
         for path in Path(folder, part).glob("*"):
             if f"{part}/{path.name}" not in named:
                 path.unlink()
@@ -168,7 +170,7 @@ def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, A
         if not overwrite:
             raise OtherPreparation(str(error)) from None
         return None
-    if not any(shard[part] for shard in found["shards"] for part in PARTS):
+    if not any(shard[part] for shard in found["shards"] for part in PREPARED_PARTS):
         return None
     same = ("name", "columns", "source")
     if all(found.get(name) == manifest[name] for name in same):
@@ -347,7 +349,10 @@ def _parsed(
 def _totals(manifest: Mapping[str, Any]) -> dict[str, Any]:
     shards = manifest["shards"]
     counted = {
-        what: {part: sum(shard[part][what] for shard in shards if shard[part]) for part in PARTS}
+        what: {
+            part: sum(shard[part][what] for shard in shards if shard[part])
+            for part in PREPARED_PARTS
+        }
         for what in ("inputs", "clicks")
     }
     return {

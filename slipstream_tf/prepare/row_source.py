@@ -142,9 +142,10 @@ class MovieLensSource(Source):
         """
         self.paths = (os.fspath(path),) * 2
         keys, labels = read_archive(self.paths[0])
+        split = split_rows(len(labels))
         self._parts = [
             table_of(self.columns, labels[rows], None, keys[rows])
-            for rows in split_rows(len(labels))
+            for rows in (split["train"], split["test"])
         ]
         self.size = len(labels)
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from slipstream_tf import disk
 from slipstream_tf.inputs.readers.prepared import FORMAT_VERSION, MANIFEST
-from slipstream_tf.inputs.spec import PARTS
+from slipstream_tf.inputs.spec import PREPARED_PARTS
 from slipstream_tf.prepare.schema import ID_COLUMN
 from slipstream_tf.prepare.sources import Columns, ParsedRows, Position
 from slipstream_tf.telemetry.run_record import write_json
@@ -70,7 +70,7 @@ class ShardWriter:
         """
         self._parts = {
             part: _PartWriter(folder, f"{part}/{number:06d}.parquet", columns, compression)
-            for part in PARTS
+            for part in PREPARED_PARTS
         }
         self._bad_lines = 0
         self._first_bad_line: str | None = None
@@ -105,7 +105,7 @@ class ShardWriter:
             The shard's entry in the manifest.
         """
         return {
-            **{part: self._parts[part].close() for part in PARTS},
+            **{part: self._parts[part].close() for part in PREPARED_PARTS},
             "bad_lines": self._bad_lines,
             "first_bad_line": self._first_bad_line,
             "end": dataclasses.asdict(end),

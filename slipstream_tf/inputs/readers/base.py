@@ -18,7 +18,8 @@ import tensorflow as tf
 from slipstream_tf.errors import require_choice, require_integer
 from slipstream_tf.inputs.spec import PARTS, BadLines, DataSpec
 
-# Of ten consecutive runs of this many inputs, nine are for training and one is for testing.
+# Of ten consecutive runs of this many inputs, the last is for testing and the others for training,
+# of which one is for validation where that is asked for.
 PART_RUN = 100
 PART_PERIOD = 10
 # A pass that was begun and given up would keep its files open; the oldest are closed, and read
@@ -73,13 +74,14 @@ class Rows:
         return features, self.label
 
 
-def is_in_part(first: int, count: int, part: str | None) -> np.ndarray:
+def is_in_part(first: int, count: int, part: str | None, hold_out: bool = False) -> np.ndarray:
     """Tells which inputs belong to a part, by their position in a file alone.
 
     Args:
         first: position of the first input, from 0.
         count: how many consecutive inputs.
-        part: "train", "test" or None for all.
+        part: "train", "valid", "test" or None for all.
+        hold_out: whether "valid" is left out of "train".
 
     Returns:
         bool [count].
@@ -87,7 +89,10 @@ def is_in_part(first: int, count: int, part: str | None) -> np.ndarray:
     if part is None:
         return np.ones(count, bool)
     run = (np.arange(first, first + count) // PART_RUN) % PART_PERIOD
-    return (run == PART_PERIOD - 1) == (part == "test")
+    of_part = {"test": run == PART_PERIOD - 1, "valid": run == PART_PERIOD - 2}
+    if part in of_part:
+        return of_part[part]
+    return ~(of_part["test"] | of_part["valid"]) if hold_out else ~of_part["test"]
 
 
 def first_inputs(blocks: Iterable[_Block], limit: int | None) -> Iterator[_Block]:
@@ -227,6 +232,7 @@ class BatchReader:
         batch_size: int,
         *,
         part: str | None = None,
+        hold_out: bool = False,
         strict: bool = False,
         drop_remainder: bool = False,
         max_examples: int | None = None,
@@ -236,7 +242,8 @@ class BatchReader:
 
         Args:
             batch_size: inputs of a batch.
-            part: "train", "test" or None for all inputs.
+            part: "train", "valid", "test" or None for all inputs.
+            hold_out: whether "valid" is left out of "train".
             strict: make the first malformed line an error instead of leaving it out.
             drop_remainder: leave out a last batch that is not full.
             max_examples: stop after so many inputs, or None.
@@ -254,6 +261,7 @@ class BatchReader:
         self.bad_lines = BadLines(strict)
         self._batch_size, self._drop_remainder = batch_size, drop_remainder
         self._part, self._max_inputs, self._ids = part, max_examples, ids
+        self._hold_out = hold_out
         self._passes = Passes(self._batches)
 
     def dataset(self) -> tf.data.Dataset:
@@ -278,6 +286,10 @@ class BatchReader:
     def _blocks(self, number: int) -> Iterator[Rows]:
         """Yields the inputs of a pass in order; passes are counted from 0."""
         raise NotImplementedError
+
+    def _is_wanted(self, first: int, count: int) -> np.ndarray:
+        """Tells which of consecutive inputs are of this part; see `is_in_part`."""
+        return is_in_part(first, count, self._part, self._hold_out)
 
     def _first_inputs(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
         """Yields the first `max_examples` of a pass, whose bad lines are counted and reported."""

@@ -5,13 +5,12 @@ from typing import Any
 
 from slipstream_tf.errors import require_choice
 from slipstream_tf.inputs.readers import arrays
-from slipstream_tf.inputs.spec import DataSpec
+from slipstream_tf.inputs.spec import PARTS, DataSpec
 
 FIELDS = (
     *("user", "item", "daytime", "weekday", "isweekend"),
     *("homework", "cost", "weather", "country", "city"),
 )
-FRAPPE_PARTS = ("train", "valid", "test")
 
 
 class FrappeReader(arrays.ArrayReader):
@@ -37,7 +36,7 @@ class FrappeReader(arrays.ArrayReader):
         Raises:
             ValueError: the part is unknown, or the file is damaged or has not its arrays.
         """
-        require_choice("part", part, FRAPPE_PARTS, "Frappe")
+        require_choice("part", part, PARTS, "Frappe")
         name, names = os.fspath(path), (f"{part}_x", f"{part}_y")
         keys, label = arrays.read_arrays(name, names).values()
         arrays.require_integers(name, {names[0]: keys}, 64)

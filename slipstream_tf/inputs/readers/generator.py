@@ -5,38 +5,55 @@ length takes no memory, is the same in every run and does not depend on the batc
 are different streams of one law. AUC on these inputs says nothing about real clicks.
 """
 
+import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.hashing import stream
-from slipstream_tf.inputs.readers.base import BatchReader, Rows
+from slipstream_tf.inputs.readers.base import BatchReader, Rows, first_inputs
 from slipstream_tf.inputs.spec import PARTS, DataSpec
 
 CLICK_RATE = 0.25
 SMALLEST_CARDINALITY, LARGEST_CARDINALITY = 10, 100_000
+MOST_KEYS = 1_000_000_000
 BLOCK_INPUTS = 8192
 DEFAULT_INPUTS = 400_000
 # Standard deviation of the logit: with 2.0 the hidden law itself has an AUC of 0.87 (seed 0).
 _SIGNAL = 2.0
 # How much pairs of fields and the numbers matter, beside the keys by themselves.
 _PAIR_WEIGHT, _DENSE_WEIGHT = 1.0, 0.25
-# Streams of random numbers beside those of the parts, which are 0 and 1.
+# Streams of random numbers.
+_STREAMS = {"train": 0, "test": 1, "valid": 4}
 _LAW_STREAM, _CALIBRATION_STREAM = 2, 3
 _LATENT_BITS = 21
 _LARGEST_KEY = 1 << 62
 
 
-def parse_name(name: str) -> tuple[int, int] | None:
-    """Reads "generated", "generated:COUNT" or "generated:COUNT:KEYS".
+class Named(NamedTuple):
+    """What the name of generated data says.
+
+    Attributes:
+        examples: of the training part.
+        largest: keys of the largest field.
+        click_rate: share of the labels that are 1.
+    """
+
+    examples: int = DEFAULT_INPUTS
+    largest: int = LARGEST_CARDINALITY
+    click_rate: float = CLICK_RATE
+
+
+def parse_name(name: str) -> Named | None:
+    """Reads "generated", "generated:COUNT", "generated:COUNT:KEYS" or "...:RATE".
 
     Args:
         name: of a data set.
 
     Returns:
-        Inputs of the training part and keys of the largest field; None for other data.
+        What it says; None for other data.
 
     Raises:
         ValueError: it begins like one of these, but is none.
@@ -44,18 +61,21 @@ def parse_name(name: str) -> tuple[int, int] | None:
     head, *numbers = name.split(":")
     if head != "generated":
         return None
-    if len(numbers) > 2 or not all(number.isdecimal() and int(number) for number in numbers):
+    counts, rate = numbers[:2], numbers[2:]
+    is_rate = all(re.fullmatch(r"0?\.\d+", number) and float(number) > 0 for number in rate)
+    if len(rate) > 1 or not is_rate or not all(n.isdecimal() and int(n) for n in counts):
         raise ValueError(
-            f"Invalid data {name!r}. Allowed: generated:COUNT or generated:COUNT:KEYS, integers of "
-            "at least 1 (inputs, and keys of the largest field)."
+            f"Invalid data {name!r}. Allowed: generated:COUNT, generated:COUNT:KEYS or "
+            "generated:COUNT:KEYS:RATE: integers of at least 1 (inputs, and keys of the largest "
+            "field), and a click rate above 0 and below 1."
         )
-    count, largest = (*map(int, numbers), *(DEFAULT_INPUTS, LARGEST_CARDINALITY)[len(numbers) :])
-    if not SMALLEST_CARDINALITY <= largest <= LARGEST_CARDINALITY:
+    sizes = dict(zip(Named._fields, map(int, counts), strict=False))
+    found = Named(**sizes, click_rate=float(rate[0]) if rate else CLICK_RATE)
+    if not SMALLEST_CARDINALITY <= found.largest <= MOST_KEYS:
         raise ValueError(
-            f"Invalid data {name!r}. Allowed: KEYS from {SMALLEST_CARDINALITY} to "
-            f"{LARGEST_CARDINALITY}."
+            f"Invalid data {name!r}. Allowed: KEYS from {SMALLEST_CARDINALITY} to {MOST_KEYS}."
         )
-    return count, largest
+    return found
 
 
 def default_cardinalities(fields: int, largest: int = LARGEST_CARDINALITY) -> tuple[int, ...]:
@@ -95,6 +115,7 @@ class _Law:
         cardinalities: Sequence[int] | None = None,
         zipf: float = 1.05,
         drift: float = 0.0,
+        click_rate: float = CLICK_RATE,
     ):
         """See `GeneratedReader`."""
         place = "GeneratedReader"
@@ -103,6 +124,9 @@ class _Law:
         require_integer("dense", dense, 0, None, place)
         require_number("zipf", zipf, 0.0, 10.0, place, open_minimum=True)
         require_number("drift", drift, 0.0, 1.0, place)
+        require_number("click_rate", click_rate, 0.0, 1.0, place, open_minimum=True)
+        if click_rate == 1.0:
+            raise invalid("click_rate", click_rate, place, "a number above 0 and below 1")
         sizes = default_cardinalities(fields) if cardinalities is None else tuple(cardinalities)
         if len(sizes) != fields:
             raise invalid("cardinalities", sizes, place, f"one integer for each of {fields} fields")
@@ -120,7 +144,7 @@ class _Law:
         sample = self.draw(np.random.default_rng([seed, _CALIBRATION_STREAM]), 2 * BLOCK_INPUTS)
         raw = self.logits(sample[0], sample[1])
         self._mean, self._scale = float(raw.mean()), _SIGNAL / max(float(raw.std()), 1e-9)
-        self._intercept = _find_intercept((raw - self._mean) * self._scale)
+        self._intercept = _find_intercept((raw - self._mean) * self._scale, click_rate)
 
     def draw(
         self, generator: np.random.Generator, count: int, progress: Any = 0.0
@@ -162,12 +186,12 @@ def _latent(hashed: np.ndarray, number: int) -> np.ndarray:
     return bits.astype(np.float32) * np.float32(2.0 / (1 << _LATENT_BITS)) - np.float32(1.0)
 
 
-def _find_intercept(logits: np.ndarray) -> float:
-    """Bisects for the shift that makes the mean click probability `CLICK_RATE`."""
+def _find_intercept(logits: np.ndarray, click_rate: float) -> float:
+    """Bisects for the shift that makes the mean click probability `click_rate`."""
     low, high = -30.0, 30.0
     for _ in range(40):
         middle = (low + high) / 2
-        if (1.0 / (1.0 + np.exp(-(logits + middle)))).mean() < CLICK_RATE:
+        if (1.0 / (1.0 + np.exp(-(logits + middle)))).mean() < click_rate:
             low = middle
         else:
             high = middle
@@ -177,8 +201,7 @@ def _find_intercept(logits: np.ndarray) -> float:
 class GeneratedReader(BatchReader):
     """Draws one part of a generated data set, in batches.
 
-    The keys of a field are 0 .. cardinality - 1, the most popular first. About a quarter of the
-    labels is 1.
+    The keys of a field are 0 .. cardinality - 1, the most popular first.
     """
 
     def __init__(
@@ -195,7 +218,7 @@ class GeneratedReader(BatchReader):
 
         Args:
             num_examples: inputs of this part.
-            part: "train" or "test".
+            part: "train", "valid" or "test".
             batch_size: inputs of a batch.
             drop_remainder: leave out a last batch that is not full.
             ids: add features["id"], int64 [batch]: an input's number in its part, from 0.
@@ -207,6 +230,7 @@ class GeneratedReader(BatchReader):
                 zipf (1.05), exponent of the keys' popularity; larger is more skewed;
                 drift (0.0), share of its field's keys by which the ranking of popularity moves on
                 from the first to the last training input; the test part has the ranking of the end.
+                click_rate (0.25), the share of the labels that are 1.
                 With a drift, training inputs depend on `num_examples`.
 
         Raises:
@@ -217,7 +241,7 @@ class GeneratedReader(BatchReader):
         require_choice("part", part, PARTS, "GeneratedReader")
         self._law = _Law(**law)
         self._num_inputs = num_examples
-        self._stream = PARTS.index(part)
+        self._stream = _STREAMS[part]
         self.cardinalities = self._law.sizes
         names = tuple(f"c{i}" for i in range(1, len(self.cardinalities) + 1))
         self.spec = DataSpec("generated", names, self._law.num_dense, num_examples)
@@ -234,11 +258,26 @@ class GeneratedReader(BatchReader):
         """
         return self._law.logits(keys, dense)
 
+    def best_predictions(self, most: int = 1_000_000) -> tuple[np.ndarray, np.ndarray]:
+        """Returns labels and the hidden law's own log odds of them: no model ranks better.
+
+        Args:
+            most: inputs from the part's first one on.
+
+        Returns:
+            float32 [n] and float32 [n].
+        """
+        labels, logits = [], []
+        for rows in first_inputs(self._blocks(0), most):
+            labels.append(rows.label)
+            logits.append(self.click_logits(rows.keys, rows.dense).astype(np.float32))
+        return np.concatenate(labels), np.concatenate(logits)
+
     def _block(self, index: int) -> Rows:
         begin = index * BLOCK_INPUTS
         generator = np.random.default_rng([self._law.seed, self._stream, index])
         progress: Any = 1.0
-        if self._stream == PARTS.index("train"):
+        if self._stream == _STREAMS["train"]:
             positions = np.arange(begin, begin + BLOCK_INPUTS) / self._num_inputs
             progress = np.minimum(positions, 1.0)[:, None]
         keys, dense = self._law.draw(generator, BLOCK_INPUTS, progress)

@@ -116,24 +116,28 @@ def _malformed(file: str, number: int, line: bytes, allowed: str) -> ValueError:
     return ValueError(f"{file}:{number}: {shown!r}; allowed: {allowed}")
 
 
-def split_rows(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the indices of the ratings of training and of the test part, always the same."""
+def split_rows(count: int, hold_out: bool = False) -> dict[str, np.ndarray]:
+    """Returns the indices of the ratings of each part, always the same."""
     order = np.random.default_rng(_SPLIT_SEED).permutation(count)
     border = count - int(count * _TEST_SHARE)
-    return order[:border], order[border:]
+    valid = border - int(border * _TEST_SHARE)
+    train = order[: valid if hold_out else border]
+    return {"train": train, "valid": order[valid:border], "test": order[border:]}
 
 
 def open_movielens(
-    path: str, part: str, batch_size: int, seed: int, ids: bool = False
+    path: str, part: str, batch_size: int, seed: int, ids: bool = False, hold_out: bool = False
 ) -> ArrayReader:
     """Opens a part of the task.
 
     Args:
         path: of ml-1m.zip.
-        part: "train" or "test": a random 90/10 split, always the same.
+        part: "train", "valid" or "test": a random 90/10 split, always the same, of which "valid" is
+            a tenth of the training part.
         batch_size: inputs per batch.
         seed: of the training part's order.
         ids: see `ArrayReader`.
+        hold_out: whether "valid" is left out of "train".
 
     Returns:
         The reader.
@@ -142,7 +146,7 @@ def open_movielens(
         OSError, ValueError: as `read_archive`.
     """
     keys, labels = read_archive(path)
-    rows = split_rows(len(labels))[part == "test"]
+    rows = split_rows(len(labels), hold_out)[part]
     spec = DataSpec("movielens", FIELDS, 0, len(rows))
     shuffle_seed = seed if part == "train" else None
     return ArrayReader(

@@ -15,7 +15,7 @@ import pyarrow.dataset as pa_dataset
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_integer, require_number
-from slipstream_tf.inputs.readers.base import BatchReader, Rows, is_in_part
+from slipstream_tf.inputs.readers.base import BatchReader, Rows
 from slipstream_tf.inputs.readers.hashing import hash_strings
 from slipstream_tf.inputs.spec import MISSING_KEY, DataSpec, require_columns
 
@@ -63,7 +63,8 @@ class ParquetReader(BatchReader):
             shuffle_seed: None keeps the order of the files; with a seed, pass e (counted over the
                 passes of this reader) reads them in the order that (seed, e) gives. Which rows are
                 of which part, and their numbers, stay as they are.
-            **options: of all readers: part ("train", "test" or None for all rows), strict (make the
+            **options: of all readers: part ("train", "valid", "test" or None for all rows),
+                hold_out (whether "valid" is left out of "train"), strict (make the
                 first row that cannot be used an error instead of leaving it out), drop_remainder
                 (leave out a last batch that is not full), max_examples (stop after so many inputs,
                 or None) and ids (add features["id"], int64 [batch]).
@@ -182,7 +183,7 @@ class ParquetReader(BatchReader):
 
     def _usable(self, table: pa.Table, rows: np.ndarray, fragment: Any, begin: int) -> pa.Table:
         if self._part is not None:
-            is_wanted = is_in_part(int(rows[0]) if len(rows) else 0, len(rows), self._part)
+            is_wanted = self._is_wanted(int(rows[0]) if len(rows) else 0, len(rows))
             table, rows = table.filter(pa.array(is_wanted)), rows[is_wanted]
         label = to_numbers(table[self._label], np.nan)
         is_good = (label >= 0) & (label <= 1)

@@ -12,8 +12,9 @@ from typing import Any
 
 from slipstream_tf import disk
 from slipstream_tf.errors import require_choice
+from slipstream_tf.inputs.readers.base import is_in_part
 from slipstream_tf.inputs.readers.parquet import ParquetReader
-from slipstream_tf.inputs.spec import PARTS
+from slipstream_tf.inputs.spec import PARTS, PREPARED_PARTS
 
 MANIFEST = "prepared.json"
 FORMAT_VERSION = 1
@@ -77,7 +78,7 @@ def _problem(manifest: dict[str, Any]) -> str | None:
         end = shard["end"]
         if len(end) != len(_SHARD_KINDS["end"]) or min(end.values()) < 0:
             return f"{place}: `end` is {end!r}"
-        for part in PARTS:
+        for part in PREPARED_PARTS:
             if shard[part] is None:
                 continue
             if (wrong := _wrong(shard[part], _FILE_KINDS)) is not None:
@@ -109,6 +110,7 @@ class PreparedReader(ParquetReader):
         folder: str | os.PathLike[str],
         batch_size: int,
         part: str | None = None,
+        hold_out: bool = False,
         shuffle_seed: int | None = None,
         **options: Any,
     ):
@@ -117,7 +119,9 @@ class PreparedReader(ParquetReader):
         Args:
             folder: that `slipstream-prepare` wrote.
             batch_size: inputs of a batch.
-            part: "train", "test" or None for both, the training part first.
+            part: "train", "valid" (one in ten runs of the training part's rows), "test" or None for
+                all, the training part first.
+            hold_out: whether "valid" is left out of "train".
             shuffle_seed: None keeps the order of the original files. With a seed, pass e (counted
                 over the passes of this reader) reads the shards in the order that (seed, e) gives;
                 within a shard the order stays.
@@ -138,7 +142,9 @@ class PreparedReader(ParquetReader):
                 f"{name}: its preparation was interrupted. Run the same slipstream-prepare again: "
                 "it goes on where it stopped."
             )
-        parts = PARTS if part is None else (part,)
+        parts = PREPARED_PARTS if part is None else ("test" if part == "test" else "train",)
+        # Of rows of the training part as of those of any other file.
+        chosen = {"valid": "test", "train": "train" if hold_out else None}.get(part or "")
         shards = [shard[p] for p in parts for shard in manifest["shards"] if shard[p] is not None]
         if not shards:
             raise ValueError(f"{name}: no inputs in the part {part or 'train or test'}.")
@@ -151,7 +157,8 @@ class PreparedReader(ParquetReader):
             dense=columns["dense"],
             id_column=columns["id"],
             shuffle_seed=shuffle_seed,
+            part=chosen,
             **options,
         )
-        num_inputs = sum(shard["inputs"] for shard in shards)
+        num_inputs = int(is_in_part(0, sum(shard["inputs"] for shard in shards), chosen).sum())
         self.spec = dataclasses.replace(self.spec, name=manifest["name"], num_examples=num_inputs)

@@ -28,6 +28,8 @@ def open_data(
     strict: bool = False,
     seed: int = 0,
     ids: bool = False,
+    hold_out: bool = False,
+    **globo: Any,
 ) -> Reader:
     """Opens a part of a data set, recognised by its name and content.
 
@@ -35,15 +37,18 @@ def open_data(
 
     Args:
         data: path of a file, or "generated:COUNT" for inputs drawn from a fixed law
-            ("generated:COUNT:KEYS": with at most so many keys a field).
-        part: "train" or "test". Text files have no test part of their own: one in ten runs of
-            lines is (see `readers.text.TextReader`).
+            ("generated:COUNT:KEYS:RATE": with at most so many keys a field, and such a click rate).
+        part: "train", "valid" or "test". Text files have no parts of their own: of ten runs of
+            lines one is the test part (see `readers.text.TextReader`), and one may be for
+            validation.
         batch_size: inputs of a batch.
         split: "random" or "time", of the globo task; of no effect elsewhere.
         strict: make the first malformed line of a text file an error.
         seed: of the order of the training part of Frappe and of globo's random split, and of
             generated inputs.
         ids: add features["id"], int64 [batch], an input's number; see the reader's constructor.
+        hold_out: whether "valid" is left out of "train", where it is a tenth of it.
+        **globo: negatives and law, of the globo task alone; see `readers.globo.GloboReader`.
 
     Returns:
         The reader.
@@ -58,12 +63,14 @@ def open_data(
     if not os.path.exists(name):
         raise FileNotFoundError(f"No data file {name!r}. Known data: {DESCRIPTION}.")
     stem = name.removesuffix(".gz")
+    lines: dict[str, Any] = {"part": part, "strict": strict, "ids": ids, "hold_out": hold_out}
     if stem.endswith((".tsv", ".txt")):
-        return CriteoReader(name, batch_size, part=part, strict=strict, ids=ids)
+        return CriteoReader(name, batch_size, **lines)
     if stem.endswith(".csv"):
-        return AvazuReader(name, batch_size, part=part, strict=strict, ids=ids)
+        return AvazuReader(name, batch_size, **lines)
     if name.endswith(".npz"):
-        return _open_arrays(name, part, batch_size, split, seed, ids)
+        of_globo = {"split": split, "hold_out": hold_out, **globo}
+        return _open_arrays(name, part, batch_size, seed, ids, of_globo)
     raise ValueError(f"No reader for {name!r}. Known data: {DESCRIPTION}.")
 
 
@@ -73,21 +80,24 @@ def open_generated(
     """Opens generated data by its name; `share` of as many inputs as the name says."""
     parsed = generator.parse_name(name)
     assert parsed is not None, name
-    count, largest = parsed
-    sizes = generator.default_cardinalities(GENERATED_FIELDS, largest)
+    sizes = generator.default_cardinalities(GENERATED_FIELDS, parsed.largest)
+    law: dict[str, Any] = {"seed": seed, "cardinalities": sizes, "click_rate": parsed.click_rate}
     return generator.GeneratedReader(
-        math.ceil(count * share), part, batch_size, seed=seed, cardinalities=sizes, ids=ids
+        math.ceil(parsed.examples * share), part, batch_size, ids=ids, **law
     )
 
 
-def _open_arrays(name: str, part: str, batch_size: int, split: str, seed: int, ids: bool) -> Reader:
+def _open_arrays(
+    name: str, part: str, batch_size: int, seed: int, ids: bool, of_globo: dict[str, Any]
+) -> Reader:
     names = array_names(name)
     options: dict[str, Any] = {"batch_size": batch_size, "part": part, "ids": ids}
     if "click_ts" in names:
         # On the time split the order of time is the point; on the random one it would make the
         # last weeks' articles weigh most.
-        is_shuffled = part == "train" and split == "random"
-        return GloboReader(name, split=split, shuffle_seed=seed if is_shuffled else None, **options)
+        is_shuffled = part == "train" and of_globo["split"] == "random"
+        shuffle_seed = seed if is_shuffled else None
+        return GloboReader(name, shuffle_seed=shuffle_seed, **options, **of_globo)
     if not any(array.endswith("_x") for array in names):
         raise ValueError(
             f"{name!r} has no array of globo ('click_ts', ...) or Frappe ('train_x', ...); found "

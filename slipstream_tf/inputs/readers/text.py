@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from slipstream_tf.inputs.readers.base import BatchReader, Rows, is_in_part
+from slipstream_tf.inputs.readers.base import BatchReader, Rows
 from slipstream_tf.inputs.spec import DataSpec
 
 BLOCK_BYTES = 4 << 20
@@ -284,7 +284,8 @@ class TextReader(BatchReader):
             line_format: of the files.
             paths: one file or several, read in order; ".gz" files are decompressed.
             batch_size: inputs of a batch.
-            **options: of all readers: part ("train", "test" or None for all lines), strict (make
+            **options: of all readers: part ("train", "valid", "test" or None for all lines),
+                hold_out (whether "valid" is left out of "train"), strict (make
                 the first malformed line an error instead of leaving it out), drop_remainder (leave
                 out a last batch that is not full), max_examples (stop after so many inputs, or
                 None) and ids (add features["id"], int64 [batch]: the number of an input's data
@@ -328,7 +329,7 @@ class TextReader(BatchReader):
                 require_header(self._format, path, lines[0])
                 lines = lines[1:]
                 first_line = 2
-            chosen = np.flatnonzero(is_in_part(index, len(lines), self._part))
+            chosen = np.flatnonzero(self._is_wanted(index, len(lines)))
             if chosen.size:
                 numbers, ids = chosen + first_line, chosen + first + index
                 yield self._parse(path, numbers, ids, [lines[i] for i in chosen])

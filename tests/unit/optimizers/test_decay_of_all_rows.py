@@ -137,7 +137,7 @@ def test_replicas_would_not_decay(run_as_ranks) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="`decay`: 'all' for Adam. Allowed: with l2"):
+    with pytest.raises(ValueError, match=r"`decay`: 'all' for Adam\. Allowed: with l2"):
         optimizers.Adam(decay="all")
     with pytest.raises(ValueError, match="`decay`: 'none'"):
         optimizers.Adam(l2=0.1, decay="none")

@@ -19,8 +19,8 @@ def numbers(low, high):
     return st.floats(low, high, width=32, allow_subnormal=False)
 
 
-# Rows of up to 1: beside larger ones 1e-6 is less than float32 tells over 20 steps, and at a rate of
-# 0.5 less than Keras's float32 bias correction does.
+# Rows of up to 1: beside larger ones 1e-6 is less than float32 tells over 20 steps, and at a rate
+# of 0.5 less than Keras's float32 bias correction does.
 RATE = numbers(2**-10, 2**-5)
 BETAS = {"beta_1": numbers(0.0, 0.9375), "beta_2": numbers(0.5, 0.9990234375)}
 MOMENTUM = {"momentum": numbers(0.0625, 0.9375), "nesterov": st.booleans()}
