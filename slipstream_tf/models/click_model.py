@@ -14,6 +14,11 @@ from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
 
+# PyTorch's, by which published models were trained. By Keras's momentum of 0.99 the averages lag
+# behind by more than an epoch of a small data set, and its epsilon of 1e-3 is more than the variance
+# of what rows give that have just been made.
+_NORM_MOMENTUM, _NORM_EPSILON = 0.9, 1e-5
+
 
 def require_widths(argument: str, widths: Sequence[int], place: str, may_be_empty: bool) -> None:
     """Raises ValueError unless `widths` is a list of integers >= 1."""
@@ -45,8 +50,8 @@ class MLP(keras.layers.Layer):
         last_is_linear: whether the last layer has neither ReLU nor dropout: it gives logits, and
             is computed in float32 whatever the dtype policy.
         dropout: share of units dropped after each ReLU in training, 0 to below 1.
-        batch_norm: whether there is `keras.layers.BatchNormalization` (its defaults) in front of
-            each ReLU.
+        batch_norm: whether there is `keras.layers.BatchNormalization` in front of each ReLU, with
+            a momentum of 0.9 and an epsilon of 1e-5.
         l2: factor on the layers' squared weights, biases apart, a penalty in the loss; 0: none.
         **kwargs: of `keras.layers.Layer`.
 
@@ -83,7 +88,11 @@ class MLP(keras.layers.Layer):
                 keras.layers.Dense(width, activation, kernel_regularizer=penalty, dtype=policy)
             )
             if normalises:
-                self._stack.append(keras.layers.BatchNormalization(dtype=policy))
+                self._stack.append(
+                    keras.layers.BatchNormalization(
+                        momentum=_NORM_MOMENTUM, epsilon=_NORM_EPSILON, dtype=policy
+                    )
+                )
                 self._stack.append(keras.layers.Activation("relu", dtype=policy))
             if self.dropout and not is_linear:
                 self._stack.append(keras.layers.Dropout(self.dropout, dtype=self.dtype_policy))

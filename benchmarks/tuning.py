@@ -1,0 +1,222 @@
+"""Random search of settings for a data set, by its validation part alone; then the test part, once.
+
+    python benchmarks/tuning.py --search=frappe_dcn --trials=20
+    python benchmarks/tuning.py --search=frappe_dcn --final
+
+A trial is a run of slipstream-train with --evaluate_on=valid, which does not open the test part.
+Trials that have run are not run again: the same command goes on where it was broken off, and more
+--trials add to those before. --final trains the best trial's settings from three seeds and measures
+the test part. After it a search is closed: its test part has been looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+import summary
+from absl import app, flags
+
+from slipstream_tf.telemetry.run_record import write_json
+
+MOST_TRIALS = 40
+SEEDS = (0, 1, 2)
+CHOSEN = "chosen.json"
+
+_SEARCH = flags.DEFINE_string("search", None, "Name of the search, see SEARCHES.", required=True)
+_TRIALS = flags.DEFINE_integer(
+    "trials", 20, "Trials of the search.", lower_bound=1, upper_bound=MOST_TRIALS
+)
+_FINAL = flags.DEFINE_bool("final", False, "Measure the best trial's settings on the test part.")
+_DATA = flags.DEFINE_string("data", None, "Path of the data; default: where $SLIPSTREAM_DATA says.")
+_RECORDS = flags.DEFINE_string("records", "runs/tuning", "Folder of the runs.")
+
+Draw = Callable[[np.random.Generator], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What is searched.
+
+    Attributes:
+        file: of the data, in its folder.
+        fixed: flags of every trial.
+        draw: gives a trial's other flags.
+        targets: of the mean over seeds on the test part, by measure: the value, and what is better.
+    """
+
+    file: str
+    fixed: Mapping[str, Any]
+    draw: Draw
+    targets: Mapping[str, tuple[float, str]]
+
+
+def rounded(value: float) -> float:
+    """Two digits tell a rate apart."""
+    return float(f"{value:.1e}")
+
+
+def log_uniform(random: np.random.Generator, low: float, high: float) -> float:
+    return rounded(float(np.exp(random.uniform(np.log(low), np.log(high)))))
+
+
+def one_of(random: np.random.Generator, *choices: Any) -> Any:
+    return choices[int(random.integers(len(choices)))]
+
+
+def frappe(random: np.random.Generator) -> dict[str, Any]:
+    """Adam on all parts, all rows penalised, as published models of these tables are trained."""
+    rate = log_uniform(random, 5e-4, 4e-3)
+    return {
+        "dim": one_of(random, 10, 16, 20),
+        "mlp": one_of(random, "400,400,400", "400,400", "256,256,256"),
+        "dropout": one_of(random, 0.0, 0.1, 0.2, 0.3),
+        "batch_size": one_of(random, 2048, 4096, 8192),
+        "learning_rate": rate,
+        "rows_learning_rate": rate,
+        "rows_l2": log_uniform(random, 5e-3, 1e-1),
+        "rows_init": one_of(random, 1e-3, 1e-2, 5e-2),
+    }
+
+
+def frappe_dcn(random: np.random.Generator) -> dict[str, Any]:
+    return {**frappe(random), "cross_layers": one_of(random, 2, 3, 4)}
+
+
+def globo(random: np.random.Generator) -> dict[str, Any]:
+    """A single pass."""
+    rule = one_of(random, "adagrad", "rowwise_adagrad", "adam")
+    low, high = (5e-4, 1e-2) if rule == "adam" else (0.03, 0.4)
+    found = {
+        "model": one_of(random, "dlrm", "dcn", "deepfm"),
+        "mlp": one_of(random, "64", "128,64", "256,128"),
+        "rows_optimizer": rule,
+        "rows_learning_rate": log_uniform(random, low, high),
+        "rows_init": one_of(random, 0.01, 0.05, 0.2),
+        "learning_rate": log_uniform(random, 5e-4, 6e-3),
+        "dim": one_of(random, 16, 32),
+        "dropout": one_of(random, 0.0, 0.1),
+    }
+    if random.random() < 0.5:
+        found["rows_l2"] = log_uniform(random, 1e-7, 1e-4)
+    return found
+
+
+_FRAPPE = {
+    "rows_optimizer": "adam", "rows_decay": "all", "batch_norm": True, "epochs": 40,
+    "early_stopping": 2, "plateau_factor": 0.1,
+}  # fmt: skip
+_FRAPPE_TARGETS = {"auc": (0.983, "higher"), "log_loss": (0.165, "lower")}
+
+
+def _globo(negatives: int, targets: Mapping[str, tuple[float, str]]) -> Search:
+    return Search("globo_clicks.npz", {"negatives": negatives}, globo, targets)
+
+
+SEARCHES: Mapping[str, Search] = {
+    "frappe_dcn": Search("frappe_x1.npz", {"model": "dcn", **_FRAPPE}, frappe_dcn, _FRAPPE_TARGETS),
+    "frappe_deepfm": Search(
+        "frappe_x1.npz", {"model": "deepfm", **_FRAPPE}, frappe, _FRAPPE_TARGETS
+    ),
+    "globo_1": _globo(1, {"auc": (0.7372, "higher")}),
+    "globo_9": _globo(9, {}),
+    "globo_49": _globo(49, {}),
+}
+
+
+def trial_flags(name: str, trial: int) -> dict[str, Any]:
+    """Returns the flags of a trial: always the same."""
+    search = SEARCHES[name]
+    random = np.random.default_rng([sorted(SEARCHES).index(name), trial])
+    return {**search.fixed, **search.draw(random), "seed": 0}
+
+
+def run_trials(name: str, data: str, count: int, folder: Path) -> list[dict[str, Any]]:
+    """Runs trials, if they have not run; returns flags and quality of each."""
+    found = []
+    for trial in range(count):
+        chosen = trial_flags(name, trial)
+        given = {"data": data, "evaluate_on": "valid", **chosen}
+        record = common.train(given, folder / f"trial_{trial:02d}")
+        found.append({"flags": chosen, **outcome(record)})
+        best = max(found, key=lambda one: one["auc"])
+        print(
+            f"{name}, trial {trial}: AUC {found[-1]['auc']:.5f}, log loss "
+            f"{found[-1]['log_loss']:.4f}; best {best['auc']:.5f}",
+            flush=True,
+        )
+    return found
+
+
+def outcome(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what counts of a run."""
+    quality = {measure: record["test"][measure] for measure in ("auc", "log_loss")}
+    trained = record["examples"]["trained"]
+    return {**quality, "examples": trained, "seconds": record["seconds"]["training"]}
+
+
+def table_of(rows: list[dict[str, Any]]) -> list[Any]:
+    """Returns the columns of trials or seeds."""
+    names = dict.fromkeys(name for row in rows for name in row["flags"])
+    columns = [
+        summary.column(name, [_text(row["flags"].get(name)) for row in rows])
+        for name in names
+        if len({str(row["flags"].get(name)) for row in rows}) > 1
+    ]
+    return [
+        *columns,
+        summary.column("AUC", [row["auc"] for row in rows], "{:.5f}"),
+        summary.column("log loss", [row["log_loss"] for row in rows], "{:.4f}"),
+        summary.column("M examples", [row["examples"] / 1e6 for row in rows], "{:.2f}"),
+        summary.column("seconds", [row["seconds"] for row in rows], "{:.0f}"),
+    ]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def finish(name: str, data: str, trials: list[dict[str, Any]], folder: Path) -> None:
+    """Trains the best settings from each seed, measures the test part, and closes the search."""
+    best = max(trials, key=lambda one: one["auc"])["flags"]
+    write_json(str(folder / CHOSEN), best)
+    rows = []
+    for seed in SEEDS:
+        chosen = {**best, "seed": seed}
+        record = common.train({"data": data, **chosen}, folder / f"final_{seed}")
+        rows.append({"flags": chosen, **outcome(record)})
+    claims = {}
+    for measure, (target, better) in SEARCHES[name].targets.items():
+        values = [row[measure] for row in rows]
+        claims[f"{name}.{measure}"] = summary.claim(values, target, better, statistics.fmean)
+    print(summary.write("tuning", f"{name}, test", {"": table_of(rows)}, claims))
+
+
+def main(_: Any) -> None:
+    name = _SEARCH.value
+    if name not in SEARCHES:
+        raise app.UsageError(f"--search={name}. Allowed: {', '.join(SEARCHES)}.")
+    data = _DATA.value or common.in_data_folder(SEARCHES[name].file)
+    folder = Path(_RECORDS.value) / name
+    count = _TRIALS.value
+    chosen = folder / CHOSEN
+    if chosen.exists():
+        # More trials after a look at the test part would be chosen by it.
+        count = len(list(folder.glob("trial_*/metrics.json")))
+        print(f"The search is closed: {chosen} has been measured on the test part.")
+    trials = run_trials(name, data, count, folder)
+    print(summary.write("tuning", f"{name}, validation", {"": table_of(trials)}, {}))
+    if _FINAL.value:
+        finish(name, data, trials, folder)
+    elif chosen.exists():
+        print(json.loads(chosen.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    app.run(main)
