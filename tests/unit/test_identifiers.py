@@ -82,7 +82,7 @@ def test_numbers_of_numpy_are_kept_as_pythons() -> None:
     config = table.get_config()
     assert type(config["dim"]) is int
     for values in (config["optimizer"]["config"], config["initializer"]["config"]):
-        assert all(type(value) in (float, bool, type(None)) for value in values.values())
+        assert all(type(value) in (float, bool, str, type(None)) for value in values.values())
     assert Table.from_config(config) == table
 
 

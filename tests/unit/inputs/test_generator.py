@@ -13,6 +13,8 @@ from slipstream_tf.inputs.readers.generator import (
     zipf_ranks,
 )
 from slipstream_tf.inputs.readers.registry import open_data
+from slipstream_tf.inputs.spec import PARTS
+from slipstream_tf.telemetry.metrics import click_metrics
 
 
 def joined(reader):
@@ -149,16 +151,18 @@ def test_errors_name_what_is_wrong():
         options = {"num_examples": 10, "part": "train", "batch_size": 5, argument: value}
         with pytest.raises(ValueError, match=f"Invalid `{argument}`"):
             GeneratedReader(**options)
-    with pytest.raises(ValueError, match=r"`part`: 'valid'.*'train', 'test'"):
-        GeneratedReader(10, "valid", 5)
+    with pytest.raises(ValueError, match=r"`part`: 'dev'.*'train', 'valid', 'test'"):
+        GeneratedReader(10, "dev", 5)
 
 
 @pytest.mark.parametrize(
     "name, parsed",
     [
-        ("generated", (400_000, 100_000)),
-        ("generated:7", (7, 100_000)),
-        ("generated:500:1000", (500, 1000)),
+        ("generated", (400_000, 100_000, 0.25)),
+        ("generated:7", (7, 100_000, 0.25)),
+        ("generated:500:1000", (500, 1000, 0.25)),
+        ("generated:500:1000000000:0.02", (500, 1_000_000_000, 0.02)),
+        ("generated:500:1000:.5", (500, 1000, 0.5)),
         ("generatedx", None),
         ("a.npz", None),
     ],
@@ -168,11 +172,45 @@ def test_names(name, parsed):
 
 
 @pytest.mark.parametrize(
-    "name", ["generated:", "generated:0", "generated:-1", "generated:1:2:3", "generated:5:9"]
+    "name",
+    [
+        *("generated:", "generated:0", "generated:-1", "generated:1:2:3", "generated:5:9"),
+        *("generated:5:10:0", "generated:5:10:0.0", "generated:5:10:1.5", "generated:5:10:.1:.1"),
+        "generated:5:2000000000",
+    ],
 )
 def test_names_that_mean_nothing(name):
     with pytest.raises(ValueError, match=f"Invalid data '{name}'. Allowed: "):
         parse_name(name)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.5])
+def test_any_click_rate(rate):
+    reader = open_data(f"generated:40000:1000:{rate}", "train", 8192)
+    labels = np.concatenate([label for _, label in reader.dataset().as_numpy_iterator()])
+    assert abs(labels.mean() - rate) < 5 * np.sqrt(rate * (1 - rate) / labels.size) + 0.05 * rate
+
+
+def test_keys_reach_up_to_a_billion():
+    reader = open_data("generated:20000:1000000000", "train", 20000)
+    (features, _), *_ = reader.dataset().as_numpy_iterator()
+    assert 10**8 < features["keys"].max() < 10**9
+
+
+def test_parts_are_streams_of_their_own_and_the_law_ranks_best():
+    readers = {part: open_data("generated:30000:500", part, 30000) for part in PARTS}
+    keys = {}
+    for part, reader in readers.items():
+        ((features, label),) = reader.dataset().as_numpy_iterator()
+        keys[part] = features["keys"].tobytes()
+        labels, logits = reader.best_predictions()
+        np.testing.assert_array_equal(labels, label)
+        expected = reader.click_logits(features["keys"], features["dense"])
+        np.testing.assert_allclose(logits, expected, rtol=1e-5)
+        assert 0.8 < click_metrics(labels, logits).auc < 0.92
+        few, _ = reader.best_predictions(most=100)
+        np.testing.assert_array_equal(few, label[:100])
+    assert len(set(keys.values())) == 3
 
 
 def test_the_largest_field_can_be_set_by_name():

@@ -87,7 +87,7 @@ def test_time_split_is_the_rows_in_order(path):
 
 
 def test_random_split_loses_no_row_and_keeps_time(path, monkeypatch):
-    monkeypatch.setattr(globo, "RANDOM_SPLIT_CLICKS", 2000)
+    monkeypatch.setattr(globo, "RANDOM_SPLIT_ROWS", 4000)
     globo._task.cache_clear()
     columns = {name: values[:2000] for name, values in make_columns().items()}
     expected_keys, expected_label = expected_rows(columns, 2000, 0)
@@ -102,6 +102,50 @@ def test_random_split_loses_no_row_and_keeps_time(path, monkeypatch):
         assert all(row in rows for row in parts[part])
     assert sorted(parts["train"] + parts["test"]) == sorted(expected)
     globo._task.cache_clear()
+
+
+@pytest.mark.parametrize("split", ["random", "time"])
+@pytest.mark.parametrize("negatives", [1, 3])
+def test_a_validation_part_is_a_tenth_of_the_training_part(path, split, negatives):
+    def rows(part, **options):
+        reader = GloboReader(path, 256, part=part, split=split, negatives=negatives, **options)
+        keys, label = joined(reader)
+        return np.column_stack([keys, label.astype(int)]).tolist()
+
+    whole, rest, valid = rows("train"), rows("train", hold_out=True), rows("valid")
+    assert sorted(whole) == sorted(rest + valid)
+    assert abs(len(valid) - 0.1 * len(whole)) <= 1 + negatives
+    assert rows("test") == rows("test", hold_out=True)
+    if split == "time":
+        assert whole == rest + valid
+
+
+@pytest.mark.parametrize("law", globo.LAWS)
+def test_each_click_has_its_negatives(law):
+    columns = make_columns()
+    columns["article"] = np.arange(CLICKS, dtype=np.int32)  # tells the click
+    keys, label = build_rows(columns, 0, negatives=4, law=law)
+    keys, label = keys.reshape(CLICKS, 5, -1), label.reshape(CLICKS, 5)
+    np.testing.assert_array_equal(label, np.tile([1, 0, 0, 0, 0], (CLICKS, 1)))
+    others = [i for i, field in enumerate(FIELDS) if field != "article"]
+    assert (keys[:, 1:, others] == keys[:, :1, others]).all()
+    clicks, of_negatives = keys[:, :1, 1], keys[:, 1:, 1]
+    hour = columns["click_ts"] // 3600
+    if law == "hour":
+        assert (hour[of_negatives] == hour[:, None]).all()
+        sizes = np.unique(hour, return_counts=True)[1]
+        assert len(np.unique(of_negatives)) > 0.9 * CLICKS
+        assert sizes.min() > 20 and (np.diff(np.sort(of_negatives, 1), axis=1) > 0).mean() > 0.9
+    else:
+        assert (of_negatives <= clicks).all() and (clicks - of_negatives <= 20_000).all()
+
+
+def test_one_negative_is_the_first_of_several_laws(path):
+    columns = make_columns()
+    one, label = build_rows(columns, 3)
+    expected_keys, expected_label = expected_rows(columns, CLICKS, 3)
+    np.testing.assert_array_equal(one, expected_keys)
+    np.testing.assert_array_equal(label, expected_label)
 
 
 def test_seeds_and_repetition(path):
@@ -142,8 +186,12 @@ def test_max_inputs_and_last_batch(path):
 def test_errors_name_what_is_wrong(path, tmp_path):
     with pytest.raises(ValueError, match=r"`split`: 'date'.*'random', 'time'"):
         GloboReader(path, 100, split="date")
-    with pytest.raises(ValueError, match=r"`part`: 'valid'.*'train', 'test'"):
-        GloboReader(path, 100, part="valid")
+    with pytest.raises(ValueError, match=r"`part`: 'dev'.*'train', 'valid', 'test'"):
+        GloboReader(path, 100, part="dev")
+    with pytest.raises(ValueError, match=r"`law`: 'day'.*'before', 'hour'"):
+        GloboReader(path, 100, law="day")
+    with pytest.raises(ValueError, match="`negatives`: 0"):
+        GloboReader(path, 100, negatives=0)
     with pytest.raises(ValueError, match="`max_examples`: 0"):
         GloboReader(path, 100, max_examples=0)
     columns = make_columns()

@@ -203,8 +203,8 @@ def test_errors_name_what_is_wrong(tmp_path):
         ParquetReader(path, 5, label="click", keys="row")
     with pytest.raises(ValueError, match=r"`keys`: \(\).*one column name or more"):
         ParquetReader(path, 5, label="click", keys=())
-    with pytest.raises(ValueError, match="`part`: 'valid'"):
-        ParquetReader(path, 5, label="click", keys=["row"], part="valid")
+    with pytest.raises(ValueError, match="`part`: 'dev'"):
+        ParquetReader(path, 5, label="click", keys=["row"], part="dev")
     text = write(tmp_path / "text.parquet", click=["yes"], row=[1])
     with pytest.raises(ValueError, match="'click' is of type string"):
         ParquetReader(text, 5, label="click", keys=["row"])

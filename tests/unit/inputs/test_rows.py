@@ -44,3 +44,7 @@ def test_parts_do_not_depend_on_how_the_data_is_cut(cuts):
     np.testing.assert_array_equal(is_test, [i % 1000 >= 900 for i in range(total)])
     np.testing.assert_array_equal(~is_test, is_in_part(0, total, "train"))
     assert is_in_part(0, total, None).all()
+    is_valid = is_in_part(0, total, "valid")
+    np.testing.assert_array_equal(is_valid, [800 <= i % 1000 < 900 for i in range(total)])
+    rest = is_in_part(0, total, "train", hold_out=True)
+    np.testing.assert_array_equal(rest, ~is_test & ~is_valid)

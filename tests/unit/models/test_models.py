@@ -20,9 +20,9 @@ DIM = 4
 DENSE = 2
 
 
-def make_embeddings(dims=(DIM,) * FIELDS, learning_rate=0.5, **kwargs):
+def make_embeddings(dims=(DIM,) * FIELDS, learning_rate=0.5, initializer=None, **kwargs):
     tables = [
-        Table(f"t{i}", dim, initializer=initializers.RandomUniform(seed=i))
+        Table(f"t{i}", dim, initializer=initializer or initializers.RandomUniform(seed=i))
         for i, dim in enumerate(dims)
     ]
     rule = optimizers.Adagrad(learning_rate, initial_accumulator_value=0.0, epsilon=1e-8)
@@ -201,10 +201,10 @@ def test_batch_normalisation_is_of_hidden_units_in_front_of_relu():
     hidden, bias, scale, shift, mean, variance, last, last_bias = mlp.weights
     outputs = mlp(inputs, training=True)
     units = inputs @ hidden + bias
-    normed = (units - np.mean(units, 0)) / np.sqrt(np.var(units, 0) + 1e-3) * scale + shift
+    normed = (units - np.mean(units, 0)) / np.sqrt(np.var(units, 0) + 1e-5) * scale + shift
     np.testing.assert_allclose(outputs, relu(normed) @ last + last_bias, rtol=1e-4, atol=1e-5)
     assert np.abs(mean).max() > 0 and np.abs(variance - 1.0).max() > 0
-    again = (units - mean) / np.sqrt(variance + 1e-3)
+    again = (units - mean) / np.sqrt(variance + 1e-5)
     np.testing.assert_allclose(mlp(inputs), relu(again) @ last + last_bias, rtol=1e-4, atol=1e-5)
 
 
@@ -225,6 +225,48 @@ def test_models_overfit_a_thousand_examples(name, batch_norm):
     model.fit({"keys": keys, "dense": dense}, labels, batch_size=100, epochs=60, verbose=0)
     auc = model.evaluate({"keys": keys, "dense": dense}, labels, verbose=0)[1]
     assert auc > 0.95
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_penalty_is_of_all_matrices(name):
+    model = MODELS[name](l2=0.5)
+    matrices = [w for w in model.trainable_weights if len(w.shape) == 2]
+    expected = 0.5 * sum(float(np.square(w.numpy()).sum()) for w in matrices)
+    inputs, labels = make_data()
+    model(inputs)
+    assert float(sum(model.losses)) == pytest.approx(expected, rel=1e-5)
+    assert not MODELS[name]().losses
+    again = type(model).from_config(model.get_config())
+    assert again.l2 == 0.5 and len(again.losses) == len(model.losses)
+    model.compile("sgd", "binary_crossentropy")
+    assert model.evaluate(inputs, labels, verbose=0) > expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_start_at_the_base_rate(name):
+    model = MODELS[name](embeddings=make_embeddings(initializer=initializers.Zeros()))
+    dense = np.zeros((5, DENSE), np.float32)
+    inputs = {"dense": dense, "keys": np.zeros((5, FIELDS), np.int64)}
+    model.start_at(0.02)
+    np.testing.assert_allclose(model(inputs), np.full((5, 1), 0.02), rtol=1e-5)
+    for rate in (0.0, 1.0, -1.0):
+        with pytest.raises(ValueError, match="`base_rate`"):
+            model.start_at(rate)
+
+
+def test_stacked_dcn_goes_on_from_its_cross_layers():
+    model = make_dcn(structure="stacked", deep=[7])
+    assert model.head.kernel.shape == (7, 1)
+    assert type(model).from_config(model.get_config()).structure == "stacked"
+    inputs, _ = make_data()
+    vectors = model.embeddings(inputs["keys"])
+    features = np.concatenate([inputs["dense"], np.reshape(vectors, [len(vectors), -1])], 1)
+    expected = model.head(model.deep(model.cross(features)))
+    np.testing.assert_allclose(model(inputs), tf.sigmoid(expected), rtol=1e-5)
+    with pytest.raises(ValueError, match=r"`structure`: 'both'.*'parallel', 'stacked'"):
+        make_dcn(structure="both")
+    with pytest.raises(ValueError, match="`deep`"):
+        make_dcn(structure="stacked", deep=[])
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -87,6 +87,9 @@ def test_movielens_agrees_with_its_reader(tmp_path, run_prepare):
         users = "\n".join(f"{u}::F::{25 + u % 3}::{u % 20}::{10000 + u}" for u in range(1, 51))
         archive.writestr("ml-1m/users.dat", users)
     run_prepare(path, tmp_path / "out", shard_rows=200)
+    held_out = PreparedReader(tmp_path / "out", 100, part="train", hold_out=True, ids=True)
+    valid = PreparedReader(tmp_path / "out", 100, part="valid", ids=True)
+    assert valid.spec.num_examples == 0 and held_out.spec.num_examples == 900
     ours = PreparedReader(tmp_path / "out", 100, part="test", ids=True)
     assert_same(ours, open_movielens(str(path), "test", 100, 0, ids=True))
     train = collect(PreparedReader(tmp_path / "out", 100, part="train", ids=True))
