@@ -69,6 +69,21 @@ def test_two_ranks_train_what_one_process_does(
     assert "rank 0 of 2" in done.stderr and "rank 1 of 2" not in done.stderr
 
 
+@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+def test_ranks_stop_together_with_the_best(
+    run_ranks: Any, placement: str, tmp_path: Path
+) -> None:
+    flags = ("--epochs=20", "--early_stopping=1", "--evaluate_on=valid", f"--placement={placement}")
+    rates = ("--rows_learning_rate=0.5", "--learning_rate=0.03", "--plateau_factor=0.5")
+    record, _ = train_on_two(run_ranks, tmp_path / "run", *flags, *rates)
+    measured = record["validation"]
+    aucs = [one["auc"] for one in measured]
+    best = aucs.index(max(aucs))
+    assert len(measured) == best + 2 < 20 and record["best_step"] == measured[best]["step"]
+    quality = {name: measured[best][name] for name in record["test"]}
+    assert record["test"] == pytest.approx(quality, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -1,0 +1,135 @@
+"""What slipstream-train does by a validation part: it stops, rates fall, the best comes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream_tf.cli import data, train
+from slipstream_tf.cli.program import run_program
+
+# Few examples and long rates: it overfits at once.
+FLAGS = (
+    *("--data=generated:6000:200", "--batch_size=500", "--dim=8", "--mlp=32", "--bottom=8"),
+    *("--epochs=12", "--rows_learning_rate=0.3", "--learning_rate=0.02"),
+)
+Train = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(name="run_train")
+def fixture_run_train(tmp_path: Path) -> Train:
+    """Runs slipstream-train in this process; returns its record."""
+
+    def run(*flags: str, name: str = "run") -> dict[str, Any]:
+        arguments = [*flags, f"--output={tmp_path / name}"]
+        assert run_program(train.make_flags(), train.main, arguments) == 0
+        return json.loads((tmp_path / name / "metrics.json").read_text())
+
+    return run
+
+
+def test_training_stops_and_ends_with_the_best(run_train: Train, capsys: Any) -> None:
+    record = run_train(*FLAGS, "--early_stopping=2", "--evaluate_on=valid")
+    measured = record["validation"]
+    assert [one["step"] for one in measured] == list(range(12, 12 * len(measured) + 1, 12))
+    aucs = [one["auc"] for one in measured]
+    best = aucs.index(max(aucs))
+    assert len(measured) == best + 1 + 2 < 12
+    assert record["best_step"] == measured[best]["step"]
+    assert record["evaluated_on"] == "valid"
+    quality = {name: measured[best][name] for name in record["test"]}
+    assert record["test"] == pytest.approx(quality, rel=1e-6)
+    examples = record["examples"]
+    assert examples["trained"] == examples["seen"] == 6000 * len(measured)
+    assert record["test"]["auc"] < record["best_auc"] < 0.95
+    shown = capsys.readouterr().out
+    assert "validation AUC" in shown and "best reachable AUC" in shown and "test AUC" not in shown
+    assert f"{record['best_step']} of {measured[-1]['step']}" in shown
+
+
+def test_the_test_part_is_measured_where_the_best_was(run_train: Train) -> None:
+    stopped = run_train(*FLAGS, "--early_stopping=1")
+    steps = stopped["best_step"] // 12
+    # As many epochs from the same seed, without looking.
+    plain = run_train(*FLAGS[:-3], f"--epochs={steps}", *FLAGS[-2:], name="plain")
+    assert stopped["test"] == pytest.approx(plain["test"], rel=1e-5)
+    assert stopped["evaluated_on"] == "test" and "validation" not in plain
+
+
+def test_rates_fall_where_nothing_is_gained(run_train: Train) -> None:
+    flags = ("--early_stopping=4", "--plateau_factor=0.5", "--evaluate_every=6")
+    measured = run_train(*FLAGS, *flags)["validation"]
+    assert [one["step"] for one in measured] == list(range(6, 6 * len(measured) + 1, 6))
+    best, rate = 0.0, 0.02
+    for one in measured:
+        assert one["learning_rate"] == pytest.approx(rate)
+        if one["auc"] > best:
+            best = one["auc"]
+        else:
+            rate *= 0.5
+    assert rate < 0.02
+
+
+def test_nothing_of_the_validation_part_is_trained_and_the_test_part_stays_closed(
+    run_train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened = []
+    real = data._open
+
+    def watched(settings: Any, part: str, ids: bool) -> Any:
+        opened.append(part)
+        return real(settings, part, ids)
+
+    monkeypatch.setattr(data, "_open", watched)
+    lines = [f"{i % 2}\t" + "\t".join(["1"] * 13 + [f"{i:x}"] * 26) for i in range(3000)]
+    (tmp_path / "a.tsv").write_text("\n".join(lines) + "\n")
+    text = (f"--data={tmp_path / 'a.tsv'}", "--batch_size=300", "--dim=4", "--mlp=8", "--bottom=8")
+    whole = run_train(*text)
+    assert opened == ["train", "test"] and whole["examples"]["trained"] == 2700
+    opened.clear()
+    record = run_train(*text, "--evaluate_on=valid", name="valid")
+    assert opened == ["train", "valid"] and record["test"]["examples"] == 300
+    assert record["examples"]["trained"] == 2400
+    # Each line has a key of its own.
+    assert set(record["rows"].values()) == {2400}
+    opened.clear()
+    record = run_train(*text, "--early_stopping=1", name="both")
+    assert opened == ["train", "valid", "test"] and record["examples"]["planned"] == 2400
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--plateau_factor=0.5",), "--plateau_factor does nothing here. Allowed: with --early_st"),
+        (("--negatives=4",), "--negatives does nothing here. Allowed: with globo data"),
+        (("--rows_decay=all",), "--rows_decay does nothing here. Allowed: with --rows_l2"),
+        (
+            ("--early_stopping=2", "--checkpoint_every=5", "--output={folder}"),
+            "Invalid flag --checkpoint_every with --early_stopping=2",
+        ),
+        (("--evaluate_on=train",), "--evaluate_on=train"),
+    ],
+)
+def test_refusals(
+    flags: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = [*FLAGS, *(flag.format(folder=tmp_path / "run") for flag in flags)]
+    assert run_program(train.make_flags(), train.main, arguments) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_an_unknown_end_of_an_epoch_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import gzip
+
+    line = "1\t" + "\t".join(["1"] * 13 + ["a"] * 26) + "\n"
+    with gzip.open(tmp_path / "a.tsv.gz", "wt") as file:
+        file.write(line * 2000)
+    arguments = [f"--data={tmp_path / 'a.tsv.gz'}", "--early_stopping=1"]
+    assert run_program(train.make_flags(), train.main, arguments) == 2
+    assert "neither is an epoch's end. Give --evaluate_every" in capsys.readouterr().err
