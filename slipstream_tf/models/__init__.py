@@ -1,19 +1,23 @@
-"""Click models over an `EmbeddingCollection`: DLRM, DCN-v2, DeepFM and TBSM."""
+"""Click models over an `EmbeddingCollection`: DLRM, DCN-v2, DeepFM, FinalMLP, DIN and TBSM."""
 
 from slipstream_tf.models.click_model import MLP
 from slipstream_tf.models.dcn import DCNv2
 from slipstream_tf.models.deepfm import DeepFM
+from slipstream_tf.models.din import DIN
 from slipstream_tf.models.dlrm import DLRM
+from slipstream_tf.models.final_mlp import FinalMLP
 from slipstream_tf.models.interaction import Cross, TimeAttention, pairwise_dots, sum_of_dots
 from slipstream_tf.models.tbsm import TBSM
 
 __all__ = [
+    "DIN",
     "DLRM",
     "MLP",
     "TBSM",
     "Cross",
     "DCNv2",
     "DeepFM",
+    "FinalMLP",
     "TimeAttention",
     "pairwise_dots",
     "sum_of_dots",

@@ -15,8 +15,8 @@ from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
 
 # PyTorch's, by which published models were trained. By Keras's momentum of 0.99 the averages lag
-# behind by more than an epoch of a small data set, and its epsilon of 1e-3 is more than the variance
-# of what rows give that have just been made.
+# behind by more than an epoch of a small data set, and its epsilon of 1e-3 is more than the
+# variance of what new rows give.
 _NORM_MOMENTUM, _NORM_EPSILON = 0.9, 1e-5
 
 

@@ -70,9 +70,7 @@ def test_two_ranks_train_what_one_process_does(
 
 
 @pytest.mark.parametrize("placement", ["replicated", "sharded"])
-def test_ranks_stop_together_with_the_best(
-    run_ranks: Any, placement: str, tmp_path: Path
-) -> None:
+def test_ranks_stop_together_with_the_best(run_ranks: Any, placement: str, tmp_path: Path) -> None:
     flags = ("--epochs=20", "--early_stopping=1", "--evaluate_on=valid", f"--placement={placement}")
     rates = ("--rows_learning_rate=0.5", "--learning_rate=0.03", "--plateau_factor=0.5")
     record, _ = train_on_two(run_ranks, tmp_path / "run", *flags, *rates)

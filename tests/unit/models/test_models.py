@@ -12,7 +12,7 @@ import tensorflow as tf
 from slipstream_tf import Table, initializers, optimizers
 from slipstream_tf.distributed import with_next
 from slipstream_tf.keras import EmbeddingCollection
-from slipstream_tf.models import DLRM, MLP, DCNv2, DeepFM
+from slipstream_tf.models import DLRM, MLP, DCNv2, DeepFM, FinalMLP
 from slipstream_tf.models.interaction import pair_order
 
 FIELDS = 3
@@ -42,7 +42,15 @@ def make_deepfm(dense=DENSE, embeddings=None, **kwargs):
     return DeepFM(embeddings or make_embeddings(), dense, **{"deep": [8, 4], **kwargs})
 
 
-MODELS = {"dlrm": make_dlrm, "dcn": make_dcn, "deepfm": make_deepfm}
+def make_final_mlp(dense=DENSE, embeddings=None, **kwargs):
+    widths = kwargs.pop("deep", [8, 4])
+    small = {"first": widths, "second": [*widths[:-1], 2 * widths[-1]], "heads": 2, "gate": 5}
+    return FinalMLP(embeddings or make_embeddings(), dense, **{**small, **kwargs})
+
+
+MODELS = {
+    "dlrm": make_dlrm, "dcn": make_dcn, "deepfm": make_deepfm, "final_mlp": make_final_mlp,
+}  # fmt: skip
 
 
 def make_data(count=64, dense=DENSE):
@@ -230,7 +238,9 @@ def test_models_overfit_a_thousand_examples(name, batch_norm):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_penalty_is_of_all_matrices(name):
     model = MODELS[name](l2=0.5)
-    matrices = [w for w in model.trainable_weights if len(w.shape) == 2]
+    gates = {id(vector) for vector, _ in getattr(model, "gates", [])}
+    weights = [w for w in model.trainable_weights if len(w.shape) >= 2]
+    matrices = [w for w in weights if id(w) not in gates]
     expected = 0.5 * sum(float(np.square(w.numpy()).sum()) for w in matrices)
     inputs, labels = make_data()
     model(inputs)
@@ -252,6 +262,27 @@ def test_outputs_start_at_the_base_rate(name):
     for rate in (0.0, 1.0, -1.0):
         with pytest.raises(ValueError, match="`base_rate`"):
             model.start_at(rate)
+
+
+def test_final_mlp_is_two_gated_streams_and_their_pairs():
+    model = make_final_mlp()
+    inputs, _ = make_data()
+    vectors = np.reshape(model.embeddings(inputs["keys"]), [64, -1])
+    features = np.concatenate([inputs["dense"], vectors], 1)
+    ends = []
+    for index, stream in enumerate(model.streams):
+        vector, layers = model.gates[index]
+        openness = 2 / (1 + np.exp(-layers(vector.numpy()).numpy()))
+        assert openness.shape == (1, features.shape[1])
+        ends.append(stream(features * openness).numpy())
+    logits = np.concatenate(ends, 1) @ model.head.kernel.numpy() + model.head.bias.numpy()
+    for head in range(2):
+        first, second = ends[0][:, 2 * head : 2 * head + 2], ends[1][:, 4 * head : 4 * head + 4]
+        logits += np.sum(first @ model.fusion.numpy()[head] * second, 1, keepdims=True)
+    np.testing.assert_allclose(model(inputs), tf.sigmoid(logits), rtol=1e-4)
+    assert not make_final_mlp(gate=0).gates
+    with pytest.raises(ValueError, match=r"`second`: \[8, 5\].*multiple of heads=2"):
+        make_final_mlp(second=[8, 5])
 
 
 def test_stacked_dcn_goes_on_from_its_cross_layers():

@@ -335,3 +335,16 @@ def test_attention_weighs_all_steps_without_a_mask():
 def test_what_cannot_be(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_overfits_a_thousand_examples():
+    keras.utils.set_random_seed(0)
+    random = np.random.default_rng(0)
+    keys = {name: random.integers(0, 40, (1000, STEPS)) for name in ("user", "item")}
+    labels = random.integers(0, 2, 1000).astype(np.float32)
+    tables = [Table(name, DIM, combiner=None) for name in keys]
+    layer = EmbeddingCollection(tables, optimizers.Adam(0.03))
+    model = TBSM(layer, 0, step=[32, 16], heads=2, top=[128, 64, 1])
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["AUC"])
+    model.fit({"keys": keys}, labels, batch_size=100, epochs=60, verbose=0)
+    assert model.evaluate({"keys": keys}, labels, verbose=0)[1] > 0.95

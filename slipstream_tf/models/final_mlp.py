@@ -1,0 +1,125 @@
+"""FinalMLP: two MLPs over the same features, each with a gate, and a bilinear fusion."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.keras.embedding_collection import EmbeddingCollection
+from slipstream_tf.models.click_model import ClickModel, penalty_of, require_widths
+
+_STREAMS = (0, 1)
+
+
+@keras.saving.register_keras_serializable(package="slipstream_tf")
+class FinalMLP(ClickModel):
+    """Enhanced two-stream MLP (Mao et al., arXiv:2304.00902).
+
+    Dense features and embeddings, concatenated, go through two MLPs. In front of each a gate
+    multiplies every value by 0 to 2: twice the sigmoid of a hidden layer over a vector that is
+    learned (the paper's gate without features of its own). The logit is linear in both outputs, and
+    bilinear in pairs of them, head by head. Tables may have different dimensions where the keys
+    come as a dictionary. Seed with `keras.utils.set_random_seed` before building it.
+
+    Args:
+        embeddings: the tables.
+        dense_features: numeric features per input, 0 or more.
+        first: widths of the first MLP.
+        second: widths of the second MLP.
+        heads: into which both outputs are split; the last widths are multiples of it.
+        gate: width of the gates' hidden layers and of their learned vectors; 0: no gates.
+        dropout: share of units dropped after each hidden layer, 0 to below 1.
+        returns_logits: whether the output is a logit instead of a probability.
+        **kwargs: of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model`: name, dtype, trainable.
+
+    Raises:
+        ValueError: an argument is out of range, or a last width is no multiple of `heads`.
+    """
+
+    def __init__(
+        self,
+        embeddings: EmbeddingCollection,
+        dense_features: int,
+        first: Sequence[int] = (400, 400, 400),
+        second: Sequence[int] = (400, 400, 400),
+        heads: int = 10,
+        gate: int = 64,
+        dropout: float = 0.0,
+        returns_logits: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
+        require_integer("heads", heads, 1, None, "FinalMLP")
+        require_integer("gate", gate, 0, None, "FinalMLP")
+        for name, widths in (("first", first), ("second", second)):
+            require_widths(name, widths, "FinalMLP", may_be_empty=False)
+            if widths[-1] % heads:
+                allowed = f"a list whose last width is a multiple of heads={heads}"
+                raise invalid(name, list(widths), "FinalMLP", allowed)
+        self.widths = (tuple(first), tuple(second))
+        self.heads, self.gate = heads, gate
+        width = dense_features + sum(self.dims.values())
+        self.streams = [
+            self.mlp(f"stream_{index}", self.widths[index], width, dropout=self.dropout)
+            for index in _STREAMS
+        ]
+        self.gates = []
+        if gate:
+            for index in _STREAMS:
+                vector = self.add_weight(
+                    name=f"gate_{index}", shape=(1, gate), initializer="random_normal"
+                )
+                layers = self.mlp(
+                    f"gate_mlp_{index}", [gate, width], gate, last_is_linear=True, batch_norm=False
+                )
+                self.gates.append((vector, layers))
+        # In float32, as the last layer of `MLP`: bfloat16 logits tie.
+        self.head = keras.layers.Dense(
+            1, kernel_regularizer=penalty_of(self.l2), name="head", dtype="float32"
+        )
+        ends = [widths[-1] for widths in self.widths]
+        self.head.build((None, sum(ends)))
+        self.fusion = self.add_weight(
+            name="fusion",
+            shape=(heads, ends[0] // heads, ends[1] // heads),
+            initializer="glorot_uniform",
+            regularizer=penalty_of(self.l2),
+            dtype="float32",
+        )
+        self.built = True
+
+    @property
+    def output_layer(self) -> Any:
+        """See `ClickModel.output_layer`."""
+        return self.head
+
+    def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
+        """Returns [batch, 1]; see `ClickModel.logits`."""
+        if not isinstance(vectors, list):
+            vectors = [tf.reshape(vectors, [-1, vectors.shape[1] * vectors.shape[2]])]
+        features = tf.concat(vectors if dense is None else [dense, *vectors], axis=1)
+        outputs = []
+        for index, stream in enumerate(self.streams):
+            gated = features
+            if self.gates:
+                vector, layers = self.gates[index]
+                openness = layers(tf.convert_to_tensor(vector), training=training)
+                gated = features * (2.0 * tf.sigmoid(tf.cast(openness, features.dtype)))
+            outputs.append(tf.cast(stream(gated, training=training), tf.float32))
+        first, second = (
+            tf.reshape(part, [-1, self.heads, part.shape[1] // self.heads]) for part in outputs
+        )
+        pairs = tf.einsum("bhi,hij,bhj->b", first, tf.cast(self.fusion, tf.float32), second)
+        return self.head(tf.concat(outputs, axis=1)) + pairs[:, tf.newaxis]
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
+        return {
+            **super().get_config(),
+            "first": list(self.widths[0]),
+            "second": list(self.widths[1]),
+            "heads": self.heads,
+            "gate": self.gate,
+        }
