@@ -30,6 +30,7 @@ ENVIRONMENTS: Mapping[str, Sequence[Sequence[str]]] = {
         ("torch==2.13.0", "fbgemm-gpu-cpu==1.8.0", "numpy"),
         ("--no-deps", "torchrec==1.8.0"),
     ),
+    "fuxictr": (("torch==2.13.0", "numpy"), ("fuxictr==2.3.10",)),
     "tfra": (
         ("tensorflow-cpu==2.16.2", "tf-keras==2.16.0", "setuptools<81", "typeguard<3"),
         ("--no-deps", "tensorflow-recommenders-addons==0.8.1"),

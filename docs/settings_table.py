@@ -185,7 +185,8 @@ def of_flags() -> str:
 def page() -> str:
     """Returns the whole page."""
     rules = "Of the rows, in `slip.optimizers`: `SGD`, `Adagrad`, `RowWiseAdagrad` (settings of "
-    rules += "Adagrad), `Adam`, `AdamW` and `RowWiseAdam` (settings of Adam), `Ftrl`. The learning rate can be changed while training: "
+    rules += "Adagrad), `Adam`, `AdamW` and `RowWiseAdam` (settings of Adam), `Ftrl`. The learning "
+    rules += "rate can be changed while training: "
     rules += "`embeddings.learning_rate = 0.01`."
     sections = (
         *((cls.__name__, "", of_class(cls, when.CLASSES[cls.__name__])) for cls in CLASSES),

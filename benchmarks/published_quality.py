@@ -1,0 +1,99 @@
+"""Frappe_x1 beside FuxiCTR: its layers, loop and stopping, with settings of published models.
+
+    python benchmarks/published_quality.py
+
+Both read the same files, from three seeds each; the test part is measured once a run, at the best
+epoch by the validation part. Ours are slipstream-train's settings for this data, which were chosen
+by tuning.py. Runs that are there are not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import common
+import peers
+import summary
+from absl import app, flags
+
+from slipstream_tf.telemetry.run_record import write_json
+
+MOST_BEHIND = 0.0005
+MODELS = ("dcn", "deepfm")
+# Of the leaderboard's models of this size: rows of 10, three layers of 400, Adam, all rows
+# penalised, a tenth of the rate where an epoch gains nothing, the end after two of them.
+PUBLISHED = {
+    "dim": 10, "mlp": [400, 400, 400], "cross_layers": 3, "dropout": 0.2, "batch_size": 10_000,
+    "learning_rate": 1e-3, "embedding_regularizer": 0.05,
+}  # fmt: skip
+
+_DATA = flags.DEFINE_string("data", None, "Path of frappe_x1.npz; default: $SLIPSTREAM_DATA's.")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the runs.")
+_RECORDS = flags.DEFINE_string("records", "runs/published_quality", "Folder of the runs.")
+_ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of the environments.")
+
+
+def by_fuxictr(data: str, model: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Trains by FuxiCTR, if it has not run yet; returns quality, examples and seconds."""
+    given = {"data": data, "model": model, "seed": seed, **PUBLISHED}
+    before = common.finished(folder, given)
+    if before is not None:
+        return before
+    python = peers.python_of("fuxictr", Path(_ENVIRONMENTS.value))
+    program = Path(__file__).resolve().parent / "embedding_peers" / "fuxictr_frappe.py"
+    arguments = [data, model, str(seed), json.dumps(PUBLISHED)]
+    done = subprocess.run([python, program, *arguments], stdout=subprocess.PIPE, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    write_json(str(folder / common.FLAGS), given)
+    write_json(str(folder / common.RECORD), found)
+    return found
+
+
+def by_us(data: str, model: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Trains by slipstream-train with its settings for this data."""
+    record = common.train({"data": data, "model": model, "seed": seed}, folder)
+    quality = {measure: record["test"][measure] for measure in ("auc", "log_loss")}
+    trained, seconds = record["examples"]["trained"], record["seconds"]["training"]
+    return {**quality, "examples": trained, "seconds": seconds}
+
+
+def main(_: Any) -> None:
+    data = _DATA.value or common.in_data_folder("frappe_x1.npz")
+    seeds = common.integers("seeds", _SEEDS.value)
+    records = Path(_RECORDS.value)
+    rows: dict[str, list[Any]] = {name: [] for name in ("model", "by", "auc", "log_loss")}
+    costs: dict[str, list[Any]] = {"examples": [], "seconds": []}
+    claims = {}
+    for model in MODELS:
+        aucs = {}
+        for name, train in (("slipstream_tf", by_us), ("FuxiCTR", by_fuxictr)):
+            found = [train(data, model, s, records / f"{model}-{name}-{s}") for s in seeds]
+            aucs[name] = [one["auc"] for one in found]
+            rows["model"].append(model)
+            rows["by"].append(name)
+            for measure in ("auc", "log_loss"):
+                rows[measure].append([one[measure] for one in found])
+            costs["examples"].append([one["examples"] / 1e6 for one in found])
+            costs["seconds"].append([one["seconds"] for one in found])
+        ours, theirs = aucs.values()
+        differences = [statistics.fmean(ours) - statistics.fmean(theirs)]
+        claims[f"{model}.auc_minus_fuxictr"] = summary.claim(differences, -MOST_BEHIND, "higher")
+    columns = [
+        summary.column("model", rows["model"]),
+        summary.column("trained by", rows["by"]),
+        summary.column("test AUC", rows["auc"], "{:.4f}", "mean each"),
+        summary.column("test log loss", rows["log_loss"], "{:.4f}", "mean each"),
+        summary.column("M examples", costs["examples"], "{:.2f}", "mean"),
+        summary.column("seconds", costs["seconds"], "{:.0f}", "mean"),
+    ]
+    pinned = (text.split("==") for call in peers.ENVIRONMENTS["fuxictr"] for text in call)
+    libraries = {pair[0]: pair[1] for pair in pinned if len(pair) == 2}
+    print(summary.write("published_quality", "Frappe_x1", {"": columns}, claims, libraries))
+
+
+if __name__ == "__main__":
+    app.run(main)
