@@ -1,0 +1,60 @@
+"""How near plain training comes to the best AUC that generated data allows, by examples.
+
+    python benchmarks/reaching_best.py
+
+The generator knows its own law: no model ranks better than the law's own click probabilities. What
+is told is the way from 0.5 to that AUC, in one pass over so many examples. Runs that are there are
+not run again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import common
+import summary
+from absl import app, flags
+
+ENOUGH = 0.99
+
+_EXAMPLES = flags.DEFINE_list(
+    "examples", ["100000", "400000", "1600000", "6400000"], "Examples of the training part."
+)
+_KEYS = flags.DEFINE_integer("keys", 100, "Keys of the largest field.", lower_bound=10)
+_RATE = flags.DEFINE_float("rate", 0.25, "Click rate.", lower_bound=0.0, upper_bound=1.0)
+_TRAIN_FLAGS = flags.DEFINE_multi_string("train_flag", [], "Of slipstream-train, name=value.")
+_RECORDS = flags.DEFINE_string("records", "runs/reaching_best", "Folder of the runs.")
+
+# The law is a factorisation machine's: weights of keys, and dots of pairs of fields.
+MODEL = {
+    "model": "deepfm", "dim": 16, "mlp": "64", "batch_size": 1024, "rows_init": 0.05,
+    "rows_optimizer": "adagrad", "rows_learning_rate": 0.05, "learning_rate": 0.002,
+}  # fmt: skip
+
+
+def main(_: Any) -> None:
+    counts = common.integers("examples", _EXAMPLES.value)
+    extra = common.extra_flags(_TRAIN_FLAGS.value)
+    aucs, bests = [], []
+    for count in counts:
+        name = f"generated:{count}:{_KEYS.value}:{_RATE.value}"
+        given = {"data": name, **MODEL, **extra}
+        record = common.train(given, Path(_RECORDS.value) / name.replace(":", "_"))
+        aucs.append(record["test"]["auc"])
+        bests.append(record["best_auc"])
+        print(f"{count:,} examples: AUC {aucs[-1]:.4f} of {bests[-1]:.4f}", flush=True)
+    shares = [(auc - 0.5) / (best - 0.5) for auc, best in zip(aucs, bests, strict=True)]
+    columns = [
+        summary.column("examples", counts, "{:,}"),
+        summary.column("test AUC", aucs, "{:.4f}"),
+        summary.column("best reachable", bests, "{:.4f}"),
+        summary.column("share of the way from 0.5", shares, "{:.1%}"),
+    ]
+    part = f"26 fields of 10 to {_KEYS.value} keys, click rate {_RATE.value}"
+    claims = {"share_of_the_best": summary.claim([max(shares)], ENOUGH, "higher")}
+    print(summary.write("reaching_best", part, {"": columns}, claims))
+
+
+if __name__ == "__main__":
+    app.run(main)
