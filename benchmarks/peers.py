@@ -27,8 +27,8 @@ _OTHER_BUILD = flags.DEFINE_string(
 # same version, and torchrec for FBGEMM's GPU build: hence --no-deps.
 ENVIRONMENTS: Mapping[str, Sequence[Sequence[str]]] = {
     "torch": (
-        ("torch==2.13.0", "fbgemm-gpu-cpu==1.8.0", "numpy"),
-        ("--no-deps", "torchrec==1.8.0"),
+        ("torch==2.14.1", "fbgemm-gpu-cpu==1.9.0", "numpy"),
+        ("--no-deps", "torchrec==1.9.2"),
     ),
     "fuxictr": (("torch==2.13.0", "numpy"), ("fuxictr==2.3.10",)),
     "tfra": (
