@@ -71,13 +71,19 @@ def test_two_ranks_train_what_one_process_does(
 
 @pytest.mark.parametrize("placement", ["replicated", "sharded"])
 def test_ranks_stop_together_with_the_best(run_ranks: Any, placement: str, tmp_path: Path) -> None:
-    flags = ("--epochs=20", "--early_stopping=1", "--evaluate_on=valid", f"--placement={placement}")
+    flags = ("--epochs=20", "--early_stopping=2", "--evaluate_on=valid", f"--placement={placement}")
     rates = ("--rows_learning_rate=0.5", "--learning_rate=0.03", "--plateau_factor=0.5")
     record, _ = train_on_two(run_ranks, tmp_path / "run", *flags, *rates)
     measured = record["validation"]
     aucs = [one["auc"] for one in measured]
     best = aucs.index(max(aucs))
-    assert len(measured) == best + 2 < 20 and record["best_step"] == measured[best]["step"]
+    assert len(measured) == best + 3 < 20 and record["best_step"] == measured[best]["step"]
+    # All ranks have the rate that fell where nothing was gained.
+    most, rate = 0.0, 0.03
+    for one in measured:
+        assert one["learning_rate"] == pytest.approx(rate)
+        most, rate = (one["auc"], rate) if one["auc"] > most else (most, rate * 0.5)
+    assert rate < 0.03 / 2
     quality = {name: measured[best][name] for name in record["test"]}
     assert record["test"] == pytest.approx(quality, rel=1e-6)
 
