@@ -9,6 +9,7 @@ by tuning.py. Runs that are there are not run again.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ import peers
 import summary
 from absl import app, flags
 
+from slipstream_tf.cli.presets import preset
 from slipstream_tf.telemetry.run_record import write_json
 
 MOST_BEHIND = 0.0005
@@ -55,7 +57,12 @@ def by_fuxictr(data: str, model: str, seed: int, folder: Path) -> dict[str, Any]
 
 def by_us(data: str, model: str, seed: int, folder: Path) -> dict[str, Any]:
     """Trains by slipstream-train with its settings for this data."""
-    record = common.train({"data": data, "model": model, "seed": seed}, folder)
+    # Told one by one: a run that is there was made with these.
+    settings = dataclasses.asdict(preset("frappe"))
+    chosen = {n: ",".join(map(str, v)) if isinstance(v, tuple) else v for n, v in settings.items()}
+    idle = ("bottom", "skip_alpha", "window_steps", *(("cross_layers",) if model != "dcn" else ()))
+    given = {name: value for name, value in chosen.items() if name not in idle}
+    record = common.train({**given, "data": data, "model": model, "seed": seed}, folder)
     quality = {measure: record["test"][measure] for measure in ("auc", "log_loss")}
     trained, seconds = record["examples"]["trained"], record["seconds"]["training"]
     return {**quality, "examples": trained, "seconds": seconds}

@@ -48,7 +48,9 @@ class Search:
         file: of the data, in its folder.
         fixed: flags of every trial.
         draw: gives a trial's other flags.
-        known: other flags of the first trials, which are not drawn: the best that was known before.
+        known: other flags of the first trials, to compare with. They may have been chosen by
+            the test part, once, and so they are never chosen here.
+        seed: of the draws.
         targets: of the mean over seeds on the test part, by measure: the value, and what is better.
     """
 
@@ -56,6 +58,7 @@ class Search:
     fixed: Mapping[str, Any]
     draw: Draw
     targets: Mapping[str, tuple[float, str]]
+    seed: int
     known: Sequence[Mapping[str, Any]] = ()
 
 
@@ -123,18 +126,21 @@ _BY_HAND = {
 }  # fmt: skip
 
 
-def _globo(negatives: int, targets: Mapping[str, tuple[float, str]]) -> Search:
-    return Search("globo_clicks.npz", {"negatives": negatives}, globo, targets, [_BY_HAND])
+def _globo(negatives: int, targets: Mapping[str, tuple[float, str]], seed: int) -> Search:
+    fixed = {"negatives": negatives}
+    return Search("globo_clicks.npz", fixed, globo, targets, seed, [_BY_HAND])
 
 
 SEARCHES: Mapping[str, Search] = {
-    "frappe_dcn": Search("frappe_x1.npz", {"model": "dcn", **_FRAPPE}, frappe_dcn, _FRAPPE_TARGETS),
-    "frappe_deepfm": Search(
-        "frappe_x1.npz", {"model": "deepfm", **_FRAPPE}, frappe, _FRAPPE_TARGETS
+    "frappe_dcn": Search(
+        "frappe_x1.npz", {"model": "dcn", **_FRAPPE}, frappe_dcn, _FRAPPE_TARGETS, 0
     ),
-    "globo_1": _globo(1, {"auc": (0.7372, "higher")}),
-    "globo_9": _globo(9, {}),
-    "globo_49": _globo(49, {}),
+    "frappe_deepfm": Search(
+        "frappe_x1.npz", {"model": "deepfm", **_FRAPPE}, frappe, _FRAPPE_TARGETS, 1
+    ),
+    "globo_1": _globo(1, {"auc": (0.7372, "higher")}, 2),
+    "globo_9": _globo(9, {}, 4),
+    "globo_49": _globo(49, {}, 3),
 }
 
 
@@ -143,7 +149,7 @@ def trial_flags(name: str, trial: int) -> dict[str, Any]:
     search = SEARCHES[name]
     if trial < len(search.known):
         return {**search.fixed, **search.known[trial], "seed": 0}
-    random = np.random.default_rng([sorted(SEARCHES).index(name), trial])
+    random = np.random.default_rng([search.seed, trial])
     return {**search.fixed, **search.draw(random), "seed": 0}
 
 
@@ -194,7 +200,8 @@ def _text(value: Any) -> str:
 
 def finish(name: str, data: str, trials: list[dict[str, Any]], folder: Path) -> None:
     """Trains the best settings from each seed, measures the test part, and closes the search."""
-    best = max(trials, key=lambda one: one["auc"])["flags"]
+    drawn = trials[len(SEARCHES[name].known) :]
+    best = max(drawn, key=lambda one: one["auc"])["flags"]
     write_json(str(folder / CHOSEN), best)
     rows = []
     for seed in SEEDS:

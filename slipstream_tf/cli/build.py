@@ -154,16 +154,24 @@ def validation_steps(settings: Settings, num_examples: int | None, ranks: int) -
     """Returns the steps between measurements of the validation part: those of an epoch.
 
     Raises:
-        UsageError: they are not known.
+        UsageError: they are not known, or the run ends before the second measurement.
     """
-    if settings.evaluate_every is not None:
-        return settings.evaluate_every
-    if num_examples is None:
+    steps = settings.evaluate_every
+    if steps is None and num_examples is not None:
+        steps = math.ceil(num_examples / (settings.batch_size * ranks))
+    if steps is None:
         raise UsageError(
             f"Invalid flag --early_stopping={settings.early_stopping}: how many examples the data "
             "has is not known, so neither is an epoch's end. Give --evaluate_every."
         )
-    return math.ceil(num_examples / (settings.batch_size * ranks))
+    planned = planned_steps(settings, num_examples, ranks)
+    if planned is not None and planned < 2 * steps:
+        raise UsageError(
+            f"Invalid flag --early_stopping={settings.early_stopping}: the run has {planned:,} "
+            f"steps, and is measured every {steps:,}: it cannot stop. Allowed: more --epochs, a "
+            "smaller --evaluate_every, or --early_stopping=0."
+        )
+    return steps
 
 
 def planned_inputs(settings: Settings, num_examples: int | None) -> int | None:

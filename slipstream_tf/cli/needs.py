@@ -104,7 +104,7 @@ NO_SAVING = Need(
 RANKS = Need(
     "several ranks, started by horovodrun or mpirun", lambda settings: launch.rank() is not None
 )
-ONE_PROCESS = Need("one process", lambda settings: launch.rank() is None)
+ONE_PROCESS = Need("one process", lambda settings: launch.rank() is None or not settings.batch_norm)
 SHARDED = Need("--placement=sharded", _is_sharded)
 NO_PREFETCH = Need(
     # What was sent ahead would be sent once more, and count.

@@ -65,7 +65,10 @@ class Trainer:
         self._planned_steps = build.planned_steps(settings, parts.num_examples, comm.size)
         self._validation_steps = 0
         if settings.early_stopping:
-            self._validation_steps = build.validation_steps(settings, parts.num_examples, comm.size)
+            with agreed(comm, "validation"):
+                self._validation_steps = build.validation_steps(
+                    settings, parts.num_examples, comm.size
+                )
         self._timer = StepTimer(build.steps_before_skipping(settings, self._planned_steps))
         self._saved_run = describe(settings, parts.train.spec, comm.size)
         self._hot_keys: list[Any] | None = None
@@ -122,16 +125,22 @@ class Trainer:
             self._predict = predictor(self._model)
             self._test = self._measured_part(self._parts.test)
             self._exchanged = Exchanged(self._embeddings.store, comm)
-            every, leave_out = settings.evaluate_every, self._timer.leave_out
+            every = settings.evaluate_every
             self._validation: Validation | None = None
             if settings.early_stopping:
                 assert self._parts.valid is not None
                 valid, every = self._measured_part(self._parts.valid), None
                 self._validation = Validation(
-                    settings, lambda: self._measured(valid), self._validation_steps, leave_out
+                    settings,
+                    lambda: self._measured(valid, "validation"),
+                    self._validation_steps,
+                    self._leave_out,
                 )
             self._curve = CurveCallback(
-                self._inputs_pulled, lambda: self._measured(self._test), every, leave_out
+                self._inputs_pulled,
+                lambda: self._measured(self._test),
+                every,
+                self._timer.leave_out,
             )
 
     def fit(self, callbacks: Sequence[Any] = ()) -> None:
@@ -160,8 +169,6 @@ class Trainer:
                 with self._saved.noticing():
                     self._fit(batches, callbacks)
         self._clock.move(self._curve.evaluation_seconds, "training", "evaluation")
-        if self._validation is not None:
-            self._clock.move(self._validation.seconds, "training", "evaluation")
         self._windows: dict[str, Any] = {"windows": [], "report": "", "dry_run": None}
         skipped = 0
         if self._slipstream is not None:
@@ -182,7 +189,7 @@ class Trainer:
             "trained": self._training.pop("trained"),
             "skipped": skipped,
         }
-        if self._model.stop_training:
+        if self._is_stopped:
             # Batches that were read ahead of the stop came to nobody.
             self._account["seen"] = self._account["trained"] + skipped
         else:
@@ -198,7 +205,8 @@ class Trainer:
             RunError: it cannot be measured, or the SavedModel could not be written.
         """
         with self._clock.phase("evaluation"):
-            self._quality = evaluate(self._predict, self._test, self._comm)
+            part = {"valid": "validation"}.get(self._settings.evaluate_on, "test")
+            self._quality = evaluate(self._predict, self._test, self._comm, part)
         if export_to is not None:
             self._model.returns_logits = False  # Which training and evaluation are done with.
             with raised_as(RunError, "The SavedModel was not written: "):
@@ -243,9 +251,17 @@ class Trainer:
         # Every lookup of sharded rows requests some of other ranks.
         return even_ends(own, self._comm) if self._settings.placement == "sharded" else own
 
-    def _measured(self, dataset: tf.data.Dataset) -> ClickMetrics:
+    def _measured(self, dataset: tf.data.Dataset, part: str = "test") -> ClickMetrics:
         with self._comm.uncounted():
-            return evaluate(self._predict, dataset, self._comm)
+            if part == "validation":
+                # The weights and rows that may come back must have all gradients.
+                self._embeddings.store.flush()
+            return evaluate(self._predict, dataset, self._comm, part)
+
+    def _leave_out(self, seconds: float) -> None:
+        """Counts seconds within a step's end as evaluation."""
+        self._timer.leave_out(seconds)
+        self._curve.evaluation_seconds += seconds
 
     def _callbacks(self, bar: TrainingBar) -> list[Any]:
         """The program's own, in the order in which they are called."""
@@ -267,7 +283,7 @@ class Trainer:
         listed = keras.callbacks.CallbackList(
             list(callbacks), model=model, epochs=1, steps=None, verbose=0
         )
-        model.stop_training = False
+        model.stop_training, self._is_stopped = False, True
         model.make_train_function()
         try:
             listed.on_train_begin()
@@ -280,6 +296,7 @@ class Trainer:
                 try:
                     logs = model.train_function(batches)
                 except tf.errors.OutOfRangeError:
+                    self._is_stopped = False
                     break
                 listed.on_train_batch_end(step, logs)
                 step += 1

@@ -242,6 +242,12 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
 
 def _controlled(control: str, matched: Mapping[str, Any]) -> dict[str, Any]:
     if control == "stop":
+        if matched["settings"].get("early_stopping"):
+            raise UsageError(
+                "Invalid flag --control=stop: the matched run has --early_stopping="
+                f"{matched['settings']['early_stopping']}, by which the control would stop, too. "
+                "Allowed: a matched run with --early_stopping=0."
+            )
         return {"stop_after": int(matched["examples"]["trained"])}
     shares = [w["skipped_share"] for w in matched["windows"] if not w["is_warming_up"]]
     # As long as the windows themselves: both start to skip at the same step.

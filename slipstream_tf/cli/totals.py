@@ -26,7 +26,10 @@ def predictor(model: Any) -> Callable[[Any], tf.Tensor]:
 
 
 def evaluate(
-    predict: Callable[[Any], tf.Tensor], dataset: tf.data.Dataset, comm: Communicator
+    predict: Callable[[Any], tf.Tensor],
+    dataset: tf.data.Dataset,
+    comm: Communicator,
+    part: str = "test",
 ) -> ClickMetrics:
     """Measures predictions. A collective.
 
@@ -34,6 +37,7 @@ def evaluate(
         predict: gives logits, float [batch] or [batch, 1], of a batch's features.
         dataset: this rank's batches (features, label); there may be none.
         comm: the ranks.
+        part: what the data is, for errors.
 
     Returns:
         The exact metrics of the examples of all ranks.
@@ -50,8 +54,8 @@ def evaluate(
         for name, own in (("labels", labels), ("logits", logits))
     )
     if not all_labels.shape[0]:
-        raise RunError("The test part has no examples; nothing can be measured.")
-    with raised_as(RunError, "The model cannot be measured on the test part. ", ValueError):
+        raise RunError(f"The {part} part has no examples; nothing can be measured.")
+    with raised_as(RunError, f"The model cannot be measured on the {part} part. ", ValueError):
         return click_metrics(all_labels.numpy(), all_logits.numpy())
 
 

@@ -64,6 +64,12 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     clock = PhaseClock()
     settings = resolve(values, given, lambda path: data.name_of(path, clock), make_flags())
     saving = saving_of(values, given)
+    if settings.early_stopping and settings.prefetch:
+        raise UsageError(
+            f"Invalid flag --prefetch with --early_stopping={settings.early_stopping}, which "
+            f"{settings.data_name} data may have by default: what was sent ahead of a measurement "
+            "would be sent once more. Allowed: --early_stopping=0."
+        )
     if settings.early_stopping and saving.is_used:
         name = "resume" if saving.resume else "checkpoint_every"
         raise UsageError(

@@ -6,12 +6,14 @@ In: the steps of training, and how good the model is on the validation part. Out
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from slipstream_tf.cli.flag_set import RunError
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.telemetry.metrics import ClickMetrics
 
@@ -28,14 +30,13 @@ class Validation(keras.callbacks.Callback):
 
     Args:
         settings: `early_stopping` and `plateau_factor`.
-        measure: measures the model on the validation part; with several ranks a collective, whose
-            result all have.
+        measure: measures the model on the validation part, with all deferred gradients applied;
+            with several ranks a collective, whose result all have.
         every: steps between measurements.
         left_out: called with the seconds that a measurement took.
 
     Attributes:
         measured: step and quality of each measurement.
-        seconds: that all of them took.
         best_step: the step whose weights and rows training ends with.
     """
 
@@ -50,7 +51,6 @@ class Validation(keras.callbacks.Callback):
         self._measure, self._every, self._left_out = measure, every, left_out
         self._steps = 0
         self.measured: list[dict[str, Any]] = []
-        self.seconds = 0.0
         common: dict[str, Any] = {"mode": "max", "min_delta": _LEAST_GAIN}
         self._stopper = keras.callbacks.EarlyStopping(
             _MONITORED, patience=settings.early_stopping, restore_best_weights=True, **common
@@ -86,7 +86,7 @@ class Validation(keras.callbacks.Callback):
         start = time.perf_counter()
         for part in self._parts:
             part.on_train_end()
-        self._count(start)
+        self._left_out(time.perf_counter() - start)
 
     @property
     def best_step(self) -> int:
@@ -95,13 +95,13 @@ class Validation(keras.callbacks.Callback):
     def _validate(self) -> None:
         start = time.perf_counter()
         quality = self._measure()
+        if math.isnan(quality.auc):
+            raise RunError(
+                f"The validation part has {quality.clicks:,} clicks in {quality.examples:,} "
+                "examples: there is no AUC to stop by. Allowed: examples of both kinds."
+            )
         rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         self.measured.append({"step": self._steps, "learning_rate": rate, **quality.to_dict()})
         for part in self._parts:
             part.on_epoch_end(len(self.measured) - 1, {_MONITORED: quality.auc})
-        self._count(start)
-
-    def _count(self, start: float) -> None:
-        seconds = time.perf_counter() - start
-        self.seconds += seconds
-        self._left_out(seconds)
+        self._left_out(time.perf_counter() - start)

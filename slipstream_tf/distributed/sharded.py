@@ -47,7 +47,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     That number is sent with every row of the store while the policy of one of its tables defers by
     movement, in shadow mode, too; else only the row's values are.
 
-    After `refresh_replicas`, a rank has a refreshed replica of its last training lookup of each row
+    After `keep_replicas`, a rank has a refreshed replica of its last training lookup of each row
     that `set_replicated` names. It still requests the row, but is sent it only when the owner finds
     it further than the movement from what the ranks have. Evaluations read rows as they are, after
     which replicas are sent anew.
@@ -99,12 +99,18 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         self._announced = AnnouncedKeys(comm.size, len(self.tables))
         self.prefetches, self._has_trained = bool(prefetch), False
 
-    def refresh_replicas(self, movement: float) -> None:
-        """See `TrackedStore.refresh_replicas`; on all ranks alike."""
-        require_number("movement", movement, 0.0, place="refresh_replicas")
+    def keep_replicas(self, movement: float | None) -> None:
+        """See `TrackedStore.keep_replicas`; on all ranks alike."""
+        for table, rule in zip(self.tables, self.rates.rules, strict=True):
+            if rule.decay == "all":
+                place = f"{type(rule).__name__} of table {table.name!r}, which would have replicas"
+                raise invalid("decay", "all", place, "'batch', or no CacheRows")
+        if movement is None:
+            return
+        require_number("movement", movement, 0.0, place="keep_replicas")
         if self._has_trained and self.refresh_movement is None:
             allowed = "before the first lookup in training: steps that are traced use no replicas"
-            raise invalid("movement", movement, "refresh_replicas of a ShardedStore", allowed)
+            raise invalid("movement", movement, "keep_replicas of a ShardedStore", allowed)
         self.refresh_movement = movement
         # Of a rank: keys of refreshed replicas are requested apart.
         self._announced = AnnouncedKeys(self.comm.size, 2 * len(self.tables))
@@ -278,13 +284,9 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         Args:
             hot: table -> keys int64 [n] and access counts float32 [n] over all ranks, by count
                 descending; tables not named freeze nothing.
-
-        Raises:
-            ValueError: all rows of a table decay, which replicas would not.
         """
         if self.comm.size == 1:
             return
-        self._refuse_decaying(hot)
         chosen = []
         for table in self.tables:
             keys = self._replicas.choose_read_only(table.name, hot, self.least_accesses)
@@ -305,14 +307,6 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         )
         self._announced.outdate()
 
-    def _refuse_decaying(self, hot: Mapping[str, Any]) -> None:
-        for table, rule in zip(self.tables, self.rates.rules, strict=True):
-            if table.name in hot and rule.decay == "all":
-                place = (
-                    f"{type(rule).__name__} of table {table.name!r}, of which there are replicas"
-                )
-                raise invalid("decay", "all", place, "'batch', or no CacheRows")
-
     def set_replicated(self, hot: Mapping[str, np.ndarray]) -> None:
         """Says of which rows ranks keep copies, until they are named no more.
 
@@ -324,15 +318,14 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 copies are kept.
 
         Raises:
-            ValueError: `refresh_replicas` was not called, or all rows of a table decay.
+            ValueError: `keep_replicas` was not called with a movement.
         """
         movement = self.refresh_movement
         if movement is None:
             place = "set_replicated of a ShardedStore"
-            raise invalid("movement", None, place, "a number, of refresh_replicas")
+            raise invalid("movement", None, place, "a number, of keep_replicas")
         if self.comm.size == 1:
             return
-        self._refuse_decaying(hot)
         for table, handle in zip(self.tables, self._handles, strict=True):
             keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._replicas.most_flagged]
             replica_ops.set_replicated(handle, keys[self._owns(keys)], movement, self.comm.size)

@@ -175,8 +175,7 @@ class Slipstream(tf.train.experimental.PythonState):
             place = f"Slipstream on a {type(self.store).__name__}"
             allowed = "without CacheRows: only ranks with sharded tables read each other's rows"
             raise invalid("policies", "CacheRows", place, allowed)
-        if movement is not None:
-            self.store.refresh_replicas(movement)
+        self.store.keep_replicas(movement)
 
     def apply(
         self,

@@ -65,16 +65,17 @@ class FinalMLP(ClickModel):
             self.mlp(f"stream_{index}", self.widths[index], width, dropout=self.dropout)
             for index in _STREAMS
         ]
-        self.gates = []
-        if gate:
-            for index in _STREAMS:
-                vector = self.add_weight(
-                    name=f"gate_{index}", shape=(1, gate), initializer="random_normal"
-                )
-                layers = self.mlp(
-                    f"gate_mlp_{index}", [gate, width], gate, last_is_linear=True, batch_norm=False
-                )
-                self.gates.append((vector, layers))
+        # Lists without lists in them: of others older versions of Keras save nothing.
+        self.gate_vectors = [
+            self.add_weight(name=f"gate_{index}", shape=(1, gate), initializer="random_normal")
+            for index in _STREAMS
+            if gate
+        ]
+        self.gate_mlps = [
+            self.mlp(f"gate_mlp_{i}", [gate, width], gate, last_is_linear=True, batch_norm=False)
+            for i in _STREAMS
+            if gate
+        ]
         # In float32, as the last layer of `MLP`: bfloat16 logits tie.
         self.head = keras.layers.Dense(
             1, kernel_regularizer=penalty_of(self.l2), name="head", dtype="float32"
@@ -103,9 +104,9 @@ class FinalMLP(ClickModel):
         outputs = []
         for index, stream in enumerate(self.streams):
             gated = features
-            if self.gates:
-                vector, layers = self.gates[index]
-                openness = layers(tf.convert_to_tensor(vector), training=training)
+            if self.gate:
+                vector = tf.convert_to_tensor(self.gate_vectors[index])
+                openness = self.gate_mlps[index](vector, training=training)
                 gated = features * (2.0 * tf.sigmoid(tf.cast(openness, features.dtype)))
             outputs.append(tf.cast(stream(gated, training=training), tf.float32))
         first, second = (

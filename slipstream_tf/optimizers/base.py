@@ -42,9 +42,10 @@ class SparseOptimizer:
             rules `l2` updates row after row of the table in every step: for small tables.
 
     What is given is done in this order, the rule before `max_norm`. Rows whose gradient is masked
-    are not penalised, and decay with "all" alone. Gradients are not deferred beside them,
-    `max_norm` apart: a sum would be clipped, or penalised, as one gradient. Replicas of
-    `CacheRows` are refused where all rows decay: they would not.
+    are not penalised, and decay with "all" alone; `MaskGradients` is refused where `l2` updates all
+    rows. Gradients are not deferred beside them, `max_norm` apart: a sum would be clipped, or
+    penalised, as one gradient. With "all" replicas of `CacheRows` are refused, which would not
+    decay, and the drift metric "signal", which knows steps alone.
     """
 
     learning_rate: Any = 0.01
@@ -73,6 +74,11 @@ class SparseOptimizer:
     def follows(self) -> bool:
         """Whether the rate follows the dense layers' optimizer."""
         return self.follow and isinstance(self.learning_rate, float)
+
+    @property
+    def updates_all_rows(self) -> bool:
+        """Whether each step updates the table row by row, also rows that the batch lacks."""
+        return self.decay == "all" and self.op_transforms()[0] > 0.0
 
     def _require(self, name: str, minimum: float, **bounds: Any) -> None:
         """Checks a number, and keeps it as Python's."""

@@ -166,6 +166,11 @@ class TrackedTable:
     def require_metric(self) -> None:
         """Raises the store's error if it cannot watch what the drift metric needs."""
         if self._metric == "signal":
+            rule = self._store.rule_of(self.name)
+            if rule is not None and rule.decay == "all":
+                place = f"table {self.name!r}, all rows of which {type(rule).__name__} lets decay"
+                allowed = "'linf', 'l2' or 'relative': a decay is no step that could be compared"
+                raise invalid("drift_metric", "signal", place, allowed)
             self._store.squared_update_lengths(self.name, np.empty(0, np.int64))
 
     def saturated_since(self, always: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -186,18 +186,20 @@ class TrackedStore:
         """Replaces them, float32 [n], of watched rows; after `set_row_flags`."""
         raise NotImplementedError
 
-    def refresh_replicas(self, movement: float) -> None:
-        """Has ranks keep refreshed replicas of the rows that `set_replicated` names.
+    def keep_replicas(self, movement: float | None) -> None:
+        """Has ranks keep replicas: refreshed ones of the rows that `set_replicated` names.
 
         Args:
             movement: distance, of any value of a row, up to which replicas may be from the row; in
                 the unit of the rows, at least 0. With 0 rows are read as their owners have them.
+                None: replicas are read-only, and named by `set_read_only`.
 
         Raises:
-            ValueError: the store has no such replicas, or training has begun without them.
+            ValueError: the store has no such replicas, training has begun without them, or all rows
+                of a table decay, which replicas would not.
         """
         allowed = "a ShardedStore: only ranks that share out rows read each other's"
-        raise invalid("store", type(self).__name__, "refresh_replicas", allowed)
+        raise invalid("store", type(self).__name__, "keep_replicas", allowed)
 
     def update_counts(self, table: str) -> UpdateCounts:
         """Returns what became of a table's gradient rows since the store was made."""

@@ -107,10 +107,10 @@ class JoinedStore(TrackedStore):
     flush = _of_all("flush")
     forget_announced = _of_all("forget_announced")
 
-    def refresh_replicas(self, movement: float) -> None:
-        """See `TrackedStore.refresh_replicas`; of all stores."""
+    def keep_replicas(self, movement: float | None) -> None:
+        """See `TrackedStore.keep_replicas`; of all stores."""
         for part in self.parts:
-            part.refresh_replicas(movement)
+            part.keep_replicas(movement)
         self.refresh_movement = movement
 
     def set_read_only(self, hot: Mapping[str, Any]) -> None:

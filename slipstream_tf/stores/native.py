@@ -206,6 +206,10 @@ class NativeStore(EmbeddingStore):
             place = f"table {table!r}, whose {type(rule).__name__} has {', '.join(beside)}"
             allowed = "no DeferGradients: a sum would be clipped or penalised as one gradient"
             raise invalid("policies", "DeferGradients", place, allowed)
+        if policy.mode == "mask" and rule.updates_all_rows:
+            place = f"table {table!r}, all rows of which {type(rule).__name__} penalises"
+            allowed = "no MaskGradients, decay='batch', or weight_decay in place of l2"
+            raise invalid("policies", "MaskGradients", place, allowed)
         update_policy.set_policy(self._handle_of(table), policy)
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:

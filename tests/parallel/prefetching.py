@@ -75,7 +75,7 @@ class Case:
         policy = (UpdatePolicy(), UpdatePolicy("mask"), UpdatePolicy("defer", trigger="interval"))
         for store in (self.ahead, self.at_once):
             if number % 2:
-                store.refresh_replicas(0.05)
+                store.keep_replicas(0.05)
             for table in TABLES:
                 store.set_update_policy(table.name, policy[number % 3])
         self.is_traced = number % 4 == 3

@@ -45,7 +45,7 @@ def make_store(case: Case, rule: Any, comm: Communicator) -> Any:
     prefetch = case.placement == "prefetched"
     store = ShardedStore(case.tables, rule, comm, **wire, prefetch=prefetch)
     if case.keeps_copies:
-        store.refresh_replicas(0.0)
+        store.keep_replicas(0.0)
     return store
 
 

@@ -353,16 +353,15 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
                                           [](const EmbeddingTable* t) { return IsSwept(*t); });
     std::vector<SweepScratch> sweeps;
     for (int task = 0; is_any_swept && task < parallel.threads; ++task) sweeps.emplace_back(tables);
+    const std::function<void(int)> sweep_rows = [&](int task) {
+      for (const TableArrivals& of_table : arrivals) of_table.Sweep(task, &sweeps[task]);
+    };
     // From here on nothing needs memory: rows are updated all or none.
     for (size_t t = 0; t < arrivals.size(); ++t) {
       arrivals[t].BeginUpdate(options.learning_rate.Of(t));
     }
     parallel.run(parallel.threads, update_rows);
-    if (is_any_swept) {
-      parallel.run(parallel.threads, [&](int task) {
-        for (const TableArrivals& of_table : arrivals) of_table.Sweep(task, &sweeps[task]);
-      });
-    }
+    if (is_any_swept) parallel.run(parallel.threads, sweep_rows);
     for (TableArrivals& of_table : arrivals) of_table.CountDropped();
   } catch (const std::bad_alloc&) {
     return OutOfMemory("applying the ranks' gradients", tables);

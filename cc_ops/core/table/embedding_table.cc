@@ -16,8 +16,9 @@ int64_t EmbeddingTable::bytes() const {
 
 Status EmbeddingTable::CheckRate(float learning_rate) const {
   const RowTransforms& transforms = options_.rule.transforms;
-  if (!transforms.DecaysAll() || transforms.Kept(learning_rate) > 0.f) return OkStatus();
-  return InvalidArgument("learning_rate * weight_decay of table '" + options_.name + "' is " +
+  if (!transforms.DecaysAll() || transforms.Kept(learning_rate) > 0.) return OkStatus();
+  return InvalidArgument("learning_rate * weight_decay (of SGD: with 2 * l2) of table '" +
+                         options_.name + "' is " +
                          std::to_string(learning_rate * transforms.decay) +
                          "; allowed: below 1, where every row of the table decays");
 }
@@ -26,7 +27,7 @@ StepRates EmbeddingTable::BeginUpdate(float learning_rate) {
   StepRates rates = options_.rule.RatesOf(learning_rate, updates_.NextStep());
   updates_.set_last_learning_rate(learning_rate);
   if (options_.rule.transforms.DecaysAll()) {
-    rates.scale = rows_.DecayValues(rates.kept);
+    rates.scale = rows_.DecayValues(options_.rule.transforms.Kept(learning_rate));
     rates.next_scale = rows_.scale();
   }
   return rates;

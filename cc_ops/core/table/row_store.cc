@@ -120,7 +120,7 @@ float* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* index) {
   return row;
 }
 
-float RowStore::DecayValues(float kept) {
+float RowStore::DecayValues(double kept) {
   // Far from the ends of float's range.
   constexpr double kSmallest = 1e-12;
   if (scale_ < kSmallest) {

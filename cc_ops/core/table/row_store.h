@@ -93,7 +93,7 @@ class RowStore {
   float scale() const { return static_cast<float>(scale_); }
   // Multiplies the values of all rows, without touching them but once in a long while. kept: above
   // 0. Returns the scale that rows lie in memory by until then.
-  float DecayValues(float kept);
+  float DecayValues(double kept);
   RowShard* shard(int64_t s) { return &shards_[s]; }
   const RowShard* shard(int64_t s) const { return &shards_[s]; }
 

@@ -278,17 +278,16 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
                       UpdateBucket(update, next, &scratches[task]);
                     });
     };
+    const std::function<void(int)> sweep_buckets = [&](int task) {
+      const CellRange buckets =
+          CellsOf(task, parallel.threads, static_cast<int64_t>(plan.unique_count.size()));
+      SweepBuckets(plan, buckets, updates, &sweeps[task]);
+    };
     for (size_t t = 0; t < updates.size(); ++t) {
       updates[t].Begin(plan, t, plan.tables[t]->BeginUpdate(rates.Of(t)));
     }
     parallel.run(parallel.threads, update_buckets);
-    if (is_any_swept) {
-      parallel.run(parallel.threads, [&](int task) {
-        const CellRange buckets =
-            CellsOf(task, parallel.threads, static_cast<int64_t>(plan.unique_count.size()));
-        SweepBuckets(plan, buckets, updates, &sweeps[task]);
-      });
-    }
+    if (is_any_swept) parallel.run(parallel.threads, sweep_buckets);
     for (size_t t = 0; t < updates.size(); ++t) {
       plan.tables[t]->updates().AddDropped(updates[t].dropped);
     }

@@ -139,6 +139,24 @@ TEST(DecayOfEveryRow, IsExactForEveryRule) {
   }
 }
 
+TEST(DecayOfEveryRow, SmallDecaysAreNotLost) {
+  UpdateRule rule = RuleNamed("sgd");
+  rule.transforms.decay = 1e-5f;
+  rule.transforms.of_all_rows = true;
+  EmbeddingTable table(OptionsOf(rule));
+  const int64_t key = 1;
+  const float row[] = {1.f, 2.f, 3.f};
+  ASSERT_TRUE(table.Write(&key, row, 1).ok());
+  // 1 - 1e-8 is 1 in float; 1,000,000 of them are e^-0.01.
+  for (int i = 0; i < 1000000; ++i) {
+    const StepRates rates = table.BeginUpdate(1e-3f);
+    if (i % 1000 != 0) continue;
+    float none[] = {0.f, 0.f, 0.f};
+    rule.Update(rates, kDim, none, table.rows().Find(key));
+  }
+  EXPECT_NEAR(table.Export().rows[2], 3.f * std::exp(-0.01f), 3e-4f);
+}
+
 TEST(DecayOfEveryRow, GoesOnBeyondTheRangeOfFloats) {
   UpdateRule rule = RuleNamed("sgd");
   rule.transforms.decay = 0.9f;

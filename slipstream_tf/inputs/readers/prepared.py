@@ -12,7 +12,7 @@ from typing import Any
 
 from slipstream_tf import disk
 from slipstream_tf.errors import require_choice
-from slipstream_tf.inputs.readers.base import is_in_part
+from slipstream_tf.inputs.readers.base import PART_PERIOD, PART_RUN, is_in_part
 from slipstream_tf.inputs.readers.parquet import ParquetReader
 from slipstream_tf.inputs.spec import PARTS, PREPARED_PARTS
 
@@ -119,8 +119,9 @@ class PreparedReader(ParquetReader):
         Args:
             folder: that `slipstream-prepare` wrote.
             batch_size: inputs of a batch.
-            part: "train", "valid" (one in ten runs of the training part's rows), "test" or None for
-                all, the training part first.
+            part: "train", "valid", "test" or None for all, the training part first. "valid" is one
+                in ten runs of the training part's rows: other inputs than the validation part
+                of the original files.
             hold_out: whether "valid" is left out of "train".
             shuffle_seed: None keeps the order of the original files. With a seed, pass e (counted
                 over the passes of this reader) reads the shards in the order that (seed, e) gives;
@@ -160,5 +161,14 @@ class PreparedReader(ParquetReader):
             part=chosen,
             **options,
         )
-        num_inputs = int(is_in_part(0, sum(shard["inputs"] for shard in shards), chosen).sum())
+        num_inputs = sum(shard["inputs"] for shard in shards)
+        if chosen is not None:
+            # The parts repeat themselves.
+            whole, rest = divmod(num_inputs, PART_RUN * PART_PERIOD)
+            of_period, of_rest = (
+                int(is_in_part(0, count, chosen).sum()) for count in (PART_RUN * PART_PERIOD, rest)
+            )
+            num_inputs = whole * of_period + of_rest
+        if not num_inputs:
+            raise ValueError(f"{name}: no inputs in the part {part}.")
         self.spec = dataclasses.replace(self.spec, name=manifest["name"], num_examples=num_inputs)

@@ -39,7 +39,7 @@ def everything() -> Any:
 def make(comm: Any, movement: float | None = None, **settings: Any) -> ShardedStore:
     store = ShardedStore(TABLES, optimizers.Adagrad(0.1), comm, **settings)
     if movement is not None:
-        store.refresh_replicas(movement)
+        store.keep_replicas(movement)
     return store
 
 
@@ -153,10 +153,10 @@ def test_ranks_need_a_store_that_refreshes_replicas(run_as_ranks: Any) -> None:
         trained = make(comm)
         trained.lookup(batch(comm.rank, 0), SPECS, training=True)
         with pytest.raises(ValueError, match=r"`movement`: 0.1.*before the first lookup"):
-            trained.refresh_replicas(0.1)
+            trained.keep_replicas(0.1)
         replicated = ReplicatedStore(TABLES, optimizers.SGD(0.1), comm)
-        with pytest.raises(ValueError, match="'ReplicatedStore' for refresh_replicas"):
-            replicated.refresh_replicas(0.1)
+        with pytest.raises(ValueError, match="'ReplicatedStore' for keep_replicas"):
+            replicated.keep_replicas(0.1)
         assert replicated.refresh_movement is None
 
     assert run_as_ranks(2, program) == [None] * 2

@@ -238,7 +238,7 @@ def test_models_overfit_a_thousand_examples(name, batch_norm):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_penalty_is_of_all_matrices(name):
     model = MODELS[name](l2=0.5)
-    gates = {id(vector) for vector, _ in getattr(model, "gates", [])}
+    gates = {id(vector) for vector in getattr(model, "gate_vectors", [])}
     weights = [w for w in model.trainable_weights if len(w.shape) >= 2]
     matrices = [w for w in weights if id(w) not in gates]
     expected = 0.5 * sum(float(np.square(w.numpy()).sum()) for w in matrices)
@@ -271,8 +271,8 @@ def test_final_mlp_is_two_gated_streams_and_their_pairs():
     features = np.concatenate([inputs["dense"], vectors], 1)
     ends = []
     for index, stream in enumerate(model.streams):
-        vector, layers = model.gates[index]
-        openness = 2 / (1 + np.exp(-layers(vector.numpy()).numpy()))
+        vector = model.gate_vectors[index].numpy()
+        openness = 2 / (1 + np.exp(-model.gate_mlps[index](vector).numpy()))
         assert openness.shape == (1, features.shape[1])
         ends.append(stream(features * openness).numpy())
     logits = np.concatenate(ends, 1) @ model.head.kernel.numpy() + model.head.bias.numpy()
@@ -280,7 +280,7 @@ def test_final_mlp_is_two_gated_streams_and_their_pairs():
         first, second = ends[0][:, 2 * head : 2 * head + 2], ends[1][:, 4 * head : 4 * head + 4]
         logits += np.sum(first @ model.fusion.numpy()[head] * second, 1, keepdims=True)
     np.testing.assert_allclose(model(inputs), tf.sigmoid(logits), rtol=1e-4)
-    assert not make_final_mlp(gate=0).gates
+    assert not make_final_mlp(gate=0).gate_mlps
     with pytest.raises(ValueError, match=r"`second`: \[8, 5\].*multiple of heads=2"):
         make_final_mlp(second=[8, 5])
 

@@ -75,6 +75,13 @@ def test_avazu_agrees_with_its_reader(tmp_path, small_blocks, avazu_lines, run_p
         ours = PreparedReader(tmp_path / "out", 64, part=part, ids=True)
         assert_same(ours, AvazuReader(path, 64, part=part, ids=True))
         assert ours.spec.name == "avazu"
+    whole, rest, valid = (
+        collect(PreparedReader(tmp_path / "out", 64, part=part, hold_out=held, ids=True))["id"]
+        for part, held in (("train", False), ("train", True), ("valid", False))
+    )
+    assert sorted(whole) == sorted([*rest, *valid]) and len(valid) == 100
+    reader = PreparedReader(tmp_path / "out", 64, part="train", hold_out=True)
+    assert reader.spec.num_examples == len(rest)
 
 
 def test_movielens_agrees_with_its_reader(tmp_path, run_prepare):
@@ -87,9 +94,8 @@ def test_movielens_agrees_with_its_reader(tmp_path, run_prepare):
         users = "\n".join(f"{u}::F::{25 + u % 3}::{u % 20}::{10000 + u}" for u in range(1, 51))
         archive.writestr("ml-1m/users.dat", users)
     run_prepare(path, tmp_path / "out", shard_rows=200)
-    held_out = PreparedReader(tmp_path / "out", 100, part="train", hold_out=True, ids=True)
-    valid = PreparedReader(tmp_path / "out", 100, part="valid", ids=True)
-    assert valid.spec.num_examples == 0 and held_out.spec.num_examples == 900
+    with pytest.raises(ValueError, match="no inputs in the part valid"):
+        PreparedReader(tmp_path / "out", 100, part="valid")
     ours = PreparedReader(tmp_path / "out", 100, part="test", ids=True)
     assert_same(ours, open_movielens(str(path), "test", 100, 0, ids=True))
     train = collect(PreparedReader(tmp_path / "out", 100, part="train", ids=True))

@@ -40,12 +40,16 @@ struct RowTransforms {
   bool any_of_gradient() const { return l2 != 0.f || clip_value != 0.f || clip_norm != 0.f; }
 
   // What is left of a row that decays; not less than nothing.
-  float Kept(float learning_rate) const { return std::max(0.f, 1.f - learning_rate * decay); }
+  double Kept(float learning_rate) const {
+    return std::max(0., 1. - static_cast<double>(learning_rate) * decay);
+  }
 
-  SLIPSTREAM_ALWAYS_INLINE void ToGradient(int64_t dim, float* __restrict__ gradient,
+  // scale: of the row as it lies in memory.
+  SLIPSTREAM_ALWAYS_INLINE void ToGradient(float scale, int64_t dim, float* __restrict__ gradient,
                                            const float* __restrict__ row) const {
     if (l2 != 0.f) {
-      for (int64_t j = 0; j < dim; ++j) gradient[j] += 2.f * l2 * row[j];
+      const float factor = 2.f * l2 * scale;
+      for (int64_t j = 0; j < dim; ++j) gradient[j] += factor * row[j];
     }
     if (clip_value != 0.f) {
       for (int64_t j = 0; j < dim; ++j) {
@@ -58,9 +62,9 @@ struct RowTransforms {
   SLIPSTREAM_ALWAYS_INLINE void BeforeRule(const StepRates& rates, int64_t dim,
                                            float* __restrict__ gradient,
                                            float* __restrict__ row) const {
-    if (DecaysAll()) Multiply(rates.scale, dim, row);
-    ToGradient(dim, gradient, row);
-    if (decay != 0.f) Multiply(rates.kept, dim, row);
+    ToGradient(rates.scale, dim, gradient, row);
+    // The next scale has the decay in it, to more digits than a factor near 1 would.
+    if (decay != 0.f) Multiply(of_all_rows ? rates.next_scale : rates.kept, dim, row);
   }
 
   SLIPSTREAM_ALWAYS_INLINE void AfterRule(const StepRates& rates, int64_t dim,

@@ -67,7 +67,10 @@ float UpdateRule::EffectiveRate(float learning_rate, int64_t step) const {
 }
 
 StepRates UpdateRule::RatesOf(float learning_rate, int64_t step) const {
-  return {EffectiveRate(learning_rate, step), transforms.Kept(learning_rate)};
+  StepRates rates;
+  rates.rate = EffectiveRate(learning_rate, step);
+  rates.kept = static_cast<float>(transforms.Kept(learning_rate));
+  return rates;
 }
 
 void UpdateRule::Update(StepRates rates, int64_t dim, float* gradient, float* row) const {
@@ -83,7 +86,7 @@ float UpdateRule::Movement(float rate, int64_t dim, const float* gradient, const
   std::vector<float> changed;
   if (transforms.any_of_gradient()) {
     changed.assign(gradient, gradient + dim);
-    transforms.ToGradient(dim, changed.data(), row);
+    transforms.ToGradient(1.f, dim, changed.data(), row);
     gradient = changed.data();
   }
   float movement = 0.f;

@@ -233,7 +233,7 @@ TEST(RowTransforms, EachByItself) {
   transforms = RowTransforms();
   transforms.decay = 0.5f;
   EXPECT_EQ(Updated(transforms, {1.f, 0.f}, {2.f, 4.f}, 0.5f), (std::vector<float>{1.f, 3.f}));
-  EXPECT_EQ(transforms.Kept(3.f), 0.f);
+  EXPECT_EQ(transforms.Kept(3.f), 0.);
   transforms = RowTransforms();
   transforms.max_norm = 5.f;
   EXPECT_EQ(Updated(transforms, {-6.f, -8.f}, {0.f, 0.f}, 1.f), (std::vector<float>{3.f, 4.f}));
