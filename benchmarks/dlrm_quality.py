@@ -32,7 +32,8 @@ def compare(
     for seed in seeds:
         for dtype in _DTYPES:
             print(f"seed {seed}: {dtype}", flush=True)
-            given = {"data": data, "epochs": 1, **shared, "seed": seed, "precision": dtype}
+            common_flags = {"data": data, "epochs": 1, **common.by_hand(data), **shared}
+            given = {**common_flags, "seed": seed, "precision": dtype}
             record = common.train(given, records / f"seed{seed}" / dtype)
             found[dtype][seed] = record["test"]
     tables, claims = results_of(found)

@@ -255,6 +255,7 @@ def _hosts() -> ModuleType:
 
 def train(launcher: Launcher, ranks: int, given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Runs slipstream-train, if it has not run yet; returns its record."""
+    given = {**common.by_hand(str(given["data"])), **given}
     record, sent_bytes = common.finished(folder, given), folder / "sent_bytes.json"
     if record is None:
         arguments = [f"--{name}={value}" for name, value in given.items()]

@@ -137,11 +137,6 @@ RUNS: Mapping[str, tuple[Run, ...]] = {
     ),
 }
 # Settings by which the results were measured: they were found by hand, and are no presets any more.
-_GLOBO = {
-    "model": "dlrm", "dim": 16, "mlp": "128,64", "dropout": 0.0, "batch_size": 1024,
-    "rows_optimizer": "adagrad", "rows_learning_rate": 0.1, "rows_init": 0.2,
-    "learning_rate": 0.003, "rows_l2": 0, "window_steps": 100,
-}  # fmt: skip
 _FRAPPE = {
     "model": "dcn", "dim": 20, "mlp": "400,400", "cross_layers": 3, "dropout": 0.5,
     "batch_norm": False, "batch_size": 512, "rows_optimizer": "adagrad",
@@ -149,7 +144,7 @@ _FRAPPE = {
     "early_stopping": 0, "window_steps": 200,
 }  # fmt: skip
 COMMON: Mapping[str, Mapping[str, Any]] = {
-    "globo": {**_GLOBO, "epochs": 1},
+    "globo": {**common.GLOBO_BY_HAND, "rows_l2": 0, "window_steps": 100, "epochs": 1},
     "frappe": {**_FRAPPE, "epochs": 12},
     "frappe_short": {**_FRAPPE, "epochs": 6},
     # With larger fields and the preset's rate, two epochs are worse than one for any model.

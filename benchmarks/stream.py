@@ -60,7 +60,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
 
 def settings_of(data: str, seed: int, flag_values: Mapping[str, Any]) -> Settings:
     """Returns the settings that slipstream-train would have with these flags."""
-    given = {"data": data, "split": "time", "seed": seed, **flag_values}
+    given = {"data": data, "split": "time", "seed": seed, **common.by_hand(data), **flag_values}
     arguments = [f"--{name}={value}" for name, value in given.items()]
     flag_set = train.make_flags()
     values, names = flag_set.parse(arguments)

@@ -120,15 +120,9 @@ _FRAPPE = {
 _FRAPPE_TARGETS = {"auc": (0.983, "higher"), "log_loss": (0.165, "lower")}
 
 
-_BY_HAND = {
-    "model": "dlrm", "mlp": "128,64", "rows_optimizer": "adagrad", "rows_learning_rate": 0.1,
-    "rows_init": 0.2, "learning_rate": 0.003, "dim": 16, "dropout": 0.0,
-}  # fmt: skip
-
-
 def _globo(negatives: int, targets: Mapping[str, tuple[float, str]], seed: int) -> Search:
     fixed = {"negatives": negatives}
-    return Search("globo_clicks.npz", fixed, globo, targets, seed, [_BY_HAND])
+    return Search("globo_clicks.npz", fixed, globo, targets, seed, [common.GLOBO_BY_HAND])
 
 
 SEARCHES: Mapping[str, Search] = {

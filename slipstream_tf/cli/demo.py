@@ -127,7 +127,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     print(f"Data: {choice.data}\nWhy:  {choice.reason}", flush=True)
     inputs = values["examples"] or (_QUICK_INPUTS if values["quick"] else None)
     common = {"seed": values["seed"], "threads": values["threads"]}
-    data = {**common, "data": choice.data, "max_examples": inputs}
+    # All runs see the same examples: none of them may stop by itself.
+    data = {**common, "data": choice.data, "max_examples": inputs, "early_stopping": 0}
     paper = os.path.join(values["output"], "paper", RECORD)
     skipping = {name: values[name] for name in ("skip_share", "skip_alpha")}
     flags = {

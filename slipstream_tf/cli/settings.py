@@ -167,7 +167,9 @@ def resolve(
     merged["data_name"] = data_name
     if values["dry_run"] and not values["policies"] and values["control"] == "none":
         # What can be looked at side by side, each as if it were alone.
-        merged["policies"] = ("skip_examples", "defer_gradients")
+        beside = ("rows_l2", "rows_weight_decay", "rows_clip_norm")
+        defers = not any(merged[name] for name in beside) and merged["rows_optimizer"] != "adamw"
+        merged["policies"] = ("skip_examples", *(("defer_gradients",) if defers else ()))
     engine = {name: chosen[name] for name in ENGINE_FLAGS if name in given}
     if "skip_examples" in (merged["policies"] or ()):
         # Within one pass there is nothing to remember.

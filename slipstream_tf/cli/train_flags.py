@@ -154,8 +154,9 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("policies", Names(POLICIES), "what is saved: examples that teach nothing are left "
              "out; gradients are deferred, or masked; hot rows of sharded tables are read from "
              "replicas", None, "none: plain training"),
-        Flag("dry_run", None, "save nothing, and tell what --policies (skip_examples and "
-             "defer_gradients if they are not given) would have saved, at what estimated cost"),
+        Flag("dry_run", None, "save nothing, and tell what --policies (if they are not given, "
+             "skip_examples and, without --rows_l2 and its like, defer_gradients) would have "
+             "saved, at what estimated cost"),
         Flag("watch", None, "without --policies: find T and saturated keys all the same",
              needs=(needs.NO_POLICY,)),
         Flag("skip_by", Choice(("last_loss", "row_drift")), "what makes an example skippable: its "

@@ -97,8 +97,24 @@ def test_nothing_of_the_validation_part_is_trained_and_the_test_part_stays_close
     # Each line has a key of its own.
     assert set(record["rows"].values()) == {2400}
     opened.clear()
-    record = run_train(*text, "--early_stopping=1", name="both")
-    assert opened == ["train", "valid", "test"] and record["examples"]["planned"] == 2400
+    record = run_train(*text, "--early_stopping=1", "--epochs=2", name="both")
+    assert opened == ["train", "valid", "test"] and record["examples"]["planned"] == 4800
+
+
+def test_refusals_of_what_could_not_stop(
+    run_train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    once = [*FLAGS, "--epochs=1", "--early_stopping=2"]
+    assert run_program(train.make_flags(), train.main, once) == 2
+    assert "the run has 12 steps, and is measured every 12" in capsys.readouterr().err
+    # Of 50 validation examples none is a click.
+    rare = ("--data=generated:500:100:0.0001", "--batch_size=100", "--dim=4", "--epochs=3")
+    assert run_program(train.make_flags(), train.main, [*rare, "--early_stopping=1"]) == 1
+    assert "validation part has 0 clicks in 50 examples" in capsys.readouterr().err
+    run_train(*FLAGS, "--early_stopping=1", "--policies=skip_examples", "--window_steps=4")
+    match = ("--control=stop", f"--match={tmp_path / 'run' / 'metrics.json'}")
+    assert run_program(train.make_flags(), train.main, match) == 2
+    assert "by which the control would stop, too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
