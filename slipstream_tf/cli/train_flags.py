@@ -81,7 +81,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "from the beginning"),
     ),
     "Model": (
-        _preset("model", Choice(("dlrm", "dcn", "deepfm")), "the model: DLRM, DCN-v2 or DeepFM"),
+        _preset("model", Choice(("dlrm", "dcn", "deepfm")), "DLRM, DCN-v2 or DeepFM"),
         _preset("dim", Integer(1, 65536), "values per embedding row"),
         _preset("bottom", Widths(),
                 "units of the hidden layers of DLRM's bottom MLP (data with numbers only)",
@@ -154,9 +154,8 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("policies", Names(POLICIES), "what is saved: examples that teach nothing are left "
              "out; gradients are deferred, or masked; hot rows of sharded tables are read from "
              "replicas", None, "none: plain training"),
-        Flag("dry_run", None, "save nothing, and tell what --policies (if they are not given, "
-             "skip_examples and, without --rows_l2 and its like, defer_gradients) would have "
-             "saved, at what estimated cost"),
+        Flag("dry_run", None, "save nothing, and tell what --policies (if not given, skip_examples "
+             "and what else goes with the rows' settings) would have saved, at what estimated cost"),
         Flag("watch", None, "without --policies: find T and saturated keys all the same",
              needs=(needs.NO_POLICY,)),
         Flag("skip_by", Choice(("last_loss", "row_drift")), "what makes an example skippable: its "

@@ -39,7 +39,10 @@ def test_a_dry_run_alone_looks_at_examples_and_at_rows():
 
 
 def test_over_several_epochs_examples_go_by_their_losses():
-    flags, settings = settled("--data=f.npz", "--dry_run", data="frappe")
+    alone = settled("--data=f.npz", "--dry_run", data="frappe")[1]
+    # Beside a penalty gradients are not deferred.
+    assert alone.rows_l2 and alone.policies == ("skip_examples",)
+    flags, settings = settled("--data=f.npz", "--dry_run", "--rows_l2=0", data="frappe")
     assert settings.engine["skip_by"] == "last_loss"
     found = train.commands_to_switch_on(flags, settings, 1)
     assert again(found["skip_examples"], "frappe").engine["skip_by"] == "last_loss"
