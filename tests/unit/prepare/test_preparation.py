@@ -76,8 +76,8 @@ def test_avazu_agrees_with_its_reader(tmp_path, small_blocks, avazu_lines, run_p
         assert_same(ours, AvazuReader(path, 64, part=part, ids=True))
         assert ours.spec.name == "avazu"
     whole, rest, valid = (
-        collect(PreparedReader(tmp_path / "out", 64, part=part, hold_out=held, ids=True))["id"]
-        for part, held in (("train", False), ("train", True), ("valid", False))
+        collect(PreparedReader(tmp_path / "out", 64, part=part, hold_out=apart, ids=True))["id"]
+        for part, apart in (("train", False), ("train", True), ("valid", False))
     )
     assert sorted(whole) == sorted([*rest, *valid]) and len(valid) == 100
     reader = PreparedReader(tmp_path / "out", 64, part="train", hold_out=True)
