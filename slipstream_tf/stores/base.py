@@ -198,6 +198,8 @@ class TrackedStore:
             ValueError: the store has no such replicas, training has begun without them, or all rows
                 of a table decay, which replicas would not.
         """
+        if movement is None and self.has_read_only_replicas:
+            return
         allowed = "a ShardedStore: only ranks that share out rows read each other's"
         raise invalid("store", type(self).__name__, "keep_replicas", allowed)
 
