@@ -155,7 +155,8 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "out; gradients are deferred, or masked; hot rows of sharded tables are read from "
              "replicas", None, "none: plain training"),
         Flag("dry_run", None, "save nothing, and tell what --policies (if not given, skip_examples "
-             "and what else goes with the rows' settings) would have saved, at what estimated cost"),
+             "and what else goes with the rows' settings) would have saved, at what estimated "
+             "cost"),
         Flag("watch", None, "without --policies: find T and saturated keys all the same",
              needs=(needs.NO_POLICY,)),
         Flag("skip_by", Choice(("last_loss", "row_drift")), "what makes an example skippable: its "
