@@ -21,6 +21,7 @@ RULES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "adagrad_clip_norm": ("Adagrad", {"clip_norm": 1.0}),
     "adagrad_weight_decay": ("Adagrad", {"weight_decay": 1e-3}),
     "adagrad_max_norm": ("Adagrad", {"max_norm": 1.0}),
+    "adagrad_decay_all": ("Adagrad", {"weight_decay": 1e-3, "decay": "all"}),
 }
 # The rules beside which something is done, and those that they are then.
 ALONE: Mapping[str, str] = {name: "adagrad" for name in RULES if name.startswith("adagrad_")}
