@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream_tf import Table, initializers, optimizers
+from slipstream_tf import Table, distributed, initializers, optimizers
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.stores import NativeStore
 
@@ -37,3 +37,18 @@ def train(rule, rows, batches, gradients):
         _, plan = store.lookup(pack({"f": keys}, SPECS), SPECS, training=True)
         store.apply_gradients(plan, [gradient])
     return store.gather("t", np.arange(len(rows)))[0].numpy()
+
+
+def train_on_ranks(comm, kind, rule, steps=3, keys=9):
+    """Trains a table of a kind of store; returns keys, and rows with slots, of this rank."""
+    random = np.random.default_rng(0)
+    store = getattr(distributed, kind)([Table("t", 4)], rule, comm)
+    for _ in range(steps):
+        drawn = random.integers(0, keys, 16)
+        gradient = random.normal(size=(16, 4)).astype(np.float32)
+        mine = slice(comm.rank, None, comm.size)
+        _, plan = store.lookup(pack({"f": drawn[mine]}, SPECS), SPECS, training=True)
+        # The average over ranks is that of one process.
+        store.apply_gradients(plan, [gradient[mine] * comm.size])
+    exported = store.export_table("t")
+    return exported["keys"], np.concatenate([exported["rows"], exported["slots"]], axis=1)

@@ -36,6 +36,13 @@ def require_dropout(dropout: float, place: str) -> None:
         raise invalid("dropout", dropout, place, "a number >= 0 and < 1")
 
 
+def side_by_side(dense: Any, vectors: Any) -> tf.Tensor:
+    """Returns numbers and vectors, as `ClickModel.logits` has them, as one matrix."""
+    if not isinstance(vectors, list):
+        vectors = [tf.reshape(vectors, [-1, vectors.shape[1] * vectors.shape[2]])]
+    return tf.concat(vectors if dense is None else [dense, *vectors], axis=1)
+
+
 def penalty_of(l2: float) -> Any:
     """Returns the regularizer of a layer's weights, None without a penalty."""
     return keras.regularizers.L2(l2) if l2 else None

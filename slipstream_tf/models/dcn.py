@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from slipstream_tf.errors import require_choice
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import ClickModel, penalty_of, require_widths
+from slipstream_tf.models.click_model import ClickModel, penalty_of, require_widths, side_by_side
 from slipstream_tf.models.interaction import Cross
 
 STRUCTURES = ("parallel", "stacked")
@@ -78,10 +78,7 @@ class DCNv2(ClickModel):
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Returns [batch, 1]; see `ClickModel.logits`."""
-        if not isinstance(vectors, list):
-            vectors = [tf.reshape(vectors, [-1, vectors.shape[1] * vectors.shape[2]])]
-        parts = vectors if dense is None else [dense, *vectors]
-        features = tf.concat(parts, axis=1)
+        features = side_by_side(dense, vectors)
         outputs = self.cross(features)
         if self.deep is not None and self.structure == "stacked":
             outputs = self.deep(outputs, training=training)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import ClickModel, penalty_of, require_widths
+from slipstream_tf.models.click_model import ClickModel, penalty_of, require_widths, side_by_side
 
 _STREAMS = (0, 1)
 
@@ -98,9 +98,7 @@ class FinalMLP(ClickModel):
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Returns [batch, 1]; see `ClickModel.logits`."""
-        if not isinstance(vectors, list):
-            vectors = [tf.reshape(vectors, [-1, vectors.shape[1] * vectors.shape[2]])]
-        features = tf.concat(vectors if dense is None else [dense, *vectors], axis=1)
+        features = side_by_side(dense, vectors)
         outputs = []
         for index, stream in enumerate(self.streams):
             gated = features

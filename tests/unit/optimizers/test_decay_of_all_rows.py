@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from all_rules import ALL_RULES, SPECS, name_of, train
+from all_rules import ALL_RULES, SPECS, name_of, train, train_on_ranks
 
 from slipstream_tf import (
     CacheRows,
@@ -15,7 +15,6 @@ from slipstream_tf import (
     Saturation,
     SkipExamples,
     Table,
-    distributed,
     optimizers,
 )
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
@@ -111,20 +110,6 @@ def test_what_is_read_has_decayed(name) -> None:
     np.testing.assert_allclose(new[0], fresh[0], rtol=1e-6)
 
 
-def steps(comm, kind, rule):
-    """Trains ten steps of a table on ranks; returns keys, and rows with slots, of this rank."""
-    store = getattr(distributed, kind)([Table("t", 4)], rule, comm)
-    random = np.random.default_rng(0)
-    for _ in range(10):
-        keys = random.integers(0, 30, 8)
-        gradient = random.normal(size=(8, 4)).astype(np.float32)
-        mine = slice(comm.rank, None, comm.size)
-        _, plan = store.lookup(pack({"f": keys[mine]}, SPECS), SPECS, training=True)
-        store.apply_gradients(plan, [gradient[mine] * comm.size])
-    exported = store.export_table("t")
-    return exported["keys"], np.concatenate([exported["rows"], exported["slots"]], axis=1)
-
-
 @pytest.mark.parametrize("kind", ["ReplicatedStore", "ShardedStore"])
 @pytest.mark.parametrize("rule", ALL_RULES, ids=name_of)
 def test_ranks_train_as_one_process(run_as_ranks, kind, rule) -> None:
@@ -132,8 +117,8 @@ def test_ranks_train_as_one_process(run_as_ranks, kind, rule) -> None:
     if not isinstance(rule, optimizers.Ftrl):
         chosen["weight_decay"] = 0.1
     rule = type(rule)(**{**vars(rule), **chosen})
-    (alone,) = run_as_ranks(1, lambda comm: steps(comm, kind, rule))
-    for keys, rows in run_as_ranks(2, lambda comm: steps(comm, kind, rule)):
+    (alone,) = run_as_ranks(1, lambda comm: train_on_ranks(comm, kind, rule, 10, 30))
+    for keys, rows in run_as_ranks(2, lambda comm: train_on_ranks(comm, kind, rule, 10, 30)):
         np.testing.assert_allclose(rows, alone[1][np.searchsorted(alone[0], keys)], atol=5e-5)
 
 

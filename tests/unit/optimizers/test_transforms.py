@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from all_rules import ALL_RULES, name_of
+from all_rules import ALL_RULES, name_of, train_on_ranks
 
-from slipstream_tf import Table, distributed, optimizers
+from slipstream_tf import Table, optimizers
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.optimizers.base import TRANSFORMS
@@ -82,30 +82,17 @@ def test_settings_that_cannot_work(make, message) -> None:
         make()
 
 
-def steps(comm, kind, rule):
-    """Trains three steps of a table on ranks; returns keys and rows of this rank."""
-    specs, random = SPECS, np.random.default_rng(0)
-    store = getattr(distributed, kind)([Table("t", 4)], rule, comm)
-    for _ in range(3):
-        keys = random.integers(0, 9, 16)
-        gradient = random.normal(size=(16, 4)).astype(np.float32)
-        mine = slice(comm.rank, None, comm.size)
-        _, plan = store.lookup(pack({"f": keys[mine]}, specs), specs, training=True)
-        # The average over ranks is that of one process.
-        store.apply_gradients(plan, [gradient[mine] * comm.size])
-    exported = store.export_table("t")
-    return exported["keys"], np.concatenate([exported["rows"], exported["slots"]], axis=1)
-
-
 @pytest.mark.parametrize("kind", ["ReplicatedStore", "ShardedStore"])
 @pytest.mark.parametrize("rule", ALL_RULES, ids=name_of)
 def test_ranks_train_as_one_process(run_as_ranks, kind, rule) -> None:
     rule = dataclasses.replace(rule, **all_of(rule))
-    (alone,) = run_as_ranks(1, lambda comm: steps(comm, kind, rule))
-    ranks = run_as_ranks(2, lambda comm: steps(comm, kind, rule))
+    (alone,) = run_as_ranks(1, lambda comm: train_on_ranks(comm, kind, rule))
+    ranks = run_as_ranks(2, lambda comm: train_on_ranks(comm, kind, rule))
     for found in (alone, *ranks):
         assert not isinstance(found, BaseException), found
-    plain = run_as_ranks(1, lambda comm: steps(comm, kind, dataclasses.replace(rule, l2=None)))
+    plain = run_as_ranks(
+        1, lambda comm: train_on_ranks(comm, kind, dataclasses.replace(rule, l2=None))
+    )
     assert np.abs(plain[0][1] - alone[1]).max() > 1e-4
     for keys, rows in ranks:
         np.testing.assert_allclose(rows, alone[1][np.searchsorted(alone[0], keys)], atol=2e-5)
