@@ -6,7 +6,7 @@ from slipstream_tf.models.deepfm import DeepFM
 from slipstream_tf.models.din import DIN
 from slipstream_tf.models.dlrm import DLRM
 from slipstream_tf.models.final_mlp import FinalMLP
-from slipstream_tf.models.interaction import Cross, TimeAttention, pairwise_dots, sum_of_dots
+from slipstream_tf.models.interaction import TimeAttention, pairwise_dots, sum_of_dots
 from slipstream_tf.models.tbsm import TBSM
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "DLRM",
     "MLP",
     "TBSM",
-    "Cross",
     "DCNv2",
     "DeepFM",
     "FinalMLP",

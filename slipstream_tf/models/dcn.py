@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import keras_rs
 import tensorflow as tf
 
-from slipstream_tf.errors import require_choice
+from slipstream_tf.errors import invalid, require_choice, require_integer
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.models.click_model import ClickModel, penalty_of, require_widths, side_by_side
-from slipstream_tf.models.interaction import Cross
 
 STRUCTURES = ("parallel", "stacked")
 
@@ -18,8 +18,8 @@ STRUCTURES = ("parallel", "stacked")
 class DCNv2(ClickModel):
     """Deep and cross network, version 2 (Wang et al., arXiv:2008.13535).
 
-    Dense features and embeddings, concatenated, go through the cross layers and through the deep
-    MLP, side by side or one after the other; a linear layer gives the logit. Tables may have
+    Dense features and embeddings, concatenated, go through the cross layers
+    (`keras_rs.layers.FeatureCross`) and through the deep MLP, side by side or one after the other; a linear layer gives the logit. Tables may have
     different dimensions where the keys come as a dictionary. Seed with
     `keras.utils.set_random_seed` before building it.
 
@@ -55,13 +55,25 @@ class DCNv2(ClickModel):
         require_choice("structure", structure, STRUCTURES, "DCNv2")
         is_stacked = structure == "stacked"
         require_widths("deep", deep, "DCNv2", may_be_empty=not is_stacked)
+        require_integer("cross_layers", cross_layers, 1, None, "DCNv2")
         self.structure, self.deep_widths = structure, tuple(deep)
         width = dense_features + sum(self.dims.values())
+        if rank is not None:
+            require_integer("rank", rank, 1, None, "DCNv2")
+            if rank >= width:
+                allowed = f"an integer below the input's width {width}, or None for full matrices"
+                raise invalid("rank", rank, "DCNv2", allowed)
+        self.rank = rank
         penalty = penalty_of(self.l2)
-        self.cross = Cross(
-            cross_layers, rank, kernel_regularizer=penalty, name="cross", dtype=self.dtype_policy
-        )
-        self.cross.build((None, width))
+        self.cross = [
+            keras_rs.layers.FeatureCross(
+                rank, kernel_regularizer=penalty, name=f"cross_{i}", dtype=self.dtype_policy
+            )
+            for i in range(cross_layers)
+        ]
+        for layer in self.cross:
+            # Weights are made at its first call.
+            layer(keras.KerasTensor((None, width), self.compute_dtype))
         self.deep = None
         if self.deep_widths:
             self.deep = self.mlp("deep", self.deep_widths, width, dropout=self.dropout)
@@ -79,7 +91,9 @@ class DCNv2(ClickModel):
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Returns [batch, 1]; see `ClickModel.logits`."""
         features = side_by_side(dense, vectors)
-        outputs = self.cross(features)
+        outputs = features
+        for layer in self.cross:
+            outputs = layer(features, outputs)
         if self.deep is not None and self.structure == "stacked":
             outputs = self.deep(outputs, training=training)
         elif self.deep is not None:
@@ -91,8 +105,8 @@ class DCNv2(ClickModel):
         """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
         return {
             **super().get_config(),
-            "cross_layers": self.cross.depth,
-            "rank": self.cross.rank,
+            "cross_layers": len(self.cross),
+            "rank": self.rank,
             "deep": list(self.deep_widths),
             "structure": self.structure,
         }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.models.interaction import Cross, pair_order, pairwise_dots
+from slipstream_tf.models.interaction import pair_order, pairwise_dots
 
 
 @pytest.mark.parametrize("count", range(2, 12))
@@ -77,24 +77,3 @@ def test_both_passes_take_two_products_and_no_slow_gradients():
     assert not {kind for kind in kinds if "Gather" in kind or "Scatter" in kind}
     assert "StridedSliceGrad" not in kinds
     assert sum(kind.startswith("BatchMatMul") for kind in kinds) == 2
-
-
-@pytest.mark.parametrize("rank", [None, 2])
-def test_cross_against_numpy(rank):
-    layer = Cross(2, rank)
-    start = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
-    outputs = layer(start)
-    expected = start
-    for index in range(2):
-        kernel, bias = layer._up[index].get_weights()
-        if rank is not None:
-            kernel = layer._down[index].get_weights()[0] @ kernel
-        expected = start * (expected @ kernel + bias) + expected
-    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
-    assert Cross.from_config(layer.get_config()).get_config() == layer.get_config()
-
-
-@pytest.mark.parametrize(("depth", "rank"), [(0, None), (2, 0), (2, 5), (1.5, None)])
-def test_cross_refuses(depth, rank):
-    with pytest.raises(ValueError, match=r"Invalid `(depth|rank)`"):
-        Cross(depth, rank)(np.zeros((1, 5), np.float32))

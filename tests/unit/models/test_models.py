@@ -84,7 +84,8 @@ def test_dcn_against_numpy():
     inputs, _ = make_data()
     vectors = model.embeddings(inputs["keys"]).numpy().reshape(-1, FIELDS * DIM)
     start = np.concatenate([inputs["dense"], vectors], axis=1)
-    kernel, bias = (w.numpy() for w in model.cross.weights)
+    (cross,) = model.cross
+    kernel, bias = (w.numpy() for w in cross.weights)
     head, head_bias = (w.numpy() for w in model.head.weights)
     expected = (start * (start @ kernel + bias) + start) @ head + head_bias
     np.testing.assert_allclose(model(inputs), expected, rtol=1e-4, atol=1e-5)
@@ -292,7 +293,10 @@ def test_stacked_dcn_goes_on_from_its_cross_layers():
     inputs, _ = make_data()
     vectors = model.embeddings(inputs["keys"])
     features = np.concatenate([inputs["dense"], np.reshape(vectors, [len(vectors), -1])], 1)
-    expected = model.head(model.deep(model.cross(features)))
+    crossed = features
+    for layer in model.cross:
+        crossed = layer(features, crossed)
+    expected = model.head(model.deep(crossed))
     np.testing.assert_allclose(model(inputs), tf.sigmoid(expected), rtol=1e-5)
     with pytest.raises(ValueError, match=r"`structure`: 'both'.*'parallel', 'stacked'"):
         make_dcn(structure="both")
@@ -350,7 +354,7 @@ def test_symbolic_use():
         (lambda: make_dlrm(dense=0, embeddings=make_embeddings((4,))), "there is no pair"),
         (lambda: make_dlrm(dtype="mixed_float16"), "loss scaling"),
         (lambda: DLRM(keras.layers.Embedding(3, 4), 2), "Invalid `embeddings`"),
-        (lambda: make_dcn(cross_layers=0), "Invalid `depth`: 0"),
+        (lambda: make_dcn(cross_layers=0), "Invalid `cross_layers`: 0"),
         (lambda: make_dcn(rank=14), "Invalid `rank`: 14 .*below the input's width 14"),
         (lambda: make_dcn(deep=[-3]), "Invalid `deep`: -3"),
         (lambda: make_deepfm(deep=[0]), "Invalid `deep`: 0"),
