@@ -41,7 +41,9 @@ _TOP = flags.DEFINE_list("top", ["512", "256"], "Top MLP, before the logit.")
 _DENSE_OPTIMIZER = flags.DEFINE_enum(
     "dense_optimizer", "adagrad", ["adagrad", "sgd"], "Of the MLPs, on all sides."
 )
-_WAYS = flags.DEFINE_list("ways", ["step", "fit", "torch", "compiled"], "What takes turns.")
+_WAYS = flags.DEFINE_list(
+    "ways", ["step", "fit", "collected", "clipped", "torch", "compiled"], "What takes turns."
+)
 _DTYPES = flags.DEFINE_list("dtypes", ["float32", "mixed_bfloat16"], "Of the MLPs and dots.")
 _CHECKED = flags.DEFINE_integer("checked", 4, "Turns after which losses agree.", lower_bound=1)
 _QUALITY = flags.DEFINE_bool(
@@ -58,14 +60,26 @@ _ROWS_RATE, _DENSE_RATE = 0.01, 0.01
 WAYS: Mapping[str, Peer] = {
     "step": Peer("slipstream_tf, tf.function", None, ["dlrm_native.py"]),
     "fit": Peer("slipstream_tf, model.fit", None, ["dlrm_native.py", "fit"]),
+    "collected": Peer(
+        "slipstream_tf, model.fit, rows by the optimizer",
+        None,
+        ["dlrm_native.py", "fit", "collected"],
+    ),
+    "clipped": Peer(
+        "slipstream_tf, model.fit, a global norm", None, ["dlrm_native.py", "fit", "clipped"]
+    ),
     "torch": Peer("PyTorch + FBGEMM", "torch", ["dlrm_fbgemm.py"]),
     "build": Peer("another build, tf.function", None, ["dlrm_native.py"], is_other_build=True),
     "compiled": Peer("PyTorch + FBGEMM, torch.compile", "torch", ["dlrm_fbgemm.py", "compiled"]),
 }
 _OURS = ("step", "fit")
+# Ways in which the optimizer gets the gradients of rows, too; beside "fit", not beside others.
+_COLLECTED = ("collected", "clipped")
 _DTYPE_CHOICES = ("float32", "mixed_bfloat16")
 # How many times as many inputs per second as the others in float32, by our dtype.
 TARGETS = {"float32": 1.15, "mixed_bfloat16": 2.0}
+# How much longer a step of `fit` may be with a norm of all gradients.
+MOST_CLIPPED = 1.1
 # Losses are means over a turn. Sums in another order, and bfloat16's 8 bits, take training slightly
 # elsewhere.
 TOLERANCE = {"float32": 1e-3, "mixed_bfloat16": 5e-3}
@@ -138,7 +152,7 @@ def measure(
     """
     with contextlib.ExitStack() as stack:
         workers, versions, losses = {}, {}, {}
-        calls = {side: 1 if side.way == "fit" else _STEPS.value for side in sides}
+        calls = {side: 1 if side.way in ("fit", *_COLLECTED) else _STEPS.value for side in sides}
         for side in sides:
             print(f"{side.label} starts ...", flush=True)
             worker = Worker(WAYS[side.way], Path(_ENVIRONMENTS.value), _THREADS.value)
@@ -160,7 +174,7 @@ def comparisons(found: Mapping[Side, Sequence[float]]) -> dict[tuple[Side, Side]
     return {
         (ours, theirs): [b / a for a, b in zip(found[ours], found[theirs], strict=True)]
         for ours in found if ours.is_ours
-        for theirs in found if not theirs.is_ours
+        for theirs in found if theirs.way not in (*_OURS, *_COLLECTED)
     }  # fmt: skip
 
 
@@ -184,12 +198,21 @@ def tables_of(found: Mapping[Side, Sequence[float]], batch: int) -> dict[str, An
 
 def claims_of(found: Mapping[Side, Sequence[float]]) -> dict[str, Any]:
     """Returns the claims: our ways in both dtypes beside float32 of the others."""
-    return {
+    claims = {
         f"{'' if ours.way == 'step' else f'{ours.way}_'}{ours.dtype.removeprefix('mixed_')}_over_"
         f"{theirs.way}": summary.claim(ratios, TARGETS[ours.dtype], "higher")
         for (ours, theirs), ratios in comparisons(found).items()
         if theirs.dtype == "float32"
     }
+    for side, times in found.items():
+        plain = found.get(Side(side.dtype, "fit"))
+        if plain is None or side.way not in _COLLECTED:
+            continue
+        ratios = [own / of_fit for own, of_fit in zip(times, plain, strict=True)]
+        target = MOST_CLIPPED if side.way == "clipped" else None
+        name = f"{side.way}_{side.dtype.removeprefix('mixed_')}_over_fit"
+        claims[name] = summary.claim(ratios, target, "lower")
+    return claims
 
 
 def choose(ways: Sequence[str], dtypes: Sequence[str]) -> list[Side]:

@@ -19,6 +19,10 @@ import slipstream_tf as slip
 from slipstream_tf.models import DLRM
 from slipstream_tf.models.interaction import pair_order
 
+# Ways in which the optimizer gets the gradients of rows, too, with the global norm that it clips
+# at. One that is never reached: the steps are those of the others.
+_APPLIED: Mapping[str, float | None] = {"collected": None, "clipped": 1e6}
+
 
 def _model(settings: Mapping[str, Any]) -> DLRM:
     """The model with the weights and rows that all libraries start from."""
@@ -29,6 +33,7 @@ def _model(settings: Mapping[str, Any]) -> DLRM:
         slip.optimizers.Adagrad(
             settings["rows_rate"], 0.0, epsilon=dlrm_start.ROWS_EPSILON**2
         ),
+        apply="step" if set(_APPLIED) & set(sys.argv[1:]) else "backward",
         dtype=settings["dtype"],
     )  # fmt: skip
     for index, rows in enumerate(settings["cardinalities"]):
@@ -58,13 +63,18 @@ def _model(settings: Mapping[str, Any]) -> DLRM:
 
 
 def _optimizer(settings: Mapping[str, Any]) -> keras.optimizers.Optimizer:
+    applied = [name for name in _APPLIED if name in sys.argv[1:]]
+    clips = {"global_clipnorm": _APPLIED[applied[0]]} if applied else {}
     if settings["dense_optimizer"] == "sgd":
-        return keras.optimizers.SGD(settings["dense_rate"])
-    return keras.optimizers.Adagrad(
-        settings["dense_rate"],
-        initial_accumulator_value=dlrm_start.DENSE_ACCUMULATOR,
-        epsilon=dlrm_start.DENSE_EPSILON,
-    )
+        optimizer = keras.optimizers.SGD(settings["dense_rate"], **clips)
+    else:
+        optimizer = keras.optimizers.Adagrad(
+            settings["dense_rate"],
+            initial_accumulator_value=dlrm_start.DENSE_ACCUMULATOR,
+            epsilon=dlrm_start.DENSE_EPSILON,
+            **clips,
+        )
+    return slip.keras.StepOptimizer(optimizer) if applied else optimizer
 
 
 def make_step(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:

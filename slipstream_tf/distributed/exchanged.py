@@ -113,7 +113,7 @@ class ExchangedStore(CollectingStore, NativeStore):
         """See `NativeStore.collect_gradients`; this rank's part of the average."""
         if self.comm.size == 1:
             return super().collect_gradients(plan, gradients)
-        return self._collect(plan, gradients)
+        return self._collect(plan, gradients, passes_non_finite=True)
 
     def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
         """See `NativeStore.share_collected`; a collective. Where rows are spread, of own rows."""
@@ -127,7 +127,9 @@ class ExchangedStore(CollectingStore, NativeStore):
             self._count_update(rows)
         return super().apply_collected(rows)
 
-    def _collect(self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]) -> exchange_ops.SendBuffer:
+    def _collect(
+        self, plan: tf.Tensor, gradients: Sequence[tf.Tensor], passes_non_finite: bool = False
+    ) -> exchange_ops.SendBuffer:
         """This rank's part of the average, of what the policies pass on."""
         # Before they are deferred, so that a sum moves its row as far as it will when applied.
         shares = [gradient / self.comm.size for gradient in gradients]
@@ -137,6 +139,7 @@ class ExchangedStore(CollectingStore, NativeStore):
             self.rates.now(plan),
             self._owners,
             advance_step=self._collector is not self,
+            passes_non_finite=passes_non_finite,
         )
 
     def _count_update(self, collected: exchange_ops.SendBuffer) -> Rounds:

@@ -118,14 +118,7 @@ def collecting_lookup(
 
         def backward(*upstream: Any) -> list[tf.IndexedSlices]:
             gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]
-            is_finite = tf.reduce_all(
-                [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients]
-            )
-            # A LossScaleOptimizer is to skip such a step; the collection would refuse it.
-            given = [tf.where(is_finite, gradient, 0.0) for gradient in gradients]
-            own = store.collect_gradients(plan, given)
-            values = tf.where(is_finite, own.values, float("nan"))
-            collected = store.share_collected(SendBuffer(own.sizes, own.keys, values))
+            collected = store.share_collected(store.collect_gradients(plan, gradients))
             ranks = 1 if store.comm is None else store.comm.size
             return _by_table(collected, ranks, [table.dim for table in store.tables])
 

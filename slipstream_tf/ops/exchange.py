@@ -32,6 +32,7 @@ def collect_gradients(
     learning_rate: Any,
     ranks: int = 1,
     advance_step: bool = False,
+    passes_non_finite: bool = False,
 ) -> SendBuffer:
     """Sums the gradients of each key and gives out what the tables' policies do not defer.
 
@@ -43,12 +44,15 @@ def collect_gradients(
         ranks: owners of the keys, by hash; 1: all rows go to everybody.
         advance_step: whether this is an update of the tables, by which sums age; else applying the
             rows to them is.
+        passes_non_finite: whether a gradient that is not finite is no error: all values are NaN
+            then, and what the policies defer is as if all gradients were 0.
 
     Returns:
         The rows; each key once.
 
     Raises:
-        tf.errors.InvalidArgumentError: a gradient is not finite (nothing is collected then).
+        tf.errors.InvalidArgumentError: a gradient is not finite, and does not pass (nothing is
+            collected then).
     """
     return SendBuffer(
         *_loader.library().slipstream_collect_gradients(
@@ -57,6 +61,7 @@ def collect_gradients(
             learning_rate=learning_rate,
             ranks=ranks,
             advance_step=advance_step,
+            passes_non_finite=passes_non_finite,
         )
     )
 

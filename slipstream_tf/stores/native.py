@@ -110,9 +110,12 @@ class NativeStore(EmbeddingStore):
             gradients: as `apply_gradients` takes them.
 
         Returns:
-            What the tables' policies pass on; sizes int64 [1, tables].
+            What the tables' policies pass on; sizes int64 [1, tables]. Of gradients that are not
+            all finite, NaN: a `LossScaleOptimizer` is to skip such a step.
         """
-        return exchange_ops.collect_gradients(plan, gradients, self.rates.now(plan))
+        return exchange_ops.collect_gradients(
+            plan, gradients, self.rates.now(plan), passes_non_finite=True
+        )
 
     def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
         """Returns what ranks collected, each its part of the average; here, of this process.

@@ -166,6 +166,20 @@ def test_gradients_that_are_not_finite_are_refused_where_they_arise_and_arrive()
     assert 8 not in table.export_table(handles[0])["keys"]
 
 
+def test_gradients_that_are_not_finite_pass_where_they_may():
+    handles = make_tables()
+    policy = UpdatePolicy("defer", "movement", 1e9, max_age=9, max_rows=640, is_exchanged=True)
+    set_policy(handles[1], policy)
+    exchange.collect_gradients(plan_of(handles), gradients_of(), RATE)
+    bad = [tf.fill([4, 3], np.inf), gradients_of()[1]]
+    got = exchange.collect_gradients(plan_of(handles), bad, RATE, passes_non_finite=True)
+    assert got.sizes.numpy().tolist() == [[3, 0]] and np.all(np.isnan(got.values))
+    # What was deferred is as if the batch had come with zeros.
+    deferred = exchange.collect_deferred(handles)
+    sums = [tf.reduce_sum(gradients_of()[1][:3], 0), gradients_of()[1][3]]
+    np.testing.assert_allclose(tf.reshape(deferred.values, [2, 2]), sums, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "bad, message",
     [

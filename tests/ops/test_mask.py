@@ -130,6 +130,16 @@ def test_dense_shape_is_kept():
         assert kept is None if dense_shape is None else list(kept) == dense_shape
 
 
+@pytest.mark.parametrize("keys", [[], [-3, 0, 5], [0, 0, 5], [5, 0, 7]], ids=str)
+def test_keys_that_ascend_each_once_stay_as_they_are(keys):
+    values = np.arange(2.0 * len(keys), dtype=np.float32).reshape(-1, 2)
+    result = mask.mask_gradients(slices(keys, values), mask.KeySet())
+    kept, sums, masked, offered = reference(keys, values, [], True)
+    np.testing.assert_array_equal(result.slices.indices, kept)
+    np.testing.assert_array_equal(result.slices.values, sums)
+    assert (int(result.masked), int(result.offered)) == (masked, offered)
+
+
 def test_rows_left_out_are_not_looked_at_and_others_are_passed_on():
     values = np.float32([[np.nan], [np.inf], [1.0], [-np.inf]])
     result = mask.mask_gradients(slices([0, 1, 2, 1], values), key_set([0]))

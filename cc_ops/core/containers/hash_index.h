@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/memory/index_memory.h"
 
 namespace slipstream {
@@ -46,7 +47,7 @@ class HashIndex {
     return static_cast<int64_t>((entries_.capacity() + next_.capacity()) * sizeof(Entry));
   }
 
-  void Prefetch(uint64_t hash) const {
+  SLIPSTREAM_PREFETCHES void Prefetch(uint64_t hash) const {
     if (!entries_.empty()) __builtin_prefetch(&entries_[Home(hash)]);
   }
 

@@ -31,6 +31,7 @@ struct KeySetEntry {
 struct KeySetView : FlatTableView<KeySetEntry> {
   bool has_free_key = false;
 
+  bool is_empty() const { return capacity == 0 && !has_free_key; }
   SLIPSTREAM_HOST_DEVICE bool Contains(int64_t key) const {
     return key == KeySetEntry::kFree ? has_free_key : !Find(key).is_free();
   }

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/lookup/key_sort.h"
 #include "cc_ops/core/table/eviction.h"
 #include "cc_ops/core/table/out_of_memory.h"
@@ -48,7 +49,7 @@ void ForEachPart(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
   }
 }
 
-void PrefetchAhead(const BufferPart& part, int64_t i) {
+SLIPSTREAM_PREFETCHES void PrefetchAhead(const BufferPart& part, int64_t i) {
   if (i + kPrefetchAhead < part.rows) {
     part.table->rows().Prefetch(part.keys[i + kPrefetchAhead]);
   }

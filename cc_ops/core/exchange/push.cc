@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <functional>
 #include <new>
 #include <string>
@@ -25,6 +26,34 @@ struct CollectTask {
   std::vector<CollectedRows> rows;  // [tables]
 };
 
+// Whether all of a bucket's sums are collected, and nothing else.
+bool CollectsSums(const BucketUpdate& bucket) {
+  const int64_t shard = bucket.bucket % kNumShards;
+  const std::vector<DeferredGradients>& deferred = bucket.table->updates().shard(shard)->deferred;
+  return !bucket.table->UpdatesByPolicy(shard) &&
+         std::all_of(deferred.begin(), deferred.end(),
+                     [](const DeferredGradients& sums) { return sums.size() == 0; });
+}
+
+SLIPSTREAM_SIMD_CLONES void CollectSums(const BucketUpdate& bucket, CollectedRows* collected) {
+  const LookupPlan& plan = *bucket.plan;
+  const CellRange keys = KeysOf(plan, bucket.bucket);
+  const int64_t dim = bucket.table->dim(), count = keys.end - keys.begin;
+  collected->keys.insert(collected->keys.end(), plan.unique_key.begin() + keys.begin,
+                         plan.unique_key.begin() + keys.end);
+  const size_t values = collected->rows.size();
+  collected->rows.resize(values + static_cast<size_t>(count * dim));
+  float* sum = collected->rows.data() + values;
+  int64_t use = keys.begin;
+  for (int64_t u = keys.begin; u < keys.end; ++u, sum += dim) {
+    SumUses(plan, *bucket.gradients, use, plan.uses_end[u], dim, sum);
+    use = plan.uses_end[u];
+  }
+  UpdateCounts* const counts = &bucket.table->updates().shard(bucket.bucket % kNumShards)->counts;
+  counts->offered += count;
+  counts->sent += count;
+}
+
 // Puts collected rows into their owners' buffer. What it needs memory for is made first: rows that
 // were collected are nowhere else.
 class SendBufferWriter {
@@ -36,6 +65,7 @@ class SendBufferWriter {
     buffer->keys.clear();
     buffer->values.clear();
     ends_.resize(buffer->sizes.size());
+    values_.resize(buffer->sizes.size());
   }
 
   // A task will collect at most so many rows of a table.
@@ -54,7 +84,7 @@ class SendBufferWriter {
     return options.reserve(num_rows_, num_values_);
   }
 
-  void Pack(const std::vector<CollectTask>& tasks) {
+  void Pack(const std::vector<CollectTask>& tasks, const Parallel& parallel) {
     const size_t num_tables = tables_.size();
     std::vector<int64_t>& sizes = buffer_->sizes;
     for (const CollectTask& task : tasks) {
@@ -62,10 +92,12 @@ class SendBufferWriter {
         for (const int64_t key : task.rows[t].keys) ++sizes[OwnerOfKey(key) * num_tables + t];
       }
     }
-    int64_t total = 0;
+    int64_t total = 0, values = 0;
     for (size_t i = 0; i < sizes.size(); ++i) {
       ends_[i] = total;
+      values_[i] = values;
       total += sizes[i];
+      values += sizes[i] * tables_[i % num_tables]->dim();
     }
     rows_.resize(static_cast<size_t>(total));
     for (const CollectTask& task : tasks) {
@@ -77,19 +109,29 @@ class SendBufferWriter {
         }
       }
     }
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      std::sort(rows_.begin() + ends_[i] - sizes[i], rows_.begin() + ends_[i]);
-      for (int64_t r = ends_[i] - sizes[i]; r < ends_[i]; ++r) {
-        const float* row = rows_[r].second;
-        buffer_->keys.push_back(rows_[r].first);
-        buffer_->values.insert(buffer_->values.end(), row, row + tables_[i % num_tables]->dim());
-      }
-    }
+    buffer_->keys.resize(static_cast<size_t>(total));
+    buffer_->values.resize(static_cast<size_t>(values));
+    const auto num_parts = static_cast<int64_t>(sizes.size());
+    parallel.run(parallel.threads, [&](int task) {
+      const TaskRange parts = RangeOf(task, parallel.threads, num_parts);
+      for (int64_t i = parts.begin; i < parts.end; ++i) PackPart(static_cast<size_t>(i));
+    });
   }
 
  private:
   size_t OwnerOfKey(int64_t key) const {
     return ranks_ == 1 ? size_t{0} : static_cast<size_t>(OwnerOf(key, ranks_));
+  }
+  // The rows of one table for one rank, by key.
+  void PackPart(size_t part) {
+    const int64_t dim = tables_[part % tables_.size()]->dim();
+    const int64_t begin = ends_[part] - buffer_->sizes[part];
+    std::sort(rows_.begin() + begin, rows_.begin() + ends_[part]);
+    float* values = buffer_->values.data() + values_[part];
+    for (int64_t r = begin; r < ends_[part]; ++r, values += dim) {
+      buffer_->keys[r] = rows_[r].first;
+      std::copy_n(rows_[r].second, dim, values);
+    }
   }
 
   const std::vector<EmbeddingTable*>& tables_;
@@ -97,17 +139,16 @@ class SendBufferWriter {
   SendBuffer* buffer_;
   int64_t num_rows_ = 0, num_values_ = 0;
   std::vector<int64_t> ends_;                           // [ranks * tables], in `rows_`
+  std::vector<int64_t> values_;                         // [ranks * tables], where a part's begin
   std::vector<std::pair<int64_t, const float*>> rows_;  // by part
 };
 
 // A gradient row that came from a rank. Rows of a table lie in memory in the order in which they
 // came.
 struct Arrival {
-  int shard;
   int64_t key;
   const float* row;
   bool operator<(const Arrival& other) const {
-    if (shard != other.shard) return shard < other.shard;
     return key != other.key ? key < other.key : row < other.row;
   }
 };
@@ -118,45 +159,71 @@ struct ArrivedKey {
   FoundRow found;
 };
 
-// What becomes of one table's arrivals, in two passes: only the first needs memory.
+// What becomes of one table's arrivals, in passes: only the first two need memory.
 class TableArrivals {
  public:
   explicit TableArrivals(EmbeddingTable* table) : table_(table) {}
 
-  // Adds rows; InvalidArgument if one is not finite.
-  Status Add(const int64_t* keys, const float* rows, int64_t n) {
-    for (int64_t i = 0; i < n; ++i, rows += table_->dim()) {
-      if (!RowIsFinite(rows, table_->dim())) {
-        return InvalidArgument("a gradient of key " + std::to_string(keys[i]) + " of table '" +
-                               table_->options().name +
-                               "' that came from another rank is not finite; allowed: finite "
-                               "values. No row was updated");
-      }
-      arrivals_.push_back({ShardOf(keys[i]), keys[i], rows});
-    }
-    return OkStatus();
+  // These are to be added.
+  void Expect(const int64_t* keys, const float* rows, int64_t n) {
+    if (n > 0) parts_.push_back({keys, rows, n});
   }
 
-  // All rows have been added.
-  void Sort(int tasks) {
-    std::sort(arrivals_.begin(), arrivals_.end());
+  // Sorts all rows by shard; InvalidArgument if one is not finite.
+  Status Sort(int tasks) {
+    const int64_t dim = table_->dim();
+    std::vector<int64_t> next(kNumShards, 0);
+    for (const Part& part : parts_) {
+      for (int64_t i = 0; i < part.n; ++i) ++next[ShardOf(part.keys[i])];
+      if (RowIsFinite(part.rows, part.n * dim)) continue;
+      const int64_t bad = FirstNonFinite(part);
+      return InvalidArgument("a gradient of key " + std::to_string(part.keys[bad]) + " of table '" +
+                             table_->options().name +
+                             "' that came from another rank is not finite; allowed: finite "
+                             "values. No row was updated");
+    }
+    shard_begin_.assign(kNumShards + 1, 0);
+    for (int s = 0; s < kNumShards; ++s) {
+      shard_begin_[s + 1] = shard_begin_[s] + next[s];
+      next[s] = shard_begin_[s];
+    }
+    arrivals_.resize(static_cast<size_t>(shard_begin_[kNumShards]));
+    for (const Part& part : parts_) {
+      for (int64_t i = 0; i < part.n; ++i) {
+        arrivals_[next[ShardOf(part.keys[i])]++] = {part.keys[i], part.rows + i * dim};
+      }
+    }
     keys_.resize(static_cast<size_t>(tasks));
+    return OkStatus();
   }
 
   // Finds, or makes, the rows of a task's shards.
   void Find(int task, bool create_missing) {
-    const CellRange shards = CellsOf(task, static_cast<int>(keys_.size()), kNumShards);
-    const auto is_before = [](const Arrival& a, int64_t shard) { return a.shard < shard; };
-    auto begin = std::lower_bound(arrivals_.begin(), arrivals_.end(), shards.begin, is_before);
-    while (begin != arrivals_.end() && begin->shard < shards.end) {
-      const int64_t key = begin->key;
-      const auto end = std::find_if(begin, arrivals_.end(),
-                                    [&](const Arrival& other) { return other.key != key; });
-      FoundRow found = {nullptr, 0};
-      found.row = create_missing ? table_->rows().FindOrInsert(key, 0.f, &found.index)
-                                 : table_->rows().Find(key, &found.index);
-      keys_[task].push_back({begin - arrivals_.begin(), end - arrivals_.begin(), found});
-      begin = end;
+    const CellRange shards = ShardsOf(task);
+    const int64_t first = shard_begin_[shards.begin], last = shard_begin_[shards.end];
+    // The arrivals are at least as many as their keys.
+    keys_[task].reserve(static_cast<size_t>(last - first));
+    for (int64_t i = first; i < std::min(first + kIndexAhead, last); ++i) {
+      table_->rows().Prefetch(arrivals_[i].key);
+    }
+    for (int64_t s = shards.begin; s < shards.end; ++s) {
+      const auto end = arrivals_.begin() + shard_begin_[s + 1];
+      auto begin = arrivals_.begin() + shard_begin_[s];
+      std::sort(begin, end);
+      while (begin != end) {
+        const int64_t key = begin->key;
+        const auto next =
+            std::find_if(begin, end, [&](const Arrival& other) { return other.key != key; });
+        const int64_t at = begin - arrivals_.begin(), after = next - arrivals_.begin();
+        for (int64_t i = at + kIndexAhead; i < std::min(after + kIndexAhead, last); ++i) {
+          table_->rows().Prefetch(arrivals_[i].key);
+        }
+        FoundRow found = {nullptr, 0};
+        found.row = create_missing ? table_->rows().FindOrInsert(key, 0.f, &found.index)
+                                   : table_->rows().Find(key, &found.index);
+        keys_[task].push_back({at, after, found});
+        begin = next;
+      }
     }
   }
 
@@ -167,11 +234,11 @@ class TableArrivals {
   void Sweep(int task, SweepScratch* scratch) const {
     if (!IsSwept(*table_)) return;
     const std::vector<ArrivedKey>& keys = keys_[task];
-    const CellRange shards = CellsOf(task, static_cast<int>(keys_.size()), kNumShards);
+    const CellRange shards = ShardsOf(task);
     auto key = keys.begin();
     for (int64_t s = shards.begin; s < shards.end; ++s) {
       ShardSweep sweep(table_, s, scratch);
-      for (; key != keys.end() && arrivals_[key->begin].shard == s; ++key) {
+      for (; key != keys.end() && key->begin < shard_begin_[s + 1]; ++key) {
         sweep.LeaveOut(arrivals_[key->begin].key);
       }
       sweep.UpdateOthers(rates_);
@@ -202,7 +269,8 @@ class TableArrivals {
             for (int64_t j = 0; j < dim; ++j) sum[j] *= scale;
           }
           UpdateRow(rule, rates_, dim, sum, key.found,
-                    table_->flags().shard(arrivals_[key.begin].shard), scratch->before.data());
+                    table_->flags().shard(ShardOf(arrivals_[key.begin].key)),
+                    scratch->before.data());
         });
     dropped_ += dropped;
   }
@@ -210,9 +278,30 @@ class TableArrivals {
   void CountDropped() { table_->updates().AddDropped(dropped_); }
 
  private:
+  // Rows of one rank.
+  struct Part {
+    const int64_t* keys;
+    const float* rows;
+    int64_t n;
+  };
+  // Arrivals ahead of the one at work whose place in the index is prefetched.
+  static constexpr int64_t kIndexAhead = 16;
+
+  CellRange ShardsOf(int task) const {
+    return CellsOf(task, static_cast<int>(keys_.size()), kNumShards);
+  }
+  // Of a part that has one.
+  int64_t FirstNonFinite(const Part& part) const {
+    int64_t i = 0;
+    while (RowIsFinite(part.rows + i * table_->dim(), table_->dim())) ++i;
+    return i;
+  }
+
   EmbeddingTable* table_ = nullptr;
   StepRates rates_;
-  std::vector<Arrival> arrivals_;              // by shard, key and order in which they came
+  std::vector<Part> parts_;
+  std::vector<Arrival> arrivals_;     // by shard; once found, by key and order in which they came
+  std::vector<int64_t> shard_begin_;  // [shards + 1], in `arrivals_`
   std::vector<std::vector<ArrivedKey>> keys_;  // [tasks]
   std::atomic<int64_t> dropped_{0};            // keys without a row
 };
@@ -254,11 +343,16 @@ Status CheckSendBuffer(const std::vector<EmbeddingTable*>& tables, const SendBuf
 Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                         const CollectOptions& options, const Parallel& parallel,
                         SendBuffer* buffer) {
-  Status status = CheckFinite(plan, gradients, options.learning_rate, parallel);
-  if (!status.ok()) return status;
-  const ExclusiveTableLocks locks(plan.tables);
   const size_t num_tables = plan.tables.size();
+  Status status = options.learning_rate.Check(num_tables);
+  if (!status.ok()) return status;
+  status = CheckFinite(plan, gradients, options.learning_rate, parallel);
+  const bool is_lost = !status.ok() && options.passes_non_finite;
+  if (!status.ok() && !is_lost) return status;
+  const ExclusiveTableLocks locks(plan.tables);
   try {
+    const PolicyScratch zeros(plan.tables);
+    const std::vector<PooledGradient> none(gradients.size(), {zeros.sum.data(), 0});
     std::vector<TableUpdate> updates(num_tables);
     for (size_t t = 0; t < num_tables; ++t) {
       const int64_t step = plan.tables[t]->updates().step() + 1;
@@ -278,16 +372,18 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
     status = writer.Reserve(options);
     if (!status.ok()) return status;
     parallel.run(parallel.threads, [&](int task) {
-      UpdateBuckets(plan, gradients, {bounds[task], bounds[task + 1]}, &updates,
+      UpdateBuckets(plan, is_lost ? none : gradients, {bounds[task], bounds[task + 1]}, &updates,
                     [&](const BucketUpdate& update, int64_t /*next*/) {
-                      UpdateBucketByPolicy(update, &tasks[task].scratch,
-                                           &tasks[task].rows[update.bucket / kNumShards]);
+                      CollectedRows* const rows = &tasks[task].rows[update.bucket / kNumShards];
+                      if (CollectsSums(update)) return CollectSums(update, rows);
+                      UpdateBucketByPolicy(update, &tasks[task].scratch, rows);
                     });
     });
     if (options.advance_step) {
       for (EmbeddingTable* table : plan.tables) table->updates().NextStep();
     }
-    writer.Pack(tasks);
+    writer.Pack(tasks, parallel);
+    if (is_lost) std::fill(buffer->values.begin(), buffer->values.end(), std::nanf(""));
   } catch (const std::bad_alloc&) {
     return OutOfMemory("collecting gradients", plan.tables);
   }
@@ -307,7 +403,7 @@ Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const Coll
   for (size_t t = 0; t < tables.size(); ++t) {
     CollectDeferred(tables[t], &tasks[0].scratch, &tasks[0].rows[t]);
   }
-  writer.Pack(tasks);
+  writer.Pack(tasks, Parallel());
   return OkStatus();
 } catch (const std::bad_alloc&) {
   return OutOfMemory("collecting deferred gradients", tables);
@@ -332,13 +428,19 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
     const float* values = buffer.values;
     for (int rank = 0; rank < buffer.ranks; ++rank) {
       for (size_t t = 0; t < tables.size(); ++t, ++rows) {
-        status = arrivals[t].Add(keys, values, *rows);
-        if (!status.ok()) return status;
+        arrivals[t].Expect(keys, values, *rows);
         keys += *rows;
         values += *rows * dims[t];
       }
     }
-    for (TableArrivals& of_table : arrivals) of_table.Sort(parallel.threads);
+    std::vector<Status> found(tables.size());
+    parallel.run(parallel.threads, [&](int task) {
+      const TaskRange own = RangeOf(task, parallel.threads, static_cast<int64_t>(tables.size()));
+      for (int64_t t = own.begin; t < own.end; ++t) found[t] = arrivals[t].Sort(parallel.threads);
+    });
+    for (const Status& of_table : found) {
+      if (!of_table.ok()) return of_table;
+    }
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(tables));
     const std::function<void(int)> update_rows = [&](int task) {
       for (TableArrivals& of_table : arrivals) {

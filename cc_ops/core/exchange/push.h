@@ -49,6 +49,9 @@ struct CollectOptions {
   // Whether this is an update of the tables, whose rows are then applied to others, instead of
   // being applied to them.
   bool advance_step = false;
+  // A gradient that is not finite is then no error: all values are NaN, as if the batch had come
+  // with zeros, and nothing else is changed by it.
+  bool passes_non_finite = false;
   // Takes memory for what is done with at most so many rows, of so many values in all, before any
   // deferred gradient leaves its table. On its error nothing has left.
   std::function<Status(int64_t rows, int64_t values)> reserve = [](int64_t, int64_t) {
@@ -60,8 +63,8 @@ struct CollectOptions {
 // the tables' policies do not defer: the sums of this batch, or deferred ones that are due. A
 // key's rows go to the rank that owns it; with ranks = 1 all go to everybody. The
 // order of rows does not depend on the number of threads. InvalidArgument on a
-// gradient that is not finite: nothing is deferred or collected then. Takes the tables'
-// mutexes.
+// gradient that is not finite, unless these pass: nothing is deferred or collected then. Takes the
+// tables' mutexes.
 Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                         const CollectOptions& options, const Parallel& parallel,
                         SendBuffer* buffer);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/base/simd_clones.h"
 
 namespace slipstream {
 namespace {
@@ -28,7 +29,7 @@ class BucketResolver {
                  LookupPlan* plan)
       : sorted_(sorted), targets_(targets), scratch_(scratch), plan_(plan) {}
 
-  void PrefetchShard(int64_t bucket) { ShardOfBucket(bucket)->Prefetch(); }
+  SLIPSTREAM_PREFETCHES void PrefetchShard(int64_t bucket) { ShardOfBucket(bucket)->Prefetch(); }
 
   void Deduplicate(int64_t bucket) {
     const int64_t begin = sorted_.begin[bucket], n = sorted_.begin[bucket + 1] - begin;

@@ -8,6 +8,7 @@
 #include <new>
 #include <vector>
 
+#include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/memory/slab_allocator.h"
 
 namespace slipstream {
@@ -29,7 +30,7 @@ class RowArena {
   uint32_t end() const { return next_; }
 
   // The addresses of small arenas' rows.
-  void PrefetchChunks() const { __builtin_prefetch(chunks_.data()); }
+  SLIPSTREAM_PREFETCHES void PrefetchChunks() const { __builtin_prefetch(chunks_.data()); }
 
   // An index for a new row, its memory uninitialised. Throws std::bad_alloc, changing nothing.
   uint32_t Allocate() {

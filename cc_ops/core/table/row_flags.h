@@ -7,6 +7,7 @@
 
 #include "cc_ops/core/base/hash.h"
 #include "cc_ops/core/base/parallel.h"
+#include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/table/row_store.h"
 
 namespace slipstream {
@@ -25,7 +26,7 @@ class ShardFlags {
  public:
   uint8_t Of(uint32_t index) const { return index < states_.size() ? states_[index].flags : 0; }
   bool IsWatched(uint32_t index) const { return (Of(index) & kWatched) != 0; }
-  void Prefetch(uint32_t index) const {
+  SLIPSTREAM_PREFETCHES void Prefetch(uint32_t index) const {
     if (index < states_.size()) __builtin_prefetch(&states_[index], 1);
   }
   // Sum of squared update lengths since flags were set; 0 of a row that is not watched.

@@ -11,6 +11,7 @@
 
 #include "cc_ops/core/base/hash.h"
 #include "cc_ops/core/base/parallel.h"
+#include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/base/status.h"
 #include "cc_ops/core/containers/hash_index.h"
 #include "cc_ops/core/memory/index_memory.h"
@@ -66,7 +67,7 @@ struct RowShard {
   std::vector<int64_t> last_used;  // by index; LRU tables only
 
   // What a lookup reads first; the arena's chunks need this to have come.
-  void Prefetch() const {
+  SLIPSTREAM_PREFETCHES void Prefetch() const {
     __builtin_prefetch(&index);
     __builtin_prefetch(&arena);
     __builtin_prefetch(&arena + 1);
@@ -111,7 +112,9 @@ class RowStore {
     *index = entry->index;
     return shard.arena.Row(entry->index);
   }
-  void Prefetch(int64_t key) const { shards_[ShardOf(key)].index.Prefetch(KeyedHash(key)); }
+  SLIPSTREAM_PREFETCHES void Prefetch(int64_t key) const {
+    shards_[ShardOf(key)].index.Prefetch(KeyedHash(key));
+  }
 
   // The row of a key, made if need be, and `accesses` more of them counted. Calls for
   // different shards may run at the same time. Throws TableOutOfMemory, changing nothing.

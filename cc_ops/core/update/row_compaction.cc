@@ -1,6 +1,7 @@
 #include "cc_ops/core/update/row_compaction.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "cc_ops/core/base/radix_sort.h"
 
@@ -17,6 +18,13 @@ struct Item {
 constexpr int64_t kPositionsPerTask = 4096;
 
 }  // namespace
+
+template <class Key>
+bool RowCompaction::KeepsAll(const Key* keys, int64_t n, const KeySetView& masked,
+                             bool deduplicate) {
+  if (!masked.is_empty()) return false;
+  return !deduplicate || std::adjacent_find(keys, keys + n, std::greater_equal<Key>()) == keys + n;
+}
 
 template <class Key>
 void RowCompaction::Plan(const Key* keys, int64_t n, const KeySetView& masked, bool deduplicate,
@@ -91,6 +99,8 @@ void RowCompaction::Write(const Key* keys, const float* rows, int64_t dim, const
   });
 }
 
+template bool RowCompaction::KeepsAll(const int32_t*, int64_t, const KeySetView&, bool);
+template bool RowCompaction::KeepsAll(const int64_t*, int64_t, const KeySetView&, bool);
 template void RowCompaction::Plan(const int32_t*, int64_t, const KeySetView&, bool,
                                   const Parallel&);
 template void RowCompaction::Plan(const int64_t*, int64_t, const KeySetView&, bool,

@@ -15,6 +15,11 @@ namespace slipstream {
 // on neither the number of threads nor the addresses of anything.
 class RowCompaction {
  public:
+  // Whether all rows stay as they are, so that there is nothing to plan: none is masked and, if
+  // they are to be deduplicated, keys ascend, each once.
+  template <class Key>
+  static bool KeepsAll(const Key* keys, int64_t n, const KeySetView& masked, bool deduplicate);
+
   // Decides which rows stay.
   //   keys         [n], int32_t or int64_t, owned by the caller.
   //   masked       the keys to leave out.

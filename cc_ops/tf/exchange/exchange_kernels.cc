@@ -78,6 +78,7 @@ class CollectGradientsOp : public CollectOp {
  public:
   explicit CollectGradientsOp(tf::OpKernelConstruction* c) : CollectOp(c) {
     OP_REQUIRES_OK(c, c->GetAttr("advance_step", &options_.advance_step));
+    OP_REQUIRES_OK(c, c->GetAttr("passes_non_finite", &options_.passes_non_finite));
   }
   void Compute(tf::OpKernelContext* c) override {
     const LookupPlan* plan = nullptr;

@@ -21,6 +21,7 @@ REGISTER_OP("SlipstreamCollectGradients")
     .Attr("num_gradients: int >= 1")
     .Attr("ranks: int >= 1 = 1")
     .Attr("advance_step: bool = false")
+    .Attr("passes_non_finite: bool = false")
     .Output("sizes: int64")
     .Output("keys: int64")
     .Output("values: float")
@@ -30,10 +31,12 @@ REGISTER_OP("SlipstreamCollectGradients")
         "Sums the gradients of each key and gives out what the tables' policies do not defer: the "
         "sums themselves, or deferred ones that are due. No row changes.\n\n"
         "plan: scalar, from SlipstreamLookup.\n"
-        "gradients: of its pooled outputs, in their shapes; all must be finite.\n"
+        "gradients: of its pooled outputs, in their shapes; all must be finite, or pass.\n"
         "learning_rate: a scalar for all tables, or [tables].\n" SLIPSTREAM_SEND_BUFFER_DOC
         "advance_step: whether this is an update of the tables; else applying the rows to them "
-        "is.\n");
+        "is.\n"
+        "passes_non_finite: whether a gradient that is not finite is no error; all values are NaN "
+        "then.\n");
 
 REGISTER_OP("SlipstreamCollectDeferred")
     .Input("handles: num_tables * resource")

@@ -27,9 +27,16 @@ class MaskGradientsCpuKernel : public OpKernel {
     const Tensor &keys = context->input(1), &gradients = context->input(2);
     OP_REQUIRES_OK(context, CheckGradients(keys, gradients));
     const Parallel parallel = ParallelOf(context);
+    const int64_t n = keys.NumElements();
+    if (RowCompaction::KeepsAll(keys.flat<Key>().data(), n, masked->table.view(), deduplicate_)) {
+      context->set_output(0, keys);
+      context->set_output(1, gradients);
+      OP_REQUIRES_OK(context, OutputScalar(context, 2, int64_t{0}));
+      OP_REQUIRES_OK(context, OutputScalar(context, 3, n));
+      return;
+    }
     RowCompaction compaction;
-    compaction.Plan(keys.flat<Key>().data(), keys.NumElements(), masked->table.view(), deduplicate_,
-                    parallel);
+    compaction.Plan(keys.flat<Key>().data(), n, masked->table.view(), deduplicate_, parallel);
     TensorShape kept_shape = gradients.shape();
     kept_shape.set_dim(0, compaction.kept());
     Key* kept_keys = nullptr;
