@@ -18,10 +18,10 @@ STRUCTURES = ("parallel", "stacked")
 class DCNv2(ClickModel):
     """Deep and cross network, version 2 (Wang et al., arXiv:2008.13535).
 
-    Dense features and embeddings, concatenated, go through the cross layers
-    (`keras_rs.layers.FeatureCross`) and through the deep MLP, side by side or one after the other; a linear layer gives the logit. Tables may have
-    different dimensions where the keys come as a dictionary. Seed with
-    `keras.utils.set_random_seed` before building it.
+    Dense features and embeddings, concatenated, go through the cross layers, which are
+    `keras_rs.layers.FeatureCross`, and through the deep MLP, side by side or one after the other; a
+    linear layer gives the logit. Tables may have different dimensions where the keys come as a
+    dictionary. Seed with `keras.utils.set_random_seed` before building it.
 
     Args:
         embeddings: the tables.
