@@ -91,6 +91,9 @@ class DCNv2(ClickModel):
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Returns [batch, 1]; see `ClickModel.logits`."""
         features = side_by_side(dense, vectors)
+        if features.shape[0] == 0:
+            # Which `keras.ops.add`, called eagerly, takes for a bias, and refuses.
+            return tf.zeros([0, 1])
         outputs = features
         for layer in self.cross:
             outputs = layer(features, outputs)

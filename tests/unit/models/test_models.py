@@ -305,6 +305,12 @@ def test_stacked_dcn_goes_on_from_its_cross_layers():
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_no_inputs_give_no_outputs(name):
+    inputs, _ = make_data()
+    assert MODELS[name]()({key: column[:0] for key, column in inputs.items()}).shape == (0, 1)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_dropout_acts_in_training_only(name):
     model = MODELS[name](dropout=0.5)
     inputs, _ = make_data()
