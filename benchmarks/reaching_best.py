@@ -19,17 +19,20 @@ from absl import app, flags
 ENOUGH = 0.99
 
 _EXAMPLES = flags.DEFINE_list(
-    "examples", ["100000", "400000", "1600000", "6400000"], "Examples of the training part."
+    "examples",
+    ["100000", "400000", "1600000", "6400000", "25600000"],
+    "Examples of the training part.",
 )
 _KEYS = flags.DEFINE_integer("keys", 100, "Keys of the largest field.", lower_bound=10)
 _RATE = flags.DEFINE_float("rate", 0.25, "Click rate.", lower_bound=0.0, upper_bound=1.0)
 _TRAIN_FLAGS = flags.DEFINE_multi_string("train_flag", [], "Of slipstream-train, name=value.")
 _RECORDS = flags.DEFINE_string("records", "runs/reaching_best", "Folder of the runs.")
 
-# The law is a factorisation machine's: weights of keys, and dots of pairs of fields.
+# The law is one of weights and products of neighbouring fields, which a cross layer can write. Rates
+# and widths were chosen on validation parts.
 MODEL = {
-    "model": "deepfm", "dim": 16, "mlp": "64", "batch_size": 1024, "rows_init": 0.05,
-    "rows_optimizer": "adagrad", "rows_learning_rate": 0.05, "learning_rate": 0.002,
+    "model": "dcn", "dim": 4, "cross_layers": 1, "mlp": "16", "batch_size": 1024, "rows_init": 0.3,
+    "rows_optimizer": "adagrad", "rows_learning_rate": 0.2, "learning_rate": 0.005,
 }  # fmt: skip
 
 
