@@ -26,10 +26,11 @@ _EXAMPLES = flags.DEFINE_list(
 _KEYS = flags.DEFINE_integer("keys", 100, "Keys of the largest field.", lower_bound=10)
 _RATE = flags.DEFINE_float("rate", 0.25, "Click rate.", lower_bound=0.0, upper_bound=1.0)
 _TRAIN_FLAGS = flags.DEFINE_multi_string("train_flag", [], "Of slipstream-train, name=value.")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of law, examples and model.")
 _RECORDS = flags.DEFINE_string("records", "runs/reaching_best", "Folder of the runs.")
 
-# The law is one of weights and products of neighbouring fields, which a cross layer can write. Rates
-# and widths were chosen on validation parts.
+# The law is one of weights and of products of neighbouring fields, which a cross layer can write.
+# Rates and widths were chosen on validation parts.
 MODEL = {
     "model": "dcn", "dim": 4, "cross_layers": 1, "mlp": "16", "batch_size": 1024, "rows_init": 0.3,
     "rows_optimizer": "adagrad", "rows_learning_rate": 0.2, "learning_rate": 0.005,
@@ -38,24 +39,29 @@ MODEL = {
 
 def main(_: Any) -> None:
     counts = common.integers("examples", _EXAMPLES.value)
+    seeds = common.integers("seeds", _SEEDS.value)
     extra = common.extra_flags(_TRAIN_FLAGS.value)
-    aucs, bests = [], []
+    aucs, bests, shares = [], [], []
     for count in counts:
         name = f"generated:{count}:{_KEYS.value}:{_RATE.value}"
-        given = {"data": name, **MODEL, **extra}
-        record = common.train(given, Path(_RECORDS.value) / name.replace(":", "_"))
-        aucs.append(record["test"]["auc"])
-        bests.append(record["best_auc"])
-        print(f"{count:,} examples: AUC {aucs[-1]:.4f} of {bests[-1]:.4f}", flush=True)
-    shares = [(auc - 0.5) / (best - 0.5) for auc, best in zip(aucs, bests, strict=True)]
+        records = []
+        for seed in seeds:
+            given = {"data": name, "seed": seed, **MODEL, **extra}
+            folder = Path(_RECORDS.value) / f"{name.replace(':', '_')}_{seed}"
+            records.append(common.train(given, folder))
+        aucs.append([record["test"]["auc"] for record in records])
+        bests.append([record["best_auc"] for record in records])
+        ways = [(auc - 0.5) / (best - 0.5) for auc, best in zip(aucs[-1], bests[-1], strict=True)]
+        shares.append(ways)
+        print(f"{count:,} examples: AUC {aucs[-1]} of {bests[-1]}", flush=True)
     columns = [
         summary.column("examples", counts, "{:,}"),
-        summary.column("test AUC", aucs, "{:.4f}"),
-        summary.column("best reachable", bests, "{:.4f}"),
-        summary.column("share of the way from 0.5", shares, "{:.1%}"),
+        summary.column("test AUC", aucs, "{:.4f}", "median each"),
+        summary.column("best reachable", bests, "{:.4f}", "median each"),
+        summary.column("share of the way from 0.5", shares, "{:.1%}", "median each"),
     ]
     part = f"26 fields of 10 to {_KEYS.value} keys, click rate {_RATE.value}"
-    claims = {"share_of_the_best": summary.claim([max(shares)], ENOUGH, "higher")}
+    claims = {"share_of_the_best": summary.claim(shares[-1], ENOUGH, "higher")}
     print(summary.write("reaching_best", part, {"": columns}, claims))
 
 
