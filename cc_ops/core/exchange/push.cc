@@ -111,16 +111,18 @@ class SendBufferWriter {
     }
     buffer_->keys.resize(static_cast<size_t>(total));
     buffer_->values.resize(static_cast<size_t>(values));
-    const auto num_parts = static_cast<int64_t>(sizes.size());
-    parallel.run(parallel.threads, [&](int task) {
-      const TaskRange parts = RangeOf(task, parallel.threads, num_parts);
-      for (int64_t i = parts.begin; i < parts.end; ++i) PackPart(static_cast<size_t>(i));
-    });
+    pack_tasks_ = parallel.threads;
+    // So small that it needs no memory: rows that were collected are nowhere else.
+    parallel.run(pack_tasks_, [this](int task) { PackParts(task); });
   }
 
  private:
   size_t OwnerOfKey(int64_t key) const {
     return ranks_ == 1 ? size_t{0} : static_cast<size_t>(OwnerOf(key, ranks_));
+  }
+  void PackParts(int task) {
+    const TaskRange parts = RangeOf(task, pack_tasks_, static_cast<int64_t>(buffer_->sizes.size()));
+    for (int64_t i = parts.begin; i < parts.end; ++i) PackPart(static_cast<size_t>(i));
   }
   // The rows of one table for one rank, by key.
   void PackPart(size_t part) {
@@ -138,6 +140,7 @@ class SendBufferWriter {
   const int ranks_;
   SendBuffer* buffer_;
   int64_t num_rows_ = 0, num_values_ = 0;
+  int pack_tasks_ = 1;
   std::vector<int64_t> ends_;                           // [ranks * tables], in `rows_`
   std::vector<int64_t> values_;                         // [ranks * tables], where a part's begin
   std::vector<std::pair<int64_t, const float*>> rows_;  // by part
