@@ -26,7 +26,7 @@ _EXAMPLES = flags.DEFINE_list(
 _KEYS = flags.DEFINE_integer("keys", 100, "Keys of the largest field.", lower_bound=10)
 _RATE = flags.DEFINE_float("rate", 0.25, "Click rate.", lower_bound=0.0, upper_bound=1.0)
 _TRAIN_FLAGS = flags.DEFINE_multi_string("train_flag", [], "Of slipstream-train, name=value.")
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the model; the examples are the same.")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of the models; examples are the same.")
 _RECORDS = flags.DEFINE_string("records", "runs/reaching_best", "Folder of the runs.")
 
 # The law is one of weights and of products of neighbouring fields, which a cross layer can write.
