@@ -57,7 +57,7 @@ def main(_: Any) -> None:
     columns = [
         summary.column("examples", counts, "{:,}"),
         summary.column("test AUC", aucs, "{:.4f}", "median each"),
-        summary.column("best reachable", bests, "{:.4f}", "median each"),
+        summary.column("best reachable", bests, "{:.4f}", "median"),
         summary.column("share of the way from 0.5", shares, "{:.1%}", "median each"),
     ]
     part = f"26 fields of 10 to {_KEYS.value} keys, click rate {_RATE.value}"
