@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import keras_rs
 import tensorflow as tf
 
+from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_choice, require_integer
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.models.click_model import ClickModel, penalty_of, require_widths, side_by_side
@@ -66,14 +66,17 @@ class DCNv2(ClickModel):
         self.rank = rank
         penalty = penalty_of(self.l2)
         self.cross = [
-            keras_rs.layers.FeatureCross(
+            _compat.keras_rs_layers().FeatureCross(
                 rank, kernel_regularizer=penalty, name=f"cross_{i}", dtype=self.dtype_policy
             )
             for i in range(cross_layers)
         ]
         for layer in self.cross:
-            # Weights are made at its first call.
-            layer(keras.KerasTensor((None, width), self.compute_dtype))
+            layer.build((None, width))
+            # Weights that it would make at its first call.
+            if rank is not None:
+                layer.down_proj_dense.build((None, width))
+            layer.dense.build((None, rank or width))
         self.deep = None
         if self.deep_widths:
             self.deep = self.mlp("deep", self.deep_widths, width, dropout=self.dropout)
