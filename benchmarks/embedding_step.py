@@ -70,7 +70,12 @@ PEERS: Mapping[str, Peer] = {
     "alone": Peer(
         "slipstream_tf, ops, the rule alone", None, ["native.py", "alone"], tuple(rules.ALONE)
     ),
-    "copy": Peer("a copy of the bytes that must move", None, ["copying.py"], _ALL),
+    "copy": Peer(
+        "a copy of the bytes that must move",
+        None,
+        ["copying.py"],
+        tuple(rule for rule in _ALL if rule not in rules.ALONE),
+    ),
     "build": Peer("another build, ops", None, ["native.py"], _ALL, is_other_build=True),
     "build_fit": Peer("another build, fit", None, ["native.py", "fit"], _ALL, is_other_build=True),
 }
