@@ -2,7 +2,6 @@
 
 import gc
 import importlib
-import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -345,12 +344,3 @@ def is_saving_model() -> bool:
     """Whether TensorFlow writes a SavedModel just now, for which it traces functions anew."""
     context = importlib.import_module("tensorflow.python.saved_model.save_context")
     return bool(context.in_save_context())
-
-
-def keras_rs_layers() -> Any:
-    """Imports keras-rs's layers; its import draws from the numbers that seed the weights."""
-    state = random.getstate()
-    try:
-        return importlib.import_module("keras_rs.layers")
-    finally:
-        random.setstate(state)

@@ -1,12 +1,13 @@
 """DCN-v2: cross layers beside a deep MLP over the concatenated features."""
 
+import importlib
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_choice, require_integer
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.models.click_model import ClickModel, penalty_of, require_widths, side_by_side
@@ -65,8 +66,9 @@ class DCNv2(ClickModel):
                 raise invalid("rank", rank, "DCNv2", allowed)
         self.rank = rank
         penalty = penalty_of(self.l2)
+        layers = _keras_rs_layers()
         self.cross = [
-            _compat.keras_rs_layers().FeatureCross(
+            layers.FeatureCross(
                 rank, kernel_regularizer=penalty, name=f"cross_{i}", dtype=self.dtype_policy
             )
             for i in range(cross_layers)
@@ -116,3 +118,12 @@ class DCNv2(ClickModel):
             "deep": list(self.deep_widths),
             "structure": self.structure,
         }
+
+
+def _keras_rs_layers() -> Any:
+    """Imports keras-rs's layers; its import draws from the numbers that seed the weights."""
+    state = random.getstate()
+    try:
+        return importlib.import_module("keras_rs.layers")
+    finally:
+        random.setstate(state)

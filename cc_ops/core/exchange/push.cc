@@ -206,9 +206,7 @@ class TableArrivals {
     const int64_t first = shard_begin_[shards.begin], last = shard_begin_[shards.end];
     // The arrivals are at least as many as their keys.
     keys_[task].reserve(static_cast<size_t>(last - first));
-    for (int64_t i = first; i < std::min(first + kIndexAhead, last); ++i) {
-      table_->rows().Prefetch(arrivals_[i].key);
-    }
+    int64_t ahead = first;
     for (int64_t s = shards.begin; s < shards.end; ++s) {
       const auto end = arrivals_.begin() + shard_begin_[s + 1];
       auto begin = arrivals_.begin() + shard_begin_[s];
@@ -218,8 +216,8 @@ class TableArrivals {
         const auto next =
             std::find_if(begin, end, [&](const Arrival& other) { return other.key != key; });
         const int64_t at = begin - arrivals_.begin(), after = next - arrivals_.begin();
-        for (int64_t i = at + kIndexAhead; i < std::min(after + kIndexAhead, last); ++i) {
-          table_->rows().Prefetch(arrivals_[i].key);
+        for (; ahead < std::min(at + kIndexAhead, last); ++ahead) {
+          table_->rows().Prefetch(arrivals_[ahead].key);
         }
         FoundRow found = {nullptr, 0};
         found.row = create_missing ? table_->rows().FindOrInsert(key, 0.f, &found.index)

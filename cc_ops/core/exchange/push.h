@@ -49,8 +49,8 @@ struct CollectOptions {
   // Whether this is an update of the tables, whose rows are then applied to others, instead of
   // being applied to them.
   bool advance_step = false;
-  // A gradient that is not finite is then no error: all values are NaN, as if the batch had come
-  // with zeros, and nothing else is changed by it.
+  // A gradient that is not finite is then no error: what is collected is as if all gradients were
+  // 0, deferred ones that are due leave their tables, and all values are NaN.
   bool passes_non_finite = false;
   // Takes memory for what is done with at most so many rows, of so many values in all, before any
   // deferred gradient leaves its table. On its error nothing has left.
