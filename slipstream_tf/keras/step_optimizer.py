@@ -148,15 +148,15 @@ class _AppliesRows:
         if steps or by_norm or found.clipvalue:
             collected = [(anchor, _merged(part)) for anchor, part in collected]
         values = [part.values for _, part in collected]
-        measured = _measured(collected) if by_norm else values
+        measured = _norms(collected) if by_norm else values
         clipped = base._clip_gradients([*grads, *measured])
         dense, rows = clipped[: len(grads)], clipped[len(grads) :]
+        if by_norm:
+            rows = [_scaled(*of_table) for of_table in zip(values, measured, rows, strict=True)]
         updates = _apply(
             [
-                (anchor, tf.IndexedSlices(_scaled(own, before, after), part.indices))
-                for (anchor, part), own, before, after in zip(
-                    collected, values, measured, rows, strict=True
-                )
+                (anchor, tf.IndexedSlices(own, part.indices))
+                for (anchor, part), own in zip(collected, rows, strict=True)
             ]
         )
         if steps:
@@ -308,29 +308,24 @@ def _merged(part: tf.IndexedSlices) -> tf.IndexedSlices:
         return mask_gradients(part, KeySet("CPU:0")).slices
 
 
-def _measured(collected: list[tuple[Anchor, tf.IndexedSlices]]) -> list[tf.Tensor]:
-    """Tensors with the norms of tables' gradients: the gradients, where this process has them all.
-
-    Where ranks own rows each, one value, the norm of what all of them have.
-    """
-    measured = [part.values for _, part in collected]
+def _norms(collected: list[tuple[Anchor, tf.IndexedSlices]]) -> list[tf.Tensor]:
+    """The norm of each table's gradients, [1]; where ranks own rows each, that of what all have."""
+    squares = [2.0 * tf.nn.l2_loss(part.values) for _, part in collected]
     parts: dict[int, list[int]] = {}
     for index, (anchor, _) in enumerate(collected):
         if anchor.store.is_spread and anchor.store.comm.size > 1:
             parts.setdefault(id(anchor.store), []).append(index)
     for own in parts.values():
-        squares = tf.stack([tf.reduce_sum(measured[i] * measured[i]) for i in own])
-        norms = tf.sqrt(collected[own[0]][0].store.sum_of_parts(squares))
-        for index, norm in zip(own, tf.split(norms, len(own)), strict=True):
-            measured[index] = norm
-    return measured
+        store = collected[own[0]][0].store
+        together = store.sum_of_parts(tf.stack([squares[index] for index in own]))
+        for index, of_all in zip(own, tf.unstack(together, len(own)), strict=True):
+            squares[index] = of_all
+    return [tf.sqrt(square)[tf.newaxis] for square in squares]
 
 
-def _scaled(values: tf.Tensor, measured: tf.Tensor, clipped: tf.Tensor) -> tf.Tensor:
-    """What clipping makes of values, by what it made of their `_measured` tensor."""
-    if measured is values:
-        return clipped
-    return values * tf.math.divide_no_nan(clipped, measured)
+def _scaled(values: tf.Tensor, norm: tf.Tensor, clipped: tf.Tensor) -> tf.Tensor:
+    """What clipping makes of values, by what it made of their norm."""
+    return values * tf.math.divide_no_nan(clipped, norm)
 
 
 def _apply(collected: list[tuple[Anchor, tf.IndexedSlices]]) -> list[Any]:
