@@ -17,6 +17,8 @@ from slipstream_tf.keras.row_gradients import Anchor, anchor_of, joined
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 
 _PLACE = "StepOptimizer"
+# Added to the square of a norm; not a denormal number, which a processor may take for 0.
+_LEAST_SQUARE = 1e-36
 
 
 class StepOptimizer:
@@ -309,7 +311,10 @@ def _merged(part: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def _norms(collected: list[tuple[Anchor, tf.IndexedSlices]]) -> list[tf.Tensor]:
-    """The norm of each table's gradients, [1]; where ranks own rows each, that of what all have."""
+    """The norm of each table's gradients; where ranks own rows each, that of what all have.
+
+    Never 0, so that gradients whose squares vanish in float32 keep their values.
+    """
     squares = [2.0 * tf.nn.l2_loss(part.values) for _, part in collected]
     parts: dict[int, list[int]] = {}
     for index, (anchor, _) in enumerate(collected):
@@ -320,12 +325,12 @@ def _norms(collected: list[tuple[Anchor, tf.IndexedSlices]]) -> list[tf.Tensor]:
         together = store.sum_of_parts(tf.stack([squares[index] for index in own]))
         for index, of_all in zip(own, tf.unstack(together, len(own)), strict=True):
             squares[index] = of_all
-    return [tf.sqrt(square)[tf.newaxis] for square in squares]
+    return [tf.sqrt(square + _LEAST_SQUARE) for square in squares]
 
 
 def _scaled(values: tf.Tensor, norm: tf.Tensor, clipped: tf.Tensor) -> tf.Tensor:
     """What clipping makes of values, by what it made of their norm."""
-    return values * tf.math.divide_no_nan(clipped, norm)
+    return values * (clipped / norm)
 
 
 def _apply(collected: list[tuple[Anchor, tf.IndexedSlices]]) -> list[Any]:

@@ -332,3 +332,18 @@ def test_a_distributed_optimizer_of_one_rank():
     wrapped = distributed.DistributedOptimizer(keras.optimizers.SGD(), distributed.SingleProcess())
     model = train(make_model(StepOptimizer(wrapped)))
     assert_same(model, contents(train(make_model(StepOptimizer("sgd")))))
+
+
+@pytest.mark.parametrize("clips", [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}], ids=str)
+def test_a_norm_whose_square_is_0_in_float32(clips):
+    """Such gradients are not clipped, and not lost."""
+    layer = make_layer(optimizers.SGD(1e25), apply="step")
+    optimizer = StepOptimizer(keras.optimizers.SGD(0.1, **clips))
+    optimizer.build(layer.trainable_variables)
+    keys = tf.constant(KEYS[:16])
+    with tf.GradientTape() as tape:
+        before = layer(keys, training=True)
+        loss = tf.reduce_sum(before) * 1e-25
+    variables = layer.trainable_variables
+    optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
+    assert np.all(np.abs(layer(keys, training=False).numpy() - before.numpy()) > 0.5)
