@@ -82,6 +82,7 @@ CORE_HDRS = [
     "core/exchange/pull.h",
     "core/exchange/pulled_rows.h",
     "core/exchange/push.h",
+    "core/exchange/send_buffer.h",
 ]
 CORE_SRCS = [
     "core/base/drift.cc",
@@ -125,6 +126,7 @@ CORE_SRCS = [
     "core/exchange/pull.cc",
     "core/exchange/pulled_rows.cc",
     "core/exchange/push.cc",
+    "core/exchange/send_buffer.cc",
 ]
 
 # One GoogleTest program each, without a main function.

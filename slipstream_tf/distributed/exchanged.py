@@ -121,11 +121,13 @@ class ExchangedStore(CollectingStore, NativeStore):
             return rows
         return self._exchanged(rows, "collected", self._kind, self._rounds())
 
-    def apply_collected(self, rows: exchange_ops.SendBuffer) -> tf.Operation | None:
+    def apply_collected(
+        self, rows: exchange_ops.SendBuffer, scale: Any = ()
+    ) -> tf.Operation | None:
         """See `NativeStore.apply_collected`; on all ranks alike."""
         if self.comm.size > 1:
             self._count_update(rows)
-        return super().apply_collected(rows)
+        return super().apply_collected(rows, scale)
 
     def _collect(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor], passes_non_finite: bool = False

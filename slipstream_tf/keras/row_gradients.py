@@ -132,13 +132,45 @@ def _by_table(collected: SendBuffer, ranks: int, dims: Sequence[int]) -> list[tf
     sizes, count = tf.reshape(collected.sizes, [-1]), ranks * len(dims)
     keys = tf.split(collected.keys, sizes, num=count)
     values = tf.split(collected.values, sizes * tf.constant([*dims] * ranks, tf.int64), num=count)
-    return [
-        tf.IndexedSlices(
+    slices = []
+    for table, dim in enumerate(dims):
+        part = tf.IndexedSlices(
             tf.reshape(tf.concat(values[table :: len(dims)], 0), [-1, dim]),
             tf.concat(keys[table :: len(dims)], 0),
         )
-        for table, dim in enumerate(dims)
-    ]
+        part.values.slipstream_part = _Part(collected, table, part.indices)
+        slices.append(part)
+    return slices
+
+
+class _Part(NamedTuple):
+    """Values of a table as they were collected: what is done to them makes others."""
+
+    collected: SendBuffer
+    table: int
+    indices: tf.Tensor
+
+
+def collected_of(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer | None:
+    """Returns the collection whose gradients these are, all of them as they left it.
+
+    Args:
+        slices: of each table of a store, in order; None: no gradient.
+
+    Returns:
+        None: another gradient was added, or something was done to one.
+    """
+    found = None
+    for table, part in enumerate(slices):
+        if part is None:
+            return None
+        known = getattr(part.values, "slipstream_part", None)
+        if known is None or known.table != table or known.indices is not part.indices:
+            return None
+        if found is not None and known.collected is not found:
+            return None
+        found = known.collected
+    return found
 
 
 def joined(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer:
@@ -147,6 +179,9 @@ def joined(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer:
     Args:
         slices: of each table, in order; None: no gradient.
     """
+    collected = collected_of(slices)
+    if collected is not None:
+        return collected
     given = [part for part in slices if part is not None]
     sizes = [
         tf.constant(0, tf.int64) if part is None else tf.size(part.indices, tf.int64)

@@ -5,6 +5,7 @@ weights and rows updated by one step. What Keras does to gradients first (unscal
 clipping) it does to those of rows, too: a table counts as one variable.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +14,10 @@ import tensorflow as tf
 
 from slipstream_tf import _compat
 from slipstream_tf.errors import invalid
-from slipstream_tf.keras.row_gradients import Anchor, anchor_of, joined
-from slipstream_tf.ops.mask import KeySet, mask_gradients
+from slipstream_tf.keras.row_gradients import Anchor, anchor_of
+from slipstream_tf.keras.store_gradients import StoreGradients, by_store
 
 _PLACE = "StepOptimizer"
-# Added to the square of a norm; not a denormal number, which a processor may take for 0.
-_LEAST_SQUARE = 1e-36
 
 
 class StepOptimizer:
@@ -138,29 +137,23 @@ class _AppliesRows:
         It is the last that Keras does to gradients, in a step that updates.
         """
         base: Any = super()
-        collected = self._collected or []
         found: Any = self
         steps = found.gradient_accumulation_steps
-        if steps:
-            collected = [
-                (anchor, tf.IndexedSlices(part.values / steps, part.indices))
-                for anchor, part in collected
-            ]
         by_norm = found.clipnorm or found.global_clipnorm
+        parts = by_store(self._collected or [])
+        if steps:
+            for part in parts:
+                part.divide(steps)
         if steps or by_norm or found.clipvalue:
-            collected = [(anchor, _merged(part)) for anchor, part in collected]
-        values = [part.values for _, part in collected]
-        measured = _norms(collected) if by_norm else values
-        clipped = base._clip_gradients([*grads, *measured])
-        dense, rows = clipped[: len(grads)], clipped[len(grads) :]
+            for part in parts:
+                part.merge()
         if by_norm:
-            rows = [_scaled(*of_table) for of_table in zip(values, measured, rows, strict=True)]
-        updates = _apply(
-            [
-                (anchor, tf.IndexedSlices(own, part.indices))
-                for (anchor, part), own in zip(collected, rows, strict=True)
-            ]
-        )
+            dense, updates = _clip_norms(base, grads, parts, one_by_one=bool(found.clipnorm))
+        elif found.clipvalue:
+            dense, updates = _clip_values(base, grads, parts)
+        else:
+            dense, updates = base._clip_gradients(grads), [part.apply() for part in parts]
+        updates = [update for update in updates if update is not None]
         if steps:
             self._forget(updates)
         # Weights are updated only if the rows were: a value that is not finite changes neither.
@@ -304,43 +297,37 @@ def _require_slices(gradient: Any, anchor: Anchor) -> None:
         raise invalid("grads", type(gradient).__name__, place, allowed)
 
 
-def _merged(part: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The sum of each key's rows, in their order."""
-    with tf.device("CPU:0"):
-        return mask_gradients(part, KeySet("CPU:0")).slices
+def _clip_norms(
+    optimizer: Any, grads: Sequence[Any], parts: Sequence[StoreGradients], one_by_one: bool
+) -> tuple[list[Any], list[Any]]:
+    """Gives Keras norms in place of tables, and multiplies rows as it did their norm.
 
+    Args:
+        optimizer: whose clipping is Keras's.
+        grads: of weights.
+        parts: of rows, merged.
+        one_by_one: whether each norm counts by itself, or all together.
 
-def _norms(collected: list[tuple[Anchor, tf.IndexedSlices]]) -> list[tf.Tensor]:
-    """The norm of each table's gradients; where ranks own rows each, that of what all have.
-
-    Never 0, so that gradients whose squares vanish in float32 keep their values.
+    Returns:
+        The weights' gradients, clipped, and the updates of the rows.
     """
-    squares = [2.0 * tf.nn.l2_loss(part.values) for _, part in collected]
-    parts: dict[int, list[int]] = {}
-    for index, (anchor, _) in enumerate(collected):
-        if anchor.store.is_spread and anchor.store.comm.size > 1:
-            parts.setdefault(id(anchor.store), []).append(index)
-    for own in parts.values():
-        store = collected[own[0]][0].store
-        together = store.sum_of_parts(tf.stack([squares[index] for index in own]))
-        for index, of_all in zip(own, tf.unstack(together, len(own)), strict=True):
-            squares[index] = of_all
-    return [tf.sqrt(square + _LEAST_SQUARE) for square in squares]
+    norms = [part.norms() for part in parts]
+    told = [tf.unstack(of_tables) if one_by_one else [of_tables] for of_tables in norms]
+    clipped = optimizer._clip_gradients([*grads, *itertools.chain(*told)])
+    rest, updates = iter(clipped[len(grads) :]), []
+    for part, before, own in zip(parts, norms, told, strict=True):
+        after = list(itertools.islice(rest, len(own)))
+        updates.append(part.apply((tf.stack(after) if one_by_one else after[0]) / before))
+    return clipped[: len(grads)], updates
 
 
-def _scaled(values: tf.Tensor, norm: tf.Tensor, clipped: tf.Tensor) -> tf.Tensor:
-    """What clipping makes of values, by what it made of their norm."""
-    return values * (clipped / norm)
-
-
-def _apply(collected: list[tuple[Anchor, tf.IndexedSlices]]) -> list[Any]:
-    """Updates the rows, those of a store in one operation: all or, at an error, none."""
-    stores = {id(anchor.store): anchor.store for anchor, _ in collected}
-    updates = []
-    for key, store in stores.items():
-        slices: list[tf.IndexedSlices | None] = [None] * len(store.tables)
-        for anchor, part in collected:
-            if id(anchor.store) == key and anchor.table is not None:
-                slices[anchor.table] = part
-        updates.append(store.apply_collected(joined(slices)))
-    return [update for update in updates if update is not None]
+def _clip_values(
+    optimizer: Any, grads: Sequence[Any], parts: Sequence[StoreGradients]
+) -> tuple[list[Any], list[Any]]:
+    told = [part.values() for part in parts]
+    clipped = optimizer._clip_gradients([*grads, *itertools.chain(*told)])
+    rest, updates = iter(clipped[len(grads) :]), []
+    for part, own in zip(parts, told, strict=True):
+        part.replace(list(itertools.islice(rest, len(own))))
+        updates.append(part.apply())
+    return clipped[: len(grads)], updates

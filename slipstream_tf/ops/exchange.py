@@ -19,11 +19,14 @@ class SendBuffer:
         keys: int64 [n], by rank, then by table.
         values: float32 [m], their rows behind each other, each as wide as its table; or uint8 [m],
             from `pull_rows` or `pack_rows`.
+        squares: float32 [ranks, tables], the sum of these values squared, of what an op of this
+            process collected.
     """
 
     sizes: tf.Tensor
     keys: tf.Tensor
     values: tf.Tensor
+    squares: tf.Tensor | None = None
 
 
 def collect_gradients(
@@ -76,7 +79,7 @@ def apply_rows(
     handles: Sequence[tf.Tensor],
     rows: SendBuffer,
     learning_rate: Any,
-    scale: float = 1.0,
+    scale: Any = (),
     create_missing: bool = True,
 ) -> tf.Operation | None:
     """Adds the rows of each key, in the order given, and applies its table's rule once.
@@ -85,7 +88,7 @@ def apply_rows(
         handles: the tables.
         rows: of each rank and table.
         learning_rate: float32, a scalar for all tables or [tables].
-        scale: multiplies the sums.
+        scale: float32 [tables], multiplies the sums; empty: they stay.
         create_missing: whether keys without a row get one; else their gradients are dropped, and
             counted.
 
@@ -93,8 +96,8 @@ def apply_rows(
         The operation in a graph, None in eager mode.
 
     Raises:
-        tf.errors.InvalidArgumentError: sizes do not fit keys and values, or a value is not finite
-            (no row is changed then).
+        tf.errors.InvalidArgumentError: sizes do not fit keys and values, or a value or scale is not
+            finite (no row is changed then).
     """
     return _loader.library().slipstream_apply_rows(
         handles=list(handles),
@@ -102,7 +105,7 @@ def apply_rows(
         keys=rows.keys,
         values=rows.values,
         learning_rate=learning_rate,
-        scale=scale,
+        scale=tf.convert_to_tensor(scale, tf.float32),
         create_missing=create_missing,
     )
 

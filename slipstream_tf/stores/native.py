@@ -128,22 +128,25 @@ class NativeStore(EmbeddingStore):
         """
         return rows
 
-    def apply_collected(self, rows: exchange_ops.SendBuffer) -> tf.Operation | None:
+    def apply_collected(
+        self, rows: exchange_ops.SendBuffer, scale: Any = ()
+    ) -> tf.Operation | None:
         """Adds up the gradients of each key, in the order given, and applies its table's rule.
 
         Args:
             rows: keys and gradients of each table, as `share_collected` gives them.
+            scale: float32 [tables], multiplies the sums; empty: they stay.
 
         Returns:
             The operation in a graph, None in eager mode.
 
         Raises:
-            tf.errors.InvalidArgumentError: a value is not finite; no row is changed then.
+            tf.errors.InvalidArgumentError: a value or scale is not finite; no row is changed then.
         """
         # A row that left a bounded table since it was looked up is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
-            self._handles, rows, self.rates.now(rows.sizes), create_missing=not is_bounded
+            self._handles, rows, self.rates.now(rows.sizes), scale, create_missing=not is_bounded
         )
 
     def sum_of_parts(self, values: tf.Tensor) -> tf.Tensor:

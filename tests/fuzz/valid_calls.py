@@ -92,7 +92,9 @@ def call_exchange_ops(call: Call) -> None:
     looked_up = call("SlipstreamLookup", handles=owners, **LOOKUP)
     update = {"gradients": _gradients(looked_up), "learning_rate": RATE}
     found = call("SlipstreamCollectGradients", plan=looked_up.plan, ranks=2, **update)
-    call("SlipstreamApplyRows", handles=owners, learning_rate=RATE, **_as_inputs(found))
+    received = {name: getattr(found, name).numpy() for name in ("sizes", "keys", "values")}
+    scale = np.array([0.5, 2.0], np.float32)[: len(owners)]
+    call("SlipstreamApplyRows", handles=owners, learning_rate=RATE, scale=scale, **received)
     for table in deferring:
         call("SlipstreamTableSetPolicy", handle=table, is_exchanged=True, **_deferring())
     later = call("SlipstreamLookup", handles=deferring, **LOOKUP)

@@ -105,9 +105,35 @@ def test_every_key_has_one_owner_and_send_buffers_are_whole():
 def test_rows_of_one_key_are_added_before_the_rule_and_scaled():
     twice, once = make_tables(), make_tables()
     several = send_buffer([[1, 0], [1, 0]], [5, 5], [1, 2, 3, 3, 2, 1])
-    exchange.apply_rows(twice, several, RATE, scale=0.5)
+    exchange.apply_rows(twice, several, RATE, scale=[0.5, 7.0])
     exchange.apply_rows(once, send_buffer([[1, 0]], [5], [2, 2, 2]), RATE)
     assert_same_tables(twice, once)
+
+
+@pytest.mark.parametrize(
+    "scale, message",
+    [
+        ([1.0, np.nan], "gradients of table 'b' are multiplied by nan, which is not finite"),
+        ([np.inf, 1.0], "gradients of table 'a' are multiplied by inf"),
+        ([1.0], "scale has 1 values; allowed: none, or one for each of 2 tables"),
+    ],
+)
+def test_a_scale_that_is_no_number_of_each_table_changes_nothing(scale, message):
+    handles = make_tables()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        exchange.apply_rows(handles, send_buffer([[1, 0]], [5], [1, 2, 3]), RATE, scale=scale)
+    assert table.statistics(handles[0]).rows == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_squares_are_those_of_what_is_collected(ranks):
+    handles = make_tables()
+    keys = {"a": np.arange(200), "b": np.arange(200)}
+    got = exchange.collect_gradients(plan_of(handles, keys), gradients_of(keys), RATE, ranks)
+    widths = got.sizes.numpy().reshape(-1) * np.tile([3, 2], ranks)
+    parts = np.split(got.values.numpy().astype(np.float64), np.cumsum(widths)[:-1])
+    want = [np.sum(part**2) for part in parts]
+    np.testing.assert_allclose(got.squares.numpy().reshape(-1), want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("create_missing", [True, False])
@@ -174,6 +200,7 @@ def test_gradients_that_are_not_finite_pass_where_they_may():
     bad = [tf.fill([4, 3], np.inf), gradients_of()[1]]
     got = exchange.collect_gradients(plan_of(handles), bad, RATE, passes_non_finite=True)
     assert got.sizes.numpy().tolist() == [[3, 0]] and np.all(np.isnan(got.values))
+    assert np.all(np.isnan(got.squares))
     # What was deferred is as if the batch had come with zeros.
     deferred = exchange.collect_deferred(handles)
     sums = [tf.reduce_sum(gradients_of()[1][:3], 0), gradients_of()[1][3]]

@@ -17,15 +17,6 @@
 namespace slipstream {
 namespace {
 
-// What a thread collects, and its memory for that.
-struct CollectTask {
-  explicit CollectTask(const std::vector<EmbeddingTable*>& tables)
-      : scratch(tables), rows(tables.size()) {}
-
-  PolicyScratch scratch;
-  std::vector<CollectedRows> rows;  // [tables]
-};
-
 // Whether all of a bucket's sums are collected, and nothing else.
 bool CollectsSums(const BucketUpdate& bucket) {
   const int64_t shard = bucket.bucket % kNumShards;
@@ -53,98 +44,6 @@ SLIPSTREAM_SIMD_CLONES void CollectSums(const BucketUpdate& bucket, CollectedRow
   counts->offered += count;
   counts->sent += count;
 }
-
-// Puts collected rows into their owners' buffer. What it needs memory for is made first: rows that
-// were collected are nowhere else.
-class SendBufferWriter {
- public:
-  SendBufferWriter(const std::vector<EmbeddingTable*>& tables, int ranks, SendBuffer* buffer)
-      : tables_(tables), ranks_(ranks), buffer_(buffer) {
-    buffer->ranks = ranks;
-    buffer->sizes.assign(static_cast<size_t>(ranks) * tables.size(), 0);
-    buffer->keys.clear();
-    buffer->values.clear();
-    ends_.resize(buffer->sizes.size());
-    values_.resize(buffer->sizes.size());
-  }
-
-  // A task will collect at most so many rows of a table.
-  void Expect(size_t table, int64_t rows, CollectTask* task) {
-    const int64_t values = rows * tables_[table]->dim();
-    task->rows[table].keys.reserve(static_cast<size_t>(rows));
-    task->rows[table].rows.reserve(static_cast<size_t>(values));
-    num_rows_ += rows;
-    num_values_ += values;
-  }
-  // Takes memory for all that is expected.
-  Status Reserve(const CollectOptions& options) {
-    buffer_->keys.reserve(static_cast<size_t>(num_rows_));
-    buffer_->values.reserve(static_cast<size_t>(num_values_));
-    rows_.reserve(static_cast<size_t>(num_rows_));
-    return options.reserve(num_rows_, num_values_);
-  }
-
-  void Pack(const std::vector<CollectTask>& tasks, const Parallel& parallel) {
-    const size_t num_tables = tables_.size();
-    std::vector<int64_t>& sizes = buffer_->sizes;
-    for (const CollectTask& task : tasks) {
-      for (size_t t = 0; t < num_tables; ++t) {
-        for (const int64_t key : task.rows[t].keys) ++sizes[OwnerOfKey(key) * num_tables + t];
-      }
-    }
-    int64_t total = 0, values = 0;
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      ends_[i] = total;
-      values_[i] = values;
-      total += sizes[i];
-      values += sizes[i] * tables_[i % num_tables]->dim();
-    }
-    rows_.resize(static_cast<size_t>(total));
-    for (const CollectTask& task : tasks) {
-      for (size_t t = 0; t < num_tables; ++t) {
-        const float* row = task.rows[t].rows.data();
-        for (const int64_t key : task.rows[t].keys) {
-          rows_[ends_[OwnerOfKey(key) * num_tables + t]++] = {key, row};
-          row += tables_[t]->dim();
-        }
-      }
-    }
-    buffer_->keys.resize(static_cast<size_t>(total));
-    buffer_->values.resize(static_cast<size_t>(values));
-    pack_tasks_ = parallel.threads;
-    // So small that it needs no memory: rows that were collected are nowhere else.
-    parallel.run(pack_tasks_, [this](int task) { PackParts(task); });
-  }
-
- private:
-  size_t OwnerOfKey(int64_t key) const {
-    return ranks_ == 1 ? size_t{0} : static_cast<size_t>(OwnerOf(key, ranks_));
-  }
-  void PackParts(int task) {
-    const TaskRange parts = RangeOf(task, pack_tasks_, static_cast<int64_t>(buffer_->sizes.size()));
-    for (int64_t i = parts.begin; i < parts.end; ++i) PackPart(static_cast<size_t>(i));
-  }
-  // The rows of one table for one rank, by key.
-  void PackPart(size_t part) {
-    const int64_t dim = tables_[part % tables_.size()]->dim();
-    const int64_t begin = ends_[part] - buffer_->sizes[part];
-    std::sort(rows_.begin() + begin, rows_.begin() + ends_[part]);
-    float* values = buffer_->values.data() + values_[part];
-    for (int64_t r = begin; r < ends_[part]; ++r, values += dim) {
-      buffer_->keys[r] = rows_[r].first;
-      std::copy_n(rows_[r].second, dim, values);
-    }
-  }
-
-  const std::vector<EmbeddingTable*>& tables_;
-  const int ranks_;
-  SendBuffer* buffer_;
-  int64_t num_rows_ = 0, num_values_ = 0;
-  int pack_tasks_ = 1;
-  std::vector<int64_t> ends_;                           // [ranks * tables], in `rows_`
-  std::vector<int64_t> values_;                         // [ranks * tables], where a part's begin
-  std::vector<std::pair<int64_t, const float*>> rows_;  // by part
-};
 
 // A gradient row that came from a rank. Rows of a table lie in memory in the order in which they
 // came.
@@ -266,9 +165,7 @@ class TableArrivals {
           }
           std::copy_n(arrivals_[key.begin].row, dim, sum);
           for (int64_t a = key.begin + 1; a < key.end; ++a) AddTo(sum, arrivals_[a].row, dim);
-          if (scale != 1.f) {
-            for (int64_t j = 0; j < dim; ++j) sum[j] *= scale;
-          }
+          for (int64_t j = 0; j < dim; ++j) sum[j] *= scale;
           UpdateRow(rule, rates_, dim, sum, key.found,
                     table_->flags().shard(ShardOf(arrivals_[key.begin].key)),
                     scratch->before.data());
@@ -307,39 +204,22 @@ class TableArrivals {
   std::atomic<int64_t> dropped_{0};            // keys without a row
 };
 
-}  // namespace
-
-Status CheckSendBuffer(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
-                       const std::vector<int64_t>& row_floats) {
-  if (buffer.ranks < 1) {
-    return InvalidArgument("sizes are those of " + std::to_string(buffer.ranks) +
-                           " ranks; allowed: those of one rank or more");
+Status CheckScale(const std::vector<EmbeddingTable*>& tables, const std::vector<float>& scale) {
+  if (!scale.empty() && scale.size() != tables.size()) {
+    return InvalidArgument("scale has " + std::to_string(scale.size()) +
+                           " values; allowed: none, or one for each of " +
+                           std::to_string(tables.size()) + " tables");
   }
-  int64_t keys = 0, values = 0;
-  for (int rank = 0; rank < buffer.ranks; ++rank) {
-    for (size_t t = 0; t < tables.size(); ++t) {
-      const int64_t size = buffer.sizes[static_cast<size_t>(rank) * tables.size() + t];
-      const int64_t floats = row_floats[t];
-      const int64_t keys_left = buffer.num_keys - keys, values_left = buffer.num_values - values;
-      if (size < 0 || size > keys_left || size * floats > values_left) {
-        return InvalidArgument(
-            "sizes[" + std::to_string(rank) + ", " + std::to_string(t) + "] is " +
-            std::to_string(size) + " rows of table '" + tables[t]->options().name + "'; left are " +
-            std::to_string(keys_left) + " keys and " + std::to_string(values_left) + " values of " +
-            std::to_string(floats) + " a row");
-      }
-      keys += size;
-      values += size * floats;
-    }
-  }
-  if (keys != buffer.num_keys || values != buffer.num_values) {
-    return InvalidArgument("sizes name " + std::to_string(keys) + " keys and " +
-                           std::to_string(values) + " values; there are " +
-                           std::to_string(buffer.num_keys) + " and " +
-                           std::to_string(buffer.num_values));
+  for (size_t t = 0; t < scale.size(); ++t) {
+    if (std::isfinite(scale[t])) continue;
+    return InvalidArgument("the gradients of table '" + tables[t]->options().name +
+                           "' are multiplied by " + std::to_string(scale[t]) +
+                           ", which is not finite. No row was updated");
   }
   return OkStatus();
 }
+
+}  // namespace
 
 Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                         const CollectOptions& options, const Parallel& parallel,
@@ -361,30 +241,31 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
       updates[t].Begin(plan, t, rule.RatesOf(options.learning_rate.Of(t), step));
     }
     const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
-    std::vector<CollectTask> tasks(parallel.threads, CollectTask(plan.tables));
-    SendBufferWriter writer(plan.tables, options.ranks, buffer);
+    std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
+    SendBufferWriter writer(plan.tables, options.ranks, parallel.threads, buffer);
     for (int task = 0; task < parallel.threads; ++task) {
       std::vector<int64_t> most(num_tables, 0);
       for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
         most[static_cast<size_t>(b / kNumShards)] += MostCollected(plan, b);
       }
-      for (size_t t = 0; t < num_tables; ++t) writer.Expect(t, most[t], &tasks[task]);
+      for (size_t t = 0; t < num_tables; ++t) writer.Expect(task, t, most[t]);
     }
-    status = writer.Reserve(options);
+    status = writer.Reserve(options.reserve);
     if (!status.ok()) return status;
     parallel.run(parallel.threads, [&](int task) {
       UpdateBuckets(plan, is_lost ? none : gradients, {bounds[task], bounds[task + 1]}, &updates,
                     [&](const BucketUpdate& update, int64_t /*next*/) {
-                      CollectedRows* const rows = &tasks[task].rows[update.bucket / kNumShards];
+                      const auto table = static_cast<size_t>(update.bucket / kNumShards);
+                      CollectedRows* const rows = writer.Collected(task, table);
                       if (CollectsSums(update)) return CollectSums(update, rows);
-                      UpdateBucketByPolicy(update, &tasks[task].scratch, rows);
+                      UpdateBucketByPolicy(update, &scratches[task], rows);
                     });
     });
     if (options.advance_step) {
       for (EmbeddingTable* table : plan.tables) table->updates().NextStep();
     }
-    writer.Pack(tasks, parallel);
-    if (is_lost) std::fill(buffer->values.begin(), buffer->values.end(), std::nanf(""));
+    writer.Pack(parallel);
+    if (is_lost) writer.Fill(std::nanf(""));
   } catch (const std::bad_alloc&) {
     return OutOfMemory("collecting gradients", plan.tables);
   }
@@ -394,17 +275,17 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
 Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const CollectOptions& options,
                           SendBuffer* buffer) try {
   const ExclusiveTableLocks locks(tables);
-  std::vector<CollectTask> tasks(1, CollectTask(tables));
-  SendBufferWriter writer(tables, options.ranks, buffer);
+  PolicyScratch scratch(tables);
+  SendBufferWriter writer(tables, options.ranks, 1, buffer);
   for (size_t t = 0; t < tables.size(); ++t) {
-    writer.Expect(t, tables[t]->updates().num_deferred(), &tasks[0]);
+    writer.Expect(0, t, tables[t]->updates().num_deferred());
   }
-  const Status status = writer.Reserve(options);
+  const Status status = writer.Reserve(options.reserve);
   if (!status.ok()) return status;
   for (size_t t = 0; t < tables.size(); ++t) {
-    CollectDeferred(tables[t], &tasks[0].scratch, &tasks[0].rows[t]);
+    CollectDeferred(tables[t], &scratch, writer.Collected(0, t));
   }
-  writer.Pack(tasks, Parallel());
+  writer.Pack(Parallel());
   return OkStatus();
 } catch (const std::bad_alloc&) {
   return OutOfMemory("collecting deferred gradients", tables);
@@ -419,6 +300,8 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
   for (size_t t = 0; t < tables.size() && status.ok(); ++t) {
     status = tables[t]->CheckRate(options.learning_rate.Of(t));
   }
+  if (!status.ok()) return status;
+  status = CheckScale(tables, options.scale);
   if (!status.ok()) return status;
   status = CheckSendBuffer(tables, buffer, dims);
   if (!status.ok()) return status;
@@ -445,7 +328,8 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(tables));
     const std::function<void(int)> update_rows = [&](int task) {
       for (TableArrivals& of_table : arrivals) {
-        of_table.Update(task, options.scale, &scratches[task]);
+        const auto t = static_cast<size_t>(&of_table - arrivals.data());
+        of_table.Update(task, options.scale.empty() ? 1.f : options.scale[t], &scratches[task]);
       }
     };
     parallel.run(parallel.threads, [&](int task) {

@@ -4,44 +4,15 @@
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PUSH_H_
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "cc_ops/core/base/parallel.h"
 #include "cc_ops/core/base/status.h"
+#include "cc_ops/core/exchange/send_buffer.h"
 #include "cc_ops/core/lookup/lookup_plan.h"
 #include "cc_ops/core/update/gradient_update.h"
 
 namespace slipstream {
-
-// The rank that owns a key of a sharded table. Independent of the shard within a table.
-inline int OwnerOf(int64_t key, int ranks) {
-  return static_cast<int>(Mix64(HashKey(key)) % static_cast<uint64_t>(ranks));
-}
-
-// Keys and rows for, or from, several ranks: by rank, then by table. What is collected
-// ascends by key within a rank and table.
-struct SendBuffer {
-  int ranks = 1;
-  std::vector<int64_t> sizes;  // [ranks, tables], rows
-  std::vector<int64_t> keys;   // [n]
-  std::vector<float> values;   // the rows behind each other, each as wide as its table
-};
-
-// The same in memory of others.
-struct SendBufferView {
-  int ranks = 1;
-  const int64_t* sizes = nullptr;
-  const int64_t* keys = nullptr;
-  int64_t num_keys = 0;
-  const float* values = nullptr;
-  int64_t num_values = 0;
-};
-
-// InvalidArgument, naming the index, if sizes, keys and values do not fit together.
-// row_floats: [tables], of a row; 0 where keys come without values.
-Status CheckSendBuffer(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
-                       const std::vector<int64_t>& row_floats);
 
 struct CollectOptions {
   LearningRates learning_rate;  // decides how far a sum would move its row
@@ -52,17 +23,14 @@ struct CollectOptions {
   // A gradient that is not finite is then no error: what is collected is as if all gradients were
   // 0, deferred ones that are due leave their tables, and all values are NaN.
   bool passes_non_finite = false;
-  // Takes memory for what is done with at most so many rows, of so many values in all, before any
-  // deferred gradient leaves its table. On its error nothing has left.
-  std::function<Status(int64_t rows, int64_t values)> reserve = [](int64_t, int64_t) {
-    return OkStatus();
-  };
+  // Called before any deferred gradient leaves its table. On its error nothing has left.
+  ReserveRows reserve = [](int64_t, int64_t, SendTarget*) { return OkStatus(); };
 };
 
 // Sums the gradients of each distinct key, as ApplyGradients does, and collects what
 // the tables' policies do not defer: the sums of this batch, or deferred ones that are due. A
-// key's rows go to the rank that owns it; with ranks = 1 all go to everybody. The
-// order of rows does not depend on the number of threads. InvalidArgument on a
+// key's rows go to the rank that owns it; with ranks = 1 all go to everybody. The order of rows,
+// by shard, does not depend on the number of threads. InvalidArgument on a
 // gradient that is not finite, unless these pass: nothing is deferred or collected then. Takes the
 // tables' mutexes.
 Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
@@ -75,7 +43,7 @@ Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const Coll
 
 struct ApplyOptions {
   LearningRates learning_rate;
-  float scale = 1.f;  // multiplies the sums
+  std::vector<float> scale = {};  // [tables], multiplies the sums; empty: 1
   // Whether a key without a row gets one, without an access; else its rows are counted as dropped
   // updates.
   bool create_missing = true;
@@ -83,7 +51,7 @@ struct ApplyOptions {
 
 // Applies gradient rows: those of a key are added in the order in which they come, and applied as
 // one gradient in one update of every table. InvalidArgument if sizes, keys and values do not fit
-// together, or a value is not finite: no row is changed then. Takes the mutexes.
+// together, or a value or scale is not finite: no row is changed then. Takes the mutexes.
 Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                  const ApplyOptions& options, const Parallel& parallel);
 

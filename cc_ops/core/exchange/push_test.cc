@@ -69,7 +69,7 @@ struct Process {
   }
 
   Status Apply(const SendBuffer& buffer, float scale = 1.f, bool create_missing = true) {
-    return ApplyRows(tables, View(buffer), {0.1f, scale, create_missing}, parallel);
+    return ApplyRows(tables, View(buffer), {0.1f, {scale, scale}, create_missing}, parallel);
   }
 
   static SendBufferView View(const SendBuffer& buffer) {
@@ -233,7 +233,7 @@ TEST(Exchange, LosesNoDeferredGradient) {
     // Without memory for what comes after, nothing leaves.
     CollectOptions without_memory;
     int64_t most_rows = 0, most_values = 0;
-    without_memory.reserve = [&](int64_t rows, int64_t values) {
+    without_memory.reserve = [&](int64_t rows, int64_t values, SendTarget* /*target*/) {
       most_rows = rows;
       most_values = values;
       return ResourceExhausted("no memory for outputs");

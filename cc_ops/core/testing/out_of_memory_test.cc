@@ -304,7 +304,7 @@ TEST(OutOfMemory, RowsFromOtherRanksAreAppliedOrNot) {
                                buffer.values.data(),
                                static_cast<int64_t>(buffer.values.size())};
   const auto apply = [&](Trained* t) {
-    return ApplyRows(t->tables, view, {0.1f, 1.f, true}, kOneThread);
+    return ApplyRows(t->tables, view, {0.1f, {1.f}, true}, kOneThread);
   };
   // Rows may have been made; none was changed.
   FailEach<Trained>(Made(), apply, Kept);

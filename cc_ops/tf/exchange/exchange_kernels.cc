@@ -21,13 +21,14 @@ namespace {
 
 namespace tf = tensorflow;
 
-// The outputs sizes, keys and values. Their memory is taken before rows leave their tables.
+// The outputs sizes, keys, values and squares. Their memory is taken before rows leave their
+// tables.
 class RowOutputs {
  public:
-  RowOutputs(tf::OpKernelContext* c, int ranks, size_t tables)
-      : c_(c), shape_({ranks, static_cast<int64_t>(tables)}) {}
+  RowOutputs(tf::OpKernelContext* c, int ranks, const std::vector<EmbeddingTable*>& tables)
+      : c_(c), tables_(tables), shape_({ranks, static_cast<int64_t>(tables.size())}) {}
 
-  Status Reserve(int64_t rows, int64_t values) {
+  Status Reserve(int64_t rows, int64_t values, SendTarget* target) {
     absl::Status status = c_->allocate_output(0, shape_, &sizes_);
     if (status.ok()) {
       status = c_->allocate_temp(tf::DT_INT64, tf::TensorShape({rows}), &keys_);
@@ -35,21 +36,29 @@ class RowOutputs {
     if (status.ok()) {
       status = c_->allocate_temp(tf::DT_FLOAT, tf::TensorShape({values}), &values_);
     }
-    return status.ok() ? OkStatus() : ResourceExhausted(std::string(status.message()));
+    if (status.ok()) status = c_->allocate_output(3, shape_, &squares_);
+    if (!status.ok()) return ResourceExhausted(std::string(status.message()));
+    *target = {keys_.flat<int64_t>().data(), values_.flat<float>().data()};
+    return OkStatus();
   }
 
   void Set(const SendBuffer& buffer) {
     std::copy(buffer.sizes.begin(), buffer.sizes.end(), sizes_->flat<int64_t>().data());
-    std::copy(buffer.keys.begin(), buffer.keys.end(), keys_.flat<int64_t>().data());
-    std::copy(buffer.values.begin(), buffer.values.end(), values_.flat<float>().data());
-    c_->set_output(1, keys_.Slice(0, static_cast<int64_t>(buffer.keys.size())));
-    c_->set_output(2, values_.Slice(0, static_cast<int64_t>(buffer.values.size())));
+    std::copy(buffer.squares.begin(), buffer.squares.end(), squares_->flat<float>().data());
+    int64_t rows = 0, values = 0;
+    for (size_t part = 0; part < buffer.sizes.size(); ++part) {
+      rows += buffer.sizes[part];
+      values += buffer.sizes[part] * tables_[part % tables_.size()]->dim();
+    }
+    c_->set_output(1, keys_.Slice(0, rows));
+    c_->set_output(2, values_.Slice(0, values));
   }
 
  private:
   tf::OpKernelContext* c_;
+  const std::vector<EmbeddingTable*>& tables_;
   const tf::TensorShape shape_;
-  tf::Tensor* sizes_ = nullptr;
+  tf::Tensor *sizes_ = nullptr, *squares_ = nullptr;
   tf::Tensor keys_, values_;
 };
 
@@ -61,11 +70,14 @@ class CollectOp : public tf::OpKernel {
   }
 
  protected:
-  // collect(options, &buffer) for so many tables.
+  // collect(options, &buffer) of these tables.
   template <class Collect>
-  void Output(tf::OpKernelContext* c, size_t tables, CollectOptions options, Collect collect) {
+  void Output(tf::OpKernelContext* c, const std::vector<EmbeddingTable*>& tables,
+              CollectOptions options, Collect collect) {
     RowOutputs outputs(c, options.ranks, tables);
-    options.reserve = [&](int64_t rows, int64_t values) { return outputs.Reserve(rows, values); };
+    options.reserve = [&](int64_t rows, int64_t values, SendTarget* target) {
+      return outputs.Reserve(rows, values, target);
+    };
     SendBuffer buffer;
     OP_REQUIRES_OK(c, ToAbsl(collect(options, &buffer)));
     outputs.Set(buffer);
@@ -86,7 +98,7 @@ class CollectGradientsOp : public CollectOp {
     OP_REQUIRES_OK(c, ReadPlanAndGradients(c, &plan, &gradients));
     CollectOptions options = options_;
     OP_REQUIRES_OK(c, ReadLearningRates(c, c->num_inputs() - 1, &options.learning_rate));
-    Output(c, plan->tables.size(), options, [&](const CollectOptions& given, SendBuffer* buffer) {
+    Output(c, plan->tables, options, [&](const CollectOptions& given, SendBuffer* buffer) {
       return CollectGradients(*plan, gradients, given, ParallelOf(c), buffer);
     });
   }
@@ -99,7 +111,7 @@ class CollectDeferredOp : public CollectOp {
     TableResources resources;
     std::vector<EmbeddingTable*> tables;
     OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
-    Output(c, tables.size(), options_, [&](const CollectOptions& given, SendBuffer* buffer) {
+    Output(c, tables, options_, [&](const CollectOptions& given, SendBuffer* buffer) {
       return CollectAllDeferred(tables, given, buffer);
     });
   }
@@ -139,14 +151,15 @@ struct TablesAndBuffer {
 class ApplyRowsOp : public tf::OpKernel {
  public:
   explicit ApplyRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("scale", &options_.scale));
     OP_REQUIRES_OK(c, c->GetAttr("create_missing", &options_.create_missing));
   }
   void Compute(tf::OpKernelContext* c) override {
     TablesAndBuffer in;
     ApplyOptions options = options_;
     OP_REQUIRES_OK(c, in.Read(c, true));
-    OP_REQUIRES_OK(c, ReadLearningRates(c, c->num_inputs() - 1, &options.learning_rate));
+    OP_REQUIRES_OK(c, ReadLearningRates(c, c->num_inputs() - 2, &options.learning_rate));
+    OP_REQUIRES_OK(c, CheckInputs(c, c->num_inputs() - 1, "scale: [?]"));
+    options.scale = ValuesOf<float>(c, c->num_inputs() - 1);
     OP_REQUIRES_OK(c, ToAbsl(ApplyRows(in.tables, in.buffer, options, ParallelOf(c))));
   }
 

@@ -12,6 +12,7 @@ using tensorflow::shape_inference::InferenceContext;
   "sizes: [ranks, tables], rows for each rank; with ranks = 1 all rows are for all.\n" \
   "keys: [n], by rank, then by table; each once.\n"                                    \
   "values: their rows behind each other, each as wide as its table.\n"                 \
+  "squares: [ranks, tables], the sum of these values squared.\n"                       \
   "ranks: how many ranks own the keys, by hash.\n"
 
 REGISTER_OP("SlipstreamCollectGradients")
@@ -25,8 +26,9 @@ REGISTER_OP("SlipstreamCollectGradients")
     .Output("sizes: int64")
     .Output("keys: int64")
     .Output("values: float")
+    .Output("squares: float")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[*] -> [ranks, tables], [n], [m]"))
+    .SetShapeFn(Shapes("[*] -> [ranks, tables], [n], [m], [ranks, tables]"))
     .Doc(
         "Sums the gradients of each key and gives out what the tables' policies do not defer: the "
         "sums themselves, or deferred ones that are due. No row changes.\n\n"
@@ -45,8 +47,9 @@ REGISTER_OP("SlipstreamCollectDeferred")
     .Output("sizes: int64")
     .Output("keys: int64")
     .Output("values: float")
+    .Output("squares: float")
     .SetIsStateful()
-    .SetShapeFn(Shapes("-> [ranks, tables], [n], [m]"))
+    .SetShapeFn(Shapes("-> [ranks, tables], [n], [m], [ranks, tables]"))
     .Doc(
         "Gives out every deferred gradient of the tables, which have none then.\n\n"
         "handles: scalars.\n" SLIPSTREAM_SEND_BUFFER_DOC);
@@ -57,11 +60,11 @@ REGISTER_OP("SlipstreamApplyRows")
     .Input("keys: int64")
     .Input("values: float")
     .Input("learning_rate: float")
+    .Input("scale: float")
     .Attr("num_tables: int >= 1")
-    .Attr("scale: float = 1.0")
     .Attr("create_missing: bool = true")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[ranks, tables], [n], [m], [*]"))
+    .SetShapeFn(Shapes("[ranks, tables], [n], [m], [*], [s]"))
     .Doc(R"doc(
 Adds the gradient rows of each key, in the order given, and applies its table's rule once.
 
@@ -70,7 +73,7 @@ sizes: [ranks, tables], rows from each rank.
 keys: [n], by rank, then by table.
 values: their rows behind each other, each as wide as its table; all must be finite.
 learning_rate: a scalar for all tables, or [tables].
-scale: multiplies the sums.
+scale: [tables], multiplies the sums; empty: they stay.
 create_missing: whether keys without a row get one; else their gradients are dropped, and
   counted.
 )doc");

@@ -103,6 +103,24 @@ def test_settings_act_on_rows_as_on_dense_tables(settings, eager):
     np.testing.assert_allclose(top[0], dense.get_layer("top").get_weights()[0], rtol=0, atol=2e-6)
 
 
+def operations(model):
+    """Kinds of the operations of a training step, those of its functions among them."""
+    data = iter(tf.data.Dataset.from_tensors((KEYS[:16], LABELS[:16])))
+    step = tf.function(lambda batches: model.train_step(next(batches)))
+    graph = step.get_concrete_function(data).graph.as_graph_def()
+    bodies = [graph.node, *(function.node_def for function in graph.library.function)]
+    return [node.op for body in bodies for node in body]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_rows_that_were_only_collected_are_not_merged_again(settings):
+    """Each key is once among them, and their norms come with them."""
+    found = operations(make_model(StepOptimizer(keras.optimizers.SGD(RATE, **settings))))
+    assert found.count("SlipstreamApplyRows") == 1
+    are_changed = settings.keys() & {"gradient_accumulation_steps", "loss_scale_factor"}
+    assert found.count("SlipstreamMaskGradients") == (len(TABLES) if are_changed else 0)
+
+
 def test_accumulated_gradients_survive_an_epoch():
     """Two epochs of 4 steps, an update each 8: the first changes nothing."""
     model = make_model(StepOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=8)))
