@@ -106,8 +106,11 @@ class BucketResolver {
     }
     // Many rows would leave the cache again before they are used.
     const int64_t prefetched = std::min(count, kManyKeys);
+    const bool has_parts_of_lines = (dim + table->slots_per_row()) % kLineFloats != 0;
     for (int64_t u = 0; u < prefetched; ++u) {
       for (int64_t j = 0; j < dim; j += kLineFloats) __builtin_prefetch(rows[u] + j);
+      // Where rows and slots fill no whole lines, a row begins within one, and ends a line later.
+      if (has_parts_of_lines) __builtin_prefetch(rows[u] + dim - 1);
     }
     // A counting sort of the uses by key: uses_end first holds counts, then starts, and, once
     // every use is placed, ends.
