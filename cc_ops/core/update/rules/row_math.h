@@ -55,6 +55,23 @@ SLIPSTREAM_ALWAYS_INLINE float SumOfSquares(int64_t dim, const float* __restrict
   return (half[0] + half[2]) + (half[1] + half[3]);
 }
 
+// Cuts values to [-most, most]; NaN stays. Vectors are asked for, as above: among other loops
+// compilers leave this one its branches.
+SLIPSTREAM_ALWAYS_INLINE void Limit(float most, int64_t dim, float* __restrict__ values) {
+  constexpr int64_t kParts = 8;
+  using Parts __attribute__((vector_size(kParts * sizeof(float)))) = float;
+  const Parts high = Parts{} + most, low = -high;
+  int64_t j = 0;
+  for (; j + kParts <= dim; j += kParts) {
+    Parts own;
+    std::memcpy(&own, values + j, sizeof(own));
+    own = own < low ? low : own;
+    own = own > high ? high : own;
+    std::memcpy(values + j, &own, sizeof(own));
+  }
+  for (; j < dim; ++j) values[j] = std::min(std::max(values[j], -most), most);
+}
+
 // The larger, or a NaN, if there is one: no comparison is to hide a damaged row.
 inline float Larger(float a, float b) { return a > b || a != a ? a : b; }
 

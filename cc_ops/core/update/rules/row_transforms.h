@@ -51,13 +51,7 @@ struct RowTransforms {
       const float factor = 2.f * l2 * scale;
       for (int64_t j = 0; j < dim; ++j) gradient[j] += factor * row[j];
     }
-    if (clip_value != 0.f) {
-      // Of its own: a loop that reads it from memory has branches, and no vectors.
-      const float most = clip_value;
-      for (int64_t j = 0; j < dim; ++j) {
-        gradient[j] = std::min(std::max(gradient[j], -most), most);
-      }
-    }
+    if (clip_value != 0.f) Limit(clip_value, dim, gradient);
     if (clip_norm != 0.f) Shorten(clip_norm, dim, gradient);
   }
 

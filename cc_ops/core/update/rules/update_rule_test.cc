@@ -239,6 +239,25 @@ TEST(RowTransforms, EachByItself) {
   EXPECT_EQ(Updated(transforms, {-6.f, -8.f}, {0.f, 0.f}, 1.f), (std::vector<float>{3.f, 4.f}));
 }
 
+TEST(RowTransforms, CutsEachValueOfAnyDim) {
+  RowTransforms transforms;
+  transforms.clip_value = 1.5f;
+  for (int64_t dim = 1; dim < 20; ++dim) {
+    std::vector<float> gradient, expected;
+    for (int64_t j = 0; j < dim; ++j) {
+      gradient.push_back(static_cast<float>(j % 7) - 3.f);
+      expected.push_back(-std::min(std::max(gradient.back(), -1.5f), 1.5f));
+    }
+    const std::vector<float> row(static_cast<size_t>(dim), 0.f);
+    EXPECT_EQ(Updated(transforms, gradient, row, 1.f), expected) << dim;
+  }
+  // What is no number is not hidden.
+  std::vector<float> gradient(9, 0.f);
+  gradient[2] = gradient[8] = std::nanf("");
+  const std::vector<float> row = Updated(transforms, gradient, std::vector<float>(9, 0.f), 1.f);
+  EXPECT_TRUE(std::isnan(row[2]) && std::isnan(row[8]) && row[0] == 0.f);
+}
+
 TEST(RowTransforms, InTheirOrder) {
   RowTransforms transforms;
   transforms.l2 = 0.5f;         // gradient 1 + 2 = 3
