@@ -149,10 +149,8 @@ class _AppliesRows:
                 part.merge()
         if by_norm:
             dense, updates = _clip_norms(base, grads, parts, one_by_one=bool(found.clipnorm))
-        elif found.clipvalue:
-            dense, updates = _clip_values(base, grads, parts)
         else:
-            dense, updates = base._clip_gradients(grads), [part.apply() for part in parts]
+            dense, updates = _clip_values(base, grads, parts)
         updates = [update for update in updates if update is not None]
         if steps:
             self._forget(updates)
@@ -324,6 +322,7 @@ def _clip_norms(
 def _clip_values(
     optimizer: Any, grads: Sequence[Any], parts: Sequence[StoreGradients]
 ) -> tuple[list[Any], list[Any]]:
+    """The same with the values of rows, which come back as they are where nothing is clipped."""
     told = [part.values() for part in parts]
     clipped = optimizer._clip_gradients([*grads, *itertools.chain(*told)])
     rest, updates = iter(clipped[len(grads) :]), []

@@ -34,8 +34,7 @@ class StoreGradients:
 
     def merge(self) -> None:
         """Adds up the rows of each key, in their order."""
-        collected = collected_of(self._slices)
-        if collected is None or collected.squares is None:
+        if self._squares() is None:
             self._slices = [None if part is None else _merged(part) for part in self._slices]
 
     def values(self) -> list[tf.Tensor]:
@@ -55,10 +54,8 @@ class StoreGradients:
 
         Never 0, so that gradients whose squares vanish in float32 keep their values.
         """
-        collected = collected_of(self._slices)
-        if collected is not None and collected.squares is not None:
-            squares = collected.squares[0]
-        else:
+        squares = self._squares()
+        if squares is None:
             squares = tf.stack(
                 [
                     tf.constant(0.0) if part is None else 2.0 * tf.nn.l2_loss(part.values)
@@ -69,6 +66,13 @@ class StoreGradients:
             squares = self._store.sum_of_parts(squares)
         squares = tf.ensure_shape(squares, [len(self._slices)])
         return tf.sqrt(squares + _LEAST_SQUARE)
+
+    def _squares(self) -> tf.Tensor | None:
+        """Those that came with the rows, if each key is once among them and nothing was done."""
+        collected = collected_of(self._slices)
+        if collected is None or collected.squares is None:
+            return None
+        return collected.squares[0]
 
     def apply(self, scale: Any = ()) -> Any:
         """Updates the rows: all or, at an error, none.

@@ -6,7 +6,6 @@
 #include <functional>
 #include <new>
 #include <string>
-#include <utility>
 
 #include "cc_ops/core/lookup/key_sort.h"
 #include "cc_ops/core/table/out_of_memory.h"
