@@ -36,7 +36,20 @@ def _defers_by(trigger: str) -> Callable[[Settings], bool]:
 
 def skips_by_losses(settings: Settings) -> bool:
     """Whether examples are skipped by what their losses were."""
-    return "skip_examples" in settings.policies and settings.engine["skip_by"] == "last_loss"
+    return _skips_by("last_loss")(settings)
+
+
+def _skips_by(*scores: str) -> Callable[[Settings], bool]:
+    return lambda settings: (
+        "skip_examples" in settings.policies and settings.engine["skip_by"] in scores
+    )
+
+
+_foresees = _skips_by("foreseen_loss")
+
+
+def _has_pilot(*pilots: str) -> Callable[[Settings], bool]:
+    return lambda settings: _foresees(settings) and settings.engine.get("pilot", "fm") in pilots
 
 
 def goes_by_keys(settings: Settings) -> bool:
@@ -44,6 +57,8 @@ def goes_by_keys(settings: Settings) -> bool:
     if settings.control == "random":
         return False
     by_keys = {"skip_examples", "mask_gradients"} & set(settings.policies)
+    if _foresees(settings):
+        by_keys -= {"skip_examples"}
     return bool(by_keys) or _defers_by("interval")(settings) or settings.watch
 
 
@@ -69,6 +84,10 @@ WARMUP = Need(
 )
 POLICIES = Need("--policies", _is_steered)
 EXAMPLES = Need("--policies=skip_examples", _saves("skip_examples"))
+BY_KEYS = Need("--skip_by=last_loss or row_drift", _skips_by("last_loss", "row_drift"))
+FORESEEN_LOSS = Need("--skip_by=foreseen_loss", _foresees)
+KEY_PILOT = Need("--pilot=fm or linear", _has_pilot("fm", "linear"))
+FM_PILOT = Need("--pilot=fm", _has_pilot("fm"))
 LAST_LOSS = Need("--skip_by=last_loss", skips_by_losses)
 DEFER = Need("--policies=defer_gradients", _saves("defer_gradients"))
 MOVEMENT = Need("--defer_until=movement", _defers_by("movement"))
@@ -87,7 +106,10 @@ HOT_SET = Need(
 )
 NO_THRESHOLD = Need(
     "no --threshold, which decides it",
-    lambda settings: settings.engine.get("threshold") is None or skips_by_losses(settings),
+    lambda settings: (
+        settings.engine.get("threshold") is None
+        or _skips_by("last_loss", "foreseen_loss")(settings)
+    ),
 )
 NO_AUC_BOUND = Need(
     "no --max_auc_loss, which decides it",

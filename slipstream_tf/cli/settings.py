@@ -173,7 +173,7 @@ def resolve(
     engine = {name: chosen[name] for name in ENGINE_FLAGS if name in given}
     if "skip_examples" in (merged["policies"] or ()):
         # Within one pass there is nothing to remember.
-        engine.setdefault("skip_by", "last_loss" if merged["epochs"] > 1 else "row_drift")
+        engine.setdefault("skip_by", "last_loss" if merged["epochs"] > 1 else "foreseen_loss")
         engine.setdefault("skip_alpha", merged["skip_alpha"])
     merged["engine"] = engine
     merged["split"] = _split(merged["split"], "split" in given, data_name)

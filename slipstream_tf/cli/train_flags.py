@@ -30,6 +30,7 @@ POLICIES = ("skip_examples", "defer_gradients", "mask_gradients", "cache_rows")
 # What a run's engine is set by, beside `Settings`' own fields; names as of `cli.engine`.
 ENGINE_FLAGS = (
     *("skip_by", "skip_share", "skip_keep", "skip_alpha", "max_skips", "saturated_share"),
+    *("pilot", "pilot_factors", "pilot_memory", "correct", "floor"),
     *("defer_until", "defer_movement", "defer_max_age", "defer_steps", "defer_share"),
     *("mask_share", "mask_decay_moments", "cache_max_drift", "cache_movement"),
     *("drift_metric", "threshold", "max_threshold", "release", "revisit_every", "protect_windows"),
@@ -159,15 +160,29 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "cost"),
         Flag("watch", None, "without --policies: find T and saturated keys all the same",
              needs=(needs.NO_POLICY,)),
-        Flag("skip_by", Choice(("last_loss", "row_drift")), "what makes an example skippable: its "
-             "last loss, or its keys' drift (paper; a baseline)", None,
-             "last_loss over several epochs, else row_drift", (needs.EXAMPLES,)),
-        Flag("skip_share", Number(0, 1), "share of the hot examples to skip", None, "0.3",
-             (needs.EXAMPLES, needs.NO_THRESHOLD)),
+        Flag("skip_by", Choice(("foreseen_loss", "last_loss", "row_drift")), "what makes an "
+             "example skippable: the loss that a pilot foresees, its last loss, or its keys' drift "
+             "(paper; a baseline)", None, "last_loss over several epochs, else foreseen_loss",
+             (needs.EXAMPLES,)),
+        Flag("skip_share", Number(0, 1), "share of the hot examples to skip", None,
+             "0.3; by foreseen_loss 0.5", (needs.EXAMPLES, needs.NO_THRESHOLD)),
+        Flag("pilot", Choice(("fm", "linear", "label", "model")), "what foresees: a factorisation "
+             "machine or a linear model of the keys, the label alone (uniform negative sampling), "
+             "or the model's own forward pass", None, "fm", (needs.FORESEEN_LOSS,)),
+        Flag("pilot_factors", Integer(1, 8), "numbers of a key's factor", None, "4",
+             (needs.FM_PILOT,)),
+        Flag("pilot_memory", Size(), "what the pilot learns of the keys", None, "32MiB",
+             (needs.KEY_PILOT,)),
+        Flag("correct", Choice(("weight", "offset")), "what corrects for the skipped: weights of "
+             "the kept, or an offset of the log-odds in training", None, "weight",
+             (needs.FORESEEN_LOSS,)),
+        Flag("floor", Number(0, 0.999, True), "least probability of an example to be kept", None,
+             "a tenth of the share that is kept", (needs.FORESEEN_LOSS,)),
         Flag("skip_keep", Number(0, 0.999), "share of skippable examples that is trained all the "
-             "same, with weight 1 / skip_keep", None, "0", (needs.EXAMPLES,)),
+             "same, with weight 1 / skip_keep", None, "0", (needs.EXAMPLES, needs.BY_KEYS)),
         _preset("skip_alpha", Number(0, 1, True),
-                "share of an example's lookups that must be saturated", needs.EXAMPLES),
+                "share of an example's lookups that must be saturated", needs.EXAMPLES,
+                needs.BY_KEYS),
         Flag("max_skips", Integer(0, 127), "skips after which an example is trained on again; 0: "
              "no limit", None, "3", (needs.LAST_LOSS,)),
         Flag("saturated_share", Number(0, 1), "share of the hot examples whose keys count as "

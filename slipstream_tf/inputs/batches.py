@@ -127,14 +127,24 @@ def call_at(dataset: tf.data.Dataset, batch: int, function: Callable[[], None]) 
 
 def chosen_rows(element: Any, is_chosen: tf.Tensor) -> Any:
     """Returns the rows of each component of a batch that a bool [batch] chooses."""
-    rows = tf.where(is_chosen)[:, 0]
+    return rows_of(element, tf.where(is_chosen)[:, 0])
+
+
+def rows_of(element: Any, rows: tf.Tensor) -> Any:
+    """Returns rows of each component of a batch; rows: int64 [rows], ascending."""
 
     def choose(component: Any) -> Any:
         if not isinstance(component, tf.SparseTensor):
             return tf.gather(component, rows)
-        kept = tf.sparse.retain(component, tf.gather(is_chosen, component.indices[:, 0]))
-        numbers = tf.cumsum(tf.cast(is_chosen, tf.int64), exclusive=True)
-        row = tf.gather(numbers, kept.indices[:, :1])
+        # Of a row that is not chosen the number is -1.
+        numbers = tf.tensor_scatter_nd_update(
+            tf.fill(component.dense_shape[:1], tf.constant(-1, tf.int64)),
+            rows[:, None],
+            tf.range(tf.size(rows, tf.int64)),
+        )
+        row = tf.gather(numbers, component.indices[:, :1])
+        kept = tf.sparse.retain(component, row[:, 0] >= 0)
+        row = tf.boolean_mask(row, row[:, 0] >= 0)
         shape = tf.concat([[tf.size(rows, tf.int64)], kept.dense_shape[1:]], 0)
         return tf.SparseTensor(tf.concat([row, kept.indices[:, 1:]], 1), kept.values, shape)
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.inputs.batches import chosen_rows, num_rows, static_batch_size
 from slipstream_tf.inputs.notes import add_notes, without_wrapping
-from slipstream_tf.inputs.spec import ID, SKIPPABLE
+from slipstream_tf.inputs.spec import ID, OFFSET, SKIPPABLE
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec, of_specs
 
@@ -80,26 +80,19 @@ def skip_inputs(
     """
     element_spec = dataset.element_spec
     names = frozenset(spec.name for spec in specs)
-    _require_form(element_spec, weighted, adds_skippable, names)
-    known_size = static_batch_size(element_spec)
-    size = known_size if batch_size is None else batch_size
-    stays = not refill and size == known_size and not (drop_remainder and size is None)
-    if not stays:
-        if size is None:
-            allowed = "an integer >= 1; None only where the dataset's .batch(n) or shape tells it"
-            raise invalid("batch_size", None, "skip_inputs", allowed)
-        require_integer("batch_size", size, 1, None, "skip_inputs")
-    keys_of = get_keys or functools.partial(_default_keys, specs)
+    require_form(element_spec, weighted, adds_skippable, names)
+    size = size_to_refill(element_spec, batch_size, drop_remainder, refill)
+    keys_of = get_keys or functools.partial(default_keys, specs)
     ids_of = get_ids or functools.partial(_default_ids, names)
 
     def compact(*components: Any) -> Any:
         ids = ids_of(*components)
         keys = keys_of(without_wrapping(components[0]), *components[1:])
         classified = classifier.classify(keys, specs, ids=ids, window_batches=window_batches)
-        checks = [_assert_same_batch(components, classified.skippable), *_check_label(components)]
+        checks = [assert_same_batch(components, classified.skippable), *check_label(components)]
         with tf.control_dependencies(checks):
             if weighted:
-                weights = _weights(classified.weight, *components[2:])
+                weights = times_weights(classified.weight, *components[2:])
                 components = (*components[:2], weights)
             if adds_skippable:
                 features = add_notes(components[0], **{SKIPPABLE: classified.skippable})
@@ -110,9 +103,43 @@ def skip_inputs(
                 components = tf.nest.map_structure(tf.identity, components, expand_composites=True)
         return components if isinstance(element_spec, tuple) else components[0]
 
-    # The map is stateful and sequential: tf.data neither parallelises it nor runs it ahead.
-    kept = dataset.map(compact)
-    if not stays:
+    return in_order(dataset.map(compact), size, drop_remainder)
+
+
+def size_to_refill(
+    element_spec: Any, batch_size: int | None, drop_remainder: bool, refill: bool
+) -> int | None:
+    """Returns how many inputs batches become; None: they stay as they are.
+
+    Args:
+        element_spec: of the dataset.
+        batch_size: inputs of an output batch; None: that of the dataset.
+        drop_remainder: whether a last batch that is not full is left out.
+        refill: whether batches may lose inputs.
+
+    Raises:
+        ValueError: the batch size is neither given nor known.
+    """
+    known_size = static_batch_size(element_spec)
+    size = known_size if batch_size is None else batch_size
+    if not refill and size == known_size and not (drop_remainder and size is None):
+        return None
+    if size is None:
+        allowed = "an integer >= 1; None only where the dataset's .batch(n) or shape tells it"
+        raise invalid("batch_size", None, "skip_inputs", allowed)
+    return require_integer("batch_size", size, 1, None, "skip_inputs")
+
+
+def in_order(kept: tf.data.Dataset, size: int | None, drop_remainder: bool) -> tf.data.Dataset:
+    """Returns the batches that a stateful map has made, which is called for one after the other.
+
+    Args:
+        kept: the batches as it returns them.
+        size: inputs of the batches that they become; None: they stay as they are.
+        drop_remainder: whether a last batch that is not full is left out.
+    """
+    # tf.data neither runs a stateful map in parallel nor ahead.
+    if size is not None:
         kept = kept.rebatch(size, drop_remainder=drop_remainder)
     options = tf.data.Options()
     options.deterministic = True
@@ -122,7 +149,7 @@ def skip_inputs(
     return kept.with_options(options)
 
 
-def _default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
+def default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
     features = element[0]
     if isinstance(features, (tuple, list)):
         allowed = "a dictionary by feature name or one tensor; get_keys= finds keys elsewhere"
@@ -144,7 +171,7 @@ def _default_ids(names: frozenset[str], *element: Any) -> tf.Tensor | None:
     return ids if is_number else None
 
 
-def _weights(weight: tf.Tensor, before: Any = None) -> Any:
+def times_weights(weight: tf.Tensor, before: Any = None) -> Any:
     """The classifier's weights [batch], times sample weights that were there, [batch, ...]."""
     if before is None:
         return weight
@@ -156,24 +183,23 @@ def _weights(weight: tf.Tensor, before: Any = None) -> Any:
     return tf.nest.map_structure(times, before)
 
 
-def _require_form(
-    element_spec: Any, weighted: bool, adds_skippable: bool, names: frozenset[str]
+def require_form(
+    element_spec: Any, weighted: bool, adds_notes: bool, names: frozenset[str]
 ) -> None:
-    """Checks that elements can hold weights and "skippable"."""
+    """Checks that elements can hold weights and notes."""
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     if weighted and not (isinstance(element_spec, tuple) and len(element_spec) in (2, 3)):
         allowed = "(features, label) or (features, label, sample_weight), where inputs are thinned"
         raise invalid("dataset", element_spec, "its elements", allowed)
-    if not (adds_skippable and isinstance(features, Mapping)):
+    if not (adds_notes and isinstance(features, Mapping)):
         return
     own = frozenset() if "keys" in features else names & {ID}
-    if SKIPPABLE in features or own:
-        taken = SKIPPABLE if SKIPPABLE in features else ID
-        allowed = f"features without {taken!r}, which is a note's name where losses are recorded"
+    if taken := next((name for name in (SKIPPABLE, OFFSET, *own) if name in features), None):
+        allowed = f"features without {taken!r}, which is a note's name"
         raise invalid("dataset", sorted(features), "the features of its elements", allowed)
 
 
-def _assert_same_batch(element: Any, skippable: tf.Tensor) -> Any:
+def assert_same_batch(element: Any, skippable: tf.Tensor) -> Any:
     known = {component.shape[0] for component in (*tf.nest.flatten(element), skippable)}
     if len(known) == 1 and None not in known:
         return skippable
@@ -185,7 +211,7 @@ def _assert_same_batch(element: Any, skippable: tf.Tensor) -> Any:
     )
 
 
-def _check_label(element: Any) -> list[tf.Tensor]:
+def check_label(element: Any) -> list[tf.Tensor]:
     """Refuses an input whose one label is not finite: dense weights would be NaN for good."""
     label = element[1] if len(element) > 1 else None
     if not isinstance(label, tf.Tensor) or not label.dtype.is_floating:

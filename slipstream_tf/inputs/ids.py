@@ -14,7 +14,7 @@ from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.hashing import finalise, mix64
 from slipstream_tf.inputs.batches import num_rows, static_batch_size
 from slipstream_tf.inputs.notes import FEATURES, add_notes, without_wrapping
-from slipstream_tf.inputs.spec import ID, SKIPPABLE
+from slipstream_tf.inputs.spec import ID, NOTES
 from slipstream_tf.ops.features import PADDING_KEY
 
 KINDS = ("position", "hash")
@@ -79,7 +79,7 @@ def hash_inputs(features: Any, label: Any) -> tf.Tensor:
     """Hashes each input of a batch, by its content alone.
 
     Args:
-        features: dense tensors and RaggedTensors, nested; "id" and "skippable" do not count.
+        features: dense tensors and RaggedTensors, nested; notes of `inputs.notes` do not count.
             Where they are no mapping with "keys", all of them are hashed as keys are.
         label: a tensor, or several, nested.
 
@@ -88,7 +88,7 @@ def hash_inputs(features: Any, label: Any) -> tf.Tensor:
     """
     features = without_wrapping(features)
     content = features if isinstance(features, Mapping) else {FEATURES: features}
-    content = {name: value for name, value in content.items() if name not in (ID, SKIPPABLE)}
+    content = {name: value for name, value in content.items() if name not in NOTES}
     keys, content = ({"keys": content.pop("keys")}, content) if "keys" in content else (content, {})
     parts = [_hash_rows(part, True) for part in tf.nest.flatten(keys)]
     parts += [_hash_rows(part, False) for part in tf.nest.flatten((content, label))]

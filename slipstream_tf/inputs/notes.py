@@ -1,13 +1,14 @@
 """What the engine writes beside a batch's features, and takes off again before a model sees them.
 
-In: features of any form, and notes: a number per input, whether it could have been left out. Out: a
-mapping that holds both; of that, the features as they were.
+In: features of any form, and notes of each input: its number, whether it could have been left out,
+what its log-odds are shifted by. Out: a mapping that holds both; of that, the features as they
+were.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from slipstream_tf.inputs.spec import ID, SKIPPABLE
+from slipstream_tf.inputs.spec import NOTES
 
 FEATURES = "slipstream_features"
 """Name of what the features were, where they are no mapping: a key matrix, a tuple."""
@@ -18,7 +19,7 @@ def add_notes(features: Any, **notes: Any) -> dict[str, Any]:
 
     Args:
         features: a mapping, or anything else, which becomes `FEATURES` of the mapping.
-        **notes: "id", "skippable".
+        **notes: "id", "skippable", "log_odds_offset".
     """
     if not isinstance(features, Mapping):
         features = {FEATURES: features}
@@ -37,7 +38,7 @@ def take_notes(features: Any, own: Collection[str] = ()) -> tuple[Any, dict[str,
     """
     if not isinstance(features, Mapping):
         return features, {}
-    notes = {n: features[n] for n in (ID, SKIPPABLE) if n in features and n not in own}
+    notes = {n: features[n] for n in NOTES if n in features and n not in own}
     if FEATURES in features:
         return features[FEATURES], notes
     if not notes:

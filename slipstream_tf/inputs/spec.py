@@ -22,6 +22,13 @@ ID = "id"
 SKIPPABLE = "skippable"
 """Name of the feature, bool [batch], that tells which inputs of a batch could have been skipped."""
 
+OFFSET = "log_odds_offset"
+"""Name of the feature, float32 [batch], that is added to the log-odds of a prediction in training:
+what thinning has shifted them by."""
+
+NOTES = (ID, SKIPPABLE, OFFSET)
+"""Names of features that say something of an example, and are none of what a model takes."""
+
 PARTS = ("train", "valid", "test")
 """Without a validation part of its own, data's is a tenth of the training part, which has it all
 the same unless it is held out."""

@@ -17,7 +17,7 @@ from slipstream_tf.distributed.batches import scale_loss
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.notes import take_notes
-from slipstream_tf.inputs.spec import ID, SKIPPABLE
+from slipstream_tf.inputs.spec import ID, NOTES, OFFSET, SKIPPABLE
 from slipstream_tf.keras.contract import reaching_rows
 from slipstream_tf.keras.passes import Applied
 
@@ -25,6 +25,11 @@ Recorder = Callable[[Any, tf.Tensor, Any, Any, Any], Any]
 """Called with ids (int64 [batch] or None), losses (float32 [batch]), labels (float32 [batch], or
 None where the losses are not those of one click per input), skippable (bool [batch] or None) and
 sample weights (float32 [batch] or None); returns an operation in a graph."""
+
+
+Thinner = Callable[[Any, tf.Tensor], Any]
+"""Called with a batch `(x, y)` or `(x, y, sample_weight)` and its predictions, probabilities
+[batch]; returns the part of it that is trained, with what corrects for the rest."""
 
 
 class LossFeedback:
@@ -43,6 +48,7 @@ class LossFeedback:
 
     _recorder: Recorder | None = None
     _comm: Communicator | None = None
+    _thinner: Thinner | None = None
     # The features whose losses this training step has told; None outside of training.
     _told: list[Any] | None = None
 
@@ -53,6 +59,14 @@ class LossFeedback:
             recorder: called once per training step; None: nobody is told.
         """
         self._replace("_recorder", recorder)
+
+    def thin_batches_with(self, thinner: Thinner | None) -> None:
+        """Sets what leaves examples out of each batch by the model's own predictions.
+
+        Args:
+            thinner: called in each `train_step`; None: all are trained.
+        """
+        self._replace("_thinner", thinner)
 
     def train_with(self, comm: Communicator | None) -> None:
         """Sets the ranks whose losses are averaged, from the next step on.
@@ -152,7 +166,24 @@ class LossFeedback:
         """Runs one training step, whose losses are recorded."""
         with self._training():
             base: Any = super()
+            if self._thinner is not None:
+                args = (*args[:-1], self._thinned(args[-1]))
             return base.train_step(*args, **kwargs)
+
+    def _thinned(self, data: Any) -> Any:
+        """The part of a batch that is trained, by what the model predicts for all of it."""
+        assert self._thinner is not None
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=False)
+        if not self._is_click(y_pred):
+            allowed = "binary cross-entropy of one output, or another pilot"
+            raise invalid(
+                "loss", getattr(self, "loss", None), f"pilot='model' of {self._place()}", allowed
+            )
+        if self._gives_logits():
+            y_pred = tf.sigmoid(y_pred)
+        y_pred = tf.stop_gradient(tf.reshape(y_pred, [-1]))
+        return self._thinner((x, y) if weights is None else (x, y, weights), y_pred)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """Computes the loss as `keras.Model` does, and records the inputs' own in training.
@@ -167,8 +198,12 @@ class LossFeedback:
             ValueError: the model's loss has no value per input, or x is missing.
         """
         base: Any = super()
-        loss = base.compute_loss(*args, **kwargs)
         given = {**dict(zip(("x", "y", "y_pred", "sample_weight"), args, strict=False)), **kwargs}
+        offset = self._offset_of(given.get("x"))
+        if offset is None:
+            loss = base.compute_loss(*args, **kwargs)
+        else:
+            loss = base.compute_loss(**{**given, "y_pred": self._shift(given["y_pred"], offset)})
         if self._told is None or given.get("training") is False:
             return loss
         if self._comm is not None:
@@ -184,6 +219,23 @@ class LossFeedback:
         recorded = self.record_losses(x, *told)
         with tf.control_dependencies([] if recorded is None else [recorded]):
             return tf.identity(loss)
+
+    def _offset_of(self, x: Any) -> Any:
+        """What the log-odds of a batch's predictions are shifted by in training; None: nothing."""
+        names = set() if x is None else self._input_names() - set(NOTES)
+        return None if x is None else take_notes(x, names)[1].get(OFFSET)
+
+    def _shift(self, y_pred: Any, offset: tf.Tensor) -> Any:
+        """Predictions for what thinning has left of the examples, whose log-odds are shifted."""
+        if not self._is_click(y_pred):
+            allowed = "binary cross-entropy of one output, or correct='weight'"
+            raise invalid("loss", self.loss, f"{self._place()} by ForeseenLoss's offset", allowed)
+        offset = tf.cast(tf.reshape(offset, tf.shape(y_pred)), y_pred.dtype)
+        if self._gives_logits():
+            return y_pred + offset
+        # Of probabilities: p e^o / (p e^o + 1 - p).
+        odds = y_pred * tf.exp(offset)
+        return odds / (odds + 1.0 - y_pred)
 
     def record_losses(self, x: Any, losses: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Tells the losses of a batch, in a `train_step` that does not call `compute_loss`.
@@ -209,7 +261,7 @@ class LossFeedback:
                 place = f"record_losses of {self._place()}"
                 raise invalid("losses", "a second time", place, "once: compute_loss records them")
             self._told.append(x)
-        notes = take_notes(x, self._input_names() - {ID, SKIPPABLE})[1]
+        notes = take_notes(x, self._input_names() - set(NOTES))[1]
         losses = tf.stop_gradient(tf.reshape(tf.cast(losses, tf.float32), [-1]))
         labels, weights = (
             None if part is None else tf.reshape(tf.cast(part, tf.float32), [-1])

@@ -28,6 +28,13 @@ def require_fit(engine: Any, model: Any, beside: Sequence[Any]) -> None:
         require_layer(layer, model)
     if engine.needs_losses:
         require_losses(model)
+    if isinstance(model, LossFeedback):
+        return
+    place = f"a fit of {type(model).__name__}, which is no slip.keras.Model"
+    if engine.settings.correct == "offset":
+        raise invalid("correct", "offset", place, "'weight', which travels as sample weights")
+    if engine.settings.pilot.get("pilot") == "model":
+        raise invalid("pilot", "model", place, "'fm', 'linear' or 'label'")
 
 
 def warn_at_window_end(engine: Any, report: Any) -> None:

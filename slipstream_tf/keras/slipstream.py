@@ -14,12 +14,11 @@ from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.batches import call_at, sized
 from slipstream_tf.inputs.class_weights import weigh_classes
-from slipstream_tf.inputs.classifier import skip_inputs
 from slipstream_tf.inputs.ids import require_ids
 from slipstream_tf.inputs.look_ahead import LookAhead
 from slipstream_tf.inputs.notes import take_notes
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
-from slipstream_tf.keras import misuse
+from slipstream_tf.keras import leaving_out, misuse
 from slipstream_tf.keras.callbacks import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.passes import Applied
@@ -262,22 +261,24 @@ class Slipstream(tf.train.experimental.PythonState):
         if self.needs_ids:
             require_ids(dataset.element_spec, {spec.name for spec in self.specs})
         self.plan.batches = sized(dataset, batch_size).batches
-        only_counts = self.settings.dry_run and not self.needs_losses
-        kept = skip_inputs(
-            dataset,
-            self.tracker.classifier,
-            self.specs,
-            batch_size,
-            get_keys,
-            drop_remainder,
-            weighted=self.settings.weighs_examples,
-            adds_skippable=self.needs_losses,
-            window_batches=self.tracker.window_steps if only_counts else 0,
-            refill=self.settings.skips_examples,
-        )
+        kept = leaving_out.leave_out(self, dataset, batch_size, get_keys, drop_remainder)
         if not self.settings.policies:
             return kept
         return call_at(kept, 2 * self.tracker.window_steps, self._warn_without_steps)
+
+    def thin(self, batch: Any, predictions: tf.Tensor) -> Any:
+        """Leaves out examples of a batch by the model's own predictions, where it is the pilot.
+
+        `callback` has a `slip.keras.Model` do so; this is for a loop of your own.
+
+        Args:
+            batch: `(features, label)` or `(features, label, sample_weight)`.
+            predictions: float [batch] or [batch, 1], probabilities.
+
+        Returns:
+            The part of the batch to train, with the sample weights or offsets that correct it.
+        """
+        return leaving_out.thin(self, batch, predictions)
 
     def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The second part of `apply`: has each batch made while the one before trains.

@@ -10,7 +10,7 @@ import tensorflow as tf
 from slipstream_tf import _compat
 from slipstream_tf.distributed.batches import NEXT_KEYS
 from slipstream_tf.errors import invalid, require_integer, require_number
-from slipstream_tf.inputs.spec import ID, SKIPPABLE
+from slipstream_tf.inputs.spec import NOTES
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
 
@@ -338,7 +338,7 @@ class ClickModel(LossFeedback, keras.Model):
 
     def _split(self, inputs: Any) -> tuple[Any, Any]:
         expected = ["dense", "keys"] if self.dense_features else ["keys"]
-        names = set(inputs) - {ID, SKIPPABLE, NEXT_KEYS} if isinstance(inputs, Mapping) else set()
+        names = set(inputs) - {*NOTES, NEXT_KEYS} if isinstance(inputs, Mapping) else set()
         if sorted(names) != expected:
             given = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
             allowed = f"a dictionary with {expected} (dense_features={self.dense_features})"

@@ -18,9 +18,10 @@ from slipstream_tf.memory import require_room
 from slipstream_tf.ops import _loader, features
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier, drift_tensors
 from slipstream_tf.ops.loss_statistics import LossStatistics
+from slipstream_tf.ops.pilot import PILOT, PILOTS, KeptInputs, foresee
 from slipstream_tf.ops.table import to_arrays, to_tensors
 
-MODES = ("none", "drift", "remembered_loss", "random")
+MODES = ("none", "drift", "remembered_loss", "foreseen_loss", "random")
 # Arrays of `export_memory` and `export_window`.
 MEMORY = {"ids": np.int64, "losses": np.float32, "visits": np.int32}
 WINDOW = {
@@ -63,6 +64,7 @@ class InputClassifier:
     untracked keys count as +inf; it is +inf for an input without lookups. By remembered loss it is
     the input's loss at its last visit, or +inf if there is none, if it was skipped `max_skips`
     times since, or if one of those ceil(alpha * m) keys has not been saturated since that visit.
+    By foreseen loss (`foresee`) it is |label - prediction|, of a pilot that is trained along.
     Thread-safe. The C++ resource lives as long as this object or a `tf.function` or dataset that
     uses it.
     """
@@ -77,6 +79,9 @@ class InputClassifier:
         max_skips: int = 0,
         weigh_visits: bool = False,
         ignored_tables: Sequence[str] = (),
+        pilot: str = "none",
+        pilot_factors: int = 4,
+        pilot_memory_bytes: int = 0,
     ):
         """Creates a classifier that tracks no key and skips nothing.
 
@@ -91,6 +96,12 @@ class InputClassifier:
                 limit.
             weigh_visits: by remembered loss: an input weighs 1 + its skips when it is visited.
             ignored_tables: names of tables whose features are passed over.
+            pilot: what foresees losses: "none"; "label": the base rate; "linear": a logistic
+                regression, one number per key; "fm": a factorisation machine; "model": the model
+                that is trained.
+            pilot_factors: of "fm": numbers of a key's factor, 1 to 8.
+            pilot_memory_bytes: of "linear" and "fm": for what is learnt of the keys, which share
+                buckets of 8 bytes ("linear"), 32 or, with more than 4 factors, 64; 1,024 or more.
 
         Raises:
             ValueError: an argument is out of its range.
@@ -108,6 +119,18 @@ class InputClassifier:
             "InputClassifier",
         )
         require_integer("max_skips", max_skips, 0, 127, "InputClassifier")
+        require_choice("pilot", pilot, PILOTS, "InputClassifier")
+        require_integer("pilot_factors", pilot_factors, 1, 8, "InputClassifier")
+        has_keys = pilot in ("linear", "fm")
+        least = 1024 if has_keys else 0
+        require_integer("pilot_memory_bytes", pilot_memory_bytes, least, None, "InputClassifier")
+        require_room(
+            "pilot_memory_bytes",
+            pilot_memory_bytes,
+            pilot_memory_bytes,
+            "what the pilot learns",
+            "InputClassifier",
+        )
         self._ignored_tables = frozenset(ignored_tables)
         self._alpha, self._seed = alpha, seed
         self._remembers_losses = loss_memory_bytes > 0
@@ -121,6 +144,9 @@ class InputClassifier:
                 loss_memory_bytes=loss_memory_bytes,
                 max_skips=max_skips,
                 weighs_visits=weigh_visits,
+                pilot=pilot,
+                pilot_factors=pilot_factors,
+                pilot_memory_bytes=pilot_memory_bytes,
             )
 
     @property
@@ -170,6 +196,48 @@ class InputClassifier:
                 **packed.arguments(),
             )
         return Classified(result.skippable, result.score, result.weight)
+
+    def foresee(
+        self,
+        inputs: Any,
+        specs: Sequence[features.FeatureSpec],
+        labels: Any,
+        weights: Any = None,
+    ) -> KeptInputs:
+        """Tells which inputs of a batch are kept by their foreseen losses; the pilot learns them.
+
+        Args:
+            inputs: keys of the batch in any format that `features.pack` takes.
+            specs: the features, in order.
+            labels: float32 [batch], 0 to 1.
+            weights: float32 [batch], the inputs' sample weights, at least 0; None: 1.
+
+        Raises:
+            ValueError: as `classify`.
+            tf.errors.InvalidArgumentError: as `classify`; or a label or weight is out of its
+                range. Nothing is changed.
+        """
+        packed, ignored = features.pack(inputs, specs), len(self._tables)
+        tables = features.table_indices(specs, self._tables, self._ignored_tables, ignored)
+        keys = {"feature_table": tables, **packed.arguments()}
+        return foresee(self._handle, keys, labels, weights)
+
+    def foresee_by(self, labels: Any, predictions: Any, weights: Any = None) -> KeptInputs:
+        """The same where the model is the pilot.
+
+        Args:
+            labels: float32 [batch], 0 to 1.
+            predictions: float32 [batch], the model's probabilities.
+            weights: float32 [batch], the inputs' sample weights, at least 0; None: 1.
+
+        Raises:
+            tf.errors.InvalidArgumentError: a value is out of its range. Nothing is changed.
+        """
+        # The op wants a feature; this one is of no table.
+        ids = {"": tf.zeros_like(labels, tf.int64)}
+        packed = features.pack(ids, [features.FeatureSpec("", "")])
+        keys = {"feature_table": [len(self._tables)], **packed.arguments()}
+        return foresee(self._handle, keys, labels, weights, predictions)
 
     def set_drift(self, tables: Any, keys: Any, drift: Any) -> None:
         """Replaces the drifts of all tracked keys.
@@ -239,13 +307,14 @@ class InputClassifier:
         """Sets what is skippable from the next batch on.
 
         Args:
-            mode: "none"; "drift" or "remembered_loss": inputs whose score is below the threshold;
-                "random": each input with probability `random_share`, determined by the seed and
-                the input's number.
+            mode: "none"; "drift", "remembered_loss" or "foreseen_loss": inputs whose score is
+                below the threshold; "random": each input with probability `random_share`,
+                determined by the seed and the input's number.
             threshold: at least 0; may be infinite.
             random_share: 0 to 1.
             keep_rate: share of the skippable inputs that is kept with a weight of 1 / keep_rate, 0
-                to below 1; not with "random".
+                to below 1; not with "random". With "foreseen_loss" above 0: the least probability
+                to be kept of an input, which is else score / threshold.
             shadow: keep every input, with a weight of 1.
             window: number of the window, noted with the losses that are recorded in it.
 
@@ -312,7 +381,10 @@ class InputClassifier:
         return LossStatistics.from_sums(result.sums.numpy(), result.histogram.numpy())
 
     def reservoir_losses(self) -> np.ndarray:
-        """Remembered losses of the window's sampled inputs when they came: float32 [with one]."""
+        """Remembered losses of the window's sampled inputs when they came: float32 [with one].
+
+        With a pilot, their scores by foreseen loss.
+        """
         return _loader.library().slipstream_classifier_reservoir_losses(handle=self._handle).numpy()
 
     def export_memory(self) -> dict[str, np.ndarray]:
@@ -329,6 +401,21 @@ class InputClassifier:
         """
         tensors = to_tensors(contents, MEMORY, "remembered losses")
         _loader.library().slipstream_classifier_import_memory(handle=self._handle, **tensors)
+
+    def export_pilot(self) -> dict[str, np.ndarray]:
+        """Returns what the pilot has learnt: bias float32 [2], buckets int64 [n], numbers float32
+        [n, width]."""
+        result = _loader.library().slipstream_classifier_export_pilot(handle=self._handle)
+        return to_arrays(result, PILOT)
+
+    def import_pilot(self, contents: Mapping[str, Any]) -> None:
+        """Replaces what the pilot has learnt by what `export_pilot` gave, of the same settings.
+
+        Raises:
+            tf.errors.InvalidArgumentError: the arrays do not fit the pilot. All is as it was.
+        """
+        tensors = to_tensors(contents, PILOT, "a pilot's state")
+        _loader.library().slipstream_classifier_import_pilot(handle=self._handle, **tensors)
 
     def export_window(self) -> dict[str, np.ndarray]:
         """Returns what has come in since the window began, and where random choices are.

@@ -18,7 +18,8 @@ class Ended:
     """A window that ended, as policies see it.
 
     Attributes:
-        losses: float32 [n], remembered losses of a sample of its examples; None: none are.
+        losses: float32 [n], remembered losses of a sample of its examples, or their scores by
+            foreseen loss; None: there are none.
         share: of the hot examples, to be found skippable next, after budget and guard.
         scale: factor of the guard on what is found, 0 to 1.
     """
@@ -79,6 +80,7 @@ class Policy:
         gives_key_share: whether somebody chose `key_share`.
         share_finds_threshold: whether `target_share` is what T is found for.
         simulated_ranks: as whose exchange gradients are counted.
+        correct: how examples that are thinned by foreseen losses are corrected; "": none are.
         verb: what becomes of what is saved, for reports: "skipped", "masked", "deferred".
         columns: of `telemetry.ledger`, that tell of it.
     """
@@ -97,6 +99,7 @@ class Policy:
     gives_key_share = False
     share_finds_threshold = True
     simulated_ranks = 1
+    correct = ""
     verb = ""
     columns: tuple[str, ...] = ()
 
@@ -115,6 +118,11 @@ class Policy:
     @property
     def loss_memory(self) -> dict[str, Any]:
         """Arguments of `ops.classifier.InputClassifier` where it remembers losses."""
+        return {}
+
+    @property
+    def pilot_settings(self) -> dict[str, Any]:
+        """Arguments of `ops.classifier.InputClassifier` where a pilot foresees losses."""
         return {}
 
     @property

@@ -20,19 +20,18 @@ class SkipExamples(Policy):
     """Leaves out examples that teach nothing, and refills the batches.
 
     Attributes:
-        by: what makes an example skippable: a `LastLoss` (where examples come again) or a
-            `RowDrift` (the paper's rule, a baseline).
+        by: what makes an example skippable: a `ForeseenLoss` (in a single pass), a `LastLoss`
+            (where examples come again) or a `RowDrift` (the paper's rule, a baseline).
         share: of the hot examples (those with a finite score), to skip, 0 to 1. None: 0.3, or what
-            `Saturation(threshold=)` makes of it.
+            `Saturation(threshold=)` makes of it; by `ForeseenLoss` 0.5.
         keep: share of the skippable examples that is trained all the same, with weight 1 / keep;
-            0 to below 1 (paper: 0).
+            0 to below 1 (paper: 0). Not with `ForeseenLoss`, which has a floor.
     """
 
     by: Score
     share: float | None = None
     keep: float = 0.0
     acts_on = "examples"
-    steered_by = "share"
     verb = "skipped"
     columns = ("skipped", "skipped share", "kept")
     alpha = _of_score("alpha")
@@ -41,11 +40,14 @@ class SkipExamples(Policy):
     needs_losses = _of_score("needs_losses")
     needs_ids = _of_score("needs_ids")
     loss_memory = _of_score("loss_memory")
+    pilot_settings = _of_score("pilot_settings")
+    steered_by = _of_score("steered_by")
+    correct = _of_score("correct")
 
     def __post_init__(self) -> None:
         place = "SkipExamples"
         if not isinstance(self.by, Score):
-            allowed = "slipstream_tf.LastLoss(...) or slipstream_tf.RowDrift(...)"
+            allowed = "slipstream_tf.ForeseenLoss(...), LastLoss(...) or RowDrift(...)"
             raise invalid("by", self.by, place, allowed)
         if self.share is not None:
             share = require_number("share", self.share, 0.0, 1.0, place, True)
@@ -54,9 +56,10 @@ class SkipExamples(Policy):
         object.__setattr__(self, "keep", keep)
         if keep == 1.0:
             raise invalid("keep", 1.0, place, "below 1 (dry_run=True keeps every example)")
+        self.by.require_share(self.target_share, keep)
 
     @property
-    def key_share(self) -> float:
+    def key_share(self) -> float | None:
         """See `Policy`."""
         return self.by.key_share(self.target_share)
 
@@ -68,7 +71,8 @@ class SkipExamples(Policy):
     @property
     def target_share(self) -> float:
         """See `Policy`."""
-        return DEFAULT_SHARE if self.share is None else self.share
+        default = DEFAULT_SHARE if self.by.default_share is None else self.by.default_share
+        return default if self.share is None else self.share
 
     @property
     def weighs_examples(self) -> bool:  # type: ignore[override]
@@ -76,8 +80,10 @@ class SkipExamples(Policy):
         return self.keep > 0.0 or self.by.weighs_examples
 
     @property
-    def leaves_some(self) -> bool:  # type: ignore[override]
+    def leaves_some(self) -> bool | None:  # type: ignore[override]
         """See `Policy`."""
+        if self.by.examples_return is None:
+            return None
         return self.keep > 0.0 or self.by.examples_return
 
     def require_fit(self, tables: Tables) -> None:
@@ -95,4 +101,4 @@ class SkipExamples(Policy):
 
     def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any] | None:
         """See `Policy`."""
-        return {**self.by.rule(state, begins), "keep_rate": self.keep}
+        return {"keep_rate": self.keep, **self.by.rule(state, begins)}

@@ -74,6 +74,9 @@ class EngineSettings:
         if self.dry_run and not any(policy.verb for policy in self.policies):
             allowed = "False, or with a policy that saves examples or gradients: it tells what of"
             raise invalid("dry_run", True, f"{_PLACE} without one", allowed)
+        if self.snapshot_bytes < 0:
+            allowed = f"at most HotSet.memory, {self.hot_set.memory!r}, of which it is a part"
+            raise invalid("memory", self.pilot["pilot_memory_bytes"], "ForeseenLoss", allowed)
         self._require_composable()
         self._require_steerable()
 
@@ -265,6 +268,21 @@ class EngineSettings:
     def loss_memory(self) -> dict[str, Any]:
         """Arguments of `ops.classifier.InputClassifier` where it remembers losses."""
         return next((p.loss_memory for p in self.policies if p.loss_memory), {})
+
+    @property
+    def pilot(self) -> dict[str, Any]:
+        """Arguments of `ops.classifier.InputClassifier` where a pilot foresees losses."""
+        return next((p.pilot_settings for p in self.policies if p.pilot_settings), {})
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """What the pilot leaves of the hot set's memory, for snapshots."""
+        return self.hot_set.memory_bytes - int(self.pilot.get("pilot_memory_bytes", 0))
+
+    @property
+    def correct(self) -> str:
+        """How examples that are thinned by foreseen losses are corrected; "": none are."""
+        return next((policy.correct for policy in self.policies if policy.correct), "")
 
     @property
     def refresh_movement(self) -> float | None:

@@ -91,6 +91,7 @@ class SaturationTracker:
             settings.window.sample,
             settings.window.seed,
             **settings.loss_memory,
+            **settings.pilot,
             ignored_tables=settings.hot_set.exclude,
         )
         self._tables_at_once = tables_at_once(store, self._ranks.size)
@@ -236,6 +237,7 @@ class SaturationTracker:
             "tables": {table.name: table.state() for table in self._tables},
             "window": self.classifier.export_window(),
             "memory": self.classifier.export_memory(),
+            "pilot": self.classifier.export_pilot(),
             "traffic": self._ranks.traffic_so_far(),
         }
 
@@ -279,6 +281,9 @@ class SaturationTracker:
         for table in self._tables:
             table.restore_update_lengths(state["tables"][table.name])
         self.classifier.import_memory(state["memory"])
+        # An older version had none.
+        if self._settings.pilot and "pilot" in state:
+            self.classifier.import_pilot(state["pilot"])
         self.classifier.import_window(state["window"])
         self._ranks.restore_traffic(state["traffic"])
 
@@ -366,7 +371,7 @@ class SaturationTracker:
             scores = ranks.concatenate(scores, "scores")
         losses = ranks.total_losses(self.classifier.take_loss_statistics())
         remembered = None
-        if settings.loss_memory:
+        if settings.loss_memory or settings.pilot:
             remembered = ranks.concatenate(self.classifier.reservoir_losses(), "remembered")
         (inputs,) = ranks.total_counts([self.classifier.end_window()], "inputs")
         return window_end.Findings(
@@ -479,7 +484,8 @@ class SaturationTracker:
     def _hot_keys(self, table: TrackedTable) -> tuple[np.ndarray, np.ndarray]:
         """This rank's most accessed keys of a table that fit its budget, and their counts."""
         hot_set = self._settings.hot_set
-        own = min(hot_set.memory_bytes, hot_set.table_bytes.get(table.name, hot_set.memory_bytes))
+        memory = self._settings.snapshot_bytes
+        own = min(memory, hot_set.table_bytes.get(table.name, memory))
         # States need no other order of the keys.
         order = {"by_key": True} if self._lists_by_key else {}
         most = most_candidates(table.dim, own)

@@ -102,7 +102,7 @@ def decide(
             findings.are_withheld,
         )
 
-    hot_keys = choose_hot_keys(findings.candidates, settings.hot_set.memory_bytes)
+    hot_keys = choose_hot_keys(findings.candidates, settings.snapshot_bytes)
     states = for_each(advance, threads, findings.states, hot_keys, findings.measured)
     return Decision(found, policies, states)
 

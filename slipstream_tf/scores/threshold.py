@@ -72,6 +72,31 @@ def find_threshold(
     return ThresholdResult(float(threshold), is_capped)
 
 
+def find_thinning(scores: Any, kept: float, floor: float) -> float:
+    """Finds T such that examples kept with probability min(1, max(floor, score / T)) are a share.
+
+    Args:
+        scores: float32 [n] from 0, of sampled examples.
+        kept: share to keep, above 0, at most 1.
+        floor: least probability, 0 to `kept`.
+
+    Returns:
+        T, a float32 value; 0, which keeps all, for an empty sample or one of zeros.
+    """
+    scores = np.asarray(scores, np.float64).ravel()
+    if not scores.size or kept == 1.0 or not scores.max() > 0.0:
+        return 0.0
+    # The share falls as T rises; at `low` all but zeros are kept, at `high` none above the floor.
+    low, high = 0.0, float(scores.max()) / max(floor, 1e-6)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        if np.clip(scores / middle, floor, 1.0).mean() > kept:
+            low = middle
+        else:
+            high = middle
+    return float(np.float32(high))
+
+
 def _floor_of_share(share: float, count: int) -> int:
     product = share * count
     nearest = round(product)

@@ -20,7 +20,7 @@ namespace slipstream {
 // The other arguments are those of ClassifyByDrift. All pointers, those in `lookups` and `result`
 // too, are to device memory that the caller owns and keeps until the stream has passed. Equals the
 // CPU's result byte for byte. Offsets that are not sound are read as the nearest that are in range:
-// nobody can be told of them. cudaErrorInvalidValue for kRememberedLoss; otherwise the launch's
+// nobody can be told of them. cudaErrorInvalidValue for modes by losses; otherwise the launch's
 // error. Errors while running appear when the caller synchronizes.
 cudaError_t LaunchClassifyByDrift(cudaStream_t stream, const DriftIndexView& drifts,
                                   const DriftClassifier& classifier, const LookupLists& lookups,

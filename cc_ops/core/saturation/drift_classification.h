@@ -14,7 +14,7 @@ namespace slipstream {
 struct DriftClassifier {
   double alpha;                 // in (0, 1]; share of an input's lookups that must be saturated
   uint64_t seed;                // of thinning and of kRandom
-  ClassifierSettings settings;  // of any mode but kRememberedLoss, which needs remembered losses
+  ClassifierSettings settings;  // of any mode but those by losses
 
   // Decides on input i of a batch.
   //   score: the drift that RequiredLookups of its lookups reach at most.

@@ -86,12 +86,14 @@ Status InputClassifier::Validate(const ClassifierOptions& options) {
     return InvalidArgument("max_skips is " + std::to_string(options.max_skips) +
                            "; allowed: 0 to " + std::to_string(LossMemory::kLargestSkips));
   }
-  if (options.loss_memory_bytes == 0) return OkStatus();
+  const Status status = Pilot::Validate(options.pilot);
+  if (!status.ok() || options.loss_memory_bytes == 0) return status;
   return LossMemory::ValidateBudget(options.loss_memory_bytes);
 }
 
 InputClassifier::InputClassifier(const ClassifierOptions& options)
     : options_(options),
+      pilot_(options.pilot),
       memory_(options.loss_memory_bytes),
       reservoir_(options.reservoir_size, options.seed) {}
 
@@ -105,6 +107,13 @@ Status InputClassifier::Check(const std::vector<FeatureView>& features) const {
     }
   }
   return OkStatus();
+}
+
+std::pair<const Lookup*, int64_t> InputClassifier::LookupsOf(
+    const std::vector<FeatureView>& features, int64_t i) {
+  of_input_.clear();
+  AppendLookups(features, i, options_.num_tables, &of_input_);
+  return {of_input_.data(), static_cast<int64_t>(of_input_.size())};
 }
 
 int64_t InputClassifier::StrideOf(int64_t batch, int64_t window_batches) const {
@@ -138,6 +147,9 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
   if (by_loss && ids == nullptr) {
     return InvalidArgument("there are no ids; skipping by remembered loss needs one per input");
   }
+  if (settings.mode == SkipMode::kForeseenLoss) {
+    return InvalidArgument("there are no labels; skipping by foreseen loss needs one per input");
+  }
   const int64_t stride = observe && !by_loss ? StrideOf(batch, window_batches) : 1;
   ClassifierCounts counts;
   if (IsInStride(batch, stride)) {
@@ -150,11 +162,8 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
       const float score = by_loss ? RememberedScore(entry, result.score[i]) : result.score[i];
       if (observe) {
         const float nothing = std::numeric_limits<float>::quiet_NaN();
-        reservoir_.OfferListed(entry == nullptr ? nothing : entry->loss, [&] {
-          of_input_.clear();
-          AppendLookups(features, i, options_.num_tables, &of_input_);
-          return std::pair<const Lookup*, int64_t>(of_input_.data(), of_input_.size());
-        });
+        reservoir_.OfferListed(entry == nullptr ? nothing : entry->loss,
+                               [&] { return LookupsOf(features, i); });
       }
       const bool has_visit = by_loss && entry != nullptr;
       const Visit visit = has_visit ? VisitOf(*entry, options_, settings.keep_rate) : Visit();
@@ -210,6 +219,9 @@ Status InputClassifier::SetSaturated(const int32_t* tables, const int64_t* keys,
 Status InputClassifier::Configure(const ClassifierSettings& settings) {
   const Status status = ValidateSettings(settings);
   if (!status.ok()) return status;
+  if (settings.mode == SkipMode::kForeseenLoss && options_.pilot.kind == PilotKind::kNone) {
+    return InvalidArgument("the classifier has no pilot; skipping by foreseen loss needs one");
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   settings_ = settings;
   return OkStatus();

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "cc_ops/core/base/parallel.h"
@@ -14,6 +15,7 @@
 #include "cc_ops/core/saturation/input_reservoir.h"
 #include "cc_ops/core/saturation/loss_memory.h"
 #include "cc_ops/core/saturation/loss_statistics.h"
+#include "cc_ops/core/saturation/pilot.h"
 #include "cc_ops/core/saturation/skip_rule.h"
 #include "cc_ops/core/saturation/skip_score.h"
 
@@ -31,6 +33,23 @@ struct ClassifierOptions {
   int max_skips = 0;
   // kRememberedLoss: whether an input that was skipped weighs 1 + its skips when it is visited.
   bool weighs_visits = false;
+  PilotOptions pilot;  // kForeseenLoss
+};
+
+// What is known of a batch's inputs beside their keys; [batch] each.
+struct LabeledInputs {
+  const float* labels;                 // 0 to 1
+  const float* weights = nullptr;      // finite, at least 0; nullptr: 1
+  const float* predictions = nullptr;  // probabilities of the model, where it is the pilot
+};
+
+// The inputs of a batch that are kept, in order; [kept] each.
+struct KeptInputs {
+  std::vector<int64_t> rows;   // of the batch
+  std::vector<float> weights;  // inputs that each one stands for
+  // Log of (probability to be kept with label 1 / with label 0).
+  std::vector<float> offsets;
+  std::vector<uint8_t> skippable;  // whether it could have been left out
 };
 
 struct ClassifierCounts {
@@ -72,6 +91,19 @@ class InputClassifier {
                   bool observe, const Classified& result, int64_t window_batches = 0);
   static constexpr int64_t kMostStride = 16;
 
+  // Foresees the inputs' losses by the pilot, decides by them, and lets the pilot learn from the
+  // inputs that are kept (in shadow mode, that would be), with the weight that they stand for. For
+  // a classifier with a pilot.
+  //   features, observe: as of Classify; without `observe` nothing is learnt.
+  // InvalidArgument, changing nothing, for a feature of a table that the classifier does not have,
+  // or a label, weight or prediction out of its range.
+  Status Foresee(const std::vector<FeatureView>& features, int64_t batch,
+                 const LabeledInputs& inputs, bool observe, KeptInputs* kept);
+
+  // What the pilot has learnt; errors as of Pilot::Import.
+  Pilot::State ExportPilot();
+  Status ImportPilot(const Pilot::State& state);
+
   // Replaces all drifts; see DriftIndex::Build.
   Status SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n,
                   const Parallel& parallel = {});
@@ -88,7 +120,8 @@ class InputClassifier {
   // count, and keys that no sampled input has make no difference. Errors as SetDrift.
   Status ReservoirScores(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n,
                          std::vector<float>* scores, const Parallel& parallel = {}) const;
-  // Remembered losses that the sampled inputs had when they came, of those that had one.
+  // Remembered losses that the sampled inputs had when they came, of those that had one; with a
+  // pilot, their scores by foreseen loss.
   std::vector<float> ReservoirLosses() const;
 
   // Takes in the losses of trained inputs.
@@ -116,13 +149,16 @@ class InputClassifier {
 
  private:
   Status Check(const std::vector<FeatureView>& features) const;
+  // Of input i; valid until the next call.
+  std::pair<const Lookup*, int64_t> LookupsOf(const std::vector<FeatureView>& features, int64_t i);
   int64_t StrideOf(int64_t batch, int64_t window_batches) const;
   bool IsInStride(int64_t batch, int64_t stride) const;
 
   const ClassifierOptions options_;
-  std::mutex classifying_;  // one batch at a time; locked before mutex_; guards scratch_, index_
+  std::mutex classifying_;  // one batch at a time; locked before mutex_; guards the next three
   InputLookups scratch_;
   DriftIndex index_;
+  Pilot pilot_;
   mutable std::mutex mutex_;  // guards all below
   DriftIndex spare_;          // memory for the next index
   DriftIndex since_;          // of saturated keys: the window since which they are

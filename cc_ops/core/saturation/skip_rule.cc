@@ -17,6 +17,11 @@ Status ValidateSettings(const ClassifierSettings& settings) {
     return InvalidArgument("keep_rate is " + std::to_string(settings.keep_rate) +
                            "; allowed: 0 to below 1");
   }
+  if (settings.mode == SkipMode::kForeseenLoss && settings.keep_rate == 0.0) {
+    return InvalidArgument(
+        "keep_rate is 0; allowed by foreseen loss: above 0, as what is never kept cannot be "
+        "weighed");
+  }
   if (settings.window < 0) {
     return InvalidArgument("window is " + std::to_string(settings.window) + "; allowed: 0 or more");
   }

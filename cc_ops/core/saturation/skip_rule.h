@@ -14,15 +14,18 @@ enum class SkipMode {
   kNone,            // no input is skippable
   kDrift,           // an input whose skip score is below the threshold
   kRememberedLoss,  // the same; the score is the input's loss at its last visit
+  kForeseenLoss,    // the same; the score is |label - what a pilot predicted|
   kRandom,          // the control: each input with the same probability, whatever its keys
 };
 
 // What a window skips.
 struct ClassifierSettings {
   SkipMode mode = SkipMode::kNone;
-  float threshold = 0.0f;     // not NaN, at least 0; read by kDrift and kRememberedLoss
+  float threshold = 0.0f;     // not NaN, at least 0; read by all but kNone and kRandom
   double random_share = 0.0;  // 0 to 1; read by kRandom
-  double keep_rate = 0.0;     // share of the skippable inputs that is kept, 0 to below 1
+  // Share of the skippable inputs that is kept, 0 to below 1; by kForeseenLoss the least one: a
+  // skippable input is kept with probability score / threshold, or with this one.
+  double keep_rate = 0.0;
   bool is_shadow = false;     // inputs are found skippable, and all are kept
   int64_t window = 0;         // number of the window, noted with the losses of its visits
 };
@@ -34,7 +37,7 @@ Status ValidateSettings(const ClassifierSettings& settings);
 struct SkipDecision {
   bool is_skippable = false;
   bool is_kept = true;  // in shadow mode: whether it would be kept without
-  // 0: left out. Else the inputs that it stands for: 1, 1 / keep_rate, or 1 + its skips.
+  // 0: left out. Else the inputs that it stands for: 1, 1 / its chance, or 1 + its skips.
   float weight = 1.0f;
 };
 
@@ -63,6 +66,14 @@ SLIPSTREAM_HOST_DEVICE inline double UnitInterval(uint64_t random) {
   return static_cast<double>(random >> 11) * 0x1.0p-53;
 }
 
+// The probability with which an input is kept by its foreseen loss.
+SLIPSTREAM_HOST_DEVICE inline double ChanceByScore(const ClassifierSettings& settings,
+                                                   float score) {
+  if (!(score < settings.threshold)) return 1.0;
+  const double share = static_cast<double>(score) / settings.threshold;
+  return share < settings.keep_rate ? settings.keep_rate : share;
+}
+
 // Decides on one input, for every classifier and on every device.
 //   seed: of the classifier. number: of the input since the start, for random choices.
 SLIPSTREAM_HOST_DEVICE inline SkipDecision Classify(const ClassifierSettings& settings,
@@ -81,10 +92,12 @@ SLIPSTREAM_HOST_DEVICE inline SkipDecision Classify(const ClassifierSettings& se
     decision.weight = visit.weight;
   } else {
     // Random skipping keeps none of the skippable inputs.
+    const double chance = settings.mode == SkipMode::kForeseenLoss ? ChanceByScore(settings, score)
+                          : is_random                              ? 0.0
+                                                                   : settings.keep_rate;
     decision.is_kept =
-        !is_random && settings.keep_rate > 0.0 &&
-        UnitInterval(CounterRandom(seed ^ kThinningStream, number)) < settings.keep_rate;
-    decision.weight = decision.is_kept ? static_cast<float>(1.0 / settings.keep_rate) : 0.0f;
+        chance > 0.0 && UnitInterval(CounterRandom(seed ^ kThinningStream, number)) < chance;
+    decision.weight = decision.is_kept ? static_cast<float>(1.0 / chance) : 0.0f;
   }
   if (settings.is_shadow) decision.weight = 1.0f;
   return decision;

@@ -22,6 +22,7 @@ inline absl::Status ReadSettings(tensorflow::OpKernelContext* context,
   TF_RETURN_IF_ERROR(ReadAttribute(context, "mode", &mode));
   if (mode == "drift") settings->mode = SkipMode::kDrift;
   if (mode == "remembered_loss") settings->mode = SkipMode::kRememberedLoss;
+  if (mode == "foreseen_loss") settings->mode = SkipMode::kForeseenLoss;
   if (mode == "random") settings->mode = SkipMode::kRandom;
   TF_RETURN_IF_ERROR(ReadAttribute(context, "is_shadow", &settings->is_shadow));
   TF_RETURN_IF_ERROR(ReadScalar(context, 1, "threshold", &settings->threshold));

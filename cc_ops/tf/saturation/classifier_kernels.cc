@@ -16,6 +16,7 @@
 #include "cc_ops/tf/base/resource_kernel.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
 #include "cc_ops/tf/saturation/classifier_inputs.h"
+#include "cc_ops/tf/saturation/classifier_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/platform/refcount.h"
@@ -29,27 +30,12 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-class ClassifierResource : public tensorflow::ResourceBase {
- public:
-  explicit ClassifierResource(const ClassifierOptions& options) : classifier(options) {}
-  std::string DebugString() const override {
-    return absl::StrCat("SlipstreamClassifier of ", classifier.options().num_tables, " tables");
-  }
-  InputClassifier classifier;
-};
-
-// The values of an input of the batch, or null if it is empty, which stands for none.
-template <class T>
-absl::Status ReadOptional(OpKernelContext* context, int input, const char* name, int64_t batch,
-                          const T** values) {
-  const Tensor& given = context->input(input);
-  const int64_t n = given.NumElements();
-  if (given.dims() != 1 || (n != 0 && n != batch)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, " have shape ", given.shape().DebugString(), "; allowed: [", batch, "] or [0]"));
-  }
-  *values = n == 0 && batch > 0 ? nullptr : given.flat<T>().data();
-  return absl::OkStatus();
+// The registration limits the values.
+PilotKind PilotOf(const std::string& name) {
+  if (name == "label") return PilotKind::kLabel;
+  if (name == "linear") return PilotKind::kLinear;
+  if (name == "fm") return PilotKind::kFm;
+  return name == "model" ? PilotKind::kModel : PilotKind::kNone;
 }
 
 class CreateKernel : public OpKernel {
@@ -63,6 +49,11 @@ class CreateKernel : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("loss_memory_bytes", &options_.loss_memory_bytes));
     OP_REQUIRES_OK(context, context->GetAttr("max_skips", &options_.max_skips));
     OP_REQUIRES_OK(context, context->GetAttr("weighs_visits", &options_.weighs_visits));
+    std::string pilot;
+    OP_REQUIRES_OK(context, context->GetAttr("pilot", &pilot));
+    options_.pilot.kind = PilotOf(pilot);
+    OP_REQUIRES_OK(context, context->GetAttr("pilot_factors", &options_.pilot.factors));
+    OP_REQUIRES_OK(context, context->GetAttr("pilot_memory_bytes", &options_.pilot.memory_bytes));
   }
 
   void Compute(OpKernelContext* context) override {

@@ -60,6 +60,9 @@ REGISTER_OP("SlipstreamClassifier")
     .Attr("loss_memory_bytes: int >= 0 = 0")
     .Attr("max_skips: int >= 0 = 0")
     .Attr("weighs_visits: bool = false")
+    .Attr("pilot: {'none', 'label', 'linear', 'fm', 'model'} = 'none'")
+    .Attr("pilot_factors: int = 4")
+    .Attr("pilot_memory_bytes: int >= 0 = 0")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> []"))
     .Doc(R"doc(
@@ -78,6 +81,10 @@ loss_memory_bytes: For remembered losses, 16 bytes an input; 0: none are remembe
 max_skips: By remembered loss: an input is visited after so many skips (the first time, by its id,
   after as many or fewer); 0: no limit.
 weighs_visits: By remembered loss: an input that was skipped weighs 1 + its skips when visited.
+pilot: What foresees the inputs' losses: the base rate, a linear model or a factorisation machine of
+  their keys, or the model that is trained.
+pilot_factors: Of `fm`: numbers of a key's factor, 1 to 8.
+pilot_memory_bytes: Of `linear` and `fm`: for what is learnt of the keys, 1,024 or more.
 )doc");
 
 REGISTER_OP("SlipstreamClassifyInputs")
@@ -148,7 +155,7 @@ REGISTER_OP("SlipstreamClassifierConfigure")
     .Input("random_share: double")
     .Input("keep_rate: double")
     .Input("window: int64")
-    .Attr("mode: {'none', 'drift', 'remembered_loss', 'random'}")
+    .Attr("mode: {'none', 'drift', 'remembered_loss', 'foreseen_loss', 'random'}")
     .Attr("is_shadow: bool = false")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [], [], [], []"))
@@ -156,10 +163,11 @@ REGISTER_OP("SlipstreamClassifierConfigure")
 Sets what is skippable from the next batch on.
 
 handle: Of the classifier.
-threshold: At least 0. Read by `drift` and `remembered_loss`: inputs with a lower skip score are
-  skippable.
+threshold: At least 0. Read by `drift`, `remembered_loss` and `foreseen_loss`: inputs with a lower
+  skip score are skippable.
 random_share: 0 to 1. Read by `random`: the probability of an input to be skippable.
 keep_rate: 0 to below 1. Share of the skippable inputs that is kept, with a weight; not `random`.
+  By `foreseen_loss` above 0: the least probability of an input; else it is score / threshold.
 window: Number of the window, noted with remembered losses.
 mode: `none`: nothing is skippable.
 is_shadow: All inputs are kept, with weight 1.

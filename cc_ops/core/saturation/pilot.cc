@@ -1,0 +1,130 @@
+#include "cc_ops/core/saturation/pilot.h"
+
+#include <cmath>
+#include <string>
+
+#include "cc_ops/core/base/hash.h"
+
+namespace slipstream {
+namespace {
+
+// Factors start uniform within it.
+constexpr float kFirstFactor = 0.05f;
+
+}  // namespace
+
+Status Pilot::Validate(const PilotOptions& options) {
+  const bool has_keys = options.kind == PilotKind::kLinear || options.kind == PilotKind::kFm;
+  if (!has_keys) return OkStatus();
+  if (options.factors < 1 || options.factors > kMostFactors) {
+    return InvalidArgument("pilot_factors is " + std::to_string(options.factors) +
+                           "; allowed: 1 to " + std::to_string(kMostFactors));
+  }
+  constexpr int64_t kLeast = 1024;
+  if (options.memory_bytes < kLeast) {
+    return InvalidArgument("pilot_memory_bytes is " + std::to_string(options.memory_bytes) +
+                           "; allowed: " + std::to_string(kLeast) + " or more");
+  }
+  return OkStatus();
+}
+
+Pilot::Pilot(const PilotOptions& options) : options_(options) {
+  const bool is_fm = options.kind == PilotKind::kFm;
+  if (!is_fm && options.kind != PilotKind::kLinear) return;
+  padded_ = !is_fm ? 0 : options.factors <= 4 ? 4 : 8;
+  // Buckets do not cross cache lines.
+  width_ = padded_ == 0 ? 2 : padded_ == 4 ? 8 : 16;
+  const int64_t bucket_bytes = width_ * static_cast<int64_t>(sizeof(float));
+  num_buckets_ = options.memory_bytes / bucket_bytes;
+  memory_ = PageMemory(static_cast<size_t>(num_buckets_ * bucket_bytes));
+  numbers_ = reinterpret_cast<float*>(memory_.data());
+  Start();
+}
+
+void Pilot::Start() {
+  bias_ = bias_accumulator_ = 0.0f;
+  const int factors = padded_ == 0 ? 0 : options_.factors;
+  for (int64_t b = 0; b < num_buckets_; ++b) {
+    float* const bucket = numbers_ + b * width_;
+    std::fill_n(bucket, width_, 0.0f);
+    for (int d = 0; d < factors; ++d) {
+      const uint64_t random = Mix64(static_cast<uint64_t>(b * kMostFactors + d));
+      bucket[d] = kFirstFactor * (static_cast<float>(random >> 40) * 0x1.0p-23f - 1.0f);
+    }
+  }
+}
+
+float Pilot::Probability(float log_odds) { return 1.0f / (1.0f + std::exp(-log_odds)); }
+
+void Pilot::AddKeys(const FeatureView& feature, uint64_t salt, int64_t example) {
+  const size_t first = terms_.size();
+  const int64_t end = feature.end(example);
+  for (int64_t position = feature.begin(example); position < end; ++position) {
+    if (!feature.is_key(position)) continue;
+    const uint64_t hash = Mix64(static_cast<uint64_t>(feature.keys[position]) ^ salt);
+    const uint64_t place = ScaleHash(hash, static_cast<uint64_t>(num_buckets_));
+    float* const bucket = numbers_ + place * static_cast<uint64_t>(width_);
+    __builtin_prefetch(bucket, 1);
+    terms_.push_back({bucket, 1.0f});
+  }
+  const size_t keys = terms_.size() - first;
+  if (keys < 2) return;
+  for (size_t t = first; t < terms_.size(); ++t) terms_[t].share = 1.0f / static_cast<float>(keys);
+}
+
+void Pilot::List(const std::vector<FeatureView>& features, int num_tables, int64_t begin,
+                 int64_t end) {
+  terms_.clear();
+  ends_.clear();
+  for (int64_t i = begin; i < end; ++i) {
+    for (size_t f = 0; num_buckets_ > 0 && f < features.size(); ++f) {
+      if (features[f].table == num_tables) continue;
+      // A feature's place tells its keys from those of others, also of the same table.
+      AddKeys(features[f], Mix64(~static_cast<uint64_t>(f)), i);
+    }
+    ends_.push_back(static_cast<int64_t>(terms_.size()));
+  }
+}
+
+Pilot::State Pilot::Export() const {
+  State state;
+  state.bias = {bias_, bias_accumulator_};
+  for (int64_t b = 0; b < num_buckets_; ++b) {
+    const float* const bucket = numbers_ + b * width_;
+    if (bucket[padded_ + 1] == 0.0f) continue;
+    state.buckets.push_back(b);
+    state.numbers.insert(state.numbers.end(), bucket, bucket + width_);
+  }
+  return state;
+}
+
+Status Pilot::Import(const State& state) {
+  if (state.bias.size() != 2 || state.numbers.size() != state.buckets.size() * width_) {
+    return InvalidArgument("a pilot's state has " + std::to_string(state.numbers.size()) +
+                           " numbers of " + std::to_string(state.buckets.size()) +
+                           " buckets; allowed: " + std::to_string(width_) + " of each");
+  }
+  int64_t least = 0;
+  for (const int64_t bucket : state.buckets) {
+    if (bucket < least || bucket >= num_buckets_) {
+      return InvalidArgument("a pilot's state has bucket " + std::to_string(bucket) +
+                             "; allowed: ascending, " + std::to_string(least) + " to " +
+                             std::to_string(num_buckets_ - 1));
+    }
+    least = bucket + 1;
+  }
+  const auto is_finite = [](float number) { return std::isfinite(number); };
+  if (!std::all_of(state.numbers.begin(), state.numbers.end(), is_finite) ||
+      !std::all_of(state.bias.begin(), state.bias.end(), is_finite)) {
+    return InvalidArgument("a pilot's state has a number that is not finite");
+  }
+  Start();
+  bias_ = state.bias[0];
+  bias_accumulator_ = state.bias[1];
+  for (size_t i = 0; i < state.buckets.size(); ++i) {
+    std::copy_n(state.numbers.begin() + i * width_, width_, numbers_ + state.buckets[i] * width_);
+  }
+  return OkStatus();
+}
+
+}  // namespace slipstream

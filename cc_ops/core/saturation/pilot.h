@@ -1,0 +1,190 @@
+// The pilot: a small click model that foresees an example's loss before the model sees it, and is
+// trained along on the examples that are kept.
+#ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_PILOT_H_
+#define SLIPSTREAM_CC_OPS_CORE_SATURATION_PILOT_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/base/status.h"
+#include "cc_ops/core/lookup/feature_view.h"
+#include "cc_ops/core/memory/page_memory.h"
+
+namespace slipstream {
+
+enum class PilotKind {
+  kNone,    // there is none
+  kLabel,   // the base rate, whatever the keys
+  kLinear,  // logistic regression: a number per key
+  kFm,      // factorisation machine (Rendle, ICDM 2010): a number and a factor per key
+  kModel,   // the model itself predicts; nothing is held here
+};
+
+struct PilotOptions {
+  PilotKind kind = PilotKind::kNone;
+  int factors = 4;           // kFm: numbers of a key's factor, 1 to 8
+  int64_t memory_bytes = 0;  // of the keys' numbers
+};
+
+// What the pilot learns from an example.
+struct Lesson {
+  float label = 0.0f;   // 0 to 1
+  float weight = 0.0f;  // 0: nothing is learnt
+};
+
+// Keys share buckets by their hash and the feature that they are of (feature hashing, Weinberger
+// et al., ICML 2009): memory is bounded whatever comes, and no key is looked for. Rules: Adagrad,
+// with one accumulator per factor. Not thread-safe; deterministic.
+class Pilot {
+ public:
+  static constexpr int kMostFactors = 8;
+  static constexpr double kLearningRate = 0.1;
+  static constexpr double kFirstAccumulator = 0.1;
+
+  // InvalidArgument for an option out of its range.
+  static Status Validate(const PilotOptions& options);
+
+  // `options` must be valid. Throws std::bad_alloc.
+  explicit Pilot(const PilotOptions& options);
+
+  // Foresees examples in their order, and learns from each before the next one.
+  //   features: as of InputClassifier::Classify. A feature of table `num_tables` is passed over;
+  //     the numbers of an example's several keys of one feature are averaged.
+  //   decide(i, probability): called once for each example; returns its Lesson.
+  template <class Decide>
+  void ForEach(const std::vector<FeatureView>& features, int num_tables, int64_t batch,
+               const Decide& decide);
+
+  // What it has learnt, for a checkpoint. The same options give buckets of the same numbers.
+  struct State {
+    std::vector<float> bias;       // [2]: base log-odds and its accumulator
+    std::vector<int64_t> buckets;  // [n]: those that something was learnt in, ascending
+    std::vector<float> numbers;    // [n, width]
+  };
+  State Export() const;
+  // InvalidArgument, changing nothing, for arrays of other options, or numbers that are not finite.
+  Status Import(const State& state);
+
+  int64_t num_buckets() const { return num_buckets_; }
+  int width() const { return width_; }  // numbers of a bucket
+
+ private:
+  // A key of an example.
+  struct Term {
+    float* bucket;
+    float share;  // of its feature's keys
+  };
+
+  // Lists the terms of examples begin .. end - 1, and asks for their memory.
+  void List(const std::vector<FeatureView>& features, int num_tables, int64_t begin, int64_t end);
+  void AddKeys(const FeatureView& feature, uint64_t salt, int64_t example);
+
+  // kFactors: 0, 4 or 8: a bucket has them first, then its number, the number's accumulator and
+  // that of the factors.
+  template <int kFactors>
+  float LogOdds(int64_t begin, int64_t end, float* sum) const;
+  template <int kFactors>
+  void Learn(int64_t begin, int64_t end, const float* sum, float gradient);
+  template <int kFactors, class Decide>
+  void ForEachOf(const std::vector<FeatureView>& features, int num_tables, int64_t batch,
+                 const Decide& decide);
+
+  void Start();
+
+  static constexpr int64_t kExamplesAtOnce = 16;
+  static float Probability(float log_odds);
+
+  PilotOptions options_;
+  int padded_ = 0;  // kFactors
+  int width_ = 0;
+  int64_t num_buckets_ = 0;
+  PageMemory memory_;
+  float* numbers_ = nullptr;  // [num_buckets, width]
+  float bias_ = 0.0f, bias_accumulator_ = 0.0f;
+  std::vector<Term> terms_;
+  std::vector<int64_t> ends_;  // of each listed example's terms
+};
+
+template <int kFactors>
+inline float Pilot::LogOdds(int64_t begin, int64_t end, float* sum) const {
+  float linear = bias_;
+  float squares[kFactors + 1] = {};
+  std::fill_n(sum, kFactors, 0.0f);
+  for (int64_t t = begin; t < end; ++t) {
+    const float* const bucket = terms_[t].bucket;
+    const float share = terms_[t].share;
+    for (int d = 0; d < kFactors; ++d) {
+      const float value = share * bucket[d];
+      sum[d] += value;
+      squares[d] += value * value;
+    }
+    linear += share * bucket[kFactors];
+  }
+  float pairs = 0.0f;
+  for (int d = 0; d < kFactors; ++d) pairs += sum[d] * sum[d] - squares[d];
+  return linear + 0.5f * pairs;
+}
+
+template <int kFactors>
+inline void Pilot::Learn(int64_t begin, int64_t end, const float* sum, float gradient) {
+  constexpr auto kRate = static_cast<float>(kLearningRate);
+  constexpr auto kFirst = static_cast<float>(kFirstAccumulator);
+  const auto step = [](float slope, float* accumulator) {
+    *accumulator += slope;
+    return kRate / std::sqrt(*accumulator + kFirst);
+  };
+  bias_ -= gradient * step(gradient * gradient, &bias_accumulator_);
+  for (int64_t t = begin; t < end; ++t) {
+    float* const bucket = terms_[t].bucket;
+    const float share = terms_[t].share;
+    float slopes[kFactors + 1], squares = 0.0f;
+    for (int d = 0; d < kFactors; ++d) {
+      slopes[d] = gradient * share * (sum[d] - share * bucket[d]);
+      squares += slopes[d] * slopes[d];
+    }
+    const float slope = gradient * share;
+    bucket[kFactors] -= slope * step(slope * slope, &bucket[kFactors + 1]);
+    if constexpr (kFactors > 0) {
+      const float rate = step(squares / kFactors, &bucket[kFactors + 2]);
+      for (int d = 0; d < kFactors; ++d) bucket[d] -= rate * slopes[d];
+    }
+  }
+}
+
+template <int kFactors, class Decide>
+inline void Pilot::ForEachOf(const std::vector<FeatureView>& features, int num_tables,
+                             int64_t batch, const Decide& decide) {
+  float sum[kFactors + 1];
+  for (int64_t begin = 0; begin < batch; begin += kExamplesAtOnce) {
+    const int64_t end = std::min(batch, begin + kExamplesAtOnce);
+    List(features, num_tables, begin, end);
+    int64_t term = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t term_end = ends_[i - begin];
+      const float probability = Probability(LogOdds<kFactors>(term, term_end, sum));
+      const Lesson lesson = decide(i, probability);
+      if (lesson.weight > 0.0f) {
+        Learn<kFactors>(term, term_end, sum, lesson.weight * (probability - lesson.label));
+      }
+      term = term_end;
+    }
+  }
+}
+
+template <class Decide>
+void Pilot::ForEach(const std::vector<FeatureView>& features, int num_tables, int64_t batch,
+                    const Decide& decide) {
+  if (padded_ == 8) {
+    ForEachOf<8>(features, num_tables, batch, decide);
+  } else if (padded_ == 4) {
+    ForEachOf<4>(features, num_tables, batch, decide);
+  } else {
+    ForEachOf<0>(features, num_tables, batch, decide);
+  }
+}
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_SATURATION_PILOT_H_

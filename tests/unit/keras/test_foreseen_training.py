@@ -1,0 +1,207 @@
+"""Thinning by foreseen loss in `model.fit`: pilots, corrections, dry run, checkpoints, misuse."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf.inputs.foreseen import click_of
+
+KEYS, BATCH = 50, 256
+
+
+def clicks(examples, seed=0, rate=0.05):
+    """Two keys an example; each pair has a click rate of its own."""
+    random = np.random.default_rng(seed)
+    law = np.random.default_rng(99).normal(0.0, 1.5, (2, KEYS))
+    keys = random.integers(0, KEYS, (examples, 2))
+    log_odds = np.log(rate / (1 - rate)) + law[0, keys[:, 0]] + law[1, keys[:, 1]] - 1.0
+    label = random.random(examples) < 1.0 / (1.0 + np.exp(-log_odds))
+    return keys.astype(np.int64), label.astype(np.float32)
+
+
+def dataset(keys, label, weight=None, batch=BATCH):
+    features = {"first": keys[:, 0], "second": keys[:, 1]}
+    parts = (features, label) if weight is None else (features, label, weight)
+    return tf.data.Dataset.from_tensor_slices(parts).batch(batch)
+
+
+def build(policies, kind=slip.keras.Model, dry_run=False, logits=False, **engine):
+    keras.utils.set_random_seed(1)
+    embeddings = slip.keras.EmbeddingCollection(
+        [slip.Table("first", 4), slip.Table("second", 4)], slip.optimizers.Adagrad(0.1)
+    )
+    inputs = {
+        name: keras.Input((), dtype="int64", name=name, batch_size=None)
+        for name in ("first", "second")
+    }
+    rows = embeddings(inputs)
+    joined = keras.layers.Concatenate()([rows["first"], rows["second"]])
+    activation = None if logits else "sigmoid"
+    model = kind(inputs, keras.layers.Dense(1, activation)(joined))
+    model.compile(
+        keras.optimizers.Adam(0.01), keras.losses.BinaryCrossentropy(from_logits=logits)
+    )
+    engine = {"window": slip.Window(5, warmup=20, planned_steps=400), **engine}
+    slipstream = slip.Slipstream(embeddings, policies, dry_run=dry_run, **engine)
+    return model, slipstream
+
+
+def fit(model, slipstream, data, **settings):
+    return model.fit(
+        slipstream.apply(data), verbose=0, callbacks=[slipstream.callback()], **settings
+    )
+
+
+def predictions(model, keys):
+    features = {"first": keys[:, 0], "second": keys[:, 1]}
+    return model.predict(features, batch_size=4096, verbose=0)[:, 0]
+
+
+def skip(**settings):
+    share = settings.pop("share", 0.7)
+    return slip.SkipExamples(slip.ForeseenLoss(**settings), share=share)
+
+
+@pytest.mark.parametrize(
+    ("pilot", "correct", "logits"),
+    [
+        *((pilot, "weight", False) for pilot in ("fm", "linear", "label", "model")),
+        *(("fm", "offset", logits) for logits in (False, True)),
+        *(("model", correct, True) for correct in ("weight", "offset")),
+    ],
+)
+def test_keeps_its_share_and_stays_calibrated(pilot, correct, logits):
+    keys, label = clicks(60_000)
+    model, slipstream = build(skip(pilot=pilot, correct=correct), logits=logits)
+    fit(model, slipstream, dataset(keys, label))
+    active = [report for report in slipstream.tracker.reports if not report.is_warming_up]
+    skipped = sum(report.examples_skipped for report in active)
+    assert skipped / sum(report.examples_seen for report in active) == pytest.approx(0.7, abs=0.06)
+    keys, label = clicks(40_000, seed=1)
+    predicted = predictions(model, keys)
+    predicted = 1.0 / (1.0 + np.exp(-predicted)) if logits else predicted
+    # What was left out is mostly negative: without its correction twice as much is predicted.
+    assert predicted.mean() / label.mean() == pytest.approx(1.0, abs=0.12)
+    assert keras.metrics.AUC()(label, predicted) > 0.8
+
+
+def test_weights_of_a_window_add_up_to_its_examples():
+    keys, label = clicks(20_000)
+    _, slipstream = build(skip())
+    slipstream.tracker.classifier.configure("foreseen_loss", 0.2, keep_rate=0.05)
+    total = positives = kept = 0
+    for _, y, weight in slipstream.apply(dataset(keys, label)):
+        total += float(tf.reduce_sum(weight))
+        positives += float(tf.reduce_sum(weight * y))
+        kept += len(y)
+    assert kept < 10_000
+    assert total / 20_000 == pytest.approx(1.0, abs=0.05)
+    assert positives / label.sum() == pytest.approx(1.0, abs=0.03)
+
+
+def test_batches_are_full_and_in_order():
+    keys, label = clicks(10_000)
+    keys[:, 0] = np.arange(10_000)
+    _, slipstream = build(skip())
+    slipstream.tracker.classifier.configure("foreseen_loss", 0.2, keep_rate=0.05)
+    batches = [x["first"].numpy() for x, _, _ in slipstream.apply(dataset(keys, label))]
+    assert {len(batch) for batch in batches[:-1]} == {BATCH}
+    assert np.all(np.diff(np.concatenate(batches)) > 0)
+
+
+def test_own_sample_weights_are_multiplied_and_learnt_by():
+    keys, label = clicks(2_000)
+    weight = np.full(2_000, 3.0, np.float32)
+    _, slipstream = build(skip(pilot="label"))
+    slipstream.tracker.classifier.configure("foreseen_loss", 0.5, keep_rate=0.05)
+    weights = [w.numpy() for _, _, w in slipstream.apply(dataset(keys, label, weight))]
+    assert np.concatenate(weights).min() >= 3.0
+    with pytest.raises(tf.errors.InvalidArgumentError, match="weight of input 0 is -3"):
+        list(slipstream.apply(dataset(keys, label, -weight)))
+
+
+def test_labels_between_0_and_1_have_weights_but_no_offset():
+    keys, label = clicks(1_000)
+    label = 0.5 * label
+    _, slipstream = build(skip())
+    assert sum(len(y) for _, y, _ in slipstream.apply(dataset(keys, label))) == 1_000
+    _, slipstream = build(skip(correct="offset"))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="neither 0 nor 1"):
+        list(slipstream.apply(dataset(keys, label)))
+    _, slipstream = build(skip())
+    with pytest.raises(tf.errors.InvalidArgumentError, match="label of input 0 is 2"):
+        list(slipstream.apply(dataset(keys, np.full(1_000, 2.0, np.float32))))
+
+
+def test_of_several_labels_the_largest_counts():
+    one = tf.constant([0, 1, 0])
+    both = {"a": one[:, None], "b": tf.constant([[0.0, 0.0], [0.0, 0.5], [0.25, 0.0]])}
+    np.testing.assert_array_equal(click_of(one), [0.0, 1.0, 0.0])
+    np.testing.assert_array_equal(click_of(both), [0.0, 1.0, 0.25])
+
+
+@pytest.mark.parametrize("pilot", ["fm", "model"])
+def test_a_dry_run_trains_as_plain_training_does(pilot):
+    keys, label = clicks(20_000)
+    plain, watching = build(())
+    fit(plain, watching, dataset(keys, label))
+    model, slipstream = build(skip(pilot=pilot), dry_run=True)
+    fit(model, slipstream, dataset(keys, label))
+    np.testing.assert_array_equal(predictions(plain, keys), predictions(model, keys))
+    active = [report for report in slipstream.tracker.reports if not report.is_warming_up]
+    saved = sum(report.examples_skippable - report.examples_kept for report in active)
+    assert saved / sum(r.examples_seen for r in active) == pytest.approx(0.7, abs=0.06)
+    assert "examples" in str(slipstream.report())
+
+
+def test_a_checkpoint_goes_on_with_what_the_pilot_has_learnt(tmp_path):
+    keys, label = clicks(30_000)
+    model, slipstream = build(skip())
+    fit(model, slipstream, dataset(keys[:15_360], label[:15_360]))
+    checkpoint = tf.train.Checkpoint(model=model, slipstream=slipstream)
+    path = checkpoint.save(str(tmp_path / "checkpoint"))
+    again, other = build(skip())
+    again.build({"first": (None,), "second": (None,)})
+    tf.train.Checkpoint(model=again, slipstream=other).restore(path)
+    rest = dataset(keys[15_360:], label[15_360:])
+    for one, engine in ((model, slipstream), (again, other)):
+        fit(one, engine, rest)
+    np.testing.assert_array_equal(predictions(model, keys), predictions(again, keys))
+    pilots = [engine.tracker.classifier.export_pilot() for engine in (slipstream, other)]
+    for name, values in pilots[0].items():
+        np.testing.assert_array_equal(values, pilots[1][name])
+
+
+@pytest.mark.parametrize("settings", [{"correct": "offset"}, {"pilot": "model"}])
+def test_what_needs_our_loss_is_refused_beside_a_plain_keras_model(settings):
+    keys, label = clicks(1_000)
+    model, slipstream = build(skip(**settings), kind=keras.Model)
+    with pytest.raises(ValueError, match="which is no slip.keras.Model"):
+        fit(model, slipstream, dataset(keys, label))
+
+
+def test_weights_go_through_a_plain_keras_model():
+    keys, label = clicks(20_000)
+    model, slipstream = build(skip(), kind=keras.Model)
+    fit(model, slipstream, dataset(keys, label))
+    assert slipstream.ledger.examples_skipped > 5_000
+
+
+def test_data_without_labels_is_refused():
+    keys, label = clicks(100)
+    _, slipstream = build(skip())
+    with pytest.raises(ValueError, match="losses are foreseen"):
+        slipstream.apply(dataset(keys, label).map(lambda x, y: x))
+
+
+def test_ragged_and_padded_features():
+    keys, label = clicks(4_000)
+    embeddings = slip.keras.EmbeddingCollection([slip.Table("first", 4)])
+    slipstream = slip.Slipstream(embeddings, skip())
+    bags = tf.RaggedTensor.from_row_lengths(keys.reshape(-1), np.full(4_000, 2))
+    data = tf.data.Dataset.from_tensor_slices(({"first": bags}, label)).batch(BATCH)
+    slipstream.tracker.classifier.configure("foreseen_loss", 0.3, keep_rate=0.05)
+    kept = [x["first"] for x, _, _ in slipstream.apply(data)]
+    assert 0 < sum(int(part.nrows()) for part in kept) < 4_000

@@ -1,0 +1,92 @@
+"""ForeseenLoss: what it allows, and the threshold that keeps a share of sampled examples."""
+
+import numpy as np
+import pytest
+
+import slipstream_tf as slip
+from slipstream_tf.policies.base import Ended
+from slipstream_tf.saturation.settings import EngineSettings
+from slipstream_tf.scores.threshold import find_thinning
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"pilot": "tree"}, "`pilot`: 'tree'"),
+        ({"correct": "none"}, "`correct`: 'none'"),
+        ({"floor": 0.0}, "`floor`: 0.0"),
+        ({"floor": 1.0}, "`floor`: 1.0"),
+        ({"factors": 9}, "`factors`: 9"),
+        ({"memory": "1KB"}, "`memory`: 1000"),
+    ],
+)
+def test_refuses_settings_out_of_range(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        slip.ForeseenLoss(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"share": 1.0}, "`share`: 1.0 for SkipExamples by ForeseenLoss"),
+        ({"keep": 0.1}, "`keep`: 0.1 for SkipExamples by ForeseenLoss"),
+    ],
+)
+def test_skip_examples_refuses_what_thinning_cannot_have(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        slip.SkipExamples(slip.ForeseenLoss(), **arguments)
+
+
+def test_a_floor_is_at_most_what_is_kept():
+    slip.SkipExamples(slip.ForeseenLoss(floor=0.2), share=0.8)
+    with pytest.raises(ValueError, match="`floor`: 0.3.* at most 0.2"):
+        slip.SkipExamples(slip.ForeseenLoss(floor=0.3), share=0.8)
+
+
+@pytest.mark.parametrize("budget", [slip.MaxAucLoss(0.001), slip.LossGuard(0.1)])
+def test_no_budget_is_steered_by_it(budget):
+    with pytest.raises(ValueError, match="`budget`"):
+        EngineSettings(slip.SkipExamples(slip.ForeseenLoss()), budget=budget)
+
+
+def test_the_pilot_is_part_of_the_hot_set_memory():
+    skip = slip.SkipExamples(slip.ForeseenLoss(memory="32MiB"))
+    assert EngineSettings(skip).snapshot_bytes == (256 - 32) << 20
+    with pytest.raises(ValueError, match="`memory`: 33554432 for ForeseenLoss"):
+        EngineSettings(skip, hot_set=slip.HotSet(memory="1MiB"))
+    # The label alone has nothing to remember.
+    label = slip.SkipExamples(slip.ForeseenLoss("label"))
+    assert EngineSettings(label, hot_set=slip.HotSet(memory="1MiB")).snapshot_bytes == 1 << 20
+
+
+def test_no_key_is_watched_for_it():
+    assert not EngineSettings(slip.SkipExamples(slip.ForeseenLoss())).goes_by_keys
+
+
+@pytest.mark.parametrize("kept", [0.9, 0.5, 0.2, 0.05])
+@pytest.mark.parametrize("floor", [0.001, 0.02])
+def test_threshold_keeps_the_share(kept, floor):
+    random = np.random.default_rng(0)
+    scores = np.where(random.random(8192) < 0.02, 0.95, random.beta(1, 40, 8192))
+    scores = scores.astype(np.float32)
+    threshold = find_thinning(scores, kept, floor)
+    assert np.clip(scores / threshold, floor, 1.0).mean() == pytest.approx(kept, rel=1e-4)
+
+
+@pytest.mark.parametrize("scores", [[], [0.0, 0.0]])
+def test_without_scores_all_are_kept(scores):
+    assert find_thinning(scores, 0.5, 0.05) == 0.0
+    assert find_thinning([0.1, 0.2], 1.0, 0.05) == 0.0
+
+
+def test_a_window_s_end_finds_the_threshold_for_the_next():
+    score = slip.ForeseenLoss()
+    skip = slip.SkipExamples(score, share=0.8)
+    state = skip.initial_state()
+    assert skip.example_rule(state, None) == {"mode": "none", "keep_rate": 0.0}
+    scores = np.linspace(0, 1, 1000, dtype=np.float32)
+    state = skip.next_state(state, Ended(scores, 0.8, 1.0))
+    rule = skip.example_rule(state, None)
+    assert rule["mode"] == "foreseen_loss" and rule["keep_rate"] == pytest.approx(0.02)
+    kept = np.clip(scores / rule["threshold"], rule["keep_rate"], 1.0)
+    assert kept.mean() == pytest.approx(0.2, rel=1e-3)
