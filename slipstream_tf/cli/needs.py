@@ -45,11 +45,13 @@ def _skips_by(*scores: str) -> Callable[[Settings], bool]:
     )
 
 
-_foresees = _skips_by("foreseen_loss")
+def foresees(settings: Settings) -> bool:
+    """Whether examples are skipped by what a pilot foresees."""
+    return _skips_by("foreseen_loss")(settings)
 
 
 def _has_pilot(*pilots: str) -> Callable[[Settings], bool]:
-    return lambda settings: _foresees(settings) and settings.engine.get("pilot", "fm") in pilots
+    return lambda settings: foresees(settings) and settings.engine.get("pilot", "fm") in pilots
 
 
 def goes_by_keys(settings: Settings) -> bool:
@@ -57,7 +59,7 @@ def goes_by_keys(settings: Settings) -> bool:
     if settings.control == "random":
         return False
     by_keys = {"skip_examples", "mask_gradients"} & set(settings.policies)
-    if _foresees(settings):
+    if foresees(settings):
         by_keys -= {"skip_examples"}
     return bool(by_keys) or _defers_by("interval")(settings) or settings.watch
 
@@ -85,7 +87,7 @@ WARMUP = Need(
 POLICIES = Need("--policies", _is_steered)
 EXAMPLES = Need("--policies=skip_examples", _saves("skip_examples"))
 BY_KEYS = Need("--skip_by=last_loss or row_drift", _skips_by("last_loss", "row_drift"))
-FORESEEN_LOSS = Need("--skip_by=foreseen_loss", _foresees)
+FORESEEN_LOSS = Need("--skip_by=foreseen_loss", foresees)
 KEY_PILOT = Need("--pilot=fm or linear", _has_pilot("fm", "linear"))
 FM_PILOT = Need("--pilot=fm", _has_pilot("fm"))
 LAST_LOSS = Need("--skip_by=last_loss", skips_by_losses)

@@ -136,7 +136,7 @@ def _all_epochs(settings: Settings, dataset: tf.data.Dataset) -> tf.data.Dataset
     One data set over all epochs keeps batches full across their ends, and lets a limit fall in any.
     """
     if settings.epochs > 1:
-        dataset = dataset.repeat(settings.epochs).rebatch(settings.batch_size)
+        dataset = dataset.repeat(settings.epochs).rebatch(settings.read_batch_size)
     for limit in (settings.max_examples, settings.stop_after):
         if limit is not None:
             dataset = _first_inputs(dataset, limit)

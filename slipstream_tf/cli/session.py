@@ -155,7 +155,8 @@ class Trainer:
         with self._clock.phase("training"):
             own = None
             if self._planned is not None:
-                own = inputs_of_rank(self._planned, self._settings.batch_size, self._comm)
+                size = self._settings.read_batch_size
+                own = inputs_of_rank(self._planned, size, self._comm)
             with TrainingBar(own, self._title(), self._comm.rank == 0) as bar:
                 callbacks = [*self._callbacks(bar), *callbacks]
                 batches = iter(self._inputs.dataset)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream_tf.cli.flag_set import FlagSet, UsageError, does_nothing
-from slipstream_tf.cli.needs import RANKS, SHARDED, skips_by_losses
+from slipstream_tf.cli.needs import RANKS, SHARDED, foresees, skips_by_losses
 from slipstream_tf.cli.presets import Preset, preset
 from slipstream_tf.cli.train_flags import ENGINE_FLAGS
 from slipstream_tf.telemetry.run_record import to_json
@@ -26,6 +26,8 @@ _NOT_REPEATED = (
     "policies", "dry_run", "control", "watch", "segregate", "random_shares", "stop_after", "engine",
     "tensorboard", "data_name",
 )  # fmt: skip
+# Examples that are read at once, where most of them are left out.
+_MOST_READ = 8192
 _LISTS = ("bottom", "mlp", "key_columns", "dense_columns", "policies")
 
 
@@ -110,6 +112,19 @@ class Settings(Preset):
     def needs_ids(self) -> bool:
         """Whether examples must be told apart."""
         return skips_by_losses(self)
+
+    @property
+    def read_batch_size(self) -> int:
+        """Examples of a batch that is read; `window_steps` must be known.
+
+        Where most of what is read is left out, the work of a batch is a good part of what is left;
+        but a window is decided on in several batches.
+        """
+        if not foresees(self) or self.dry_run:
+            return self.batch_size
+        assert self.window_steps is not None
+        most = max(1, _MOST_READ // self.batch_size)
+        return self.batch_size * min(most, max(1, self.window_steps // 8))
 
     @property
     def holds_out(self) -> bool:

@@ -133,6 +133,10 @@ class Reader(Protocol):
     @property
     def bad_lines(self) -> BadLines: ...
 
+    def in_batches_of(self, batch_size: int) -> "Reader":
+        """Returns a reader of the same inputs in batches of another size."""
+        ...
+
     def dataset(self) -> tf.data.Dataset:
         """Returns a finite dataset of batches; each iteration over it starts anew."""
         ...

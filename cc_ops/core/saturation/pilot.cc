@@ -56,33 +56,55 @@ void Pilot::Start() {
 
 float Pilot::Probability(float log_odds) { return 1.0f / (1.0f + std::exp(-log_odds)); }
 
-void Pilot::AddKeys(const FeatureView& feature, uint64_t salt, int64_t example) {
-  const size_t first = terms_.size();
+inline float* Pilot::BucketOf(int64_t key, uint64_t salt) const {
+  const uint64_t hash = Mix64(static_cast<uint64_t>(key) ^ salt);
+  const uint64_t place = ScaleHash(hash, static_cast<uint64_t>(num_buckets_));
+  float* const bucket = numbers_ + place * static_cast<uint64_t>(width_);
+  __builtin_prefetch(bucket, 1);
+  return bucket;
+}
+
+Pilot::Term* Pilot::ListKeys(const FeatureView& feature, uint64_t salt, int64_t example,
+                             Term* term) const {
+  Term* const first = term;
   const int64_t end = feature.end(example);
   for (int64_t position = feature.begin(example); position < end; ++position) {
     if (!feature.is_key(position)) continue;
-    const uint64_t hash = Mix64(static_cast<uint64_t>(feature.keys[position]) ^ salt);
-    const uint64_t place = ScaleHash(hash, static_cast<uint64_t>(num_buckets_));
-    float* const bucket = numbers_ + place * static_cast<uint64_t>(width_);
-    __builtin_prefetch(bucket, 1);
-    terms_.push_back({bucket, 1.0f});
+    *term++ = {BucketOf(feature.keys[position], salt), 1.0f};
   }
-  const size_t keys = terms_.size() - first;
-  if (keys < 2) return;
-  for (size_t t = first; t < terms_.size(); ++t) terms_[t].share = 1.0f / static_cast<float>(keys);
+  const auto keys = static_cast<float>(term - first);
+  if (keys > 1.0f) {
+    for (Term* t = first; t < term; ++t) t->share = 1.0f / keys;
+  }
+  return term;
 }
 
 void Pilot::List(const std::vector<FeatureView>& features, int num_tables, int64_t begin,
                  int64_t end) {
-  terms_.clear();
-  ends_.clear();
+  ends_.assign(static_cast<size_t>(end - begin), 0);
+  if (num_buckets_ == 0) return;
+  int64_t most = 0;
+  for (const FeatureView& feature : features) {
+    // Examples follow each other in either layout.
+    most += feature.row_splits != nullptr ? feature.begin(end) - feature.begin(begin)
+                                          : (end - begin) * feature.width;
+  }
+  if (terms_.size() < static_cast<size_t>(most)) terms_.resize(static_cast<size_t>(most));
+  // A feature's place tells its keys from those of others, also of the same table.
+  while (salts_.size() < features.size()) salts_.push_back(Mix64(~uint64_t{salts_.size()}));
+  Term* term = terms_.data();
   for (int64_t i = begin; i < end; ++i) {
-    for (size_t f = 0; num_buckets_ > 0 && f < features.size(); ++f) {
-      if (features[f].table == num_tables) continue;
-      // A feature's place tells its keys from those of others, also of the same table.
-      AddKeys(features[f], Mix64(~static_cast<uint64_t>(f)), i);
+    for (size_t f = 0; f < features.size(); ++f) {
+      const FeatureView& feature = features[f];
+      if (feature.table == num_tables) continue;
+      const bool has_one = feature.row_splits == nullptr && feature.width == 1;
+      if (has_one && !feature.has_padding) {
+        *term++ = {BucketOf(feature.keys[i * feature.stride], salts_[f]), 1.0f};
+      } else {
+        term = ListKeys(feature, salts_[f], i, term);
+      }
     }
-    ends_.push_back(static_cast<int64_t>(terms_.size()));
+    ends_[static_cast<size_t>(i - begin)] = term - terms_.data();
   }
 }
 

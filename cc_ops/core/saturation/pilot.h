@@ -79,7 +79,9 @@ class Pilot {
 
   // Lists the terms of examples begin .. end - 1, and asks for their memory.
   void List(const std::vector<FeatureView>& features, int num_tables, int64_t begin, int64_t end);
-  void AddKeys(const FeatureView& feature, uint64_t salt, int64_t example);
+  float* BucketOf(int64_t key, uint64_t salt) const;
+  // Lists those of one feature from `term` on; returns the one after them.
+  Term* ListKeys(const FeatureView& feature, uint64_t salt, int64_t example, Term* term) const;
 
   // kFactors: 0, 4 or 8: a bucket has them first, then its number, the number's accumulator and
   // that of the factors.
@@ -103,27 +105,34 @@ class Pilot {
   PageMemory memory_;
   float* numbers_ = nullptr;  // [num_buckets, width]
   float bias_ = 0.0f, bias_accumulator_ = 0.0f;
+  std::vector<uint64_t> salts_;  // of each feature
   std::vector<Term> terms_;
   std::vector<int64_t> ends_;  // of each listed example's terms
 };
 
 template <int kFactors>
 inline float Pilot::LogOdds(int64_t begin, int64_t end, float* sum) const {
+  // Four numbers at a time, as GCC does not by itself.
+  using Four = float __attribute__((vector_size(16)));
+  constexpr int kFours = kFactors / 4;
+  Four totals[kFours + 1] = {}, squares[kFours + 1] = {};
   float linear = bias_;
-  float squares[kFactors + 1] = {};
-  std::fill_n(sum, kFactors, 0.0f);
-  for (int64_t t = begin; t < end; ++t) {
-    const float* const bucket = terms_[t].bucket;
-    const float share = terms_[t].share;
-    for (int d = 0; d < kFactors; ++d) {
-      const float value = share * bucket[d];
-      sum[d] += value;
-      squares[d] += value * value;
+  const Term* const last = terms_.data() + end;
+  for (const Term* term = terms_.data() + begin; term < last; ++term) {
+    const float share = term->share;
+    const auto* const factors = reinterpret_cast<const Four*>(term->bucket);
+    for (int v = 0; v < kFours; ++v) {
+      const Four value = share * factors[v];
+      totals[v] += value;
+      squares[v] += value * value;
     }
-    linear += share * bucket[kFactors];
+    linear += share * term->bucket[kFactors];
   }
   float pairs = 0.0f;
-  for (int d = 0; d < kFactors; ++d) pairs += sum[d] * sum[d] - squares[d];
+  for (int d = 0; d < kFactors; ++d) {
+    sum[d] = totals[d / 4][d % 4];
+    pairs += sum[d] * sum[d] - squares[d / 4][d % 4];
+  }
   return linear + 0.5f * pairs;
 }
 

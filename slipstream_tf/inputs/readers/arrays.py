@@ -16,8 +16,8 @@ import numpy as np
 from slipstream_tf.inputs.readers.base import BatchReader, Rows
 from slipstream_tf.inputs.spec import DataSpec
 
-# Rows widened to int64 at a time: large enough to cost nothing per batch.
-_BATCHES_AT_ONCE = 64
+# Rows widened to int64 at a time: enough to cost nothing per batch, and to stay in the cache.
+_ROWS_AT_ONCE = 1 << 16
 # What is made of a byte at most, by method: LZMA needs some 0.3 bits for 273 bytes.
 _LARGEST_RATIO = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032, zipfile.ZIP_LZMA: 8192}
 _HEADERS = {
@@ -79,7 +79,8 @@ class ArrayReader(BatchReader):
         self._shuffle_seed = shuffle_seed
 
     def _blocks(self, number: int) -> Iterator[Rows]:
-        count, size = len(self._label), self._batch_size * _BATCHES_AT_ONCE
+        count = len(self._label)
+        size = self._batch_size * max(1, _ROWS_AT_ONCE // self._batch_size)
         order = None
         if self._shuffle_seed is not None:
             order = np.random.default_rng([self._shuffle_seed, number]).permutation(count)

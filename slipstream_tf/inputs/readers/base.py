@@ -7,6 +7,7 @@ up to there.
 """
 
 import collections
+import copy
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -279,6 +280,13 @@ class BatchReader:
         batches, rest = divmod(min(known), self._batch_size)
         count = batches + (rest > 0 and not self._drop_remainder)
         return dataset.apply(tf.data.experimental.assert_cardinality(count))
+
+    def in_batches_of(self, batch_size: int) -> "BatchReader":
+        """Returns a reader of the same inputs in batches of another size."""
+        other = copy.copy(self)
+        other._batch_size = require_integer("batch_size", batch_size, 1, None, type(self).__name__)
+        other._passes = Passes(other._batches)
+        return other
 
     def _key_spec(self, batch: int | None) -> Any:
         return tf.TensorSpec([batch, len(self.spec.fields)], tf.int64)

@@ -40,9 +40,7 @@ def build(policies, kind=slip.keras.Model, dry_run=False, logits=False, **engine
     joined = keras.layers.Concatenate()([rows["first"], rows["second"]])
     activation = None if logits else "sigmoid"
     model = kind(inputs, keras.layers.Dense(1, activation)(joined))
-    model.compile(
-        keras.optimizers.Adam(0.01), keras.losses.BinaryCrossentropy(from_logits=logits)
-    )
+    model.compile(keras.optimizers.Adam(0.01), keras.losses.BinaryCrossentropy(from_logits=logits))
     engine = {"window": slip.Window(5, warmup=20, planned_steps=400), **engine}
     slipstream = slip.Slipstream(embeddings, policies, dry_run=dry_run, **engine)
     return model, slipstream
