@@ -46,11 +46,20 @@ from slipstream_tf.policies import (  # noqa: E402
     Refreshed,
     SkipExamples,
 )
-from slipstream_tf.scores import LastLoss, RowDrift  # noqa: E402
+from slipstream_tf.scores import ForeseenLoss, LastLoss, RowDrift  # noqa: E402
 
 # Classes of settings, as they are listed.
 CLASSES: tuple[type, ...] = (
-    *(SkipExamples, LastLoss, RowDrift, DeferGradients, Movement, Interval, MaskGradients),
+    *(
+        SkipExamples,
+        ForeseenLoss,
+        LastLoss,
+        RowDrift,
+        DeferGradients,
+        Movement,
+        Interval,
+        MaskGradients,
+    ),
     *(CacheRows, ReadOnly, Refreshed, Window, HotSet, Saturation, MaxAucLoss, MaxLogLossIncrease),
     *(LossGuard, DryRun, SkipAtRandom, SimulatedRanks, Table, Retention, FeatureSpec),
 )

@@ -163,8 +163,7 @@ def _open(settings: Settings, part: str, ids: bool) -> Reader:
     from slipstream_tf.inputs.readers import registry
 
     if settings.split is not None:
-        of_globo = {"negatives": settings.negatives, "law": settings.negatives_from}
-        options.update(split=settings.split, **of_globo)
+        options.update(settings.some("split", "negatives", "clicks"), law=settings.negatives_from)
     options["hold_out"] = hold_out
     return registry.open_data(data, batch_size=batch_size, seed=settings.seed, **options)
 

@@ -16,9 +16,9 @@ from slipstream_tf.telemetry.run_record import to_json
 
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
-    "data", "split", "negatives", "negatives_from", "evaluate_on", "label_column", "key_columns",
-    "dense_columns", "shuffle_shards", "max_examples", "batch_size", "model", "dim", "bottom",
-    "mlp", "cross_layers", "batch_norm", "epochs", "early_stopping", "store", "capacity",
+    "data", "split", "negatives", "negatives_from", "clicks", "evaluate_on", "label_column",
+    "key_columns", "dense_columns", "shuffle_shards", "max_examples", "batch_size", "model", "dim",
+    "bottom", "mlp", "cross_layers", "batch_norm", "epochs", "early_stopping", "store", "capacity",
     "eviction", "placement", "wire_dtype", "wire_warmup_steps", "window_steps", "warmup_steps",
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
@@ -38,8 +38,9 @@ class Settings(Preset):
     Attributes:
         data: path of the data, or the name of a generated set.
         split: which split of the globo task: "random" or "time"; None for other data.
-        negatives, negatives_from: how many examples of the globo task without a click there are for
-            each click, and whose articles they have: see `readers.globo`.
+        negatives, negatives_from, clicks: how many examples of the globo task without a click there
+            are for each click, whose articles they have, and of how many clicks it is made: see
+            `readers.globo`.
         evaluate_on: the part that quality is measured on: "test" or "valid".
         label_column, key_columns, dense_columns: names of the columns of Parquet data.
         shuffle_shards: whether the shards of prepared data are read in another order every epoch.
@@ -98,6 +99,7 @@ class Settings(Preset):
     evaluate_every: int | None = None
     negatives: int = 1
     negatives_from: str = "before"
+    clicks: int | None = None
     evaluate_on: str = "test"
     rows_momentum: float = 0.0
     rows_clip_norm: float | None = None

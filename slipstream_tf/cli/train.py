@@ -18,6 +18,7 @@ from slipstream_tf import launch
 from slipstream_tf.cli import data
 from slipstream_tf.cli.checkpoints import Saving, saving_of
 from slipstream_tf.cli.flag_set import UsageError
+from slipstream_tf.cli.needs import foresees
 from slipstream_tf.cli.program import agreed, import_tensorflow, make_output, run_program, run_rank
 from slipstream_tf.cli.settings import Settings, idle_because, read_record, resolve
 from slipstream_tf.cli.train_flags import make_flags
@@ -174,7 +175,8 @@ def commands_to_switch_on(
         ranks: of the job.
 
     Returns:
-        Policies, or "random" and "stop" for the controls of what leaves out examples -> command.
+        Policies, or "uniform", "random" and "stop" for the controls of what leaves out examples ->
+        command.
     """
     flags = {name: value for name, value in flags.items() if name != "dry_run"}
     choices = [settings.policies]
@@ -187,6 +189,10 @@ def commands_to_switch_on(
         mode = "_and_".join(policies)
         chosen = {**chosen, "policies": policies, "output": _beside(flags.get("output"), mode)}
         found[mode] = _line(chosen, ranks)
+        if foresees(alone) and alone.engine.get("pilot") != "label":
+            uniform = {n: v for n, v in chosen.items() if not n.startswith("pilot")}
+            output = _beside(flags.get("output"), "uniform")
+            found["uniform"] = _line({**uniform, "pilot": "label", "output": output}, ranks)
         if "skip_examples" in policies:
             match = os.path.join(chosen["output"], RECORD)
             for control in ("random", "stop"):
@@ -199,6 +205,7 @@ def commands_to_switch_on(
 def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -> str:
     """Returns the lines that end a dry run; arguments as of `commands_to_switch_on`."""
     found = commands_to_switch_on(flags, settings, ranks)
+    uniform = found.pop("uniform", None)
     controls = [found.pop(name) for name in ("random", "stop") if name in found]
     lines = []
     for mode, command in found.items():
@@ -207,11 +214,16 @@ def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -
         if "policies" not in flags:
             what, saves = f"add --policies={mode} in place of --dry_run", f" ({_SAVES[mode]})"
         lines += [f"To switch on{saves}, {what}:", f"  {command}"]
+    if uniform is not None:
+        lines.append(
+            "Then run uniform negative sampling of as many. Where the pilot is not ahead of"
+        )
+        lines += ["it, take the simpler:", f"  {uniform}"]
     if controls:
         lines.append(
             "Then run what leaves out as many examples at random, or trains on as many and"
         )
-        lines.append("stops: skipping by keys must do better than both to be worth anything.")
+        lines.append("stops: skipping must do better than both to be worth anything.")
         lines += [f"  {command}" for command in controls]
     lines.append("One seed is a hint: repeat all of them with other values of --seed.")
     return "\n".join(lines)

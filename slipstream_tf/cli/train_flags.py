@@ -52,6 +52,8 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("negatives_from", Choice(("before", "hour")), "whose article such an example has: "
              "that of one of the 20,000 clicks before, or of a click of the same hour, which is "
              "harder", "before", needs=(needs.GLOBO,)),
+        Flag("clicks", Integer(1), "of how many clicks the globo task is made, the first", None,
+             "those that make 3 million examples; all in order of time", (needs.GLOBO,)),
         Flag("evaluate_on", Choice(("test", "valid")), "the part that quality is measured on; the "
              "validation part is not trained then, and the test part not opened", "test"),
         Flag("label_column", Text(), "column of the label, of Parquet data",
@@ -176,8 +178,9 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("correct", Choice(("weight", "offset")), "what corrects for the skipped: weights of "
              "the kept, or an offset of the log-odds in training", None, "weight",
              (needs.FORESEEN_LOSS,)),
-        Flag("floor", Number(0, 0.999, True), "least probability of an example to be kept", None,
-             "a tenth of the share that is kept", (needs.FORESEEN_LOSS,)),
+        Flag("floor", Number(0, 0.999, True), "least share that is kept of examples that are "
+             "foreseen alike", None, "a tenth of the share that is kept",
+             (needs.FORESEEN_LOSS,)),
         Flag("skip_keep", Number(0, 0.999), "share of skippable examples that is trained all the "
              "same, with weight 1 / skip_keep", None, "0", (needs.EXAMPLES, needs.BY_KEYS)),
         _preset("skip_alpha", Number(0, 1, True),

@@ -101,7 +101,7 @@ class InputClassifier:
                 that is trained.
             pilot_factors: of "fm": numbers of a key's factor, 1 to 8.
             pilot_memory_bytes: of "linear" and "fm": for what is learnt of the keys, which share
-                buckets of 8 bytes ("linear"), 32 or, with more than 4 factors, 64; 1,024 or more.
+                buckets of 16 bytes ("linear"), 32 or, with more than 4 factors, 64; 1,024 or more.
 
         Raises:
             ValueError: an argument is out of its range.
@@ -403,7 +403,7 @@ class InputClassifier:
         _loader.library().slipstream_classifier_import_memory(handle=self._handle, **tensors)
 
     def export_pilot(self) -> dict[str, np.ndarray]:
-        """Returns what the pilot has learnt: bias float32 [2], buckets int64 [n], numbers float32
+        """Returns what the pilot has learnt: base float64 [2], buckets int64 [n], numbers float32
         [n, width]."""
         result = _loader.library().slipstream_classifier_export_pilot(handle=self._handle)
         return to_arrays(result, PILOT)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from slipstream_tf.ops import _loader
 
 PILOTS = ("none", "label", "linear", "fm", "model")
-PILOT = {"bias": np.float32, "buckets": np.int64, "numbers": np.float32}
+PILOT = {"base": np.float64, "buckets": np.int64, "numbers": np.float32}
 """Arrays of `InputClassifier.export_pilot`."""
 
 

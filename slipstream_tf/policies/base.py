@@ -147,6 +147,18 @@ class Policy:
         """Returns the state after a window."""
         return dict(state)
 
+    def value_of_skipped(self, state: Mapping[str, Any], losses: Any) -> float | None:
+        """Returns what a skipped example was worth by the policy's own estimate.
+
+        Args:
+            state: in the window that ends.
+            losses: as `Ended.losses`.
+
+        Returns:
+            In average examples; None: it has no estimate.
+        """
+        return None
+
     # What is done with a batch?
 
     def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any] | None:

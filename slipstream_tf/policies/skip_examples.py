@@ -99,6 +99,10 @@ class SkipExamples(Policy):
         """See `Policy`."""
         return self.by.next_state(state, ended)
 
+    def value_of_skipped(self, state: Mapping[str, Any], losses: Any) -> float | None:
+        """See `Policy`."""
+        return self.by.value_of_skipped(state, losses)
+
     def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any] | None:
         """See `Policy`."""
         return {"keep_rate": self.keep, **self.by.rule(state, begins)}

@@ -99,6 +99,27 @@ class Ranks:
         order = order[total[order] >= least]
         return merged[order], total[order]
 
+    def merge_pilots(self, pilot: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Returns the mean of what the ranks' pilots have learnt.
+
+        Args:
+            pilot: of this rank, as `ops.classifier.InputClassifier.export_pilot` gives it.
+
+        Returns:
+            The same for all ranks: of each bucket that some have learnt in, the mean over these.
+        """
+        if self._comm is None:
+            return pilot
+        base = self.concatenate(pilot["base"], "pilot.base").reshape(self.size, -1).mean(axis=0)
+        buckets = self.concatenate(pilot["buckets"], "pilot.buckets")
+        numbers = self.concatenate(pilot["numbers"], "pilot.numbers")
+        order = np.argsort(buckets, kind="stable")  # in the order of ranks
+        merged, first, learnt = np.unique(buckets[order], return_index=True, return_counts=True)
+        if not merged.size:
+            return {**pilot, "base": base}
+        sums = np.add.reduceat(numbers[order], first, axis=0)
+        return {"base": base, "buckets": merged, "numbers": sums / learnt[:, None].astype("f")}
+
     def of_owners(self, values: np.ndarray, owners: np.ndarray, name: str) -> np.ndarray:
         """Puts together what each rank knows of the keys that it owns.
 

@@ -313,3 +313,13 @@ def tables_to_track(
     for setting, (budget, what) in budgets.items():
         require_room(setting, budget, budget, what, "HotSet")
     return tracked
+
+
+def joined(
+    keys: list[np.ndarray], numbers: list[np.ndarray]
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The index of each key's table, int32 [n], keys and numbers, listed table by table."""
+    # Tensors at once: of arrays as large a copy would be made.
+    with tf.device("CPU:0"):
+        tables = tf.repeat(tf.range(len(keys), dtype=tf.int32), [k.size for k in keys])
+        return tables, tf.concat(keys, 0), tf.concat(numbers, 0)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import tensorflow as tf
 
 from slipstream_tf.errors import require_integer
 from slipstream_tf.ops.classifier import InputClassifier
@@ -30,7 +29,7 @@ from slipstream_tf.saturation.side_by_side import FEW_KEYS, for_each, tables_at_
 from slipstream_tf.saturation.states import KeyStates, effective_drifts
 from slipstream_tf.saturation.steering import Steerer
 from slipstream_tf.saturation.threshold import sampled_drifts
-from slipstream_tf.saturation.tracked_table import TrackedTable, tables_to_track
+from slipstream_tf.saturation.tracked_table import TrackedTable, joined, tables_to_track
 from slipstream_tf.stores.base import TrackedStore
 
 _Result = TypeVar("_Result")
@@ -336,6 +335,7 @@ class SaturationTracker:
             )
         ]
         report = window_end.describe(
+            self._settings,
             findings,
             steering,
             decision,
@@ -373,6 +373,8 @@ class SaturationTracker:
         remembered = None
         if settings.loss_memory or settings.pilot:
             remembered = ranks.concatenate(self.classifier.reservoir_losses(), "remembered")
+        if settings.pilot and ranks.size > 1:
+            self.classifier.import_pilot(ranks.merge_pilots(self.classifier.export_pilot()))
         (inputs,) = ranks.total_counts([self.classifier.end_window()], "inputs")
         return window_end.Findings(
             window=len(self._reports),
@@ -416,7 +418,7 @@ class SaturationTracker:
         self._for_each_table(configure_store)
         self._replicas.choose(self._tables, is_active)
         self.classifier.set_drift(
-            *_joined(
+            *joined(
                 [table.states.keys for table in self._tables],
                 [effective_drifts(table.states, self._threshold) for table in self._tables],
             )
@@ -427,7 +429,7 @@ class SaturationTracker:
             # windows, too.
             saturated = [table.saturated_since(all_count) for table in self._tables]
             self.classifier.set_saturated(
-                *_joined([keys for keys, _ in saturated], [since for _, since in saturated])
+                *joined([keys for keys, _ in saturated], [since for _, since in saturated])
             )
         begins = Begins(self._threshold, self._windows_after_warmup if is_active else 0)
         rule, may_skip = self._settings.example_rule(self._policy_states, begins)
@@ -491,13 +493,3 @@ class SaturationTracker:
         most = most_candidates(table.dim, own)
         keys, counts = self._store.hot_keys(table.name, most, **order)
         return np.asarray(keys), np.asarray(counts)
-
-
-def _joined(
-    keys: list[np.ndarray], numbers: list[np.ndarray]
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The index of each key's table, int32 [n], keys and numbers, listed table by table."""
-    # Tensors at once: of arrays as large a copy would be made.
-    with tf.device("CPU:0"):
-        tables = tf.repeat(tf.range(len(keys), dtype=tf.int32), [k.size for k in keys])
-        return tables, tf.concat(keys, 0), tf.concat(numbers, 0)

@@ -107,12 +107,26 @@ def decide(
     return Decision(found, policies, states)
 
 
+def _value_of_skipped(settings: EngineSettings, findings: Findings, steering: Steering) -> float:
+    """What a skipped example was worth, by the policy that skips, or by the losses that came in."""
+    for policy in settings.policies:
+        own = policy.value_of_skipped(findings.policies[type(policy).__name__], findings.remembered)
+        if own is not None:
+            return own
+    return steering.value
+
+
 def describe(
-    findings: Findings, steering: Steering, decision: Decision, **others: Any
+    settings: EngineSettings,
+    findings: Findings,
+    steering: Steering,
+    decision: Decision,
+    **others: Any,
 ) -> WindowReport:
     """Returns the report of a window that has ended.
 
     Args:
+        settings: of the engine.
         findings: what it brought.
         steering: how much the next one is to skip.
         decision: what holds in the next one.
@@ -136,7 +150,7 @@ def describe(
         guard=steering.guard,
         budget=steering.budget,
         predicted_cost=steering.predicted_cost,
-        skippable_value=steering.value,
+        skippable_value=_value_of_skipped(settings, findings, steering),
         **dataclasses.asdict(findings.inputs),
         **others,
     )

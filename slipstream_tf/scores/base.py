@@ -66,6 +66,10 @@ class Score:
         """See `policies.Policy.next_state`."""
         return dict(state)
 
+    def value_of_skipped(self, state: Mapping[str, Any], losses: Any) -> float | None:
+        """See `policies.Policy.value_of_skipped`."""
+        return None
+
     def rule(self, state: Mapping[str, Any], begins: Any) -> dict[str, Any]:
         """Returns the mode and threshold of `ops.classifier.InputClassifier.configure`."""
         raise NotImplementedError

@@ -12,7 +12,7 @@ from typing import Any
 from slipstream_tf.config import parse_bytes
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.scores.base import Score
-from slipstream_tf.scores.threshold import find_thinning
+from slipstream_tf.scores.threshold import find_thinning, value_of_thinned
 
 _PILOTS = ("label", "linear", "fm", "model")
 _CORRECTIONS = ("weight", "offset")
@@ -39,7 +39,7 @@ class ForeseenLoss(Score):
             with a weight of 1 / floor at most. None: a tenth of the share that is kept.
         factors: of "fm": numbers of a key's factor, 1 to 8.
         memory: bytes of what "linear" and "fm" learn, or a text such as "32MiB": part of
-            `HotSet.memory`. Keys share 8 bytes ("linear"), 32, or 64 with more than 4 factors,
+            `HotSet.memory`. Keys share 16 bytes ("linear"), 32, or 64 with more than 4 factors,
             where there are more keys than that.
     """
 
@@ -111,6 +111,12 @@ class ForeseenLoss(Score):
         kept = 1.0 - ended.share
         floor = 0.1 * kept if self.floor is None else self.floor
         return {"foreseen_threshold": find_thinning(ended.losses, kept, floor), "floor": floor}
+
+    def value_of_skipped(self, state: Mapping[str, Any], losses: Any) -> float | None:
+        """See `Score`."""
+        if state["foreseen_threshold"] is None:
+            return None
+        return value_of_thinned(losses, state["foreseen_threshold"], state["floor"])
 
     def rule(self, state: Mapping[str, Any], begins: Any) -> dict[str, Any]:
         """See `Score`."""

@@ -97,6 +97,31 @@ def find_thinning(scores: Any, kept: float, floor: float) -> float:
     return float(np.float32(high))
 
 
+def value_of_thinned(scores: Any, threshold: float, floor: float) -> float | None:
+    """Estimates what an example that thinning leaves out was worth, in average examples.
+
+    Of examples kept with probability q and weighed 1 / q, gradients vary as if they were a share
+    sum(s^2) / sum(s^2 / q) of all, s their scores |label - prediction| (Fithian & Hastie, 2014).
+
+    Args:
+        scores: float32 [n] from 0, of sampled examples.
+        threshold: from which on all are kept.
+        floor: least probability to be kept.
+
+    Returns:
+        From 0 on; None where nothing is left out.
+    """
+    scores = np.asarray(scores, np.float64).ravel()
+    if not scores.size or not threshold > 0.0:
+        return None
+    kept = np.clip(scores / threshold, floor, 1.0)
+    squares = np.square(scores)
+    if kept.mean() == 1.0 or not squares.sum() > 0.0:
+        return None
+    effective = squares.sum() / (squares / kept).sum()
+    return float((1.0 - effective) / (1.0 - kept.mean()))
+
+
 def _floor_of_share(share: float, count: int) -> int:
     product = share * count
     nearest = round(product)

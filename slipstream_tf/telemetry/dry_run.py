@@ -118,11 +118,11 @@ def estimate_dry_run(
         return DryRunEstimate(())
     savings = []
     for policy in settings.policies:
-        if not policy.steered_by:
+        if not policy.steered_by and not policy.correct:
             continue
         if policy.acts_on == "examples":
             left_out = [r.examples_skippable - r.examples_kept for r in reports]
-            cost = _by_curve(reports, left_out)
+            cost = _by_curve(reports, left_out, is_corrected=bool(policy.correct))
             savings.append(Saving("examples", sum(left_out), active.examples_seen, 0, 0, *cost))
             continue
         if policy.loses_gradients:
@@ -137,8 +137,17 @@ def estimate_dry_run(
     return DryRunEstimate(tuple(savings))
 
 
-def _by_curve(reports: Sequence[WindowReport], missing: Sequence[float]) -> _Cost:
-    """The cost of training on less; `missing`: examples by window."""
+def _by_curve(
+    reports: Sequence[WindowReport], missing: Sequence[float], is_corrected: bool = False
+) -> _Cost:
+    """The cost of training on less.
+
+    Args:
+        reports: of the windows.
+        missing: examples by window.
+        is_corrected: whether what is left stands for them, so that they are worth what the
+            gradients vary more, and no more.
+    """
     curve, total = [], 0
     for report in reports:
         if report.auc is not None and report.examples_seen:
@@ -153,11 +162,21 @@ def _by_curve(reports: Sequence[WindowReport], missing: Sequence[float]) -> _Cos
     all_missing = float(sum(missing))
     effective = sum(m * r.skippable_value for m, r in zip(missing, reports, strict=True))
     least = cost_of_missing(max(abs(fit.slope) - fit.std_error, 0.0), total, effective)
-    most = cost_of_missing(MODEL_MARGIN * fit.bound, total, max(all_missing, effective))
-    return least, most, _words_of(fit, effective / all_missing if all_missing else 1.0)
+    at_most = effective if is_corrected else max(all_missing, effective)
+    most = cost_of_missing(MODEL_MARGIN * fit.bound, total, at_most)
+    value = effective / all_missing if all_missing else 1.0
+    return least, most, _words_of(fit, value, is_corrected)
 
 
-def _words_of(fit: LearningCurve, value: float) -> str:
+def _words_of(fit: LearningCurve, value: float, is_corrected: bool) -> str:
+    if is_corrected:
+        return (
+            f"this run's AUC rose by {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of examples "
+            f"({fit.points} windows). What is kept stands for what is skipped, so that a skipped "
+            f"example costs {value:.2f} of an average one: by so much gradients vary more, if the "
+            "pilot foresees as well as the model. The least takes the slope less its error, the "
+            f"most {MODEL_MARGIN:g} times its 95% bound; what it costs may lie outside."
+        )
     return (
         f"this run's AUC rose by {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of examples "
         f"({fit.points} windows). The least takes that less its error, and what would be skipped "

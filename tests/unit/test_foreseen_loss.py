@@ -6,7 +6,7 @@ import pytest
 import slipstream_tf as slip
 from slipstream_tf.policies.base import Ended
 from slipstream_tf.saturation.settings import EngineSettings
-from slipstream_tf.scores.threshold import find_thinning
+from slipstream_tf.scores.threshold import find_thinning, value_of_thinned
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_skip_examples_refuses_what_thinning_cannot_have(arguments, said):
 
 def test_a_floor_is_at_most_what_is_kept():
     slip.SkipExamples(slip.ForeseenLoss(floor=0.2), share=0.8)
-    with pytest.raises(ValueError, match="`floor`: 0.3.* at most 0.2"):
+    with pytest.raises(ValueError, match=r"`floor`: 0\.3.* at most 0\.2"):
         slip.SkipExamples(slip.ForeseenLoss(floor=0.3), share=0.8)
 
 
@@ -71,6 +71,23 @@ def test_threshold_keeps_the_share(kept, floor):
     scores = scores.astype(np.float32)
     threshold = find_thinning(scores, kept, floor)
     assert np.clip(scores / threshold, floor, 1.0).mean() == pytest.approx(kept, rel=1e-4)
+
+
+def test_what_is_left_out_is_worth_what_gradients_vary_more():
+    random = np.random.default_rng(1)
+    scores = random.random(100_000)
+    labels = random.standard_normal(scores.size)
+    threshold, floor = 1.5, 0.1
+    kept = np.clip(scores / threshold, floor, 1.0)
+    value = value_of_thinned(scores, threshold, floor)
+    # The mean of s * z over a thinned sample varies as over so many examples less.
+    weighed = np.where(random.random(scores.size) < kept, scores * labels / kept, 0.0)
+    effective = np.square(scores * labels).sum() / np.square(weighed).sum()
+    assert value == pytest.approx((1.0 - effective) / (1.0 - kept.mean()), rel=0.05)
+    assert value_of_thinned(scores, 0.0, floor) is None
+    assert value_of_thinned([], 1.0, floor) is None
+    # Uniform scores: thinned at random, each is worth one.
+    assert value_of_thinned([0.1] * 10, 0.5, 0.01) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("scores", [[], [0.0, 0.0]])

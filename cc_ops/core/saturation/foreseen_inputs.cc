@@ -73,7 +73,8 @@ Status InputClassifier::Foresee(const std::vector<FeatureView>& features, int64_
     }
     const float weight = inputs.weights == nullptr ? 1.0f : inputs.weights[i];
     const bool is_learnt = observe && decision.is_kept;
-    return Lesson{inputs.labels[i], is_learnt ? weight / static_cast<float>(chance) : 0.0f};
+    const float correction = is_learnt ? 1.0f / static_cast<float>(chance) : 0.0f;
+    return Lesson{inputs.labels[i], weight * correction, observe};
   };
   pilot_.ForEach(features, options_.num_tables, batch, decide);
   if (!observe) return OkStatus();

@@ -11,6 +11,12 @@ namespace {
 // Factors start uniform within it.
 constexpr float kFirstFactor = 0.05f;
 
+float LogOddsOf(double rate) {
+  constexpr double kLeast = 1e-6;  // a first step may have one label only
+  const double bounded = std::clamp(rate, kLeast, 1.0 - kLeast);
+  return static_cast<float>(std::log(bounded / (1.0 - bounded)));
+}
+
 }  // namespace
 
 Status Pilot::Validate(const PilotOptions& options) {
@@ -33,7 +39,7 @@ Pilot::Pilot(const PilotOptions& options) : options_(options) {
   if (!is_fm && options.kind != PilotKind::kLinear) return;
   padded_ = !is_fm ? 0 : options.factors <= 4 ? 4 : 8;
   // Buckets do not cross cache lines.
-  width_ = padded_ == 0 ? 2 : padded_ == 4 ? 8 : 16;
+  width_ = padded_ == 0 ? 4 : padded_ == 4 ? 8 : 16;
   const int64_t bucket_bytes = width_ * static_cast<int64_t>(sizeof(float));
   num_buckets_ = options.memory_bytes / bucket_bytes;
   memory_ = PageMemory(static_cast<size_t>(num_buckets_ * bucket_bytes));
@@ -42,7 +48,11 @@ Pilot::Pilot(const PilotOptions& options) : options_(options) {
 }
 
 void Pilot::Start() {
-  bias_ = bias_accumulator_ = 0.0f;
+  gradients_.clear();
+  learning_.clear();
+  base_rate_ = 0.5;
+  base_steps_ = 0;
+  base_log_odds_ = 0.0f;
   const int factors = padded_ == 0 ? 0 : options_.factors;
   for (int64_t b = 0; b < num_buckets_; ++b) {
     float* const bucket = numbers_ + b * width_;
@@ -54,12 +64,24 @@ void Pilot::Start() {
   }
 }
 
+void Pilot::FollowBaseRate() {
+  // Of as many steps as this at most: the rate may change.
+  constexpr int64_t kMostSteps = 1000;
+  if (observed_ == 0) return;
+  base_steps_ = std::min(base_steps_ + 1, kMostSteps);
+  const double rate = labels_ / static_cast<double>(observed_);
+  base_rate_ += (rate - base_rate_) / static_cast<double>(base_steps_);
+  base_log_odds_ = LogOddsOf(base_rate_);
+  labels_ = 0.0;
+  observed_ = 0;
+}
+
 float Pilot::Probability(float log_odds) { return 1.0f / (1.0f + std::exp(-log_odds)); }
 
 inline float* Pilot::BucketOf(int64_t key, uint64_t salt) const {
   const uint64_t hash = Mix64(static_cast<uint64_t>(key) ^ salt);
-  const uint64_t place = ScaleHash(hash, static_cast<uint64_t>(num_buckets_));
-  float* const bucket = numbers_ + place * static_cast<uint64_t>(width_);
+  const uint64_t index = ScaleHash(hash, static_cast<uint64_t>(num_buckets_));
+  float* const bucket = numbers_ + index * static_cast<uint64_t>(width_);
   __builtin_prefetch(bucket, 1);
   return bucket;
 }
@@ -90,7 +112,7 @@ void Pilot::List(const std::vector<FeatureView>& features, int num_tables, int64
                                           : (end - begin) * feature.width;
   }
   if (terms_.size() < static_cast<size_t>(most)) terms_.resize(static_cast<size_t>(most));
-  // A feature's place tells its keys from those of others, also of the same table.
+  // A feature's number tells its keys from those of others, also of the same table.
   while (salts_.size() < features.size()) salts_.push_back(Mix64(~uint64_t{salts_.size()}));
   Term* term = terms_.data();
   for (int64_t i = begin; i < end; ++i) {
@@ -110,18 +132,20 @@ void Pilot::List(const std::vector<FeatureView>& features, int num_tables, int64
 
 Pilot::State Pilot::Export() const {
   State state;
-  state.bias = {bias_, bias_accumulator_};
+  state.width = width_;
+  state.base = {base_rate_, static_cast<double>(base_steps_)};
   for (int64_t b = 0; b < num_buckets_; ++b) {
     const float* const bucket = numbers_ + b * width_;
     if (bucket[padded_ + 1] == 0.0f) continue;
     state.buckets.push_back(b);
     state.numbers.insert(state.numbers.end(), bucket, bucket + width_);
+    state.numbers[state.numbers.size() - width_ + padded_ + 3] = 0.0f;
   }
   return state;
 }
 
 Status Pilot::Import(const State& state) {
-  if (state.bias.size() != 2 || state.numbers.size() != state.buckets.size() * width_) {
+  if (state.base.size() != 2 || state.numbers.size() != state.buckets.size() * width_) {
     return InvalidArgument("a pilot's state has " + std::to_string(state.numbers.size()) +
                            " numbers of " + std::to_string(state.buckets.size()) +
                            " buckets; allowed: " + std::to_string(width_) + " of each");
@@ -137,14 +161,18 @@ Status Pilot::Import(const State& state) {
   }
   const auto is_finite = [](float number) { return std::isfinite(number); };
   if (!std::all_of(state.numbers.begin(), state.numbers.end(), is_finite) ||
-      !std::all_of(state.bias.begin(), state.bias.end(), is_finite)) {
-    return InvalidArgument("a pilot's state has a number that is not finite");
+      !(state.base[0] >= 0.0 && state.base[0] <= 1.0 && state.base[1] >= 0.0)) {
+    return InvalidArgument(
+        "a pilot's state has a number that is not finite, or a base rate out of 0 to 1");
   }
   Start();
-  bias_ = state.bias[0];
-  bias_accumulator_ = state.bias[1];
+  base_rate_ = state.base[0];
+  base_steps_ = static_cast<int64_t>(std::min(state.base[1], 1e6));
+  base_log_odds_ = LogOddsOf(base_rate_);
   for (size_t i = 0; i < state.buckets.size(); ++i) {
-    std::copy_n(state.numbers.begin() + i * width_, width_, numbers_ + state.buckets[i] * width_);
+    float* const bucket = numbers_ + state.buckets[i] * width_;
+    std::copy_n(state.numbers.begin() + i * width_, width_, bucket);
+    bucket[padded_ + 3] = 0.0f;
   }
   return OkStatus();
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "cc_ops/core/base/status.h"
@@ -30,18 +31,23 @@ struct PilotOptions {
 
 // What the pilot learns from an example.
 struct Lesson {
-  float label = 0.0f;   // 0 to 1
-  float weight = 0.0f;  // 0: nothing is learnt
+  float label = 0.0f;        // 0 to 1
+  float weight = 0.0f;       // 0: of its keys nothing is learnt
+  bool is_observed = false;  // whether its label counts for the base rate
 };
 
 // Keys share buckets by their hash and the feature that they are of (feature hashing, Weinberger
 // et al., ICML 2009): memory is bounded whatever comes, and no key is looked for. Rules: Adagrad,
-// with one accumulator per factor. Not thread-safe; deterministic.
+// with one accumulator per factor, by the sums of the gradients of some examples: those that follow
+// each other are often of one user, and would push his numbers to and fro. To them the log-odds of
+// the base rate are added, a running mean. Not thread-safe; deterministic.
 class Pilot {
  public:
   static constexpr int kMostFactors = 8;
   static constexpr double kLearningRate = 0.1;
   static constexpr double kFirstAccumulator = 0.1;
+  // Examples that are foreseen by the same numbers, before these are learnt by.
+  static constexpr int64_t kExamplesOfAStep = 1024;
 
   // InvalidArgument for an option out of its range.
   static Status Validate(const PilotOptions& options);
@@ -49,7 +55,7 @@ class Pilot {
   // `options` must be valid. Throws std::bad_alloc.
   explicit Pilot(const PilotOptions& options);
 
-  // Foresees examples in their order, and learns from each before the next one.
+  // Foresees examples in their order, and learns from them, kExamplesOfAStep at a time.
   //   features: as of InputClassifier::Classify. A feature of table `num_tables` is passed over;
   //     the numbers of an example's several keys of one feature are averaged.
   //   decide(i, probability): called once for each example; returns its Lesson.
@@ -59,9 +65,10 @@ class Pilot {
 
   // What it has learnt, for a checkpoint. The same options give buckets of the same numbers.
   struct State {
-    std::vector<float> bias;       // [2]: base log-odds and its accumulator
+    std::vector<double> base;      // [2]: base rate, and steps that it is the mean of
     std::vector<int64_t> buckets;  // [n]: those that something was learnt in, ascending
     std::vector<float> numbers;    // [n, width]
+    int width = 0;
   };
   State Export() const;
   // InvalidArgument, changing nothing, for arrays of other options, or numbers that are not finite.
@@ -83,17 +90,22 @@ class Pilot {
   // Lists those of one feature from `term` on; returns the one after them.
   Term* ListKeys(const FeatureView& feature, uint64_t salt, int64_t example, Term* term) const;
 
-  // kFactors: 0, 4 or 8: a bucket has them first, then its number, the number's accumulator and
-  // that of the factors.
+  // kFactors: 0, 4 or 8: a bucket has them first, then its number, the number's accumulator, that
+  // of the factors, and where in gradients_ its own begin while a step goes on, else 0.
   template <int kFactors>
   float LogOdds(int64_t begin, int64_t end, float* sum) const;
+  // Adds an example's gradients to those of the step.
   template <int kFactors>
-  void Learn(int64_t begin, int64_t end, const float* sum, float gradient);
+  void Collect(int64_t begin, int64_t end, const float* sum, float gradient);
+  // Ends the step.
+  template <int kFactors>
+  void Learn();
   template <int kFactors, class Decide>
   void ForEachOf(const std::vector<FeatureView>& features, int num_tables, int64_t batch,
                  const Decide& decide);
 
   void Start();
+  void FollowBaseRate();
 
   static constexpr int64_t kExamplesAtOnce = 16;
   static float Probability(float log_odds);
@@ -104,10 +116,17 @@ class Pilot {
   int64_t num_buckets_ = 0;
   PageMemory memory_;
   float* numbers_ = nullptr;  // [num_buckets, width]
-  float bias_ = 0.0f, bias_accumulator_ = 0.0f;
+  double base_rate_ = 0.5;
+  int64_t base_steps_ = 0;
+  float base_log_odds_ = 0.0f;
+  double labels_ = 0.0;  // of this step: their sum, and how many they are
+  int64_t observed_ = 0;
   std::vector<uint64_t> salts_;  // of each feature
   std::vector<Term> terms_;
   std::vector<int64_t> ends_;  // of each listed example's terms
+  // Of a step: of each bucket in it, gradients of its factors and its number.
+  std::vector<float> gradients_;
+  std::vector<float*> learning_;  // these buckets
 };
 
 template <int kFactors>
@@ -116,7 +135,7 @@ inline float Pilot::LogOdds(int64_t begin, int64_t end, float* sum) const {
   using Four = float __attribute__((vector_size(16)));
   constexpr int kFours = kFactors / 4;
   Four totals[kFours + 1] = {}, squares[kFours + 1] = {};
-  float linear = bias_;
+  float linear = base_log_odds_;
   const Term* const last = terms_.data() + end;
   for (const Term* term = terms_.data() + begin; term < last; ++term) {
     const float share = term->share;
@@ -137,29 +156,49 @@ inline float Pilot::LogOdds(int64_t begin, int64_t end, float* sum) const {
 }
 
 template <int kFactors>
-inline void Pilot::Learn(int64_t begin, int64_t end, const float* sum, float gradient) {
-  constexpr auto kRate = static_cast<float>(kLearningRate);
-  constexpr auto kFirst = static_cast<float>(kFirstAccumulator);
-  const auto step = [](float slope, float* accumulator) {
-    *accumulator += slope;
-    return kRate / std::sqrt(*accumulator + kFirst);
-  };
-  bias_ -= gradient * step(gradient * gradient, &bias_accumulator_);
+inline void Pilot::Collect(int64_t begin, int64_t end, const float* sum, float gradient) {
   for (int64_t t = begin; t < end; ++t) {
     float* const bucket = terms_[t].bucket;
-    const float share = terms_[t].share;
-    float slopes[kFactors + 1], squares = 0.0f;
+    const float slope = gradient * terms_[t].share;
+    uint32_t index;
+    std::memcpy(&index, bucket + kFactors + 3, sizeof(index));
+    if (index == 0) {
+      // Where memory ends, all that is there is still sound.
+      gradients_.resize((learning_.size() + 1) * (kFactors + 1), 0.0f);
+      learning_.push_back(bucket);
+      index = static_cast<uint32_t>(learning_.size());
+      std::memcpy(bucket + kFactors + 3, &index, sizeof(index));
+    }
+    float* const gradients = gradients_.data() + (index - 1) * (kFactors + 1);
     for (int d = 0; d < kFactors; ++d) {
-      slopes[d] = gradient * share * (sum[d] - share * bucket[d]);
-      squares += slopes[d] * slopes[d];
+      gradients[d] += slope * (sum[d] - terms_[t].share * bucket[d]);
     }
-    const float slope = gradient * share;
-    bucket[kFactors] -= slope * step(slope * slope, &bucket[kFactors + 1]);
-    if constexpr (kFactors > 0) {
-      const float rate = step(squares / kFactors, &bucket[kFactors + 2]);
-      for (int d = 0; d < kFactors; ++d) bucket[d] -= rate * slopes[d];
-    }
+    gradients[kFactors] += slope;
   }
+}
+
+template <int kFactors>
+inline void Pilot::Learn() {
+  const auto rate_after = [](float square, float* accumulator) {
+    *accumulator += square;
+    return static_cast<float>(kLearningRate) /
+           std::sqrt(*accumulator + static_cast<float>(kFirstAccumulator));
+  };
+  const float* gradients = gradients_.data();
+  for (float* const bucket : learning_) {
+    const float slope = gradients[kFactors];
+    bucket[kFactors] -= slope * rate_after(slope * slope, &bucket[kFactors + 1]);
+    if constexpr (kFactors > 0) {
+      float squares = 0.0f;
+      for (int d = 0; d < kFactors; ++d) squares += gradients[d] * gradients[d];
+      const float rate = rate_after(squares / kFactors, &bucket[kFactors + 2]);
+      for (int d = 0; d < kFactors; ++d) bucket[d] -= rate * gradients[d];
+    }
+    bucket[kFactors + 3] = 0.0f;
+    gradients += kFactors + 1;
+  }
+  gradients_.clear();
+  learning_.clear();
 }
 
 template <int kFactors, class Decide>
@@ -174,10 +213,18 @@ inline void Pilot::ForEachOf(const std::vector<FeatureView>& features, int num_t
       const int64_t term_end = ends_[i - begin];
       const float probability = Probability(LogOdds<kFactors>(term, term_end, sum));
       const Lesson lesson = decide(i, probability);
+      if (lesson.is_observed) {
+        labels_ += lesson.label;
+        ++observed_;
+      }
       if (lesson.weight > 0.0f) {
-        Learn<kFactors>(term, term_end, sum, lesson.weight * (probability - lesson.label));
+        Collect<kFactors>(term, term_end, sum, lesson.weight * (probability - lesson.label));
       }
       term = term_end;
+    }
+    if (end % kExamplesOfAStep == 0 || end == batch) {
+      Learn<kFactors>();
+      FollowBaseRate();
     }
   }
 }

@@ -53,7 +53,7 @@ double MeanResidual(Pilot* pilot, const Batch& batch, bool is_learning) {
   const auto n = static_cast<int64_t>(batch.labels.size());
   pilot->ForEach(batch.features(), 1, n, [&](int64_t i, float probability) {
     sum += std::fabs(batch.labels[i] - probability);
-    return Lesson{batch.labels[i], is_learning ? 1.0f : 0.0f};
+    return Lesson{batch.labels[i], is_learning ? 1.0f : 0.0f, is_learning};
   });
   return sum / static_cast<double>(n);
 }
@@ -97,7 +97,7 @@ TEST(PilotTest, AveragesSeveralKeysAndPassesPadding) {
   Pilot pilot(Options(PilotKind::kFm));
   float first = 0.0f, second = 0.0f;
   for (int turn = 0; turn < 5; ++turn) {
-    pilot.ForEach({wide}, 1, 1, [&](int64_t, float) { return Lesson{1.0f, 1.0f}; });
+    pilot.ForEach({wide}, 1, 1, [&](int64_t, float) { return Lesson{1.0f, 1.0f, true}; });
   }
   pilot.ForEach({wide}, 1, 1, [&](int64_t, float p) { first = p; return Lesson(); });
   pilot.ForEach({narrow}, 1, 1, [&](int64_t, float p) { second = p; return Lesson(); });

@@ -64,16 +64,15 @@ absl::Status Foresee(OpKernelContext* context, ClassifierResource* resource,
 absl::Status ExportPilot(OpKernelContext* context, ClassifierResource* resource) {
   const Pilot::State state = resource->classifier.ExportPilot();
   const auto n = static_cast<int64_t>(state.buckets.size());
-  const auto width = n == 0 ? 0 : static_cast<int64_t>(state.numbers.size()) / n;
-  TF_RETURN_IF_ERROR(Output(context, 0, state.bias));
+  TF_RETURN_IF_ERROR(Output(context, 0, state.base));
   TF_RETURN_IF_ERROR(Output(context, 1, state.buckets));
-  return Output(context, 2, TensorShape({n, width}), state.numbers);
+  return Output(context, 2, TensorShape({n, state.width}), state.numbers);
 }
 
 absl::Status ImportPilot(OpKernelContext* context, ClassifierResource* resource) {
-  TF_RETURN_IF_ERROR(CheckInputs(context, 1, "bias: [2], buckets: [n], numbers: [n, ?]"));
+  TF_RETURN_IF_ERROR(CheckInputs(context, 1, "base: [2], buckets: [n], numbers: [n, ?]"));
   Pilot::State state;
-  state.bias = ValuesOf<float>(context, 1);
+  state.base = ValuesOf<double>(context, 1);
   state.buckets = ValuesOf<int64_t>(context, 2);
   state.numbers = ValuesOf<float>(context, 3);
   return ToAbsl(resource->classifier.ImportPilot(state));

@@ -56,7 +56,7 @@ REGISTER_OP("SlipstreamForeseeInputs")
 
 REGISTER_OP("SlipstreamClassifierExportPilot")
     .Input("handle: resource")
-    .Output("bias: float")
+    .Output("base: double")
     .Output("buckets: int64")
     .Output("numbers: float")
     .SetIsStateful()
@@ -65,14 +65,14 @@ REGISTER_OP("SlipstreamClassifierExportPilot")
 What the classifier's pilot has learnt.
 
 handle: Of the classifier.
-bias: [2]. Base log-odds and its accumulator.
+base: [2]. Base rate, and steps that it is the mean of.
 buckets: [n]. Those that something was learnt in, ascending.
 numbers: [n, width]. Factors, number, accumulators of each.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierImportPilot")
     .Input("handle: resource")
-    .Input("bias: float")
+    .Input("base: double")
     .Input("buckets: int64")
     .Input("numbers: float")
     .SetIsStateful()
@@ -81,7 +81,7 @@ REGISTER_OP("SlipstreamClassifierImportPilot")
 Replaces what the classifier's pilot has learnt; the arrays are those of SlipstreamClassifierExportPilot.
 
 handle: Of the classifier.
-bias: [2].
+base: [2].
 buckets: [n].
 numbers: [n, width].
 )doc");

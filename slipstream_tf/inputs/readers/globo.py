@@ -5,9 +5,9 @@ the article of another click. By the law "before" that is click i - r, r uniform
 floored at click 0; by the law "hour" it is any click of the same hour, which is harder to tell. Two
 splits:
 
-- "random": rows made from the first clicks, 3 million of them; 90% for training and 10% for testing
-  by a random permutation (seed 0); all parts keep the order of time. Validation: a tenth of the
-  training part, by the same permutation.
+- "random": rows made from the first clicks, some 3 million rows unless told otherwise; 90% for
+  training and 10% for testing by a random permutation (seed 0); all parts keep the order of time.
+  Validation: a tenth of the training part, by the same permutation.
 - "time": the first 90% of the clicks for training, the last tenth of which is for validation, the
   last 10% for testing; almost half of the test articles are new.
 """
@@ -75,14 +75,16 @@ def build_rows(
 
 @functools.lru_cache(maxsize=1)
 def _task(
-    path: str, modified: int, split: str, seed: int, negatives: int, law: str
+    path: str, modified: int, split: str, seed: int, negatives: int, law: str, clicks: int | None
 ) -> dict[str, tuple[Any, Any]]:
     """All parts; kept until the file is modified: a training run opens one after the other.
 
     "train" is the training part without "valid", and "all" the one with it.
     """
     per_click = 1 + negatives
-    limit = -(-RANDOM_SPLIT_ROWS // per_click) if split == "random" else None
+    limit = clicks
+    if split == "random" and limit is None:
+        limit = -(-RANDOM_SPLIT_ROWS // per_click)
     columns = read_arrays(path, _COLUMNS, limit)
     require_integers(path, columns, 32)
     if len({values.shape for values in columns.values()}) > 1 or columns["user"].ndim != 1:
@@ -121,6 +123,7 @@ class GloboReader(ArrayReader):
         law: str = "before",
         hold_out: bool = False,
         max_examples: int | None = None,
+        clicks: int | None = None,
         **options: Any,
     ):
         """Builds the task, once for all parts.
@@ -136,6 +139,8 @@ class GloboReader(ArrayReader):
             law: of the negatives: "before" or "hour".
             hold_out: whether "valid" is left out of "train".
             max_examples: keep so many inputs from the start of the part, or None for all.
+            clicks: the first ones, of which the parts are made; None: those that give the random
+                split its rows, or all in order of time.
             **options: of `ArrayReader`.
 
         Raises:
@@ -149,8 +154,10 @@ class GloboReader(ArrayReader):
         require_choice("law", law, LAWS, "globo")
         if max_examples is not None:
             require_integer("max_examples", max_examples, 1, None, "globo")
+        if clicks is not None:
+            require_integer("clicks", clicks, 1, None, "globo")
         path = os.path.abspath(path)
-        parts = _task(path, os.stat(path).st_mtime_ns, split, seed, negatives, law)
+        parts = _task(path, os.stat(path).st_mtime_ns, split, seed, negatives, law, clicks)
         keys, label = parts["all" if part == "train" and not hold_out else part]
         keys, label = keys[:max_examples], label[:max_examples]
         spec = DataSpec("globo", FIELDS, num_examples=len(label))

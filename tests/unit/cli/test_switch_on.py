@@ -28,14 +28,16 @@ def again(command, data="generated"):
 def test_a_dry_run_alone_looks_at_examples_and_at_rows():
     flags, settings = settled("--data=generated", "--dry_run", "--output=runs/dry")
     assert settings.dry_run and settings.policies == ("skip_examples", "defer_gradients")
-    assert settings.engine["skip_by"] == "row_drift"
+    assert settings.engine["skip_by"] == "foreseen_loss"
     found = train.commands_to_switch_on(flags, settings, 1)
-    assert list(found) == ["skip_examples", "random", "stop", "defer_gradients"]
+    assert list(found) == ["skip_examples", "uniform", "random", "stop", "defer_gradients"]
     for policy in ("skip_examples", "defer_gradients"):
         on = again(found[policy])
         assert on.policies == (policy,) and not on.dry_run
     assert again(found["defer_gradients"]).engine == {}
     assert "--match=runs/skip_examples/metrics.json" in found["random"]
+    uniform = again(found["uniform"])
+    assert uniform.policies == ("skip_examples",) and uniform.engine["pilot"] == "label"
 
 
 def test_over_several_epochs_examples_go_by_their_losses():
@@ -55,12 +57,12 @@ def test_over_several_epochs_examples_go_by_their_losses():
 
 def test_flags_stay_where_they_matter():
     flags, settings = settled(
-        "--data=my clicks.tsv", "--dry_run", "--skip_share=0.5", "--skip_keep=0.1", "--strict",
+        "--data=my clicks.tsv", "--dry_run", "--skip_share=0.5", "--pilot=linear", "--strict",
         "--defer_max_age=50", "--mlp=32-16", data="criteo",
     )  # fmt: skip
     found = train.commands_to_switch_on(flags, settings, 1)
     skip, defer = (again(found[p], "criteo") for p in ("skip_examples", "defer_gradients"))
-    assert {"skip_share": 0.5, "skip_keep": 0.1}.items() <= skip.engine.items()
+    assert {"skip_share": 0.5, "pilot": "linear"}.items() <= skip.engine.items()
     assert "defer_max_age" not in skip.engine
     assert defer.engine == {"defer_max_age": 50}
     for one in (skip, defer):
@@ -70,12 +72,12 @@ def test_flags_stay_where_they_matter():
 @pytest.mark.parametrize(
     ("policies", "names"),
     [
-        ("skip_examples", ["skip_examples", "random", "stop"]),
+        ("skip_examples", ["skip_examples", "uniform", "random", "stop"]),
         ("defer_gradients", ["defer_gradients"]),
         ("mask_gradients", ["mask_gradients"]),
         (
             "skip_examples,defer_gradients",
-            ["skip_examples_and_defer_gradients", "random", "stop"],
+            ["skip_examples_and_defer_gradients", "uniform", "random", "stop"],
         ),
     ],
 )

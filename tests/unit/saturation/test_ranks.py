@@ -54,6 +54,25 @@ def test_counts_are_added_field_by_field(run_as_ranks):
     assert run_as_ranks(3, program) == [wanted] * 3
 
 
+def test_pilots_become_the_mean_over_the_ranks_that_learnt_a_bucket(run_as_ranks):
+    buckets = [np.array([1, 5]), np.array([5, 8]), np.empty(0, np.int64)]
+    numbers = [
+        np.array([[1, 2], [3, 4]], "f"),
+        np.array([[5, 8], [7, 7]], "f"),
+        np.empty((0, 2), "f"),
+    ]
+
+    def program(comm):
+        base = np.array([0.1 * comm.rank, 10.0])
+        own = {"base": base, "buckets": buckets[comm.rank], "numbers": numbers[comm.rank]}
+        merged = Ranks(comm).merge_pilots(own)
+        assert merged["numbers"].dtype == np.float32
+        return {name: np.round(values, 6).tolist() for name, values in merged.items()}
+
+    wanted = {"base": [0.1, 10.0], "buckets": [1, 5, 8], "numbers": [[1, 2], [4, 6], [7, 7]]}
+    assert run_as_ranks(3, program) == [wanted] * 3
+
+
 def losses_of(rank: int) -> LossStatistics:
     random = np.random.default_rng(rank)
     moments = [Moments(int(random.integers(9)), *random.random(3)) for _ in range(3)]

@@ -158,6 +158,7 @@ def test_report_tells_what_was_found_and_decided():
     found, steering = findings(), Steering(0.5, 0.5, "guarded", "planned", 0.01, 0.3)
     decision = decide(settings(), found, steering)
     report = describe(
+        settings(),
         found,
         steering,
         decision,

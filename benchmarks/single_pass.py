@@ -1,0 +1,280 @@
+"""Thinning by foreseen loss in a single pass, beside plain training and its controls.
+
+Every run is one of slipstream-train in a process of its own, one after the other; a run whose
+metrics.json is there is not run again. Settings were chosen on the validation part.
+
+    python benchmarks/single_pass.py --task=globo_49 --seeds=0,1,2,3,4
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import common
+import summary
+from absl import app, flags
+
+_TASK = flags.DEFINE_string("task", None, "Name of the task, see TASKS.", required=True)
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds of each run.")
+_RUNS = flags.DEFINE_list("runs", [], "Names of runs; those they are compared with are added.")
+_RECORDS = flags.DEFINE_string("records", "runs/single_pass", "Folder of the runs' metrics.json.")
+_DATA = flags.DEFINE_string("data", None, "Data of slipstream-train; default: the task's.")
+_EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-train, for all.")
+
+_THIN = flags.DEFINE_multi_string("thin_flag", [], "The same, for runs with a policy.")
+
+PLAIN = "plain"
+# Two-sided 95% of Student's t by degrees of freedom, from 1 on.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A row of the table.
+
+    Attributes:
+        flags: of slipstream-train, beside the task's.
+        match: the run that a control repeats.
+    """
+
+    flags: Mapping[str, Any]
+    match: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Data, and what is run on it.
+
+    Attributes:
+        file: of the data, in its folder.
+        flags: of slipstream-train, of every run.
+        runs: by name; "plain" is what the others are compared with.
+        share: most examples that "fm" may train, of plain's, 0 to 1.
+        tolerance: most AUC that it may lose.
+        seconds: most time that it may take, of plain's.
+    """
+
+    file: str
+    flags: Mapping[str, Any]
+    runs: Mapping[str, Run]
+    share: float
+    tolerance: float
+    seconds: float
+
+
+def rates(rate: float, rows_rate: float | None = None) -> dict[str, float]:
+    """Flags of both learning rates."""
+    return {"learning_rate": rate, "rows_learning_rate": rate if rows_rate is None else rows_rate}
+
+
+def thinned(share: float, **others: Any) -> dict[str, Any]:
+    """Flags of a run that leaves out a share of the examples after a twentieth of the run."""
+    return {
+        "policies": "skip_examples", "skip_by": "foreseen_loss", "skip_share": share,
+        "window_steps": 100, "warmup": 0.05, **others,
+    }  # fmt: skip
+
+
+def runs_of(
+    share: float, plain: Mapping[str, Any], kept: Mapping[str, Any], larger: Sequence[Run]
+) -> dict[str, Run]:
+    """Returns all runs of a task.
+
+    Args:
+        share: of the examples to leave out.
+        plain: flags of plain training.
+        kept: the same where most examples are left out.
+        larger: plain training with larger batches.
+    """
+    found = {PLAIN: Run(plain)}
+    found.update({f"plain, batch {run.flags['batch_size']}": run for run in larger})
+    for name, pilot in (("fm", "fm"), ("uniform", "label"), ("linear", "linear")):
+        found[name] = Run(thinned(share, pilot=pilot, **kept))
+    found["random"] = Run({"control": "random"}, "fm")
+    found["stop"] = Run({"control": "stop"}, "fm")
+    return found
+
+
+_GLOBO_49 = {
+    "negatives": 49, "clicks": 200_000, "model": "dlrm", "mlp": "128,64", "dim": 32,
+    "rows_optimizer": "adam", "rows_init": 0.05, "dropout": 0.1,
+}  # fmt: skip
+_GLOBO_9 = {
+    "negatives": 9, "model": "dcn", "mlp": "64", "dim": 32, "rows_optimizer": "adagrad",
+    "rows_init": 0.01, "dropout": 0.0,
+}  # fmt: skip
+_GENERATED_2 = {"rows_learning_rate": 0.05}
+TASKS: Mapping[str, Task] = {
+    "globo_49": Task(
+        "globo_clicks.npz",
+        _GLOBO_49,
+        runs_of(
+            0.85,
+            {"batch_size": 1024, **rates(0.0028)},
+            {"batch_size": 512, **rates(0.0028)},
+            [
+                Run({"batch_size": 2048, **rates(0.0028)}),
+                Run({"batch_size": 4096, **rates(0.0056)}),
+            ],
+        ),
+        share=0.22,
+        tolerance=0.0,
+        seconds=0.3,
+    ),
+    "globo_9": Task(
+        "globo_clicks.npz",
+        _GLOBO_9,
+        runs_of(
+            0.5,
+            {"batch_size": 1024, **rates(0.00061, 0.36)},
+            {"batch_size": 512, **rates(0.00061, 0.36)},
+            [Run({"batch_size": 2048, **rates(0.00085, 0.5)})],
+        ),
+        share=0.55,
+        tolerance=0.0015,
+        seconds=0.6,
+    ),
+    "generated_2": Task(
+        "generated:2000000:100000:0.02",
+        _GENERATED_2,
+        runs_of(
+            0.85,
+            {"batch_size": 1024},
+            {"batch_size": 512},
+            [Run({"batch_size": 2048, **rates(0.0014, 0.07)})],
+        ),
+        share=0.22,
+        tolerance=0.001,
+        seconds=0.3,
+    ),
+}
+
+
+def choose(runs: Mapping[str, Run], names: Sequence[str]) -> dict[str, Run]:
+    """Returns the named runs (none: all), plain training and those that controls repeat."""
+    for name in names:
+        if name not in runs:
+            raise app.UsageError(f"--runs: {name!r} is unknown. Allowed: {', '.join(runs)}.")
+    wanted = {*(names or runs), PLAIN}
+    wanted |= {match for name in wanted if (match := runs[name].match) is not None}
+    return {name: run for name, run in runs.items() if name in wanted}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Returns the 95% interval of a mean, by Student's t; None of one value."""
+    if len(values) < 2:
+        return None
+    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+    half = error * (_T[len(values) - 2] if len(values) - 2 < len(_T) else 1.96)
+    return mean - half, mean + half
+
+
+def figures_of(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, float]:
+    """Returns what a run came to, beside plain training of the same seed."""
+    trained, seconds = record["examples"]["trained"], seconds_of(record)
+    return {
+        "auc": record["test"]["auc"],
+        "auc - plain": record["test"]["auc"] - plain["test"]["auc"],
+        "log loss": record["test"]["log_loss"],
+        "calibration / plain": record["test"]["calibration"] / plain["test"]["calibration"],
+        "trained": trained / plain["examples"]["trained"],
+        "seconds": seconds,
+        "seconds / plain": seconds / seconds_of(plain),
+    }
+
+
+def seconds_of(record: Mapping[str, Any]) -> float:
+    """Returns the seconds of training, ends of windows and building graphs included."""
+    return record["seconds"]["training"] + record["seconds"]["window_ends"]
+
+
+def table_of(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Any]:
+    """Returns the columns: a row for each run."""
+
+    def of(name: str, form: str) -> Any:
+        values = [[seed[name] for seed in seeds] for seeds in figures.values()]
+        return summary.column(name, values, form, "mean")
+
+    bounds = [interval([seed["auc - plain"] for seed in seeds]) for seeds in figures.values()]
+    texts = [None if b is None else f"{b[0]:+.4f} to {b[1]:+.4f}" for b in bounds]
+    return [
+        summary.column("run", list(figures)),
+        of("auc", "{:.4f}"), of("auc - plain", "{:+.4f}"), summary.column("95% of it", texts),
+        of("log loss", "{:.4f}"), of("calibration / plain", "{:.3f}"), of("trained", "{:.1%}"),
+        of("seconds", "{:.1f}"), of("seconds / plain", "{:.2f}"),
+    ]  # fmt: skip
+
+
+def claims_of(
+    name: str, task: Task, figures: Mapping[str, Sequence[Mapping[str, float]]]
+) -> dict[str, Any]:
+    """Returns what is asked of "fm", and whether it holds; seconds beside the fastest plain run."""
+    if "fm" not in figures:
+        return {}
+    fm = figures["fm"]
+    plain = [seeds for run, seeds in figures.items() if run.startswith(PLAIN)]
+    fastest = [min(one["seconds"] for one in of_seed) for of_seed in zip(*plain, strict=True)]
+    ratios = [one["seconds"] / least for one, least in zip(fm, fastest, strict=True)]
+    found = {
+        "auc_minus_plain": ([one["auc - plain"] for one in fm], -task.tolerance, "higher"),
+        "trained": ([one["trained"] for one in fm], task.share, "lower"),
+        "seconds_over_fastest_plain": (ratios, task.seconds, "lower"),
+        "calibration_over_plain": ([one["calibration / plain"] for one in fm], None, "lower"),
+    }
+    for control, least in (("uniform", 0.0), ("random", 0.01), ("stop", 0.01)):
+        if control in figures:
+            ahead = zip(fm, figures[control], strict=True)
+            values = [one["auc"] - other["auc"] for one, other in ahead]
+            found[f"auc_minus_{control}"] = (values, least, "higher")
+    return {
+        f"{name}_{what}": summary.claim(values, target, better, statistics.fmean)
+        for what, (values, target, better) in found.items()
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs what has not run yet, then writes and prints the comparison."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    name = _TASK.value
+    if name not in TASKS:
+        raise app.UsageError(f"--task={name} is unknown. Allowed: {', '.join(TASKS)}.")
+    task = TASKS[name]
+    is_generated = task.file.startswith("generated")
+    data = _DATA.value or (task.file if is_generated else common.in_data_folder(task.file))
+    runs = choose(task.runs, _RUNS.value)
+    seeds = common.integers("seeds", _SEEDS.value)
+    figures: dict[str, list[dict[str, float]]] = {run: [] for run in runs}
+    # Seed by seed, so that a program that is stopped leaves whole comparisons.
+    for number, seed in enumerate(seeds):
+        records: dict[str, Any] = {}
+        for index, (label, run) in enumerate(runs.items()):
+            done = number * len(runs) + index + 1
+            print(f"[{done}/{len(runs) * len(seeds)}] {name}, seed {seed}: {label}", flush=True)
+            folder = Path(_RECORDS.value) / name / f"seed{seed}"
+            # A control repeats the flags of the run that it is compared with.
+            shared = {"data": data, "seed": seed, **task.flags}
+            extra = common.extra_flags(_EXTRA.value)
+            if "policies" in run.flags:
+                extra.update(common.extra_flags(_THIN.value))
+            given = {**run.flags} if run.match else {**shared, **run.flags, **extra}
+            match = folder / _slug(run.match) / common.RECORD if run.match else None
+            records[label] = common.train(given, folder / _slug(label), match)
+        for label, record in records.items():
+            figures[label].append(figures_of(record, records[PLAIN]))
+    part = f"{name}, {len(seeds)} seeds"
+    claims = claims_of(name, task, figures)
+    print(summary.write("single_pass", part, {"": table_of(figures)}, claims))
+
+
+def _slug(name: str) -> str:
+    return name.replace(", batch ", "_")
+
+
+if __name__ == "__main__":
+    app.run(main)
