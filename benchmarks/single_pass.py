@@ -115,8 +115,8 @@ TASKS: Mapping[str, Task] = {
         _GLOBO_49,
         runs_of(
             0.85,
+            {"batch_size": 1024, **rates(0.0014)},
             {"batch_size": 1024, **rates(0.0028)},
-            {"batch_size": 512, **rates(0.0028)},
             [
                 Run({"batch_size": 2048, **rates(0.0028)}),
                 Run({"batch_size": 4096, **rates(0.0056)}),

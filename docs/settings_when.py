@@ -24,8 +24,8 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "`model` where the forward pass is a small part of a step.",
         "correct": "The model is a `slip.keras.Model` and weights disturb something of your own.",
         "floor": "What is foreseen wrongly costs quality: higher. Less is to be trained: lower.",
-        "factors": "Pairs of keys tell much: 8.",
-        "memory": "There are many more keys than 32 MiB has buckets (a million).",
+        "factors": "Memory is short: up to 4 take half of it.",
+        "memory": "There are many more keys than 32 MiB has buckets (half a million).",
     },
     "LastLoss": {
         "max_skips": "More epochs (5 for 12, 2 for 6 in our runs).",

@@ -171,7 +171,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("pilot", Choice(("fm", "linear", "label", "model")), "what foresees: a factorisation "
              "machine or a linear model of the keys, the label alone (uniform negative sampling), "
              "or the model's own forward pass", None, "fm", (needs.FORESEEN_LOSS,)),
-        Flag("pilot_factors", Integer(1, 8), "numbers of a key's factor", None, "4",
+        Flag("pilot_factors", Integer(1, 8), "numbers of a key's factor", None, "8",
              (needs.FM_PILOT,)),
         Flag("pilot_memory", Size(), "what the pilot learns of the keys", None, "32MiB",
              (needs.KEY_PILOT,)),

@@ -80,7 +80,7 @@ class InputClassifier:
         weigh_visits: bool = False,
         ignored_tables: Sequence[str] = (),
         pilot: str = "none",
-        pilot_factors: int = 4,
+        pilot_factors: int = 8,
         pilot_memory_bytes: int = 0,
     ):
         """Creates a classifier that tracks no key and skips nothing.

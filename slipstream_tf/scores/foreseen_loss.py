@@ -39,14 +39,14 @@ class ForeseenLoss(Score):
             with a weight of 1 / floor at most. None: a tenth of the share that is kept.
         factors: of "fm": numbers of a key's factor, 1 to 8.
         memory: bytes of what "linear" and "fm" learn, or a text such as "32MiB": part of
-            `HotSet.memory`. Keys share 16 bytes ("linear"), 32, or 64 with more than 4 factors,
-            where there are more keys than that.
+            `HotSet.memory`. Where there are more keys than that, they share 64 bytes; 32 with up to
+            4 factors, 16 of "linear".
     """
 
     pilot: str = "fm"
     correct: str = "weight"
     floor: float | None = None
-    factors: int = 4
+    factors: int = 8
     memory: int | str = "32MiB"
     default_share = 0.5
     steered_by = ""

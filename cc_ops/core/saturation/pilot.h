@@ -25,7 +25,7 @@ enum class PilotKind {
 
 struct PilotOptions {
   PilotKind kind = PilotKind::kNone;
-  int factors = 4;           // kFm: numbers of a key's factor, 1 to 8
+  int factors = 8;           // kFm: numbers of a key's factor, 1 to 8
   int64_t memory_bytes = 0;  // of the keys' numbers
 };
 
