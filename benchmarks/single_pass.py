@@ -92,7 +92,7 @@ def runs_of(
         larger: plain training with larger batches.
     """
     found = {PLAIN: Run(plain)}
-    found.update({f"plain, batch {run.flags['batch_size']}": run for run in larger})
+    found.update({f"plain_{run.flags['batch_size']}": run for run in larger})
     for name, pilot in (("fm", "fm"), ("uniform", "label"), ("linear", "linear")):
         found[name] = Run(thinned(share, pilot=pilot, **kept))
     found["random"] = Run({"control": "random"}, "fm")
@@ -263,17 +263,13 @@ def main(arguments: Sequence[str]) -> None:
             if "policies" in run.flags:
                 extra.update(common.extra_flags(_THIN.value))
             given = {**run.flags} if run.match else {**shared, **run.flags, **extra}
-            match = folder / _slug(run.match) / common.RECORD if run.match else None
-            records[label] = common.train(given, folder / _slug(label), match)
+            match = folder / run.match / common.RECORD if run.match else None
+            records[label] = common.train(given, folder / label, match)
         for label, record in records.items():
             figures[label].append(figures_of(record, records[PLAIN]))
     part = f"{name}, {len(seeds)} seeds"
     claims = claims_of(name, task, figures)
     print(summary.write("single_pass", part, {"": table_of(figures)}, claims))
-
-
-def _slug(name: str) -> str:
-    return name.replace(", batch ", "_")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("negatives_from", Choice(("before", "hour")), "whose article such an example has: "
              "that of one of the 20,000 clicks before, or of a click of the same hour, which is "
              "harder", "before", needs=(needs.GLOBO,)),
-        Flag("clicks", Integer(1), "examples of label 1 that the globo task is made of, the first", None,
+        Flag("clicks", Integer(1), "examples of label 1 that the globo task is made of", None,
              "those that make 3 million examples; all in order of time", (needs.GLOBO,)),
         Flag("evaluate_on", Choice(("test", "valid")), "the part that quality is measured on; the "
              "validation part is not trained then, and the test part not opened", "test"),
