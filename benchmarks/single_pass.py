@@ -95,6 +95,8 @@ def runs_of(
     found.update({f"plain_{run.flags['batch_size']}": run for run in larger})
     for name, pilot in (("fm", "fm"), ("uniform", "label"), ("linear", "linear")):
         found[name] = Run(thinned(share, pilot=pilot, **kept))
+    double = 2 * kept["batch_size"]
+    found[f"fm_{double}"] = Run(thinned(share, pilot="fm", **{**kept, "batch_size": double}))
     found["random"] = Run({"control": "random"}, "fm")
     found["stop"] = Run({"control": "stop"}, "fm")
     return found
