@@ -7,15 +7,18 @@ import math
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from slipstream_tf import initializers, optimizers
-from slipstream_tf.cli.callbacks import InputCount
+from slipstream_tf.cli.callbacks import LOG_LOSS, InputCount
 from slipstream_tf.cli.engine import engine_arguments
 from slipstream_tf.cli.flag_set import UsageError
+from slipstream_tf.cli.needs import foresees
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.config import Retention, Table, Window
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
+from slipstream_tf.keras.loss_feedback import binary_cross_entropy
 from slipstream_tf.models import DLRM, DCNv2, DeepFM
 
 
@@ -94,7 +97,8 @@ def build_model(
         UsageError: batch normalisation on several ranks.
 
     Returns:
-        A compiled `keras.Model` with the metrics loss, auc and trained (examples).
+        A compiled `keras.Model` with the metrics loss, auc and trained (examples); where examples
+        are thinned, `callbacks.LOG_LOSS`, too.
     """
     if settings.batch_norm and comm.size > 1:
         raise UsageError(
@@ -123,9 +127,20 @@ def build_model(
     if comm.size > 1:
         optimizer = DistributedOptimizer(optimizer, comm)
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    metrics = [keras.metrics.AUC(from_logits=True, name="auc"), InputCount(name="trained")]
-    model.compile(optimizer, loss, metrics=metrics)
+    auc: Any = keras.metrics.AUC(from_logits=True, name="auc")
+    trained: Any = InputCount(name="trained")
+    if not foresees(settings):
+        model.compile(optimizer, loss, metrics=[auc, trained])
+        return model
+    # Of what is kept, weighed: as of all examples. Keras's own loss grows with the weights.
+    log_loss = keras.metrics.MeanMetricWrapper(_log_loss, name=LOG_LOSS)
+    model.compile(optimizer, loss, metrics=[trained], weighted_metrics=[auc, log_loss])
     return model
+
+
+def _log_loss(labels: Any, logits: Any) -> Any:
+    """The loss of each example, [batch]; labels are [batch], logits [batch, 1]."""
+    return binary_cross_entropy(tf.cast(tf.reshape(labels, [-1]), tf.float32), logits, True)
 
 
 def build_engine(

@@ -18,10 +18,19 @@ from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.telemetry.metrics import ClickMetrics
 from slipstream_tf.telemetry.progress import TrainingBar
 
+LOG_LOSS = "log_loss"
+"""Name of the metric that is shown as the loss where examples have weights."""
+
 _SECONDS_BETWEEN_UPDATES = 0.2
 _MOST_POINTS = 100
 _SUMMED = ("examples_seen", "examples_trained")
 _Point = dict[str, Any]
+
+
+def shown_loss(logs: Mapping[str, Any]) -> float | None:
+    """Returns the loss among Keras's logs, that of all examples where some stand for others."""
+    value = logs.get(LOG_LOSS, logs.get("loss"))
+    return None if value is None else float(value)
 
 
 class InputCount(keras.metrics.Metric):
@@ -67,7 +76,7 @@ class BarCallback(keras.callbacks.Callback):
         self._update(logs or {})
 
     def _update(self, logs: dict[str, Any]) -> None:
-        loss, auc = (float(logs[n]) if n in logs else None for n in ("loss", "auc"))
+        loss, auc = shown_loss(logs), float(logs["auc"]) if "auc" in logs else None
         trained = int(logs["trained"]) if "trained" in logs else 0
         seen = self._inputs_seen() if self._inputs_seen else trained
         self._bar.update(seen, trained, loss, auc)
@@ -202,7 +211,7 @@ class CurveCallback(keras.callbacks.Callback):
             "seconds": time.perf_counter() - self._start - self.evaluation_seconds,
             "examples_seen": self._inputs_seen(),
             "examples_trained": int(logs["trained"]),
-            "loss": float(logs["loss"]),
+            "loss": shown_loss(logs),
             "auc": float(logs["auc"]),
         }
 

@@ -133,7 +133,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     skipping = {name: values[name] for name in ("skip_share", "skip_alpha")}
     flags = {
         # It trains as without policies.
-        "plain": {**data, "dry_run": True, **skipping},
+        "plain": {**data, "dry_run": True, "skip_by": "row_drift", **skipping},
         "paper": {**data, "policies": "skip_examples", "skip_by": "row_drift", **skipping},
         "random": {**common, "control": "random", "match": paper},
         "stop": {**common, "control": "stop", "match": paper},

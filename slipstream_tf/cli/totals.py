@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf.cli.callbacks import shown_loss
 from slipstream_tf.cli.flag_set import RunError, raised_as
 from slipstream_tf.distributed import Communicator
 from slipstream_tf.distributed.agreement import gather_json
@@ -78,7 +79,7 @@ def total_metrics(model: Any, comm: Communicator) -> dict[str, Any]:
             name = f"slipstream.metrics.{index}"
             variable.assign(comm.sum(variable.value, "control", name))
     results = model.get_metrics_result()
-    quality = {name: float(results[name]) for name in ("loss", "auc")}
+    quality = {"loss": shown_loss(results), "auc": float(results["auc"])}
     return {**quality, "trained": int(results["trained"])}
 
 

@@ -218,6 +218,9 @@ class Slipstream(tf.train.experimental.PythonState):
         In a dry run that needs no losses, a window of many batches is counted by a share of them,
         one in 16 at least, chosen at random.
 
+        With `ForeseenLoss` elements must have labels, and become (features, label, sample_weight), or
+        get "log_odds_offset" among their features. Read in batches much larger than `batch_size`.
+
         With `LastLoss` the features must be a mapping with "id", int64 [batch]: what tells an
         example from all others in every pass (see `inputs.with_ids`; readers have `ids`). Where
         losses are needed, the features get "skippable"; where examples are thinned, elements become
@@ -267,16 +270,12 @@ class Slipstream(tf.train.experimental.PythonState):
         return call_at(kept, 2 * self.tracker.window_steps, self._warn_without_steps)
 
     def thin(self, batch: Any, predictions: tf.Tensor) -> Any:
-        """Leaves out examples of a batch by the model's own predictions, where it is the pilot.
-
-        `callback` has a `slip.keras.Model` do so; this is for a loop of your own.
+        """Returns the part of a batch to train, in a loop of your own with `pilot="model"`.
 
         Args:
-            batch: `(features, label)` or `(features, label, sample_weight)`.
-            predictions: float [batch] or [batch, 1], probabilities.
-
-        Returns:
-            The part of the batch to train, with the sample weights or offsets that correct it.
+            batch: `(features, label)` or `(features, label, sample_weight)`; the part has the
+                sample weights or offsets that correct it.
+            predictions: float [batch] or [batch, 1], the model's probabilities.
         """
         return leaving_out.thin(self, batch, predictions)
 
@@ -330,10 +329,10 @@ class Slipstream(tf.train.experimental.PythonState):
             device: where the keys are, e.g. "GPU:0".
 
         Raises:
-            ValueError: a policy goes by `LastLoss`: losses are remembered on the host.
+            ValueError: a policy goes by losses, which are remembered or foreseen on the host.
         """
-        if self.settings.needs_ids:
-            allowed = "RowDrift: losses are remembered on the host"
+        if self.settings.needs_ids or self.settings.pilot:
+            allowed = "RowDrift: losses are remembered, or foreseen, on the host"
             raise invalid("by", self.settings.policies, "Slipstream.classifier_on", allowed)
         return self.tracker.classifier.copy_on(device)
 

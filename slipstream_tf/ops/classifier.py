@@ -133,7 +133,7 @@ class InputClassifier:
         )
         self._ignored_tables = frozenset(ignored_tables)
         self._alpha, self._seed = alpha, seed
-        self._remembers_losses = loss_memory_bytes > 0
+        self._remembers_losses, self._pilot = loss_memory_bytes > 0, pilot
         self._copies: list[DriftClassifier] = []
         with tf.init_scope(), tf.device("CPU:0"):
             self._handle = _loader.library().slipstream_classifier(
@@ -266,11 +266,13 @@ class InputClassifier:
             device: where the keys of inputs are, e.g. "GPU:0".
 
         Raises:
-            ValueError: this classifier remembers losses, which a copy does not have.
+            ValueError: this classifier remembers or foresees losses, which a copy does not.
         """
         if self._remembers_losses:
             allowed = "0: remembered losses are not copied"
             raise invalid("loss_memory_bytes", "above 0", "InputClassifier.copy_on", allowed)
+        if self._pilot != "none":
+            raise invalid("pilot", self._pilot, "InputClassifier.copy_on", "'none': none is copied")
         copy = DriftClassifier(
             self._tables, self._alpha, self._seed, sorted(self._ignored_tables), device
         )

@@ -361,14 +361,16 @@ class SaturationTracker:
         measured = self._for_each_table(lambda table: table.measure(withholds, release))
         names = [table.name for table in self._tables]
         window_end.log_anomalies(len(self._reports), self._step, names, measured)
-        sample = sampled_drifts(
-            self.classifier.export_window(),
-            [found.keys for found in measured],
-            [found.deciding for found in measured],
-        )
-        scores = self.classifier.reservoir_scores(*sample)
-        if settings.saturated.threshold is None and settings.goes_by_keys:
-            scores = ranks.concatenate(scores, "scores")
+        scores = np.zeros(0, np.float32)
+        if settings.goes_by_keys:
+            sample = sampled_drifts(
+                self.classifier.export_window(),
+                [found.keys for found in measured],
+                [found.deciding for found in measured],
+            )
+            scores = self.classifier.reservoir_scores(*sample)
+            if settings.saturated.threshold is None:
+                scores = ranks.concatenate(scores, "scores")
         losses = ranks.total_losses(self.classifier.take_loss_statistics())
         remembered = None
         if settings.loss_memory or settings.pilot:

@@ -13,6 +13,12 @@ from slipstream_tf.telemetry.dry_run import DryRunEstimate
 from slipstream_tf.telemetry.ledger import Ledger
 
 
+_OF_THE_KEPT = (
+    "Metrics of training are those of what is kept, which is harder than all examples; "
+    "weighted_metrics in compile() weigh it."
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class RunReport:
     """What a run saved; print it, or use `to_dict`.
@@ -71,6 +77,8 @@ class RunReport:
         for policy in self.settings.policies:
             if policy.verb == "skipped":
                 lines.append(_skipped(active, did, is_dry_run))
+                if policy.correct and not is_dry_run:
+                    lines.append(_OF_THE_KEPT)
             elif policy.loses_gradients:
                 share = f"{share_of(rows.masked, rows.offered):.1%}"
                 lines.append(f"{rows.masked:,} gradient rows ({share}) {did} been masked.")

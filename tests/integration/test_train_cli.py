@@ -21,7 +21,8 @@ from slipstream_tf.cli.settings import resolve
 from slipstream_tf.inputs.readers import movielens
 
 SMALL = ("--data=generated:18000", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8")
-SKIPPING = ("--policies=skip_examples", "--skip_alpha=0.6", "--skip_share=0.6", "--window_steps=6")
+BY_DRIFT = ("--skip_by=row_drift", "--skip_alpha=0.6", "--skip_share=0.6")
+SKIPPING = ("--policies=skip_examples", *BY_DRIFT, "--window_steps=6")
 SKIPS, DEFERS, MASKS = (
     f"--policies={policy}" for policy in ("skip_examples", "defer_gradients", "mask_gradients")
 )
@@ -258,7 +259,11 @@ def test_remembered_losses_over_epochs_keep_the_account(run_train: Train) -> Non
             "defer_movement",
             "no --max_auc_loss",
         ),
-        ((SKIPS, "--threshold=1", "--skip_share=0.5"), "skip_share", "no --threshold"),
+        ((SKIPS, BY_DRIFT[0], "--threshold=1", "--skip_share=0.5"), "skip_share", "no --threshold"),
+        ((SKIPS, "--threshold=1"), "threshold", "go by drift"),
+        ((SKIPS, "--skip_keep=0.1"), "skip_keep", "--skip_by=last_loss or row_drift"),
+        ((SKIPS, "--skip_by=row_drift", "--pilot=fm"), "pilot", "--skip_by=foreseen_loss"),
+        ((SKIPS, "--pilot=label", "--pilot_factors=2"), "pilot_factors", "--pilot=fm"),
         ((MASKS, "--threshold=1", "--mask_share=0.5"), "mask_share", "no --threshold"),
         ((MASKS, "--mask_decay_moments"), "mask_decay_moments", "--rows_optimizer=adam"),
         ((SKIPS, "--mask_decay_moments"), "mask_decay_moments", MASKS),
@@ -364,7 +369,7 @@ def test_a_run_that_diverges_tells_the_cause_in_one_line(
 def test_a_dry_run_trains_plainly_and_says_how_to_switch_on(
     run_train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    flags = (*SMALL, "--skip_alpha=0.6", "--skip_share=0.6", "--window_steps=4")
+    flags = (*SMALL, *BY_DRIFT, "--window_steps=4")
     plain = run_train(*SMALL, name="plain")
     capsys.readouterr()
     record = run_train(*flags, "--dry_run", name="dry_run")

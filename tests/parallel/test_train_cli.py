@@ -15,7 +15,10 @@ from slipstream_tf.cli.program import run_program
 # 31 batches of 128: rank 1 has one less than rank 0, whose last is a short one.
 INPUTS, BATCH = 3_900, 128
 SMALL = (f"--data=generated:{INPUTS}", "--dim=4", "--mlp=8", "--bottom=8")
-SKIPPING = ("--policies=skip_examples", "--skip_alpha=0.5", "--skip_share=0.6", "--window_steps=3")
+SKIPPING = (
+    "--policies=skip_examples", "--skip_by=row_drift", "--skip_alpha=0.5", "--skip_share=0.6",
+    "--window_steps=3",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", name="alone")

@@ -1,0 +1,69 @@
+"""slipstream-train by foreseen loss: account, corrected metrics, dry run and its commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream_tf.cli import train
+from slipstream_tf.cli.program import run_program
+
+DATA = (
+    "--data=generated:40000:1000:0.05", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8",
+)  # fmt: skip
+WINDOWS = ("--window_steps=8", "--warmup=0.1", "--skip_share=0.8")
+
+
+@pytest.fixture(name="run")
+def fixture_run(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Runs slipstream-train in this process; returns its record."""
+
+    def run(name: str, *flags: str) -> dict[str, Any]:
+        output = tmp_path / name
+        assert run_program(train.make_flags(), train.main, [*flags, f"--output={output}"]) == 0
+        return json.loads((output / "metrics.json").read_text())
+
+    return run
+
+
+@pytest.mark.parametrize("pilot", ["fm", "model"])
+def test_accounts_for_every_example_and_shows_metrics_of_all(
+    pilot: str, run: Callable[..., dict[str, Any]]
+) -> None:
+    plain = run("plain", *DATA)
+    flags = (*DATA, "--policies=skip_examples", f"--pilot={pilot}", *WINDOWS)
+    thinned = run("thinned", *flags)
+    inputs = thinned["examples"]
+    assert inputs["trained"] + inputs["skipped"] == inputs["seen"] == plain["examples"]["seen"]
+    active = [window for window in thinned["windows"] if not window["is_warming_up"]]
+    skipped = sum(window["examples_skipped"] for window in active)
+    assert skipped / sum(w["examples_seen"] for w in active) == pytest.approx(0.8, abs=0.1)
+    # What is shown of training is of all examples, not of what is kept.
+    assert thinned["training"]["loss"] == pytest.approx(plain["training"]["loss"], rel=0.2)
+    assert thinned["test"]["calibration"] == pytest.approx(1.0, abs=0.25)
+    assert "Metrics of training are those of what is kept" in thinned["report"]
+
+
+def test_a_dry_run_estimates_its_cost_and_names_the_uniform_control(
+    run: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = run("plain", *DATA)
+    capsys.readouterr()
+    record = run("dry", *DATA, "--dry_run", "--policies=skip_examples", *WINDOWS)
+    text = capsys.readouterr().out
+    assert record["test"] == plain["test"] and record["examples"]["skipped"] == 0
+    (saving,) = record["dry_run"]["savings"]
+    assert saving["share"] == pytest.approx(0.8, abs=0.1)
+    assert 0 <= saving["least_cost"] < saving["most_cost"]
+    assert "What is kept stands for what is skipped" in saving["basis"]
+    commands = [line.strip() for line in text.splitlines() if line.startswith("  slipstream-train")]
+    on, uniform, random, stop = (shlex.split(command)[1:] for command in commands)
+    assert "--pilot=label" in uniform and "--pilot=label" not in on
+    assert "--control=random" in random and "--control=stop" in stop
+    done = run("uniform", *(flag for flag in uniform if not flag.startswith("--output")))
+    assert done["examples"]["skipped"] > 0
