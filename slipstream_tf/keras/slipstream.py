@@ -218,8 +218,8 @@ class Slipstream(tf.train.experimental.PythonState):
         In a dry run that needs no losses, a window of many batches is counted by a share of them,
         one in 16 at least, chosen at random.
 
-        With `ForeseenLoss` elements must have labels, and become (features, label, sample_weight), or
-        get "log_odds_offset" among their features. Read in batches much larger than `batch_size`.
+        With `ForeseenLoss` elements must have labels. They become (features, label, sample_weight),
+        or get "log_odds_offset" among their features. Read in batches larger than `batch_size`.
 
         With `LastLoss` the features must be a mapping with "id", int64 [batch]: what tells an
         example from all others in every pass (see `inputs.with_ids`; readers have `ids`). Where

@@ -12,7 +12,6 @@ from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.telemetry.dry_run import DryRunEstimate
 from slipstream_tf.telemetry.ledger import Ledger
 
-
 _OF_THE_KEPT = (
     "Metrics of training are those of what is kept, which is harder than all examples; "
     "weighted_metrics in compile() weigh it."

@@ -160,6 +160,27 @@ def test_limits_quote_quality() -> None:
             assert quoted == pytest.approx(means, abs=6e-5), (part["command"], run)
 
 
+def test_limits_quote_a_single_pass() -> None:
+    (rows,) = tables_of_limits("| run | AUC in one pass |")
+    (part,) = result("single_pass")["parts"].values()
+    columns = {column["name"]: column["values"] for column in part["tables"][""]}
+    assert {run for run, *_ in rows} == set(columns["run"])
+    for run, *cells in rows:
+        index = columns["run"].index(run)
+        names = ("auc", "95% of it", "log loss", "trained", "seconds", "seconds / plain")
+        for name, cell in zip(names, cells, strict=True):
+            value = columns[name][index]
+            if isinstance(value, str):
+                if run != "plain":
+                    wanted = [float(bound) for bound in value.split(" to ")]
+                    found = [float(bound) for bound in cell.split(" to ")]
+                    assert found == pytest.approx(wanted, abs=6e-5), (run, name)
+                continue
+            mean = sum(value) / len(value)
+            share = float(cell.rstrip("%")) / (100 if "%" in cell else 1)
+            assert share == pytest.approx(mean, rel=0.02, abs=6e-5), (run, name)
+
+
 def test_limits_quote_bytes_of_ranks() -> None:
     claims = result("network")["claims"].items()
     wanted = {
