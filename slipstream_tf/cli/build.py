@@ -132,9 +132,12 @@ def build_model(
     if not foresees(settings):
         model.compile(optimizer, loss, metrics=[auc, trained])
         return model
+    if settings.engine.get("correct") == "offset":
+        model.compile(optimizer, loss, metrics=[auc], weighted_metrics=[trained])
+        return model
     # Of what is kept, weighed: as of all examples. Keras's own loss grows with the weights.
     log_loss = keras.metrics.MeanMetricWrapper(_log_loss, name=LOG_LOSS)
-    model.compile(optimizer, loss, metrics=[trained], weighted_metrics=[auc, log_loss])
+    model.compile(optimizer, loss, weighted_metrics=[auc, log_loss, trained])
     return model
 
 

@@ -42,8 +42,11 @@ class InputCount(keras.metrics.Metric):
         self._count = self.add_variable(shape=(), initializer="zeros", dtype="int64", name="count")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds the number of labels."""
-        self._count.assign_add(tf.shape(y_true, out_type=tf.int64)[0])
+        """Adds the number of labels whose weight is not 0."""
+        if sample_weight is None:
+            self._count.assign_add(tf.shape(y_true, out_type=tf.int64)[0])
+        else:
+            self._count.assign_add(tf.math.count_nonzero(sample_weight))
 
     def result(self) -> Any:
         """Returns the count, int64."""

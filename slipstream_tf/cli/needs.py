@@ -69,7 +69,10 @@ def _reads_replicas(settings: Settings) -> bool:
 
 
 def _is_steered(settings: Settings) -> bool:
-    return bool({"skip_examples", "mask_gradients", "defer_gradients"} & set(settings.policies))
+    steered = {"mask_gradients", "defer_gradients"}
+    return bool(
+        (steered if foresees(settings) else {"skip_examples", *steered}) & set(settings.policies)
+    )
 
 
 def _is_sharded(settings: Settings) -> bool:

@@ -71,6 +71,11 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
             f"{settings.data_name} data may have by default: what was sent ahead of a measurement "
             "would be sent once more. Allowed: --early_stopping=0."
         )
+    if foresees(settings) and settings.engine.get("pilot") == "model" and settings.prefetch:
+        raise UsageError(
+            "Invalid flag --prefetch with --pilot=model: which of the next batch are trained is "
+            "not known when their rows are requested. Allowed: --noprefetch, or another pilot."
+        )
     if settings.early_stopping and saving.is_used:
         name = "resume" if saving.resume else "checkpoint_every"
         raise UsageError(

@@ -39,8 +39,8 @@ def thin_inputs(
 ) -> tf.data.Dataset:
     """Leaves out inputs by their foreseen losses and refills the batches.
 
-    A batch is decided on when it is pulled, as with `skip_inputs`, and its inputs in their order:
-    the pilot learns from one that is kept before it foresees the next.
+    A batch is decided on when it is pulled, as with `skip_inputs`, and its inputs in their order;
+    the pilot learns from those that are kept of each 1,024, and at the batch's end.
 
     Args:
         dataset: elements are batches `(features, label)` or `(features, label, sample_weight)`,
@@ -105,7 +105,8 @@ def thin_batch(
         leaves_out: whether the batch may lose inputs. False in shadow mode.
 
     Returns:
-        The same, smaller; of one input with weight 0 where nothing would be left.
+        `(features, label, sample_weight)`, smaller; of one input with weight 0 where nothing would
+        be left.
     """
     clicks = click_of(batch[1])
     weights = weight_of(batch[2]) if len(batch) == 3 else None
@@ -114,12 +115,18 @@ def thin_batch(
         kept = classifier.foresee_by(clicks, tf.reshape(predictions, [-1]), weights)
     if not leaves_out:
         return _corrected(batch, kept, correct, adds_skippable)
-    is_empty = tf.equal(tf.size(kept.rows), 0)
+    # Of a batch that was empty before, nothing.
+    one = tf.minimum(tf.shape(clicks), 1)
     nothing = KeptInputs(
-        tf.zeros([1], tf.int64), tf.zeros([1]), tf.zeros([1]), tf.ones([1], tf.bool)
+        tf.zeros(one, tf.int64), tf.zeros(one), tf.zeros(one), tf.ones(one, tf.bool)
     )
+    is_empty = tf.equal(tf.size(kept.rows), 0)
     kept = tf.cond(is_empty, lambda: nothing, lambda: kept)
-    return _corrected(rows_of(batch, kept.rows), kept, correct, adds_skippable)
+    chosen = rows_of(batch, kept.rows)
+    if correct == "offset":
+        # A weight above 0 is no correction here.
+        chosen = (*chosen[:2], times_weights(tf.sign(kept.correction), *chosen[2:]))
+    return _corrected(chosen, kept, correct, adds_skippable)
 
 
 def _corrected(parts: Any, kept: KeptInputs, correct: str, adds_skippable: bool) -> Any:

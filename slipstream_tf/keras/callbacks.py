@@ -406,6 +406,9 @@ class SaturationCallback(RanksCallback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Ends the watch over epochs; then does what `RanksCallback` does."""
         self._watch.end_fit()
+        if isinstance(self.model, LossFeedback):
+            # What is trained without this callback is not thinned.
+            self.model.thin_batches_with(None)
         super().on_train_end(logs)
 
     def _count_iterations(self) -> None:

@@ -3,11 +3,13 @@
 In: an engine, and batches. Out: the batches that its classifier leaves, refilled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from slipstream_tf.distributed.batches import NEXT_KEYS
+from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.classifier import in_order, size_to_refill, skip_inputs
 from slipstream_tf.inputs.foreseen import thin_batch, thin_inputs
 
@@ -41,6 +43,10 @@ def leave_out(
 def thin(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
     """See `Slipstream.thin`; `engine` is one."""
     settings, classifier = engine.settings, engine.tracker.classifier
+    if isinstance(batch[0], Mapping) and NEXT_KEYS in batch[0]:
+        # Which of the next batch are trained is not known when its rows are asked for.
+        allowed = "another pilot, or no keys of the next batch (prefetch)"
+        raise invalid("pilot", "model", "a batch with the next one's keys", allowed)
     leaves_out = settings.skips_examples
     return thin_batch(
         batch, predictions, classifier, settings.correct, engine.needs_losses, leaves_out

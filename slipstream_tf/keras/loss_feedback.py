@@ -199,12 +199,13 @@ class LossFeedback:
         """
         base: Any = super()
         given = {**dict(zip(("x", "y", "y_pred", "sample_weight"), args, strict=False)), **kwargs}
-        offset = self._offset_of(given.get("x"))
+        is_training = self._told is not None and given.get("training") is not False
+        offset = self._offset_of(given.get("x")) if is_training else None
         if offset is None:
             loss = base.compute_loss(*args, **kwargs)
         else:
             loss = base.compute_loss(**{**given, "y_pred": self._shift(given["y_pred"], offset)})
-        if self._told is None or given.get("training") is False:
+        if not is_training or self._told is None:
             return loss
         if self._comm is not None:
             loss = scale_loss(loss, tf.shape(tf.nest.flatten(given["y"])[0])[0], self._comm)
@@ -222,15 +223,25 @@ class LossFeedback:
 
     def _offset_of(self, x: Any) -> Any:
         """What the log-odds of a batch's predictions are shifted by in training; None: nothing."""
-        names = set() if x is None else self._input_names() - set(NOTES)
-        return None if x is None else take_notes(x, names)[1].get(OFFSET)
+        return None if x is None else take_notes(x, self._input_names())[1].get(OFFSET)
 
     def _shift(self, y_pred: Any, offset: tf.Tensor) -> Any:
         """Predictions for what thinning has left of the examples, whose log-odds are shifted."""
         if not self._is_click(y_pred):
             allowed = "binary cross-entropy of one output, or correct='weight'"
-            raise invalid("loss", self.loss, f"{self._place()} by ForeseenLoss's offset", allowed)
-        offset = tf.cast(tf.reshape(offset, tf.shape(y_pred)), y_pred.dtype)
+            raise invalid(
+                "loss",
+                getattr(self, "loss", None),
+                f"{self._place()} by ForeseenLoss's offset",
+                allowed,
+            )
+        config: Any = getattr(getattr(self, "loss", None), "get_config", dict)()
+        smoothing = config.get("label_smoothing", 0.0)
+        if smoothing:
+            allowed = "0, or correct='weight': smoothed labels have other log-odds"
+            raise invalid("label_smoothing", smoothing, f"{self._place()}, thinned", allowed)
+        y_pred = tf.cast(y_pred, tf.float32)
+        offset = tf.reshape(offset, tf.shape(y_pred))
         if self._gives_logits():
             return y_pred + offset
         # Of probabilities: p e^o / (p e^o + 1 - p).

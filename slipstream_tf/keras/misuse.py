@@ -48,6 +48,14 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
         return
     if engine.needs_losses and not engine.are_losses_told:
         warn_without_losses(engine.settings.saves_by_losses)
+    if engine.settings.pilot.get("pilot") == "model" and not report.examples_seen:
+        warnings.warn(
+            "A window has ended in which no example was thinned: the model is the pilot, and its "
+            "own train_step does not ask it. Call `slipstream.thin(batch, predictions)` there, "
+            "or take another pilot.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
     if engine.needs_ids:
         ids = engine.tracker.classifier.export_memory()["ids"]
         seen = report.examples_seen // engine.comm.size
@@ -60,8 +68,9 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-    if engine.comm.size == 1 and engine.batch_size and not report.examples_skipped:
-        warn_of_batches_ahead(report.step, report.examples_seen, engine.batch_size)
+    trained, read = engine.batch_sizes
+    if engine.comm.size == 1 and trained and read and not report.examples_skipped:
+        warn_of_batches_ahead(report.step, report.examples_seen, trained, read)
 
 
 def require_losses(model: Any) -> None:
@@ -144,16 +153,17 @@ def require_owner(engine: Any, store: Any) -> None:
         raise invalid("slipstream", "one that was made before another", "a step", allowed)
 
 
-def warn_of_batches_ahead(steps: int, seen: int, batch_size: int) -> None:
+def warn_of_batches_ahead(steps: int, seen: int, batch_size: int, read_size: int) -> None:
     """Warns if the first window has classified more than its steps can have trained.
 
     Args:
         steps: of the window.
         seen: examples classified in it, none of them skipped.
         batch_size: most examples of a step.
+        read_size: most examples that are classified at once.
     """
     # A batch or two may have been looked at before training.
-    if seen <= (steps + 2) * batch_size:
+    if seen <= steps * batch_size + 2 * max(batch_size, read_size):
         return
     warnings.warn(
         f"The first window classified {seen:,} examples, but its {steps} steps trained at most "

@@ -84,7 +84,7 @@ class Slipstream(tf.train.experimental.PythonState):
         tracker: the window loop, with the classifier and the reports.
         plan: how many steps training takes.
         layer: the layer; None: it tracks a store.
-        batch_size: of what `apply` returned last; None: not known.
+        batch_sizes: of what `apply` returned last, and was given; None: not known.
         are_losses_told: whether a step has told its inputs' losses.
         is_validating: whether a `fit` with the callback is evaluating now.
         most_batches: of a pass over what `apply` returned last; None: not known.
@@ -128,7 +128,7 @@ class Slipstream(tf.train.experimental.PythonState):
         self.plan = StepPlan(self.tracker, self.comm, self._begin_window)
         self.is_validating = False
         misuse.take_over(self, self.store)
-        self.batch_size: int | None = None
+        self.batch_sizes: tuple[int | None, int | None] = (None, None)
         self.most_batches: int | None = None
 
     @property
@@ -239,7 +239,8 @@ class Slipstream(tf.train.experimental.PythonState):
         # Into the next window, too: only what follows depends on it.
         read = self._reading.read(weighed) if ahead else weighed
         kept = self.leave_out(read, source.size, get_keys, drop_remainder)
-        self.plan.batches, self.batch_size = source.batches, source.size or source.given
+        self.plan.batches = source.batches
+        self.batch_sizes = source.size or source.given, source.given or source.size
         # Ranks that have fewer batches get empty ones.
         self.most_batches = most_known(self.comm, source.most, "slipstream.batches")
         again = functools.partial(self.apply, dataset, batch_size, get_keys, drop_remainder, ahead)
@@ -311,7 +312,7 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: a policy skips examples, which is what `apply` does.
         """
-        if self.settings.skips_examples:
+        if self.settings.skips_examples or self.settings.pilot:
             allowed = "others; or let the data go through Slipstream.apply, which skips examples"
             raise invalid("policies", self.settings.policies, "Slipstream.observe", allowed)
         if isinstance(self.store, SokStore):

@@ -47,6 +47,11 @@ class Ranks:
         """
         self._comm = comm if comm is not None and comm.size > 1 else None
         self._traffic: dict[str, int] = {}
+        # Of pilots: buckets and their accumulators when they were merged last.
+        self._merged: dict[str, np.ndarray] = {
+            "buckets": np.empty(0, np.int64),
+            "accumulators": np.empty(0, np.float32),
+        }
 
     @property
     def size(self) -> int:
@@ -100,25 +105,51 @@ class Ranks:
         return merged[order], total[order]
 
     def merge_pilots(self, pilot: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Returns the mean of what the ranks' pilots have learnt.
+        """Returns what the ranks' pilots have learnt since the last call, put together.
 
         Args:
             pilot: of this rank, as `ops.classifier.InputClassifier.export_pilot` gives it.
 
         Returns:
-            The same for all ranks: of each bucket that some have learnt in, the mean over these.
+            The same for all ranks: of each bucket the mean over those that have learnt in it since,
+            by how much their accumulators grew.
         """
         if self._comm is None:
             return pilot
-        base = self.concatenate(pilot["base"], "pilot.base").reshape(self.size, -1).mean(axis=0)
+        base = self.concatenate(pilot["base"], "pilot.base").reshape(self.size, -1)
+        steps = base[:, 1].sum()
+        rate = (base[:, 0] * base[:, 1]).sum() / steps if steps else base[0, 0]
         buckets = self.concatenate(pilot["buckets"], "pilot.buckets")
         numbers = self.concatenate(pilot["numbers"], "pilot.numbers")
         order = np.argsort(buckets, kind="stable")  # in the order of ranks
-        merged, first, learnt = np.unique(buckets[order], return_index=True, return_counts=True)
-        if not merged.size:
-            return {**pilot, "base": base}
-        sums = np.add.reduceat(numbers[order], first, axis=0)
-        return {"base": base, "buckets": merged, "numbers": sums / learnt[:, None].astype("f")}
+        buckets, numbers = buckets[order], numbers[order]
+        merged, first, having = np.unique(buckets, return_index=True, return_counts=True)
+        if merged.size:
+            growth = np.maximum(_accumulators(numbers) - self._before(buckets), 0.0).astype("d")
+            total = np.add.reduceat(growth, first)
+            # Where nobody has learnt, all have the same.
+            weights = np.where(np.repeat(total, having) > 0.0, growth, 1.0)[:, None]
+            sums = np.add.reduceat(numbers * weights, first, axis=0)
+            numbers = (sums / np.add.reduceat(weights, first, axis=0)).astype(np.float32)
+            self._merged = {"buckets": merged, "accumulators": _accumulators(numbers)}
+        base = np.array([rate, base[:, 1].max()])
+        return {"base": base, "buckets": merged, "numbers": numbers}
+
+    def merged_pilots(self) -> dict[str, np.ndarray]:
+        """Returns what `merge_pilots` goes on from: buckets and accumulators of its last call."""
+        return self._merged
+
+    def restore_merged_pilots(self, merged: Mapping[str, np.ndarray]) -> None:
+        """Takes back what `merged_pilots` gave."""
+        self._merged = dict(merged)
+
+    def _before(self, buckets: np.ndarray) -> np.ndarray:
+        """The buckets' accumulators when pilots were merged last, [n]; 0 of new ones."""
+        known, accumulators = self._merged["buckets"], self._merged["accumulators"]
+        if not known.size:
+            return np.zeros(buckets.size)
+        index = np.minimum(np.searchsorted(known, buckets), known.size - 1)
+        return np.where(known[index] == buckets, accumulators[index], 0.0)
 
     def of_owners(self, values: np.ndarray, owners: np.ndarray, name: str) -> np.ndarray:
         """Puts together what each rank knows of the keys that it owns.
@@ -206,3 +237,10 @@ class Ranks:
                 "the same settings, seeds and software, and their rows must only change by "
                 "training. Restart from the last checkpoint."
             )
+
+
+def _accumulators(numbers: np.ndarray) -> np.ndarray:
+    """Of a pilot's buckets [n, width]: how much each has learnt, float32 [n]."""
+    # Behind the factors, of which there are 0, 4 or 8, comes the key's number.
+    column = {4: 1, 8: 5, 16: 9}[numbers.shape[1]]
+    return numbers[:, column]

@@ -115,6 +115,9 @@ class EngineSettings:
         is_fixed = self.saturation is not None and self.saturation.threshold is not None
         for bound in self.budget:
             name = type(bound).__name__
+            if self.pilot and (isinstance(bound, LossGuard) or "share" in ways):
+                allowed = f"without {name}: it would go by what a pilot thins, which is weighed"
+                raise invalid("budget", bound, f"{_PLACE} with ForeseenLoss", allowed)
             if isinstance(bound, LossGuard):
                 told = [p.leaves_some for p in self.policies if p.leaves_some is not None]
                 if not told:

@@ -302,8 +302,10 @@ def tables_to_track(
         allowed = "fewer than all tables: one must be left to track"
         raise invalid("exclude", hot_set.exclude, "HotSet", allowed)
     needed = min(snapshot_bytes(table.dim) for table in tracked)
-    if hot_set.memory_bytes < needed:
-        allowed = f"at least {needed}: the snapshot of one row takes that many bytes"
+    if (settings.snapshot_bytes if settings.goes_by_keys else hot_set.memory_bytes) < needed:
+        allowed = (
+            f"at least {needed}, beside a pilot: the snapshot of one row takes that many bytes"
+        )
         raise invalid("memory", hot_set.memory, "HotSet", allowed)
     snapshots = f"snapshots of {', '.join(repr(table.name) for table in tracked[:3])}"
     snapshots += ", ..." if len(tracked) > 3 else ""

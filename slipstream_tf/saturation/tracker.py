@@ -237,6 +237,8 @@ class SaturationTracker:
             "window": self.classifier.export_window(),
             "memory": self.classifier.export_memory(),
             "pilot": self.classifier.export_pilot(),
+            "pilot_settings": self._settings.pilot,
+            "merged_pilots": self._ranks.merged_pilots(),
             "traffic": self._ranks.traffic_so_far(),
         }
 
@@ -280,9 +282,10 @@ class SaturationTracker:
         for table in self._tables:
             table.restore_update_lengths(state["tables"][table.name])
         self.classifier.import_memory(state["memory"])
-        # An older version had none.
-        if self._settings.pilot and "pilot" in state:
+        # Another pilot's numbers are of other buckets; an older version had none.
+        if self._settings.pilot and state.get("pilot_settings") == self._settings.pilot:
             self.classifier.import_pilot(state["pilot"])
+            self._ranks.restore_merged_pilots(state["merged_pilots"])
         self.classifier.import_window(state["window"])
         self._ranks.restore_traffic(state["traffic"])
 

@@ -33,14 +33,14 @@ class ForeseenLoss(Score):
             (`slip.keras.Model`).
         correct: "weight": an example weighs 1 / its probability, as its sample weight; or "offset":
             the log of (probability with label 1 / with label 0) is added to the log-odds that the
-            model predicts, in training only (`slip.keras.Model`, with binary cross-entropy and
-            labels of 0 and 1).
+            model predicts, in training only (`slip.models` or a `slip.keras.Model` of one output,
+            with binary cross-entropy and labels of 0 and 1).
         floor: least probability to be kept, above 0, below 1: what is foreseen wrongly comes in
             with a weight of 1 / floor at most. None: a tenth of the share that is kept.
         factors: of "fm": numbers of a key's factor, 1 to 8.
         memory: bytes of what "linear" and "fm" learn, or a text such as "32MiB": part of
-            `HotSet.memory`. Where there are more keys than that, they share 64 bytes; 32 with up to
-            4 factors, 16 of "linear".
+            `HotSet.memory`. Keys have buckets of 64 bytes, 32 with up to 4 factors, 16 of "linear";
+            where there are more keys than buckets, some share one.
     """
 
     pilot: str = "fm"

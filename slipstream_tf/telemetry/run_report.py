@@ -12,10 +12,8 @@ from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.telemetry.dry_run import DryRunEstimate
 from slipstream_tf.telemetry.ledger import Ledger
 
-_OF_THE_KEPT = (
-    "Metrics of training are those of what is kept, which is harder than all examples; "
-    "weighted_metrics in compile() weigh it."
-)
+_OF_THE_KEPT = "Metrics of training are those of what is kept, which is harder than all examples"
+_AS_OF_ALL = "; weighted_metrics in compile() are as of all."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +75,7 @@ class RunReport:
             if policy.verb == "skipped":
                 lines.append(_skipped(active, did, is_dry_run))
                 if policy.correct and not is_dry_run:
-                    lines.append(_OF_THE_KEPT)
+                    lines.append(_OF_THE_KEPT + (_AS_OF_ALL if policy.weighs_examples else "."))
             elif policy.loses_gradients:
                 share = f"{share_of(rows.masked, rows.offered):.1%}"
                 lines.append(f"{rows.masked:,} gradient rows ({share}) {did} been masked.")

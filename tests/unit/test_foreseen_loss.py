@@ -49,6 +49,15 @@ def test_no_budget_is_steered_by_it(budget):
         EngineSettings(slip.SkipExamples(slip.ForeseenLoss()), budget=budget)
 
 
+def test_no_budget_of_another_policy_goes_by_what_it_thins():
+    policies = [slip.MaskGradients(), slip.SkipExamples(slip.ForeseenLoss())]
+    for budget in (slip.MaxAucLoss(0.001), slip.LossGuard(0.1)):
+        with pytest.raises(ValueError, match=r"`budget`.*ForeseenLoss"):
+            EngineSettings(policies, budget=budget)
+    defers = [slip.DeferGradients(), slip.SkipExamples(slip.ForeseenLoss())]
+    EngineSettings(defers, budget=slip.MaxAucLoss(0.001))
+
+
 def test_the_pilot_is_part_of_the_hot_set_memory():
     skip = slip.SkipExamples(slip.ForeseenLoss(memory="32MiB"))
     assert EngineSettings(skip).snapshot_bytes == (256 - 32) << 20

@@ -1,4 +1,5 @@
 // Thinning by foreseen loss: the part of the input classifier that has a pilot.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <mutex>
@@ -32,8 +33,8 @@ Status Check(const LabeledInputs& inputs, int64_t n) {
 // What the log-odds of a sample of the inputs that are kept are above those of all inputs.
 float OffsetOf(const ClassifierSettings& settings, float probability) {
   if (settings.mode != SkipMode::kForeseenLoss || settings.is_shadow) return 0.0f;
-  return static_cast<float>(std::log(ChanceByScore(settings, 1.0f - probability) /
-                                     ChanceByScore(settings, probability)));
+  return static_cast<float>(
+      std::log(ChanceByScore(settings, 1.0f - probability) / ChanceByScore(settings, probability)));
 }
 
 }  // namespace
@@ -55,8 +56,8 @@ Status InputClassifier::Foresee(const std::vector<FeatureView>& features, int64_
   const auto decide = [&](int64_t i, float foreseen) {
     const float probability = inputs.predictions != nullptr ? inputs.predictions[i] : foreseen;
     const float score = std::fabs(inputs.labels[i] - probability);
-    const SkipDecision decision = slipstream::Classify(
-        settings, options_.seed, score, inputs_observed_ + static_cast<uint64_t>(i));
+    const SkipDecision decision = slipstream::Classify(settings, options_.seed, score,
+                                                       inputs_observed_ + static_cast<uint64_t>(i));
     if (observe) {
       reservoir_.OfferListed(score, [&] { return LookupsOf(features, i); });
     }
@@ -74,7 +75,9 @@ Status InputClassifier::Foresee(const std::vector<FeatureView>& features, int64_
     const float weight = inputs.weights == nullptr ? 1.0f : inputs.weights[i];
     const bool is_learnt = observe && decision.is_kept;
     const float correction = is_learnt ? 1.0f / static_cast<float>(chance) : 0.0f;
-    return Lesson{inputs.labels[i], weight * correction, observe};
+    // Squares of a gradient must be finite.
+    constexpr float kMostWeight = 1e6f;
+    return Lesson{inputs.labels[i], std::min(weight * correction, kMostWeight), observe};
   };
   pilot_.ForEach(features, options_.num_tables, batch, decide);
   if (!observe) return OkStatus();

@@ -50,6 +50,8 @@ Pilot::Pilot(const PilotOptions& options) : options_(options) {
 void Pilot::Start() {
   gradients_.clear();
   learning_.clear();
+  labels_ = 0.0;
+  observed_ = 0;
   base_rate_ = 0.5;
   base_steps_ = 0;
   base_log_odds_ = 0.0f;

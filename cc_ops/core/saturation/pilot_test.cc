@@ -100,14 +100,23 @@ TEST(PilotTest, AveragesSeveralKeysAndPassesPadding) {
   for (int turn = 0; turn < 5; ++turn) {
     pilot.ForEach({wide}, 1, 1, [&](int64_t, float) { return Lesson{1.0f, 1.0f, false}; });
   }
-  pilot.ForEach({wide}, 1, 1, [&](int64_t, float p) { first = p; return Lesson(); });
-  pilot.ForEach({narrow}, 1, 1, [&](int64_t, float p) { second = p; return Lesson(); });
+  pilot.ForEach({wide}, 1, 1, [&](int64_t, float p) {
+    first = p;
+    return Lesson();
+  });
+  pilot.ForEach({narrow}, 1, 1, [&](int64_t, float p) {
+    second = p;
+    return Lesson();
+  });
   EXPECT_EQ(first, second);
   EXPECT_GT(first, 0.5f);
   // A feature of table num_tables is passed over: what is left is the base rate.
   float base = 0.0f;
   narrow.table = 1;
-  pilot.ForEach({narrow}, 1, 1, [&](int64_t, float p) { base = p; return Lesson(); });
+  pilot.ForEach({narrow}, 1, 1, [&](int64_t, float p) {
+    base = p;
+    return Lesson();
+  });
   EXPECT_LT(base, first);
 }
 
@@ -117,8 +126,7 @@ TEST(PilotTest, GoesOnFromWhatItExported) {
   const Pilot::State state = pilot.Export();
   EXPECT_FALSE(state.buckets.empty());
   ASSERT_TRUE(other.Import(state).ok());
-  EXPECT_EQ(MeanResidual(&pilot, Parity(500, 5), true),
-            MeanResidual(&other, Parity(500, 5), true));
+  EXPECT_EQ(MeanResidual(&pilot, Parity(500, 5), true), MeanResidual(&other, Parity(500, 5), true));
 
   Pilot::State wrong = state;
   wrong.numbers.pop_back();

@@ -26,8 +26,8 @@ struct ClassifierSettings {
   // Share of the skippable inputs that is kept, 0 to below 1; by kForeseenLoss the least one: a
   // skippable input is kept with probability score / threshold, or with this one.
   double keep_rate = 0.0;
-  bool is_shadow = false;     // inputs are found skippable, and all are kept
-  int64_t window = 0;         // number of the window, noted with the losses of its visits
+  bool is_shadow = false;  // inputs are found skippable, and all are kept
+  int64_t window = 0;      // number of the window, noted with the losses of its visits
 };
 
 // InvalidArgument for a setting out of its range.

@@ -24,8 +24,8 @@ class ClassifierResource : public tensorflow::ResourceBase {
 
 // The values of an input of the batch, or null if it is empty, which stands for none.
 template <class T>
-absl::Status ReadOptional(tensorflow::OpKernelContext* context, int input, const char* name, int64_t batch,
-                          const T** values) {
+absl::Status ReadOptional(tensorflow::OpKernelContext* context, int input, const char* name,
+                          int64_t batch, const T** values) {
   const tensorflow::Tensor& given = context->input(input);
   const int64_t n = given.NumElements();
   if (given.dims() != 1 || (n != 0 && n != batch)) {

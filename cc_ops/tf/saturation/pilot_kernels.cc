@@ -37,8 +37,8 @@ absl::Status Foresee(OpKernelContext* context, ClassifierResource* resource,
   TF_RETURN_IF_ERROR(attributes.inputs.Read(context, &features, &batch));
   const int first = context->num_inputs() - 3;
   LabeledInputs inputs;
-  TF_RETURN_IF_ERROR(CheckInputs(context, first, "labels: [n], sample_weights: [?], predictions: [?]",
-                                 {{'n', batch}}));
+  TF_RETURN_IF_ERROR(CheckInputs(
+      context, first, "labels: [n], sample_weights: [?], predictions: [?]", {{'n', batch}}));
   inputs.labels = Data<float>(context, first);
   TF_RETURN_IF_ERROR(ReadOptional(context, first + 1, "sample_weights", batch, &inputs.weights));
   TF_RETURN_IF_ERROR(ReadOptional(context, first + 2, "predictions", batch, &inputs.predictions));

@@ -52,7 +52,8 @@ REGISTER_OP("SlipstreamForeseeInputs")
         "offset: [kept]. Log of its probability to be kept with label 1, less the same with label "
         "0.\n"
         "skippable: [kept]. Whether it could have been left out.\n"
-        "observe: Whether the inputs enter the window's sample and counts, and the pilot learns.\n");
+        "observe: Whether the inputs enter the window's sample and counts, and the pilot "
+        "learns.\n");
 
 REGISTER_OP("SlipstreamClassifierExportPilot")
     .Input("handle: resource")

@@ -112,12 +112,74 @@ def test_batches_are_full_and_in_order():
 def test_own_sample_weights_are_multiplied_and_learnt_by():
     keys, label = clicks(2_000)
     weight = np.full(2_000, 3.0, np.float32)
-    _, slipstream = build(skip(pilot="label"))
-    slipstream.tracker.classifier.configure("foreseen_loss", 0.5, keep_rate=0.05)
-    weights = [w.numpy() for _, _, w in slipstream.apply(dataset(keys, label, weight))]
-    assert np.concatenate(weights).min() >= 3.0
+    learnt = []
+    for own in (weight, None):
+        _, slipstream = build(skip(pilot="linear"))
+        slipstream.tracker.classifier.configure("foreseen_loss", 0.5, keep_rate=0.05)
+        weights = [w.numpy() for _, _, w in slipstream.apply(dataset(keys, label, own))]
+        assert np.concatenate(weights).min() >= (1.0 if own is None else 3.0)
+        learnt.append(slipstream.tracker.classifier.export_pilot()["numbers"])
+    assert learnt[0].shape != learnt[1].shape or np.abs(learnt[0] - learnt[1]).max() > 0.01
     with pytest.raises(tf.errors.InvalidArgumentError, match="weight of input 0 is -3"):
         list(slipstream.apply(dataset(keys, label, -weight)))
+
+
+@pytest.mark.parametrize("correct", ["weight", "offset"])
+def test_the_models_own_pilot_with_batches_of_which_nothing_is_left(correct):
+    keys, label = clicks(6)
+    _, slipstream = build(skip(pilot="model", correct=correct))
+    slipstream.tracker.classifier.configure("foreseen_loss", 1.0, keep_rate=1e-6)
+    features = {"first": keys[:, 0], "second": keys[:, 1]}
+    _, y, weight = slipstream.thin((features, 0.0 * label), tf.zeros(6))
+    assert y.shape == (1,) and float(weight[0]) == 0.0
+    nothing = {name: value[:0] for name, value in features.items()}
+    _, y, weight = slipstream.thin((nothing, label[:0]), tf.zeros(0))
+    assert y.shape == weight.shape == (0,)
+
+
+def test_a_fit_without_the_callback_is_not_thinned():
+    keys, label = clicks(8_000)
+    model, slipstream = build(skip(pilot="model"))
+    fit(model, slipstream, dataset(keys, label))
+    seen = slipstream.tracker.classifier.counts().examples_seen
+    model.fit(dataset(keys, label), verbose=0)
+    assert slipstream.tracker.classifier.counts().examples_seen == seen
+
+
+def test_other_pilots_numbers_are_not_taken(tmp_path):
+    keys, label = clicks(4_000)
+    model, slipstream = build(skip(memory="1MiB"))
+    fit(model, slipstream, dataset(keys, label))
+    path = tf.train.Checkpoint(slipstream=slipstream).save(str(tmp_path / "checkpoint"))
+    for settings, size in (({"memory": "1MiB"}, 1), ({"memory": "2MiB"}, 0)):
+        _, other = build(skip(**settings))
+        tf.train.Checkpoint(slipstream=other).restore(path)
+        assert (other.tracker.classifier.export_pilot()["buckets"].size > 0) == bool(size)
+
+
+def test_a_model_with_a_train_step_of_its_own_is_told_to_ask_the_pilot():
+    class Own(slip.keras.Model):
+        def train_step(self, data):
+            x, y, *_ = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+            variables = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            return {"loss": loss}
+
+    keys, label = clicks(4_000)
+    model, slipstream = build(skip(pilot="model"), kind=Own)
+    with pytest.warns(RuntimeWarning, match="does not ask it"):
+        fit(model, slipstream, dataset(keys, label))
+
+
+def test_smoothed_labels_have_no_offset():
+    keys, label = clicks(2_000)
+    model, slipstream = build(skip(correct="offset"))
+    smoothed = keras.losses.BinaryCrossentropy(label_smoothing=0.1)
+    model.compile("adam", smoothed)
+    with pytest.raises(ValueError, match=r"`label_smoothing`: 0.1"):
+        fit(model, slipstream, dataset(keys, label))
 
 
 def test_labels_between_0_and_1_have_weights_but_no_offset():
@@ -203,3 +265,6 @@ def test_ragged_and_padded_features():
     slipstream.tracker.classifier.configure("foreseen_loss", 0.3, keep_rate=0.05)
     kept = [x["first"] for x, _, _ in slipstream.apply(data)]
     assert 0 < sum(int(part.nrows()) for part in kept) < 4_000
+    padded = np.where(np.arange(4_000)[:, None] % 2, keys, [[-1, -1]])
+    data = tf.data.Dataset.from_tensor_slices(({"first": padded}, label)).batch(BATCH)
+    assert 0 < sum(len(y) for _, y, _ in slipstream.apply(data)) < 4_000

@@ -54,22 +54,35 @@ def test_counts_are_added_field_by_field(run_as_ranks):
     assert run_as_ranks(3, program) == [wanted] * 3
 
 
-def test_pilots_become_the_mean_over_the_ranks_that_learnt_a_bucket(run_as_ranks):
+def test_pilots_are_put_together_by_what_each_rank_has_learnt_since(run_as_ranks):
+    # One number and its accumulator, of a linear pilot.
+    def entry(number, accumulator):
+        return [number, accumulator, 0.0, 0.0]
+
     buckets = [np.array([1, 5]), np.array([5, 8]), np.empty(0, np.int64)]
-    numbers = [
-        np.array([[1, 2], [3, 4]], "f"),
-        np.array([[5, 8], [7, 7]], "f"),
-        np.empty((0, 2), "f"),
-    ]
+    first = [[entry(1, 2), entry(3, 1)], [entry(6, 2), entry(7, 7)], np.empty((0, 4))]
+    # Of what all have now, rank 1 alone learns in bucket 5.
+    all_buckets = np.array([1, 5, 8])
+    then = [[entry(1, 2), entry(5 + r % 2, 5 / 3 + r % 2), entry(7, 7)] for r in range(3)]
 
     def program(comm):
-        base = np.array([0.1 * comm.rank, 10.0])
-        own = {"base": base, "buckets": buckets[comm.rank], "numbers": numbers[comm.rank]}
-        merged = Ranks(comm).merge_pilots(own)
-        assert merged["numbers"].dtype == np.float32
-        return {name: np.round(values, 6).tolist() for name, values in merged.items()}
+        ranks, r = Ranks(comm), comm.rank
+        merged = []
+        for own, numbers in ((buckets[r], first[r]), (all_buckets, then[r])):
+            base = np.array([0.1 * (r + 1), 10.0 * (r > 0)])
+            pilot = {"base": base, "buckets": own, "numbers": np.array(numbers, "f")}
+            found = ranks.merge_pilots(pilot)
+            assert found["numbers"].dtype == np.float32
+            merged.append({name: np.round(v.astype("d"), 4).tolist() for name, v in found.items()})
+        return merged
 
-    wanted = {"base": [0.1, 10.0], "buckets": [1, 5, 8], "numbers": [[1, 2], [4, 6], [7, 7]]}
+    wanted = [
+        # A rank without examples does not count for the base rate.
+        {"base": [0.25, 10.0], "buckets": [1, 5, 8]},
+        {"base": [0.25, 10.0], "buckets": [1, 5, 8]},
+    ]
+    wanted[0]["numbers"] = [entry(1, 2), entry(5, 1.6667), entry(7, 7)]
+    wanted[1]["numbers"] = [entry(1, 2), entry(6, 2.6667), entry(7, 7)]
     assert run_as_ranks(3, program) == [wanted] * 3
 
 
