@@ -48,6 +48,7 @@ def call_every_op(call: Call) -> None:
     call_deferred_gradients_ops(call)
     call_counting_ops(call)
     call_classifier_ops(call)
+    call_pilot_ops(call)
     call_drift_classifier_ops(call)
     call_look_ahead_ops(call)
 
@@ -225,6 +226,32 @@ def call_classifier_ops(call: Call) -> None:
     call("SlipstreamClassifierImportWindow", handle=classifier, **_as_inputs(window))
     call("SlipstreamClassifierTakeLossStatistics", handle=classifier)
     call("SlipstreamClassifierEndWindow", handle=classifier)
+
+
+def call_pilot_ops(call: Call) -> None:
+    """Thins inputs by foreseen loss, and exports and imports what the pilot has learnt."""
+    classifier = call(
+        "SlipstreamClassifier",
+        alpha=np.float64(1),
+        num_tables=2,
+        pilot="fm",
+        pilot_factors=2,
+        pilot_memory_bytes=1 << 12,
+    )
+    call(
+        "SlipstreamClassifierConfigure",
+        handle=classifier,
+        threshold=np.float32(0.6),
+        random_share=np.float64(0),
+        keep_rate=np.float64(0.1),
+        window=np.int64(1),
+        mode="foreseen_loss",
+    )
+    labels = {"labels": np.float32([0, 1, 0.5]), "sample_weights": np.float32([1, 0, 2])}
+    given = {**FEATURES, **labels, "predictions": np.zeros(0, np.float32)}
+    call("SlipstreamForeseeInputs", handle=classifier, **given)
+    pilot = call("SlipstreamClassifierExportPilot", handle=classifier)
+    call("SlipstreamClassifierImportPilot", handle=classifier, **_as_inputs(pilot))
 
 
 def call_look_ahead_ops(call: Call) -> None:
