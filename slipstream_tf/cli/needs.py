@@ -50,7 +50,8 @@ def foresees(settings: Settings) -> bool:
     return _skips_by("foreseen_loss")(settings)
 
 
-def _has_pilot(*pilots: str) -> Callable[[Settings], bool]:
+def has_pilot(*pilots: str) -> Callable[[Settings], bool]:
+    """Returns what tells whether one of these pilots foresees losses."""
     return lambda settings: foresees(settings) and settings.engine.get("pilot", "fm") in pilots
 
 
@@ -91,8 +92,8 @@ POLICIES = Need("--policies", _is_steered)
 EXAMPLES = Need("--policies=skip_examples", _saves("skip_examples"))
 BY_KEYS = Need("--skip_by=last_loss or row_drift", _skips_by("last_loss", "row_drift"))
 FORESEEN_LOSS = Need("--skip_by=foreseen_loss", foresees)
-KEY_PILOT = Need("--pilot=fm or linear", _has_pilot("fm", "linear"))
-FM_PILOT = Need("--pilot=fm", _has_pilot("fm"))
+KEY_PILOT = Need("--pilot=fm or linear", has_pilot("fm", "linear"))
+FM_PILOT = Need("--pilot=fm", has_pilot("fm"))
 LAST_LOSS = Need("--skip_by=last_loss", skips_by_losses)
 DEFER = Need("--policies=defer_gradients", _saves("defer_gradients"))
 MOVEMENT = Need("--defer_until=movement", _defers_by("movement"))

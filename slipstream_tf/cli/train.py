@@ -18,7 +18,7 @@ from slipstream_tf import launch
 from slipstream_tf.cli import data
 from slipstream_tf.cli.checkpoints import Saving, saving_of
 from slipstream_tf.cli.flag_set import UsageError
-from slipstream_tf.cli.needs import foresees
+from slipstream_tf.cli.needs import has_pilot
 from slipstream_tf.cli.program import agreed, import_tensorflow, make_output, run_program, run_rank
 from slipstream_tf.cli.settings import Settings, idle_because, read_record, resolve
 from slipstream_tf.cli.train_flags import make_flags
@@ -71,7 +71,7 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
             f"{settings.data_name} data may have by default: what was sent ahead of a measurement "
             "would be sent once more. Allowed: --early_stopping=0."
         )
-    if foresees(settings) and settings.engine.get("pilot") == "model" and settings.prefetch:
+    if has_pilot("model")(settings) and settings.prefetch:
         raise UsageError(
             "Invalid flag --prefetch with --pilot=model: which of the next batch are trained is "
             "not known when their rows are requested. Allowed: --noprefetch, or another pilot."
@@ -194,7 +194,7 @@ def commands_to_switch_on(
         mode = "_and_".join(policies)
         chosen = {**chosen, "policies": policies, "output": _beside(flags.get("output"), mode)}
         found[mode] = _line(chosen, ranks)
-        if foresees(alone) and alone.engine.get("pilot") != "label":
+        if has_pilot("fm", "linear", "model")(alone):
             uniform = {n: v for n, v in chosen.items() if not n.startswith("pilot")}
             output = _beside(flags.get("output"), "uniform")
             found["uniform"] = _line({**uniform, "pilot": "label", "output": output}, ranks)

@@ -89,7 +89,7 @@ def skip_inputs(
         ids = ids_of(*components)
         keys = keys_of(without_wrapping(components[0]), *components[1:])
         classified = classifier.classify(keys, specs, ids=ids, window_batches=window_batches)
-        checks = [assert_same_batch(components, classified.skippable), *check_label(components)]
+        checks = [assert_same_batch(components, classified.skippable), *_check_label(components)]
         with tf.control_dependencies(checks):
             if weighted:
                 weights = times_weights(classified.weight, *components[2:])
@@ -211,7 +211,7 @@ def assert_same_batch(element: Any, skippable: tf.Tensor) -> Any:
     )
 
 
-def check_label(element: Any) -> list[tf.Tensor]:
+def _check_label(element: Any) -> list[tf.Tensor]:
     """Refuses an input whose one label is not finite: dense weights would be NaN for good."""
     label = element[1] if len(element) > 1 else None
     if not isinstance(label, tf.Tensor) or not label.dtype.is_floating:

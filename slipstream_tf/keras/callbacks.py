@@ -348,8 +348,8 @@ class SaturationCallback(RanksCallback):
         needs_losses = self.slipstream.needs_losses
         if isinstance(self.model, LossFeedback):
             self.model.observe_losses_with(self.slipstream.record_losses if needs_losses else None)
-            is_pilot = self.slipstream.settings.pilot.get("pilot") == "model"
-            self.model.thin_batches_with(self.slipstream.thin if is_pilot else None)
+            thins = self.slipstream.settings.thins_in_step
+            self.model.thin_batches_with(self.slipstream.thin if thins else None)
 
     def _begin_epochs(self) -> None:
         """Tells the engine how long training is, as far as Keras knows."""

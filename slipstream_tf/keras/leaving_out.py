@@ -23,7 +23,7 @@ def leave_out(
 ) -> tf.data.Dataset:
     """See `Slipstream.leave_out`; `engine` is one."""
     settings, classifier = engine.settings, engine.tracker.classifier
-    if settings.pilot.get("pilot") == "model":
+    if settings.thins_in_step:
         # Its batches are thinned where they are trained.
         size = size_to_refill(dataset.element_spec, batch_size, drop_remainder, False)
         return in_order(dataset, size, drop_remainder)

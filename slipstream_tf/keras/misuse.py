@@ -33,7 +33,7 @@ def require_fit(engine: Any, model: Any, beside: Sequence[Any]) -> None:
     place = f"a fit of {type(model).__name__}, which is no slip.keras.Model"
     if engine.settings.correct == "offset":
         raise invalid("correct", "offset", place, "'weight', which travels as sample weights")
-    if engine.settings.pilot.get("pilot") == "model":
+    if engine.settings.thins_in_step:
         raise invalid("pilot", "model", place, "'fm', 'linear' or 'label'")
 
 
@@ -48,7 +48,7 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
         return
     if engine.needs_losses and not engine.are_losses_told:
         warn_without_losses(engine.settings.saves_by_losses)
-    if engine.settings.pilot.get("pilot") == "model" and not report.examples_seen:
+    if engine.settings.thins_in_step and not report.examples_seen:
         warnings.warn(
             "A window has ended in which no example was thinned: the model is the pilot, and its "
             "own train_step does not ask it. Call `slipstream.thin(batch, predictions)` there, "

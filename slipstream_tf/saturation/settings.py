@@ -278,6 +278,11 @@ class EngineSettings:
         return next((p.pilot_settings for p in self.policies if p.pilot_settings), {})
 
     @property
+    def thins_in_step(self) -> bool:
+        """Whether the model is the pilot: batches are thinned where they are trained."""
+        return self.pilot.get("pilot") == "model"
+
+    @property
     def snapshot_bytes(self) -> int:
         """What the pilot leaves of the hot set's memory, for snapshots."""
         return self.hot_set.memory_bytes - int(self.pilot.get("pilot_memory_bytes", 0))

@@ -31,6 +31,12 @@ FEATURES: dict[str, Any] = {
     "padding_keys": [-1, -1, -1],
     "has_padding": [True, False, True],
 }
+# Of what a classifier skips.
+SETTINGS = {
+    "threshold": np.float32(0.6),
+    "random_share": np.float64(0),
+    "keep_rate": np.float64(0.1),
+}
 LOOKUP = {
     **FEATURES,
     "combiners": ["sum", "mean", "none"],
@@ -200,9 +206,7 @@ def call_classifier_ops(call: Call) -> None:
     call(
         "SlipstreamClassifierConfigure",
         handle=classifier,
-        threshold=np.float32(0.6),
-        random_share=np.float64(0),
-        keep_rate=np.float64(0.1),
+        **SETTINGS,
         window=np.int64(3),
         mode="remembered_loss",
     )
@@ -241,9 +245,7 @@ def call_pilot_ops(call: Call) -> None:
     call(
         "SlipstreamClassifierConfigure",
         handle=classifier,
-        threshold=np.float32(0.6),
-        random_share=np.float64(0),
-        keep_rate=np.float64(0.1),
+        **SETTINGS,
         window=np.int64(1),
         mode="foreseen_loss",
     )
@@ -277,9 +279,7 @@ def call_drift_classifier_ops(call: Call) -> None:
     call(
         "SlipstreamDriftClassifierConfigure",
         handle=classifier,
-        threshold=np.float32(0.6),
-        random_share=np.float64(0),
-        keep_rate=np.float64(0.1),
+        **SETTINGS,
         mode="drift",
     )
     inputs = {"keys": keys, "tables": tables, "row_splits": np.array([0, 2, 3])}

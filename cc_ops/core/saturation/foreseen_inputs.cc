@@ -40,7 +40,7 @@ float OffsetOf(const ClassifierSettings& settings, float probability) {
 }  // namespace
 
 Status InputClassifier::Foresee(const std::vector<FeatureView>& features, int64_t batch,
-                                const LabeledInputs& inputs, bool observe, KeptInputs* kept) {
+                                const LabeledInputs& inputs, KeptInputs* kept) {
   Status status = Check(features);
   if (!status.ok()) return status;
   status = slipstream::Check(inputs, batch);
@@ -58,12 +58,9 @@ Status InputClassifier::Foresee(const std::vector<FeatureView>& features, int64_
     const float score = std::fabs(inputs.labels[i] - probability);
     const SkipDecision decision = slipstream::Classify(settings, options_.seed, score,
                                                        inputs_observed_ + static_cast<uint64_t>(i));
-    if (observe) {
-      reservoir_.OfferListed(score, [&] { return LookupsOf(features, i); });
-    }
+    reservoir_.OfferListed(score, [&] { return LookupsOf(features, i); });
     counts.inputs_skippable += decision.is_skippable;
     counts.inputs_kept += decision.is_skippable && decision.is_kept;
-    const double chance = decision.is_skippable ? ChanceByScore(settings, score) : 1.0;
     if (decision.weight == 0.0f) {
       ++counts.inputs_skipped;
     } else {
@@ -72,15 +69,15 @@ Status InputClassifier::Foresee(const std::vector<FeatureView>& features, int64_
       kept->offsets.push_back(OffsetOf(settings, probability));
       kept->skippable.push_back(decision.is_skippable);
     }
+    if (!decision.is_kept) return Lesson{inputs.labels[i], 0.0f};
+    // In shadow mode the decision's weight is 1.
+    const double chance = decision.is_skippable ? ChanceByScore(settings, score) : 1.0;
     const float weight = inputs.weights == nullptr ? 1.0f : inputs.weights[i];
-    const bool is_learnt = observe && decision.is_kept;
-    const float correction = is_learnt ? 1.0f / static_cast<float>(chance) : 0.0f;
     // Squares of a gradient must be finite.
     constexpr float kMostWeight = 1e6f;
-    return Lesson{inputs.labels[i], std::min(weight * correction, kMostWeight), observe};
+    return Lesson{inputs.labels[i], std::min(weight / static_cast<float>(chance), kMostWeight)};
   };
   pilot_.ForEach(features, options_.num_tables, batch, decide);
-  if (!observe) return OkStatus();
   inputs_observed_ += static_cast<uint64_t>(batch);
   counts_.inputs_seen += batch;
   counts_.hot_inputs += batch;

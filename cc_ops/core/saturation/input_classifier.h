@@ -92,13 +92,13 @@ class InputClassifier {
   static constexpr int64_t kMostStride = 16;
 
   // Foresees the inputs' losses by the pilot, decides by them, and lets the pilot learn from the
-  // inputs that are kept (in shadow mode, that would be), with the weight that they stand for. For
-  // a classifier with a pilot.
-  //   features, observe: as of Classify; without `observe` nothing is learnt.
+  // inputs that are kept (in shadow mode, that would be), with the weight that they stand for. All
+  // are observed. For a classifier with a pilot.
+  //   features: as of Classify.
   // InvalidArgument, changing nothing, for a feature of a table that the classifier does not have,
   // or a label, weight or prediction out of its range.
   Status Foresee(const std::vector<FeatureView>& features, int64_t batch,
-                 const LabeledInputs& inputs, bool observe, KeptInputs* kept);
+                 const LabeledInputs& inputs, KeptInputs* kept);
 
   // What the pilot has learnt; errors as of Pilot::Import.
   Pilot::State ExportPilot();

@@ -51,7 +51,7 @@ void Pilot::Start() {
   gradients_.clear();
   learning_.clear();
   labels_ = 0.0;
-  observed_ = 0;
+  examples_ = 0;
   base_rate_ = 0.5;
   base_steps_ = 0;
   base_log_odds_ = 0.0f;
@@ -69,13 +69,13 @@ void Pilot::Start() {
 void Pilot::FollowBaseRate() {
   // Of as many steps as this at most: the rate may change.
   constexpr int64_t kMostSteps = 1000;
-  if (observed_ == 0) return;
+  if (examples_ == 0) return;
   base_steps_ = std::min(base_steps_ + 1, kMostSteps);
-  const double rate = labels_ / static_cast<double>(observed_);
+  const double rate = labels_ / static_cast<double>(examples_);
   base_rate_ += (rate - base_rate_) / static_cast<double>(base_steps_);
   base_log_odds_ = LogOddsOf(base_rate_);
   labels_ = 0.0;
-  observed_ = 0;
+  examples_ = 0;
 }
 
 float Pilot::Probability(float log_odds) { return 1.0f / (1.0f + std::exp(-log_odds)); }

@@ -31,9 +31,8 @@ struct PilotOptions {
 
 // What the pilot learns from an example.
 struct Lesson {
-  float label = 0.0f;        // 0 to 1
-  float weight = 0.0f;       // 0: of its keys nothing is learnt
-  bool is_observed = false;  // whether its label counts for the base rate
+  float label = 0.0f;   // 0 to 1
+  float weight = 0.0f;  // 0: of its keys nothing is learnt; its label counts for the base rate
 };
 
 // Keys share buckets by their hash and the feature that they are of (feature hashing, Weinberger
@@ -75,7 +74,6 @@ class Pilot {
   Status Import(const State& state);
 
   int64_t num_buckets() const { return num_buckets_; }
-  int width() const { return width_; }  // numbers of a bucket
 
  private:
   // A key of an example.
@@ -120,7 +118,7 @@ class Pilot {
   int64_t base_steps_ = 0;
   float base_log_odds_ = 0.0f;
   double labels_ = 0.0;  // of this step: their sum, and how many they are
-  int64_t observed_ = 0;
+  int64_t examples_ = 0;
   std::vector<uint64_t> salts_;  // of each feature
   std::vector<Term> terms_;
   std::vector<int64_t> ends_;  // of each listed example's terms
@@ -213,10 +211,8 @@ inline void Pilot::ForEachOf(const std::vector<FeatureView>& features, int num_t
       const int64_t term_end = ends_[i - begin];
       const float probability = Probability(LogOdds<kFactors>(term, term_end, sum));
       const Lesson lesson = decide(i, probability);
-      if (lesson.is_observed) {
-        labels_ += lesson.label;
-        ++observed_;
-      }
+      labels_ += lesson.label;
+      ++examples_;
       if (lesson.weight > 0.0f) {
         Collect<kFactors>(term, term_end, sum, lesson.weight * (probability - lesson.label));
       }

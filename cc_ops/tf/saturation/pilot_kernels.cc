@@ -23,11 +23,9 @@ using tensorflow::TensorShape;
 struct ForeseeAttributes {
   explicit ForeseeAttributes(OpKernelConstruction* context) {
     OP_REQUIRES_OK(context, inputs.Init(context, std::numeric_limits<int>::max()));
-    OP_REQUIRES_OK(context, context->GetAttr("observe", &observe));
   }
 
   FeatureInputs inputs;
-  bool observe = true;
 };
 
 absl::Status Foresee(OpKernelContext* context, ClassifierResource* resource,
@@ -49,8 +47,7 @@ absl::Status Foresee(OpKernelContext* context, ClassifierResource* resource,
         "it is the pilot, and none where it is not"));
   }
   KeptInputs kept;
-  TF_RETURN_IF_ERROR(
-      ToAbsl(resource->classifier.Foresee(features, batch, inputs, attributes.observe, &kept)));
+  TF_RETURN_IF_ERROR(ToAbsl(resource->classifier.Foresee(features, batch, inputs, &kept)));
   TF_RETURN_IF_ERROR(Output(context, 0, kept.rows));
   TF_RETURN_IF_ERROR(Output(context, 1, kept.weights));
   TF_RETURN_IF_ERROR(Output(context, 2, kept.offsets));

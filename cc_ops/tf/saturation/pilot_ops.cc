@@ -32,7 +32,6 @@ REGISTER_OP("SlipstreamForeseeInputs")
     .Output("correction: float")
     .Output("offset: float")
     .Output("skippable: bool")
-    .Attr("observe: bool = true")
     .SetIsStateful()
     .SetShapeFn(ForeseeShape)
     .Doc(
@@ -51,9 +50,7 @@ REGISTER_OP("SlipstreamForeseeInputs")
         "correction: [kept]. Inputs that each one stands for: 1 / its probability to be kept.\n"
         "offset: [kept]. Log of its probability to be kept with label 1, less the same with label "
         "0.\n"
-        "skippable: [kept]. Whether it could have been left out.\n"
-        "observe: Whether the inputs enter the window's sample and counts, and the pilot "
-        "learns.\n");
+        "skippable: [kept]. Whether it could have been left out.\n");
 
 REGISTER_OP("SlipstreamClassifierExportPilot")
     .Input("handle: resource")
