@@ -49,7 +49,7 @@ SOURCE_LIST := $(STAMPS)/sources.txt
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
 
-demo: $(STAMPS)/installed  ## The layer's speed, a dry run, and the paper's rule beside its controls (DATA=path, DEMO_FLAGS=...)
+demo: $(STAMPS)/installed  ## The layer's speed, and a fifth of the examples beside its controls (DATA=path, DEMO_FLAGS=...)
 	@$(BIN)/slipstream-demo $(if $(DATA),--data=$(DATA)) $(DEMO_FLAGS)
 
 # Two at a time: many tests wait, or use one core. See tests/conftest.py.
@@ -165,7 +165,7 @@ $(STAMPS)/tensorflow: $(STAMPS)/tensorflow.txt | $(BIN)/python
 
 $(STAMPS)/installed: $(STAMPS)/tensorflow $(SOURCE_LIST) $(SOURCES)
 	@echo "Building and installing slipstream_tf"
-	@$(PIP) install .
+	@$(PIP) install '.[report]'
 	@touch $@
 
 $(STAMPS)/test-tools: $(STAMPS)/tensorflow Makefile

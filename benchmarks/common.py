@@ -32,6 +32,24 @@ GLOBO_BY_HAND: Mapping[str, Any] = {
     "model": "dlrm", "mlp": "128,64", "rows_optimizer": "adagrad", "rows_learning_rate": 0.1,
     "rows_init": 0.2, "learning_rate": 0.003, "dim": 16, "dropout": 0.0,
 }  # fmt: skip
+# Of the search globo_49 of `tuning.py`, without its rates, which depend on how much is trained.
+GLOBO_49: Mapping[str, Any] = {
+    "negatives": 49, "clicks": 200_000, "model": "dlrm", "mlp": "128,64", "dim": 32,
+    "rows_optimizer": "adam", "rows_init": 0.05, "dropout": 0.1,
+}  # fmt: skip
+
+
+def rates(rate: float, rows_rate: float | None = None) -> dict[str, float]:
+    """Flags of both learning rates."""
+    return {"learning_rate": rate, "rows_learning_rate": rate if rows_rate is None else rows_rate}
+
+
+def thinned(share: float, **others: Any) -> dict[str, Any]:
+    """Flags of a run that leaves out a share of the examples after a twentieth of the run."""
+    return {
+        "policies": "skip_examples", "skip_by": "foreseen_loss", "skip_share": share,
+        "window_steps": 100, "warmup": 0.05, **others,
+    }  # fmt: skip
 
 
 def by_hand(data: str) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
 """Thinning by foreseen loss in a single pass, beside plain training and its controls.
 
 Every run is one of slipstream-train in a process of its own, one after the other; a run whose
-metrics.json is there is not run again. Settings were chosen on the validation part.
+metrics.json is there is not run again. Settings were chosen on the validation part. Along a run the
+test part is measured some times, for the curves; seconds are without that.
 
     python benchmarks/single_pass.py --task=globo_49 --seeds=0,1,2,3,4
 """
@@ -16,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import common
+import curves
 import summary
 from absl import app, flags
+
+from slipstream_tf.telemetry.curves import SECONDS, curve, standing
 
 _TASK = flags.DEFINE_string("task", None, "Name of the task, see TASKS.", required=True)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds of each run.")
@@ -26,9 +30,13 @@ _RECORDS = flags.DEFINE_string("records", "runs/single_pass", "Folder of the run
 _DATA = flags.DEFINE_string("data", None, "Data of slipstream-train; default: the task's.")
 _EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-train, for all.")
 
+_POINTS = flags.DEFINE_integer("points", 12, "Measurements along a run.", lower_bound=1)
 _THIN = flags.DEFINE_multi_string("thin_flag", [], "The same, for runs with a policy.")
 
 PLAIN = "plain"
+# Shares of what plain training gains over chance, that runs are timed to.
+_GAINS = (0.95, 0.98, 0.99, 1.0)
+_DRAWN = (PLAIN, "fm", "uniform", "random", "stop")
 # Two-sided 95% of Student's t by degrees of freedom, from 1 on.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -52,6 +60,7 @@ class Task:
 
     Attributes:
         file: of the data, in its folder.
+        examples: of its training part.
         flags: of slipstream-train, of every run.
         runs: by name; "plain" is what the others are compared with.
         share: most examples that "fm" may train, of plain's, 0 to 1.
@@ -60,24 +69,12 @@ class Task:
     """
 
     file: str
+    examples: int
     flags: Mapping[str, Any]
     runs: Mapping[str, Run]
     share: float
     tolerance: float
     seconds: float
-
-
-def rates(rate: float, rows_rate: float | None = None) -> dict[str, float]:
-    """Flags of both learning rates."""
-    return {"learning_rate": rate, "rows_learning_rate": rate if rows_rate is None else rows_rate}
-
-
-def thinned(share: float, **others: Any) -> dict[str, Any]:
-    """Flags of a run that leaves out a share of the examples after a twentieth of the run."""
-    return {
-        "policies": "skip_examples", "skip_by": "foreseen_loss", "skip_share": share,
-        "window_steps": 100, "warmup": 0.05, **others,
-    }  # fmt: skip
 
 
 def runs_of(
@@ -94,18 +91,14 @@ def runs_of(
     found = {PLAIN: Run(plain)}
     found.update({f"plain_{run.flags['batch_size']}": run for run in larger})
     for name, pilot in (("fm", "fm"), ("uniform", "label"), ("linear", "linear")):
-        found[name] = Run(thinned(share, pilot=pilot, **kept))
+        found[name] = Run(common.thinned(share, pilot=pilot, **kept))
     double = 2 * kept["batch_size"]
-    found[f"fm_{double}"] = Run(thinned(share, pilot="fm", **{**kept, "batch_size": double}))
+    found[f"fm_{double}"] = Run(common.thinned(share, pilot="fm", **{**kept, "batch_size": double}))
     found["random"] = Run({"control": "random"}, "fm")
     found["stop"] = Run({"control": "stop"}, "fm")
     return found
 
 
-_GLOBO_49 = {
-    "negatives": 49, "clicks": 200_000, "model": "dlrm", "mlp": "128,64", "dim": 32,
-    "rows_optimizer": "adam", "rows_init": 0.05, "dropout": 0.1,
-}  # fmt: skip
 _GLOBO_9 = {
     "negatives": 9, "model": "dcn", "mlp": "64", "dim": 32, "rows_optimizer": "adagrad",
     "rows_init": 0.01, "dropout": 0.0,
@@ -114,14 +107,15 @@ _GENERATED_2 = {"rows_learning_rate": 0.05}
 TASKS: Mapping[str, Task] = {
     "globo_49": Task(
         "globo_clicks.npz",
-        _GLOBO_49,
+        9_000_000,
+        common.GLOBO_49,
         runs_of(
             0.85,
-            {"batch_size": 1024, **rates(0.0014)},
-            {"batch_size": 1024, **rates(0.0028)},
+            {"batch_size": 1024, **common.rates(0.0014)},
+            {"batch_size": 1024, **common.rates(0.0028)},
             [
-                Run({"batch_size": 2048, **rates(0.0028)}),
-                Run({"batch_size": 4096, **rates(0.0056)}),
+                Run({"batch_size": 2048, **common.rates(0.0028)}),
+                Run({"batch_size": 4096, **common.rates(0.0056)}),
             ],
         ),
         share=0.22,
@@ -130,12 +124,13 @@ TASKS: Mapping[str, Task] = {
     ),
     "globo_9": Task(
         "globo_clicks.npz",
+        2_700_000,
         _GLOBO_9,
         runs_of(
             0.5,
-            {"batch_size": 1024, **rates(0.00061, 0.36)},
-            {"batch_size": 512, **rates(0.00061, 0.36)},
-            [Run({"batch_size": 2048, **rates(0.00085, 0.5)})],
+            {"batch_size": 1024, **common.rates(0.00061, 0.36)},
+            {"batch_size": 512, **common.rates(0.00061, 0.36)},
+            [Run({"batch_size": 2048, **common.rates(0.00085, 0.5)})],
         ),
         share=0.55,
         tolerance=0.0015,
@@ -143,18 +138,25 @@ TASKS: Mapping[str, Task] = {
     ),
     "generated_2": Task(
         "generated:2000000:100000:0.02",
+        2_000_000,
         _GENERATED_2,
         runs_of(
             0.85,
             {"batch_size": 1024},
             {"batch_size": 512},
-            [Run({"batch_size": 2048, **rates(0.0014, 0.07)})],
+            [Run({"batch_size": 2048, **common.rates(0.0014, 0.07)})],
         ),
         share=0.22,
         tolerance=0.001,
         seconds=0.3,
     ),
 }
+
+
+def steps_between(examples: int, given: Mapping[str, Any]) -> int:
+    """Returns --evaluate_every of a run of these flags: --points of them fall into it."""
+    kept = 1.0 - given.get("skip_share", 0.0) * (1.0 - given.get("warmup", 0.0))
+    return max(1, round(examples * kept / given["batch_size"] / _POINTS.value))
 
 
 def choose(runs: Mapping[str, Run], names: Sequence[str]) -> dict[str, Run]:
@@ -212,8 +214,38 @@ def table_of(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Any]:
     ]  # fmt: skip
 
 
+Records = Mapping[str, Sequence[Mapping[str, Any]]]  # By run, of the seeds.
+
+
+def reaching_of(records: Records) -> list[Any]:
+    """Returns the columns: what each run took to shares of plain's gain over chance."""
+    ends = [record["test"]["auc"] for record in records[PLAIN]]
+    found = [summary.column("run", list(records))]
+    for share in _GAINS:
+        levels = [curves.level(end, share) for end in ends]
+        cells = [curves.reach_cell(seeds, levels) for seeds in records.values()]
+        found.append(summary.column(f"{share:.0%} of plain's gain", cells))
+    return found
+
+
+def ahead_at_equal_seconds(records: Records) -> list[float]:
+    """Returns the AUC of "fm" at its end less the best of plain training's at that time."""
+    return [
+        fm["test"]["auc"]
+        - max(
+            standing(curve(seeds[index], SECONDS), fm["evaluations"][-1]["seconds"])
+            for run, seeds in records.items()
+            if run.startswith(PLAIN)
+        )
+        for index, fm in enumerate(records["fm"])
+    ]
+
+
 def claims_of(
-    name: str, task: Task, figures: Mapping[str, Sequence[Mapping[str, float]]]
+    name: str,
+    task: Task,
+    figures: Mapping[str, Sequence[Mapping[str, float]]],
+    records: Records,
 ) -> dict[str, Any]:
     """Returns what is asked of "fm", and whether it holds; seconds beside the fastest plain run."""
     if "fm" not in figures:
@@ -227,6 +259,7 @@ def claims_of(
         "trained": ([one["trained"] for one in fm], task.share, "lower"),
         "seconds_over_fastest_plain": (ratios, task.seconds, "lower"),
         "calibration_over_plain": ([one["calibration / plain"] for one in fm], None, "lower"),
+        "auc_minus_plain_at_equal_seconds": (ahead_at_equal_seconds(records), 0.0, "higher"),
     }
     for control, least in (("uniform", 0.0), ("random", 0.01), ("stop", 0.01)):
         if control in figures:
@@ -251,7 +284,7 @@ def main(arguments: Sequence[str]) -> None:
     data = _DATA.value or (task.file if is_generated else common.in_data_folder(task.file))
     runs = choose(task.runs, _RUNS.value)
     seeds = common.integers("seeds", _SEEDS.value)
-    figures: dict[str, list[dict[str, float]]] = {run: [] for run in runs}
+    kept: dict[str, list[dict[str, Any]]] = {run: [] for run in runs}
     # Seed by seed, so that a program that is stopped leaves whole comparisons.
     for number, seed in enumerate(seeds):
         records: dict[str, Any] = {}
@@ -261,6 +294,8 @@ def main(arguments: Sequence[str]) -> None:
             folder = Path(_RECORDS.value) / name / f"seed{seed}"
             # A control repeats the flags of the run that it is compared with.
             shared = {"data": data, "seed": seed, **task.flags}
+            if run.match is None:
+                shared["evaluate_every"] = steps_between(task.examples, run.flags)
             extra = common.extra_flags(_EXTRA.value)
             if "policies" in run.flags:
                 extra.update(common.extra_flags(_THIN.value))
@@ -268,10 +303,20 @@ def main(arguments: Sequence[str]) -> None:
             match = folder / run.match / common.RECORD if run.match else None
             records[label] = common.train(given, folder / label, match)
         for label, record in records.items():
-            figures[label].append(figures_of(record, records[PLAIN]))
+            kept[label].append(record)
+    figures = {
+        label: [
+            figures_of(record, plain) for record, plain in zip(of_run, kept[PLAIN], strict=True)
+        ]
+        for label, of_run in kept.items()
+    }
     part = f"{name}, {len(seeds)} seeds"
-    claims = claims_of(name, task, figures)
-    print(summary.write("single_pass", part, {"": table_of(figures)}, claims))
+    claims = claims_of(name, task, figures, kept)
+    tables = {"": table_of(figures), "Examples and seconds to reach": reaching_of(kept)}
+    print(summary.write("single_pass", part, tables, claims))
+    shown = {label: kept[label] for label in _DRAWN if label in kept}
+    ends = [record["test"]["auc"] for seeds in shown.values() for record in seeds]
+    curves.plot(part, shown, summary.output() / f"single_pass_{name}.png", min(ends) - 0.03)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,22 @@
-"""A drifting stream: what releasing and probing keys is worth, by predicting before training.
+"""A drifting stream: what releasing keys, or thinning, is worth, by predicting before training.
 
 In time order the keys of a click log change: articles are born and go out of fashion. A test part
 at its end says little (almost half of its articles are new), so every input is predicted before the
 model is trained on it, skipped inputs too, and the AUC of these predictions is compared.
 
-    python benchmarks/stream.py --seeds=0,1,2
+    python benchmarks/stream.py --task=globo_1 --seeds=0,1,2
+    python benchmarks/stream.py --task=globo_49 --seeds=0,1,2,3,4
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
@@ -27,9 +29,13 @@ from slipstream_tf.cli.program import import_tensorflow
 from slipstream_tf.cli.settings import Settings, resolve
 from slipstream_tf.telemetry.run_record import write_json
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 _DATA = flags.DEFINE_string(
     "data", None, "globo clicks (.npz); default: in $SLIPSTREAM_DATA, else in ../shared/data."
 )
+_TASK = flags.DEFINE_string("task", None, "Name of the task, see TASKS.", required=True)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each run.")
 _RUNS = flags.DEFINE_list("runs", [], "Names of runs, beside plain; none: all.")
 _RECORDS = flags.DEFINE_string("records", "runs/stream", "Folder of the runs' figures.")
@@ -43,32 +49,88 @@ _DEFER = {"policies": "defer_gradients"}
 _INTERVAL = {**_DEFER, "defer_until": "interval", "defer_steps": 20}
 _BUDGET = {"max_auc_loss": 0.0005}
 # The plain run is watched, for its gradient rows.
-RUNS: Mapping[str, Mapping[str, Any]] = {
-    "plain": {"watch": True},
-    "inputs": _INPUTS,
-    "inputs_frozen": {**_INPUTS, **_FROZEN},
-    "mask": _MASK,
-    "mask_frozen": {**_MASK, **_FROZEN},
-    "mask_budget": {**_MASK, **_BUDGET},
-    "mask_budget_frozen": {**_MASK, **_BUDGET, **_FROZEN},
-    "defer_interval": _INTERVAL,
-    "defer_interval_frozen": {**_INTERVAL, **_FROZEN},
-    "defer_0.005": {**_DEFER, "defer_movement": 0.005},
-    "defer_0.01": {**_DEFER, "defer_movement": 0.01},
+_WATCHED = {"watch": True}
+_THINNED = common.thinned(0.85, batch_size=1024, **common.rates(0.0028))
+# What a control does with the examples, without the engine.
+RANDOM, STOP = "random", "stop"
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """A run that trains as many examples as another one, beside the flags of plain training.
+
+    Attributes:
+        match: the other run, which comes before.
+        way: RANDOM: examples are left out at random, after the other's warm-up; STOP: training
+            stops, and the rest of the stream is predicted only.
+    """
+
+    match: str
+    way: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A stream, and what is run on it.
+
+    Attributes:
+        flags: of slipstream-train, of every run.
+        runs: flags by name; "plain" is what the others are compared with.
+    """
+
+    flags: Mapping[str, Any]
+    runs: Mapping[str, Mapping[str, Any] | Control]
+
+
+TASKS: Mapping[str, Task] = {
+    "globo_1": Task(
+        common.by_hand("globo"),
+        {
+            "plain": _WATCHED,
+            "inputs": _INPUTS,
+            "inputs_frozen": {**_INPUTS, **_FROZEN},
+            "mask": _MASK,
+            "mask_frozen": {**_MASK, **_FROZEN},
+            "mask_budget": {**_MASK, **_BUDGET},
+            "mask_budget_frozen": {**_MASK, **_BUDGET, **_FROZEN},
+            "defer_interval": _INTERVAL,
+            "defer_interval_frozen": {**_INTERVAL, **_FROZEN},
+            "defer_0.005": {**_DEFER, "defer_movement": 0.005},
+            "defer_0.01": {**_DEFER, "defer_movement": 0.01},
+        },
+    ),
+    "globo_49": Task(
+        {**common.GLOBO_49, "clicks": 100_000},
+        {
+            # As warm as the others: what is predicted before counts in none.
+            "plain": {**_WATCHED, "warmup": 0.05, "batch_size": 1024, **common.rates(0.0014)},
+            "fm": {**_THINNED, "pilot": "fm"},
+            "uniform": {**_THINNED, "pilot": "label"},
+            "linear": {**_THINNED, "pilot": "linear"},
+            "random": Control("fm", RANDOM),
+            "stop": Control("fm", STOP),
+        },
+    ),
 }
 
 
 def settings_of(data: str, seed: int, flag_values: Mapping[str, Any]) -> Settings:
     """Returns the settings that slipstream-train would have with these flags."""
-    given = {"data": data, "split": "time", "seed": seed, **common.by_hand(data), **flag_values}
+    given = {"data": data, "split": "time", "seed": seed, **flag_values}
     arguments = [f"--{name}={value}" for name, value in given.items()]
     flag_set = train.make_flags()
     values, names = flag_set.parse(arguments)
     return resolve(values, names, name_of, flag_set)
 
 
-def run(settings: Settings) -> dict[str, Any]:
-    """Trains once over the stream; returns the quality after the warm-up and the counts."""
+def run(settings: Settings, way: str = "", trains: int = 0) -> dict[str, Any]:
+    """Trains once over the stream; returns the quality after the warm-up and the counts.
+
+    Args:
+        settings: of the run.
+        way: of a control; "": it is none.
+        trains: examples that a control trains.
+    """
     import keras
     import tensorflow as tf
 
@@ -86,7 +148,7 @@ def run(settings: Settings) -> dict[str, Any]:
     model = build_model(settings, embeddings, reader.spec.num_dense, comm)
     slipstream = build_engine(settings, embeddings, math.ceil(planned / settings.batch_size))
     assert slipstream is not None
-    skips_examples = slipstream.settings.skips_examples
+    skips_examples = slipstream.settings.skips_examples or way == RANDOM
     predict = tf.function(lambda keys: model({"keys": keys}, training=False)[:, 0])
     logits: list[np.ndarray] = []
     labels: list[np.ndarray] = []
@@ -122,10 +184,15 @@ def run(settings: Settings) -> dict[str, Any]:
     # input is trained, the training step's own predictions are those before the update.
     if skips_examples:
         dataset = dataset.map(predicted)
+    if way == RANDOM:
+        dataset = _thinned(dataset, settings, planned, trains)
     trained, start = 0, time.perf_counter()
     # What is upstream predicts as it is read: nothing may be read ahead.
     kept = slipstream.apply(dataset, batch_size=settings.batch_size, ahead=False)
     for features, label, *weight in kept:
+        if way == STOP and trained >= trains:
+            note(predict(features["keys"]), label)
+            continue
         logit = train_step(features, label, weight[0] if weight else None)
         if not skips_examples:
             note(logit, label)
@@ -148,7 +215,29 @@ def run(settings: Settings) -> dict[str, Any]:
     }
 
 
-def results_of(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[Any, Any]:
+def _thinned(
+    dataset: tf.data.Dataset, settings: Settings, planned: int, trains: int
+) -> tf.data.Dataset:
+    """Leaves out examples at random after a twentieth, so that as many stay as asked."""
+    import tensorflow as tf
+
+    from slipstream_tf.inputs.batches import chosen_rows
+
+    warmup = math.ceil(planned / settings.batch_size * 0.05)
+    first = warmup * settings.batch_size
+    share = (trains - first) / (planned - first)
+    random = tf.random.Generator.from_seed(settings.seed)
+
+    def thin(index: tf.Tensor, batch: Any) -> Any:
+        drawn = random.uniform(tf.shape(batch[1])[:1])
+        return chosen_rows(batch, (drawn < share) | (index < warmup))
+
+    return dataset.enumerate().map(thin).rebatch(settings.batch_size)
+
+
+def results_of(
+    task: str, figures: Mapping[str, Mapping[str, Mapping[str, Any]]]
+) -> tuple[Any, Any]:
     """Returns the table and the claims of the figures by run and seed."""
     plain = figures["plain"]
     differences = [
@@ -172,7 +261,7 @@ def results_of(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[
         of("rows sent / plain", "rows_sent", "{:.1%}", True),
     ]
     claims = {
-        f"{name}_auc_minus_plain": summary.claim(
+        f"{task}_{name}_auc_minus_plain": summary.claim(
             values, -_BUDGET["max_auc_loss"] if "budget" in name else None,
             "higher", statistics.fmean,
         )
@@ -186,29 +275,39 @@ def main(arguments: Sequence[str]) -> None:
     """Runs what has not run yet, then writes and prints the comparison."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    if _TASK.value not in TASKS:
+        raise app.UsageError(f"--task={_TASK.value} is unknown. Allowed: {', '.join(TASKS)}.")
+    task = TASKS[_TASK.value]
     for name in _RUNS.value:
-        if name not in RUNS:
-            raise app.UsageError(f"--runs: {name!r} is unknown. Allowed: {', '.join(RUNS)}.")
+        if name not in task.runs:
+            raise app.UsageError(f"--runs: {name!r} is unknown. Allowed: {', '.join(task.runs)}.")
     for seed in _SEEDS.value:
         if not seed.isdecimal():
             raise app.UsageError(f"--seeds={seed}. Allowed: integers of at least 0.")
     import_tensorflow()
     data = _DATA.value or common.in_data_folder("globo_clicks.npz")
-    shared = common.extra_flags(_EXTRA.value)
-    chosen = [name for name in RUNS if not _RUNS.value or name in {"plain", *_RUNS.value}]
+    extra = common.extra_flags(_EXTRA.value)
+    chosen = [name for name in task.runs if not _RUNS.value or name in {"plain", *_RUNS.value}]
     figures: dict[str, dict[str, Any]] = {name: {} for name in chosen}
     for seed in _SEEDS.value:
         for name in chosen:
-            folder, given = Path(_RECORDS.value) / f"seed{seed}" / name, {**RUNS[name], **shared}
-            found = common.finished(folder, given)
-            if found is None:
+            found, control = task.runs[name], Control("plain", "")
+            if isinstance(found, Control):
+                control, found = found, task.runs["plain"]
+            assert isinstance(found, Mapping)
+            folder = Path(_RECORDS.value) / _TASK.value / f"seed{seed}" / name
+            given = {**task.flags, **found, **extra}
+            told = {**given, **dataclasses.asdict(control)}
+            record = common.finished(folder, told)
+            if record is None:
                 print(f"seed {seed}: {name}", flush=True)
-                found = run(settings_of(data, int(seed), given))
-                write_json(str(folder / common.FLAGS), given)
-                write_json(str(folder / common.RECORD), found)
-            figures[name][seed] = found
-    part = f"globo in time order, {len(_SEEDS.value)} seeds"
-    print(summary.write("stream", part, *results_of(figures)))
+                trains = figures[control.match][seed]["examples_trained"] if control.way else 0
+                record = run(settings_of(data, int(seed), given), control.way, trains)
+                write_json(str(folder / common.FLAGS), told)
+                write_json(str(folder / common.RECORD), record)
+            figures[name][seed] = record
+    part = f"{_TASK.value} in time order, {len(_SEEDS.value)} seeds"
+    print(summary.write("stream", part, *results_of(_TASK.value, figures)))
 
 
 if __name__ == "__main__":

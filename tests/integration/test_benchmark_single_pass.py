@@ -17,10 +17,12 @@ def test_single_pass_compares_runs_and_does_not_repeat_them(
         "--task=generated_2", "--data=generated:4000", "--seeds=3,4", "--runs=fm,uniform,stop",
         f"--output={output}", f"--records={tmp_path / 'runs'}",
         *(f"--train_flag={flag}" for flag in TINY), "--thin_flag=window_steps=5",
+        "--points=200",
     ]  # fmt: skip
     first = run_benchmark("single_pass.py", *flags, warm=warm)
     assert first.returncode == 0, first.stderr
     runs = {run.pop("run"): run for run in rows_of(output, "single_pass")}
+    assert (output / "single_pass_generated_2.png").exists()
     assert list(runs) == ["plain", "fm", "uniform", "stop"]
     assert runs["plain"]["auc - plain"] == [0, 0] and runs["plain"]["trained"] == [1, 1]
     for name in ("fm", "uniform", "stop"):

@@ -285,27 +285,6 @@ def test_dlrm_quality_compares_precisions(warm: list[str], tmp_path: Path) -> No
     assert row["seed"] == "3" and 0 < abs(row["difference"]) < 0.02
 
 
-@needs_sources
-def test_stream_compares_predictions_made_before_training(warm: list[str], tmp_path: Path) -> None:
-    columns = ("user", "article", "environment", "device", "os", "country", "region", "referrer")
-    clicks, generator = 3000, np.random.default_rng(0)
-    arrays = {name: generator.integers(0, 50, clicks).astype(np.int32) for name in columns}
-    arrays["click_ts"] = np.arange(clicks, dtype=np.int64) * 60
-    arrays["session_size"] = generator.integers(2, 9, clicks).astype(np.int32)
-    np.savez(tmp_path / "globo_clicks.npz", **arrays)
-    flags = (f"--data={tmp_path / 'globo_clicks.npz'}", f"--output={tmp_path}", "--seeds=0")
-    done = run_benchmark("stream.py", *flags, "--runs=inputs,mask", "--train_flag=batch_size=64",
-                         "--train_flag=window_steps=10", f"--records={tmp_path / 'runs'}",
-                         warm=warm)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    plain, inputs, mask = rows_of(tmp_path, "stream")
-    assert [run["run"] for run in (plain, inputs, mask)] == ["plain", "inputs", "mask"]
-    assert plain["inputs"] == mask["inputs"] == [1] and inputs["inputs"][0] < 1
-    assert plain["rows sent / plain"] == [1] and mask["rows sent / plain"][0] < 1
-    told = json.loads((tmp_path / "runs/seed0/inputs/metrics.json").read_text())
-    assert told["examples_trained"] < told["inputs_predicted"] == 5400
-
-
 # A compiler that makes, whatever it is given, a program that prints and ends as the test says.
 FAKE_COMPILER = """#!/bin/sh
 if [ "$1" = --version ]; then echo "release 13.0, V13.0.88"; exit; fi

@@ -85,6 +85,26 @@ def test_keeps_its_share_and_stays_calibrated(pilot, correct, logits):
     assert keras.metrics.AUC()(label, predicted) > 0.8
 
 
+def test_over_seeds_calibration_is_within_2_percent_of_plain_trainings():
+    ratios = {"weight": [], "offset": []}
+    test_keys, _ = clicks(20_000, seed=1)
+    for seed in range(2, 5):
+        keys, label = clicks(40_000, seed=seed)
+        means = {}
+        for correct in (None, *ratios):
+            policies = [] if correct is None else skip(correct=correct)
+            model, slipstream = build(policies)
+            # Towards 0, so that the last steps' noise is in neither.
+            decay = keras.callbacks.LearningRateScheduler(lambda epoch, _: 0.02 * 0.1**epoch)
+            data = slipstream.apply(dataset(keys, label, batch=512))
+            model.fit(data, epochs=2, verbose=0, callbacks=[decay, slipstream.callback()])
+            means[correct] = predictions(model, test_keys).mean()
+        for correct, found in ratios.items():
+            found.append(means[correct] / means[None])
+    for correct, found in ratios.items():
+        assert np.mean(found) == pytest.approx(1.0, abs=0.02), (correct, found)
+
+
 def test_weights_of_a_window_add_up_to_its_examples():
     keys, label = clicks(20_000)
     _, slipstream = build(skip())
