@@ -65,11 +65,14 @@ class TrackedTable:
         self.dim = table.dim
         self.states = KeyStates.empty()
         self.policy = UpdatePolicy()
+        # What the store was told last; None: not known, and so told again.
+        self._told_policy: UpdatePolicy | None = None
+        self._has_flags: bool | None = None
 
     @property
     def snapshot_bytes(self) -> int:
         """Bytes of the snapshot."""
-        return 4 * int(tf.size(self._snapshot))
+        return 4 * self._snapshot.shape.num_elements()
 
     @property
     def saturated_keys(self) -> np.ndarray:
@@ -90,6 +93,9 @@ class TrackedTable:
             release: a saturated key stays so up to a drift of release * T.
         """
         keys = self.states.keys
+        if not keys.size:
+            none = np.zeros(0, np.float32)
+            return Measured(keys, none, none, 0)
         is_saturated = self.states.is_saturated
         owners = self._owners(keys)
         own_keys = self._own(keys, owners)
@@ -161,7 +167,15 @@ class TrackedTable:
             is_flagged &= ~np.isin(keys, but)
         if not is_flagged.all():
             keys, flags = keys[is_flagged], flags[is_flagged]
-        self._store.set_row_flags(self.name, keys, flags)
+        if keys.size or self._has_flags is not False:
+            self._store.set_row_flags(self.name, keys, flags)
+        self._has_flags = bool(keys.size)
+
+    def set_policy(self) -> None:
+        """Tells the store what becomes of the table's gradient rows, if that is something new."""
+        if self.policy != self._told_policy:
+            self._store.set_update_policy(self.name, self.policy)
+        self._told_policy = self.policy
 
     def require_metric(self) -> None:
         """Raises the store's error if it cannot watch what the drift metric needs."""
@@ -239,6 +253,7 @@ class TrackedTable:
             ranks=rule.ranks,
             decay_skipped=policy.decay_skipped and rule.decay_skipped,
         )
+        self._told_policy = self._has_flags = None
         self._snapshot = tf.constant(state["snapshot"][self._own_rows(state)], tf.float32)
         before, now = UpdateCounts.from_state(state["counts"]), self._store.update_counts(self.name)
         self._counts = _since(now, before)
@@ -323,5 +338,5 @@ def joined(
     """The index of each key's table, int32 [n], keys and numbers, listed table by table."""
     # Tensors at once: of arrays as large a copy would be made.
     with tf.device("CPU:0"):
-        tables = tf.repeat(tf.range(len(keys), dtype=tf.int32), [k.size for k in keys])
-        return tables, tf.concat(keys, 0), tf.concat(numbers, 0)
+        tables = np.repeat(np.arange(len(keys), dtype=np.int32), [k.size for k in keys])
+        return tf.constant(tables), tf.concat(keys, 0), tf.concat(numbers, 0)

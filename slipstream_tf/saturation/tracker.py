@@ -418,7 +418,7 @@ class SaturationTracker:
 
         def configure_store(table: TrackedTable) -> None:
             table.set_flags(withholds, without_flags.get(table.name))
-            self._store.set_update_policy(table.name, table.policy)
+            table.set_policy()
 
         self._for_each_table(configure_store)
         self._replicas.choose(self._tables, is_active)
