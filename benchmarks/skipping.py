@@ -1,223 +1,358 @@
-"""Skipping beside plain training and controls: quality, inputs, gradient rows, bytes, seconds.
+"""Skipping examples beside tuned plain training and its controls: quality, examples, seconds.
 
-Every run is one of slipstream-train in a process of its own, one after the other. A run whose
-metrics.json is there is not run again, so that the program can be stopped and started.
+Every run is one of slipstream-train in a process of its own, one after the other; a run whose
+metrics.json is there is not run again. Settings were chosen on the validation part. Along a run the
+test part is measured some times, for the curves; seconds are without that.
 
-    python benchmarks/skipping.py --data=globo --seeds=0,1,2
+    python benchmarks/skipping.py --task=globo_49 --seeds=0,1,2,3,4
+    python benchmarks/skipping.py --task=frappe --seeds=0,1,2,3,4
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import common
-import skipping_report
+import curves
 import summary
 from absl import app, flags
 
-from slipstream_tf.cli import data as train_data
-from slipstream_tf.cli.flag_set import UsageError
+from slipstream_tf.telemetry.curves import SECONDS, curve, standing
 
-_DATA = flags.DEFINE_string(
-    "data",
-    None,
-    "globo, frappe (in $SLIPSTREAM_DATA or ../shared/data) or generated, or a value of "
-    "slipstream-train --data that is one of these.",
-    required=True,
-)
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each run.")
+_TASK = flags.DEFINE_string("task", None, "Name of the task, see TASKS.", required=True)
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds of each run.")
 _RUNS = flags.DEFINE_list("runs", [], "Names of runs; those they are compared with are added.")
 _RECORDS = flags.DEFINE_string("records", "runs/skipping", "Folder of the runs' metrics.json.")
-_EXTRA = flags.DEFINE_multi_string(
-    "train_flag", [], "name=value of slipstream-train, for every run that is no control."
-)
+_DATA = flags.DEFINE_string("data", None, "Data of slipstream-train; default: the task's.")
+_EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-train, for all.")
+
+_POINTS = flags.DEFINE_integer("points", 12, "Measurements along a run.", lower_bound=1)
+_THIN = flags.DEFINE_multi_string("thin_flag", [], "The same, for runs with a policy.")
+
+PLAIN = "plain"
+# Shares of what plain training gains over chance, that runs are timed to.
+_GAINS = (0.95, 0.98, 0.99, 1.0)
+_DRAWN = (PLAIN, "fm", "uniform", "random", "stop")
+# Two-sided 95% of Student's t by degrees of freedom, from 1 on.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One row of the table.
+    """A row of the table.
 
     Attributes:
-        name: of the run.
-        flags: of slipstream-train, beside data and seed.
+        flags: of slipstream-train, beside the task's.
         match: the run that a control repeats.
     """
 
-    name: str
     flags: Mapping[str, Any]
     match: str | None = None
 
 
-def _controls(matched: str) -> tuple[Run, ...]:
-    return (
-        Run(f"random_{matched}", {"control": "random"}, matched),
-        # Tracked for the count of its rows.
-        Run(f"stop_{matched}", {"control": "stop", "watch": True}, matched),
-    )
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What thinning by the pilot "fm" is to reach.
+
+    Attributes:
+        share: most examples that it may train, of plain's, 0 to 1.
+        tolerance: most AUC that it may lose.
+        seconds: most time that it may take, of plain's.
+        ahead: least AUC that it must be ahead of random skipping and of stopping.
+    """
+
+    share: float
+    tolerance: float
+    seconds: float
+    ahead: float
 
 
-_PLAIN = (
-    Run("plain", {}),
-    # The same training; counts the rows that the others are compared with.
-    Run("plain_rows", {"watch": True}),
-    Run("plain_rows_4", {"watch": True, "simulated_ranks": 4}),
-)
-_BY_DRIFT = {"policies": "skip_examples", "skip_by": "row_drift"}
-_PAPER = (
-    # The paper has neither hysteresis nor probing.
-    Run("paper", {**_BY_DRIFT, "release": 1, "revisit_every": 0}),
-    *_controls("paper"),
-    Run("states", _BY_DRIFT),
-)
-_MASK_4 = {"policies": "mask_gradients", "simulated_ranks": 4}
-_MASK = (Run("mask_4", _MASK_4),)
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Data, and what is run on it.
+
+    Attributes:
+        file: of the data, in its folder.
+        examples: of its training part.
+        flags: of slipstream-train, of every run.
+        runs: by name; "plain" is what the others are compared with.
+        asked: of "fm"; None: nothing. Such a task stops by a validation part, which is measured
+            along a run instead of the test part: it has no curves.
+    """
+
+    file: str
+    examples: int
+    flags: Mapping[str, Any]
+    runs: Mapping[str, Run]
+    asked: Asked | None = None
 
 
-def _fae(hot_set_memory: str) -> tuple[Run, ...]:
-    """Takes a memory that not every key fits; the default holds all of tables this small."""
-    flag_values = {"segregate": True, "hot_set_memory": hot_set_memory, "watch": True}
-    return (Run("fae", flag_values),)
+def runs_of(
+    share: float, plain: Mapping[str, Any], kept: Mapping[str, Any], larger: Sequence[Run]
+) -> dict[str, Run]:
+    """Returns all runs of a task.
+
+    Args:
+        share: of the examples to leave out.
+        plain: flags of plain training.
+        kept: the same where most examples are left out.
+        larger: plain training with larger batches.
+    """
+    found = {PLAIN: Run(plain)}
+    found.update({f"plain_{run.flags['batch_size']}": run for run in larger})
+    for name, pilot in (("fm", "fm"), ("uniform", "label"), ("linear", "linear")):
+        found[name] = Run(common.thinned(share, pilot=pilot, **kept))
+    double = 2 * kept["batch_size"]
+    found[f"fm_{double}"] = Run(common.thinned(share, pilot="fm", **{**kept, "batch_size": double}))
+    found["random"] = Run({"control": "random"}, "fm")
+    found["stop"] = Run({"control": "stop"}, "fm")
+    return found
 
 
-_REMEMBERED = {
-    "policies": "skip_examples", "skip_by": "last_loss", "skip_share": 0.75, "warmup": 0.125,
+_GLOBO_9 = {
+    "negatives": 9, "model": "dcn", "mlp": "64", "dim": 32, "rows_optimizer": "adagrad",
+    "rows_init": 0.01, "dropout": 0.0,
 }  # fmt: skip
-_MEMORY = (
-    Run("memory", {**_REMEMBERED, "max_skips": 5}),
-    Run("memory_keys", {**_REMEMBERED, "max_skips": 0, "saturated_share": 0.8}),
-    *_controls("memory"),
-)
-_MEMORY_SHORT = (
-    Run("memory", {**_REMEMBERED, "skip_share": 0.6, "warmup": 0.25, "max_skips": 2}),
-    *_controls("memory"),
-)
-_DEFER_1 = {"policies": "defer_gradients", "warmup": 0.05}
-_DEFER_4 = {**_DEFER_1, "simulated_ranks": 4}
-
-
-def _defer(movement: float, ranks: int, max_age: int = 200) -> Run:
-    parts = [f"defer_{movement:g}", *(["4"] if ranks == 4 else [])]
-    parts += [] if max_age == 200 else [f"age{max_age}"]
-    flag_values = {"defer_movement": movement, "defer_max_age": max_age}
-    return Run("_".join(parts), {**(_DEFER_4 if ranks == 4 else _DEFER_1), **flag_values})
-
-
-_DEFER = (
-    *(_defer(movement, 4) for movement in (0.005, 0.01, 0.015, 0.02)),
-    *(_defer(movement, 4, 1000) for movement in (0.01, 0.015)),
-    *(_defer(0.01, 1), _defer(0.015, 1, 1000)),
-)
-_INTERVAL = (Run("defer_interval_4", {**_DEFER_4, "defer_until": "interval", "defer_steps": 20}),)
-_BOTH_4 = {**_BY_DRIFT, "policies": "skip_examples,defer_gradients", "simulated_ranks": 4}
-_BOTH = (Run("both_4", {**_BOTH_4, "defer_movement": 0.01}),)
-# What the quality budget makes of the paper's rule, of a mask and of deferring.
-_BOUND = {"max_auc_loss": skipping_report.MOST_AUC_LOSS}
-_BUDGET = (
-    Run("budget_paper", {**_BY_DRIFT, "skip_keep": 0.5, **_BOUND}),
-    Run("budget_mask_4", {**_MASK_4, **_BOUND}),
-    Run("budget_defer_4", {**_DEFER_4, **_BOUND}),
-)
-_WITHHOLD = (*_MASK, _defer(0.005, 4), _defer(0.01, 4), *_BOTH)
-RUNS: Mapping[str, tuple[Run, ...]] = {
-    "globo": (*_PLAIN, *_PAPER, *_MASK, *_DEFER, *_INTERVAL, *_BOTH, *_fae("0.5MiB"), *_BUDGET),
-    "frappe": (*_PLAIN, *_MEMORY),
-    "frappe_short": (*_PLAIN, *_PAPER, *_MEMORY_SHORT, *_WITHHOLD, *_fae("0.15MiB"), *_BUDGET),
-    # The default movement, a twentieth of the rows' learning rate, is another here.
-    "generated": (
-        *_PLAIN,
-        *_PAPER,
-        *_MEMORY_SHORT,
-        _defer(0.00025, 4),
-        *_WITHHOLD,
-        *_fae("4.5MiB"),
-        *_BUDGET,
-    ),
-}
-# Settings by which the results were measured: they were found by hand, and are no presets any more.
+_GENERATED_2 = {"rows_learning_rate": 0.05}
+# The whole schedule follows the validation part: which, measured more often, makes it shorter.
+_FRAPPE_SKIPS = {
+    "policies": "skip_examples", "skip_by": "last_loss", "warmup": 0.04, "window_steps": 25,
+}  # fmt: skip
 _FRAPPE = {
-    "model": "dcn", "dim": 20, "mlp": "400,400", "cross_layers": 3, "dropout": 0.5,
-    "batch_norm": False, "batch_size": 512, "rows_optimizer": "adagrad",
-    "rows_learning_rate": 0.05, "rows_init": 0.01, "learning_rate": 0.001, "rows_l2": 0,
-    "early_stopping": 0, "window_steps": 200,
-}  # fmt: skip
-COMMON: Mapping[str, Mapping[str, Any]] = {
-    "globo": {**common.GLOBO_BY_HAND, "rows_l2": 0, "window_steps": 100, "epochs": 1},
-    "frappe": {**_FRAPPE, "epochs": 12},
-    "frappe_short": {**_FRAPPE, "epochs": 6},
-    # With larger fields and the preset's rate, two epochs are worse than one for any model.
-    "generated": {"epochs": 6, "rows_learning_rate": 0.005},
+    PLAIN: Run({"batch_size": 4096}),
+    "plain_3_in_2": Run({"batch_size": 4096, "evaluate_every": 33}),
+    "plain_2_in_1": Run({"batch_size": 4096, "evaluate_every": 25}),
+    "last_loss_60": Run({**_FRAPPE_SKIPS, "batch_size": 4096, "skip_share": 0.6, "max_skips": 2}),
+    "last_loss_80": Run({**_FRAPPE_SKIPS, "batch_size": 4096, "skip_share": 0.8, "max_skips": 5}),
+    "fm": Run(common.thinned(0.5, pilot="fm", batch_size=4096, window_steps=25)),
+    "random": Run({"control": "random"}, "last_loss_60"),
 }
-FILES = {
-    "globo": "globo_clicks.npz",
-    "frappe": "frappe_x1.npz",
-    "frappe_short": "frappe_x1.npz",
-    "generated": "generated:200000:1000",
+TASKS: Mapping[str, Task] = {
+    "globo_49": Task(
+        "globo_clicks.npz",
+        9_000_000,
+        common.GLOBO_49,
+        runs_of(
+            0.85,
+            {"batch_size": 1024, **common.rates(0.0014)},
+            {"batch_size": 1024, **common.rates(0.0028)},
+            [
+                Run({"batch_size": 2048, **common.rates(0.0028)}),
+                Run({"batch_size": 4096, **common.rates(0.0056)}),
+            ],
+        ),
+        Asked(share=0.22, tolerance=0.0, seconds=0.3, ahead=0.01),
+    ),
+    "globo_9": Task(
+        "globo_clicks.npz",
+        2_700_000,
+        _GLOBO_9,
+        runs_of(
+            0.5,
+            {"batch_size": 1024, **common.rates(0.00061, 0.36)},
+            {"batch_size": 512, **common.rates(0.00061, 0.36)},
+            [Run({"batch_size": 2048, **common.rates(0.00085, 0.5)})],
+        ),
+        Asked(share=0.55, tolerance=0.0015, seconds=0.6, ahead=0.006),
+    ),
+    "generated_2": Task(
+        "generated:2000000:100000:0.02",
+        2_000_000,
+        _GENERATED_2,
+        runs_of(
+            0.85,
+            {"batch_size": 1024},
+            {"batch_size": 512},
+            [Run({"batch_size": 2048, **common.rates(0.0014, 0.07)})],
+        ),
+        Asked(share=0.22, tolerance=0.001, seconds=0.3, ahead=0.01),
+    ),
+    "frappe": Task("frappe_x1.npz", 0, {}, _FRAPPE),
 }
 
 
-def locate(value: str) -> tuple[str, str]:
-    """Returns the name of the data set, and what slipstream-train is to be given for --data."""
-    if value in FILES:
-        file = FILES[value]
-        return value, file if value == "generated" else common.in_data_folder(file)
-    try:
-        name = train_data.name_of(value)
-    except UsageError as error:
-        raise app.UsageError(str(error)) from None
-    if name not in RUNS:
-        raise app.UsageError(f"--data={value} is {name} data. Allowed: {', '.join(RUNS)}.")
-    return name, value
+def steps_between(examples: int, given: Mapping[str, Any]) -> int:
+    """Returns --evaluate_every of a run of these flags: --points of them fall into it."""
+    kept = 1.0 - given.get("skip_share", 0.0) * (1.0 - given.get("warmup", 0.0))
+    return max(1, round(examples * kept / given["batch_size"] / _POINTS.value))
 
 
-def choose(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
-    """Returns the named runs (none: all) with those they need, in the table's order."""
-    by_name = {run.name: run for run in runs}
+def choose(runs: Mapping[str, Run], names: Sequence[str]) -> dict[str, Run]:
+    """Returns the named runs (none: all), plain training and those that controls repeat."""
     for name in names:
-        if name not in by_name:
-            raise app.UsageError(f"--runs: {name!r} is unknown. Allowed: {', '.join(by_name)}.")
-    wanted = set(names or by_name) | {"plain"}
-    for name in tuple(wanted):
-        wanted.add(by_name[name].match or name)
-    for name in tuple(wanted):
-        ranks = by_name[name].flags.get("simulated_ranks", 1)
-        wanted.add(skipping_report.baseline(ranks))
-    return [run for run in runs if run.name in wanted]
+        if name not in runs:
+            raise app.UsageError(f"--runs: {name!r} is unknown. Allowed: {', '.join(runs)}.")
+    wanted = {*(names or runs), PLAIN}
+    wanted |= {match for name in wanted if (match := runs[name].match) is not None}
+    return {name: run for name, run in runs.items() if name in wanted}
 
 
-def flags_of(run: Run, data: str, seed: int, shared: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the flags of slipstream-train, without --output and --match."""
-    if run.match is not None:
-        return dict(run.flags)
-    return {"data": data, "seed": seed, **run.flags, **shared}
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Returns the 95% interval of a mean, by Student's t; None of one value."""
+    if len(values) < 2:
+        return None
+    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+    half = error * (_T[len(values) - 2] if len(values) - 2 < len(_T) else 1.96)
+    return mean - half, mean + half
+
+
+def figures_of(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, float]:
+    """Returns what a run came to, beside plain training of the same seed."""
+    trained, seconds = record["examples"]["trained"], seconds_of(record)
+    return {
+        "auc": record["test"]["auc"],
+        "auc - plain": record["test"]["auc"] - plain["test"]["auc"],
+        "log loss": record["test"]["log_loss"],
+        "calibration / plain": record["test"]["calibration"] / plain["test"]["calibration"],
+        "trained": trained / plain["examples"]["trained"],
+        "seconds": seconds,
+        "seconds / plain": seconds / seconds_of(plain),
+    }
+
+
+def seconds_of(record: Mapping[str, Any]) -> float:
+    """Returns the seconds of training, ends of windows and building graphs included."""
+    return record["seconds"]["training"] + record["seconds"]["window_ends"]
+
+
+def table_of(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Any]:
+    """Returns the columns: a row for each run."""
+
+    def of(name: str, form: str) -> Any:
+        values = [[seed[name] for seed in seeds] for seeds in figures.values()]
+        return summary.column(name, values, form, "mean")
+
+    bounds = [interval([seed["auc - plain"] for seed in seeds]) for seeds in figures.values()]
+    texts = [None if b is None else f"{b[0]:+.4f} to {b[1]:+.4f}" for b in bounds]
+    return [
+        summary.column("run", list(figures)),
+        of("auc", "{:.4f}"), of("auc - plain", "{:+.4f}"), summary.column("95% of it", texts),
+        of("log loss", "{:.4f}"), of("calibration / plain", "{:.3f}"), of("trained", "{:.1%}"),
+        of("seconds", "{:.1f}"), of("seconds / plain", "{:.2f}"),
+    ]  # fmt: skip
+
+
+Records = Mapping[str, Sequence[Mapping[str, Any]]]  # By run, of the seeds.
+
+
+def reaching_of(records: Records) -> list[Any]:
+    """Returns the columns: what each run took to shares of plain's gain over chance."""
+    ends = [record["test"]["auc"] for record in records[PLAIN]]
+    found = [summary.column("run", list(records))]
+    for share in _GAINS:
+        levels = [curves.level(end, share) for end in ends]
+        cells = [curves.reach_cell(seeds, levels) for seeds in records.values()]
+        found.append(summary.column(f"{share:.0%} of plain's gain", cells))
+    return found
+
+
+def ahead_at_equal_seconds(records: Records) -> list[float]:
+    """Returns the AUC of "fm" at its end less the best of plain training's at that time."""
+    return [
+        fm["test"]["auc"]
+        - max(
+            standing(curve(seeds[index], SECONDS), fm["evaluations"][-1]["seconds"])
+            for run, seeds in records.items()
+            if run.startswith(PLAIN)
+        )
+        for index, fm in enumerate(records["fm"])
+    ]
+
+
+def claims_of(
+    name: str,
+    task: Task,
+    figures: Mapping[str, Sequence[Mapping[str, float]]],
+    records: Records,
+) -> dict[str, Any]:
+    """Returns what is asked of "fm", and whether it holds; seconds beside the fastest plain run."""
+    asked = task.asked
+    if asked is None:
+        return {
+            f"{name}_{run}_auc_minus_plain": summary.claim(
+                [one["auc - plain"] for one in seeds], None, "higher", statistics.fmean
+            )
+            for run, seeds in figures.items()
+            if run != PLAIN
+        }
+    if "fm" not in figures:
+        return {}
+    fm = figures["fm"]
+    plain = [seeds for run, seeds in figures.items() if run.startswith(PLAIN)]
+    fastest = [min(one["seconds"] for one in of_seed) for of_seed in zip(*plain, strict=True)]
+    ratios = [one["seconds"] / least for one, least in zip(fm, fastest, strict=True)]
+    found = {
+        "auc_minus_plain": ([one["auc - plain"] for one in fm], -asked.tolerance, "higher"),
+        "trained": ([one["trained"] for one in fm], asked.share, "lower"),
+        "seconds_over_fastest_plain": (ratios, asked.seconds, "lower"),
+        "calibration_over_plain": ([one["calibration / plain"] for one in fm], None, "lower"),
+    }
+    found["auc_minus_plain_at_equal_seconds"] = (ahead_at_equal_seconds(records), 0.0, "higher")
+    for control, least in (("uniform", 0.0), ("random", asked.ahead), ("stop", asked.ahead)):
+        if control in figures:
+            ahead = zip(fm, figures[control], strict=True)
+            values = [one["auc"] - other["auc"] for one, other in ahead]
+            found[f"auc_minus_{control}"] = (values, least, "higher")
+    return {
+        f"{name}_{what}": summary.claim(values, target, better, statistics.fmean)
+        for what, (values, target, better) in found.items()
+    }
 
 
 def main(arguments: Sequence[str]) -> None:
     """Runs what has not run yet, then writes and prints the comparison."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
-    name, data = locate(_DATA.value)
-    runs = choose(RUNS[name], _RUNS.value)
-    shared = {**COMMON[name], **common.extra_flags(_EXTRA.value)}
+    name = _TASK.value
+    if name not in TASKS:
+        raise app.UsageError(f"--task={name} is unknown. Allowed: {', '.join(TASKS)}.")
+    task = TASKS[name]
+    is_generated = task.file.startswith("generated")
+    data = _DATA.value or (task.file if is_generated else common.in_data_folder(task.file))
+    runs = choose(task.runs, _RUNS.value)
     seeds = common.integers("seeds", _SEEDS.value)
-    records: dict[str, dict[int, Any]] = {run.name: {} for run in runs}
+    kept: dict[str, list[dict[str, Any]]] = {run: [] for run in runs}
     # Seed by seed, so that a program that is stopped leaves whole comparisons.
     for number, seed in enumerate(seeds):
-        for place, run in enumerate(runs):
-            done = number * len(runs) + place + 1
-            print(f"[{done}/{len(runs) * len(seeds)}] {name}, seed {seed}: {run.name}", flush=True)
+        records: dict[str, Any] = {}
+        for index, (label, run) in enumerate(runs.items()):
+            done = number * len(runs) + index + 1
+            print(f"[{done}/{len(runs) * len(seeds)}] {name}, seed {seed}: {label}", flush=True)
             folder = Path(_RECORDS.value) / name / f"seed{seed}"
+            # A control repeats the flags of the run that it is compared with.
+            shared = {"data": data, "seed": seed, **task.flags}
+            if run.match is None and task.asked is not None:
+                shared["evaluate_every"] = steps_between(task.examples, run.flags)
+            extra = common.extra_flags(_EXTRA.value)
+            if "policies" in run.flags:
+                extra.update(common.extra_flags(_THIN.value))
+            given = {**run.flags} if run.match else {**shared, **run.flags, **extra}
             match = folder / run.match / common.RECORD if run.match else None
-            given = flags_of(run, data, seed, shared)
-            records[run.name][seed] = common.train(given, folder / run.name, match)
-    matches = {run.name: run.match for run in runs if run.match is not None}
-    figures = skipping_report.collect(records, matches)
-    part, columns = f"{name}, {len(seeds)} seeds", skipping_report.table_of(figures)
-    claims = skipping_report.claims_of(name, figures)
-    print(summary.write("skipping", part, {"": columns}, claims))
-    skipping_report.plot(name, figures, summary.output() / f"frontier_{name}.png")
+            records[label] = common.train(given, folder / label, match)
+        for label, record in records.items():
+            kept[label].append(record)
+    figures = {
+        label: [
+            figures_of(record, plain) for record, plain in zip(of_run, kept[PLAIN], strict=True)
+        ]
+        for label, of_run in kept.items()
+    }
+    part = f"{name}, {len(seeds)} seeds"
+    claims = claims_of(name, task, figures, kept)
+    tables = {"": table_of(figures)}
+    if task.asked is not None:
+        tables["Examples and seconds to reach"] = reaching_of(kept)
+    print(summary.write("skipping", part, tables, claims))
+    if task.asked is None:
+        return
+    shown = {label: kept[label] for label in _DRAWN if label in kept}
+    ends = [record["test"]["auc"] for seeds in shown.values() for record in seeds]
+    curves.plot(part, shown, summary.output() / f"skipping_{name}.png", min(ends) - 0.03)
 
 
 if __name__ == "__main__":

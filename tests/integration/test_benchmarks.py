@@ -28,15 +28,17 @@ from slipstream_tf.cli.program import run_program
 
 
 @needs_sources
-def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_path: Path) -> None:
+def test_withholding_compares_runs_and_does_not_repeat_them(
+    warm: list[str], tmp_path: Path
+) -> None:
     output, records = tmp_path / "results", tmp_path / "runs"
     flags = [
         "--data=generated:2500", "--seeds=3", "--runs=paper,defer_0.01_4", f"--output={output}",
         f"--records={records}", *(f"--train_flag={flag}" for flag in TINY),
     ]  # fmt: skip
-    first = run_benchmark("skipping.py", *flags, warm=warm)
+    first = run_benchmark("withholding.py", *flags, warm=warm)
     assert first.returncode == 0, first.stderr
-    runs = {run.pop("run"): run for run in rows_of(output, "skipping")}
+    runs = {run.pop("run"): run for run in rows_of(output, "withholding")}
     assert list(runs) == ["plain", "plain_rows", "plain_rows_4", "paper", "defer_0.01_4"]
     plain, rows, _, paper, defer = runs.values()
     assert plain["inputs"] == rows["inputs"] == [1] and plain["rows sent / plain"] is None
@@ -44,7 +46,7 @@ def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_pa
     assert paper["inputs"][0] < 1.0 and 0.0 < paper["rows sent / plain"][0] < 1.0
     difference = paper["AUC"][0] - plain["AUC"][0]
     assert paper["AUC - plain"] == [pytest.approx(difference, abs=3e-6)]
-    claim = claims_of(output, "skipping")["generated_paper_auc_minus_plain"]
+    claim = claims_of(output, "withholding")["generated_paper_auc_minus_plain"]
     assert claim["value"] == pytest.approx(difference, abs=3e-6) and claim["interval"] is None
     plot = output / "frontier_generated.png"
     assert plot.exists() or "matplotlib is not installed" in first.stdout
@@ -63,24 +65,24 @@ def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_pa
     assert defer["rows sent / plain"] == [pytest.approx(share, abs=1e-5)]
 
     written = {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")}
-    again = run_benchmark("skipping.py", *flags, warm=warm)
+    again = run_benchmark("withholding.py", *flags, warm=warm)
     assert again.returncode == 0 and len(written) == 5
     assert {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")} == written
-    other = run_benchmark("skipping.py", *flags, "--train_flag=dim=8", warm=warm)
+    other = run_benchmark("withholding.py", *flags, "--train_flag=dim=8", warm=warm)
     assert other.returncode != 0 and "was made with other flags" in other.stdout + other.stderr
 
 
 @pytest.mark.slow
 @needs_sources
 def test_every_run_has_flags_that_the_program_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    skipping = load("skipping", monkeypatch)
-    for name, runs in skipping.RUNS.items():
+    withholding = load("withholding", monkeypatch)
+    for name, runs in withholding.RUNS.items():
         assert len({run.name for run in runs}) == len(runs)
         for run in runs:
             if run.match is not None:
                 assert run.match in {other.name for other in runs}
                 continue
-            given = skipping.flags_of(run, "x", 0, skipping.COMMON[name])
+            given = withholding.flags_of(run, "x", 0, withholding.COMMON[name])
             texts = [f"--{flag}={value}" for flag, value in given.items()]
             values, names = train.make_flags().parse(texts)
             resolved = settings.resolve(
@@ -88,7 +90,7 @@ def test_every_run_has_flags_that_the_program_takes(monkeypatch: pytest.MonkeyPa
             )
             ranks = run.flags.get("simulated_ranks", 1)
             assert resolved.engine.get("simulated_ranks", 1) == ranks
-            assert skipping.skipping_report.baseline(ranks) in {other.name for other in runs}
+            assert withholding.withholding_report.baseline(ranks) in {other.name for other in runs}
 
 
 @pytest.mark.slow

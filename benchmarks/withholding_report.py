@@ -1,4 +1,4 @@
-"""What the runs of skipping.py come to. In: metrics.json by run and seed. Out: table and plot."""
+"""What runs of withholding.py come to. In: metrics.json by run and seed. Out: table, plot."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from common import difference, pyplot, spread
 
 Figures = Mapping[str, Mapping[int, Mapping[str, Any]]]
 MOST_AUC_LOSS = 0.001  # Of runs within a quality budget.
-_CLAIMED = ("paper", "memory", "mask", "defer_0.0", "budget")
-_MARKERS = {"stop": "v", "random": "x", "budget": "^", "memory": "D", "mask": "s", "fae": "*"}
+_CLAIMED = ("paper", "mask", "defer_0.0", "budget")
+_MARKERS = {"stop": "v", "random": "x", "budget": "^", "mask": "s", "fae": "*"}
 _NEAR = 0.003
 
 

@@ -1,4 +1,4 @@
-"""single_pass.py with tiny settings: it runs through and writes what it says."""
+"""skipping.py with tiny settings: it runs through and writes what it says."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from benchmark_programs import TINY, claims_of, load, needs_sources, rows_of, ru
 
 
 @needs_sources
-def test_single_pass_compares_runs_and_does_not_repeat_them(
-    warm: list[str], tmp_path: Path
-) -> None:
+def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_path: Path) -> None:
     output = tmp_path / "results"
     flags = [
         "--task=generated_2", "--data=generated:4000", "--seeds=3,4", "--runs=fm,uniform,stop",
@@ -19,26 +17,26 @@ def test_single_pass_compares_runs_and_does_not_repeat_them(
         *(f"--train_flag={flag}" for flag in TINY), "--thin_flag=window_steps=5",
         "--points=200",
     ]  # fmt: skip
-    first = run_benchmark("single_pass.py", *flags, warm=warm)
+    first = run_benchmark("skipping.py", *flags, warm=warm)
     assert first.returncode == 0, first.stderr
-    runs = {run.pop("run"): run for run in rows_of(output, "single_pass")}
-    assert (output / "single_pass_generated_2.png").exists()
+    runs = {run.pop("run"): run for run in rows_of(output, "skipping")}
+    assert (output / "skipping_generated_2.png").exists()
     assert list(runs) == ["plain", "fm", "uniform", "stop"]
     assert runs["plain"]["auc - plain"] == [0, 0] and runs["plain"]["trained"] == [1, 1]
     for name in ("fm", "uniform", "stop"):
         assert all(0.1 < share < 0.9 for share in runs[name]["trained"]), name
     assert runs["stop"]["trained"] == pytest.approx(runs["fm"]["trained"], abs=0.02)
-    claims = claims_of(output, "single_pass")
+    claims = claims_of(output, "skipping")
     difference = sum(runs["fm"]["auc - plain"]) / 2
     assert claims["generated_2_auc_minus_plain"]["value"] == pytest.approx(difference, abs=1e-5)
     # What has run is not run again.
-    again = run_benchmark("single_pass.py", *flags, warm=warm)
-    assert again.returncode == 0 and rows_of(output, "single_pass")[0]["run"] == "plain"
+    again = run_benchmark("skipping.py", *flags, warm=warm)
+    assert again.returncode == 0 and rows_of(output, "skipping")[0]["run"] == "plain"
 
 
 @needs_sources
 def test_interval_is_that_of_students_t(monkeypatch: pytest.MonkeyPatch) -> None:
-    interval = load("single_pass", monkeypatch).interval
+    interval = load("skipping", monkeypatch).interval
     assert interval([1.0]) is None
     low, high = interval([1.0, 2.0, 3.0])
     assert (low, high) == pytest.approx((2.0 - 2.4843, 2.0 + 2.4843), abs=1e-3)
