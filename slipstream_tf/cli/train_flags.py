@@ -179,7 +179,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "the kept, or an offset of the log-odds in training", None, "weight",
              (needs.FORESEEN_LOSS,)),
         Flag("floor", Number(0, 0.999, True), "least share that is kept of examples that are "
-             "foreseen alike", None, "a tenth of the share that is kept",
+             "foreseen alike", None, "0.4 of the share that is kept",
              (needs.FORESEEN_LOSS,)),
         Flag("skip_keep", Number(0, 0.999), "share of skippable examples that is trained all the "
              "same, with weight 1 / skip_keep", None, "0", (needs.EXAMPLES, needs.BY_KEYS)),
