@@ -84,8 +84,8 @@ def test_speed_words_tell_both_layers_in_the_same_unit() -> None:
 def test_demo_runs_are_the_same_experiment(demo_output: tuple[str, dict[str, Any], Path]) -> None:
     runs = demo_output[1]["runs"]
     trained = {name: run["examples"]["trained"] for name, run in runs.items()}
-    assert trained["stop"] == trained["foreseen"] < 0.3 * trained["plain"]
-    for name in ("uniform", "random"):
+    assert trained["foreseen"] < 0.3 * trained["plain"]
+    for name in ("uniform", "random", "stop"):
         assert trained[name] == pytest.approx(trained["foreseen"], rel=0.1)
     for name in ("seed", "data", "batch_size", "model", "dim", "max_examples"):
         assert len({str(run["settings"][name]) for run in runs.values()}) == 1
