@@ -48,7 +48,7 @@ def test_demo_tells_the_layers_speed_then_the_comparison(
     parts = [
         demo.speed_words(**speed),
         "Most examples are easy",
-        "Data: generated:40000:100000:0.02",
+        "Data: generated:39936:100000:0.02",
         demo.comparison(record["runs"]),
         record["verdict"],
         "Details: ",
