@@ -180,7 +180,7 @@ def resolve(
     merged: dict[str, Any] = {name: chosen.get(name, defaults.get(name)) for name in fields}
     merged["random_shares"], merged["stop_after"] = (), None
     if matched is not None:
-        merged.update(_controlled(values["control"], matched))
+        merged.update(_controlled(values["control"], matched, merged["batch_size"]))
     merged["data_name"] = data_name
     if values["dry_run"] and not values["policies"] and values["control"] == "none":
         # What can be looked at side by side, each as if it were alone.
@@ -259,7 +259,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
     return {name: value for name, value in settings.items() if name not in _NOT_REPEATED}
 
 
-def _controlled(control: str, matched: Mapping[str, Any]) -> dict[str, Any]:
+def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
     if control == "stop":
         if matched["settings"].get("early_stopping"):
             raise UsageError(
@@ -268,8 +268,8 @@ def _controlled(control: str, matched: Mapping[str, Any]) -> dict[str, Any]:
                 "Allowed: a matched run with --early_stopping=0."
             )
         # In whole batches: a small last one would move the model as far as any other.
-        trained, size = int(matched["examples"]["trained"]), int(matched["settings"]["batch_size"])
-        return {"stop_after": max(1, round(trained / size)) * size}
+        batches = max(1, round(int(matched["examples"]["trained"]) / batch_size))
+        return {"stop_after": batches * batch_size}
     shares = [w["skipped_share"] for w in matched["windows"] if not w["is_warming_up"]]
     # As long as the windows themselves: both start to skip at the same step.
     return {
