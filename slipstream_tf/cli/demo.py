@@ -37,7 +37,7 @@ from slipstream_tf.telemetry.run_record import RECORD, write_json
 from slipstream_tf.telemetry.table import format_table, number
 
 # Two in a hundred are clicks; some keys are frequent, most are rare.
-_EXAMPLES, _QUICK_EXAMPLES = 2_000_000, 40_000
+_EXAMPLES, _QUICK_EXAMPLES = 1_998_848, 39_936  # In whole batches.
 _GENERATED = "generated:{}:100000:0.02"
 # Chosen on its validation part.
 _RATE = 0.0125

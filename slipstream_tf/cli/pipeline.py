@@ -17,6 +17,7 @@ from slipstream_tf.cli.settings import Settings
 from slipstream_tf.distributed import Communicator, even_ends, with_next
 from slipstream_tf.distributed.batches import element_of
 from slipstream_tf.inputs.batches import num_rows
+from slipstream_tf.inputs.classifier import weigh_last
 from slipstream_tf.inputs.look_ahead import LookAhead
 from slipstream_tf.inputs.segregation import segregate
 from slipstream_tf.keras import Slipstream
@@ -63,6 +64,9 @@ class TrainingInputs:
             # Where nothing leaves, batches stay as they are.
             batch_size = settings.batch_size if slipstream.settings.skips_examples else None
             dataset = slipstream.leave_out(dataset, batch_size)
+            if settings.control == "random":
+                # As what it is a control of.
+                dataset = weigh_last(dataset, settings.batch_size)
         dataset = even_ends(self._handed_out(dataset).with_options(_options(settings)), comm)
         self.dataset = with_next(dataset) if settings.prefetch else dataset
 

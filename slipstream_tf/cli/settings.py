@@ -261,7 +261,9 @@ def _controlled(control: str, matched: Mapping[str, Any]) -> dict[str, Any]:
                 f"{matched['settings']['early_stopping']}, by which the control would stop, too. "
                 "Allowed: a matched run with --early_stopping=0."
             )
-        return {"stop_after": int(matched["examples"]["trained"])}
+        # In whole batches: a small last one would move the model as far as any other.
+        trained, size = int(matched["examples"]["trained"]), int(matched["settings"]["batch_size"])
+        return {"stop_after": max(1, round(trained / size)) * size}
     shares = [w["skipped_share"] for w in matched["windows"] if not w["is_warming_up"]]
     # As long as the windows themselves: both start to skip at the same step.
     return {

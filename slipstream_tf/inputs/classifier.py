@@ -142,6 +142,30 @@ def in_order(kept: tf.data.Dataset, size: int | None, drop_remainder: bool) -> t
     return kept.with_options(options)
 
 
+def weigh_last(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """Returns batches whose inputs all count alike, those of a smaller last one, too.
+
+    A step goes by the mean of its batch: the only input that is left over would move the model as
+    far as `size` others together. Its weight becomes a part of 1.
+
+    Args:
+        dataset: elements are `(features, label)` or `(features, label, sample_weight)`.
+        size: inputs of a full batch.
+
+    Returns:
+        `(features, label, sample_weight)`: weights are times the batch's inputs by `size`.
+    """
+
+    def weigh(state: tf.Tensor, element: Any) -> Any:
+        features, label, *weight = element
+        inputs = num_rows(tf.nest.flatten(label)[0])
+        share = tf.fill([inputs], tf.cast(inputs, tf.float32) / size)
+        return state, (features, label, times_weights(share, *weight))
+
+    # Without a use for the state: tf.data would run a map that has none ahead of the window.
+    return dataset.scan(tf.constant(0), weigh)
+
+
 def default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
     features = element[0]
     if isinstance(features, (tuple, list)):

@@ -19,6 +19,7 @@ from slipstream_tf.inputs.classifier import (
     require_form,
     size_to_refill,
     times_weights,
+    weigh_last,
 )
 from slipstream_tf.inputs.notes import add_notes, without_wrapping
 from slipstream_tf.inputs.spec import OFFSET, SKIPPABLE
@@ -49,7 +50,8 @@ def thin_inputs(
         specs: the features that the keys belong to.
         batch_size: as of `skip_inputs`; likewise `get_keys`, `drop_remainder`, `adds_skippable`.
         correct: "weight": elements become `(features, label, sample_weight)`, weights that are
-            there are multiplied; "offset": the features get "log_odds_offset", float32 [batch].
+            there are multiplied, and a last batch that is not full weighs less (`weigh_last`);
+            "offset": the features get "log_odds_offset", float32 [batch].
         refill: whether batches may lose inputs. False in shadow mode: they stay as they are.
 
     Returns:
@@ -83,7 +85,11 @@ def thin_inputs(
             rows_of(parts, kept.rows) if refill else parts, kept, correct, adds_skippable
         )
 
-    return in_order(dataset.map(thin), size, drop_remainder)
+    thinned = in_order(dataset.map(thin), size, drop_remainder)
+    # What is left over at the end may be a single input.
+    if not refill or size is None or has_offset:
+        return thinned
+    return weigh_last(thinned, size)
 
 
 def thin_batch(

