@@ -122,16 +122,11 @@ _GLOBO_9 = {
     "rows_init": 0.01, "dropout": 0.0,
 }  # fmt: skip
 # The whole schedule follows the validation part: which, measured more often, makes it shorter.
-_FRAPPE_SKIPS = {
-    "policies": "skip_examples", "skip_by": "last_loss", "warmup": 0.04, "window_steps": 25,
-}  # fmt: skip
 _FRAPPE = {
     PLAIN: Run({"batch_size": 4096}),
     "plain_2_in_1": Run({"batch_size": 4096, "evaluate_every": 25}),
-    "last_loss_60": Run({**_FRAPPE_SKIPS, "batch_size": 4096, "skip_share": 0.6, "max_skips": 2}),
-    "last_loss_80": Run({**_FRAPPE_SKIPS, "batch_size": 4096, "skip_share": 0.8, "max_skips": 5}),
     "fm": Run(common.thinned(0.5, pilot="fm", batch_size=4096, window_steps=25)),
-    "random": Run({"control": "random"}, "last_loss_60"),
+    "random": Run({"control": "random"}, "fm"),
 }
 _GLOBO_49_RUNS = runs_of(
     0.85,

@@ -46,14 +46,13 @@ from slipstream_tf.policies import (  # noqa: E402
     Refreshed,
     SkipExamples,
 )
-from slipstream_tf.scores import ForeseenLoss, LastLoss, RowDrift  # noqa: E402
+from slipstream_tf.scores import ForeseenLoss, RowDrift  # noqa: E402
 
 # Classes of settings, as they are listed.
 CLASSES: tuple[type, ...] = (
     *(
         SkipExamples,
         ForeseenLoss,
-        LastLoss,
         RowDrift,
         DeferGradients,
         Movement,

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 # Class of settings -> setting -> when to change it.
 CLASSES: Mapping[str, Mapping[str, str]] = {
     "SkipExamples": {
-        "by": "Always. A single pass: `ForeseenLoss`. Several epochs over the same examples: "
-        "`LastLoss`. `RowDrift` is a baseline.",
+        "by": "Always. `ForeseenLoss` for a single pass; over several epochs a shorter schedule is "
+        "the control to beat. `RowDrift` is a baseline.",
         "share": "By foreseen loss: the lower the click rate, the more is free (0.85 measured at "
-        "2% clicks). By last loss 0.6 to 0.75 were measured. With the paper's rule every skipped "
-        "example costs; lower it, or give a `MaxAucLoss`.",
+        "2% clicks). With the paper's rule every skipped example costs; lower it, or give a "
+        "`MaxAucLoss`.",
         "keep": "Calibration suffers when examples are skipped by drift, or `LossGuard` is to "
         "watch what is skipped.",
     },
@@ -26,15 +26,6 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "floor": "What is foreseen wrongly costs quality: higher. Less is to be trained: lower.",
         "factors": "Memory is short: up to 4 take half of it.",
         "memory": "There are many more keys than 32 MiB has buckets (half a million).",
-    },
-    "LastLoss": {
-        "max_skips": "More epochs (5 for 12, 2 for 6 in our runs).",
-        "weigh_returns": "You want returned examples to count once. The weights keep calibration; "
-        "leave them on.",
-        "memory": "An epoch has more examples than fit, and memory is there.",
-        "saturated_share": "A remembered loss should hold only while the keys of its example "
-        "have not moved. Skips less, at the same quality in our runs.",
-        "alpha": "As of `RowDrift`.",
     },
     "RowDrift": {
         "alpha": "Examples have many fields of rare keys, so that next to none is all saturated: "
@@ -197,7 +188,7 @@ FLAGS: Mapping[str, str] = {
     "capacity": "Memory must be bounded. Not with replicated tables of several ranks.",
     "eviction": "Keys come back after long: `lfu`.",
     "batch_size": "Per rank: divide by the number of ranks to train the same model.",
-    "epochs": "Remembered losses need several.",
+    "epochs": "As for any model.",
     "rows_optimizer": "`rowwise_adagrad` to save memory: one value per row instead of one per "
     "value. Several epochs: `adam`, beside a lower rate.",
     "rows_momentum": "As for any SGD.",
@@ -237,8 +228,6 @@ FLAGS_OF_SETTINGS: Mapping[str, str] = {
     "correct": "ForeseenLoss.correct",
     "floor": "ForeseenLoss.floor",
     "skip_alpha": "RowDrift.alpha",
-    "max_skips": "LastLoss.max_skips",
-    "saturated_share": "LastLoss.saturated_share",
     "defer_until": "DeferGradients.until",
     "defer_movement": "Movement.distance",
     "defer_max_age": "Movement.max_age",

@@ -1,7 +1,7 @@
-"""A `train_step` of one's own under `fit`: two outputs, a loss of its own, examples that return.
+"""A `train_step` of one's own under `fit`: two outputs, a loss of its own, a guard that is told it.
 
 Run: python examples/own_train_step.py
-Prints the validation's losses after each epoch, and what was skipped.
+Prints the validation's losses after each epoch, what was skipped, and what the guard found.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TwoTasks(slip.keras.Model):
 
 
 def main() -> None:
-    """Trains with examples left out whose loss was low when they were last trained."""
+    """Trains with examples of settled rows left out, as long as their loss does not rise."""
     keras.utils.set_random_seed(0)
     embeddings = slip.keras.EmbeddingCollection(
         [slip.Table("user", dim=8), slip.Table("item", dim=8)], slip.optimizers.Adagrad(0.1)
@@ -68,10 +68,12 @@ def main() -> None:
         for count, seed in ((40_000, 1), (8_000, 2))
     )
     slipstream = slip.Slipstream(
-        embeddings, policies=slip.SkipExamples(by=slip.LastLoss(max_skips=3), share=0.5)
+        embeddings,
+        policies=slip.SkipExamples(by=slip.RowDrift(), share=0.3, keep=0.2),
+        budget=slip.LossGuard(0.1),
     )
     model.fit(
-        slipstream.apply(slip.inputs.with_ids(train)),
+        slipstream.apply(train),
         epochs=EPOCHS,
         validation_data=test,
         callbacks=[slipstream.callback()],

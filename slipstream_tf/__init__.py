@@ -37,7 +37,7 @@ _EXPORTS = {
         ),
         "slipstream_tf.policies",
     ),
-    **dict.fromkeys(("ForeseenLoss", "LastLoss", "RowDrift"), "slipstream_tf.scores"),
+    **dict.fromkeys(("ForeseenLoss", "RowDrift"), "slipstream_tf.scores"),
     "FeatureSpec": "slipstream_tf.ops.features",
     "Slipstream": "slipstream_tf.keras",
 }

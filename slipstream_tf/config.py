@@ -252,7 +252,7 @@ class Saturation:
         revisit_every: a saturated key is probed (trained as if it varied) one window in so many,
             at different windows for different keys; 0: never. None: as the policies say, 10 where
             gradients are withheld, 100 where examples are skipped, since a probing key holds all
-            its examples back, 0 with remembered losses whose examples return.
+            its examples back.
         protect_windows: full windows that a key is watched before it can be saturated, at least 1.
     """
 
@@ -331,8 +331,7 @@ class DryRun:
 
     Attributes:
         estimates_cost: whether examples' losses are taken in, by which the report estimates what
-            saving would have cost. It needs a model that tells them, as where losses are
-            remembered.
+            saving would have cost. It needs a model that tells them: a `slip.keras.Model`.
     """
 
     estimates_cost: bool = False

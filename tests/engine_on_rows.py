@@ -80,14 +80,14 @@ def make(*policies, **settings):
     return store, SaturationTracker(store, chosen, SPECS)
 
 
-def window(store, tracker, drifts=None, **classify):
+def window(store, tracker, drifts=None):
     """Moves users by their drifts and item 0 by 0, shows an input per user; ends the window."""
     drifts = DRIFTS if drifts is None else drifts
     store.train("user", drifts)
     store.train("item", {0: 0.0})
     users = np.array(list(drifts), np.int64)
     inputs = np.stack([users, np.zeros_like(users)], axis=1)
-    found = tracker.classifier.classify(inputs, SPECS, **classify)
+    found = tracker.classifier.classify(inputs, SPECS)
     return tracker.step(10), [part.numpy() for part in found]
 
 

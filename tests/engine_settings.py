@@ -26,11 +26,6 @@ _SATURATION = {
     **{name: name for name in ("threshold", "max_threshold", "release", "revisit_every")},
     "protect_windows": "protect_windows",
 }
-_LAST_LOSS = {
-    "loss_memory": "memory",
-    "skip_alpha": "alpha",
-    **{name: name for name in ("max_skips", "weigh_returns", "saturated_share")},
-}
 _BUDGETS = {
     "max_auc_loss": slip.MaxAucLoss,
     "max_log_loss_increase": slip.MaxLogLossIncrease,
@@ -42,8 +37,8 @@ def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
     """Returns the arguments of `Slipstream`.
 
     Args:
-        *policies: "skip_examples" (by "row_drift" unless `skip_by="last_loss"`), "defer_gradients",
-            "mask_gradients", "cache_rows".
+        *policies: "skip_examples" (by `RowDrift`), "defer_gradients", "mask_gradients",
+            "cache_rows".
         **flat: settings of these, and of the engine; `random_shares` and `simulated_ranks` add a
             policy each. Settings of policies that are not there are an error.
     """
@@ -55,11 +50,7 @@ def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
     found: list[Any] = []
     for policy in policies:
         if policy == "skip_examples":
-            by_loss = flat.pop("skip_by", "row_drift") == "last_loss"
-            alpha = {"skip_alpha": "alpha"}
-            score: Any = (
-                slip.LastLoss(**take(_LAST_LOSS)) if by_loss else slip.RowDrift(**take(alpha))
-            )
+            score = slip.RowDrift(**take({"skip_alpha": "alpha"}))
             found.append(slip.SkipExamples(score, **share, **take({"skip_keep": "keep"})))
         elif policy == "mask_gradients":
             decays = take({"mask_decay_moments": "decay_moments"})

@@ -31,7 +31,6 @@ MODES: dict[str, list[str]] = {
     "mask": ["--policies=mask_gradients"],
     "defer": ["--policies=defer_gradients"],
     "row_drift": ["--policies=skip_examples", "--skip_by=row_drift"],
-    "last_loss": ["--policies=skip_examples", "--skip_by=last_loss"],
     "both": ["--policies=skip_examples,defer_gradients", "--skip_by=row_drift"],
     "cache": ["--policies=mask_gradients,cache_rows"],  # Of sharded tables only.
     "random": ["--control=random"],

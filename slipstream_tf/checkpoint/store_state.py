@@ -17,7 +17,6 @@ import tensorflow as tf
 from slipstream_tf import optimizers
 from slipstream_tf.checkpoint import tree
 from slipstream_tf.checkpoint.by_name import WITHOUT_SLOTS, SavedAs, choose
-from slipstream_tf.ops.classifier import InputClassifier
 
 FORMAT = 1
 _MANIFEST = "manifest"
@@ -163,26 +162,6 @@ class StoreState(tf.train.experimental.PythonState):
         restore_state(self._store, from_bytes(string_value, self._place), self._place)
         for listener in self._listeners:
             listener()
-
-
-class LossMemoryState(tf.train.experimental.PythonState):
-    """Lets `tf.train.Checkpoint` save and restore a classifier's remembered losses.
-
-    Args:
-        classifier: an `ops.classifier.InputClassifier`.
-    """
-
-    def __init__(self, classifier: InputClassifier) -> None:
-        super().__init__()
-        self._classifier = classifier
-
-    def serialize(self) -> bytes:
-        """Returns the remembered losses as the bytes of an .npz file."""
-        return to_bytes(self._classifier.export_memory())
-
-    def deserialize(self, string_value: bytes) -> None:
-        """Replaces the remembered losses by what `serialize` returned."""
-        self._classifier.import_memory(from_bytes(string_value, "remembered losses"))
 
 
 def tree_to_bytes(state: Any) -> bytes:

@@ -72,12 +72,11 @@ def name_of(data: str, clock: PhaseClock | None = None) -> str:
         return registry.open_data(data, part="train", batch_size=1).spec.name
 
 
-def open_parts(settings: Settings, ids: bool = False) -> Parts:
+def open_parts(settings: Settings) -> Parts:
     """Opens the training part and the test part.
 
     Args:
         settings: of the run.
-        ids: whether features["id"] of the training part tells the inputs' numbers.
 
     Returns:
         The readers.
@@ -88,14 +87,14 @@ def open_parts(settings: Settings, ids: bool = False) -> Parts:
     import_tensorflow()
     with _refusing(settings.data):
         _require_header(settings.data)
-        train = _open(settings, "train", ids)
+        train = _open(settings, "train")
         # A test part that is not asked for is not opened.
-        valid = _open(settings, "valid", False) if settings.holds_out else None
+        valid = _open(settings, "valid") if settings.holds_out else None
         if settings.evaluate_on == "valid":
             assert valid is not None
             test = valid
         else:
-            test = _open(settings, "test", False)
+            test = _open(settings, "test")
         num_examples = train.spec.num_examples
         if num_examples is None:
             share = 2 * _TEST_SHARE if settings.holds_out else _TEST_SHARE
@@ -127,10 +126,10 @@ def _require_header(data: str) -> None:
         require_header(AvazuFormat(), data, first_line(data))
 
 
-def _open(settings: Settings, part: str, ids: bool) -> Reader:
+def _open(settings: Settings, part: str) -> Reader:
     data, batch_size = settings.data, settings.batch_size
     name = name_of(data)
-    options: dict[str, Any] = {"part": part, "strict": settings.strict, "ids": ids}
+    options: dict[str, Any] = {"part": part, "strict": settings.strict}
     hold_out = settings.holds_out
     if _prepared(data) is not None:
         from slipstream_tf.inputs.readers.prepared import PreparedReader
@@ -144,11 +143,11 @@ def _open(settings: Settings, part: str, ids: bool) -> Reader:
 
         # The examples are always the same: a run's seed is that of its model.
         share = 1.0 if part == "train" else _TEST_SHARE
-        return open_generated(data, part, batch_size, 0, ids, share)
+        return open_generated(data, part, batch_size, 0, share)
     if name == MOVIELENS:
         from slipstream_tf.inputs.readers.movielens import open_movielens
 
-        return open_movielens(data, part, batch_size, settings.seed, ids, hold_out)
+        return open_movielens(data, part, batch_size, settings.seed, hold_out)
     if name == PARQUET:
         from slipstream_tf.inputs.readers.parquet import ParquetReader
 

@@ -26,7 +26,7 @@ from slipstream_tf.policies import (
     Refreshed,
     SkipExamples,
 )
-from slipstream_tf.scores import ForeseenLoss, LastLoss, RowDrift
+from slipstream_tf.scores import ForeseenLoss, RowDrift
 
 _SAME = ("threshold", "max_threshold", "release", "revisit_every", "protect_windows")
 _SATURATION = {"metric": "drift_metric", **{name: name for name in _SAME}}
@@ -74,9 +74,6 @@ def _skip_examples(engine: Mapping[str, Any]) -> Policy:
         names = {"pilot": "pilot", "correct": "correct", "floor": "floor"}
         names.update(factors="pilot_factors", memory="pilot_memory")
         score = ForeseenLoss(**_given(engine, names))
-    if engine["skip_by"] == "last_loss":
-        names = {"max_skips": "max_skips", "saturated_share": "saturated_share"}
-        score = LastLoss(alpha=engine["skip_alpha"], **_given(engine, names))
     return SkipExamples(score, **_given(engine, {"share": "skip_share", "keep": "skip_keep"}))
 
 

@@ -34,20 +34,14 @@ def _defers_by(trigger: str) -> Callable[[Settings], bool]:
     )
 
 
-def skips_by_losses(settings: Settings) -> bool:
-    """Whether examples are skipped by what their losses were."""
-    return _skips_by("last_loss")(settings)
-
-
-def _skips_by(*scores: str) -> Callable[[Settings], bool]:
+def _skips_by(score: str) -> Callable[[Settings], bool]:
     return lambda settings: (
-        "skip_examples" in settings.policies and settings.engine["skip_by"] in scores
+        "skip_examples" in settings.policies and settings.engine["skip_by"] == score
     )
 
 
-def foresees(settings: Settings) -> bool:
-    """Whether examples are skipped by what a pilot foresees."""
-    return _skips_by("foreseen_loss")(settings)
+foresees = _skips_by("foreseen_loss")
+"""Whether examples are skipped by what a pilot foresees."""
 
 
 def has_pilot(*pilots: str) -> Callable[[Settings], bool]:
@@ -90,11 +84,10 @@ WARMUP = Need(
 )
 POLICIES = Need("--policies", _is_steered)
 EXAMPLES = Need("--policies=skip_examples", _saves("skip_examples"))
-BY_KEYS = Need("--skip_by=last_loss or row_drift", _skips_by("last_loss", "row_drift"))
+BY_KEYS = Need("--skip_by=row_drift", _skips_by("row_drift"))
 FORESEEN_LOSS = Need("--skip_by=foreseen_loss", foresees)
 KEY_PILOT = Need("--pilot=fm or linear", has_pilot("fm", "linear"))
 FM_PILOT = Need("--pilot=fm", has_pilot("fm"))
-LAST_LOSS = Need("--skip_by=last_loss", skips_by_losses)
 DEFER = Need("--policies=defer_gradients", _saves("defer_gradients"))
 MOVEMENT = Need("--defer_until=movement", _defers_by("movement"))
 INTERVAL = Need("--defer_until=interval", _defers_by("interval"))
@@ -112,10 +105,7 @@ HOT_SET = Need(
 )
 NO_THRESHOLD = Need(
     "no --threshold, which decides it",
-    lambda settings: (
-        settings.engine.get("threshold") is None
-        or _skips_by("last_loss", "foreseen_loss")(settings)
-    ),
+    lambda settings: settings.engine.get("threshold") is None or foresees(settings),
 )
 NO_AUC_BOUND = Need(
     "no --max_auc_loss, which decides it",

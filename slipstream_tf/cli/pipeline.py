@@ -16,11 +16,10 @@ import tensorflow as tf
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.distributed import Communicator, even_ends, with_next
 from slipstream_tf.distributed.batches import element_of
-from slipstream_tf.inputs.batches import chosen_rows, num_rows
+from slipstream_tf.inputs.batches import num_rows
 from slipstream_tf.inputs.classifier import weigh_last
 from slipstream_tf.inputs.look_ahead import LookAhead
 from slipstream_tf.inputs.segregation import segregate
-from slipstream_tf.inputs.spec import ID
 from slipstream_tf.keras import Slipstream
 
 
@@ -28,8 +27,7 @@ class TrainingInputs:
     """The batches that a rank trains.
 
     Batch i of the data goes to rank i % size, so that a step of the job is `comm.size` batches in a
-    row. Where losses are remembered, an example goes to the rank that its number says, in every
-    epoch.
+    row.
 
     Args:
         settings: of the run.
@@ -58,10 +56,7 @@ class TrainingInputs:
             )
         self._slipstream, self._reading = slipstream, LookAhead()
         dataset = _counted(_all_epochs(settings, dataset), self.read)
-        if settings.needs_ids:
-            dataset = share_by_id(dataset, settings.batch_size, comm)
-        else:
-            dataset = share_of_rank(dataset, comm)
+        dataset = share_of_rank(dataset, comm)
         dataset = _counted(self._reading.read(dataset), self.seen)
         if hot_keys is not None:
             dataset = segregate(dataset, hot_keys, settings.batch_size)
@@ -104,27 +99,6 @@ class TrainingInputs:
 def share_of_rank(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     """Returns batches rank, rank + size, rank + 2 * size, ... of a data set of batches."""
     return dataset if comm.size == 1 else dataset.shard(comm.size, comm.rank)
-
-
-def share_by_id(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) -> tf.data.Dataset:
-    """Returns the examples whose number belongs to this rank, the same ones in every pass.
-
-    A rank remembers losses of its own examples, which would go to another rank in another pass if
-    whole batches were shared out.
-
-    Args:
-        dataset: batches (features, label) with features["id"].
-        batch_size: of the batches that come out.
-        comm: the ranks.
-    """
-    if comm.size == 1:
-        return dataset
-
-    def own(features: Any, label: Any) -> Any:
-        is_own = tf.equal(tf.math.floormod(features[ID], comm.size), comm.rank)
-        return chosen_rows((features, label), is_own)
-
-    return dataset.map(own).rebatch(batch_size)
 
 
 def inputs_of_rank(inputs: int, batch_size: int, comm: Communicator) -> int:

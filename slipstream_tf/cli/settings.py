@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream_tf.cli.flag_set import FlagSet, UsageError, does_nothing
-from slipstream_tf.cli.needs import RANKS, SHARDED, foresees, skips_by_losses
+from slipstream_tf.cli.needs import RANKS, SHARDED, foresees
 from slipstream_tf.cli.presets import Preset, preset
 from slipstream_tf.cli.train_flags import ENGINE_FLAGS
 from slipstream_tf.telemetry.run_record import to_json
@@ -111,11 +111,6 @@ class Settings(Preset):
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def needs_ids(self) -> bool:
-        """Whether examples must be told apart."""
-        return skips_by_losses(self)
-
-    @property
     def read_batch_size(self) -> int:
         """Examples of a batch that is read; `window_steps` must be known.
 
@@ -189,8 +184,7 @@ def resolve(
         merged["policies"] = ("skip_examples", *(("defer_gradients",) if defers else ()))
     engine = {name: chosen[name] for name in ENGINE_FLAGS if name in given}
     if "skip_examples" in (merged["policies"] or ()):
-        # Within one pass there is nothing to remember.
-        engine.setdefault("skip_by", "last_loss" if merged["epochs"] > 1 else "foreseen_loss")
+        engine.setdefault("skip_by", "foreseen_loss")
         engine.setdefault("skip_alpha", merged["skip_alpha"])
     merged["engine"] = engine
     merged["split"] = _split(merged["split"], "split" in given, data_name)

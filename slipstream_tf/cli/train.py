@@ -102,7 +102,7 @@ def carry_out(prepared: _Prepared, comm: Communicator, callbacks: Sequence[Any] 
     with agreed(comm, "data"):
         _require_matched_size(values["match"], comm.size)
         with prepared.clock.phase("reading"):
-            parts = data.open_parts(settings, ids=settings.needs_ids)
+            parts = data.open_parts(settings)
         if "bottom" in given and not parts.train.spec.num_dense:
             raise UsageError(
                 f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "

@@ -29,7 +29,7 @@ DATA_HELP = (
 POLICIES = ("skip_examples", "defer_gradients", "mask_gradients", "cache_rows")
 # What a run's engine is set by, beside `Settings`' own fields; names as of `cli.engine`.
 ENGINE_FLAGS = (
-    *("skip_by", "skip_share", "skip_keep", "skip_alpha", "max_skips", "saturated_share"),
+    *("skip_by", "skip_share", "skip_keep", "skip_alpha"),
     *("pilot", "pilot_factors", "pilot_memory", "correct", "floor"),
     *("defer_until", "defer_movement", "defer_max_age", "defer_steps", "defer_share"),
     *("mask_share", "mask_decay_moments", "cache_max_drift", "cache_movement"),
@@ -162,10 +162,9 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "cost"),
         Flag("watch", None, "without --policies: find T and saturated keys all the same",
              needs=(needs.NO_POLICY,)),
-        Flag("skip_by", Choice(("foreseen_loss", "last_loss", "row_drift")), "what makes an "
-             "example skippable: the loss that a pilot foresees, its last loss, or its keys' drift "
-             "(paper; a baseline)", None, "last_loss over several epochs, else foreseen_loss",
-             (needs.EXAMPLES,)),
+        Flag("skip_by", Choice(("foreseen_loss", "row_drift")), "what makes an example skippable: "
+             "the loss that a pilot foresees, or its keys' drift (paper; a baseline)", None,
+             "foreseen_loss", (needs.EXAMPLES,)),
         Flag("skip_share", Number(0, 1), "share of the hot examples to skip", None,
              "0.3; by foreseen_loss 0.5", (needs.EXAMPLES, needs.NO_THRESHOLD)),
         Flag("pilot", Choice(("fm", "linear", "label", "model")), "what foresees: a factorisation "
@@ -186,10 +185,6 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         _preset("skip_alpha", Number(0, 1, True),
                 "share of an example's lookups that must be saturated", needs.EXAMPLES,
                 needs.BY_KEYS),
-        Flag("max_skips", Integer(0, 127), "skips after which an example is trained on again; 0: "
-             "no limit", None, "3", (needs.LAST_LOSS,)),
-        Flag("saturated_share", Number(0, 1), "share of the hot examples whose keys count as "
-             "saturated", None, "all hot keys do", (needs.LAST_LOSS,)),
         Flag("defer_until", Choice(("movement", "interval")), "movement: defer any row's gradients "
              "until they would move it; interval: defer those of saturated rows for some steps",
              None, "movement", (needs.DEFER,)),

@@ -98,10 +98,10 @@ class JobCheckpoints:
 
     What the `tf.train.Checkpoint` reaches is saved: a model with its layers, the optimizer,
     variables of the program. The tables of the store (rows, slots, counts, deferred
-    gradients) and the engine (states of keys, T, hot set, snapshots, windows, remembered losses)
-    are in files of their own, which any number of ranks may restore, replicated or sharded, and
-    a store of another kind: native tables, a `VariableStore`, tables in SOK. As many ranks as
-    saved them go on as if never stopped: deferred gradients are saved as they are, not flushed.
+    gradients) and the engine (states of keys, T, hot set, snapshots, windows) are in files of their
+    own, which any number of ranks may restore, replicated or sharded, and a store of another kind:
+    native tables, a `VariableStore`, tables in SOK. As many ranks as saved them go on as if never
+    stopped: deferred gradients are saved as they are, not flushed.
 
     With another number of ranks, what was deferred by a rank goes to another; the sample of the
     window's inputs is drawn anew; copies that sharded tables had are made anew, and with them the

@@ -14,7 +14,7 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.inputs.batches import chosen_rows, num_rows, static_batch_size
 from slipstream_tf.inputs.notes import add_notes, without_wrapping
-from slipstream_tf.inputs.spec import ID, OFFSET, SKIPPABLE
+from slipstream_tf.inputs.spec import OFFSET, SKIPPABLE
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec, of_specs
 
@@ -28,7 +28,6 @@ def skip_inputs(
     drop_remainder: bool = False,
     weighted: bool = False,
     adds_skippable: bool = False,
-    get_ids: Callable[..., Any] | None = None,
     window_batches: int = 0,
     refill: bool = True,
 ) -> tf.data.Dataset:
@@ -60,9 +59,6 @@ def skip_inputs(
         adds_skippable: whether the features get "skippable", bool [batch]: what could have been
             left out (read where losses are recorded). Features that are no mapping become one
             (`notes.add_notes`); a model takes it apart again (`keras.LossFeedback`).
-        get_ids: called like `get_keys`; returns what the classifier takes for ids, int64 [batch].
-            Default: `features["id"]` if the features are a mapping where it is integers [batch]
-            and no spec's keys; else there are none.
         window_batches: see `InputClassifier.classify`; 0: all batches are classified.
         refill: whether batches may lose inputs, and are refilled. False, where the classifier
             leaves none out: they stay as they are, unless `batch_size` is another than theirs.
@@ -79,16 +75,13 @@ def skip_inputs(
             a label, [batch] or [batch, 1], is not finite.
     """
     element_spec = dataset.element_spec
-    names = frozenset(spec.name for spec in specs)
-    require_form(element_spec, weighted, adds_skippable, names)
+    require_form(element_spec, weighted, adds_skippable)
     size = size_to_refill(element_spec, batch_size, drop_remainder, refill)
     keys_of = get_keys or functools.partial(default_keys, specs)
-    ids_of = get_ids or functools.partial(_default_ids, names)
 
     def compact(*components: Any) -> Any:
-        ids = ids_of(*components)
         keys = keys_of(without_wrapping(components[0]), *components[1:])
-        classified = classifier.classify(keys, specs, ids=ids, window_batches=window_batches)
+        classified = classifier.classify(keys, specs, window_batches=window_batches)
         checks = [assert_same_batch(components, classified.skippable), *_check_label(components)]
         with tf.control_dependencies(checks):
             if weighted:
@@ -186,15 +179,6 @@ def default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
     return of_specs(features, specs, place)
 
 
-def _default_ids(names: frozenset[str], *element: Any) -> tf.Tensor | None:
-    features = element[0]
-    if not isinstance(features, Mapping) or (ID in names and "keys" not in features):
-        return None
-    ids = features.get(ID)
-    is_number = isinstance(ids, tf.Tensor) and ids.dtype.is_integer and ids.shape.rank == 1
-    return ids if is_number else None
-
-
 def times_weights(weight: tf.Tensor, before: Any = None) -> Any:
     """The classifier's weights [batch], times sample weights that were there, [batch, ...]."""
     if before is None:
@@ -207,9 +191,7 @@ def times_weights(weight: tf.Tensor, before: Any = None) -> Any:
     return tf.nest.map_structure(times, before)
 
 
-def require_form(
-    element_spec: Any, weighted: bool, adds_notes: bool, names: frozenset[str]
-) -> None:
+def require_form(element_spec: Any, weighted: bool, adds_notes: bool) -> None:
     """Checks that elements can hold weights and notes."""
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     if weighted and not (isinstance(element_spec, tuple) and len(element_spec) in (2, 3)):
@@ -217,8 +199,7 @@ def require_form(
         raise invalid("dataset", element_spec, "its elements", allowed)
     if not (adds_notes and isinstance(features, Mapping)):
         return
-    own = frozenset() if "keys" in features else names & {ID}
-    if taken := next((name for name in (SKIPPABLE, OFFSET, *own) if name in features), None):
+    if taken := next((name for name in (SKIPPABLE, OFFSET) if name in features), None):
         allowed = f"features without {taken!r}, which is a note's name"
         raise invalid("dataset", sorted(features), "the features of its elements", allowed)
 

@@ -66,9 +66,8 @@ def thin_inputs(
     if not isinstance(element_spec, tuple) or len(element_spec) not in (2, 3):
         allowed = "(features, label) or (features, label, sample_weight): losses are foreseen"
         raise invalid("dataset", element_spec, "its elements", allowed)
-    names = frozenset(spec.name for spec in specs)
     has_offset = correct == "offset"
-    require_form(element_spec, not has_offset, adds_skippable or has_offset, names)
+    require_form(element_spec, not has_offset, adds_skippable or has_offset)
     size = size_to_refill(element_spec, batch_size, drop_remainder, refill)
     keys_of = get_keys or functools.partial(default_keys, specs)
 

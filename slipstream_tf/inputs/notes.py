@@ -1,8 +1,7 @@
 """What the engine writes beside a batch's features, and takes off again before a model sees them.
 
-In: features of any form, and notes of each input: its number, whether it could have been left out,
-what its log-odds are shifted by. Out: a mapping that holds both; of that, the features as they
-were.
+In: features of any form, and notes of each input: whether it could have been left out, what its
+log-odds are shifted by. Out: a mapping that holds both; of that, the features as they were.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,7 +18,7 @@ def add_notes(features: Any, **notes: Any) -> dict[str, Any]:
 
     Args:
         features: a mapping, or anything else, which becomes `FEATURES` of the mapping.
-        **notes: "id", "skippable", "log_odds_offset".
+        **notes: "skippable", "log_odds_offset".
     """
     if not isinstance(features, Mapping):
         features = {FEATURES: features}

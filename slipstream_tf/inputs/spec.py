@@ -2,8 +2,7 @@
 
 A reader gives a `tf.data.Dataset` of `(features, label)`: features["keys"] is int64
 [batch, fields] (or a dictionary with RaggedTensors, where a field is a list), features["dense"]
-float32 [batch, num_dense] if there are dense columns, label float32 [batch]. On request
-features["id"] is int64 [batch], an input's number: the same in every pass, in whatever order.
+float32 [batch, num_dense] if there are dense columns, label float32 [batch].
 """
 
 import dataclasses
@@ -16,9 +15,6 @@ from absl import logging
 MISSING_KEY = -2
 """The key of a missing categorical value; -1 is the padding of bags, and other keys are values."""
 
-ID = "id"
-"""Name of the feature, int64 [batch], that tells an input from all others in every pass."""
-
 SKIPPABLE = "skippable"
 """Name of the feature, bool [batch], that tells which inputs of a batch could have been skipped."""
 
@@ -26,7 +22,7 @@ OFFSET = "log_odds_offset"
 """Name of the feature, float32 [batch], that is added to the log-odds of a prediction in training:
 what thinning has shifted them by."""
 
-NOTES = (ID, SKIPPABLE, OFFSET)
+NOTES = (SKIPPABLE, OFFSET)
 """Names of features that say something of an example, and are none of what a model takes."""
 
 PARTS = ("train", "valid", "test")

@@ -1,8 +1,8 @@
 """Tells the saturation engine each input's loss while a Keras model trains.
 
 In: the features, labels and predictions of a training step. Out: a call of a recorder with the
-batch's ids, losses, labels and which could be skipped. The loss and its gradients are untouched,
-and the model sees the features without what the engine wrote beside them.
+batch's features, losses and labels. The loss and its gradients are untouched, and the model sees
+the features without what the engine wrote beside them.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from slipstream_tf.distributed.batches import scale_loss
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.notes import take_notes
-from slipstream_tf.inputs.spec import ID, NOTES, OFFSET, SKIPPABLE
+from slipstream_tf.inputs.spec import OFFSET
 from slipstream_tf.keras.contract import reaching_rows
 from slipstream_tf.keras.passes import Applied
 
-Recorder = Callable[[Any, tf.Tensor, Any, Any, Any], Any]
-"""Called with ids (int64 [batch] or None), losses (float32 [batch]), labels (float32 [batch], or
-None where the losses are not those of one click per input), skippable (bool [batch] or None) and
+Recorder = Callable[..., Any]
+"""Called with the features as `Slipstream.apply` gave them, losses (float32 [batch]), labels
+(float32 [batch], or None where the losses are not those of one click per input) and `weights=`, the
 sample weights (float32 [batch] or None); returns an operation in a graph."""
 
 
@@ -272,13 +272,12 @@ class LossFeedback:
                 place = f"record_losses of {self._place()}"
                 raise invalid("losses", "a second time", place, "once: compute_loss records them")
             self._told.append(x)
-        notes = take_notes(x, self._input_names() - set(NOTES))[1]
         losses = tf.stop_gradient(tf.reshape(tf.cast(losses, tf.float32), [-1]))
         labels, weights = (
             None if part is None else tf.reshape(tf.cast(part, tf.float32), [-1])
             for part in (y, sample_weight)
         )
-        return self._recorder(notes.get(ID), losses, labels, notes.get(SKIPPABLE), weights)
+        return self._recorder(x, losses, labels, weights=weights)
 
     def _losses_per_input(self, y: Any, y_pred: Any, weights: Any) -> tuple[Any, Any, Any]:
         """Returns losses [batch], labels and weights, which may be None."""

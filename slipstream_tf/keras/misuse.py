@@ -56,12 +56,6 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
             RuntimeWarning,
             stacklevel=4,
         )
-    if engine.needs_ids:
-        ids = engine.tracker.classifier.export_memory()["ids"]
-        seen = report.examples_seen // engine.comm.size
-        # A step of one example may be of the same one each time.
-        if len(ids) == 1 and seen > report.step:
-            warn_of_one_id(seen)
     if engine.comm.size == 1 and any(p.acts_on == "replicas" for p in engine.settings.policies):
         warnings.warn(
             "CacheRows does nothing in one process: replicas are of rows that other ranks own.",
@@ -82,26 +76,22 @@ def require_losses(model: Any) -> None:
         return
     allowed = (
         "slip.keras.Model(inputs, outputs), slip.keras.Sequential, or a class derived from "
-        "slip.keras.Model: these settings need each example's loss (LastLoss, a budget or an "
-        "estimate of cost), which a plain Keras model does not tell"
+        "slip.keras.Model: these settings need each example's loss (a budget or an estimate of "
+        "cost), which a plain Keras model does not tell"
     )
     name = f"{type(model).__name__} {model.name!r}"
     raise invalid("model", name, "fit with Slipstream", allowed)
 
 
-def require_told(engine: Any, ids: Any, labels: Any) -> None:
-    """Raises ValueError if ids or labels of a batch are None and an engine needs them."""
-    place = "Slipstream.record_losses"
-    if ids is None and engine.needs_ids:
-        allowed = "the features that apply gave, or their 'id', where losses are remembered"
-        raise invalid("ids", None, place, allowed)
+def require_labels(engine: Any, labels: Any) -> None:
+    """Raises ValueError if the labels of a batch are None and an engine needs them."""
     if labels is None and engine.needs_labels:
         allowed = (
             "labels of clicks. A budget or an estimate of cost extends a learning curve of AUC or "
             "log-loss, which takes one output with binary cross-entropy: leave it out for other "
             "losses"
         )
-        raise invalid("labels", None, place, allowed)
+        raise invalid("labels", None, "Slipstream.record_losses", allowed)
 
 
 def require_layer(layer: Any, model: Any) -> None:
@@ -187,17 +177,6 @@ def warn_without_losses(skips_by_losses: bool) -> None:
         "slip.keras.Model, or `slipstream.record_losses(x, losses, y)` in a loop of your own.",
         RuntimeWarning,
         stacklevel=5,
-    )
-
-
-def warn_of_one_id(examples: int) -> None:
-    """Warns that so many examples had one id, by which their losses are remembered."""
-    warnings.warn(
-        f"The losses of the first window's {examples:,} examples all came with the same id: "
-        "LastLoss remembers one loss per id, here one for all examples. Give each example an id "
-        "of its own: slip.inputs.with_ids(dataset), or a reader's ids=True.",
-        RuntimeWarning,
-        stacklevel=4,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf.checkpoint.store_state import LossMemoryState, tree_from_bytes, tree_to_bytes
+from slipstream_tf.checkpoint.store_state import tree_from_bytes, tree_to_bytes
 from slipstream_tf.config import Budget, DryRun, HotSet, Saturation, Window
 from slipstream_tf.distributed.agreement import most_known, require_same
 from slipstream_tf.distributed.batches import even_ends
@@ -14,10 +14,8 @@ from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.batches import call_at, sized
 from slipstream_tf.inputs.class_weights import weigh_classes
-from slipstream_tf.inputs.ids import require_ids
 from slipstream_tf.inputs.look_ahead import LookAhead
-from slipstream_tf.inputs.notes import take_notes
-from slipstream_tf.inputs.spec import ID, SKIPPABLE
+from slipstream_tf.inputs.spec import SKIPPABLE
 from slipstream_tf.keras import leaving_out, misuse
 from slipstream_tf.keras.callbacks import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
@@ -44,10 +42,9 @@ class Slipstream(tf.train.experimental.PythonState):
     Method: Slipstream, arXiv 2404.04270, and this project's policies. Connect
     - the steps, through `callback` (in `fit`) or `step` (in a loop of your own). Without steps no
       window ever ends and nothing is skipped; a warning says so;
-    - the training data through `apply`, where examples are skipped or remembered;
-    - the inputs' losses, where they are remembered, guarded or budgeted: `callback` does so for
-      models with `LossFeedback` (those of `slipstream_tf.models`), `record_losses` in a loop of
-      your own.
+    - the training data through `apply`, where examples are skipped;
+    - the inputs' losses, where they are guarded or budgeted: `callback` does so for models with
+      `LossFeedback` (those of `slipstream_tf.models`), `record_losses` in a loop of your own.
 
     A `tf.train.Checkpoint(model=model, slipstream=slipstream)` holds what it knows beside tables,
     and goes on from there; deferred gradients are applied when it is saved. Where they
@@ -79,8 +76,6 @@ class Slipstream(tf.train.experimental.PythonState):
         specs: the features, in order.
         store: the store whose tables are tracked.
         comm: the ranks that the store's tables are shared with.
-        loss_memory: the remembered losses, for
-            `tf.train.Checkpoint(losses=slipstream.loss_memory, ...)`.
         tracker: the window loop, with the classifier and the reports.
         plan: how many steps training takes.
         layer: the layer; None: it tracks a store.
@@ -120,7 +115,6 @@ class Slipstream(tf.train.experimental.PythonState):
             require_same(self.comm, own, "slipstream.settings", "Slipstream")
         self._connect_replicas()
         self.tracker = SaturationTracker(self.store, settings, self.specs, self.comm)
-        self.loss_memory = LossMemoryState(self.tracker.classifier)
         self._reading, self._look_ahead = LookAhead(), LookAhead()
         self._begin_window()
         self._steps = 0
@@ -135,11 +129,6 @@ class Slipstream(tf.train.experimental.PythonState):
     def needs_losses(self) -> bool:
         """Whether the settings need the inputs' losses."""
         return self.settings.needs_losses
-
-    @property
-    def needs_ids(self) -> bool:
-        """Whether examples must have numbers, by which their losses are remembered."""
-        return self.settings.needs_ids
 
     @property
     def needs_labels(self) -> bool:
@@ -210,7 +199,7 @@ class Slipstream(tf.train.experimental.PythonState):
             drop_remainder: whether a last batch that is not full is left out.
             ahead: whether to work a batch ahead. Not for a `dataset` that predicts, or tells where
                 training is, as it is read. An iteration that ends early has then read a batch that
-                is not trained, and classified it, but by remembered loss.
+                is not trained, and classified it.
             class_weight: weight by class, as `fit` takes it, where the model's `fit` cannot: Keras
                 takes no `class_weight` beside sample weights (`keep`), and fetches batches ahead
                 of the windows. `slip.keras.Model.fit` hands its own on to here.
@@ -221,16 +210,14 @@ class Slipstream(tf.train.experimental.PythonState):
         With `ForeseenLoss` elements must have labels. They become (features, label, sample_weight),
         or get "log_odds_offset" among their features. Read in batches larger than `batch_size`.
 
-        With `LastLoss` the features must be a mapping with "id", int64 [batch]: what tells an
-        example from all others in every pass (see `inputs.with_ids`; readers have `ids`). Where
-        losses are needed, the features get "skippable"; where examples are thinned, elements become
-        (features, label, sample_weight).
+        Where losses are needed, the features get "skippable"; where examples are thinned, elements
+        become (features, label, sample_weight).
 
         Returns:
             The dataset.
 
         Raises:
-            ValueError: as `slipstream_tf.inputs.classifier.skip_inputs`; or ids are missing.
+            ValueError: as `slipstream_tf.inputs.classifier.skip_inputs`.
         """
         source = sized(dataset, batch_size, is_refilled=self.settings.skips_examples)
         weighed = source.dataset
@@ -262,8 +249,6 @@ class Slipstream(tf.train.experimental.PythonState):
 
         `read_ahead` may follow; with several ranks, `distributed.even_ends` must.
         """
-        if self.needs_ids:
-            require_ids(dataset.element_spec, {spec.name for spec in self.specs})
         self.plan.batches = sized(dataset, batch_size).batches
         kept = leaving_out.leave_out(self, dataset, batch_size, get_keys, drop_remainder)
         if not self.settings.policies:
@@ -281,12 +266,7 @@ class Slipstream(tf.train.experimental.PythonState):
         return leaving_out.thin(self, batch, predictions)
 
     def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The second part of `apply`: has each batch made while the one before trains.
-
-        Not by remembered loss, as what a step records may decide on the next batch.
-        """
-        if self.settings.needs_ids:
-            return dataset
+        """The second part of `apply`: has each batch made while the one before trains."""
         return self._look_ahead.read(dataset)
 
     def settle(self) -> None:
@@ -330,16 +310,16 @@ class Slipstream(tf.train.experimental.PythonState):
             device: where the keys are, e.g. "GPU:0".
 
         Raises:
-            ValueError: a policy goes by losses, which are remembered or foreseen on the host.
+            ValueError: a policy goes by losses, which are foreseen on the host.
         """
-        if self.settings.needs_ids or self.settings.pilot:
-            allowed = "RowDrift: losses are remembered, or foreseen, on the host"
+        if self.settings.pilot:
+            allowed = "RowDrift: losses are foreseen on the host"
             raise invalid("by", self.settings.policies, "Slipstream.classifier_on", allowed)
         return self.tracker.classifier.copy_on(device)
 
     def record_losses(
         self,
-        ids: Any,
+        features: Any,
         losses: Any,
         labels: Any = None,
         skippable: Any = None,
@@ -350,26 +330,23 @@ class Slipstream(tf.train.experimental.PythonState):
             slipstream.record_losses(features, losses, labels)
 
         Args:
-            ids: the features as `apply` gave them, which have ids and "skippable"; or the ids,
-                int64 [batch], or None where none are remembered.
+            features: as `apply` gave them, which have "skippable"; or None.
             losses: float32 [batch], each example's own before the update.
             labels: float32 [batch], where the losses are binary cross-entropy; None: they are not.
-            skippable: bool [batch], `features["skippable"]`; not beside features.
+            skippable: bool [batch], where the features do not tell it; None: no example was.
             weights: float32 [batch], the sample weights that `apply` gave; None: 1.
 
         Returns:
             The operation in a graph, None in eager mode.
 
         Raises:
-            ValueError: ids are missing where losses are remembered, or labels where a budget or an
-                estimate of cost needs them.
+            ValueError: labels are missing where a budget or an estimate of cost needs them.
         """
-        if isinstance(ids, Mapping):
-            notes = take_notes(ids)[1]
-            ids, skippable = notes.get(ID), notes.get(SKIPPABLE)
-        misuse.require_told(self, ids, labels)
+        if isinstance(features, Mapping):
+            skippable = features.get(SKIPPABLE, skippable)
+        misuse.require_labels(self, labels)
         self.are_losses_told = True
-        return self.tracker.classifier.record_losses(ids, losses, labels, skippable, weights)
+        return self.tracker.classifier.record_losses(losses, labels, skippable, weights)
 
     @property
     def policies(self) -> Mapping[str, UpdatePolicy]:
@@ -381,8 +358,8 @@ class Slipstream(tf.train.experimental.PythonState):
 
         Returns:
             Nested dictionaries of JSON-serialisable values and arrays: states of keys, T,
-            snapshots, the present window, reports, remembered losses. Rows, counts and
-            deferred gradients are the store's.
+            snapshots, the present window, reports. Rows, counts and deferred gradients are the
+            store's.
         """
         # A batch that is being made is counted, and in the iterator's checkpoint.
         self.settle()
@@ -489,8 +466,6 @@ class Slipstream(tf.train.experimental.PythonState):
         self._restored = None
 
     def _begin_window(self) -> None:
-        if self.settings.needs_ids:
-            return
         length = self.tracker.window_steps
         self._look_ahead.begin_window(length, length - self.tracker.steps_left)
 

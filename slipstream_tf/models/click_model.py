@@ -272,10 +272,10 @@ class ClickModel(LossFeedback, keras.Model):
 
         Args:
             inputs: {"dense": float [batch, dense_features], "keys": as `EmbeddingCollection` takes
-                them}; no "dense" where `dense_features` is 0. "id" and "skippable", int64 and bool
-                [batch], may be there for the recording of losses and are not read here. Nor is
-                "next_keys" (see `distributed.with_next`), but in training with embeddings of
-                `prefetch=True`, which need it.
+                them}; no "dense" where `dense_features` is 0. "skippable", bool [batch], may be
+                there for the recording of losses and is not read here. Nor is "next_keys" (see
+                `distributed.with_next`), but in training with embeddings of `prefetch=True`, which
+                need it.
             training: whether to train the embeddings and to drop units.
 
         Returns:

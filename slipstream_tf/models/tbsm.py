@@ -84,7 +84,7 @@ class TBSM(DotsModel):
         """Predicts clicks on the last steps.
 
         Args:
-            inputs: see the class; "id", "skippable" and "next_keys" as for other click models.
+            inputs: see the class; "skippable" and "next_keys" as for other click models.
             training: whether to train the embeddings and to drop units.
 
         Returns:

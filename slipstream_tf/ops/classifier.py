@@ -21,9 +21,8 @@ from slipstream_tf.ops.loss_statistics import LossStatistics
 from slipstream_tf.ops.pilot import PILOT, PILOTS, KeptInputs, foresee
 from slipstream_tf.ops.table import to_arrays, to_tensors
 
-MODES = ("none", "drift", "remembered_loss", "foreseen_loss", "random")
-# Arrays of `export_memory` and `export_window`.
-MEMORY = {"ids": np.int64, "losses": np.float32, "visits": np.int32}
+MODES = ("none", "drift", "foreseen_loss", "random")
+# Arrays of `export_window`.
 WINDOW = {
     "sums": np.float64,
     "histogram": np.float64,
@@ -47,7 +46,7 @@ class ClassifierCounts:
         examples_skipped: inputs left out.
         hot_examples: inputs with a finite skip score.
         examples_skippable: inputs that could be left out.
-        examples_kept: skippable inputs that thinning or `max_skips` kept.
+        examples_kept: skippable inputs that thinning kept.
     """
 
     examples_seen: int
@@ -61,12 +60,9 @@ class InputClassifier:
     """Holds the drifts of the tracked keys, a threshold, and a sample of the window's inputs.
 
     The skip score of an input with m lookups is its ceil(alpha * m)-th smallest drift, where
-    untracked keys count as +inf; it is +inf for an input without lookups. By remembered loss it is
-    the input's loss at its last visit, or +inf if there is none, if it was skipped `max_skips`
-    times since, or if one of those ceil(alpha * m) keys has not been saturated since that visit.
-    By foreseen loss (`foresee`) it is |label - prediction|, of a pilot that is trained along.
-    Thread-safe. The C++ resource lives as long as this object or a `tf.function` or dataset that
-    uses it.
+    untracked keys count as +inf; it is +inf for an input without lookups. By foreseen loss
+    (`foresee`) it is |label - prediction|, of a pilot that is trained along. Thread-safe. The C++
+    resource lives as long as this object or a `tf.function` or dataset that uses it.
     """
 
     def __init__(
@@ -75,9 +71,6 @@ class InputClassifier:
         alpha: float = 1.0,
         reservoir_size: int = 8192,
         seed: int = 0,
-        loss_memory_bytes: int = 0,
-        max_skips: int = 0,
-        weigh_visits: bool = False,
         ignored_tables: Sequence[str] = (),
         pilot: str = "none",
         pilot_factors: int = 8,
@@ -90,11 +83,6 @@ class InputClassifier:
             alpha: share of an input's lookups that must be saturated: above 0, at most 1.
             reservoir_size: most inputs in the window's sample.
             seed: seeds the sample, thinning and random skipping.
-            loss_memory_bytes: bytes of remembered losses, 16 an input; 0: none are remembered.
-            max_skips: by remembered loss: skips of an input between two visits, at most 127 (before
-                the first return as many or fewer, by its id, so that returns are spread); 0: no
-                limit.
-            weigh_visits: by remembered loss: an input weighs 1 + its skips when it is visited.
             ignored_tables: names of tables whose features are passed over.
             pilot: what foresees losses: "none"; "label": the base rate; "linear": a logistic
                 regression, one number per key; "fm": a factorisation machine; "model": the model
@@ -110,15 +98,6 @@ class InputClassifier:
         require_number("alpha", alpha, 0.0, 1.0, "InputClassifier", open_minimum=True)
         require_integer("reservoir_size", reservoir_size, 1, 1 << 24, "InputClassifier")
         require_integer("seed", seed, 0, (1 << 63) - 1, "InputClassifier")
-        require_integer("loss_memory_bytes", loss_memory_bytes, 0, None, "InputClassifier")
-        require_room(
-            "loss_memory_bytes",
-            loss_memory_bytes,
-            loss_memory_bytes,
-            f"{loss_memory_bytes // 16} entries x 16 bytes",
-            "InputClassifier",
-        )
-        require_integer("max_skips", max_skips, 0, 127, "InputClassifier")
         require_choice("pilot", pilot, PILOTS, "InputClassifier")
         require_integer("pilot_factors", pilot_factors, 1, 8, "InputClassifier")
         has_keys = pilot in ("linear", "fm")
@@ -132,8 +111,7 @@ class InputClassifier:
             "InputClassifier",
         )
         self._ignored_tables = frozenset(ignored_tables)
-        self._alpha, self._seed = alpha, seed
-        self._remembers_losses, self._pilot = loss_memory_bytes > 0, pilot
+        self._alpha, self._seed, self._pilot = alpha, seed, pilot
         self._copies: list[DriftClassifier] = []
         with tf.init_scope(), tf.device("CPU:0"):
             self._handle = _loader.library().slipstream_classifier(
@@ -141,9 +119,6 @@ class InputClassifier:
                 num_tables=len(self._tables),
                 reservoir_size=reservoir_size,
                 seed=seed,
-                loss_memory_bytes=loss_memory_bytes,
-                max_skips=max_skips,
-                weighs_visits=weigh_visits,
                 pilot=pilot,
                 pilot_factors=pilot_factors,
                 pilot_memory_bytes=pilot_memory_bytes,
@@ -158,7 +133,6 @@ class InputClassifier:
         self,
         inputs: Any,
         specs: Sequence[features.FeatureSpec],
-        ids: Any = None,
         observe: bool = True,
         window_batches: int = 0,
     ) -> Classified:
@@ -167,7 +141,6 @@ class InputClassifier:
         Args:
             inputs: keys of the batch in any format that `features.pack` takes.
             specs: the features, in order.
-            ids: int64 [batch], what remembered losses belong to; None where none are used.
             observe: whether the inputs enter the window's sample and counts.
             window_batches: batches of a window, or 0. Where inputs are observed and nothing may be
                 left out (in shadow mode, or mode "none"), as many batches of a window are
@@ -180,8 +153,7 @@ class InputClassifier:
 
         Raises:
             ValueError: a feature is missing, or is of a table that the classifier does not have.
-            tf.errors.InvalidArgumentError: row splits decrease, features differ in batch size, ids
-                are missing where losses are remembered, ...
+            tf.errors.InvalidArgumentError: row splits decrease, features differ in batch size, ...
         """
         require_integer("window_batches", window_batches, 0, None, "InputClassifier.classify")
         packed, ignored = features.pack(inputs, specs), len(self._tables)
@@ -189,7 +161,6 @@ class InputClassifier:
         with tf.device("CPU:0"):
             result = _loader.library().slipstream_classify_inputs(
                 handle=self._handle,
-                ids=_ids(ids),
                 observe=observe,
                 window_batches=window_batches,
                 feature_table=tables,
@@ -266,11 +237,8 @@ class InputClassifier:
             device: where the keys of inputs are, e.g. "GPU:0".
 
         Raises:
-            ValueError: this classifier remembers or foresees losses, which a copy does not.
+            ValueError: this classifier foresees losses, which a copy does not.
         """
-        if self._remembers_losses:
-            allowed = "0: remembered losses are not copied"
-            raise invalid("loss_memory_bytes", "above 0", "InputClassifier.copy_on", allowed)
         if self._pilot != "none":
             raise invalid("pilot", self._pilot, "InputClassifier.copy_on", "'none': none is copied")
         copy = DriftClassifier(
@@ -279,24 +247,6 @@ class InputClassifier:
         self._copies.append(copy)
         return copy
 
-    def set_saturated(self, tables: Any, keys: Any, since: Any) -> None:
-        """Replaces the saturated keys, which remembered losses hold for.
-
-        Args:
-            tables: int32 [n], the index of each key's table.
-            keys: int64 [n]; no key of a table may occur twice.
-            since: [n], first window of the key's present run of windows in which it was saturated.
-
-        Raises:
-            tf.errors.InvalidArgumentError: as `set_drift`.
-        """
-        _loader.library().slipstream_classifier_set_saturated(
-            handle=self._handle,
-            tables=tf.convert_to_tensor(tables, tf.int32),
-            keys=tf.convert_to_tensor(keys, tf.int64),
-            since=tf.cast(since, tf.float32),
-        )
-
     def configure(
         self,
         mode: str,
@@ -304,21 +254,19 @@ class InputClassifier:
         random_share: float = 0.0,
         keep_rate: float = 0.0,
         shadow: bool = False,
-        window: int = 0,
     ) -> None:
         """Sets what is skippable from the next batch on.
 
         Args:
-            mode: "none"; "drift", "remembered_loss" or "foreseen_loss": inputs whose score is
-                below the threshold; "random": each input with probability `random_share`,
-                determined by the seed and the input's number.
+            mode: "none"; "drift" or "foreseen_loss": inputs whose score is below the threshold;
+                "random": each input with probability `random_share`, determined by the seed and the
+                input's number.
             threshold: at least 0; may be infinite.
             random_share: 0 to 1.
             keep_rate: share of the skippable inputs that is kept with a weight of 1 / keep_rate, 0
                 to below 1; not with "random". With "foreseen_loss" above 0: the least probability
                 to be kept of an input, which is else score / threshold.
             shadow: keep every input, with a weight of 1.
-            window: number of the window, noted with the losses that are recorded in it.
 
         Raises:
             ValueError: an argument is out of its range.
@@ -331,26 +279,21 @@ class InputClassifier:
         require_number("keep_rate", keep_rate, 0.0, 1.0, place)
         if keep_rate == 1.0:
             raise invalid("keep_rate", keep_rate, place, "a number below 1")
-        require_integer("window", window, 0, None, place)
         _loader.library().slipstream_classifier_configure(
             handle=self._handle,
             threshold=tf.constant(threshold, tf.float32),
             random_share=tf.constant(random_share, tf.float64),
             keep_rate=tf.constant(keep_rate, tf.float64),
-            window=tf.constant(window, tf.int64),
             mode=mode,
             is_shadow=shadow,
         )
         for copy in self._copies:
             copy.configure(mode, threshold, random_share, keep_rate, shadow)
 
-    def record_losses(
-        self, ids: Any, losses: Any, labels: Any, skippable: Any, weights: Any = None
-    ) -> Any:
-        """Takes in the losses of a batch that is trained: remembers them and adds to statistics.
+    def record_losses(self, losses: Any, labels: Any, skippable: Any, weights: Any = None) -> Any:
+        """Adds the losses of a batch that is trained to the statistics.
 
         Args:
-            ids: int64 [batch], or None: nothing is remembered.
             losses: float32 [batch], each input's before the update.
             labels: float32 [batch]; 0.5 or more is positive, and the losses are binary
                 cross-entropy. None: they are another loss; no AUC is found.
@@ -370,7 +313,6 @@ class InputClassifier:
         with tf.device("CPU:0"):
             return _loader.library().slipstream_record_losses(
                 handle=self._handle,
-                ids=_ids(ids),
                 losses=losses,
                 labels=labels,
                 skippable=skippable,
@@ -383,26 +325,8 @@ class InputClassifier:
         return LossStatistics.from_sums(result.sums.numpy(), result.histogram.numpy())
 
     def reservoir_losses(self) -> np.ndarray:
-        """Remembered losses of the window's sampled inputs when they came: float32 [with one].
-
-        With a pilot, their scores by foreseen loss.
-        """
+        """Returns the scores by foreseen loss of the window's sample, float32 [inputs with one]."""
         return _loader.library().slipstream_classifier_reservoir_losses(handle=self._handle).numpy()
-
-    def export_memory(self) -> dict[str, np.ndarray]:
-        """Returns all remembered losses: ids int64 [n], losses float32 [n], visits int32
-        [n, 3]."""
-        result = _loader.library().slipstream_classifier_export_memory(handle=self._handle)
-        return to_arrays(result, MEMORY)
-
-    def import_memory(self, contents: Mapping[str, Any]) -> None:
-        """Replaces all remembered losses by what `export_memory` gave; what does not fit is left.
-
-        Raises:
-            tf.errors.InvalidArgumentError: the shapes do not fit, or a visit is out of range.
-        """
-        tensors = to_tensors(contents, MEMORY, "remembered losses")
-        _loader.library().slipstream_classifier_import_memory(handle=self._handle, **tensors)
 
     def export_pilot(self) -> dict[str, np.ndarray]:
         """Returns what the pilot has learnt: base float64 [2], buckets int64 [n], numbers float32
@@ -422,7 +346,7 @@ class InputClassifier:
     def export_window(self) -> dict[str, np.ndarray]:
         """Returns what has come in since the window began, and where random choices are.
 
-        Drifts, saturated keys, settings and remembered losses are not in it.
+        Drifts and settings are not in it.
 
         Returns:
             Arrays as the op SlipstreamClassifierExportWindow names and describes them.
@@ -431,7 +355,7 @@ class InputClassifier:
         return to_arrays(result, WINDOW)
 
     def import_window(self, contents: Mapping[str, Any]) -> None:
-        """Replaces what `export_window` gives; call it after `import_memory`.
+        """Replaces what `export_window` gives.
 
         Raises:
             ValueError: an array is missing or unknown.
@@ -469,7 +393,3 @@ class InputClassifier:
         """Returns the window's counts and starts the next window with an empty sample."""
         counts = _loader.library().slipstream_classifier_end_window(handle=self._handle)
         return ClassifierCounts(*(int(count) for count in counts.numpy()))
-
-
-def _ids(ids: Any) -> tf.Tensor:
-    return tf.zeros([0], tf.int64) if ids is None else tf.cast(ids, tf.int64)

@@ -25,8 +25,8 @@ class Classified(NamedTuple):
     Attributes:
         skippable: bool [batch].
         score: float32 [batch], skip scores.
-        weight: float32 [batch]: 0 leaves an input out; else the inputs that it stands for: 1, 1 /
-            keep_rate for a skippable one that thinning keeps, or 1 + its skips.
+        weight: float32 [batch]: 0 leaves an input out; else the inputs that it stands for: 1, or
+            1 / keep_rate for a skippable one that thinning keeps.
     """
 
     skippable: tf.Tensor
@@ -103,7 +103,7 @@ class DriftClassifier:
         """Sets what is skippable from the next batch on; see `InputClassifier.configure`.
 
         Raises:
-            ValueError: the mode is unknown; "remembered_loss" needs an `InputClassifier`.
+            ValueError: the mode is unknown; "foreseen_loss" needs an `InputClassifier`.
             tf.errors.InvalidArgumentError: a number is out of its range.
         """
         require_choice("mode", mode, MODES, "DriftClassifier.configure")

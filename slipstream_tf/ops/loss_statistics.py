@@ -12,7 +12,7 @@ class Moments:
 
     Attributes:
         count: inputs.
-        total: sum of their losses (of `paired`: of loss now less remembered loss).
+        total: sum of their losses.
         squares: sum of the squares of the same.
         squared_residuals: sum of (1 - exp(-loss))^2: for binary cross-entropy |p - y| squared.
     """
@@ -43,7 +43,6 @@ class LossStatistics:
     Attributes:
         skippable: inputs that could have been skipped but were trained.
         others: the other inputs.
-        paired: loss now less remembered loss, of skippable inputs whose loss was remembered.
         not_finite: inputs left out because their loss was not finite.
         histogram: float64 [2, bins], weights of the inputs by label (0, 1) and predicted
             probability, ascending.
@@ -54,7 +53,6 @@ class LossStatistics:
 
     skippable: Moments
     others: Moments
-    paired: Moments
     not_finite: int
     histogram: np.ndarray
     weight: float = 0.0
@@ -63,16 +61,16 @@ class LossStatistics:
 
     @classmethod
     def from_sums(cls, sums: np.ndarray, histogram: np.ndarray) -> "LossStatistics":
-        """Returns the statistics of which `sums` are had, float64 [16], and the histogram."""
-        skippable, others, paired = (
-            Moments(int(part[0]), *map(float, part[1:])) for part in sums[:12].reshape(3, 4)
+        """Returns the statistics of which `sums` are had, float64 [12], and the histogram."""
+        skippable, others = (
+            Moments(int(part[0]), *map(float, part[1:])) for part in sums[:8].reshape(2, 4)
         )
-        weighted = map(float, sums[12:15])
-        return cls(skippable, others, paired, int(sums[15]), histogram, *weighted)
+        weighted = map(float, sums[8:11])
+        return cls(skippable, others, int(sums[11]), histogram, *weighted)
 
     def sums(self) -> np.ndarray:
-        """Returns all but the histogram, float64 [16], in the order that the classifier has."""
-        moments = (self.skippable, self.others, self.paired)
+        """Returns all but the histogram, float64 [12], in the order that the classifier has."""
+        moments = (self.skippable, self.others)
         values = [value for part in moments for value in dataclasses.astuple(part)]
         weighted = (self.weight, self.weighted_total, self.weighted_squared_residuals)
         return np.array([*values, *weighted, self.not_finite], np.float64)

@@ -10,7 +10,7 @@ from slipstream_tf.config import Table
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 
 DEFAULT_SHARE = 0.3
-"""Share of the hot examples that T, or the bound of a loss, is found for if nobody gives one."""
+"""Share of the hot examples that T is found for if nobody gives one."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -18,15 +18,13 @@ class Ended:
     """A window that ended, as policies see it.
 
     Attributes:
-        losses: float32 [n], remembered losses of a sample of its examples, or their scores by
-            foreseen loss; None: there are none.
+        losses: float32 [n], scores by foreseen loss of a sample of its examples; None: there are
+            none.
         share: of the hot examples, to be found skippable next, after budget and guard.
-        scale: factor of the guard on what is found, 0 to 1.
     """
 
     losses: np.ndarray | None
     share: float
-    scale: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +70,10 @@ class Policy:
         withholds_saturated: whether gradients of saturated keys do not reach their rows at once.
         loses_gradients: whether they never do.
         probes_every: windows from probe to probe of a saturated key; None: it does not matter.
-        needs_losses: whether examples' losses must come in.
-        needs_ids: whether examples must be told apart in every pass.
         weighs_examples: whether examples get weights.
         leaves_some: whether some skippable examples are trained all the same; None: none are told.
         steered_by: what a budget steers by: "share", "movement", or "": nothing.
         gives_key_share: whether somebody chose `key_share`.
-        share_finds_threshold: whether `target_share` is what T is found for.
         simulated_ranks: as whose exchange gradients are counted.
         correct: how examples that are thinned by foreseen losses are corrected; "": none are.
         verb: what becomes of what is saved, for reports: "skipped", "masked", "deferred".
@@ -91,13 +86,10 @@ class Policy:
     withholds_saturated = False
     loses_gradients = False
     probes_every: int | None = None
-    needs_losses = False
-    needs_ids = False
     weighs_examples = False
     leaves_some: bool | None = None
     steered_by = ""
     gives_key_share = False
-    share_finds_threshold = True
     simulated_ranks = 1
     correct = ""
     verb = ""
@@ -114,11 +106,6 @@ class Policy:
     def target_share(self) -> float | None:
         """Share of the hot examples to save on, which a budget lowers; None: no such share."""
         return self.key_share
-
-    @property
-    def loss_memory(self) -> dict[str, Any]:
-        """Arguments of `ops.classifier.InputClassifier` where it remembers losses."""
-        return {}
 
     @property
     def pilot_settings(self) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipstream_tf.errors import invalid, require_number
-from slipstream_tf.memory import require_room
-from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Ended, Policy, Tables
+from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Ended, Policy
 from slipstream_tf.scores.base import Score
 
 
@@ -20,8 +19,8 @@ class SkipExamples(Policy):
     """Leaves out examples that teach nothing, and refills the batches.
 
     Attributes:
-        by: what makes an example skippable: a `ForeseenLoss` (in a single pass), a `LastLoss`
-            (where examples come again) or a `RowDrift` (the paper's rule, a baseline).
+        by: what makes an example skippable: a `ForeseenLoss`, or a `RowDrift` (the paper's rule, a
+            baseline).
         share: of the hot examples (those with a finite score), to skip, 0 to 1. None: 0.3, or what
             `Saturation(threshold=)` makes of it; by `ForeseenLoss` 0.5.
         keep: share of the skippable examples that is trained all the same, with weight 1 / keep;
@@ -35,11 +34,7 @@ class SkipExamples(Policy):
     verb = "skipped"
     columns = ("skipped", "skipped share", "kept")
     alpha = _of_score("alpha")
-    share_finds_threshold = _of_score("share_finds_threshold")
     probes_every = _of_score("probes_every")
-    needs_losses = _of_score("needs_losses")
-    needs_ids = _of_score("needs_ids")
-    loss_memory = _of_score("loss_memory")
     pilot_settings = _of_score("pilot_settings")
     steered_by = _of_score("steered_by")
     correct = _of_score("correct")
@@ -47,7 +42,7 @@ class SkipExamples(Policy):
     def __post_init__(self) -> None:
         place = "SkipExamples"
         if not isinstance(self.by, Score):
-            allowed = "slipstream_tf.ForeseenLoss(...), LastLoss(...) or RowDrift(...)"
+            allowed = "slipstream_tf.ForeseenLoss(...) or RowDrift(...)"
             raise invalid("by", self.by, place, allowed)
         if self.share is not None:
             share = require_number("share", self.share, 0.0, 1.0, place, True)
@@ -66,7 +61,7 @@ class SkipExamples(Policy):
     @property
     def gives_key_share(self) -> bool:  # type: ignore[override]
         """See `Policy`."""
-        return self.by.gives_key_share(self.share is not None)
+        return self.share is not None
 
     @property
     def target_share(self) -> float:
@@ -77,19 +72,13 @@ class SkipExamples(Policy):
     @property
     def weighs_examples(self) -> bool:  # type: ignore[override]
         """See `Policy`."""
-        return self.keep > 0.0 or self.by.weighs_examples
+        return self.keep > 0.0 or self.correct == "weight"
 
     @property
     def leaves_some(self) -> bool | None:  # type: ignore[override]
         """See `Policy`."""
-        if self.by.examples_return is None:
-            return None
-        return self.keep > 0.0 or self.by.examples_return
-
-    def require_fit(self, tables: Tables) -> None:
-        """Raises ValueError if the machine has no room for the losses."""
-        if memory := self.loss_memory.get("loss_memory_bytes"):
-            require_room("memory", memory, memory, "examples' losses", type(self.by).__name__)
+        # What is kept by foreseen losses tells nothing of what is not.
+        return None if self.correct else self.keep > 0.0
 
     def initial_state(self) -> dict[str, Any]:
         """See `Policy`."""

@@ -258,7 +258,7 @@ class _Preparation:
                             path, line = source.line(block, row)
                             bad_lines.add(path, line, reason)
                             writer.add_bad_line(f"{path}:{line}: {reason}")
-                        writer.add(parsed, block.start.id, source.is_test(block))
+                        writer.add(parsed, source.is_test(block))
                         rows, end = rows + block.num_rows, block.end
                         self.told("preparing", block.done, source.size, rows)
                     shards.append(writer.close(end))

@@ -18,8 +18,6 @@ from slipstream_tf.errors import invalid, require_choice
 
 TEXT, INTEGER, HEX = "text", "integer", "hex"
 NONE, LOG = "none", "log"
-# Numbers the inputs in the shards.
-ID_COLUMN = "input_id"
 _SETTINGS = ("label", "keys", "dense", "missing", "delimiter", "columns")
 
 
@@ -148,8 +146,6 @@ def _require_columns(schema: Schema) -> None:
     for name in names:
         if names.count(name) > 1:
             raise invalid("column", name, "schema", "each column once, as label, dense or key")
-        if name == ID_COLUMN:
-            raise invalid("column", name, "schema", "another name: it numbers the inputs")
         if schema.columns is not None and schema.columns.count(name) != 1:
             raise invalid("column", name, "schema", f"one of `columns`, {list(schema.columns)}")
 

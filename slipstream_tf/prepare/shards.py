@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from slipstream_tf import disk
 from slipstream_tf.inputs.readers.prepared import FORMAT_VERSION, MANIFEST
 from slipstream_tf.inputs.spec import PREPARED_PARTS
-from slipstream_tf.prepare.schema import ID_COLUMN
 from slipstream_tf.prepare.sources import Columns, ParsedRows, Position
 from slipstream_tf.telemetry.run_record import write_json
 
@@ -43,7 +42,6 @@ def make_manifest(name: str, columns: Columns, source: Mapping[str, Any]) -> dic
             "dense": list(columns.dense),
             "keys": list(columns.keys),
             "lists": list(columns.lists),
-            "id": ID_COLUMN,
         },
         "source": dict(source),
         "is_complete": False,
@@ -75,20 +73,17 @@ class ShardWriter:
         self._bad_lines = 0
         self._first_bad_line: str | None = None
 
-    def add(self, parsed: ParsedRows, first_id: int, is_test: np.ndarray) -> None:
+    def add(self, parsed: ParsedRows, is_test: np.ndarray) -> None:
         """Adds the inputs of a block.
 
         Args:
             parsed: the inputs.
-            first_id: number of the block's first row.
             is_test: bool [rows of the block].
         """
-        ids = np.arange(first_id, first_id + len(is_test))[parsed.is_good]
         is_of_test = is_test[parsed.is_good]
-        table = parsed.table.append_column(ID_COLUMN, pa.array(ids))
         for part, is_wanted in (("train", ~is_of_test), ("test", is_of_test)):
             if is_wanted.any():
-                self._parts[part].add(table.filter(pa.array(is_wanted)))
+                self._parts[part].add(parsed.table.filter(pa.array(is_wanted)))
 
     def add_bad_line(self, words: str) -> None:
         """Counts a malformed row of the piece; the words about the first one are kept."""
@@ -150,11 +145,7 @@ class _PartWriter:
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(
-                self._partial,
-                group.schema,
-                compression=self._compression,
-                use_dictionary=[name for name in group.schema.names if name != ID_COLUMN],
-                column_encoding={ID_COLUMN: "DELTA_BINARY_PACKED"},
+                self._partial, group.schema, compression=self._compression
             )
         self._clicks += pc.sum(group[self._columns.label].cast(pa.float64())).as_py()
         self._writer.write_table(group, row_group_size=GROUP_ROWS)

@@ -36,7 +36,7 @@ BASELINE, COLLECTING, FINE, UNDECIDED, WORSENED, STOPPED, RECOVERED = (
 
 @dataclasses.dataclass(frozen=True)
 class LossSummary:
-    """The mean of some inputs' losses, or of differences of losses.
+    """The mean of some inputs' losses.
 
     Attributes:
         count: inputs.
@@ -66,12 +66,14 @@ class Losses:
     Attributes:
         kept: skippable examples that thinning kept.
         others: the other trained inputs.
-        paired: loss now less remembered loss, of kept examples whose loss is remembered.
     """
 
     kept: LossSummary = LossSummary()
     others: LossSummary = LossSummary()
-    paired: LossSummary = LossSummary()
+
+    def plus(self, other: "Losses") -> "Losses":
+        """The losses of the examples of both."""
+        return Losses(self.kept.plus(other.kept), self.others.plus(other.others))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,8 @@ class GuardState:
         """Returns the state that `dataclasses.asdict` made a dictionary of."""
 
         def losses(of: Mapping[str, Any]) -> Losses:
-            return Losses(**{name: LossSummary(**summary) for name, summary in of.items()})
+            # An older version had a third summary, of remembered losses.
+            return Losses(**{name: LossSummary(**of[name]) for name in ("kept", "others")})
 
         carried = {name: losses(values[name]) for name in ("baseline", "evidence")}
         return cls(**{**values, **carried})
@@ -110,7 +113,7 @@ class Excess:
     """By how much losses exceed the baseline, relative to it.
 
     Attributes:
-        measure: "paired", "absolute" or "relative" (see `decide`).
+        measure: "absolute" or "relative" (see `decide`).
         value: the excess.
         std_error: of the value.
     """
@@ -166,11 +169,7 @@ def decide(
     ones worse; what these might have gained is the quality budget's matter. To demand both needs no
     correction for testing twice. The price: damage hides behind a stream that gets easier.
 
-    With remembered losses, "paired" takes the place of both: how much the loss of the same examples
-    has grown since they were last trained on, less what that was in the baseline (examples chosen
-    for a low remembered loss are on average a little worse when seen again), relative to the kept
-    inputs' baseline loss. It does not depend on which examples are skippable. The first two do:
-    the skippable examples of a smaller T, or of later keys, may have another mean loss without
+    The skippable examples of a smaller T, or of later keys, may have another mean loss without
     anything having got worse or better. The baseline stays in spite of that: were it renewed when
     T changes, a slow loss would never add up to the tolerance.
 
@@ -222,10 +221,9 @@ def decide(
 
 
 def _is_finite(observation: Losses) -> bool:
-    summaries = (observation.kept, observation.others, observation.paired)
     return all(
         math.isfinite(summary.mean) and math.isfinite(summary.std_error or 0.0)
-        for summary in summaries
+        for summary in (observation.kept, observation.others)
         if summary.count
     )
 
@@ -247,35 +245,21 @@ def _with_std_errors(observation: Losses) -> Losses:
         error = max(deviation, _ASSUMED_DEVIATION * summary.mean) / math.sqrt(summary.count)
         return dataclasses.replace(summary, std_error=error)
 
-    return Losses(fill(observation.kept), fill(observation.others), fill(observation.paired))
+    return Losses(fill(observation.kept), fill(observation.others))
 
 
 def _absorb(state: GuardState, observation: Losses) -> GuardState:
-    """Adds a window to the baseline while that is short of examples, else to the evidence.
-
-    Pairs may come later than kept examples (nothing is remembered in the first epoch), so they have
-    their own share of both.
-    """
-    windows = state.windows + (state.baseline.kept.count >= BASELINE_INPUTS)
-    parts = {"baseline": state.baseline, "evidence": state.evidence}
-    for names in (("kept", "others"), ("paired",)):
-        is_short = getattr(state.baseline, names[0]).count < BASELINE_INPUTS
-        part = "baseline" if is_short else "evidence"
-        sums = {name: getattr(parts[part], name).plus(getattr(observation, name)) for name in names}
-        parts[part] = dataclasses.replace(parts[part], **sums)
-    return dataclasses.replace(
-        state, windows=windows, baseline=parts["baseline"], evidence=parts["evidence"]
-    )
+    """Adds a window to the baseline while that is short of examples, else to the evidence."""
+    if state.baseline.kept.count < BASELINE_INPUTS:
+        return dataclasses.replace(state, baseline=state.baseline.plus(observation))
+    evidence = state.evidence.plus(observation)
+    return dataclasses.replace(state, windows=state.windows + 1, evidence=evidence)
 
 
 def _excesses(state: GuardState) -> list[Excess]:
     """The excesses that must all be beyond the tolerance for a verdict of worsened."""
     before, now = state.baseline, state.evidence
     floor = _SMALLEST_REFERENCE * before.others.mean
-    if before.paired.count >= BASELINE_INPUTS and now.paired.count >= MIN_INPUTS:
-        growth = now.paired.mean - before.paired.mean
-        error = math.hypot(_error(now.paired), _error(before.paired))
-        return [_relative_to("paired", growth, error, max(before.kept.mean, floor))]
     excesses = [_excess("absolute", now.kept, before.kept.mean, _error(before.kept), floor)]
     if min(before.others.count, now.others.count) >= MIN_INPUTS and before.others.mean > 0.0:
         level = now.others.mean / before.others.mean

@@ -199,10 +199,7 @@ class WindowReport:
         histogram = tuple(map(tuple, state["drift_histogram"]))
         changed = {"tables": tables, "drift_quantiles": quantiles, "drift_histogram": histogram}
         values = {_OLD_NAMES.get(name, name): value for name, value in {**state, **changed}.items()}
-        if "loss_threshold" in values:  # Of an older version.
-            bound = values.pop("loss_threshold")
-            policies = {"SkipExamples": {"loss_threshold": bound}}
-            values["policies"] = {} if bound is None else policies
+        values.pop("loss_threshold", None)  # Of an older version.
         return cls(**values)
 
 

@@ -2,8 +2,7 @@
 
 In: what `SaturationTracker.state` gave on each rank. Out: one such state for a rank of a job. What
 all ranks decide alike (states of keys, T, reports, steering) is the same in all of them; a rank's
-own are the snapshots of its own rows, the counts and the sample of its inputs, and its remembered
-losses.
+own are the snapshots of its own rows, and the counts and the sample of its inputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.saturation.tracked_table import TrackedTable
 
 # In the "numbers" of a window, see the op SlipstreamClassifierExportWindow.
-_COUNTS, _LARGEST_HASH, _OFFERED_IN_WINDOW = slice(0, 5), 6, 8
+_COUNTS, _OFFERED_IN_WINDOW = slice(0, 5), 7
+_SUMS = 12
 _SAMPLE = ("tables", "keys", "ends", "losses")
 _SNAPSHOT = ("snapshot_keys", "snapshot", "travelled")
 
@@ -45,21 +45,16 @@ def part_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[s
         states: of every rank that saved, rank 0 first.
         rank: that goes on.
         size: ranks that go on. If as many saved, a rank gets its own back; else each of the ranks
-            that saved hands its counts to the rank of its number modulo `size`, and remembered
-            losses go to all: inputs may come to any rank.
+            that saved hands its counts to the rank of its number modulo `size`.
 
     Returns:
         A state with the snapshots of all ranks.
     """
+    states = [{**state, "window": _without_memory(state["window"])} for state in states]
     if len(states) == size:
         own = dict(states[rank])
     else:
-        own = {
-            **states[0],
-            "window": _window(states, rank, size),
-            "memory": _memories([state["memory"] for state in states]),
-            "traffic": {},
-        }
+        own = {**states[0], "window": _window(states, rank, size), "traffic": {}}
     assigned = states[rank : rank + 1] if len(states) == size else states[rank::size]
     own["tables"] = {
         name: {
@@ -90,21 +85,14 @@ def _window(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[s
         window[name] = sum((w[name] for w in assigned), np.zeros_like(window[name]))
     numbers = window["numbers"].copy()
     numbers[_COUNTS] = sum((w["numbers"][_COUNTS] for w in assigned), np.zeros(5, np.int64))
-    hashes = [
-        np.int64(state["window"]["numbers"][_LARGEST_HASH]).view(np.uint64) for state in states
-    ]
-    numbers[_LARGEST_HASH] = min(hashes).view(np.int64)
     numbers[_OFFERED_IN_WINDOW] = 0
     window["numbers"] = numbers
     return {**window, **{name: window[name][:0] for name in _SAMPLE}}
 
 
-def _memories(memories: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The losses that any rank remembers; of one input, that of its last visit."""
-    joined = {
-        name: np.concatenate([memory[name] for memory in memories])
-        for name in ("ids", "losses", "visits")
-    }
-    order = np.lexsort((-joined["visits"][:, 0], joined["ids"]))
-    _, first = np.unique(joined["ids"][order], return_index=True)
-    return {name: values[order][first] for name, values in joined.items()}
+def _without_memory(window: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """A window of any version; older ones had numbers of remembered losses in theirs."""
+    sums, numbers = window["sums"], window["numbers"]
+    if sums.size == _SUMS:
+        return window
+    return {**window, "sums": np.delete(sums, slice(8, 12)), "numbers": np.delete(numbers, 6)}

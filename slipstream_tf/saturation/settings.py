@@ -92,10 +92,7 @@ class EngineSettings:
         by_keys = [policy for policy in self.policies if policy.key_share is not None]
         shares = {type(policy).__name__: policy.key_share for policy in by_keys}
         if len(set(shares.values())) > 1:
-            allowed = (
-                "the same share of saturated keys for all, of LastLoss its saturated_share: there "
-                "is one threshold T"
-            )
+            allowed = "the same share of saturated keys for all: there is one threshold T"
             raise invalid("share", shares, f"{_PLACE}, policies that go by it", allowed)
         if self.saturation is None:
             return
@@ -111,7 +108,6 @@ class EngineSettings:
     def _require_steerable(self) -> None:
         """Refuses a budget that nothing would steer by."""
         ways = {policy.steered_by for policy in self.policies} - {""}
-        by_threshold = all(p.share_finds_threshold for p in self.policies if p.steered_by)
         is_fixed = self.saturation is not None and self.saturation.threshold is not None
         for bound in self.budget:
             name = type(bound).__name__
@@ -130,7 +126,7 @@ class EngineSettings:
             if not ways:
                 allowed = f"without {name}: none of the policies is steered by it"
                 raise invalid("budget", bound, _PLACE, allowed)
-            if is_fixed and ways == {"share"} and by_threshold:
+            if is_fixed and ways == {"share"}:
                 allowed = f"without {name}: it bounds the share that T is found by, not a fixed T"
                 raise invalid("budget", bound, f"{_PLACE} with a threshold", allowed)
             if isinstance(bound, MaxLogLossIncrease) and "movement" in ways:
@@ -178,17 +174,6 @@ class EngineSettings:
         """Share of the hot examples to save on, before a budget lowers it."""
         shares = [p.target_share for p in self._examples_first if p.target_share is not None]
         return shares[0] if shares else DEFAULT_SHARE
-
-    @property
-    def share_finds_threshold(self) -> bool:
-        """Whether that share is what T is found for."""
-        return all(policy.share_finds_threshold for policy in self.policies)
-
-    @property
-    def counts_all_keys(self) -> bool:
-        """Whether every hot key counts as saturated, however far it moves."""
-        is_bound = self.saturated.threshold is not None or self.saturated.max_threshold is not None
-        return not is_bound and not self.share_finds_threshold and self.key_share == 1.0
 
     @property
     def alpha(self) -> float:
@@ -241,15 +226,9 @@ class EngineSettings:
         return next(chosen, None)
 
     @property
-    def needs_ids(self) -> bool:
-        """Whether examples must be told apart in every pass."""
-        return any(policy.needs_ids for policy in self.policies)
-
-    @property
     def needs_losses(self) -> bool:
         """Whether the examples' losses must come in."""
-        is_told = bool(self.budget) or self.estimates_cost
-        return is_told or any(policy.needs_losses for policy in self.policies)
+        return bool(self.budget) or self.estimates_cost
 
     @property
     def estimates_quality(self) -> bool:
@@ -258,19 +237,13 @@ class EngineSettings:
 
     @property
     def saves_by_losses(self) -> bool:
-        """Whether nothing is saved without losses: by what is remembered, or by a budget."""
-        bounds = any(isinstance(bound, MaxAucLoss) for bound in self.budget)
-        return bounds or any(policy.needs_losses for policy in self.policies)
+        """Whether nothing is saved without losses: a budget allows nothing then."""
+        return any(isinstance(bound, MaxAucLoss) for bound in self.budget)
 
     @property
     def weighs_examples(self) -> bool:
         """Whether examples get weights."""
         return any(policy.weighs_examples for policy in self.policies)
-
-    @property
-    def loss_memory(self) -> dict[str, Any]:
-        """Arguments of `ops.classifier.InputClassifier` where it remembers losses."""
-        return next((p.loss_memory for p in self.policies if p.loss_memory), {})
 
     @property
     def pilot(self) -> dict[str, Any]:
@@ -346,7 +319,6 @@ class EngineSettings:
                 rule = {"shadow": self.dry_run, **rule}
                 chance = max(rule.get("threshold", 0.0), rule.get("random_share", 0.0))
                 return rule, chance > 0.0 and not rule["shadow"]
-        # Losses are remembered all the same, as from this window.
         return {"mode": "none"}, False
 
     @property

@@ -18,10 +18,8 @@ from slipstream_tf.config import Saturation
 from slipstream_tf.errors import invalid
 from slipstream_tf.hashing import hash_keys
 
-NEVER = int(np.iinfo(np.int32).max)  # `since` of a key that is not saturated
 _DTYPES: dict[str, Any] = {
-    **{"keys": np.int64, "states": np.uint8, "windows_watched": np.int32},
-    **{"since": np.int32, "drift": np.float32},
+    **{"keys": np.int64, "states": np.uint8, "windows_watched": np.int32, "drift": np.float32}
 }
 
 
@@ -50,9 +48,6 @@ class KeyStates:
         keys: int64 [n], ascending, each once.
         states: uint8 [n], values of `KeyState`.
         windows_watched: int32 [n], full windows that the key has been in the hot set.
-        since: int32 [n], first window of the present unbroken run of windows that the key was
-            saturated or probing in; `NEVER` if it is neither. The drift that the run began with
-            was measured in the window before. It bounds the movement in each window, not the sum.
         drift: float32 [n], last drift measured while the key was free to move; NaN before there
             was one. Not finite: an anomaly (a NaN or infinite row).
     """
@@ -60,7 +55,6 @@ class KeyStates:
     keys: np.ndarray
     states: np.ndarray
     windows_watched: np.ndarray
-    since: np.ndarray
     drift: np.ndarray
 
     def __post_init__(self) -> None:
@@ -122,8 +116,6 @@ def next_states(
       is the one honest look at a key whose updates may be withheld. Kept wrongly, it misses
       `probes_every` windows of updates; released wrongly, it trains for a window until it is
       decided on again.
-    - A probing window does not break `since` if the key is saturated again after it: it then moved
-      by less than T, which is less than hysteresis allows in each of the other windows.
     - A drift that is not finite makes a key varying, whatever its state. With T = 0 no key is
       saturated.
     - With `are_masked`, a saturated key's drift is taken as in `deciding_drifts`: what it was when
@@ -156,7 +148,7 @@ def next_states(
     limit = _as_float32(threshold)
     before = _aligned_with(hot_keys, previous, drifted_keys, drift, are_masked)
     watched = before.windows_watched + np.int32(1)
-    is_watched_long = watched >= min(saturation.protect_windows, NEVER)
+    is_watched_long = watched >= min(saturation.protect_windows, int(np.iinfo(np.int32).max))
     is_saturated = is_watched_long & _is_low(before, limit, saturation.release)
     states = np.where(is_watched_long, np.uint8(KeyState.VARYING), np.uint8(KeyState.WARMING))
     states = np.where(is_saturated, np.uint8(KeyState.SATURATED), states)
@@ -164,10 +156,7 @@ def next_states(
         saturated = np.flatnonzero(is_saturated)
         is_due = _is_probed(hot_keys[saturated], window + 1, probes_every)
         states[saturated[is_due]] = KeyState.PROBING
-    has_run = before.is_saturated | (before.states == KeyState.PROBING)
-    since = np.where(has_run, before.since, np.int32(window + 1))
-    since = np.where(is_saturated, since, np.int32(NEVER))
-    return KeyStates(hot_keys, states, watched, since, before.drift)
+    return KeyStates(hot_keys, states, watched, before.drift)
 
 
 def _aligned_with(
@@ -189,7 +178,6 @@ def _aligned_with(
         hot_keys,
         _take(previous.states, source, is_known, KeyState.COLD),
         _take(previous.windows_watched, source, is_known, -1),
-        _take(previous.since, source, is_known, NEVER),
         _take(last_drift, source, is_known, np.nan),
     )
 

@@ -106,7 +106,7 @@ class Steerer:
         if any(self._bounds) and self._settings.steers_share:
             steering = self._bound_share(work, planned_inputs, value)
         if self._tolerance is not None:
-            moments = (work.losses.skippable, work.losses.others, work.losses.paired)
+            moments = (work.losses.skippable, work.losses.others)
             observation = guard.Losses(
                 *(guard.LossSummary(m.count, m.mean, m.std_error) for m in moments)
             )

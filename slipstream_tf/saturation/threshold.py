@@ -7,12 +7,7 @@ import numpy as np
 from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.states import search_keys
 from slipstream_tf.saturation.steering import Steering
-from slipstream_tf.scores.threshold import (
-    LARGEST_THRESHOLD,
-    ThresholdResult,
-    find_threshold,
-    fixed_threshold,
-)
+from slipstream_tf.scores.threshold import ThresholdResult, find_threshold, fixed_threshold
 
 
 def sampled_drifts(
@@ -55,11 +50,8 @@ def threshold_of_keys(
         return fixed_threshold(read_only_drift)
     if settings.saturated.threshold is not None:
         found = fixed_threshold(settings.saturated.threshold)
-    elif settings.counts_all_keys and np.isfinite(scores).any():
-        # All keys, not those below the largest score of a sample: over the windows of an epoch
-        # one key of many would drift further now and then, and no remembered loss would count.
-        found = fixed_threshold(LARGEST_THRESHOLD)
     else:
-        share = steering.share if settings.share_finds_threshold else settings.key_share
+        # Foreseen losses have a share of their own, which T does not follow.
+        share = settings.key_share if settings.pilot else steering.share
         found = find_threshold(scores, share, settings.saturated.max_threshold)
     return found if steering.scale == 1.0 else found.scaled(steering.scale)

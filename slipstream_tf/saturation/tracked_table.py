@@ -187,16 +187,6 @@ class TrackedTable:
                 raise invalid("drift_metric", "signal", place, allowed)
             self._store.squared_update_lengths(self.name, np.empty(0, np.int64))
 
-    def saturated_since(self, always: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the saturated keys, int64 [n], and since which window they are, int32 [n].
-
-        Args:
-            always: give window 0 for all of them.
-        """
-        is_saturated = self.states.is_saturated
-        since = self.states.since[is_saturated]
-        return self.states.keys[is_saturated], np.zeros_like(since) if always else since
-
     def take_counts(self) -> UpdateCounts:
         """Returns what became of gradient rows since the last call; `pending` is as of now."""
         before, self._counts = self._counts, self._store.update_counts(self.name)

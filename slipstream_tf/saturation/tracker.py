@@ -89,7 +89,6 @@ class SaturationTracker:
             settings.alpha,
             settings.window.sample,
             settings.window.seed,
-            **settings.loss_memory,
             **settings.pilot,
             ignored_tables=settings.hot_set.exclude,
         )
@@ -118,7 +117,7 @@ class SaturationTracker:
         }
         self._reports = ReportLog()
         self._try_policies()
-        self._begin_window(0, 0.0)
+        self._begin_window(0.0)
 
     def _try_policies(self) -> None:
         """Shows the store the policies after the warm-up, so that it refuses them now."""
@@ -235,7 +234,6 @@ class SaturationTracker:
             "accesses": self._replicas.state(),
             "tables": {table.name: table.state() for table in self._tables},
             "window": self.classifier.export_window(),
-            "memory": self.classifier.export_memory(),
             "pilot": self.classifier.export_pilot(),
             "pilot_settings": self._settings.pilot,
             "merged_pilots": self._ranks.merged_pilots(),
@@ -267,10 +265,10 @@ class SaturationTracker:
         # Where an older version counted no windows but those of random skipping.
         is_active = int(not self._window_is_warming_up)
         self._windows_after_warmup = max(self._windows_after_warmup, is_active)
-        # Of policies that were not there, what they begin with; of an older version, one state.
+        # Of policies that were not there, or went by something else, what they begin with.
         saved = state.get("policies", {})
         for name, own in self._policy_states.items():
-            before = saved.get(name, state["loop"] if not saved else {})
+            before = saved.get(name, {})
             self._policy_states[name] = {key: before.get(key, own[key]) for key in own}
         self._reports = ReportLog.from_state(state["reports"])
         self._steerer.restore(state["steering"])
@@ -278,10 +276,9 @@ class SaturationTracker:
         for table, rule in zip(self._tables, self._gradient_rules(True), strict=True):
             table.restore(state["tables"][table.name], rule)
         without_flags = {name: table["unmarked"] for name, table in state["tables"].items()}
-        self._apply_window(len(self._reports), without_flags)
+        self._apply_window(without_flags)
         for table in self._tables:
             table.restore_update_lengths(state["tables"][table.name])
-        self.classifier.import_memory(state["memory"])
         # Another pilot's numbers are of other buckets; an older version had none.
         if self._settings.pilot and state.get("pilot_settings") == self._settings.pilot:
             self.classifier.import_pilot(state["pilot"])
@@ -321,7 +318,7 @@ class SaturationTracker:
         was_warming_up = self._window_is_warming_up
         overlap = self._renew_hot_set(decision.states)
         self._policy_states = {name: dict(own) for name, own in decision.policies.items()}
-        is_skipping = self._begin_window(findings.window + 1, decision.found.threshold)
+        is_skipping = self._begin_window(decision.found.threshold)
         self._ranks.require_agreement(
             findings.window + 1,
             decision.found.threshold,
@@ -375,9 +372,9 @@ class SaturationTracker:
             if settings.saturated.threshold is None:
                 scores = ranks.concatenate(scores, "scores")
         losses = ranks.total_losses(self.classifier.take_loss_statistics())
-        remembered = None
-        if settings.loss_memory or settings.pilot:
-            remembered = ranks.concatenate(self.classifier.reservoir_losses(), "remembered")
+        foreseen = None
+        if settings.pilot:
+            foreseen = ranks.concatenate(self.classifier.reservoir_losses(), "foreseen")
         if settings.pilot and ranks.size > 1:
             self.classifier.import_pilot(ranks.merge_pilots(self.classifier.export_pilot()))
         (inputs,) = ranks.total_counts([self.classifier.end_window()], "inputs")
@@ -387,7 +384,7 @@ class SaturationTracker:
             states=[table.states for table in self._tables],
             measured=measured,
             scores=scores,
-            remembered=remembered,
+            foreseen=foreseen,
             policies=self._policy_states,
             losses=losses,
             inputs=inputs,
@@ -395,7 +392,7 @@ class SaturationTracker:
             candidates=self._candidates(),
         )
 
-    def _begin_window(self, window: int, threshold: float) -> bool:
+    def _begin_window(self, threshold: float) -> bool:
         """Decides what holds in the window that begins; returns whether it may skip inputs."""
         self._steps_in_window = 0
         self._window_is_warming_up = self.is_warming_up
@@ -404,13 +401,12 @@ class SaturationTracker:
         self._windows_after_warmup += is_active
         for table, rule in zip(self._tables, self._gradient_rules(is_active), strict=True):
             table.policy = rule
-        return self._apply_window(window, {})
+        return self._apply_window({})
 
-    def _apply_window(self, window: int, without_flags: Mapping[str, np.ndarray]) -> bool:
+    def _apply_window(self, without_flags: Mapping[str, np.ndarray]) -> bool:
         """Sets up store and classifier for a window; returns whether it may skip inputs.
 
         Args:
-            window: its number.
             without_flags: table -> keys whose rows came into the store since the window began.
         """
         is_active = not self._window_is_warming_up
@@ -428,17 +424,9 @@ class SaturationTracker:
                 [effective_drifts(table.states, self._threshold) for table in self._tables],
             )
         )
-        if self._settings.loss_memory:
-            all_count = self._settings.counts_all_keys
-            # Where all hot keys count as saturated, they did at any visit, in another run's
-            # windows, too.
-            saturated = [table.saturated_since(all_count) for table in self._tables]
-            self.classifier.set_saturated(
-                *joined([keys for keys, _ in saturated], [since for _, since in saturated])
-            )
         begins = Begins(self._threshold, self._windows_after_warmup if is_active else 0)
         rule, may_skip = self._settings.example_rule(self._policy_states, begins)
-        self.classifier.configure(**rule, window=window)
+        self.classifier.configure(**rule)
         return may_skip
 
     @property

@@ -34,7 +34,7 @@ class Findings(WindowWork):
         states: of its hot keys.
         measured: their drifts.
         scores: float32 [n], skip scores by drift of its sampled inputs.
-        remembered: float32 [m], remembered losses of its sampled examples; None: none are.
+        foreseen: float32 [m], scores by foreseen loss of its sampled examples; None: none are.
         policies: the policies' states in it, by name.
         candidates: keys that may be hot in the next window; None: hot keys are of no use.
     """
@@ -44,7 +44,7 @@ class Findings(WindowWork):
     states: Sequence[KeyStates]
     measured: Sequence[Measured]
     scores: np.ndarray
-    remembered: np.ndarray | None
+    foreseen: np.ndarray | None
     policies: Mapping[str, Mapping[str, Any]]
     candidates: Sequence[Candidates] | None
 
@@ -81,7 +81,7 @@ def decide(
         threads: so many tables are worked on at once.
     """
     found = threshold.threshold_of_keys(settings, findings.scores, steering, read_only_drift)
-    ended = Ended(findings.remembered, steering.share, steering.scale)
+    ended = Ended(findings.foreseen, steering.share)
     policies = {
         type(policy).__name__: policy.next_state(findings.policies[type(policy).__name__], ended)
         for policy in settings.policies
@@ -110,7 +110,7 @@ def decide(
 def _value_of_skipped(settings: EngineSettings, findings: Findings, steering: Steering) -> float:
     """What a skipped example was worth, by the policy that skips, or by the losses that came in."""
     for policy in settings.policies:
-        own = policy.value_of_skipped(findings.policies[type(policy).__name__], findings.remembered)
+        own = policy.value_of_skipped(findings.policies[type(policy).__name__], findings.foreseen)
         if own is not None:
             return own
     return steering.value

@@ -2,7 +2,6 @@
 
 from slipstream_tf.scores.base import Score
 from slipstream_tf.scores.foreseen_loss import ForeseenLoss
-from slipstream_tf.scores.last_loss import LastLoss
 from slipstream_tf.scores.row_drift import RowDrift
 
-__all__ = ["ForeseenLoss", "LastLoss", "RowDrift", "Score"]
+__all__ = ["ForeseenLoss", "RowDrift", "Score"]

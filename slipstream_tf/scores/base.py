@@ -10,12 +10,6 @@ class Score:
     Attributes:
         alpha: share of an example's lookups that must be saturated, above 0, at most 1.
         probes_every: windows from probe to probe of a saturated key; 0: none; None: no matter.
-        needs_losses: whether examples' losses must come in.
-        needs_ids: whether examples must be told apart in every pass.
-        weighs_examples: whether examples get weights.
-        examples_return: whether a skippable example is trained again some time; None: what is
-            trained of them tells nothing of those that are not.
-        share_finds_threshold: whether the share of examples to skip is what T is found for.
         default_share: to skip, where nobody gives one; None: that of all policies.
         steered_by: see `policies.Policy`.
         correct: how what is thinned by foreseen losses is corrected: "weight", "offset"; "": it is
@@ -24,11 +18,6 @@ class Score:
 
     alpha: float = 1.0
     probes_every: int | None = 100
-    needs_losses = False
-    needs_ids = False
-    weighs_examples = False
-    examples_return: bool | None = False
-    share_finds_threshold = True
     default_share: float | None = None
     steered_by = "share"
     correct: str = ""
@@ -43,15 +32,6 @@ class Score:
             share: of the hot examples, to skip.
         """
         raise NotImplementedError
-
-    def gives_key_share(self, is_share_given: bool) -> bool:
-        """Returns whether somebody chose that share, or the share to skip that it follows."""
-        return is_share_given
-
-    @property
-    def loss_memory(self) -> dict[str, Any]:
-        """See `policies.Policy.loss_memory`."""
-        return {}
 
     @property
     def pilot_settings(self) -> dict[str, Any]:

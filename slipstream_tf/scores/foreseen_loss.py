@@ -53,9 +53,7 @@ class ForeseenLoss(Score):
     memory: int | str = "32MiB"
     default_share = 0.5
     steered_by = ""
-    share_finds_threshold = False
     probes_every = None
-    examples_return = None
 
     def __post_init__(self) -> None:
         place = "ForeseenLoss"
@@ -82,18 +80,9 @@ class ForeseenLoss(Score):
             allowed = f"at most {kept:g}, the share that is kept"
             raise invalid("floor", self.floor, place, allowed)
 
-    @property
-    def weighs_examples(self) -> bool:  # type: ignore[override]
-        """See `Score`."""
-        return self.correct == "weight"
-
     def key_share(self, share: float) -> float | None:
         """See `Score`: it does not matter which keys are saturated."""
         return None
-
-    def gives_key_share(self, is_share_given: bool) -> bool:
-        """See `Score`."""
-        return False
 
     @property
     def pilot_settings(self) -> dict[str, Any]:

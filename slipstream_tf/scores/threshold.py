@@ -12,8 +12,6 @@ import numpy as np
 
 # Relative; a product this close to an integer is meant to be it (0.29 * 100 is 29, not 28).
 _ROUNDING_ERROR = 1e-12
-# Of a float32; drifts are below it.
-LARGEST_THRESHOLD = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import Any
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.report import WindowReport, added_up, share_of
 from slipstream_tf.saturation.settings import EngineSettings
-from slipstream_tf.scores.threshold import LARGEST_THRESHOLD
 from slipstream_tf.telemetry.table import format_table
 
 # Column -> (title, a window's cell).
@@ -147,5 +146,4 @@ class Ledger:
 
 
 def _threshold(report: WindowReport) -> str:
-    value = f"{report.threshold:.3g}" if report.threshold < LARGEST_THRESHOLD else "any"
-    return value + (" (cap)" if report.is_threshold_capped else "")
+    return f"{report.threshold:.3g}" + (" (cap)" if report.is_threshold_capped else "")

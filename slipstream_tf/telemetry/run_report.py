@@ -152,11 +152,6 @@ def _why_nothing_found(settings: EngineSettings, active: Sequence[WindowReport])
         if not any(report.hot_keys for report in active):
             return "no key was hot. Give HotSet more memory, or take longer windows."
         return "no key was saturated in any window."
-    if settings.needs_ids and not any(report.log_loss is not None for report in active):
-        return (
-            "no losses came in. Build the model as a slip.keras.Model, or call "
-            "slipstream.record_losses in its train_step."
-        )
     if active[-1].budget:
         return active[-1].budget
     return "no example was skippable, and no gradient could wait."

@@ -361,16 +361,13 @@ def _handle_kind(name: str) -> str:
 
 def _valid_handles(library: Any) -> list[tuple[str, tf.Tensor]]:
     """One or two of each kind, so that every op has something to work on."""
-    classifier = {"num_tables": 1, "reservoir_size": 8, "seed": 0, "loss_memory_bytes": 1 << 12}
+    classifier = {"alpha": 1.0, "num_tables": 1, "reservoir_size": 8, "seed": 0}
     rule = {"rule": "adagrad", "rule_parameters": [0.1, 1e-7]}
     makers: list[tuple[str, dict[str, Any]]] = [
         ("SlipstreamTable", {"table_name": "a", "dim": 2}),
         ("SlipstreamTable", {"table_name": "b", "dim": 2, "capacity": 9, **rule}),
         ("SlipstreamTable", {"table_name": "c", "dim": 2, "capacity": 9, "eviction": "lru"}),
-        (
-            "SlipstreamClassifier",
-            {"alpha": 1.0, "max_skips": 2, "weighs_visits": False, **classifier},
-        ),
+        ("SlipstreamClassifier", classifier),
         ("SlipstreamDriftClassifier", {"alpha": 1.0, "num_tables": 1, "seed": 0}),
         ("SlipstreamDeferredGradients", {"dim": 2}),
         ("SlipstreamHotKeys", {"log2_width": 4}),
@@ -382,7 +379,7 @@ def _valid_handles(library: Any) -> list[tuple[str, tf.Tensor]]:
 
 # The gradients of what was looked up have its shape.
 _SAME = {"gradients": "pooled", "states": "marks"}
-_SCALARS = frozenset(("alpha", "learning_rate", "threshold", "random_share", "keep_rate", "window"))
+_SCALARS = frozenset(("alpha", "learning_rate", "threshold", "random_share", "keep_rate"))
 _SCALARS |= {"factor", "k", "movement", "max_age", "max_rows", "capacity", "with_summary", "rounds"}
 _MATRICES = frozenset(("gradients", "rows", "slots", "sums", "values", "current", "snapshot"))
 

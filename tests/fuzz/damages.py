@@ -48,8 +48,8 @@ def damage(directory: Path, draw: random.Random) -> str:
     told = []
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         change = draw.choice(CHANGES)
-        # Of what was there, an earlier change may have left nothing.
-        with contextlib.suppress(OSError, IndexError, shutil.Error):
+        # Of what was there, an earlier change may have left nothing, or no text.
+        with contextlib.suppress(OSError, IndexError, UnicodeDecodeError, shutil.Error):
             told.append(f"{change.__name__} {change(directory, draw)}")
     return "; ".join(told)
 

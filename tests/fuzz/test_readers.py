@@ -154,7 +154,7 @@ def read_arrays(path: Path) -> None:
 
 def read_parquet(path: Path) -> None:
     for keys in (["row", "text"], ["row", "list"]):
-        taken(ParquetReader(path, 7, label="click", keys=keys, dense=["price"], ids=True))
+        taken(ParquetReader(path, 7, label="click", keys=keys, dense=["price"]))
     schema = parse_schema({"label": "click", "keys": ["row", "text", "list"], "dense": ["price"]})
     parsed(open_source([str(path)], "parquet", schema)[0])
 

@@ -187,36 +187,18 @@ def call_counting_ops(call: Call) -> None:
 
 
 def call_classifier_ops(call: Call) -> None:
-    """Classifies inputs by drift and remembered loss, and exports and imports what it knows."""
-    classifier = call(
-        "SlipstreamClassifier",
-        alpha=np.float64(0.5),
-        num_tables=2,
-        reservoir_size=8,
-        loss_memory_bytes=1 << 12,
-        max_skips=2,
-        weighs_visits=True,
-    )
+    """Classifies inputs by drift, and exports and imports what the classifier knows."""
+    made = {"alpha": np.float64(0.5), "num_tables": 2, "reservoir_size": 8}
+    classifier = call("SlipstreamClassifier", **made)
     tables, keys = np.array([0, 0, 1], np.int32), np.array([5, 7, 1])
     drift = np.float32([0, 0.5, np.inf])
     call("SlipstreamClassifierSetDrift", handle=classifier, tables=tables, keys=keys, drift=drift)
-    since = np.float32([0, 1, 2])
-    given = {"tables": tables, "keys": keys, "since": since}
-    call("SlipstreamClassifierSetSaturated", handle=classifier, **given)
-    call(
-        "SlipstreamClassifierConfigure",
-        handle=classifier,
-        **SETTINGS,
-        window=np.int64(3),
-        mode="remembered_loss",
-    )
-    given = {**FEATURES, "ids": IDS[:3], "window_batches": 2}
-    found = call("SlipstreamClassifyInputs", handle=classifier, **given)
+    call("SlipstreamClassifierConfigure", handle=classifier, **SETTINGS, mode="drift")
+    found = call("SlipstreamClassifyInputs", handle=classifier, **FEATURES, window_batches=2)
     losses = {"losses": np.float32([0.1, 0.7, 2]), "labels": np.float32([0, 1, 1])}
     call(
         "SlipstreamRecordLosses",
         handle=classifier,
-        ids=IDS[:3],
         skippable=found.skippable.numpy(),
         weights=np.ones(3, np.float32),
         **losses,
@@ -224,8 +206,6 @@ def call_classifier_ops(call: Call) -> None:
     call("SlipstreamClassifierReservoirLosses", handle=classifier)
     drifts = {"tables": tables, "keys": keys, "drift": drift}
     call("SlipstreamClassifierReservoirScores", handle=classifier, **drifts)
-    memory = call("SlipstreamClassifierExportMemory", handle=classifier)
-    call("SlipstreamClassifierImportMemory", handle=classifier, **_as_inputs(memory))
     window = call("SlipstreamClassifierExportWindow", handle=classifier)
     call("SlipstreamClassifierImportWindow", handle=classifier, **_as_inputs(window))
     call("SlipstreamClassifierTakeLossStatistics", handle=classifier)
@@ -242,13 +222,7 @@ def call_pilot_ops(call: Call) -> None:
         pilot_factors=2,
         pilot_memory_bytes=1 << 12,
     )
-    call(
-        "SlipstreamClassifierConfigure",
-        handle=classifier,
-        **SETTINGS,
-        window=np.int64(1),
-        mode="foreseen_loss",
-    )
+    call("SlipstreamClassifierConfigure", handle=classifier, **SETTINGS, mode="foreseen_loss")
     labels = {"labels": np.float32([0, 1, 0.5]), "sample_weights": np.float32([1, 0, 2])}
     given = {**FEATURES, **labels, "predictions": np.zeros(0, np.float32)}
     call("SlipstreamForeseeInputs", handle=classifier, **given)

@@ -36,7 +36,9 @@ WAYS: dict[str, dict[str, Any]] = {
         "policies": slip.SkipExamples(slip.RowDrift(), share=0.5, keep=0.3),
         "budget": slip.LossGuard(0.05),
     },
-    "remembered": {"policies": slip.SkipExamples(slip.LastLoss(memory=1 << 12), share=0.4)},
+    "foreseen": {
+        "policies": slip.SkipExamples(slip.ForeseenLoss("linear", memory=1 << 11), share=0.4)
+    },
     "both": {
         "policies": [
             slip.SkipExamples(slip.RowDrift(), share=0.4, keep=0.2),
@@ -51,15 +53,12 @@ RULES = {
 }
 
 
-def dataset(needs_ids: bool) -> tf.data.Dataset:
+def dataset() -> tf.data.Dataset:
     """Inputs whose keys come and go with their number, twice over."""
     random = np.random.default_rng(7)
-    # Of remembered losses several passes, each of more inputs than are remembered.
-    inputs = 20 * BATCH if needs_ids else 2 * HALF * BATCH
+    inputs = 2 * HALF * BATCH
     keys = (random.zipf(1.3, (inputs, FIELDS)) % 60).astype(np.int64)
     features = {"keys": keys, "dense": random.normal(size=(inputs, 2)).astype(np.float32)}
-    if needs_ids:
-        features["id"] = np.arange(inputs)
     labels = (random.random((inputs, 1)) < 0.2 + 0.1 * (keys[:, :1] % 5)).astype(np.float32)
     data = tf.data.Dataset.from_tensor_slices((features, labels))
     return data.shuffle(200, seed=5, reshuffle_each_iteration=True).repeat().batch(BATCH, True)
@@ -86,8 +85,7 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
         hot_set=slip.HotSet(memory=1 << 12),
         **WAYS[way],
     )
-    needs_ids = slipstream.settings.needs_ids
-    data = dataset(needs_ids)
+    data = dataset()
     first = next(iter(data))[0]
     model({name: first[name] for name in ("keys", "dense")}, training=False)
     optimizer = keras.optimizers.Adam(0.01)
@@ -103,9 +101,7 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
         if slipstream.needs_losses:
-            slipstream.record_losses(
-                features.get("id"), losses, labels[:, 0], features["skippable"], weights
-            )
+            slipstream.record_losses(features, losses, labels[:, 0], weights=weights)
         return loss
 
     inputs = iter(slipstream.apply(data, BATCH))
@@ -146,10 +142,10 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
         contents = embeddings.store.export_table(table.name, flush=False)
         state |= {f"{table.name}_{n}": values for n, values in contents.items()}
         states = slipstream.tracker.states[table.name]
-        for name in ("keys", "states", "windows_watched", "since", "drift"):
+        for name in ("keys", "states", "windows_watched", "drift"):
             state[f"{table.name}_states_{name}"] = getattr(states, name)
     classifier = slipstream.tracker.classifier
-    for name, values in {**classifier.export_memory(), **classifier.export_window()}.items():
+    for name, values in {**classifier.export_pilot(), **classifier.export_window()}.items():
         state[f"classifier_{name}"] = values
     np.savez(results / f"{way}.npz", **state)
     reports = [report.to_dict() for report in slipstream.tracker.reports]

@@ -145,8 +145,8 @@ def test_samples_agree_with_their_readers(file: str, tmp_path: Path) -> None:
         pytest.skip(f"no {file} in SLIPSTREAM_DATA or ../shared/data")
     assert run(path, f"--output={tmp_path / 'out'}", "--shard_rows=3000") == 0
     for part in ("train", "test"):
-        ours = PreparedReader(tmp_path / "out", 512, part=part, ids=True).dataset()
-        theirs = open_data(path, part, 512, ids=True).dataset()
+        ours = PreparedReader(tmp_path / "out", 512, part=part).dataset()
+        theirs = open_data(path, part, 512).dataset()
         for (one, label), (other, expected) in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(label, expected)
             assert one.keys() == other.keys()

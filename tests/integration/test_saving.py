@@ -8,11 +8,9 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import (
-    LastLoss,
     MaskGradients,
     Retention,
     Saturation,
-    SkipExamples,
     Slipstream,
     Table,
     Window,
@@ -188,25 +186,6 @@ def test_a_layer_alone_in_a_checkpoint(tmp_path):
     tf.train.Checkpoint(layer=other).restore(path).assert_consumed()
     assert other.store.size("a") == 2
     assert float(other.learning_rate) == 0.5
-
-
-def test_remembered_losses_are_in_a_checkpoint(tmp_path):
-    policy, window = SkipExamples(LastLoss(memory=1 << 12)), Window(warmup=0)
-    model = make_model()
-    trained = Slipstream(model.get_layer("tables"), policy, window)
-    ids = np.array([3, -7, 1 << 60])
-    trained.record_losses(ids, [0.5, 0.25, 1.0], [1, 0, 1])
-    saved = tf.train.Checkpoint(model=model, losses=trained.loss_memory).save(tmp_path / "ckpt")
-
-    other = make_model(seed=1)
-    resumed = Slipstream(other.get_layer("tables"), policy, window)
-    resumed.record_losses(np.array([99]), [9.0], [1])
-    tf.train.Checkpoint(model=other, losses=resumed.loss_memory).restore(saved)
-    expected = trained.tracker.classifier.export_memory()
-    actual = resumed.tracker.classifier.export_memory()
-    assert list(actual["ids"]) == sorted(ids)
-    for name, values in expected.items():
-        np.testing.assert_array_equal(actual[name], values)
 
 
 def test_a_checkpoint_holds_what_was_deferred(tmp_path):

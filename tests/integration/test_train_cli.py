@@ -221,27 +221,10 @@ def test_deferred_gradients_of_simulated_ranks(run_train: Train) -> None:
     assert "been sent" in record["report"]
 
 
-def test_remembered_losses_over_epochs_keep_the_account(run_train: Train) -> None:
-    record = run_train(
-        "--data=generated:6000", "--batch_size=200", "--dim=4", "--mlp=8", "--bottom=8",
-        "--epochs=3", "--policies=skip_examples", "--skip_by=last_loss", "--max_skips=2",
-        "--skip_alpha=0.6", "--skip_share=0.5", "--window_steps=6",
-    )  # fmt: skip
-    inputs, windows = record["examples"], record["windows"]
-    assert inputs["seen"] == 18_000 == inputs["trained"] + inputs["skipped"]
-    assert inputs["skipped"] == sum(w["examples_skipped"] for w in windows) > 500
-    assert any(w["examples_kept"] for w in windows), "inputs return after their skips"
-    assert windows[-1]["policies"]["SkipExamples"]["loss_threshold"] > 0
-    assert windows[-1]["log_loss"] > 0
-    assert "examples (" in record["report"]
-
-
 @pytest.mark.parametrize(
     ("flags", "name", "needs"),
     [
         ((DEFERS, "--skip_by=row_drift"), "skip_by", SKIPS),
-        ((SKIPS, "--skip_by=row_drift", "--max_skips=3"), "max_skips", "--skip_by=last_loss"),
-        ((SKIPS, "--saturated_share=1"), "saturated_share", "--skip_by=last_loss"),
         ((MASKS, "--skip_keep=0.1"), "skip_keep", SKIPS),
         ((SKIPS, "--defer_steps=3"), "defer_steps", "--defer_until=interval"),
         ((DEFERS, "--defer_steps=3"), "defer_steps", "--defer_until=interval"),
@@ -262,7 +245,7 @@ def test_remembered_losses_over_epochs_keep_the_account(run_train: Train) -> Non
         ),
         ((SKIPS, BY_DRIFT[0], "--threshold=1", "--skip_share=0.5"), "skip_share", "no --threshold"),
         ((SKIPS, "--threshold=1"), "threshold", "go by drift"),
-        ((SKIPS, "--skip_keep=0.1"), "skip_keep", "--skip_by=last_loss or row_drift"),
+        ((SKIPS, "--skip_keep=0.1"), "skip_keep", "--skip_by=row_drift"),
         ((SKIPS, "--skip_by=row_drift", "--pilot=fm"), "pilot", "--skip_by=foreseen_loss"),
         ((SKIPS, "--pilot=label", "--pilot_factors=2"), "pilot_factors", "--pilot=fm"),
         ((MASKS, "--threshold=1", "--mask_share=0.5"), "mask_share", "no --threshold"),

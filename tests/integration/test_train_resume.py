@@ -40,9 +40,7 @@ WAYS = {
         "--policies=skip_examples", "--skip_by=row_drift", "--skip_share=0.6", "--skip_keep=0.2",
         "--skip_alpha=0.5",
     ),
-    "remembered": (
-        "--policies=skip_examples", "--skip_by=last_loss", "--skip_share=0.5", "--max_skips=2",
-    ),
+    "foreseen": ("--policies=skip_examples", "--skip_share=0.4"),
     "dry_run": ("--dry_run", "--skip_by=row_drift", "--skip_alpha=0.5"),
     "segregate": ("--segregate", "--hot_set_memory=10KiB"),
 }  # fmt: skip
@@ -157,7 +155,7 @@ def test_killed_and_resumed_is_as_if_never_stopped(
             assert without_times(resumed[name]) == without_times(straight[name]), name
     require_same_checkpoint(newest(tmp_path / "straight"), newest(killed))
     assert straight["examples"]["seen"] == 3_000
-    if way in ("inputs", "remembered"):
+    if way in ("inputs", "foreseen"):
         assert straight["examples"]["skipped"] > 200
     if way == "defer":
         assert set(straight["rows"].values()) <= set(range(71))

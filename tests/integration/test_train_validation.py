@@ -80,9 +80,9 @@ def test_nothing_of_the_validation_part_is_trained_and_the_test_part_stays_close
     opened = []
     real = data._open
 
-    def watched(settings: Any, part: str, ids: bool) -> Any:
+    def watched(settings: Any, part: str) -> Any:
         opened.append(part)
-        return real(settings, part, ids)
+        return real(settings, part)
 
     monkeypatch.setattr(data, "_open", watched)
     lines = [f"{i % 2}\t" + "\t".join(["1"] * 13 + [f"{i:x}"] * 26) for i in range(3000)]

@@ -180,8 +180,8 @@ def test_a_copy_has_what_comes_after_it():
     set_drifts(classifier, DRIFTS)
     classifier.configure("drift", 0.5)
     assert copy.classify(inputs, SPECS[:1]).skippable.numpy()
-    with pytest.raises(ValueError, match="`loss_memory_bytes`"):
-        InputClassifier(TABLES, loss_memory_bytes=1 << 12).copy_on("CPU:0")
+    with pytest.raises(ValueError, match="`pilot`"):
+        InputClassifier(TABLES, pilot="label").copy_on("CPU:0")
 
 
 @pytest.mark.parametrize("make_keys", [ragged, padded])
@@ -248,7 +248,7 @@ def test_bad_settings():
         with pytest.raises(BAD, match="allowed"):
             classifier.configure("drift", *values)
     with pytest.raises(ValueError, match="`mode`"):
-        classifier.configure("remembered_loss")
+        classifier.configure("foreseen_loss")
     for options in ({"alpha": 0.0}, {"alpha": 1.1}, {"seed": -1}):
         with pytest.raises(ValueError, match="Invalid"):
             make(**options)

@@ -14,8 +14,8 @@ from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
 BINS = 511
 
 
-def make(**settings):
-    return InputClassifier(["user"], **settings)
+def make():
+    return InputClassifier(["user"])
 
 
 def cross_entropy(labels, predicted):
@@ -57,13 +57,13 @@ def test_statistics_equal_numpy(is_weighted):
     classifier = make()
     for part in np.array_split(np.arange(labels.size), 7):
         classifier.record_losses(
-            None, losses[part], labels[part], skippable[part],
+            losses[part], labels[part], skippable[part],
             weights[part] if is_weighted else None,
         )  # fmt: skip
     found = classifier.take_loss_statistics()
     assert_moments(found.skippable, losses[skippable])
     assert_moments(found.others, losses[~skippable])
-    assert found.paired == Moments() and found.not_finite == 0
+    assert found.not_finite == 0
     assert found.weight == weights.sum()
     assert found.mean_loss == pytest.approx(np.average(losses, weights=weights), rel=1e-6)
     residuals = (labels - predicted) ** 2
@@ -82,44 +82,29 @@ def test_statistics_equal_numpy(is_weighted):
     assert classifier.take_loss_statistics().mean_loss is None, "taken once"
 
 
-def test_paired_losses_compare_with_the_last_visit_of_skippable_inputs():
-    classifier = make(loss_memory_bytes=1 << 12)
-    classifier.record_losses([1, 2, 3], [0.5, 0.25, 1.0], [0, 1, 0], None)
-    classifier.take_loss_statistics()
-    classifier.record_losses(
-        [1, 2, 3, 4], [0.75, 0.5, 3.0, 0.5], [0, 1, 0, 0], [True, True, False, True]
-    )
-    found = classifier.take_loss_statistics()
-    assert_moments(found.paired, np.array([0.25, 0.25]))
-    assert (found.skippable.count, found.others.count) == (3, 1)
-
-
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_one_label_has_no_auc(label):
     classifier = make()
-    classifier.record_losses(None, [0.1, 2.0], [label, label], None)
+    classifier.record_losses([0.1, 2.0], [label, label], None)
     found = classifier.take_loss_statistics()
     assert found.auc is None and found.mean_loss == pytest.approx(1.05)
 
 
 def test_perfect_and_constant_predictions():
     classifier = make()
-    classifier.record_losses(None, [1e-3, 1e-3, 2e-3], [0, 1, 1], None)
+    classifier.record_losses([1e-3, 1e-3, 2e-3], [0, 1, 1], None)
     assert classifier.take_loss_statistics().auc == 1.0
     equal = cross_entropy(np.array([0, 1, 1, 0]), 0.3)
-    classifier.record_losses(None, equal, [0, 1, 1, 0], None)
+    classifier.record_losses(equal, [0, 1, 1, 0], None)
     assert classifier.take_loss_statistics().auc == 0.5
 
 
 def test_losses_that_are_not_finite_are_counted_and_left_out():
-    classifier = make(loss_memory_bytes=1 << 12)
-    classifier.record_losses([1, 2], [0.5, 0.5], [0, 1], None)
-    classifier.take_loss_statistics()
-    classifier.record_losses([1, 2, 3], [np.nan, np.inf, 0.25], [0, 1, 1], [True, True, True])
+    classifier = make()
+    classifier.record_losses([np.nan, np.inf, 0.25], [0, 1, 1], [True, True, True])
     found = classifier.take_loss_statistics()
-    assert found.not_finite == 2 and found.skippable.count == 1 and found.paired.count == 0
+    assert found.not_finite == 2 and found.skippable.count == 1
     assert found.mean_loss == 0.25
-    assert classifier.export_memory()["ids"].tolist() == [3], "forgotten: nothing is known of them"
 
 
 def test_graph_mode_and_an_empty_batch():
@@ -127,26 +112,25 @@ def test_graph_mode_and_an_empty_batch():
 
     @tf.function
     def record(losses):
-        operation = classifier.record_losses(None, losses, tf.zeros_like(losses), None)
+        operation = classifier.record_losses(losses, tf.zeros_like(losses), None)
         assert operation is not None
 
     record(tf.constant([0.5, 1.5]))
-    classifier.record_losses(None, np.empty(0, np.float32), np.empty(0, np.float32), None)
+    classifier.record_losses(np.empty(0, np.float32), np.empty(0, np.float32), None)
     assert classifier.take_loss_statistics().others.total == 2.0
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        (None, [0.5, 0.5], [0.0], None),
-        ([1], [0.5, 0.5], [0.0, 1.0], None),
-        (None, [0.5, 0.5], [0.0, 1.0], [True]),
-        (None, [0.5, 0.5], [0.0, 1.0], None, [1.0]),
-        (None, [[0.5]], [[0.0]], None),
+        ([0.5, 0.5], [0.0], None),
+        ([0.5, 0.5], [0.0, 1.0], [True]),
+        ([0.5, 0.5], [0.0, 1.0], None, [1.0]),
+        ([[0.5]], [[0.0]], None),
     ],
 )
 def test_lengths_that_differ(arguments):
-    classifier = make(loss_memory_bytes=1 << 12)
+    classifier = make()
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=r"shape|rank"):
         classifier.record_losses(*arguments)
     assert classifier.take_loss_statistics().others.count == 0
@@ -170,5 +154,5 @@ def test_rounding_gives_no_root_of_a_negative_variance():
 
 
 def test_no_losses_at_all():
-    nothing = LossStatistics(Moments(), Moments(), Moments(), 0, np.zeros((2, BINS)))
+    nothing = LossStatistics(Moments(), Moments(), 0, np.zeros((2, BINS)))
     assert nothing.mean_loss is nothing.mean_squared_residual is nothing.auc is None

@@ -170,20 +170,6 @@ def test_keys_sent_ahead(run_ranks: Any, skips: bool, tmp_path: Path) -> None:
             assert ahead["ranks"]["bytes"][kind] == at_once["ranks"]["bytes"][kind] > 0
 
 
-def test_remembered_losses_stay_with_the_rank_of_their_input(
-    run_ranks: Any, tmp_path: Path
-) -> None:
-    record, _ = train_on_two(
-        run_ranks, tmp_path / "run", "--epochs=3", "--max_examples=10001",
-        "--policies=skip_examples", "--skip_by=last_loss", "--max_skips=2", "--skip_share=0.5",
-        "--skip_alpha=0.6", "--window_steps=4",
-    )  # fmt: skip
-    inputs = record["examples"]
-    assert inputs["seen"] == 10_001 == inputs["trained"] + inputs["skipped"]
-    # One process skips 2,521; ranks that met other inputs in each epoch would half of it.
-    assert inputs["skipped"] > 2_000
-
-
 def test_a_bad_flag_is_told_once_and_nothing_is_left(run_ranks: Any, tmp_path: Path) -> None:
     output = tmp_path / "run"
     done = run_ranks("train_rank.py", 2, *SMALL, "--epoch=1", f"--output={output}")

@@ -19,7 +19,7 @@ SMALL = (
     "--threads=1", "--window_steps=5", "--checkpoint_every=8",
 )  # fmt: skip
 WAYS = {
-    "replicated": ("--policies=skip_examples,defer_gradients", "--skip_by=last_loss"),
+    "replicated": ("--policies=skip_examples,defer_gradients",),
     "sharded": (
         "--policies=defer_gradients,cache_rows", "--placement=sharded", "--capacity=70",
         "--eviction=lfu", "--evaluate_every=9", "--cache_max_drift=1",

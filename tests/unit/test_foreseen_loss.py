@@ -111,7 +111,7 @@ def test_a_window_s_end_finds_the_threshold_for_the_next():
     state = skip.initial_state()
     assert skip.example_rule(state, None) == {"mode": "none", "keep_rate": 0.0}
     scores = np.linspace(0, 1, 1000, dtype=np.float32)
-    state = skip.next_state(state, Ended(scores, 0.8, 1.0))
+    state = skip.next_state(state, Ended(scores, 0.8))
     rule = skip.example_rule(state, None)
     assert rule["mode"] == "foreseen_loss" and rule["keep_rate"] == pytest.approx(0.08)
     kept = np.clip(scores / rule["threshold"], rule["keep_rate"], 1.0)

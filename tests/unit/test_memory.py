@@ -122,7 +122,6 @@ def test_a_capacity_that_may_not_be_met_is_warned_of(monkeypatch: pytest.MonkeyP
         ("`memory`", {"hot_set": slip.HotSet(9 * GIB)}),
         ("`memory`", {"policies": slip.DeferGradients(memory="9GiB")}),
         ("`table_memory['user']`", {"hot_set": slip.HotSet(table_memory={"user": 9 * GIB})}),
-        ("`memory`", {"policies": slip.SkipExamples(slip.LastLoss(memory=9 * GIB))}),
     ],
 )
 def test_budgets_of_the_engine(name: str, settings: dict[str, Any]) -> None:
@@ -133,9 +132,9 @@ def test_budgets_of_the_engine(name: str, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_budgets_of_remembered_losses_and_of_copies() -> None:
-    with pytest.raises(ValueError, match=r"`loss_memory_bytes`.*the machine has 8.0 GiB"):
-        InputClassifier(["user"], loss_memory_bytes=9 * GIB)
+def test_budgets_of_a_pilot_and_of_copies() -> None:
+    with pytest.raises(ValueError, match=r"`pilot_memory_bytes`.*the machine has 8.0 GiB"):
+        InputClassifier(["user"], pilot="fm", pilot_memory_bytes=9 * GIB)
     comm = slip.distributed.init()
     tables = [slip.Table("user", dim=4)]
     with pytest.raises(ValueError, match=r"`cache_bytes`.*the machine has 8.0 GiB"):

@@ -81,10 +81,7 @@ cudaError_t LaunchClassifyByDrift(cudaStream_t stream, const DriftIndexView& dri
                                   const DriftClassifier& classifier, const LookupLists& lookups,
                                   uint64_t first_number, uint32_t* scratch,
                                   const Classified& result) {
-  const SkipMode mode = classifier.settings.mode;
-  if (mode == SkipMode::kRememberedLoss || mode == SkipMode::kForeseenLoss) {
-    return cudaErrorInvalidValue;
-  }
+  if (classifier.settings.mode == SkipMode::kForeseenLoss) return cudaErrorInvalidValue;
   if (lookups.batch == 0) return cudaSuccess;
   // clang-format off
   ClassifyKernel<<<BlocksFor(lookups.batch * kWarpSize), kThreadsPerBlock, 0, stream>>>(

@@ -167,7 +167,7 @@ class DriftClassificationTest : public OnProcessors {
         features[table].row_splits = inputs.row_splits.data();
       }
       Classes expected(batch);
-      ASSERT_TRUE(classifier.Classify(features, batch, nullptr, true, expected.view()).ok());
+      ASSERT_TRUE(classifier.Classify(features, batch, true, expected.view()).ok());
       const Classes found = Classify(index, given, inputs, first_number);
       const auto count = static_cast<size_t>(batch);
       const std::string where = "alpha " + std::to_string(given.alpha) + ", mode " +

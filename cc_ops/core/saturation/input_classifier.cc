@@ -38,35 +38,6 @@ void ScoreInputs(const DriftIndex& index, const ClassifierOptions& options,
   SkipScores(index, options.alpha, inputs, scores);
 }
 
-// The loss that an input is scored by, if it has an entry and enough of its lookups have been
-// saturated since the visit: `since` is the window from which on they are.
-float RememberedScore(const LossMemory::Entry* entry, float since) {
-  const bool is_valid = entry != nullptr && since <= static_cast<float>(entry->window);
-  return is_valid ? entry->loss : DriftIndex::kUntracked;
-}
-
-Visit VisitOf(const LossMemory::Entry& entry, const ClassifierOptions& options, double keep_rate) {
-  Visit visit;
-  if (options.max_skips > 0) {
-    const uint64_t most = static_cast<uint64_t>(options.max_skips);
-    visit.is_due = entry.skips >= (entry.has_returned ? most : HashKey(entry.id) % (most + 1));
-  }
-  // With a keep rate, the inputs that were kept already stand for the skipped ones.
-  if (options.weighs_visits && keep_rate == 0.0) visit.weight += static_cast<float>(entry.skips);
-  return visit;
-}
-
-// What is remembered of an input after a decision on it.
-void NoteDecision(const SkipDecision& decision, const Visit& visit, bool is_shadow,
-                  LossMemory::Entry* entry) {
-  if (decision.is_skippable && visit.is_due) {
-    entry->has_returned = 1;
-    // A visit does that, but in shadow mode those that were to be skipped are visited, too.
-    if (is_shadow) entry->skips = 0;
-  }
-  if (!decision.is_kept && entry->skips < LossMemory::kLargestSkips) ++entry->skips;
-}
-
 }  // namespace
 
 Status InputClassifier::Validate(const ClassifierOptions& options) {
@@ -82,20 +53,11 @@ Status InputClassifier::Validate(const ClassifierOptions& options) {
     return InvalidArgument("reservoir_size is " + std::to_string(options.reservoir_size) +
                            "; allowed: at least 1 input");
   }
-  if (options.max_skips < 0 || options.max_skips > static_cast<int>(LossMemory::kLargestSkips)) {
-    return InvalidArgument("max_skips is " + std::to_string(options.max_skips) +
-                           "; allowed: 0 to " + std::to_string(LossMemory::kLargestSkips));
-  }
-  const Status status = Pilot::Validate(options.pilot);
-  if (!status.ok() || options.loss_memory_bytes == 0) return status;
-  return LossMemory::ValidateBudget(options.loss_memory_bytes);
+  return Pilot::Validate(options.pilot);
 }
 
 InputClassifier::InputClassifier(const ClassifierOptions& options)
-    : options_(options),
-      pilot_(options.pilot),
-      memory_(options.loss_memory_bytes),
-      reservoir_(options.reservoir_size, options.seed) {}
+    : options_(options), pilot_(options.pilot), reservoir_(options.reservoir_size, options.seed) {}
 
 Status InputClassifier::Check(const std::vector<FeatureView>& features) const {
   for (size_t f = 0; f < features.size(); ++f) {
@@ -136,40 +98,30 @@ bool InputClassifier::IsInStride(int64_t batch, int64_t stride) const {
 }
 
 Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64_t batch,
-                                 const int64_t* ids, bool observe, const Classified& result,
-                                 int64_t window_batches) {
+                                 bool observe, const Classified& result, int64_t window_batches) {
   const Status status = Check(features);
   if (!status.ok()) return status;
   const std::lock_guard<std::mutex> one_at_a_time(classifying_);
   std::unique_lock<std::mutex> lock(mutex_);
   const ClassifierSettings settings = settings_;
-  const bool by_loss = settings.mode == SkipMode::kRememberedLoss;
-  if (by_loss && ids == nullptr) {
-    return InvalidArgument("there are no ids; skipping by remembered loss needs one per input");
-  }
   if (settings.mode == SkipMode::kForeseenLoss) {
     return InvalidArgument("there are no labels; skipping by foreseen loss needs one per input");
   }
-  const int64_t stride = observe && !by_loss ? StrideOf(batch, window_batches) : 1;
+  const int64_t stride = observe ? StrideOf(batch, window_batches) : 1;
   ClassifierCounts counts;
   if (IsInStride(batch, stride)) {
-    // Other calls may go on meanwhile: only since_ is guarded by mutex_.
-    if (!by_loss) lock.unlock();
-    ScoreInputs(by_loss ? since_ : index_, options_, features, batch, &scratch_, result.score);
-    if (!by_loss) lock.lock();
+    // Other calls may go on meanwhile.
+    lock.unlock();
+    ScoreInputs(index_, options_, features, batch, &scratch_, result.score);
+    lock.lock();
+    constexpr float kNotForeseen = std::numeric_limits<float>::quiet_NaN();
     for (int64_t i = 0; i < batch; ++i) {
-      LossMemory::Entry* const entry = ids == nullptr ? nullptr : memory_.Find(ids[i]);
-      const float score = by_loss ? RememberedScore(entry, result.score[i]) : result.score[i];
+      const float score = result.score[i];
       if (observe) {
-        const float nothing = std::numeric_limits<float>::quiet_NaN();
-        reservoir_.OfferListed(entry == nullptr ? nothing : entry->loss,
-                               [&] { return LookupsOf(features, i); });
+        reservoir_.OfferListed(kNotForeseen, [&] { return LookupsOf(features, i); });
       }
-      const bool has_visit = by_loss && entry != nullptr;
-      const Visit visit = has_visit ? VisitOf(*entry, options_, settings.keep_rate) : Visit();
       const SkipDecision decision = slipstream::Classify(
-          settings, options_.seed, score, inputs_observed_ + static_cast<uint64_t>(i), visit);
-      if (has_visit && observe) NoteDecision(decision, visit, settings.is_shadow, entry);
+          settings, options_.seed, score, inputs_observed_ + static_cast<uint64_t>(i));
       result.Write(i, score, decision);
       counts.inputs_skippable += decision.is_skippable;
       counts.inputs_skipped += decision.weight == 0.0f;
@@ -204,16 +156,6 @@ Status InputClassifier::SetDrift(const int32_t* tables, const int64_t* keys, con
   if (status.ok()) index_.Swap(&index);
   spare_.Swap(&index);
   return status;
-}
-
-Status InputClassifier::SetSaturated(const int32_t* tables, const int64_t* keys, const float* since,
-                                     int64_t n, const Parallel& parallel) {
-  DriftIndex index;
-  Status status = index.Build(options_.num_tables, tables, keys, since, n, parallel);
-  if (!status.ok()) return status;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  since_.Swap(&index);
-  return OkStatus();
 }
 
 Status InputClassifier::Configure(const ClassifierSettings& settings) {
@@ -259,22 +201,11 @@ std::vector<float> InputClassifier::ReservoirLosses() const {
   return losses;
 }
 
-void InputClassifier::RecordLosses(const int64_t* ids, const float* losses, const float* labels,
-                                   const bool* skippable, const float* weights, int64_t n) {
+void InputClassifier::RecordLosses(const float* losses, const float* labels, const bool* skippable,
+                                   const float* weights, int64_t n) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (int64_t i = 0; i < n; ++i) {
-    const bool is_finite = std::isfinite(losses[i]);
-    if (ids != nullptr) {
-      const LossMemory::Entry* entry = memory_.Find(ids[i]);
-      if (entry != nullptr && skippable[i] && is_finite) {
-        statistics_.paired.Add(static_cast<double>(losses[i]) - entry->loss);
-      }
-      // In shadow mode: would have been skipped, so that the loss would not be known.
-      const bool is_unknown =
-          settings_.is_shadow && skippable[i] && entry != nullptr && entry->skips > 0 && is_finite;
-      if (!is_unknown) memory_.Record(ids[i], losses[i], settings_.window);
-    }
-    if (is_finite) {
+    if (std::isfinite(losses[i])) {
       const double weight = weights == nullptr ? 1.0 : weights[i];
       statistics_.Add(losses[i], labels[i] >= 0.5f, skippable[i], weight);
     } else {
@@ -288,23 +219,12 @@ LossStatistics InputClassifier::TakeLossStatistics() {
   return std::exchange(statistics_, LossStatistics());
 }
 
-std::vector<LossMemory::Entry> InputClassifier::ExportMemory() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return memory_.Export();
-}
-
-void InputClassifier::ImportMemory(const std::vector<LossMemory::Entry>& entries) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  memory_.Import(entries);
-}
-
 ClassifierWindow InputClassifier::ExportWindow() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   ClassifierWindow window;
   window.statistics = statistics_;
   window.counts = counts_;
   window.inputs_observed = inputs_observed_;
-  window.largest_hash = memory_.largest_hash();
   window.reservoir = reservoir_.Export();
   return window;
 }
@@ -328,7 +248,6 @@ Status InputClassifier::ImportWindow(const ClassifierWindow& window) {
   statistics_ = window.statistics;
   counts_ = window.counts;
   inputs_observed_ = window.inputs_observed;
-  memory_.set_largest_hash(window.largest_hash);
   return OkStatus();
 }
 

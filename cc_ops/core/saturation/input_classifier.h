@@ -13,7 +13,6 @@
 #include "cc_ops/core/lookup/feature_view.h"
 #include "cc_ops/core/saturation/drift_index.h"
 #include "cc_ops/core/saturation/input_reservoir.h"
-#include "cc_ops/core/saturation/loss_memory.h"
 #include "cc_ops/core/saturation/loss_statistics.h"
 #include "cc_ops/core/saturation/pilot.h"
 #include "cc_ops/core/saturation/skip_rule.h"
@@ -27,13 +26,7 @@ struct ClassifierOptions {
   double alpha = 1.0;             // in (0, 1]
   int64_t reservoir_size = 8192;  // inputs, at least 1
   uint64_t seed = 0;              // of the reservoir, of thinning and of kRandom
-  int64_t loss_memory_bytes = 0;  // 0: no losses are remembered
-  // kRememberedLoss: skips between two visits, 0: no limit. The first time an input may be
-  // skipped less often, by its id, so that not all of them return in the same pass.
-  int max_skips = 0;
-  // kRememberedLoss: whether an input that was skipped weighs 1 + its skips when it is visited.
-  bool weighs_visits = false;
-  PilotOptions pilot;  // kForeseenLoss
+  PilotOptions pilot;             // kForeseenLoss
 };
 
 // What is known of a batch's inputs beside their keys; [batch] each.
@@ -57,7 +50,7 @@ struct ClassifierCounts {
   int64_t inputs_skipped = 0;    // left out
   int64_t hot_inputs = 0;        // with a finite skip score
   int64_t inputs_skippable = 0;  // left out or kept all the same
-  int64_t inputs_kept = 0;       // skippable ones that thinning or max_skips kept
+  int64_t inputs_kept = 0;       // skippable ones that thinning kept
 };
 
 // What has come in since the present window began, and where random choices are.
@@ -65,7 +58,6 @@ struct ClassifierWindow {
   LossStatistics statistics;
   ClassifierCounts counts;
   uint64_t inputs_observed = 0;
-  uint64_t largest_hash = ~uint64_t{0};  // LossMemory::largest_hash
   InputReservoir::State reservoir;
 };
 
@@ -81,14 +73,13 @@ class InputClassifier {
   // Classifies a batch by the drifts and settings that hold when it is called. Other calls but
   // Classify may go on while drifts are looked up.
   //   features: keys of every feature, all of `batch` inputs; not kept.
-  //   ids: [batch], or nullptr where the score needs none.
   //   observe: adds the inputs to the window's sample and counts.
   //   window_batches: of a window, or 0. Where it is given, inputs are observed and nothing may be
   //     left out, as many batches as a window's sample needs are classified and count for the
   //     others, one in kMostStride at least. Inputs of the others are not skippable.
-  // InvalidArgument for a feature of a table that the classifier does not have, or missing ids.
-  Status Classify(const std::vector<FeatureView>& features, int64_t batch, const int64_t* ids,
-                  bool observe, const Classified& result, int64_t window_batches = 0);
+  // InvalidArgument for a feature of a table that the classifier does not have.
+  Status Classify(const std::vector<FeatureView>& features, int64_t batch, bool observe,
+                  const Classified& result, int64_t window_batches = 0);
   static constexpr int64_t kMostStride = 16;
 
   // Foresees the inputs' losses by the pilot, decides by them, and lets the pilot learn from the
@@ -108,11 +99,6 @@ class InputClassifier {
   Status SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n,
                   const Parallel& parallel = {});
 
-  // tables, keys: [n], the saturated keys; since: [n], the first window of each key's present
-  // run of windows in which it was saturated. Replaces them all; errors as SetDrift.
-  Status SetSaturated(const int32_t* tables, const int64_t* keys, const float* since, int64_t n,
-                      const Parallel& parallel = {});
-
   // From the next batch on. InvalidArgument for a setting out of its range.
   Status Configure(const ClassifierSettings& settings);
 
@@ -120,25 +106,21 @@ class InputClassifier {
   // count, and keys that no sampled input has make no difference. Errors as SetDrift.
   Status ReservoirScores(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n,
                          std::vector<float>* scores, const Parallel& parallel = {}) const;
-  // Remembered losses that the sampled inputs had when they came, of those that had one; with a
-  // pilot, their scores by foreseen loss.
+  // Scores by foreseen loss of the sampled inputs, of those that have one.
   std::vector<float> ReservoirLosses() const;
 
   // Takes in the losses of trained inputs.
-  //   ids: [n], or nullptr: nothing is remembered. losses, labels, skippable: [n]; a label
-  //   of 0.5 or more is positive. weights: [n], inputs that each stands for; nullptr: 1.
-  void RecordLosses(const int64_t* ids, const float* losses, const float* labels,
-                    const bool* skippable, const float* weights, int64_t n);
+  //   losses, labels, skippable: [n]; a label of 0.5 or more is positive. weights: [n], inputs
+  //   that each stands for; nullptr: 1.
+  void RecordLosses(const float* losses, const float* labels, const bool* skippable,
+                    const float* weights, int64_t n);
 
   // Returns the statistics of the losses since the last call.
   LossStatistics TakeLossStatistics();
 
-  std::vector<LossMemory::Entry> ExportMemory() const;
-  void ImportMemory(const std::vector<LossMemory::Entry>& entries);
-
   ClassifierWindow ExportWindow() const;
-  // Replaces all that ExportWindow gave; after ImportMemory, if both are done. InvalidArgument,
-  // and nothing is changed, if the sample's arrays do not fit each other or this classifier.
+  // Replaces all that ExportWindow gave. InvalidArgument, and nothing is changed, if the sample's
+  // arrays do not fit each other or this classifier.
   Status ImportWindow(const ClassifierWindow& window);
 
   // Returns the window's counts and starts the next window with an empty sample. Where one batch
@@ -161,9 +143,7 @@ class InputClassifier {
   Pilot pilot_;
   mutable std::mutex mutex_;  // guards all below
   DriftIndex spare_;          // memory for the next index
-  DriftIndex since_;          // of saturated keys: the window since which they are
   ClassifierSettings settings_;
-  LossMemory memory_;
   LossStatistics statistics_;
   uint64_t inputs_observed_ = 0;  // since the start; numbers the inputs for random choices
   ClassifierCounts counts_;

@@ -32,14 +32,12 @@ ClassifierSettings Settings(SkipMode mode, float threshold, double random_share)
 }
 
 Result Classify(InputClassifier* classifier, const std::vector<FeatureView>& features,
-                int64_t batch, bool observe = true, const std::vector<int64_t>* ids = nullptr) {
+                int64_t batch, bool observe = true) {
   Result result = {std::vector<uint8_t>(batch), std::vector<float>(batch),
                    std::vector<float>(batch)};
   const Classified out = {reinterpret_cast<bool*>(result.skippable.data()), result.score.data(),
                           result.weight.data()};
-  EXPECT_TRUE(
-      classifier->Classify(features, batch, ids == nullptr ? nullptr : ids->data(), observe, out)
-          .ok());
+  EXPECT_TRUE(classifier->Classify(features, batch, observe, out).ok());
   return result;
 }
 
@@ -165,11 +163,8 @@ TEST(InputClassifier, BadInputIsAnError) {
   bool skippable;
   float score, weight;
   const Classified out = {&skippable, &score, &weight};
-  Status status = classifier.Classify({Column(keys, 3)}, 1, nullptr, true, out);
+  const Status status = classifier.Classify({Column(keys, 3)}, 1, true, out);
   EXPECT_NE(status.message().find("table of feature 0 is 3"), std::string::npos);
-  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kRememberedLoss, 1.0f, 0.0)).ok());
-  status = classifier.Classify({Column(keys)}, 1, nullptr, true, out);
-  EXPECT_NE(status.message().find("there are no ids"), std::string::npos);
   EXPECT_EQ(classifier.EndWindow().inputs_seen, 0);
 }
 
@@ -180,88 +175,6 @@ TEST(InputClassifier, PassesOverFeaturesOfNoTable) {
   const std::vector<int64_t> keys = {1, 2}, other = {99, 99};
   const Result result = Classify(&classifier, {Column(keys), Column(other, 2)}, 2);
   EXPECT_EQ(result.skippable, (std::vector<uint8_t>{1, 0}));
-}
-
-ClassifierOptions WithMemory(int max_skips) {
-  ClassifierOptions options = TwoTables();
-  options.loss_memory_bytes = 1 << 16;
-  options.max_skips = max_skips;
-  return options;
-}
-
-// Inputs 10, 11, ... with one key each; losses by id.
-void Visit(InputClassifier* classifier, const std::vector<int64_t>& ids,
-           const std::vector<float>& losses, int64_t window) {
-  ClassifierSettings settings;
-  settings.window = window;
-  ASSERT_TRUE(classifier->Configure(settings).ok());
-  const std::vector<float> labels(ids.size(), 1.f);
-  const std::vector<uint8_t> skippable(ids.size(), 0);
-  classifier->RecordLosses(ids.data(), losses.data(), labels.data(),
-                           reinterpret_cast<const bool*>(skippable.data()), nullptr,
-                           static_cast<int64_t>(ids.size()));
-}
-
-TEST(RememberedLoss, HoldsWhileTheKeysHaveBeenSaturatedSinceTheVisit) {
-  InputClassifier classifier(WithMemory(0));
-  Visit(&classifier, {10, 11, 12, 13}, {0.1f, 0.1f, 0.9f, 0.1f}, 4);
-  const std::vector<int32_t> tables = {0, 0, 0};
-  const std::vector<int64_t> saturated = {1, 2, 3};
-  const std::vector<float> since = {3.f, 5.f, 4.f};
-  ASSERT_TRUE(classifier.SetSaturated(tables.data(), saturated.data(), since.data(), 3).ok());
-  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kRememberedLoss, 0.5f, 0.0)).ok());
-  // Saturated in time; too late; in time with a high loss; never; a stranger.
-  const std::vector<int64_t> keys = {1, 2, 3, 9, 1}, ids = {10, 11, 12, 13, 14};
-  const Result result = Classify(&classifier, {Column(keys)}, 5, true, &ids);
-  EXPECT_EQ(result.skippable, (std::vector<uint8_t>{1, 0, 0, 0, 0}));
-  EXPECT_EQ(result.score[0], 0.1f);
-  EXPECT_EQ(result.score[2], 0.9f);
-  EXPECT_TRUE(std::isinf(result.score[1]) && std::isinf(result.score[3]));
-  std::vector<float> losses = classifier.ReservoirLosses();
-  std::sort(losses.begin(), losses.end());
-  EXPECT_EQ(losses, (std::vector<float>{0.1f, 0.1f, 0.1f, 0.9f}));
-}
-
-// Passes over inputs 0 .. 999, all of them skippable but for the limit.
-TEST(RememberedLoss, ReturnsAfterSoManySkipsWithTheWeightOfThem) {
-  ClassifierOptions options = WithMemory(2);
-  options.weighs_visits = true;
-  InputClassifier classifier(options);
-  constexpr int64_t kInputs = 1000, kPasses = 10;
-  std::vector<int64_t> ids(kInputs), keys(kInputs, 1);
-  for (int64_t i = 0; i < kInputs; ++i) ids[i] = i;
-  const std::vector<float> losses(kInputs, 0.1f);
-  Visit(&classifier, ids, losses, 1);
-  const int32_t table = 0;
-  const int64_t key = 1;
-  const float since = 0.f;
-  ASSERT_TRUE(classifier.SetSaturated(&table, &key, &since, 1).ok());
-  ClassifierSettings settings = Settings(SkipMode::kRememberedLoss, 0.5f, 0.0);
-  settings.window = 1;
-  ASSERT_TRUE(classifier.Configure(settings).ok());
-  std::vector<int64_t> skips(kInputs, 0), returned(kInputs, 0);
-  for (int64_t pass = 0; pass < kPasses; ++pass) {
-    const Result result = Classify(&classifier, {Column(keys)}, kInputs, true, &ids);
-    int64_t trained = 0;
-    for (int64_t i = 0; i < kInputs; ++i) {
-      ASSERT_TRUE(result.skippable[i]);
-      if (result.weight[i] == 0.f) {
-        ++skips[i];
-        ASSERT_LE(skips[i], 2);
-        continue;
-      }
-      ASSERT_EQ(result.weight[i], 1.f + static_cast<float>(skips[i]));
-      ASSERT_TRUE(returned[i] == 0 || skips[i] == 2);
-      skips[i] = 0;
-      ++returned[i];
-      ++trained;
-      const float label = 1.f;
-      const bool skippable = true;
-      classifier.RecordLosses(&ids[i], &losses[i], &label, &skippable, &result.weight[i], 1);
-    }
-    // A third returns in each pass, not all of them in every third.
-    EXPECT_NEAR(static_cast<double>(trained), kInputs / 3.0, 60.0) << pass;
-  }
 }
 
 TEST(Thinning, KeepsAShareThatStandsForAll) {
@@ -309,7 +222,7 @@ Status ClassifyBy(InputClassifier* classifier, const std::vector<FeatureView>& f
   *result = {std::vector<uint8_t>(batch), std::vector<float>(batch), std::vector<float>(batch)};
   const Classified out = {reinterpret_cast<bool*>(result->skippable.data()), result->score.data(),
                           result->weight.data()};
-  return classifier->Classify(features, batch, nullptr, true, out, window_batches);
+  return classifier->Classify(features, batch, true, out, window_batches);
 }
 
 TEST(Shadow, AShareOfTheBatchesCountsForAll) {
@@ -363,21 +276,18 @@ TEST(Shadow, FewBatchesAreAllClassifiedAndCountsStayBelowWhatWasSeen) {
 }
 
 TEST(LossStatistics, AreKeptApartAndTaken) {
-  InputClassifier classifier(WithMemory(0));
-  const std::vector<int64_t> ids = {1, 2, 3};
+  InputClassifier classifier(TwoTables());
   const std::vector<float> weights = {2.f, 1.f, 1.f};
   const std::vector<float> first = {0.5f, 1.f, std::nanf("")}, labels = {1.f, 0.f, 1.f};
   const bool skippable[] = {true, false, false};
-  classifier.RecordLosses(ids.data(), first.data(), labels.data(), skippable, weights.data(), 3);
+  classifier.RecordLosses(first.data(), labels.data(), skippable, weights.data(), 3);
   const std::vector<float> second = {0.75f, 2.f, 3.f};
-  classifier.RecordLosses(ids.data(), second.data(), labels.data(), skippable, weights.data(), 3);
+  classifier.RecordLosses(second.data(), labels.data(), skippable, weights.data(), 3);
   const LossStatistics statistics = classifier.TakeLossStatistics();
   EXPECT_EQ(statistics.skippable.count, 2);
   EXPECT_NEAR(statistics.skippable.sum, 1.25, 1e-6);
   EXPECT_EQ(statistics.others.count, 3);
   EXPECT_NEAR(statistics.others.sum, 6.0, 1e-6);
-  EXPECT_EQ(statistics.paired.count, 1);
-  EXPECT_NEAR(statistics.paired.sum, 0.25, 1e-6);
   EXPECT_EQ(statistics.not_finite, 1);
   EXPECT_EQ(statistics.weight, 7.0);
   EXPECT_NEAR(statistics.weighted_sum, 2 * 1.25 + 6.0, 1e-6);

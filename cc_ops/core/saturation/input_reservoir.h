@@ -21,7 +21,7 @@ class InputReservoir {
   // capacity: most inputs kept, at least 1.
   InputReservoir(int64_t capacity, uint64_t seed) : capacity_(capacity), seed_(seed) {}
 
-  // Offers the next input and its remembered loss (NaN: none).
+  // Offers the next input and its score by foreseen loss (NaN: none).
   //   list: called if the input is chosen; returns its lookups and their number, which are copied.
   // Throws std::bad_alloc: the input was not offered then.
   template <class List>

@@ -29,7 +29,6 @@ struct LossStatistics {
   static constexpr int kBins = 511;
 
   LossMoments skippable, others;
-  LossMoments paired;  // loss now less remembered loss, of skippable inputs
   // Over all inputs, each counted with the inputs that it stands for.
   double weight = 0.0, weighted_sum = 0.0, weighted_squared_residuals = 0.0;
   int64_t not_finite = 0;

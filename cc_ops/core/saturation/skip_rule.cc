@@ -22,9 +22,6 @@ Status ValidateSettings(const ClassifierSettings& settings) {
         "keep_rate is 0; allowed by foreseen loss: above 0, as what is never kept cannot be "
         "weighed");
   }
-  if (settings.window < 0) {
-    return InvalidArgument("window is " + std::to_string(settings.window) + "; allowed: 0 or more");
-  }
   return OkStatus();
 }
 

@@ -11,11 +11,10 @@
 namespace slipstream {
 
 enum class SkipMode {
-  kNone,            // no input is skippable
-  kDrift,           // an input whose skip score is below the threshold
-  kRememberedLoss,  // the same; the score is the input's loss at its last visit
-  kForeseenLoss,    // the same; the score is |label - what a pilot predicted|
-  kRandom,          // the control: each input with the same probability, whatever its keys
+  kNone,          // no input is skippable
+  kDrift,         // an input whose skip score is below the threshold
+  kForeseenLoss,  // the same; the score is |label - what a pilot predicted|
+  kRandom,        // the control: each input with the same probability, whatever its keys
 };
 
 // What a window skips.
@@ -27,7 +26,6 @@ struct ClassifierSettings {
   // skippable input is kept with probability score / threshold, or with this one.
   double keep_rate = 0.0;
   bool is_shadow = false;  // inputs are found skippable, and all are kept
-  int64_t window = 0;      // number of the window, noted with the losses of its visits
 };
 
 // InvalidArgument for a setting out of its range.
@@ -37,14 +35,8 @@ Status ValidateSettings(const ClassifierSettings& settings);
 struct SkipDecision {
   bool is_skippable = false;
   bool is_kept = true;  // in shadow mode: whether it would be kept without
-  // 0: left out. Else the inputs that it stands for: 1, 1 / its chance, or 1 + its skips.
+  // 0: left out. Else the inputs that it stands for: 1, or 1 / its chance.
   float weight = 1.0f;
-};
-
-// What an input's remembered loss adds to the decision; the default: nothing is remembered.
-struct Visit {
-  bool is_due = false;  // it is kept, though it could be skipped
-  float weight = 1.0f;  // of the input if it is kept without regard to keep_rate
 };
 
 // Of each input of a batch; [batch].
@@ -77,8 +69,7 @@ SLIPSTREAM_HOST_DEVICE inline double ChanceByScore(const ClassifierSettings& set
 // Decides on one input, for every classifier and on every device.
 //   seed: of the classifier. number: of the input since the start, for random choices.
 SLIPSTREAM_HOST_DEVICE inline SkipDecision Classify(const ClassifierSettings& settings,
-                                                    uint64_t seed, float score, uint64_t number,
-                                                    const Visit& visit = {}) {
+                                                    uint64_t seed, float score, uint64_t number) {
   // Apart from the reservoir's stream, so that skipping at random does not bias the sample.
   constexpr uint64_t kRandomSkipStream = 0x5851f42d4c957f2dULL;
   constexpr uint64_t kThinningStream = 0x14057b7ef767814fULL;
@@ -88,9 +79,7 @@ SLIPSTREAM_HOST_DEVICE inline SkipDecision Classify(const ClassifierSettings& se
       is_random
           ? UnitInterval(CounterRandom(seed ^ kRandomSkipStream, number)) < settings.random_share
           : settings.mode != SkipMode::kNone && score < settings.threshold;
-  if (!decision.is_skippable || visit.is_due) {
-    decision.weight = visit.weight;
-  } else {
+  if (decision.is_skippable) {
     // Random skipping keeps none of the skippable inputs.
     const double chance = settings.mode == SkipMode::kForeseenLoss ? ChanceByScore(settings, score)
                           : is_random                              ? 0.0

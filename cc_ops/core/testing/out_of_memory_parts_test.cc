@@ -82,10 +82,8 @@ TEST(OutOfMemory, DeferredGradientsOfAVariableStay) {
 TEST(OutOfMemory, AClassifierGoesOn) {
   ClassifierOptions options;
   options.reservoir_size = 40;
-  options.loss_memory_bytes = 1 << 14;
   std::vector<int64_t> keys(30);
   std::iota(keys.begin(), keys.end(), 0);
-  const std::vector<int64_t> ids = keys;
   FeatureView view;
   view.batch = view.num_keys = 30;
   view.keys = keys.data();
@@ -97,10 +95,9 @@ TEST(OutOfMemory, AClassifierGoesOn) {
   ClassifierWindow window;
   std::vector<float> sampled_scores;
   const auto step = [&](InputClassifier* classifier) {
-    const Status status = classifier->Classify(features, 30, ids.data(), true, result);
+    const Status status = classifier->Classify(features, 30, true, result);
     if (!status.ok()) return status;
-    classifier->RecordLosses(ids.data(), losses.data(), labels.data(), skippable.get(), nullptr,
-                             30);
+    classifier->RecordLosses(losses.data(), labels.data(), skippable.get(), nullptr, 30);
     window = classifier->ExportWindow();
     const std::vector<int32_t> tables(30, 0);
     Status set = classifier->SetDrift(tables.data(), keys.data(), losses.data(), 30);
@@ -113,7 +110,7 @@ TEST(OutOfMemory, AClassifierGoesOn) {
   for (int64_t n = 0; !has_ended; ++n) {
     InputClassifier classifier(options);
     FailsAt(n, [&] { return step(&classifier); }, &has_ended);
-    // The sample and the memory are whole: the sanitizers watch.
+    // The sample is whole: the sanitizers watch.
     for (int again = 0; again < 3; ++again) ASSERT_TRUE(step(&classifier).ok());
     EXPECT_EQ(sampled_scores.size(), 40u);
     EXPECT_EQ(classifier.ReservoirLosses().size() <= 40u, true);

@@ -21,7 +21,6 @@ inline absl::Status ReadSettings(tensorflow::OpKernelContext* context,
   std::string mode;
   TF_RETURN_IF_ERROR(ReadAttribute(context, "mode", &mode));
   if (mode == "drift") settings->mode = SkipMode::kDrift;
-  if (mode == "remembered_loss") settings->mode = SkipMode::kRememberedLoss;
   if (mode == "foreseen_loss") settings->mode = SkipMode::kForeseenLoss;
   if (mode == "random") settings->mode = SkipMode::kRandom;
   TF_RETURN_IF_ERROR(ReadAttribute(context, "is_shadow", &settings->is_shadow));

@@ -46,9 +46,6 @@ class CreateKernel : public OpKernel {
     int64_t seed = 0;
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed));
     options_.seed = static_cast<uint64_t>(seed);
-    OP_REQUIRES_OK(context, context->GetAttr("loss_memory_bytes", &options_.loss_memory_bytes));
-    OP_REQUIRES_OK(context, context->GetAttr("max_skips", &options_.max_skips));
-    OP_REQUIRES_OK(context, context->GetAttr("weighs_visits", &options_.weighs_visits));
     std::string pilot;
     OP_REQUIRES_OK(context, context->GetAttr("pilot", &pilot));
     options_.pilot.kind = PilotOf(pilot);
@@ -86,41 +83,33 @@ absl::Status Classify(OpKernelContext* context, ClassifierResource* resource,
                       const ClassifyAttributes& attributes) {
   std::vector<FeatureView> features;
   int64_t batch = 0;
-  const int64_t* ids = nullptr;
   TF_RETURN_IF_ERROR(attributes.inputs.Read(context, &features, &batch));
-  TF_RETURN_IF_ERROR(ReadOptional(context, context->num_inputs() - 1, "ids", batch, &ids));
   Classified result;
   TF_RETURN_IF_ERROR(AllocateClassified(context, batch, &result));
-  return ToAbsl(resource->classifier.Classify(features, batch, ids, attributes.observe, result,
+  return ToAbsl(resource->classifier.Classify(features, batch, attributes.observe, result,
                                               attributes.window_batches));
 }
 
-// Passes numbers of keys on to one of the classifier's setters.
-template <Status (InputClassifier::*kSet)(const int32_t*, const int64_t*, const float*, int64_t,
-                                          const Parallel&)>
-absl::Status SetNumbers(OpKernelContext* context, ClassifierResource* resource) {
+absl::Status SetDrift(OpKernelContext* context, ClassifierResource* resource) {
   NumbersOfKeys given;
   TF_RETURN_IF_ERROR(given.Read(context));
-  return ToAbsl((resource->classifier.*kSet)(given.tables, given.keys, given.numbers, given.n,
-                                             ParallelOf(context)));
+  return ToAbsl(resource->classifier.SetDrift(given.tables, given.keys, given.numbers, given.n,
+                                              ParallelOf(context)));
 }
 
 absl::Status Configure(OpKernelContext* context, ClassifierResource* resource) {
   ClassifierSettings settings;
   TF_RETURN_IF_ERROR(ReadSettings(context, &settings));
-  TF_RETURN_IF_ERROR(ReadScalar(context, 4, "window", &settings.window));
   return ToAbsl(resource->classifier.Configure(settings));
 }
 
 absl::Status RecordLosses(OpKernelContext* context, ClassifierResource* resource) {
-  TF_RETURN_IF_ERROR(CheckInputs(context, 2, "losses: [n], labels: [n], skippable: [n]"));
-  const int64_t batch = context->input(2).NumElements();
-  const int64_t* ids = nullptr;
+  TF_RETURN_IF_ERROR(CheckInputs(context, 1, "losses: [n], labels: [n], skippable: [n]"));
+  const int64_t batch = context->input(1).NumElements();
   const float* weights = nullptr;
-  TF_RETURN_IF_ERROR(ReadOptional(context, 1, "ids", batch, &ids));
-  TF_RETURN_IF_ERROR(ReadOptional(context, 5, "weights", batch, &weights));
-  resource->classifier.RecordLosses(ids, Data<float>(context, 2), Data<float>(context, 3),
-                                    Data<bool>(context, 4), weights, batch);
+  TF_RETURN_IF_ERROR(ReadOptional(context, 4, "weights", batch, &weights));
+  resource->classifier.RecordLosses(Data<float>(context, 1), Data<float>(context, 2),
+                                    Data<bool>(context, 3), weights, batch);
   return absl::OkStatus();
 }
 
@@ -137,12 +126,12 @@ absl::Status ReservoirLosses(OpKernelContext* context, ClassifierResource* resou
   return Output(context, 0, resource->classifier.ReservoirLosses());
 }
 
-constexpr int kStatisticsSums = 16;
+constexpr int kStatisticsSums = 12;
 
 // All numbers but the histogram, in the order of the ops' `sums`.
 template <class Statistics, class Visit>
 void VisitSums(Statistics* statistics, const Visit& visit) {
-  for (auto* moments : {&statistics->skippable, &statistics->others, &statistics->paired}) {
+  for (auto* moments : {&statistics->skippable, &statistics->others}) {
     visit(moments->count);
     visit(moments->sum);
     visit(moments->squares);
@@ -172,7 +161,7 @@ absl::Status CheckStatistics(const Tensor& sums, const Tensor& histogram) {
   constexpr double kMostCounted = 9007199254740992.0;  // above it, not all integers are doubles
   for (int i = 0; i < kStatisticsSums; ++i) {
     const double value = sums.flat<double>()(i);
-    const bool is_count = i % 4 == 0 ? i < 12 : i == kStatisticsSums - 1;
+    const bool is_count = i % 4 == 0 ? i < 8 : i == kStatisticsSums - 1;
     if (std::isfinite(value) && (!is_count || (value >= 0.0 && value <= kMostCounted))) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "sums[", i, "] is ", value, "; allowed: ", is_count ? "a count from 0" : "a finite number",
@@ -227,7 +216,6 @@ absl::Status ExportWindow(OpKernelContext* context, ClassifierResource* resource
   const std::array<int64_t, 5> counts = NumbersOf(window.counts);
   std::vector<int64_t> numbers(counts.begin(), counts.end()), keys;
   numbers.push_back(static_cast<int64_t>(window.inputs_observed));
-  numbers.push_back(static_cast<int64_t>(window.largest_hash));
   numbers.push_back(static_cast<int64_t>(sample.offered_total));
   numbers.push_back(sample.offered_in_window);
   std::vector<int32_t> tables;
@@ -244,13 +232,13 @@ absl::Status ExportWindow(OpKernelContext* context, ClassifierResource* resource
 
 absl::Status ImportWindow(OpKernelContext* context, ClassifierResource* resource) {
   TF_RETURN_IF_ERROR(CheckInputs(context, 1,
-                                 "sums: [16], histogram: [2, b], numbers: [9], tables: [n], "
+                                 "sums: [12], histogram: [2, b], numbers: [8], tables: [n], "
                                  "keys: [n], ends: [?], losses: [?]",
                                  {{'b', LossStatistics::kBins}}));
   TF_RETURN_IF_ERROR(CheckStatistics(context->input(1), context->input(2)));
   const int64_t* const numbers = Data<int64_t>(context, 3);
-  for (int i = 0; i < 9; ++i) {
-    if (numbers[i] < 0 && i != 6) {  // a hash may be any number
+  for (int i = 0; i < 8; ++i) {
+    if (numbers[i] < 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("numbers[", i, "] is ", numbers[i], "; allowed: 0 or more"));
     }
@@ -259,9 +247,8 @@ absl::Status ImportWindow(OpKernelContext* context, ClassifierResource* resource
   window.statistics = StatisticsOf(context->input(1), context->input(2));
   window.counts = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
   window.inputs_observed = static_cast<uint64_t>(numbers[5]);
-  window.largest_hash = static_cast<uint64_t>(numbers[6]);
-  window.reservoir.offered_total = static_cast<uint64_t>(numbers[7]);
-  window.reservoir.offered_in_window = numbers[8];
+  window.reservoir.offered_total = static_cast<uint64_t>(numbers[6]);
+  window.reservoir.offered_in_window = numbers[7];
   for (int64_t i = 0; i < context->input(5).NumElements(); ++i) {
     window.reservoir.lookups.push_back(
         {Data<int64_t>(context, 5)[i], Data<int32_t>(context, 4)[i]});
@@ -271,59 +258,10 @@ absl::Status ImportWindow(OpKernelContext* context, ClassifierResource* resource
   return ToAbsl(resource->classifier.ImportWindow(window));
 }
 
-absl::Status ExportMemory(OpKernelContext* context, ClassifierResource* resource) {
-  const std::vector<LossMemory::Entry> entries = resource->classifier.ExportMemory();
-  const int64_t n = static_cast<int64_t>(entries.size());
-  int64_t* ids = nullptr;
-  float* losses = nullptr;
-  int32_t* visits = nullptr;
-  TF_RETURN_IF_ERROR(Allocate(context, 0, TensorShape({n}), &ids));
-  TF_RETURN_IF_ERROR(Allocate(context, 1, TensorShape({n}), &losses));
-  TF_RETURN_IF_ERROR(Allocate(context, 2, TensorShape({n, 3}), &visits));
-  for (const LossMemory::Entry& entry : entries) {
-    *ids++ = entry.id;
-    *losses++ = entry.loss;
-    *visits++ = static_cast<int32_t>(entry.window);
-    *visits++ = static_cast<int32_t>(entry.skips);
-    *visits++ = static_cast<int32_t>(entry.has_returned);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ImportMemory(OpKernelContext* context, ClassifierResource* resource) {
-  TF_RETURN_IF_ERROR(CheckInputs(context, 1, "ids: [n], losses: [n], visits: [n, 3]"));
-  const int64_t* const ids = Data<int64_t>(context, 1);
-  const float* const losses = Data<float>(context, 2);
-  const int32_t* visit = Data<int32_t>(context, 3);
-  std::vector<LossMemory::Entry> entries(context->input(1).NumElements());
-  for (size_t i = 0; i < entries.size(); ++i, visit += 3) {
-    const int32_t window = visit[0], skips = visit[1];
-    if (window < 0 || window > static_cast<int32_t>(LossMemory::kLargestWindow) || skips < 0 ||
-        skips > static_cast<int32_t>(LossMemory::kLargestSkips)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "visits[", i, "] is (", window, ", ", skips, "); allowed: a window of 0 to ",
-          LossMemory::kLargestWindow, " and 0 to ", LossMemory::kLargestSkips, " skips"));
-    }
-    if (!std::isfinite(losses[i])) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("loss of id ", ids[i], ", at index ", i, ", is ", losses[i],
-                       "; allowed: finite numbers. Nothing was imported"));
-    }
-    entries[i].id = ids[i];
-    entries[i].loss = losses[i];
-    entries[i].window = static_cast<uint32_t>(window);
-    entries[i].skips = static_cast<uint32_t>(skips);
-    entries[i].has_returned = visit[2] != 0;
-  }
-  resource->classifier.ImportMemory(entries);
-  return absl::OkStatus();
-}
-
 #define REGISTER_CPU(name, kRun) SLIPSTREAM_CPU_KERNEL("Slipstream" name, ResourceKernel<kRun>)
 SLIPSTREAM_CPU_KERNEL("SlipstreamClassifier", CreateKernel);
 REGISTER_CPU("ClassifyInputs", Classify);
-REGISTER_CPU("ClassifierSetDrift", SetNumbers<&InputClassifier::SetDrift>);
-REGISTER_CPU("ClassifierSetSaturated", SetNumbers<&InputClassifier::SetSaturated>);
+REGISTER_CPU("ClassifierSetDrift", SetDrift);
 REGISTER_CPU("ClassifierConfigure", Configure);
 REGISTER_CPU("RecordLosses", RecordLosses);
 REGISTER_CPU("ClassifierReservoirScores", ReservoirScores);
@@ -332,8 +270,6 @@ REGISTER_CPU("ClassifierTakeLossStatistics", TakeLossStatistics);
 REGISTER_CPU("ClassifierEndWindow", EndWindow);
 REGISTER_CPU("ClassifierExportWindow", ExportWindow);
 REGISTER_CPU("ClassifierImportWindow", ImportWindow);
-REGISTER_CPU("ClassifierExportMemory", ExportMemory);
-REGISTER_CPU("ClassifierImportMemory", ImportMemory);
 #undef REGISTER_CPU
 
 }  // namespace

@@ -43,8 +43,6 @@ absl::Status BatchOfFeatures(InferenceContext* c, DimensionHandle* result) {
 absl::Status ClassifyShape(InferenceContext* c) {
   DimensionHandle batch;
   TF_RETURN_IF_ERROR(BatchOfFeatures(c, &batch));
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 1, &unused));
   for (int i = 0; i < 3; ++i) c->set_output(i, c->Vector(batch));
   return absl::OkStatus();
 }
@@ -57,9 +55,6 @@ REGISTER_OP("SlipstreamClassifier")
     .Attr("num_tables: int >= 1")
     .Attr("reservoir_size: int >= 1 = 8192")
     .Attr("seed: int = 0")
-    .Attr("loss_memory_bytes: int >= 0 = 0")
-    .Attr("max_skips: int >= 0 = 0")
-    .Attr("weighs_visits: bool = false")
     .Attr("pilot: {'none', 'label', 'linear', 'fm', 'model'} = 'none'")
     .Attr("pilot_factors: int = 8")
     .Attr("pilot_memory_bytes: int >= 0 = 0")
@@ -77,10 +72,6 @@ handle: The new classifier.
 num_tables: Number of tables; keys of different tables are different keys.
 reservoir_size: Most inputs in the sample.
 seed: Seeds the sample, thinning and random skipping.
-loss_memory_bytes: For remembered losses, 16 bytes an input; 0: none are remembered.
-max_skips: By remembered loss: an input is visited after so many skips (the first time, by its id,
-  after as many or fewer); 0: no limit.
-weighs_visits: By remembered loss: an input that was skipped weighs 1 + its skips when visited.
 pilot: What foresees the inputs' losses: the base rate, a linear model or a factorisation machine of
   their keys, or the model that is trained.
 pilot_factors: Of `fm`: numbers of a key's factor, 1 to 8.
@@ -89,8 +80,7 @@ pilot_memory_bytes: Of `linear` and `fm`: for what is learnt of the keys, 1,024 
 
 REGISTER_OP("SlipstreamClassifyInputs")
     .Input("handle: resource")  //
-    SLIPSTREAM_FEATURE_INPUTS.Input("ids: int64")
-    .Output("skippable: bool")
+    SLIPSTREAM_FEATURE_INPUTS.Output("skippable: bool")
     .Output("score: float")
     .Output("weight: float")
     .Attr("observe: bool = true")
@@ -104,14 +94,11 @@ REGISTER_OP("SlipstreamClassifyInputs")
         "handle: Of the classifier.\n"  //
         SLIPSTREAM_FEATURE_DOC
         "  A feature of table num_tables is ignored.\n"
-        "ids: [batch], or [0]: none; what remembered losses belong to.\n"
-        "skippable: [batch]. By drift or loss: whether the score is below the threshold. At "
-        "random: "
-        "true with the share's probability, determined by the seed and the input's number.\n"
-        "score: [batch]. Skip scores, in the drift's unit. By remembered loss: that loss, or +inf "
-        "if there is none or the input's keys have not been saturated since.\n"
+        "skippable: [batch]. By drift: whether the score is below the threshold. At random: true "
+        "with the share's probability, determined by the seed and the input's number.\n"
+        "score: [batch]. Skip scores, in the drift's unit.\n"
         "weight: [batch]. 0: the input is left out. Else the inputs that it stands for: 1, or 1 / "
-        "keep_rate for a skippable one that is kept, or 1 + its skips.\n"
+        "keep_rate for a skippable one that is kept.\n"
         "observe: Whether the inputs enter the window's sample and counts.\n"
         "window_batches: Batches of a window, or 0. Where inputs are observed and nothing may be "
         "left out (shadow mode, or mode none), as many batches as the sample needs are classified, "
@@ -133,62 +120,42 @@ keys: [n]. No key of a table may occur twice.
 drift: [n]. At least 0. A key whose drift is not finite is not tracked: it is below no threshold.
 )doc");
 
-REGISTER_OP("SlipstreamClassifierSetSaturated")
-    .Input("handle: resource")
-    .Input("tables: int32")
-    .Input("keys: int64")
-    .Input("since: float")
-    .SetIsStateful()
-    .SetShapeFn(Shapes("[], [n], [n], [n]"))
-    .Doc(R"doc(
-Replaces the saturated keys, for which remembered losses are valid.
-
-handle: Of the classifier.
-tables: [n]. Index of each key's table.
-keys: [n]. No key of a table may occur twice.
-since: [n]. First window of the key's present run of windows in which it was saturated.
-)doc");
-
 REGISTER_OP("SlipstreamClassifierConfigure")
     .Input("handle: resource")
     .Input("threshold: float")
     .Input("random_share: double")
     .Input("keep_rate: double")
-    .Input("window: int64")
-    .Attr("mode: {'none', 'drift', 'remembered_loss', 'foreseen_loss', 'random'}")
+    .Attr("mode: {'none', 'drift', 'foreseen_loss', 'random'}")
     .Attr("is_shadow: bool = false")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[], [], [], [], []"))
+    .SetShapeFn(Shapes("[], [], [], []"))
     .Doc(R"doc(
 Sets what is skippable from the next batch on.
 
 handle: Of the classifier.
-threshold: At least 0. Read by `drift`, `remembered_loss` and `foreseen_loss`: inputs with a lower
-  skip score are skippable.
+threshold: At least 0. Read by `drift` and `foreseen_loss`: inputs with a lower skip score are
+  skippable.
 random_share: 0 to 1. Read by `random`: the probability of an input to be skippable.
 keep_rate: 0 to below 1. Share of the skippable inputs that is kept, with a weight; not `random`.
   By `foreseen_loss` above 0: the least probability of an input; else it is score / threshold.
-window: Number of the window, noted with remembered losses.
 mode: `none`: nothing is skippable.
 is_shadow: All inputs are kept, with weight 1.
 )doc");
 
 REGISTER_OP("SlipstreamRecordLosses")
     .Input("handle: resource")
-    .Input("ids: int64")
     .Input("losses: float")
     .Input("labels: float")
     .Input("skippable: bool")
     .Input("weights: float")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[], [?], [batch], [batch], [batch], [?]"))
+    .SetShapeFn(Shapes("[], [batch], [batch], [batch], [?]"))
     .Doc(R"doc(
-Takes in the losses of a batch's inputs: remembers them and adds to the window's statistics.
+Takes in the losses of a batch's inputs: adds them to the window's statistics.
 
 handle: Of the classifier.
-ids: [batch], or [0]: nothing is remembered.
-losses: [batch]. Binary cross-entropy of each input before it is trained on. One that is not
-  finite is counted, and its input forgotten.
+losses: [batch]. Binary cross-entropy of each input before it is trained on. Those that are not
+  finite are only counted.
 labels: [batch]. 0.5 or more is positive.
 skippable: [batch]. Whether the input could have been skipped.
 weights: [batch], or [0]: all are 1. Inputs that each one stands for.
@@ -199,15 +166,14 @@ REGISTER_OP("SlipstreamClassifierTakeLossStatistics")
     .Output("sums: double")
     .Output("histogram: double")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[] -> [16], [2, 511]"))
+    .SetShapeFn(Shapes("[] -> [12], [2, 511]"))
     .Doc(R"doc(
 Returns the statistics of the losses recorded since the last call.
 
 handle: Of the classifier.
-sums: [16]. Count, sum, sum of squares and sum of squared residuals (1 - exp(-loss))^2 of the
-  losses of skippable inputs; the same of other inputs; the same of loss less remembered loss, of
-  skippable inputs that had one; sum of the weights, weighted sum of the losses and weighted sum of
-  the squared residuals of all inputs; losses that were not finite.
+sums: [12]. Count, sum, sum of squares and sum of squared residuals (1 - exp(-loss))^2 of the
+  losses of skippable inputs; the same of other inputs; sum of the weights, weighted sum of the
+  losses and weighted sum of the squared residuals of all inputs; losses that were not finite.
 histogram: [2, bins]. Weights of the inputs by label and predicted probability.
 )doc");
 
@@ -217,42 +183,10 @@ REGISTER_OP("SlipstreamClassifierReservoirLosses")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [n]"))
     .Doc(R"doc(
-Remembered losses that the sampled inputs of this window had when they came.
+Scores by foreseen loss of the sampled inputs of this window.
 
 handle: Of the classifier.
 losses: [sampled inputs with one].
-)doc");
-
-REGISTER_OP("SlipstreamClassifierExportMemory")
-    .Input("handle: resource")
-    .Output("ids: int64")
-    .Output("losses: float")
-    .Output("visits: int32")
-    .SetIsStateful()
-    .SetShapeFn(Shapes("[] -> [n], [n], [n, 3]"))
-    .Doc(R"doc(
-All remembered losses, by id.
-
-handle: Of the classifier.
-ids: [n].
-losses: [n].
-visits: [n, 3]. Window of the visit; skips since; whether it returned after skips before.
-)doc");
-
-REGISTER_OP("SlipstreamClassifierImportMemory")
-    .Input("handle: resource")
-    .Input("ids: int64")
-    .Input("losses: float")
-    .Input("visits: int32")
-    .SetIsStateful()
-    .SetShapeFn(Shapes("[], [?], [?], [?, ?]"))
-    .Doc(R"doc(
-Replaces all remembered losses by exported ones; those beyond the budget are left out.
-
-handle: Of the classifier.
-ids: [n].
-losses: [n].
-visits: [n, 3].
 )doc");
 
 REGISTER_OP("SlipstreamClassifierExportWindow")
@@ -265,20 +199,19 @@ REGISTER_OP("SlipstreamClassifierExportWindow")
     .Output("ends: int64")
     .Output("losses: float")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[] -> [16], [2, 511], [9], [lookups], [lookups], [inputs], [inputs]"))
+    .SetShapeFn(Shapes("[] -> [12], [2, 511], [8], [lookups], [lookups], [inputs], [inputs]"))
     .Doc(R"doc(
 What has come in since the window began, and where random choices are; all of it stays.
 
 handle: Of the classifier.
-sums: [16], as SlipstreamClassifierTakeLossStatistics gives them; and
+sums: [12], as SlipstreamClassifierTakeLossStatistics gives them; and
 histogram: [2, bins].
-numbers: [9]. The window's counts, as SlipstreamClassifierEndWindow gives them; inputs observed
-  since the start; largest hash of a remembered id, its 64 bits; inputs offered to the sample
-  since the start and in this window.
+numbers: [8]. The window's counts, as SlipstreamClassifierEndWindow gives them; inputs observed
+  since the start; inputs offered to the sample since the start and in this window.
 tables: [lookups] of the sampled inputs.
 keys: [lookups].
 ends: [sampled inputs], of their lookups.
-losses: [sampled inputs], remembered when they came; NaN: none.
+losses: [sampled inputs], their scores by foreseen loss; NaN: none.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierImportWindow")
@@ -296,9 +229,9 @@ REGISTER_OP("SlipstreamClassifierImportWindow")
 Replaces what SlipstreamClassifierExportWindow gives; all or nothing.
 
 handle: Of the classifier.
-sums: [16].
+sums: [12].
 histogram: [2, bins].
-numbers: [9].
+numbers: [8].
 tables: [lookups].
 keys: [lookups].
 ends: [sampled inputs].

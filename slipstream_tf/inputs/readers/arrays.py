@@ -41,7 +41,6 @@ class ArrayReader(BatchReader):
         dense: np.ndarray | None = None,
         shuffle_seed: int | None = None,
         drop_remainder: bool = False,
-        ids: bool = False,
     ):
         """Keeps references to the arrays.
 
@@ -54,13 +53,12 @@ class ArrayReader(BatchReader):
             shuffle_seed: None keeps the order; with a seed, pass e (counted over the passes of
                 this reader) has the order that (seed, e) gives.
             drop_remainder: leave out a last batch that is not full.
-            ids: add features["id"], int64 [batch]: an input's row in the arrays, from 0.
 
         Raises:
             ValueError: the arrays do not fit together, keys are no integers, a label or
                 a dense number is not finite, or the batch size is below 1.
         """
-        super().__init__(batch_size, drop_remainder=drop_remainder, ids=ids)
+        super().__init__(batch_size, drop_remainder=drop_remainder)
         count = label.shape[0] if label.ndim == 1 else -1
         dense = np.empty((max(count, 0), 0), np.float32) if dense is None else dense
         if keys.shape != (count, len(spec.fields)) or dense.shape != (count, spec.num_dense):
@@ -88,14 +86,12 @@ class ArrayReader(BatchReader):
             part = slice(begin, min(begin + size, count))
             arrays = (self._label, self._dense, self._keys)
             if order is None:
-                numbers = np.arange(part.start, part.stop)
                 label, dense, keys = (array[part] for array in arrays)
             else:
-                numbers = order[part]
                 # For rows of a few values several times as fast as indexing with positions.
-                label, dense, keys = (array.take(numbers, axis=0) for array in arrays)
+                label, dense, keys = (array.take(order[part], axis=0) for array in arrays)
             label, dense = label.astype(np.float32), dense.astype(np.float32)
-            yield Rows(label, dense, keys.astype(np.int64), numbers if self._ids else None)
+            yield Rows(label, dense, keys.astype(np.int64))
 
 
 def require_all(what: str, values: np.ndarray, is_good: np.ndarray, allowed: str) -> None:

@@ -32,23 +32,18 @@ _Block = TypeVar("_Block", bound=Any)
 
 @dataclasses.dataclass
 class Rows:
-    """Inputs: label float32 [n], dense float32 [n, num_dense], keys int64 [n, fields] (or by name).
-
-    ids int64 [n] are the inputs' numbers, or None where they are not wanted.
-    """
+    """Label float32 [n], dense float32 [n, num_dense], keys int64 [n, fields] (or by name)."""
 
     label: np.ndarray
     dense: np.ndarray
     keys: Any
-    ids: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.label)
 
     def take(self, index: Any) -> "Rows":
         """Returns the rows at `index` (a slice, a mask or positions)."""
-        ids = None if self.ids is None else self.ids[index]
-        return Rows(self.label[index], self.dense[index], self.keys[index], ids)
+        return Rows(self.label[index], self.dense[index], self.keys[index])
 
     def slice(self, first: int, count: int) -> "Rows":
         """Returns `count` rows from row `first` on, or fewer where they end."""
@@ -56,13 +51,11 @@ class Rows:
 
     @classmethod
     def join(cls, blocks: "Sequence[Rows]") -> "Rows":
-        """Joins rows in order; all of them have ids, or none."""
-        ids = [b.ids for b in blocks if b.ids is not None]
+        """Joins rows in order."""
         return cls(
             np.concatenate([b.label for b in blocks]),
             np.concatenate([b.dense for b in blocks]),
             np.concatenate([b.keys for b in blocks]),
-            np.concatenate(ids) if ids else None,
         )
 
     def element(self) -> Any:
@@ -70,8 +63,6 @@ class Rows:
         features = {"keys": self.keys}
         if self.dense.shape[1]:
             features["dense"] = self.dense
-        if self.ids is not None:
-            features["id"] = self.ids
         return features, self.label
 
 
@@ -237,7 +228,6 @@ class BatchReader:
         strict: bool = False,
         drop_remainder: bool = False,
         max_examples: int | None = None,
-        ids: bool = False,
     ):
         """Checks the arguments that all readers have.
 
@@ -248,7 +238,6 @@ class BatchReader:
             strict: make the first malformed line an error instead of leaving it out.
             drop_remainder: leave out a last batch that is not full.
             max_examples: stop after so many inputs, or None.
-            ids: add features["id"], int64 [batch].
 
         Raises:
             ValueError: an argument is out of its range.
@@ -261,7 +250,7 @@ class BatchReader:
             require_integer("max_examples", max_examples, 1, None, place)
         self.bad_lines = BadLines(strict)
         self._batch_size, self._drop_remainder = batch_size, drop_remainder
-        self._part, self._max_inputs, self._ids = part, max_examples, ids
+        self._part, self._max_inputs = part, max_examples
         self._hold_out = hold_out
         self._passes = Passes(self._batches)
 
@@ -271,8 +260,6 @@ class BatchReader:
         features = {"keys": self._key_spec(batch)}
         if self.spec.num_dense:
             features["dense"] = tf.TensorSpec([batch, self.spec.num_dense], tf.float32)
-        if self._ids:
-            features["id"] = tf.TensorSpec([batch], tf.int64)
         dataset = self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
         known = [n for n in (self.spec.num_examples, self._max_inputs) if n is not None]
         if self.spec.num_examples is None:

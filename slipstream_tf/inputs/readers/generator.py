@@ -211,7 +211,6 @@ class GeneratedReader(BatchReader):
         batch_size: int,
         *,
         drop_remainder: bool = False,
-        ids: bool = False,
         **law: Any,
     ):
         """Draws the law, not the inputs.
@@ -221,7 +220,6 @@ class GeneratedReader(BatchReader):
             part: "train", "valid" or "test".
             batch_size: inputs of a batch.
             drop_remainder: leave out a last batch that is not full.
-            ids: add features["id"], int64 [batch]: an input's number in its part, from 0.
             **law: what inputs are drawn from, by name:
                 seed (default 0), of the law and of the inputs;
                 fields (26), categorical ones, at least 1;
@@ -236,7 +234,7 @@ class GeneratedReader(BatchReader):
         Raises:
             ValueError: an argument is out of its range.
         """
-        super().__init__(batch_size, drop_remainder=drop_remainder, ids=ids)
+        super().__init__(batch_size, drop_remainder=drop_remainder)
         require_integer("num_examples", num_examples, 1, None, "GeneratedReader")
         require_choice("part", part, PARTS, "GeneratedReader")
         self._law = _Law(**law)
@@ -284,8 +282,7 @@ class GeneratedReader(BatchReader):
         chance = 1.0 / (1.0 + np.exp(-self._law.logits(keys, dense)))
         label = (generator.random(BLOCK_INPUTS) < chance).astype(np.float32)
         end = min(BLOCK_INPUTS, self._num_inputs - begin)
-        ids = np.arange(begin, begin + end) if self._ids else None
-        return Rows(label[:end], dense[:end], keys[:end], ids)
+        return Rows(label[:end], dense[:end], keys[:end])
 
     def _blocks(self, number: int) -> Iterator[Rows]:  # All passes are alike.
         return map(self._block, range(-(-self._num_inputs // BLOCK_INPUTS)))

@@ -126,7 +126,7 @@ def split_rows(count: int, hold_out: bool = False) -> dict[str, np.ndarray]:
 
 
 def open_movielens(
-    path: str, part: str, batch_size: int, seed: int, ids: bool = False, hold_out: bool = False
+    path: str, part: str, batch_size: int, seed: int, hold_out: bool = False
 ) -> ArrayReader:
     """Opens a part of the task.
 
@@ -136,7 +136,6 @@ def open_movielens(
             a tenth of the training part.
         batch_size: inputs per batch.
         seed: of the training part's order.
-        ids: see `ArrayReader`.
         hold_out: whether "valid" is left out of "train".
 
     Returns:
@@ -149,6 +148,4 @@ def open_movielens(
     rows = split_rows(len(labels), hold_out)[part]
     spec = DataSpec("movielens", FIELDS, 0, len(rows))
     shuffle_seed = seed if part == "train" else None
-    return ArrayReader(
-        spec, keys[rows], labels[rows], batch_size, shuffle_seed=shuffle_seed, ids=ids
-    )
+    return ArrayReader(spec, keys[rows], labels[rows], batch_size, shuffle_seed=shuffle_seed)

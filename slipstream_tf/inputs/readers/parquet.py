@@ -41,7 +41,6 @@ class ParquetReader(BatchReader):
         keys: Sequence[str],
         dense: Sequence[str] = (),
         missing_dense: float = -1.0,
-        id_column: str | None = None,
         shuffle_seed: int | None = None,
         **options: Any,
     ):
@@ -57,17 +56,14 @@ class ParquetReader(BatchReader):
                 padding and missing.
             dense: columns of numbers, used as they are.
             missing_dense: what a missing number (null or NaN) becomes.
-            id_column: column of integers that are the inputs' numbers, where `ids` is set. None:
-                an input's number is that of its row, from 0, counted over all files and both parts;
-                rows that cannot be used are counted.
             shuffle_seed: None keeps the order of the files; with a seed, pass e (counted over the
                 passes of this reader) reads them in the order that (seed, e) gives. Which rows are
-                of which part, and their numbers, stay as they are.
+                of which part stays as it is.
             **options: of all readers: part ("train", "valid", "test" or None for all rows),
                 hold_out (whether "valid" is left out of "train"), strict (make the
                 first row that cannot be used an error instead of leaving it out), drop_remainder
-                (leave out a last batch that is not full), max_examples (stop after so many inputs,
-                or None) and ids (add features["id"], int64 [batch]).
+                (leave out a last batch that is not full) and max_examples (stop after so many
+                inputs, or None).
 
         Raises:
             FileNotFoundError: there is no such file, or the folder has none.
@@ -92,12 +88,6 @@ class ParquetReader(BatchReader):
         require_columns(self._columns, self._data.schema.names, self._path)
         self._check_types()
         self._lists = {name for name in self._keys if is_list(self._type(name))}
-        # Longer than every column's name, so none of them.
-        self._id_column = "_".join(["id", *self._columns])
-        if self._ids and id_column is not None:
-            self._id_column = id_column
-            self._columns = (*self._columns, id_column)
-            require_columns(self._columns, self._data.schema.names, self._path)
 
     def dataset(self) -> tf.data.Dataset:
         """Returns the batches; each iteration reads the files anew."""
@@ -196,8 +186,6 @@ class ParquetReader(BatchReader):
             name, value, _, allowed = next(reason for reason in reasons if reason[2][i])
             text = f"{name} {table[name][int(i)].as_py()}; {allowed}"
             self.bad_lines.add(fragment.path, int(rows[i]) - begin + 1, text)
-        if self._ids and self._id_column not in self._columns:
-            table = table.append_column(self._id_column, pa.array(rows))
         return table if is_good.all() else table.filter(pa.array(is_good))
 
     def _batches(self, number: int = 0) -> Iterator[Any]:
@@ -223,7 +211,7 @@ class ParquetReader(BatchReader):
         for column, name in enumerate(flat):
             keys[:, column] = to_keys(table[name])
         lists = {name: to_list_keys(table[name]) for name in self._lists}
-        rows = Rows(label, dense, keys, table[self._id_column].to_numpy() if self._ids else None)
+        rows = Rows(label, dense, keys)
         for begin in range(0, len(table), self._batch_size):
             batch = rows.slice(begin, self._batch_size)
             if lists:

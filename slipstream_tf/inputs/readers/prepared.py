@@ -1,7 +1,6 @@
 """Data that `slipstream-prepare` wrote: a folder of Parquet shards that says what its columns are.
 
-Labels, numbers, keys, parts and the inputs' numbers are those that the reader of the original files
-gives.
+Labels, numbers, keys and parts are those that the reader of the original files gives.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ _SHARD_KINDS: dict[str, Any] = {
     "first_bad_line": (str, _NONE),
     "end": dict.fromkeys(("file", "offset", "row", "id"), int),
 }
-_COLUMNS = {**{"label": str, "dense": list, "keys": list}, "lists": list, "id": str}
+_COLUMNS = {"label": str, "dense": list, "keys": list, "lists": list}
 _KINDS: dict[str, Any] = {
     **{"name": str, "columns": _COLUMNS, "source": dict, "is_complete": bool, "shards": list}
 }
@@ -126,8 +125,7 @@ class PreparedReader(ParquetReader):
             shuffle_seed: None keeps the order of the original files. With a seed, pass e (counted
                 over the passes of this reader) reads the shards in the order that (seed, e) gives;
                 within a shard the order stays.
-            **options: of `ParquetReader`: strict, drop_remainder, max_inputs, ids. With ids,
-                features["id"] has the numbers that the reader of the original files gives.
+            **options: of `ParquetReader`: strict, drop_remainder, max_examples.
 
         Raises:
             OSError: the manifest or a shard cannot be read.
@@ -156,7 +154,6 @@ class PreparedReader(ParquetReader):
             label=columns["label"],
             keys=columns["keys"],
             dense=columns["dense"],
-            id_column=columns["id"],
             shuffle_seed=shuffle_seed,
             part=chosen,
             **options,

@@ -27,7 +27,6 @@ def open_data(
     split: str = "random",
     strict: bool = False,
     seed: int = 0,
-    ids: bool = False,
     hold_out: bool = False,
     **globo: Any,
 ) -> Reader:
@@ -46,7 +45,6 @@ def open_data(
         strict: make the first malformed line of a text file an error.
         seed: of the order of the training part of Frappe and of globo's random split, and of
             generated inputs.
-        ids: add features["id"], int64 [batch], an input's number; see the reader's constructor.
         hold_out: whether "valid" is left out of "train", where it is a tenth of it.
         **globo: negatives and law, of the globo task alone; see `readers.globo.GloboReader`.
 
@@ -59,39 +57,35 @@ def open_data(
     """
     name = os.fspath(data)
     if name == "generated" or name.startswith("generated:"):
-        return open_generated(name, part, batch_size, seed, ids)
+        return open_generated(name, part, batch_size, seed)
     if not os.path.exists(name):
         raise FileNotFoundError(f"No data file {name!r}. Known data: {DESCRIPTION}.")
     stem = name.removesuffix(".gz")
-    lines: dict[str, Any] = {"part": part, "strict": strict, "ids": ids, "hold_out": hold_out}
+    lines: dict[str, Any] = {"part": part, "strict": strict, "hold_out": hold_out}
     if stem.endswith((".tsv", ".txt")):
         return CriteoReader(name, batch_size, **lines)
     if stem.endswith(".csv"):
         return AvazuReader(name, batch_size, **lines)
     if name.endswith(".npz"):
         of_globo = {"split": split, "hold_out": hold_out, **globo}
-        return _open_arrays(name, part, batch_size, seed, ids, of_globo)
+        return _open_arrays(name, part, batch_size, seed, of_globo)
     raise ValueError(f"No reader for {name!r}. Known data: {DESCRIPTION}.")
 
 
-def open_generated(
-    name: str, part: str, batch_size: int, seed: int, ids: bool, share: float = 1.0
-) -> Reader:
+def open_generated(name: str, part: str, batch_size: int, seed: int, share: float = 1.0) -> Reader:
     """Opens generated data by its name; `share` of as many inputs as the name says."""
     parsed = generator.parse_name(name)
     assert parsed is not None, name
     sizes = generator.default_cardinalities(GENERATED_FIELDS, parsed.largest)
     law: dict[str, Any] = {"seed": seed, "cardinalities": sizes, "click_rate": parsed.click_rate}
-    return generator.GeneratedReader(
-        math.ceil(parsed.examples * share), part, batch_size, ids=ids, **law
-    )
+    return generator.GeneratedReader(math.ceil(parsed.examples * share), part, batch_size, **law)
 
 
 def _open_arrays(
-    name: str, part: str, batch_size: int, seed: int, ids: bool, of_globo: dict[str, Any]
+    name: str, part: str, batch_size: int, seed: int, of_globo: dict[str, Any]
 ) -> Reader:
     names = array_names(name)
-    options: dict[str, Any] = {"batch_size": batch_size, "part": part, "ids": ids}
+    options: dict[str, Any] = {"batch_size": batch_size, "part": part}
     if "click_ts" in names:
         # On the time split the order of time is the point; on the random one it would make the
         # last weeks' articles weigh most.

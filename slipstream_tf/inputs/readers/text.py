@@ -8,7 +8,7 @@ import dataclasses
 import gzip
 import os
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,7 +63,7 @@ class ParsedLines:
     """What some consecutive lines hold.
 
     Attributes:
-        rows: the inputs, without ids.
+        rows: the inputs.
         is_good: bool [lines], which lines the inputs are of.
         reasons: what is wrong with the others, by index among the lines, ascending.
     """
@@ -287,10 +287,8 @@ class TextReader(BatchReader):
             **options: of all readers: part ("train", "valid", "test" or None for all lines),
                 hold_out (whether "valid" is left out of "train"), strict (make
                 the first malformed line an error instead of leaving it out), drop_remainder (leave
-                out a last batch that is not full), max_examples (stop after so many inputs, or
-                None) and ids (add features["id"], int64 [batch]: the number of an input's data
-                line, from 0, counted over all files and both parts; headers are not counted,
-                malformed lines are).
+                out a last batch that is not full) and max_examples (stop after so many inputs, or
+                None).
 
         Raises:
             FileNotFoundError: a path is no file.
@@ -316,12 +314,10 @@ class TextReader(BatchReader):
         return self._first_inputs(self._every_row())
 
     def _every_row(self) -> Iterator[Rows]:
-        first = 0
         for path in self._paths:
-            first += yield from self._file_rows(path, first)
+            yield from self._file_rows(path)
 
-    def _file_rows(self, path: str, first: int) -> Generator[Rows, None, int]:
-        """Yields the rows of a file whose data lines have ids from `first`; returns their count."""
+    def _file_rows(self, path: str) -> Iterator[Rows]:
         first_line = 1
         index = 0  # of the next data line
         for lines in _blocks(path):
@@ -331,19 +327,15 @@ class TextReader(BatchReader):
                 first_line = 2
             chosen = np.flatnonzero(self._is_wanted(index, len(lines)))
             if chosen.size:
-                numbers, ids = chosen + first_line, chosen + first + index
-                yield self._parse(path, numbers, ids, [lines[i] for i in chosen])
+                yield self._parse(path, chosen + first_line, [lines[i] for i in chosen])
             index += len(lines)
             first_line += len(lines)
-        return index
 
-    def _parse(self, path: str, numbers: np.ndarray, ids: np.ndarray, lines: list[bytes]) -> Rows:
+    def _parse(self, path: str, numbers: np.ndarray, lines: list[bytes]) -> Rows:
         parsed = parse_lines(self._format, lines)
         for i, reason in parsed.reasons.items():
             self.bad_lines.add(path, int(numbers[i]), reason)
-        rows = parsed.rows
-        rows.ids = ids[parsed.is_good] if self._ids else None
-        return rows
+        return parsed.rows
 
     def _blocks(self, number: int) -> Iterator[Rows]:  # All passes are alike.
         return self.rows()

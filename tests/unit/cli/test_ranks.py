@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from slipstream_tf.cli import demo, train
 from slipstream_tf.cli.flag_set import RUN_ERROR, USAGE_ERROR, RunError, UsageError
-from slipstream_tf.cli.pipeline import inputs_of_rank, share_by_id, share_of_rank
+from slipstream_tf.cli.pipeline import inputs_of_rank, share_of_rank
 from slipstream_tf.cli.program import AgreedError, agreed, run_program
 from slipstream_tf.distributed import SingleProcess
 from slipstream_tf.distributed.agreement import gather_json
@@ -46,15 +46,6 @@ def test_shares_of_all_ranks_are_all_inputs_once(inputs: int, size: int) -> None
         assert len(own) == inputs_of_rank(inputs, 4, comm)
         taken += own
     assert sorted(taken) == list(range(inputs))
-
-
-def test_a_share_by_number_is_the_same_in_every_pass() -> None:
-    comm = OneOf(1, 3)
-    features, label = zip(*share_by_id(batches(50, 4), 6, comm), strict=True)
-    assert [len(part) for part in label] == [6, 6, 5]
-    assert np.concatenate(label).tolist() == list(range(1, 50, 3))
-    for part, of_label in zip(features, label, strict=True):
-        assert part["keys"][:, 0].numpy().tolist() == of_label.numpy().tolist()
 
 
 def test_values_of_ranks_may_differ_in_length() -> None:

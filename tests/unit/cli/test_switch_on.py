@@ -40,14 +40,13 @@ def test_a_dry_run_alone_looks_at_examples_and_at_rows():
     assert uniform.policies == ("skip_examples",) and uniform.engine["pilot"] == "label"
 
 
-def test_over_several_epochs_examples_go_by_their_losses():
+def test_beside_a_penalty_a_dry_run_looks_at_examples_alone():
     alone = settled("--data=f.npz", "--dry_run", data="frappe")[1]
-    # Beside a penalty gradients are not deferred.
     assert alone.rows_l2 and alone.policies == ("skip_examples",)
     flags, settings = settled("--data=f.npz", "--dry_run", "--rows_l2=0", data="frappe")
-    assert settings.engine["skip_by"] == "last_loss"
+    assert settings.engine["skip_by"] == "foreseen_loss", "over several epochs, too"
     found = train.commands_to_switch_on(flags, settings, 1)
-    assert again(found["skip_examples"], "frappe").engine["skip_by"] == "last_loss"
+    assert again(found["skip_examples"], "frappe").engine["skip_by"] == "foreseen_loss"
     assert again(found["defer_gradients"], "frappe").engine == {}
     words = train.how_to_switch_on(flags, settings, 1)
     assert "add --policies=skip_examples in place of --dry_run" in words

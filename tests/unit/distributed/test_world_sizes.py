@@ -94,7 +94,7 @@ def test_nothing_is_lost_at_another_world_size(chain: Any, tmp_path: Path) -> No
                     np.testing.assert_allclose(sums[key], values, rtol=1e-6)
                 for part in now:
                     states, old = part[f"{table} states"], was[0][f"{table} states"]
-                    for name in ("keys", "states", "windows_watched", "since", "drift"):
+                    for name in ("keys", "states", "windows_watched", "drift"):
                         np.testing.assert_array_equal(getattr(states, name), getattr(old, name))
                     assert part["threshold"] == was[0]["threshold"] and part["reports"] == step // 4
         before, step = ([last for _, last in ranks], placement), step + 10

@@ -27,14 +27,14 @@ SPEC = tf.TensorSpec([None], tf.int64)
 def arrays(_: Path) -> Any:
     keys = np.random.default_rng(1).integers(0, 50, (40, 2))
     spec = DataSpec("made", ("a", "b"), 0, 40)
-    return ArrayReader(spec, keys, keys[:, 0] % 2, BATCH, shuffle_seed=3, ids=True)
+    return ArrayReader(spec, keys, keys[:, 0] % 2, BATCH, shuffle_seed=3)
 
 
 def criteo(folder: Path) -> Any:
     lines = ["\t".join([str(i % 2), *["3"] * 13, *[f"{i % 9:08x}"] * 26]) + "\n" for i in range(60)]
     lines[10] = "torn\n"
     (folder / "part.tsv").write_text("".join(lines))
-    return CriteoReader(str(folder / "part.tsv"), BATCH, ids=True)
+    return CriteoReader(str(folder / "part.tsv"), BATCH)
 
 
 def avazu(folder: Path) -> Any:
@@ -48,7 +48,7 @@ def avazu(folder: Path) -> Any:
         values = {"id": str(i), "click": str(i % 2), "hour": "14102100"}
         lines.append(",".join(values.get(name, f"{i % 5:x}") for name in columns))
     (folder / "part.csv").write_text("\n".join(lines) + "\n")
-    return AvazuReader(str(folder / "part.csv"), BATCH, ids=True)
+    return AvazuReader(str(folder / "part.csv"), BATCH)
 
 
 def parquet(folder: Path) -> Any:
@@ -59,11 +59,11 @@ def parquet(folder: Path) -> Any:
         columns = {"y": keys % 2, "k": keys, "bag": pa.array(lists, pa.list_(pa.int64()))}
         names.append(folder / f"{part}.parquet")
         pq.write_table(pa.table(columns), names[-1])
-    return ParquetReader(names, BATCH, label="y", keys=["k", "bag"], ids=True, shuffle_seed=5)
+    return ParquetReader(names, BATCH, label="y", keys=["k", "bag"], shuffle_seed=5)
 
 
 def generated(_: Path) -> Any:
-    return GeneratedReader(50, "train", BATCH, fields=3, dense=2, ids=True)
+    return GeneratedReader(50, "train", BATCH, fields=3, dense=2)
 
 
 def at_once(data: tf.data.Dataset) -> tf.data.Dataset:

@@ -1,4 +1,4 @@
-"""skip_inputs with weights, marks and ids: they stay with their inputs through every refill."""
+"""skip_inputs with weights and marks: they stay with their inputs through every refill."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_tf.inputs import with_ids
 from slipstream_tf.inputs.classifier import skip_inputs
 from slipstream_tf.ops.classifier import Classified, InputClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
@@ -20,19 +19,8 @@ KEEP_WEIGHT = 4.0
 class FakeClassifier:
     """Key k: k % 3 == 1 is skippable and left out, k % 3 == 2 is skippable and kept."""
 
-    def __init__(self):
-        # A variable: a Python function here can wait for the generator's, which waits for it.
-        self._ids = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
-
-    @property
-    def ids(self):
-        return self._ids.numpy().tolist()
-
-    def classify(self, inputs, specs, ids=None, observe=True, window_batches=0):
+    def classify(self, inputs, specs, observe=True, window_batches=0):
         assert observe and not window_batches
-        if ids is not None:
-            assert ids.dtype.is_integer
-            self._ids.assign(tf.concat([self._ids, tf.cast(ids, tf.int64)], axis=0))
         keys = inputs["key"] if isinstance(inputs, dict) else inputs
         pack(inputs, specs)
         if isinstance(keys, tf.RaggedTensor):
@@ -47,7 +35,7 @@ def expected_weights(keys):
 
 
 def ragged_batches(sizes, keys, with_weight):
-    """Batches of inputs whose bag is one or more copies of their key, with the place as id."""
+    """Batches of inputs whose bag is one or more copies of their key, and their place."""
     keys = np.asarray(keys, np.int64)
 
     def batches():
@@ -58,13 +46,13 @@ def ragged_batches(sizes, keys, with_weight):
             start += size
             lengths = place % 3 + 1
             bag = tf.RaggedTensor.from_row_lengths(np.repeat(part, lengths), lengths)
-            features = {"keys": {"key": bag}, "id": place, "dense": place[:, None] * 0.5}
+            features = {"keys": {"key": bag}, "place": place, "dense": place[:, None] * 0.5}
             element = (features, place.astype(np.float32))
             yield (*element, place * 2.0) if with_weight else element
 
     features_spec = {
         "keys": {"key": tf.RaggedTensorSpec([None, None], tf.int64)},
-        "id": tf.TensorSpec([None], tf.int64),
+        "place": tf.TensorSpec([None], tf.int64),
         "dense": tf.TensorSpec([None, 1], tf.float32),
     }
     vectors = [tf.TensorSpec([None], tf.float32)] * (2 if with_weight else 1)
@@ -80,14 +68,13 @@ def ragged_batches(sizes, keys, with_weight):
     adds_skippable=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_weights_marks_and_ids_stay_with_their_inputs(
+def test_weights_and_marks_stay_with_their_inputs(
     sizes, batch_size, with_weight, weighted, adds_skippable, seed
 ):
     keys = np.random.default_rng(seed).integers(0, 9, sum(sizes))
-    classifier = FakeClassifier()
     dataset = skip_inputs(
         ragged_batches(sizes, keys, with_weight),
-        classifier,
+        FakeClassifier(),
         SPECS,
         batch_size,
         weighted=weighted,
@@ -96,7 +83,7 @@ def test_weights_marks_and_ids_stay_with_their_inputs(
     expected = expected_weights(keys)
     order = []
     for features, label, *weight in dataset:
-        place = features["id"].numpy()
+        place = features["place"].numpy()
         order.extend(place)
         np.testing.assert_array_equal(label, place)
         np.testing.assert_array_equal(features["dense"][:, 0], place * 0.5)
@@ -111,7 +98,6 @@ def test_weights_marks_and_ids_stay_with_their_inputs(
             by_classifier = expected[place] if weighted else 1.0
             np.testing.assert_array_equal(weight[0], own * by_classifier)
     assert order == np.flatnonzero(expected > 0).tolist(), "nothing is lost, doubled or moved"
-    assert classifier.ids == list(range(len(keys))), "each input is classified once, by its id"
 
 
 def pairs(count=9):
@@ -139,34 +125,13 @@ def test_features_without_a_tuple_can_be_marked():
     np.testing.assert_array_equal(features["keys"][:, 0] % 3 == 2, features["skippable"])
 
 
-def test_ids_and_marks_are_no_keys_unless_a_spec_says_so():
+def test_marks_are_no_keys():
     def renamed(features, label):
         key = features["keys"][:, 0]
-        notes = {"id": key + 100, "skippable": tf.zeros_like(key, tf.bool)}
-        return {"key": key, **notes}, label
+        return {"key": key, "skippable": tf.zeros_like(key, tf.bool)}, label
 
-    classifier = FakeClassifier()
-    list(skip_inputs(pairs().batch(9).map(renamed), classifier, SPECS, 9))
-    assert classifier.ids == list(range(100, 109))
-
-    named = InputClassifier(["table"])
-    named.set_drift([0], [1], [0.0])
-    named.configure("drift", 0.5)
-    specs = [FeatureSpec("id", "table")]
-    dataset = pairs().batch(9).map(lambda f, y: ({"id": f["keys"][:, 0]}, y))
-    ((features, _),) = skip_inputs(dataset, named, specs, 9)
-    assert features["id"].numpy().tolist() == [0, 2, 3, 4, 5, 6, 7, 8]
-
-
-def test_ids_from_elsewhere_and_features_that_only_share_the_name():
-    classifier = FakeClassifier()
-    dataset = pairs().batch(4)
-    list(skip_inputs(dataset, classifier, SPECS, 4, get_ids=lambda f, y: y * 10))
-    assert classifier.ids == list(range(0, 90, 10))
-    classifier = FakeClassifier()
-    text = dataset.map(lambda f, y: ({**f, "id": tf.strings.as_string(y)}, y))
-    labels = [y.numpy().tolist() for _, y in skip_inputs(text, classifier, SPECS, 4)]
-    assert classifier.ids == [] and labels == [[0, 2, 3, 5], [6, 8]]
+    ((_, label),) = skip_inputs(pairs().batch(9).map(renamed), FakeClassifier(), SPECS, 9)
+    assert label.numpy().tolist() == [0, 2, 3, 5, 6, 8]
 
 
 def test_elements_without_a_place_for_weights_or_marks():
@@ -174,10 +139,6 @@ def test_elements_without_a_place_for_weights_or_marks():
     classifier = FakeClassifier()
     with pytest.raises(ValueError, match=r"\(features, label, sample_weight\)"):
         skip_inputs(bare, classifier, SPECS, 2, weighted=True)
-    named = [FeatureSpec("id", "table")]
-    with pytest.raises(ValueError, match="features without 'id'"):
-        flat = bare.map(lambda keys: ({"id": keys}, keys))
-        skip_inputs(flat, classifier, named, 2, adds_skippable=True)
     noted = pairs().batch(3).map(lambda f, y: ({**f, "skippable": y > 0}, y))
     with pytest.raises(ValueError, match="features without 'skippable'"):
         skip_inputs(noted, classifier, SPECS, 3, adds_skippable=True)
@@ -189,11 +150,12 @@ def test_the_classifiers_thinning_has_the_weights_that_make_up_for_it(keep_rate)
     classifier.set_drift([0], [1], [0.0])
     classifier.configure("drift", 0.5, keep_rate=keep_rate)
     keys = np.random.default_rng(0).integers(0, 2, 4000)
-    dataset = tf.data.Dataset.from_tensor_slices(({"keys": keys[:, None]}, keys)).batch(64)
-    kept = skip_inputs(with_ids(dataset), classifier, SPECS, 64, weighted=True, adds_skippable=True)
+    features = {"keys": keys[:, None], "place": np.arange(len(keys))}
+    dataset = tf.data.Dataset.from_tensor_slices((features, keys)).batch(64)
+    kept = skip_inputs(dataset, classifier, SPECS, 64, weighted=True, adds_skippable=True)
     seen, total = [], 0.0
     for features, label, weight in kept:
-        place = features["id"].numpy()
+        place = features["place"].numpy()
         seen.extend(place)
         np.testing.assert_array_equal(label, keys[place])
         np.testing.assert_array_equal(features["skippable"], keys[place] == 1)

@@ -7,26 +7,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.inputs import with_ids
+from slipstream_tf.inputs.notes import add_notes
 from slipstream_tf.keras import LossFeedback, Model, Sequential
 
 COUNT, BATCH, CLASSES = 24, 8, 4
 
 
 class Recorder:
-    """Keeps losses, and which parts it was given, of all batches."""
+    """Keeps losses, and weights where there are any, of all batches."""
 
     def __init__(self):
         self._losses = tf.Variable(tf.zeros([0]), shape=[None], trainable=False)
-        self.ids = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
         self.weights = tf.Variable(tf.zeros([0]), shape=[None], trainable=False)
         self.labels = None
 
-    def __call__(self, ids, losses, labels, skippable, weights):
+    def __call__(self, features, losses, labels, weights):
+        assert "skippable" in features
         self.labels = labels
         self._losses.assign(tf.concat([self._losses, losses], 0))
-        if ids is not None:
-            self.ids.assign(tf.concat([self.ids, tf.cast(ids, tf.int64)], 0))
         if weights is not None:
             self.weights.assign(tf.concat([self.weights, weights], 0))
 
@@ -50,10 +48,10 @@ def told(model, labels, loss, weights=None, **compiled):
     keras.utils.set_random_seed(1)
     model.compile(keras.optimizers.SGD(0.0), loss, jit_compile=False, **compiled)
     model.observe_losses_with(recorder)
-    x = {"numbers": features(), "id": np.arange(COUNT), "skippable": np.zeros(COUNT, bool)}
+    x = {"numbers": features(), "skippable": np.zeros(COUNT, bool)}
     element = (x, labels) if weights is None else (x, labels, weights)
     model.fit(tf.data.Dataset.from_tensor_slices(element).batch(BATCH), verbose=0)
-    assert recorder.ids.numpy().tolist() == list(range(COUNT))
+    assert len(recorder.losses) == COUNT
     return recorder, model.predict(features(), verbose=0)
 
 
@@ -168,14 +166,16 @@ def test_training_by_any_loss_is_the_same_to_the_bit():
         model = Model(*network(CLASSES, "softmax"))
         model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
         model.observe_losses_with(recorder)
-        history = model.fit(features(), KINDS, epochs=3, shuffle=False, verbose=0)
+        x = {"numbers": features(), "skippable": np.zeros(COUNT, bool)}
+        history = model.fit(x, KINDS, epochs=3, shuffle=False, verbose=0)
         results.append((history.history["loss"], [w.numpy().tolist() for w in model.weights]))
     assert results[0] == results[1]
 
 
-def numbered():
-    """A key matrix, no mapping, with ids."""
-    return with_ids(tf.data.Dataset.from_tensor_slices((features(), REAL)).batch(BATCH))
+def noted():
+    """Features that are no mapping, with what `Slipstream.apply` notes."""
+    data = tf.data.Dataset.from_tensor_slices((features(), REAL)).batch(BATCH)
+    return data.map(lambda x, y: (add_notes(x, skippable=y > 0), y))
 
 
 class Subclassed(Model):
@@ -203,8 +203,8 @@ def test_models_of_every_kind_see_the_features_without_notes(make):
     model, recorder = make(), Recorder()
     model.compile("sgd", "mse")
     model.observe_losses_with(recorder)
-    model.fit(numbered(), verbose=0, validation_data=numbered())
-    assert recorder.ids.numpy().tolist() == list(range(COUNT))
+    model.fit(noted(), verbose=0, validation_data=noted())
+    assert len(recorder.losses) == COUNT
     assert model.predict(features(), verbose=0).shape == (COUNT, 1)
 
 
@@ -226,15 +226,14 @@ def test_a_functional_model_is_saved_and_cloned(tmp_path):
     np.testing.assert_array_equal(loaded(features()), model(features()))
 
 
-def test_an_input_that_is_named_id_is_the_models():
-    inputs = {name: keras.Input((), name=name, dtype="int64") for name in ("id", "shop")}
+def test_an_input_that_is_named_like_a_note_is_the_models():
+    names = ("log_odds_offset", "shop")
+    inputs = {name: keras.Input((), name=name, dtype="int64") for name in names}
     table = keras.layers.Embedding(100, 2)
-    total = keras.layers.Concatenate()([table(inputs["id"]), table(inputs["shop"])])
+    total = keras.layers.Concatenate()([table(inputs[name]) for name in names])
     model = Model(inputs, keras.layers.Dense(1)(total))
-    x = {"id": np.arange(4), "shop": np.arange(4) + 50}
-    np.testing.assert_array_equal(
-        model({**x, "skippable": np.zeros(4, bool)}), model({"id": x["id"], "shop": x["shop"]})
-    )
+    x = {"log_odds_offset": np.arange(4), "shop": np.arange(4) + 50}
+    np.testing.assert_array_equal(model({**x, "skippable": np.zeros(4, bool)}), model(x))
 
 
 class OwnStep(Model):
@@ -270,10 +269,9 @@ def test_an_own_step_tells_its_losses(mode, eagerly):
     model.mode = mode
     model.compile(keras.optimizers.SGD(0.0), "mse", run_eagerly=eagerly)
     model.observe_losses_with(recorder)
-    model.fit(numbered(), verbose=0, validation_data=numbered())
+    model.fit(noted(), verbose=0, validation_data=noted())
     expected = (model.predict(features(), verbose=0)[:, 0] - REAL) ** 2
     np.testing.assert_allclose(recorder.losses, expected, rtol=1e-4, atol=1e-6)
-    assert recorder.ids.numpy().tolist() == list(range(COUNT))
 
 
 @pytest.mark.parametrize(
@@ -289,4 +287,4 @@ def test_misuse_in_an_own_step(mode, message):
     model.compile("sgd", "mse")
     model.observe_losses_with(Recorder())
     with pytest.raises(ValueError, match=message):
-        model.fit(numbered(), verbose=0)
+        model.fit(noted(), verbose=0)

@@ -13,19 +13,20 @@ from engine_settings import engine_arguments
 
 import slipstream_tf as slip
 from slipstream_tf import Table, initializers, optimizers
-from slipstream_tf.inputs import with_ids
 from slipstream_tf.inputs.readers.generator import GeneratedReader
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 
 INPUTS, BATCH, FIELDS, DENSE, DIM = 1_600, 40, 3, 2, 4
 STEPS = INPUTS // BATCH
 STATES = ("warming", "varying", "saturated", "probing")
+# Settings that need losses.
+GUARDED = {"skip_keep": 0.5, "loss_guard": 0.1}
 
 
-def dataset(ids=False):
+def dataset():
     reader = GeneratedReader(
         INPUTS, "train", BATCH, fields=FIELDS, dense=DENSE, cardinalities=(6, 8, 10),
-        drop_remainder=True, ids=ids,
+        drop_remainder=True,
     )  # fmt: skip
     # The engine plans its warm-up by the number of batches.
     return reader.dataset().apply(tf.data.experimental.assert_cardinality(STEPS))
@@ -102,27 +103,6 @@ def test_inputs_by_drift():
     assert ledger.examples_skipped > 50
     assert f"{ledger.examples_skipped:,} examples (" in run.words
     assert "have been skipped" in run.words
-
-
-@pytest.mark.parametrize("numbered_by", ["reader", "hash"])
-def test_inputs_by_remembered_loss(numbered_by):
-    data = dataset(ids=numbered_by == "reader")
-    if numbered_by != "reader":
-        data = with_ids(data, by=numbered_by)
-    run = Run("skip_examples", skip_by="last_loss", max_skips=2, planned_steps=4 * STEPS)
-    ledger = run.fit(data, epochs=4).assert_account(4 * INPUTS)
-    assert ledger.examples_skipped > 50 and ledger.examples_kept > 0
-    assert set(run.weights) == {1.0, 2.0, 3.0}, "1 + skips, at most max_skips of them"
-    # What was skipped and came back is made up for; what is due yet is not.
-    assert sum(run.weights) <= ledger.examples_seen
-    last = ledger.reports[-2]
-    assert last.policies["SkipExamples"]["loss_threshold"] > 0.0
-    assert 0.0 < last.log_loss < 2.0 and 0.0 < last.auc <= 1.0
-    assert "returned" not in run.words
-    memory = run.slipstream.tracker.classifier.export_memory()
-    assert len(memory["ids"]) <= INPUTS and np.isfinite(memory["losses"]).all()
-    if numbered_by != "hash":
-        assert memory["ids"].tolist() == list(range(INPUTS))
 
 
 def test_gradients():
@@ -235,7 +215,7 @@ def test_a_keep_rate_keeps_some_for_all():
     assert f"thinning kept {ledger.examples_kept:,} more" in run.words
 
 
-def test_guard_and_budget_are_told_losses_without_ids():
+def test_guard_and_budget_are_told_losses():
     budget = {"loss_guard": 0.2, "max_log_loss_increase": 0.05}
     run = Run("skip_examples", skip_keep=0.5, **budget).fit()
     reports = run.slipstream.tracker.reports
@@ -243,12 +223,6 @@ def test_guard_and_budget_are_told_losses_without_ids():
     assert all(report.guard and report.budget for report in reports[1:])
     assert "- Guard: " in run.words and "- Budget: " in run.words
     run.assert_account()
-
-
-def test_remembered_losses_need_ids():
-    run = Run("skip_examples", skip_by="last_loss")
-    with pytest.raises(ValueError, match=r"Invalid `dataset`.*with_ids"):
-        run.slipstream.apply(dataset())
 
 
 def keys_alone(features, *rest):
@@ -264,29 +238,25 @@ def network(embeddings, kind=slip.keras.Model):
 
 @pytest.mark.parametrize("loss", ["mse", keras.losses.BinaryCrossentropy(from_logits=True)])
 @pytest.mark.parametrize("form", ["keys", "matrix"])
-def test_a_functional_model_skips_by_remembered_losses(form, loss):
-    run = Run("skip_examples", skip_by="last_loss", planned_steps=3 * STEPS)
+def test_a_functional_model_tells_its_losses(form, loss):
+    run = Run("skip_examples", **GUARDED)
     run.model = network(run.embeddings)
     run.model.compile("sgd", loss)
-    data = dataset(ids=form == "keys")
-    if form == "matrix":
-        data = with_ids(data.map(keys_alone))
-    else:
-        data = data.map(lambda f, y: ({"keys": f["keys"], "id": f["id"]}, y))
-    ledger = run.fit(data, epochs=3).assert_account(3 * INPUTS)
+    data = dataset().map(keys_alone)
+    if form == "keys":
+        data = data.map(lambda keys, y: ({"keys": keys}, y))
+    ledger = run.fit(data, epochs=2).assert_account(2 * INPUTS)
     assert ledger.examples_skipped > 50
-    assert (ledger.reports[-2].auc is None) == (loss == "mse")
+    last = ledger.reports[-2]
+    assert last.log_loss is not None and (last.auc is None) == (loss == "mse")
 
 
-@pytest.mark.parametrize(
-    "settings", [{"skip_by": "last_loss"}, {"skip_keep": 0.5, "loss_guard": 0.1}]
-)
-def test_a_plain_model_is_refused_where_losses_are_needed(settings):
-    run = Run("skip_examples", **settings)
+def test_a_plain_model_is_refused_where_losses_are_needed():
+    run = Run("skip_examples", **GUARDED)
     run.model = network(run.embeddings, keras.Model)
     run.model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"Invalid `model`: \"Functional.*slip\.keras\.Model\("):
-        run.fit(with_ids(dataset().map(keys_alone)))
+        run.fit(dataset().map(keys_alone))
 
 
 def test_a_plain_model_trains_where_no_losses_are_needed():
@@ -325,31 +295,27 @@ class OwnStep(slip.keras.Model):
 
 @pytest.mark.parametrize("tells", [False, True])
 def test_an_own_step_that_tells_no_losses_is_warned_of_once(tells):
-    run = Run("skip_examples", skip_by="last_loss", planned_steps=3 * STEPS)
+    run = Run("skip_examples", **GUARDED)
     run.model = network(run.embeddings, OwnStep)
     run.model.tells = tells
     run.model.compile("sgd")
-    data = with_ids(dataset().map(keys_alone))
+    data = dataset().map(keys_alone)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
-        run.fit(data, epochs=3)
+        run.fit(data)
     said = [w for w in caught if "no step has told" in str(w.message)]
     assert len(said) == (0 if tells else 1)
-    assert (run.slipstream.ledger.examples_skipped > 50) == tells
+    assert (run.slipstream.ledger.reports[-2].log_loss is not None) == tells
 
 
-def test_a_step_that_drops_the_ids_is_refused():
-    run = Run("skip_examples", skip_by="last_loss")
-    with pytest.raises(ValueError, match=r"Invalid `ids`: None.*features that apply gave"):
-        run.slipstream.record_losses({"keys": np.zeros((2, FIELDS))}, [0.5, 0.5], [0.0, 1.0])
-
-
-def test_losses_are_told_with_the_features():
-    run = Run("skip_examples", skip_by="last_loss")
-    x = {"keys": np.zeros((2, FIELDS)), "id": np.array([7, 9]), "skippable": np.zeros(2, bool)}
-    run.slipstream.record_losses(x, [0.5, 0.25])
-    memory = run.slipstream.tracker.classifier.export_memory()
-    assert dict(zip(memory["ids"], memory["losses"], strict=True)) == {7: 0.5, 9: 0.25}
+def test_losses_are_told_with_the_features_or_what_could_be_skipped():
+    run, skippable = Run("skip_examples", **GUARDED), np.array([True, False])
+    keys = np.zeros((2, FIELDS))
+    run.slipstream.record_losses({"keys": keys, "skippable": skippable}, [0.5, 0.25])
+    run.slipstream.record_losses(None, [0.5, 0.25], skippable=skippable)
+    run.slipstream.record_losses(keys, [0.5, 0.25])
+    found = run.slipstream.tracker.classifier.take_loss_statistics()
+    assert (found.skippable.count, found.skippable.mean, found.others.count) == (2, 0.5, 4)
 
 
 def events_in(folder):

@@ -167,12 +167,6 @@ def test_no_batch_is_read_to_find_their_size():
     assert sum(1 for _ in halves) == BATCHES // 2 == run.slipstream.plan.batches
 
 
-@pytest.mark.parametrize("by", ["position", "hash"])
-def test_batches_with_ids_tell_their_size(by):
-    run = Run(policies=slip.SkipExamples(by=slip.LastLoss()))
-    assert run.slipstream.apply(slip.inputs.with_ids(batches(), by)).cardinality() == BATCHES
-
-
 def test_batches_that_are_larger_than_they_were_said_to_be_are_an_error():
     run = Run(policies=BY_DRIFT)
     doubled = batches().map(
@@ -287,7 +281,7 @@ def test_the_summary_shows_the_window_that_goes_on():
 
 
 POLICIES = {
-    "last loss": {"policies": slip.SkipExamples(by=slip.LastLoss(), share=0.5)},
+    "foreseen loss": {"policies": slip.SkipExamples(by=slip.ForeseenLoss("label"), share=0.5)},
     "drift": {"policies": slip.SkipExamples(by=slip.RowDrift(), share=0.5, keep=0.5)},
     "guard": {
         "policies": slip.SkipExamples(by=slip.RowDrift(), share=0.5, keep=0.5),
@@ -338,7 +332,7 @@ def test_functional_models_take_every_policy(form, settings):
     with warnings.catch_warnings():
         # Keras warns where the features are not those of the model's inputs.
         warnings.filterwarnings("error", "The structure of `inputs`")
-        kept = run.slipstream.apply(slip.inputs.with_ids(data, by="hash"), **options)
+        kept = run.slipstream.apply(data, **options)
         run.fit(kept, epochs=2, validation_data=data.take(2))
     run.slipstream.end_window()
     assert run.slipstream.ledger.examples_seen == 2 * COUNT

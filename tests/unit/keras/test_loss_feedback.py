@@ -15,17 +15,18 @@ COUNT, BATCH = 52, 8
 
 
 class Recorder:
-    """Keeps what it is told, in variables: (id, loss, label, is skippable, weight) per input."""
+    """Keeps what it is told, in variables: (loss, label, is skippable, weight) per input."""
 
     def __init__(self):
-        self._rows = tf.Variable(tf.zeros([0, 5], tf.float64), shape=[None, 5], trainable=False)
+        self._rows = tf.Variable(tf.zeros([0, 4], tf.float64), shape=[None, 4], trainable=False)
         self.calls = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    def __call__(self, ids, losses, labels, skippable, weights):
+    def __call__(self, features, losses, labels, weights):
+        skippable = features.get("skippable") if isinstance(features, dict) else None
         assert losses.dtype == labels.dtype == tf.float32
         columns = [
             -tf.ones_like(losses) if column is None else column
-            for column in (ids, losses, labels, skippable, weights)
+            for column in (losses, labels, skippable, weights)
         ]
         told = tf.stack([tf.cast(column, tf.float64) for column in columns], axis=1)
         self.calls.assign_add(1)
@@ -51,7 +52,6 @@ def data(with_weight=False, notes=True):
     generator = np.random.default_rng(0)
     features = {"dense": generator.normal(size=(COUNT, 3)).astype(np.float32)}
     if notes:
-        features["id"] = np.arange(100, 100 + COUNT)
         features["skippable"] = np.arange(COUNT) % 3 == 0
     label = generator.integers(0, 2, COUNT).astype(np.float32)
     weight = [np.linspace(1, 2, COUNT).astype(np.float32)] if with_weight else []
@@ -89,11 +89,10 @@ def test_every_trained_input_is_told_once_with_its_own_loss(how, with_weight):
     # Keras 3.3 has steps without inputs at an epoch's end, with several steps per execution.
     assert recorder.calls == model.optimizer.iterations.numpy()
     assert len(rows) == 2 * COUNT
-    np.testing.assert_array_equal(rows[:, 0], np.tile(features["id"], 2))
-    np.testing.assert_allclose(rows[:, 1], np.tile(expected, 2), rtol=1e-5)
-    np.testing.assert_array_equal(rows[:, 2], np.tile(label, 2))
-    np.testing.assert_array_equal(rows[:, 3], np.tile(features["skippable"], 2))
-    np.testing.assert_array_equal(rows[:, 4], np.tile(weight[0], 2) if weight else -1)
+    np.testing.assert_allclose(rows[:, 0], np.tile(expected, 2), rtol=1e-5)
+    np.testing.assert_array_equal(rows[:, 1], np.tile(label, 2))
+    np.testing.assert_array_equal(rows[:, 2], np.tile(features["skippable"], 2))
+    np.testing.assert_array_equal(rows[:, 3], np.tile(weight[0], 2) if weight else -1)
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
@@ -137,7 +136,7 @@ def test_features_without_notes_or_names():
         model.observe_losses_with(recorder)
         model.fit(x, data()[1], batch_size=BATCH, verbose=0)
         assert len(recorder.rows) == COUNT
-        assert set(recorder.rows[:, 0]) == set(recorder.rows[:, 3]) == {-1.0}
+        assert set(recorder.rows[:, 2]) == {-1.0}
 
 
 LOSSES = [
@@ -159,7 +158,7 @@ def test_logits_and_probabilities_have_the_same_losses(activation, loss):
     model.observe_losses_with(recorder)
     model.fit(dataset(), verbose=0)
     expected = losses_of(label, features["dense"].sum(axis=1))
-    np.testing.assert_allclose(recorder.rows[:, 1], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(recorder.rows[:, 0], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_sure_predictions_have_finite_losses():
@@ -169,7 +168,7 @@ def test_sure_predictions_have_finite_losses():
         model.observe_losses_with(recorder)
         x = {"dense": np.array([[1000.0], [1000.0], [-1000.0]], np.float32)}
         model.train_on_batch(x, np.array([1.0, 0.0, 0.0], np.float32))
-        right, wrong, also_right = recorder.rows[:, 1]
+        right, wrong, also_right = recorder.rows[:, 0]
         assert 0 <= right < 1e-6 and 0 <= also_right < 1e-6 and 15 < wrong < np.inf
 
 
@@ -190,14 +189,13 @@ def test_click_models_tell_their_losses_and_pass_over_notes(returns_logits):
         "dense": generator.normal(size=(COUNT, 2)).astype(np.float32),
     }
     y = generator.integers(0, 2, COUNT).astype(np.float32)
-    noted = {**x, "id": np.arange(COUNT), "skippable": np.zeros(COUNT, bool)}
+    noted = {**x, "skippable": np.zeros(COUNT, bool)}
     np.testing.assert_array_equal(model(noted, training=True), model(x, training=True))
     logits = model(x).numpy().ravel()
     if not returns_logits:
         logits = np.log(logits / (1 - logits))
     model.observe_losses_with(recorder)
     model.fit(tf.data.Dataset.from_tensor_slices((noted, y)).batch(COUNT), verbose=0)
-    np.testing.assert_array_equal(recorder.rows[:, 0], np.arange(COUNT))
-    np.testing.assert_allclose(recorder.rows[:, 1], losses_of(y, logits), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(recorder.rows[:, 0], losses_of(y, logits), rtol=1e-4, atol=1e-6)
     with pytest.raises(ValueError, match=r"Invalid `inputs`.*'ids'"):
         model({**x, "ids": np.arange(COUNT)})

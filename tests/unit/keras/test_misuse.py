@@ -150,29 +150,6 @@ def test_replicas_in_one_process_are_warned_of():
         fit(model, slipstream.apply(batches()), [slipstream.callback])
 
 
-def with_one_id(features, label):
-    return {**features, "id": tf.fill(tf.shape(label), tf.constant(7, tf.int64))}, label
-
-
-@pytest.mark.parametrize(
-    ("is_constant", "batch_size"), [(True, BATCH), (False, BATCH), (True, 1), (False, 1)]
-)
-def test_one_id_for_all_examples_is_warned_of_once(is_constant, batch_size):
-    """Of one example in each step nobody knows whether it is the same."""
-    embeddings = EmbeddingCollection([Table("a", 4), Table("b", 4)], optimizers.SGD(0.05))
-    model = slip.models.DLRM(embeddings, 0, (), (4, 1))
-    model.compile("sgd", "binary_crossentropy")
-    slipstream = engine(embeddings, slip.SkipExamples(by=slip.LastLoss()))
-    data = batches().rebatch(batch_size).map(lambda keys, label: ({"keys": keys}, label))
-    data = data.map(with_one_id) if is_constant else slip.inputs.with_ids(data)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(model, slipstream.apply(data, batch_size), [slipstream.callback()])
-    found = [str(w.message) for w in caught if "the same id: LastLoss" in str(w.message)]
-    assert len(found) == (is_constant and batch_size > 1)
-    assert len(slipstream.ledger.reports) > 1
-
-
 def test_arrays_are_no_data_set():
     slipstream = engine(make()[0])
     for wrong in (arrays(), arrays()[0], [batches()]):

@@ -184,7 +184,8 @@ def test_a_classifier_of_steps_follows_the_engine():
         slipstream.step()
     assert shares[0] == 0.0 and shares[-1] > 0.0
     with pytest.raises(ValueError, match=r"`by`.*RowDrift"):
-        make_engine(make_embeddings(), skip_by="last_loss").classifier_on("CPU:0")
+        by_losses = slip.SkipExamples(slip.ForeseenLoss("label"))
+        Slipstream(make_embeddings(), by_losses).classifier_on("CPU:0")
     with pytest.raises(ValueError, match=r"`policies`.*Slipstream\.observe.*Slipstream\.apply"):
         make_engine(make_embeddings()).observe(keys)
 

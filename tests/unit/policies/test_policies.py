@@ -22,7 +22,7 @@ from slipstream_tf.policies import (
     SkipExamples,
 )
 from slipstream_tf.policies.base import Begins, Ended
-from slipstream_tf.scores import LastLoss, RowDrift
+from slipstream_tf.scores import ForeseenLoss, RowDrift
 from slipstream_tf.serialization import deserialize, serialize
 
 CLASSES = tuple(
@@ -33,7 +33,8 @@ CLASSES = tuple(
 )
 POLICIES = [
     SkipExamples(RowDrift(0.5)),
-    SkipExamples(LastLoss(5, weigh_returns=False, memory="1MiB"), share=0.75, keep=0.1),
+    SkipExamples(RowDrift(), share=0.75, keep=0.1),
+    SkipExamples(ForeseenLoss("linear", floor=0.1, memory="1MiB"), share=0.75),
     MaskGradients(0.25, decay_moments=True),
     DeferGradients(),
     DeferGradients(Interval(7, share=0.5), memory="64MB"),
@@ -49,8 +50,8 @@ POLICIES = [
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: SkipExamples("last_loss"), r"`by`: 'last_loss' for SkipExamples.*LastLoss\("),
-        (lambda: SkipExamples(LastLoss), r"`by`: <class.*LastLoss\("),
+        (lambda: SkipExamples("drift"), r"`by`: 'drift' for SkipExamples.*RowDrift\("),
+        (lambda: SkipExamples(RowDrift), r"`by`: <class.*ForeseenLoss\("),
         (lambda: SkipExamples(RowDrift(), share=1.5), "`share`: 1.5 for SkipExamples.*> 0 <= 1"),
         (lambda: SkipExamples(RowDrift(), share="half"), "`share`: 'half' for SkipExamples"),
         (lambda: SkipExamples(RowDrift(), keep=-0.1), "`keep`: -0.1 for SkipExamples"),
@@ -124,24 +125,23 @@ def test_policies_act_on_what_they_say():
 def test_shares_are_those_of_their_policies():
     assert SkipExamples(RowDrift(), share=0.5).key_share == 0.5
     assert SkipExamples(RowDrift()).key_share == 0.3
-    by_loss = SkipExamples(LastLoss(), share=0.5)
-    assert (by_loss.key_share, by_loss.target_share) == (1.0, 0.5)
-    assert SkipExamples(LastLoss(saturated_share=0.2), share=0.5).key_share == 0.2
+    by_loss = SkipExamples(ForeseenLoss(), share=0.25)
+    assert (by_loss.key_share, by_loss.target_share) == (None, 0.25)
+    assert SkipExamples(ForeseenLoss()).target_share == 0.5
     assert MaskGradients().key_share == DeferGradients(Interval()).key_share == 0.3
     assert DeferGradients().key_share is None
 
 
 def test_the_policy_of_examples_keeps_what_its_score_decides():
-    policy = SkipExamples(LastLoss(), share=0.5, keep=0.1)
+    policy = SkipExamples(ForeseenLoss(floor=0.1), share=0.5)
     state = policy.initial_state()
-    assert policy.example_rule(state, Begins(0.5, 1))["threshold"] == 0.0, "nothing is known"
+    assert policy.example_rule(state, Begins(0.5, 1))["mode"] == "none", "nothing is known"
     losses = np.array([0.4, 0.1, 0.2, 0.3], np.float32)
-    state = policy.next_state(state, Ended(losses, share=0.5, scale=1.0))
+    state = policy.next_state(state, Ended(losses, share=0.5))
     rule = policy.example_rule(state, Begins(0.5, 2))
-    assert rule == {
-        **{"mode": "remembered_loss", "threshold": float(np.float32(0.3)), "keep_rate": 0.1}
-    }
-    assert SkipExamples(RowDrift()).next_state({}, Ended(None, 0.5, 1.0)) == {}
+    assert (rule["mode"], rule["keep_rate"]) == ("foreseen_loss", 0.1)
+    assert rule["threshold"] == state["foreseen_threshold"] > 0.0
+    assert SkipExamples(RowDrift()).next_state({}, Ended(None, 0.5)) == {}
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,19 @@ from slipstream_tf.prepare.schema import parse_schema
 
 
 def collect(reader):
-    """All inputs of a pass: {"label", "dense", "keys", "id"}."""
+    """All inputs of a pass: {"label", "dense", "keys"}."""
     found = {"label": []}
     for features, label in reader.dataset():
         found["label"].append(label.numpy())
         for name, value in features.items():
             found.setdefault(name, []).append(value.numpy())
     return {name: np.concatenate(values) for name, values in found.items() if values}
+
+
+def rows_of(reader):
+    """All inputs of a pass, each as one list."""
+    found = collect(reader)
+    return np.column_stack([found["label"], found["dense"], found["keys"]]).tolist()
 
 
 def assert_same(ours, theirs):
@@ -60,8 +66,8 @@ def test_criteo_agrees_with_its_reader(
         [first, second], tmp_path / "out", kind="criteo", shard_rows=shard_rows
     )
     for part in ("train", "test"):
-        theirs = CriteoReader([first, second], 256, part=part, ids=True)
-        assert_same(PreparedReader(tmp_path / "out", 256, part=part, ids=True), theirs)
+        theirs = CriteoReader([first, second], 256, part=part)
+        assert_same(PreparedReader(tmp_path / "out", 256, part=part), theirs)
     assert statistics["bad_lines"] == 4
     assert statistics["first_bad_line"].startswith(f"{first}:1: 2 columns")
     assert sum(statistics["inputs"].values()) == 1_230 + 777 - 4
@@ -72,11 +78,11 @@ def test_avazu_agrees_with_its_reader(tmp_path, small_blocks, avazu_lines, run_p
     path.write_text("\n".join(avazu_lines(1_500)) + "\n")
     run_prepare(path, tmp_path / "out", shard_rows=700)
     for part in ("train", "test"):
-        ours = PreparedReader(tmp_path / "out", 64, part=part, ids=True)
-        assert_same(ours, AvazuReader(path, 64, part=part, ids=True))
+        ours = PreparedReader(tmp_path / "out", 64, part=part)
+        assert_same(ours, AvazuReader(path, 64, part=part))
         assert ours.spec.name == "avazu"
     whole, rest, valid = (
-        collect(PreparedReader(tmp_path / "out", 64, part=part, hold_out=apart, ids=True))["id"]
+        collect(PreparedReader(tmp_path / "out", 64, part=part, hold_out=apart))["keys"].tolist()
         for part, apart in (("train", False), ("train", True), ("valid", False))
     )
     assert sorted(whole) == sorted([*rest, *valid]) and len(valid) == 100
@@ -96,13 +102,13 @@ def test_movielens_agrees_with_its_reader(tmp_path, run_prepare):
     run_prepare(path, tmp_path / "out", shard_rows=200)
     with pytest.raises(ValueError, match="no inputs in the part valid"):
         PreparedReader(tmp_path / "out", 100, part="valid")
-    ours = PreparedReader(tmp_path / "out", 100, part="test", ids=True)
-    assert_same(ours, open_movielens(str(path), "test", 100, 0, ids=True))
-    train = collect(PreparedReader(tmp_path / "out", 100, part="train", ids=True))
-    theirs = collect(open_movielens(str(path), "train", 100, 0, ids=True))
-    order = np.argsort(theirs["id"])
-    assert train["id"].tolist() == list(range(900))
-    np.testing.assert_array_equal(train["keys"], theirs["keys"][order])
+    ours = PreparedReader(tmp_path / "out", 100, part="test")
+    assert_same(ours, open_movielens(str(path), "test", 100, 0))
+    train = collect(PreparedReader(tmp_path / "out", 100, part="train"))
+    theirs = collect(open_movielens(str(path), "train", 100, 0))
+    # Shuffled.
+    assert len(train["keys"]) == 900
+    assert sorted(train["keys"].tolist()) == sorted(theirs["keys"].tolist())
 
 
 def test_parquet_agrees_with_its_reader(tmp_path, small_blocks, run_prepare):
@@ -119,12 +125,11 @@ def test_parquet_agrees_with_its_reader(tmp_path, small_blocks, run_prepare):
     schema = parse_schema({"label": "y", "dense": ["price"], "keys": ["word", "bag"]})
     run_prepare(tmp_path / "in", tmp_path / "out", schema=schema, shard_rows=300)
     for part in ("train", "test"):
-        options = {"label": "y", "dense": ["price"], "keys": ["word", "bag"], "ids": True}
+        options = {"label": "y", "dense": ["price"], "keys": ["word", "bag"]}
         theirs = ParquetReader(tmp_path / "in", 64, part=part, **options)
-        ours = PreparedReader(tmp_path / "out", 64, part=part, ids=True)
+        ours = PreparedReader(tmp_path / "out", 64, part=part)
         for (one, label), (other, expected) in zip(ours.dataset(), theirs.dataset(), strict=True):
             np.testing.assert_array_equal(label, expected)
-            np.testing.assert_array_equal(one["id"], other["id"])
             np.testing.assert_array_equal(one["dense"], other["dense"])
             np.testing.assert_array_equal(one["keys"]["word"], other["keys"]["word"])
             assert one["keys"]["bag"].to_list() == other["keys"]["bag"].to_list()
@@ -338,29 +343,27 @@ def test_shuffled_shards_give_every_input_once_in_another_order(
     path = tmp_path / "a.tsv"
     path.write_text("\n".join(criteo_lines(2_000)))
     run_prepare(path, tmp_path / "out", shard_rows=200)
-    plain = collect(PreparedReader(tmp_path / "out", 90, part="train", ids=True))
-    reader = PreparedReader(tmp_path / "out", 90, part="train", ids=True, shuffle_seed=5)
-    passes = [collect(reader) for _ in range(2)]
-    again = PreparedReader(tmp_path / "out", 90, part="train", ids=True, shuffle_seed=5)
-    np.testing.assert_array_equal(collect(again)["id"], passes[0]["id"])
-    assert passes[0]["id"].tolist() != passes[1]["id"].tolist()
+    plain = rows_of(PreparedReader(tmp_path / "out", 90, part="train"))
+    reader = PreparedReader(tmp_path / "out", 90, part="train", shuffle_seed=5)
+    passes = [rows_of(reader) for _ in range(2)]
+    again = PreparedReader(tmp_path / "out", 90, part="train", shuffle_seed=5)
+    assert rows_of(again) == passes[0] != passes[1]
     for shuffled in passes:
-        assert shuffled["id"].tolist() != plain["id"].tolist()
-        order = np.argsort(shuffled["id"])
-        for name, values in plain.items():
-            np.testing.assert_array_equal(shuffled[name][order], values)
-    both = collect(PreparedReader(tmp_path / "out", 90, ids=True))["id"]
-    assert both[: plain["id"].size].tolist() == plain["id"].tolist()
-    assert sorted(both.tolist()) == list(range(2_000))
+        assert shuffled != plain and sorted(shuffled) == sorted(plain)
+    both = rows_of(PreparedReader(tmp_path / "out", 90))
+    assert both[: len(plain)] == plain and len(both) == 2_000
+    assert sorted(both) == sorted(rows_of(CriteoReader(path, 90)))
 
 
 def test_ranks_read_every_input_once(tmp_path, criteo_lines, run_prepare):
     path = tmp_path / "a.tsv"
     path.write_text("\n".join(criteo_lines(1_000)))
     run_prepare(path, tmp_path / "out", shard_rows=300)
-    ids = []
+    rows = []
     for rank in range(3):
         # As slipstream-train shares batches out.
-        reader = PreparedReader(tmp_path / "out", 32, part="train", ids=True, shuffle_seed=1)
-        ids += [features["id"].numpy() for features, _ in reader.dataset().shard(3, rank)]
-    assert sorted(np.concatenate(ids).tolist()) == [i for i in range(1_000) if i // 100 % 10 != 9]
+        reader = PreparedReader(tmp_path / "out", 32, part="train", shuffle_seed=1)
+        own = reader.dataset().shard(3, rank)
+        rows += [row for features, _ in own for row in features["keys"].numpy().tolist()]
+    expected = collect(CriteoReader(path, 32, part="train"))["keys"].tolist()
+    assert sorted(rows) == sorted(expected) and len(expected) == 900

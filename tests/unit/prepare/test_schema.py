@@ -48,7 +48,6 @@ def test_the_least_that_is_needed():
         ({"keys": [{"column": "user", "as": "hash"}]}, "'hash'"),
         ({"keys": [{"name": "user"}]}, "'name'"),
         ({"keys": [{"column": "user", "separator": ""}]}, "separator"),
-        ({"keys": ["input_id"]}, "input_id"),
         ({"dense": [{"column": "age", "transform": "log2"}]}, "log2"),
         ({"delimiter": '"'}, "delimiter"),
         ({"delimiter": "::"}, "delimiter"),

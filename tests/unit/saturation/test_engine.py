@@ -292,13 +292,12 @@ def test_rows_that_are_all_nan():
 def test_an_empty_hot_set_and_windows_without_lookups():
     store, tracker = make(
         *("skip_examples", "defer_gradients"),
-        **{"skip_by": "last_loss", "loss_guard": 0.1, "max_auc_loss": 0.1, "planned_steps": 100},
+        **{"skip_keep": 0.1, "loss_guard": 0.1, "max_auc_loss": 0.1, "planned_steps": 100},
         table_memory={"user": 0, "item": 0},
     )
     for shows_inputs in (False, True, True, False):
         if shows_inputs:
-            ids = np.arange(4)
-            report, (skippable, *_) = window(store, tracker, ids=ids)
+            report, (skippable, *_) = window(store, tracker)
             assert not skippable.any()
         else:
             report = tracker.end_window()
@@ -324,25 +323,6 @@ def test_a_capped_threshold():
         report, _ = window(store, tracker)
     assert report.is_threshold_capped and 0.1 < report.threshold <= 0.15
     assert store.flags["user"] == {0: SATURATED}
-
-
-def test_remembered_losses_choose_among_inputs_of_saturated_keys():
-    store, tracker = make(
-        "skip_examples", skip_by="last_loss", share=0.5, threshold=0.41, max_skips=0
-    )
-    ids = np.arange(4) + 70
-    losses = [0.4, 0.1, 0.2, 0.3]
-    for is_recorded in (True, True, False):
-        if is_recorded:
-            tracker.classifier.record_losses(ids, losses, [0, 1, 0, 1], None)
-        report, (skippable, *_) = window(store, tracker, ids=ids)
-        assert not skippable.any(), "last visited before their keys were saturated"
-    assert report.policies["SkipExamples"]["loss_threshold"] == pytest.approx(0.3)
-    tracker.classifier.record_losses(ids, losses, [0, 1, 0, 1], None)
-    report, (skippable, score, _) = window(store, tracker, {**DRIFTS, 2: 5.0}, ids=ids)
-    np.testing.assert_allclose(score, losses, rtol=1e-6)
-    assert skippable.tolist() == [False, True, True, False]
-    assert report.examples_skipped == 2
 
 
 def test_gradients_without_inputs_are_warned_of_once(caplog):

@@ -14,7 +14,7 @@ from slipstream_tf.saturation.states import KeyState
 def feed(tracker, loss, inputs=2500, skippable=True):
     generator = np.random.default_rng(0)
     losses = loss * generator.uniform(0.9, 1.1, inputs)
-    tracker.classifier.record_losses(None, losses, np.arange(inputs) % 2, [skippable] * inputs)
+    tracker.classifier.record_losses(losses, np.arange(inputs) % 2, [skippable] * inputs)
 
 
 @pytest.mark.parametrize("policy", ["skip_examples", "mask_gradients"])
@@ -68,7 +68,7 @@ def learn(budget, windows=14):
         kept = weight > 0
         losses = np.full(kept.sum(), 0.9 - 0.05 * math.log(trained + 20), np.float32)
         labels = np.arange(kept.sum()) % 2
-        tracker.classifier.record_losses(None, losses, labels, skippable[kept], weight[kept])
+        tracker.classifier.record_losses(losses, labels, skippable[kept], weight[kept])
         trained += int(kept.sum())
     return reports
 

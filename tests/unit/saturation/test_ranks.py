@@ -88,7 +88,7 @@ def test_pilots_are_put_together_by_what_each_rank_has_learnt_since(run_as_ranks
 
 def losses_of(rank: int) -> LossStatistics:
     random = np.random.default_rng(rank)
-    moments = [Moments(int(random.integers(9)), *random.random(3)) for _ in range(3)]
+    moments = [Moments(int(random.integers(9)), *random.random(3)) for _ in range(2)]
     return LossStatistics(*moments, 3 + rank, random.random((2, 8)), *random.random(3))
 
 

@@ -11,9 +11,9 @@ from slipstream_tf import (
     CacheRows,
     DeferGradients,
     DryRun,
+    ForeseenLoss,
     HotSet,
     Interval,
-    LastLoss,
     LossGuard,
     MaskGradients,
     MaxAucLoss,
@@ -29,7 +29,7 @@ from slipstream_tf.experiments import SimulatedRanks, SkipAtRandom
 from slipstream_tf.policies.base import Begins
 from slipstream_tf.saturation.settings import EngineSettings
 
-BY_DRIFT, BY_LOSS = SkipExamples(RowDrift()), SkipExamples(LastLoss())
+BY_DRIFT, BY_LOSS = SkipExamples(RowDrift()), SkipExamples(ForeseenLoss())
 BY_INTERVAL = DeferGradients(Interval())
 
 
@@ -67,10 +67,7 @@ BY_INTERVAL = DeferGradients(Interval())
             {"policies": [SkipExamples(RowDrift(), share=0.5), MaskGradients(share=0.2)]},
             "`share`: {'SkipExamples': 0.5, 'MaskGradients': 0.2}.*one threshold T",
         ),
-        (
-            {"policies": [BY_LOSS, MaskGradients(share=0.2)]},
-            "`share`: {'SkipExamples': 1.0, 'MaskGradients': 0.2}.*one threshold T",
-        ),
+        ({"policies": [BY_LOSS, MaskGradients(share=0.2)]}, None),
         (
             {"policies": DeferGradients(), "saturation": Saturation("l2")},
             "`saturation`.*these policies do not go by the drift of keys",
@@ -98,30 +95,11 @@ BY_INTERVAL = DeferGradients(Interval())
             "`threshold`: 0.1 for Saturation beside a share of SkipExamples and MaskGradients",
         ),
         (
-            {
-                "policies": SkipExamples(LastLoss(saturated_share=0.5)),
-                "saturation": Saturation(threshold=0.1),
-            },
-            "`threshold`: 0.1 for Saturation beside a share of SkipExamples",
-        ),
-        (
-            {
-                "policies": SkipExamples(LastLoss(), share=0.5),
-                "saturation": Saturation(threshold=0.1),
-            },
-            None,  # The share is that of lowest losses.
-        ),
-        (
             {"policies": BY_INTERVAL, "budget": LossGuard(0.1)},
             "`budget`: LossGuard.*no example of saturated keys is told from others",
         ),
         ({"budget": LossGuard(0.1)}, "`budget`: LossGuard.*with these policies"),
         ({"policies": BY_DRIFT, "budget": LossGuard(0.1)}, "`budget`: LossGuard.*keep=.*above 0"),
-        (
-            {"policies": SkipExamples(LastLoss(max_skips=0)), "budget": LossGuard(0.1)},
-            "`budget`: LossGuard.*keep=.*above 0",
-        ),
-        ({"policies": BY_LOSS, "budget": LossGuard(0.1)}, None),
         ({"policies": BY_DRIFT, "budget": LossGuard(0.1), "dry_run": True}, None),
         ({"policies": SkipExamples(RowDrift(), keep=0.1), "budget": LossGuard(0.1)}, None),
         ({"policies": MaskGradients(), "budget": LossGuard(0.1)}, None),
@@ -145,14 +123,6 @@ BY_INTERVAL = DeferGradients(Interval())
                 "budget": MaxLogLossIncrease(0.1),
             },
             "`budget`: MaxLogLossIncrease.* for Slipstream with a threshold",
-        ),
-        (
-            {
-                "policies": BY_LOSS,
-                "saturation": Saturation(threshold=0.1),
-                "budget": MaxAucLoss(0.1),
-            },
-            None,
         ),
         (
             {"policies": [BY_DRIFT, DeferGradients()], "budget": MaxLogLossIncrease(0.1)},
@@ -202,8 +172,7 @@ def test_ways_to_save_share_a_budget():
         ([MaskGradients()], {}, 10),
         ([BY_INTERVAL], {}, 10),
         ([BY_DRIFT, MaskGradients()], {}, 10),
-        ([BY_LOSS], {}, 0),
-        ([SkipExamples(LastLoss(max_skips=0))], {}, 100),
+        ([BY_LOSS], {}, 100),
         ([MaskGradients()], {"revisit_every": 3}, 3),
         ([BY_DRIFT], {"revisit_every": 0}, 0),
     ],
@@ -214,26 +183,25 @@ def test_probes_come_as_the_policies_need_them(policies, settings, windows):
 
 
 @pytest.mark.parametrize(
-    ("policies", "go_by_keys", "need_losses", "need_ids"),
+    ("policies", "go_by_keys"),
     [
-        ([], True, False, False),
-        ([BY_DRIFT], True, False, False),
-        ([BY_LOSS], True, True, True),
-        ([MaskGradients()], True, False, False),
-        ([DeferGradients()], False, False, False),
-        ([BY_INTERVAL], True, False, False),
-        ([DeferGradients(), CacheRows()], False, False, False),
-        ([CacheRows()], True, False, False),
-        ([SkipAtRandom([0.5])], False, False, False),
-        ([SimulatedRanks(2)], True, False, False),
-        ([BY_DRIFT, DeferGradients()], True, False, False),
+        ([], True),
+        ([BY_DRIFT], True),
+        ([BY_LOSS], False),
+        ([MaskGradients()], True),
+        ([DeferGradients()], False),
+        ([BY_INTERVAL], True),
+        ([DeferGradients(), CacheRows()], False),
+        ([CacheRows()], True),
+        ([SkipAtRandom([0.5])], False),
+        ([SimulatedRanks(2)], True),
+        ([BY_DRIFT, DeferGradients()], True),
     ],
     ids=str,
 )
-def test_what_is_measured_is_what_the_policies_need(policies, go_by_keys, need_losses, need_ids):
+def test_what_is_measured_is_what_the_policies_need(policies, go_by_keys):
     settings = EngineSettings(policies)
-    assert settings.goes_by_keys == go_by_keys
-    assert (settings.needs_losses, settings.needs_ids) == (need_losses, need_ids)
+    assert settings.goes_by_keys == go_by_keys and not settings.needs_losses
 
 
 def test_budgets_and_estimates_need_losses():
@@ -244,14 +212,6 @@ def test_budgets_and_estimates_need_losses():
     assert not EngineSettings(BY_DRIFT, dry_run=DryRun()).needs_losses
     guarded = EngineSettings(MaskGradients(), budget=LossGuard(0.1))
     assert guarded.needs_losses and not guarded.saves_by_losses
-
-
-def test_all_hot_keys_count_unless_a_bound_or_a_share_says_less():
-    assert EngineSettings(BY_LOSS).counts_all_keys
-    assert not EngineSettings(BY_DRIFT).counts_all_keys
-    assert not EngineSettings(SkipExamples(LastLoss(saturated_share=0.5))).counts_all_keys
-    for bound in ({"threshold": 0.1}, {"max_threshold": 0.1}):
-        assert not EngineSettings(BY_LOSS, saturation=Saturation(**bound)).counts_all_keys
 
 
 @pytest.mark.parametrize(
@@ -266,10 +226,9 @@ def test_all_hot_keys_count_unless_a_bound_or_a_share_says_less():
         (engine_settings("mask_gradients"), Begins(0.5, 1), "drift", False),
         (engine_settings("mask_gradients", "skip_examples"), Begins(0.5, 1), "drift", True),
         (engine_settings(random_shares=(0.3,)), Begins(0.0, 1), "random", True),
-        (engine_settings("skip_examples", skip_by="last_loss"), Begins(0.5, 1),
-         "remembered_loss", False),
+        (EngineSettings(BY_LOSS), Begins(0.5, 1), "none", False),
     ],
-)  # fmt: skip
+)
 def test_the_rule_of_examples_in_a_window(settings, begins, mode, may_skip):
     states = {type(policy).__name__: policy.initial_state() for policy in settings.policies}
     rule, found = settings.example_rule(states, begins)
@@ -287,7 +246,7 @@ def test_replicas_are_none_of_a_dry_run():
 
 def test_all_settings_can_be_had_as_json():
     settings = EngineSettings(
-        [BY_LOSS, DeferGradients()], Window(7), HotSet("1MiB"), budget=MaxAucLoss(0.1)
+        [BY_LOSS, DeferGradients()], Window(7), HotSet("64MiB"), budget=MaxAucLoss(0.1)
     )
     config = json.loads(json.dumps(settings.get_config()))
     assert [policy["class_name"] for policy in config["policies"]] == [

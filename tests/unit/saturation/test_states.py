@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from slipstream_tf.config import Saturation
 from slipstream_tf.saturation.states import (
-    NEVER,
     KeyState,
     KeyStates,
     deciding_drifts,
@@ -31,12 +30,11 @@ def next_by(*arguments, are_masked=False, **settings):
     return next_states(*arguments, saturation=saturation, are_masked=are_masked, **chosen)
 
 
-def one_key(state: KeyState, drift: float, watched: int = 5, since: int = NEVER) -> KeyStates:
+def one_key(state: KeyState, drift: float, watched: int = 5) -> KeyStates:
     return KeyStates(
         np.array([7], np.int64),
         np.array([state], np.uint8),
         np.array([watched], np.int32),
-        np.array([since], np.int32),
         np.array([drift], np.float32),
     )
 
@@ -58,51 +56,49 @@ def as_rows(states: KeyStates) -> list[tuple]:
     return [tuple(map(repr, row)) for row in zip(*columns, strict=True)]  # NaN equals NaN
 
 
-# T = 2, release = 1.5 (so 3), one window of protection; key 7, found saturated in window 4; window
-# 9 ends. "evicted": no drift; "leaves": not in the next hot set.
-# before, last free drift, are_masked, measured drift -> after, last free drift, since
+# T = 2, release = 1.5 (so 3), one window of protection; key 7; window 9 ends.
+# before, last free drift, are_masked, measured drift -> after, last free drift
 TRANSITIONS = [
-    (WARMING, NAN, False, 1.9, SATURATED, 1.9, 10),
-    (WARMING, NAN, False, 2.0, VARYING, 2.0, NEVER),
-    (WARMING, NAN, False, NAN, VARYING, NAN, NEVER),
-    (WARMING, NAN, True, 1.0, SATURATED, 1.0, 10),
-    (VARYING, 5.0, False, 1.9, SATURATED, 1.9, 10),
-    (VARYING, 1.0, False, 2.5, VARYING, 2.5, NEVER),
-    (VARYING, 5.0, True, 0.0, SATURATED, 0.0, 10),
-    (VARYING, 5.0, False, INF, VARYING, INF, NEVER),
-    (SATURATED, 1.0, False, 1.5, SATURATED, 1.5, 4),
-    (SATURATED, 1.0, False, 2.5, SATURATED, 2.5, 4),  # hysteresis
-    (SATURATED, 1.0, False, 3.0, SATURATED, 3.0, 4),
-    (SATURATED, 1.0, False, 3.1, VARYING, 3.1, NEVER),
-    (SATURATED, 1.0, False, NAN, VARYING, NAN, NEVER),
-    (SATURATED, 1.0, True, 0.0, SATURATED, 1.0, 4),  # 0 says nothing
-    (SATURATED, 1.0, True, 9.0, SATURATED, 1.0, 4),
-    (SATURATED, 3.0, True, 0.0, SATURATED, 3.0, 4),
-    (SATURATED, 3.1, True, 0.0, VARYING, 3.1, NEVER),  # T fell
-    (SATURATED, 1.0, True, INF, VARYING, INF, NEVER),
-    (PROBING, 1.0, False, 1.9, SATURATED, 1.9, 4),
-    (PROBING, 1.0, True, 1.9, SATURATED, 1.9, 4),
-    (PROBING, 1.0, True, 2.5, VARYING, 2.5, NEVER),  # no hysteresis
-    (PROBING, 1.0, False, NAN, VARYING, NAN, NEVER),
+    (WARMING, NAN, False, 1.9, SATURATED, 1.9),
+    (WARMING, NAN, False, 2.0, VARYING, 2.0),
+    (WARMING, NAN, False, NAN, VARYING, NAN),
+    (WARMING, NAN, True, 1.0, SATURATED, 1.0),
+    (VARYING, 5.0, False, 1.9, SATURATED, 1.9),
+    (VARYING, 1.0, False, 2.5, VARYING, 2.5),
+    (VARYING, 5.0, True, 0.0, SATURATED, 0.0),
+    (VARYING, 5.0, False, INF, VARYING, INF),
+    (SATURATED, 1.0, False, 1.5, SATURATED, 1.5),
+    (SATURATED, 1.0, False, 2.5, SATURATED, 2.5),  # hysteresis
+    (SATURATED, 1.0, False, 3.0, SATURATED, 3.0),
+    (SATURATED, 1.0, False, 3.1, VARYING, 3.1),
+    (SATURATED, 1.0, False, NAN, VARYING, NAN),
+    (SATURATED, 1.0, True, 0.0, SATURATED, 1.0),  # 0 says nothing
+    (SATURATED, 1.0, True, 9.0, SATURATED, 1.0),
+    (SATURATED, 3.0, True, 0.0, SATURATED, 3.0),
+    (SATURATED, 3.1, True, 0.0, VARYING, 3.1),  # T fell
+    (SATURATED, 1.0, True, INF, VARYING, INF),
+    (PROBING, 1.0, False, 1.9, SATURATED, 1.9),
+    (PROBING, 1.0, True, 1.9, SATURATED, 1.9),
+    (PROBING, 1.0, True, 2.5, VARYING, 2.5),  # no hysteresis
+    (PROBING, 1.0, False, NAN, VARYING, NAN),
 ]
 
 
 @pytest.mark.parametrize(
-    ("before", "last", "are_masked", "measured", "after", "drift", "since"), TRANSITIONS
+    ("before", "last", "are_masked", "measured", "after", "drift"), TRANSITIONS
 )
-def test_transition(before, last, are_masked, measured, after, drift, since):
-    started = 4 if before in (SATURATED, PROBING) else NEVER
+def test_transition(before, last, are_masked, measured, after, drift):
     watched = 0 if before == WARMING else 5
     result = advance(
-        one_key(before, last, watched, started), [7], {7: measured}, 2.0, 9, are_masked=are_masked
+        one_key(before, last, watched), [7], {7: measured}, 2.0, 9, are_masked=are_masked
     )
-    expected = one_key(after, drift, watched + 1, since)
+    expected = one_key(after, drift, watched + 1)
     assert as_rows(result) == as_rows(expected)
 
 
 @pytest.mark.parametrize("before", [WARMING, VARYING, SATURATED, PROBING])
 def test_who_leaves_or_is_evicted_is_forgotten(before):
-    states = one_key(before, 1.0, 5, 4 if before in (SATURATED, PROBING) else NEVER)
+    states = one_key(before, 1.0)
     assert advance(states, [8], {7: 1.0}, 2.0, 9).keys.tolist() == [8]
     entered = one_key(WARMING, NAN, 0)
     assert as_rows(advance(states, [7], {}, 2.0, 9)) == as_rows(entered)
@@ -112,7 +108,7 @@ def test_who_leaves_or_is_evicted_is_forgotten(before):
 @pytest.mark.parametrize("before", [WARMING, VARYING, SATURATED, PROBING])
 @pytest.mark.parametrize("threshold", [0.0, 1e-60])  # the second is 0 as float32
 def test_without_a_threshold_nothing_is_saturated(before, threshold):
-    result = advance(one_key(before, 0.0, 5, 4), [7], {7: 0.0}, threshold, 9)
+    result = advance(one_key(before, 0.0), [7], {7: 0.0}, threshold, 9)
     assert result.states.tolist() == [VARYING]
     assert effective_drifts(result, threshold).tolist() == [0.0]
 
@@ -130,21 +126,15 @@ def test_a_key_is_watched_before_its_protected_windows():
         states = advance(
             states, [7], dict.fromkeys(states.keys, 0.1), 1.0, window, protect_windows=3
         )
-        seen.append((states.states[0], states.windows_watched[0], states.since[0]))
-    assert seen == [
-        (WARMING, 0, NEVER),
-        (WARMING, 1, NEVER),
-        (WARMING, 2, NEVER),
-        (SATURATED, 3, 4),
-        (SATURATED, 4, 4),
-    ]
+        seen.append((states.states[0], states.windows_watched[0]))
+    assert seen == [(WARMING, 0), (WARMING, 1), (WARMING, 2), (SATURATED, 3), (SATURATED, 4)]
 
 
 def test_without_probes_a_masked_key_stays():
-    states = one_key(SATURATED, 1.0, 5, 4)
+    states = one_key(SATURATED, 1.0)
     for window in range(9, 200):
         states = advance(states, [7], {7: 0.0}, 2.0, window, are_masked=True)
-        assert (states.states[0], states.since[0], states.drift[0]) == (SATURATED, 4, 1.0)
+        assert (states.states[0], states.drift[0]) == (SATURATED, 1.0)
 
 
 def test_probes_of_many_keys_are_spread_evenly():
@@ -188,7 +178,7 @@ def run(history, settings):
     return steps
 
 
-def reference(before, hot, drifts, threshold, window, settings, probes):
+def reference(before, hot, drifts, threshold, settings, probes):
     """The rules once more, key by key."""
     rows = {
         row[0]: row[1:] for row in zip(*(a.tolist() for a in vars(before).values()), strict=True)
@@ -196,9 +186,9 @@ def reference(before, hot, drifts, threshold, window, settings, probes):
     result = []
     for key in sorted(hot):
         if key not in rows or key not in drifts:
-            result.append((key, WARMING, 0, NEVER, NAN))
+            result.append((key, WARMING, 0, NAN))
             continue
-        state, watched, since, last = rows[key]
+        state, watched, last = rows[key]
         drift = drifts[key]
         if settings["are_masked"] and state == SATURATED and np.isfinite(drift):
             drift = last
@@ -206,39 +196,35 @@ def reference(before, hot, drifts, threshold, window, settings, probes):
         low = drift < threshold or (state == SATURATED and drift <= bound)
         low = low and threshold > 0 and np.isfinite(drift)
         if watched + 1 < settings["protect_windows"]:
-            result.append((key, WARMING, watched + 1, NEVER, drift))
+            result.append((key, WARMING, watched + 1, drift))
         elif not low:
-            result.append((key, VARYING, watched + 1, NEVER, drift))
+            result.append((key, VARYING, watched + 1, drift))
         else:
-            began = since if state in (SATURATED, PROBING) else window + 1
             after = PROBING if key in probes else SATURATED
-            result.append((key, after, watched + 1, began, drift))
+            result.append((key, after, watched + 1, drift))
     return result
 
 
 @given(history=histories, settings=settings)
 def test_equals_the_rules_key_by_key(history, settings):
-    for window, before, drifts, threshold, after in run(history, settings):
+    for _, before, drifts, threshold, after in run(history, settings):
         probes = set(after.keys[after.states == PROBING].tolist())
         hot = after.keys.tolist()
-        expected = reference(before, hot, drifts, threshold, window, settings, probes)
-        rows = [(k, int(s), w, n, repr(np.float32(d))) for k, s, w, n, d in expected]
+        expected = reference(before, hot, drifts, threshold, settings, probes)
+        rows = [(k, int(s), w, repr(np.float32(d))) for k, s, w, d in expected]
         columns = (getattr(after, field.name).tolist() for field in dataclasses.fields(after))
-        assert [(*row[:4], repr(np.float32(row[4]))) for row in zip(*columns, strict=True)] == rows
+        assert [(*row[:3], repr(np.float32(row[3]))) for row in zip(*columns, strict=True)] == rows
 
 
 @given(history=histories, settings=settings)
 def test_what_always_holds(history, settings):
-    for window, _, _, threshold, states in run(history, settings):
+    for _, _, _, threshold, states in run(history, settings):
         has_run = np.isin(states.states, [SATURATED, PROBING])
         assert (states.windows_watched[has_run] >= settings["protect_windows"]).all()
         assert (
             states.windows_watched[states.states == WARMING] < settings["protect_windows"]
         ).all()
         assert np.isfinite(states.drift[has_run]).all()
-        assert (states.since[has_run] <= window + 1).all() and (
-            states.since[~has_run] == NEVER
-        ).all()
         effective = effective_drifts(states, threshold)
         assert effective.dtype == np.float32 and (effective >= 0).all()
         assert ((effective < np.float32(threshold)) == (states.states == SATURATED)).all()
@@ -275,7 +261,6 @@ def test_a_saturated_key_probes_once_in_any_probes_every_windows(
         )
         probing.append(states.states == PROBING)
         assert np.isin(states.states, [SATURATED, PROBING]).all()
-        assert (states.since == first + 2).all()  # no probe breaks the run
     for start in range(2 * probes_every + 1):
         assert (np.sum(probing[start : start + probes_every], axis=0) == 1).all()
 
@@ -285,7 +270,6 @@ def test_deciding_drifts_are_the_last_free_ones():
         np.array([1, 2, 3, 4, 5], np.int64),
         np.array([WARMING, VARYING, SATURATED, PROBING, SATURATED], np.uint8),
         np.full(5, 3, np.int32),
-        np.array([NEVER, NEVER, 1, 1, 1], np.int32),
         np.array([NAN, 9.0, 0.5, 0.6, 0.7], np.float32),
     )
     keys, drift = np.array([5, 4, 3, 2, 1]), np.array([NAN, 0.1, 0.2, 0.3, 0.4], np.float32)
@@ -300,7 +284,6 @@ def test_effective_drifts_keep_hot_inputs_hot():
         np.arange(6),
         np.array([WARMING, WARMING, VARYING, SATURATED, SATURATED, PROBING], np.uint8),
         np.full(6, 3, np.int32),
-        np.array([NEVER, NEVER, NEVER, 1, 1, 1], np.int32),
         np.array([NAN, 0.5, 3.0, 0.5, 2.5, 0.5], np.float32),
     )
     before_t = float(np.nextafter(np.float32(2.0), np.float32(0.0)))
@@ -342,7 +325,7 @@ def test_bad_arguments(changes, message):
 
 
 def test_states_must_match_their_keys():
-    with pytest.raises(ValueError, match="Invalid `since`"):
-        dataclasses.replace(one_key(VARYING, 1.0), since=np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match="Invalid `windows_watched`"):
+        dataclasses.replace(one_key(VARYING, 1.0), windows_watched=np.zeros(2, np.int32))
     with pytest.raises(ValueError, match="Invalid `drift`"):
         dataclasses.replace(one_key(VARYING, 1.0), drift=np.zeros(1))

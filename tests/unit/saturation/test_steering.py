@@ -13,7 +13,7 @@ from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.steering import Steerer, Steering, WindowWork
 
-NOTHING = LossStatistics(Moments(), Moments(), Moments(), 0, np.zeros((2, 4)))
+NOTHING = LossStatistics(Moments(), Moments(), 0, np.zeros((2, 4)))
 
 
 def moments(losses):
@@ -26,7 +26,7 @@ def statistics(others, skippable=(), stands_for=1.0):
     """Losses of inputs; each skippable one stands for some."""
     one, other = moments(others), moments(skippable)
     return LossStatistics(
-        other, one, Moments(), 0, np.zeros((2, 4)),
+        other, one, 0, np.zeros((2, 4)),
         one.count + stands_for * other.count,
         one.total + stands_for * other.total,
         one.squared_residuals + stands_for * other.squared_residuals,

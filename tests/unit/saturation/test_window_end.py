@@ -11,16 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import slipstream_tf as slip
 from slipstream_tf.ops.classifier import ClassifierCounts
 from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.hot_set import Candidates
+from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.states import KeyState, KeyStates
 from slipstream_tf.saturation.steering import Steering
 from slipstream_tf.saturation.tracked_table import Measured
 from slipstream_tf.saturation.window_end import Findings, decide, describe
 
-NO_LOSSES = LossStatistics(Moments(), Moments(), Moments(), 0, np.zeros((2, 4)))
+NO_LOSSES = LossStatistics(Moments(), Moments(), 0, np.zeros((2, 4)))
 DIM = 4
 
 
@@ -36,7 +38,6 @@ def warming(keys):
         np.array(keys, np.int64),
         np.full(count, KeyState.WARMING, np.uint8),
         np.zeros(count, np.int32),
-        np.full(count, np.iinfo(np.int32).max, np.int32),
         np.full(count, np.nan, np.float32),
     )
 
@@ -54,7 +55,7 @@ def findings(**changes):
         "states": [warming([1, 2, 3, 4]), warming([9])],
         "measured": [measured([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4]), measured([], [], evicted=1)],
         "scores": np.array([0.1, 0.2, 0.3, 0.4, np.inf], np.float32),
-        "remembered": None,
+        "foreseen": None,
         "policies": {"SkipExamples": {}},
         "losses": NO_LOSSES,
         "inputs": ClassifierCounts(100, 20, 80, 30, 10),
@@ -82,7 +83,6 @@ def test_keys_below_the_quantile_of_the_scores_are_saturated():
     user, item = decision.states
     assert by_state(user) == {1: "saturated", 2: "saturated", 3: "varying", 7: "warming"}
     assert by_state(item) == {9: "warming"}, "an evicted key starts again"
-    assert user.since.tolist()[:2] == [6, 6]
 
 
 def test_the_budget_takes_the_most_accessed_keys_of_all_tables():
@@ -98,16 +98,23 @@ def test_without_candidates_there_is_no_hot_set():
     assert decision.found.threshold == 0.25, "states decide on replicas alone"
 
 
-def test_guard_scales_both_thresholds():
-    chosen = settings(skip_by="last_loss", saturated_share=0.5, max_skips=2)
-    losses = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
-    whole, halved = (
-        decide(chosen, findings(remembered=losses), Steering(0.75, scale)) for scale in (1.0, 0.5)
-    )
+def test_the_guard_scales_the_threshold():
+    whole, halved = (decide(settings(), findings(), Steering(0.5, scale)) for scale in (1.0, 0.5))
     assert whole.found.threshold == np.float32(0.3)
-    assert whole.policies == {"SkipExamples": {"loss_threshold": 4.0}}
     assert halved.found.threshold == np.float32(0.15)
-    assert halved.policies == {"SkipExamples": {"loss_threshold": 2.0}}
+
+
+def test_foreseen_losses_have_a_share_of_their_own():
+    chosen = EngineSettings(
+        [slip.SkipExamples(slip.ForeseenLoss("label", floor=0.1)), slip.MaskGradients(share=0.5)],
+        hot_set=slip.HotSet(4096),
+    )
+    states = {"SkipExamples": {"foreseen_threshold": None, "floor": None}, "MaskGradients": {}}
+    foreseen = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+    decision = decide(chosen, findings(policies=states, foreseen=foreseen), Steering(0.75))
+    assert decision.found.threshold == np.float32(0.3), "by the share of the gradients' policy"
+    found = decision.policies["SkipExamples"]
+    assert np.clip(foreseen / found["foreseen_threshold"], 0.1, 1).mean() == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("are_withheld", [False, True])
@@ -115,7 +122,6 @@ def test_a_withheld_key_is_judged_by_its_last_free_drift(are_withheld):
     before = dataclasses.replace(
         warming([1]),
         states=np.array([KeyState.SATURATED], np.uint8),
-        since=np.array([2], np.int32),
         drift=np.array([0.9], np.float32),
     )
     found = findings(

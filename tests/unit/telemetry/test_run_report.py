@@ -108,8 +108,6 @@ SEEN = {"examples_seen": 1000, "saturated_keys": 0}
          "no key was hot. Give HotSet more memory"),
         (["skip_examples"], {}, [window(0), window(1, **SEEN)], {},
          "no key was saturated in any window"),
-        (["skip_examples"], {"skip_by": "last_loss"}, [window(0), window(1)], {},
-         "no losses came in. Build the model as a slip.keras.Model"),
         (["skip_examples"], {"max_auc_loss": 0.001}, [window(0), window(1, budget="Too few.")], {},
          "Too few."),
         (["defer_gradients"], {}, [window(0), window(1, **rows(offered=9, sent=9))], {},
