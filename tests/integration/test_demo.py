@@ -87,7 +87,7 @@ def test_demo_runs_are_the_same_experiment(demo_output: tuple[str, dict[str, Any
     assert trained["foreseen"] < 0.3 * trained["plain"]
     for name in ("uniform", "random", "stop"):
         assert trained[name] == pytest.approx(trained["foreseen"], rel=0.1)
-    for name in ("seed", "data", "batch_size", "model", "dim", "max_examples"):
+    for name in ("seed", "data", "model", "dim", "max_examples"):
         assert len({str(run["settings"][name]) for run in runs.values()}) == 1
 
 
