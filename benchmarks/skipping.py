@@ -93,7 +93,7 @@ class Task:
 
 
 def runs_of(
-    share: float, plain: Mapping[str, Any], kept: Mapping[str, Any], larger: Sequence[Run]
+    share: float, plain: Mapping[str, Any], kept: Mapping[str, Any], others: Sequence[Run]
 ) -> dict[str, Run]:
     """Returns all runs of a task.
 
@@ -101,10 +101,10 @@ def runs_of(
         share: of the examples to leave out.
         plain: flags of plain training.
         kept: the same where most examples are left out.
-        larger: plain training with larger batches.
+        others: plain training with other batches.
     """
     found = {PLAIN: Run(plain)}
-    found.update({f"plain_{run.flags['batch_size']}": run for run in larger})
+    found.update({f"plain_{run.flags['batch_size']}": run for run in others})
     for name, pilot in (("fm", "fm"), ("uniform", "label"), ("linear", "linear")):
         found[name] = Run(common.thinned(share, pilot=pilot, **kept))
     # It does not refill: of such a batch about as many are trained as of the others.

@@ -287,7 +287,10 @@ def main(arguments: Sequence[str]) -> None:
     import_tensorflow()
     data = _DATA.value or common.in_data_folder("globo_clicks.npz")
     extra = common.extra_flags(_EXTRA.value)
-    chosen = [name for name in task.runs if not _RUNS.value or name in {"plain", *_RUNS.value}]
+    wanted = {"plain", *(_RUNS.value or task.runs)}
+    controls = [task.runs[name] for name in wanted]
+    wanted |= {control.match for control in controls if isinstance(control, Control)}
+    chosen = [name for name in task.runs if name in wanted]
     figures: dict[str, dict[str, Any]] = {name: {} for name in chosen}
     for seed in _SEEDS.value:
         for name in chosen:

@@ -45,7 +45,7 @@ def test_controls_train_as_many_examples_and_predict_all(
 ) -> None:
     small = ("negatives=9", "clicks=1000", "mlp=8", "dim=4", "batch_size=64", "window_steps=10")
     flags = ("--task=globo_49", f"--data={clicks}", f"--output={tmp_path}", "--seeds=0")
-    done = run_benchmark("stream.py", *flags, "--runs=fm,random,stop",
+    done = run_benchmark("stream.py", *flags, "--runs=random,stop",
                          *(f"--train_flag={flag}" for flag in small),
                          f"--records={tmp_path / 'runs'}", warm=warm)  # fmt: skip
     assert done.returncode == 0, done.stderr
