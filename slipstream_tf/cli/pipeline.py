@@ -83,9 +83,11 @@ class TrainingInputs:
         """
         spec = dataset.element_spec
 
+        @tf.autograph.experimental.do_not_convert
         def note(*parts: Any) -> Any:
             return element_of(spec, parts), self.seen.read_value()
 
+        @tf.autograph.experimental.do_not_convert
         def hand_out(batch: Any, count: tf.Tensor) -> Any:
             with tf.control_dependencies([self.pulled.assign(count)]):
                 return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
@@ -124,17 +126,22 @@ def _all_epochs(settings: Settings, dataset: tf.data.Dataset) -> tf.data.Dataset
 def _first_inputs(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
     """Ends a dataset of batches after `count` examples; the last batch may become smaller."""
 
+    @tf.autograph.experimental.do_not_convert
     def cut(seen: tf.Tensor, batch: Any) -> Any:
         kept = tf.minimum(_size(batch), count - seen)
         return seen + kept, tf.nest.map_structure(lambda part: part[:kept], batch)
 
-    limited = dataset.scan(tf.constant(0, tf.int64), cut)
-    return limited.take_while(lambda *batch: _size(batch) > 0)
+    @tf.autograph.experimental.do_not_convert
+    def is_any(*batch: Any) -> tf.Tensor:
+        return _size(batch) > 0
+
+    return dataset.scan(tf.constant(0, tf.int64), cut).take_while(is_any)
 
 
 def _counted(dataset: tf.data.Dataset, counter: tf.Variable) -> tf.data.Dataset:
     """Adds the size of every batch that passes to `counter`."""
 
+    @tf.autograph.experimental.do_not_convert
     def count(*batch: Any) -> Any:
         with tf.control_dependencies([counter.assign_add(_size(batch))]):
             return tf.nest.map_structure(tf.identity, batch)

@@ -90,6 +90,7 @@ def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = 
     return Sized(dataset, size, batches, most, static or told)
 
 
+@tf.autograph.experimental.do_not_convert
 def _require_at_most(size: int, *element: Any) -> Any:
     rows = num_rows(tf.nest.flatten(element)[0])
     message = (
@@ -114,6 +115,7 @@ def call_at(dataset: tf.data.Dataset, batch: int, function: Callable[[], None]) 
         function()
         return np.int64(0)
 
+    @tf.autograph.experimental.do_not_convert
     def check(index: tf.Tensor, element: Any) -> Any:
         tf.cond(
             tf.equal(index, batch),

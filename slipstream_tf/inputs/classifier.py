@@ -96,7 +96,7 @@ def skip_inputs(
                 components = tf.nest.map_structure(tf.identity, components, expand_composites=True)
         return components if isinstance(element_spec, tuple) else components[0]
 
-    return in_order(dataset.map(compact), size, drop_remainder)
+    return in_order(dataset.map(as_it_is(compact, get_keys)), size, drop_remainder)
 
 
 def size_to_refill(
@@ -121,6 +121,16 @@ def size_to_refill(
         allowed = "an integer >= 1; None only where the dataset's .batch(n) or shape tells it"
         raise invalid("batch_size", None, "skip_inputs", allowed)
     return require_integer("batch_size", size, 1, None, "skip_inputs")
+
+
+def as_it_is(function: Callable[..., Any], get_keys: Callable[..., Any] | None) -> Any:
+    """Returns a function for `map`, which TensorFlow is not to rewrite; that takes a second.
+
+    Args:
+        function: of our own, which has no need of it.
+        get_keys: a user's, which it calls and which may have; None: there is none.
+    """
+    return function if get_keys else tf.autograph.experimental.do_not_convert(function)
 
 
 def in_order(kept: tf.data.Dataset, size: int | None, drop_remainder: bool) -> tf.data.Dataset:
@@ -156,6 +166,7 @@ def weigh_last(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
         `(features, label, sample_weight)`: weights are times the batch's inputs by `size`.
     """
 
+    @tf.autograph.experimental.do_not_convert
     def weigh(state: tf.Tensor, element: Any) -> Any:
         features, label, *weight = element
         inputs = num_rows(tf.nest.flatten(label)[0])

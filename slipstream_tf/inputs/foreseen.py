@@ -13,6 +13,7 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.batches import rows_of
 from slipstream_tf.inputs.classifier import (
+    as_it_is,
     assert_same_batch,
     default_keys,
     in_order,
@@ -85,7 +86,7 @@ def thin_inputs(
             rows_of(parts, kept.rows) if refill else parts, kept, correct, adds_skippable
         )
 
-    thinned = in_order(dataset.map(thin), size, drop_remainder)
+    thinned = in_order(dataset.map(as_it_is(thin, get_keys)), size, drop_remainder)
     # What is left over at the end may be a single input.
     if not refill or size is None or has_offset:
         return thinned

@@ -167,6 +167,7 @@ class Passes:
             converted = [np.asarray(part, spec.dtype.as_numpy_dtype) for part, spec in parts]
             return [np.ones((), bool), *converted]
 
+        @tf.autograph.experimental.do_not_convert
         def batches(number: tf.Tensor) -> tf.data.Dataset:
             def read(index: tf.Tensor) -> Any:
                 kinds = [tf.bool, *(spec.dtype for spec in specs)]
@@ -179,16 +180,20 @@ class Passes:
             indices = tf.data.Dataset.counter()
             return indices.map(read).take_while(lambda is_there, _: is_there)
 
-        number = tf.data.Dataset.from_tensors(0).map(
-            lambda _: tf.ensure_shape(tf.numpy_function(self._next_pass, [], tf.int64), [])
-        )
+        @tf.autograph.experimental.do_not_convert
+        def begin(_: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(self._next_pass, [], tf.int64), [])
+
+        @tf.autograph.experimental.do_not_convert
+        def batch_of(state: tf.Tensor, element: Any) -> Any:
+            return state, element[1]
+
         options = tf.data.Options()
         # Functions in Python have a state, which is found again by the numbers.
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-        read = number.flat_map(batches)
+        read = tf.data.Dataset.from_tensors(0).map(begin).flat_map(batches)
         # TensorFlow makes a `map` without a state parallel, and that reads ahead.
-        alone = read.scan(0, lambda state, element: (state, element[1]))
-        return alone.with_options(options)
+        return read.scan(0, batch_of).with_options(options)
 
     def _next_pass(self) -> np.int64:
         with self._lock:

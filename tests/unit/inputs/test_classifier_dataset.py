@@ -184,6 +184,17 @@ def test_elements_without_a_tuple_and_own_keys():
     assert [batch[1].numpy().tolist() for batch in result] == [[[2], [3]]]
 
 
+def test_a_users_function_is_rewritten_by_tensorflow_as_in_a_map():
+    def get_keys(features, label):
+        if tf.reduce_sum(label) > 1:  # a tensor: needs AutoGraph
+            return features["keys"]
+        return features["keys"] * 0
+
+    dataset = matrix_batches([1, 2, 1, 2], 2, labels=np.array([0, 0, 1, 2]))
+    result = skip_inputs(dataset, make_classifier([1]), SPECS, get_keys=get_keys)
+    assert np.concatenate(labels_of(result)).tolist() == [0, 0, 2]
+
+
 def test_bad_arguments():
     classifier = make_classifier()
     unknown = tf.data.Dataset.from_tensor_slices(np.zeros((4, 1), np.int64)).batch(2)

@@ -1,0 +1,197 @@
+"""How near slipstream-train comes to bare steps: examples per second, from its start to its end.
+
+A run is a process of slipstream-train, with its start, reading, metrics and evaluation. Before and
+after it another process trains the same model on batches that lie ready in memory, in turns: bare
+steps, the same steps with the program's metrics, and `fit` with 16 steps per execution. Asked: 90%
+of bare steps' rate in a run of ten minutes.
+
+    python benchmarks/train_rate.py --examples=60000000
+    python benchmarks/train_rate.py --examples=2000000 --seconds=5 --train_flag=batch_size=2048
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import common
+import summary
+from absl import app, flags
+
+from slipstream_tf.cli import data
+from slipstream_tf.cli.train import prepare
+from slipstream_tf.cli.train_flags import make_flags
+
+_DATA = flags.DEFINE_string("data", "generated:2000000:100000:0.02", "Of slipstream-train.")
+_EXAMPLES = flags.DEFINE_integer("examples", 60_000_000, "Of a run, in passes.", lower_bound=1)
+_RUNS = flags.DEFINE_integer("runs", 1, "Runs of slipstream-train.", lower_bound=1)
+_SECONDS = flags.DEFINE_float("seconds", 20.0, "Of each turn of bare steps.", lower_bound=0.1)
+_EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-train, for all.")
+_BARE = flags.DEFINE_bool("bare", False, "Only trains bare steps and prints their rates.")
+
+_BATCHES, _STEPS_PER_EXECUTION, _LEAST = 200, 16, 0.9
+_BARE_WAY, _METRICS_WAY, _FIT_WAY = "bare steps", "with metrics", "fit, 16 steps per execution"
+
+
+def train_arguments() -> list[str]:
+    """Flags of slipstream-train, of all that is measured."""
+    given = common.extra_flags(_EXTRA.value)
+    return [f"--data={_DATA.value}", *(f"--{name}={value}" for name, value in given.items())]
+
+
+def bare_rates() -> dict[str, list[float]]:
+    """Trains in turns; returns the examples per second of each turn, by way."""
+    settings = prepare(*make_flags().parse(train_arguments())).settings
+    from slipstream_tf.cli import build
+    from slipstream_tf.distributed import SingleProcess
+
+    train = data.open_parts(settings).train
+    batches = train.dataset().take(_BATCHES).cache().repeat()
+    comm = SingleProcess()
+
+    def make() -> Any:
+        embeddings = build.build_embeddings(settings, tuple(train.spec.fields), comm)
+        return build.build_model(settings, embeddings, train.spec.num_dense, comm, 0.02)
+
+    ways: dict[str, Callable[[int], None]] = {}
+    for way in (_BARE_WAY, _METRICS_WAY, _FIT_WAY):
+        model = make()
+        if way == _BARE_WAY:
+            model.compile(model.optimizer, model.loss)
+        if way == _FIT_WAY:
+            model.compile(model.optimizer, model.loss, steps_per_execution=_STEPS_PER_EXECUTION)
+            ways[way] = fitting(model, batches)
+        else:
+            ways[way] = stepping(model, batches)
+        # Graphs are built, and all rows are there.
+        ways[way](_BATCHES)
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    steps = dict.fromkeys(ways, _BATCHES)
+    for turn in range(4):
+        for way in list(ways) if turn % 2 else reversed(ways):
+            start = time.perf_counter()
+            ways[way](steps[way])
+            rate = steps[way] / (time.perf_counter() - start)
+            steps[way] = max(_STEPS_PER_EXECUTION, round(rate * _SECONDS.value))
+            # The first turn told how long turns are to be.
+            if turn:
+                rates[way].append(rate * settings.batch_size)
+    return rates
+
+
+def stepping(model: Any, batches: Any) -> Callable[[int], None]:
+    """Returns what trains so many steps by the model's function of a step."""
+    model.train_on_batch(*next(iter(batches)))
+    model.make_train_function()
+    iterator = iter(batches)
+
+    def train(steps: int) -> None:
+        logs: dict[str, Any] = {}
+        for _ in range(steps):
+            logs = model.train_function(iterator)
+        float(logs["loss"])
+
+    return train
+
+
+def fitting(model: Any, batches: Any) -> Callable[[int], None]:
+    """Returns what trains so many steps by `fit`."""
+
+    def train(steps: int) -> None:
+        whole = steps - steps % _STEPS_PER_EXECUTION
+        model.fit(batches, steps_per_epoch=whole or _STEPS_PER_EXECUTION, verbose=0)
+
+    return train
+
+
+def bare_process() -> dict[str, float]:
+    """Returns the rates of bare steps in a process of their own: medians of its turns."""
+    arguments = [f"--data={_DATA.value}", f"--seconds={_SECONDS.value}", "--bare"]
+    arguments += [f"--train_flag={text}" for text in _EXTRA.value]
+    command = [sys.executable, __file__, *arguments]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    rates = json.loads(printed.splitlines()[-1])
+    return {way: statistics.median(turns) for way, turns in rates.items()}
+
+
+def train_process() -> tuple[float, dict[str, Any]]:
+    """Runs slipstream-train; returns its seconds from start to end, and its record."""
+    examples = int(data_examples())
+    epochs = max(1, -(-_EXAMPLES.value // examples))
+    arguments = [*train_arguments(), f"--epochs={epochs}", f"--max_examples={_EXAMPLES.value}"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, *common.TRAIN, *arguments, f"--output={folder}"]
+        start = time.perf_counter()
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        seconds = time.perf_counter() - start
+        record = json.loads((Path(folder) / common.RECORD).read_text(encoding="utf-8"))
+    return seconds, record
+
+
+def data_examples() -> int:
+    """Returns the examples of a pass."""
+    settings = prepare(*make_flags().parse(train_arguments())).settings
+    found = data.open_parts(settings).num_examples
+    if found is None:
+        raise app.UsageError(f"--data={_DATA.value}: how many examples it has is not known.")
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures, prints and writes."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    if _BARE.value:
+        print(json.dumps(bare_rates()))
+        return
+    bare = [bare_process()]
+    trained: list[float] = []
+    phases: list[dict[str, float]] = []
+    for _ in range(_RUNS.value):
+        seconds, record = train_process()
+        trained.append(record["examples"]["trained"] / seconds)
+        phases.append({**record["seconds"], "whole process": seconds})
+        bare.append(bare_process())
+    shares: dict[str, list[float]] = {}
+    for way in bare[0]:
+        around = [(one[way] + two[way]) / 2 for one, two in itertools.pairwise(bare)]
+        shares[way] = [rate / other for rate, other in zip(trained, around, strict=True)]
+    ways = [*bare[0], "slipstream-train"]
+    rates = [*([one[way] for one in bare] for way in bare[0]), trained]
+    tables = {
+        "": [
+            summary.column("way", ways),
+            summary.column("examples/s", rates, "{:,.0f}", "median each"),
+            summary.column(
+                "slipstream-train's share", [*shares.values(), None], "{:.3f}", "median each"
+            ),
+        ],
+        "Seconds of slipstream-train": [
+            summary.column("phase", list(phases[0])),
+            summary.column(
+                "seconds", [[run[name] for run in phases] for name in phases[0]], "{:.1f}", "mean"
+            ),
+        ],
+    }
+    name = _DATA.value.partition(":")[0].rpartition("/")[2]
+    claims = {
+        f"{name}_share_of_bare_steps": summary.claim(shares[_BARE_WAY], _LEAST, "higher"),
+        f"{name}_share_of_fit": summary.claim(shares[_FIT_WAY], None, "higher"),
+    }
+    part = f"{_DATA.value}, {_EXAMPLES.value:,} examples"
+    print(summary.write("train_rate", part, tables, claims))
+
+
+if __name__ == "__main__":
+    app.run(main)
