@@ -180,9 +180,12 @@ TASKS: Mapping[str, Task] = {
 
 
 def steps_between(examples: int, given: Mapping[str, Any]) -> int:
-    """Returns --evaluate_every of a run of these flags: --points of them fall into it."""
+    """Returns --evaluate_every of a run of these flags: --points of them fall into it.
+
+    Tens of steps, of which slipstream-train makes one call.
+    """
     kept = 1.0 - given.get("skip_share", 0.0) * (1.0 - given.get("warmup", 0.0))
-    return max(1, round(examples * kept / given["batch_size"] / _POINTS.value))
+    return 10 * max(1, round(examples * kept / given["batch_size"] / _POINTS.value / 10))
 
 
 def choose(runs: Mapping[str, Run], names: Sequence[str]) -> dict[str, Run]:

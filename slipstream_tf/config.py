@@ -169,7 +169,8 @@ class Window:
         object.__setattr__(self, "warmup", warmup)
 
     def length(self, planned_steps: int | None) -> int:
-        """Returns the steps of a window.
+        """Returns the steps of a window: of 100 and more whole tens, by which
+        `steps_per_execution=10` of Keras ends where a window does.
 
         Args:
             planned_steps: of training, as far as known; this object's own go first.
@@ -179,7 +180,8 @@ class Window:
         planned = self.planned_steps if self.planned_steps is not None else planned_steps
         if planned is None:
             return _UNPLANNED_WINDOW
-        return min(max(planned // _WINDOWS, _LEAST_WINDOW), _LONGEST_WINDOW)
+        length = min(max(planned // _WINDOWS, _LEAST_WINDOW), _LONGEST_WINDOW)
+        return length - length % 10 if length >= 100 else length
 
     def warmup_steps(self, planned_steps: int | None) -> int | None:
         """Returns the steps before which nothing is saved; None: that cannot be told yet.

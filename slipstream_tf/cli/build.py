@@ -21,6 +21,8 @@ from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.keras.loss_feedback import binary_cross_entropy
 from slipstream_tf.models import DLRM, DCNv2, DeepFM
 
+_MOST_AT_ONCE = 16
+
 
 def build_embeddings(
     settings: Settings,
@@ -129,16 +131,30 @@ def build_model(
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
     auc: Any = keras.metrics.AUC(from_logits=True, name="auc")
     trained: Any = InputCount(name="trained")
-    if not foresees(settings):
-        model.compile(optimizer, loss, metrics=[auc, trained])
-        return model
+    metrics: dict[str, Any] = {"metrics": [auc, trained]}
     if settings.engine.get("correct") == "offset":
-        model.compile(optimizer, loss, metrics=[auc], weighted_metrics=[trained])
-        return model
-    # Of what is kept, weighed: as of all examples. Keras's own loss grows with the weights.
-    log_loss = keras.metrics.MeanMetricWrapper(_log_loss, name=LOG_LOSS)
-    model.compile(optimizer, loss, weighted_metrics=[auc, log_loss, trained])
+        metrics = {"metrics": [auc], "weighted_metrics": [trained]}
+    elif foresees(settings):
+        # Of what is kept, weighed: as of all examples. Keras's own loss grows with the weights.
+        log_loss = keras.metrics.MeanMetricWrapper(_log_loss, name=LOG_LOSS)
+        metrics = {"weighted_metrics": [auc, log_loss, trained]}
+    model.compile(optimizer, loss, **metrics)
     return model
+
+
+def steps_per_execution(settings: Settings, *ends: int | None) -> int:
+    """Returns how many steps are one call of TensorFlow: what Python does between costs a quarter.
+
+    Args:
+        settings: of the run; `window_steps` must be known.
+        ends: steps after which, again and again, Python has something to do; 0 or None: never.
+
+    Returns:
+        At most 16; a divisor of all of these.
+    """
+    windows = settings.window_steps if settings.uses_engine else None
+    common = math.gcd(*(steps or 0 for steps in (windows, settings.evaluate_every, *ends)))
+    return max(n for n in range(1, _MOST_AT_ONCE + 1) if common % n == 0)
 
 
 def _log_loss(labels: Any, logits: Any) -> Any:

@@ -53,6 +53,25 @@ class InputCount(keras.metrics.Metric):
         return tf.identity(self._count.value)
 
 
+class StepCount(keras.callbacks.Callback):
+    """Counts the steps that are trained; put it first.
+
+    Attributes:
+        steps: of the run so far, those before it was resumed included.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts a step, or those of an execution: of the last one maybe fewer."""
+        if self.model.steps_per_execution == 1:
+            self.steps += 1
+        else:
+            self.steps = int(self.model.optimizer.iterations.numpy())
+
+
 class BarCallback(keras.callbacks.Callback):
     """Feeds the progress bar while `model.fit` runs.
 
@@ -91,25 +110,25 @@ class StepTimer(keras.callbacks.Callback):
     Put it last: what other callbacks do at a step's end (a window's end, an exchange) is in it.
 
     Args:
+        count: of the steps.
         untimed: steps before, at least 1: the first one builds graphs.
     """
 
-    def __init__(self, untimed: int) -> None:
+    def __init__(self, count: StepCount, untimed: int) -> None:
         super().__init__()
-        self._untimed = untimed
-        self._steps = 0
+        self._count, self._untimed = count, untimed
+        # Trained steps when the clock was started.
+        self._begun: int | None = None
         self._start = self._end = 0.0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts a step."""
-        self._steps += 1
-        if self._steps == self._untimed:
-            self._start = time.perf_counter()
+        """Starts the clock, where it is time to."""
+        if self._begun is None and self._count.steps >= self._untimed:
+            self._begun, self._start = self._count.steps, time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
         """Does not count what took these seconds, within a step's end, as training."""
-        if self._steps >= self._untimed:
-            self._start += seconds
+        self._start += seconds
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Stops the clock."""
@@ -117,24 +136,22 @@ class StepTimer(keras.callbacks.Callback):
 
     def state(self) -> dict[str, Any]:
         """Returns the steps and the seconds so far, JSON-serialisable."""
-        is_timed = self._steps >= self._untimed
-        seconds = time.perf_counter() - self._start if is_timed else 0.0
-        return {"steps": self._steps, "seconds": seconds}
+        return {"begun": self._begun, "seconds": time.perf_counter() - self._start}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave, after training has begun."""
-        self._steps = state["steps"]
+        self._begun = state["begun"]
         self._start = time.perf_counter() - state["seconds"]
 
     @property
     def seconds_per_step(self) -> float | None:
         """Mean over the timed steps; None without any."""
-        timed = self._steps - self._untimed
+        timed = 0 if self._begun is None else self._count.steps - self._begun
         return (self._end - self._start) / timed if timed > 0 else None
 
 
 class CurveCallback(keras.callbacks.Callback):
-    """Notes up to 100 points along `model.fit`, evenly spaced by steps, and evaluates at some.
+    """Notes up to 100 points along `model.fit`, evenly spaced, and evaluates at some steps.
 
     A point is where training stands on this rank. step: trained steps. seconds: since `fit` began,
     without evaluations. examples_seen, examples_trained: as the record has them at the end; what is
@@ -142,6 +159,7 @@ class CurveCallback(keras.callbacks.Callback):
     trained it.
 
     Args:
+        count: of the steps.
         examples_seen: called for the number of examples that came in so far.
         evaluate: measures the model on the test part; with several ranks a collective. A store may
             flush deferred gradients before, or renew read-only replicas.
@@ -151,18 +169,21 @@ class CurveCallback(keras.callbacks.Callback):
 
     def __init__(
         self,
+        count: StepCount,
         examples_seen: Callable[[], int],
         evaluate: Callable[[], ClickMetrics],
         evaluate_every: int | None,
         left_out: Callable[[float], None],
     ) -> None:
         super().__init__()
+        self._count = count
         self._inputs_seen, self._left_out = examples_seen, left_out
         self._evaluate, self._evaluate_every = evaluate, evaluate_every
         self._points: list[_Point] = []
         self._evaluated: list[tuple[_Point, dict[str, Any]]] = []
         self._last: list[_Point] = []  # Where training ended.
-        self._steps, self._interval = 0, 1
+        # Executions, and how many of them lie between points.
+        self._calls, self._interval = 0, 1
         self._start = 0.0
         self.evaluation_seconds = 0.0
 
@@ -172,13 +193,13 @@ class CurveCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes the point, or evaluates, where it is time to."""
-        self._steps += 1
-        if self._steps % self._interval == 0:
+        self._calls += 1
+        if self._calls % self._interval == 0:
             self._points.append(self._point(logs or {}))
             if len(self._points) > _MOST_POINTS:
                 self._points = self._points[1::2]
                 self._interval *= 2
-        if self._evaluate_every is not None and self._steps % self._evaluate_every == 0:
+        if self._evaluate_every is not None and self._count.steps % self._evaluate_every == 0:
             point, start = self._point(logs or {}), time.perf_counter()
             self._evaluated.append((point, self._evaluate().to_dict()))
             seconds = time.perf_counter() - start
@@ -195,7 +216,7 @@ class CurveCallback(keras.callbacks.Callback):
         return {
             "places": list(self._points),
             "evaluated": list(self._evaluated),
-            "steps": self._steps,
+            "calls": self._calls,
             "interval": self._interval,
             "seconds": time.perf_counter() - self._start,
             "evaluation_seconds": self.evaluation_seconds,
@@ -204,13 +225,13 @@ class CurveCallback(keras.callbacks.Callback):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave, after training has begun."""
         self._points, self._evaluated = list(state["places"]), list(state["evaluated"])
-        self._steps, self._interval = state["steps"], state["interval"]
+        self._calls, self._interval = state["calls"], state["interval"]
         self._start = time.perf_counter() - state["seconds"]
         self.evaluation_seconds = state["evaluation_seconds"]
 
     def _point(self, logs: Mapping[str, Any]) -> _Point:
         return {
-            "step": self._steps,
+            "step": self._count.steps,
             "seconds": time.perf_counter() - self._start - self.evaluation_seconds,
             "examples_seen": self._inputs_seen(),
             "examples_trained": int(logs["trained"]),

@@ -31,7 +31,7 @@ class TrainingInputs:
 
     Args:
         settings: of the run.
-        dataset: the training part, one pass of it, as all ranks read it.
+        dataset: the training part, one pass of it, as all ranks read it; batches of any size.
         comm: the ranks.
         slipstream: the engine, which may leave examples out; or None.
         hot_keys: of `profile_hot_keys`: hot and cold examples come in batches of their own.
@@ -111,12 +111,11 @@ def inputs_of_rank(inputs: int, batch_size: int, comm: Communicator) -> int:
 
 
 def _all_epochs(settings: Settings, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """All epochs in a row, limited: what all ranks train together.
+    """All epochs in a row, limited: what all ranks train together, cut from blocks into batches.
 
     One data set over all epochs keeps batches full across their ends, and lets a limit fall in any.
     """
-    if settings.epochs > 1:
-        dataset = dataset.repeat(settings.epochs).rebatch(settings.read_batch_size)
+    dataset = dataset.repeat(settings.epochs).rebatch(settings.read_batch_size)
     for limit in (settings.max_examples, settings.stop_after):
         if limit is not None:
             dataset = _first_inputs(dataset, limit)

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf.cli import build
-from slipstream_tf.cli.callbacks import BarCallback, CurveCallback, StepTimer
+from slipstream_tf.cli.callbacks import BarCallback, CurveCallback, StepCount, StepTimer
 from slipstream_tf.cli.checkpoints import RunCheckpoints, Saving, describe, require_same_run
 from slipstream_tf.cli.data import Parts, best_auc
 from slipstream_tf.cli.flag_set import RunError, UsageError, raised_as
@@ -69,7 +69,10 @@ class Trainer:
                 self._validation_steps = build.validation_steps(
                     settings, parts.num_examples, comm.size
                 )
-        self._timer = StepTimer(build.steps_before_skipping(settings, self._planned_steps))
+        self._count = StepCount()
+        self._timer = StepTimer(
+            self._count, build.steps_before_skipping(settings, self._planned_steps)
+        )
         self._saved_run = describe(settings, parts.train.spec, comm.size)
         self._hot_keys: list[Any] | None = None
 
@@ -131,12 +134,14 @@ class Trainer:
                 assert self._parts.valid is not None
                 valid, every = self._measured_part(self._parts.valid), None
                 self._validation = Validation(
+                    self._count,
                     settings,
                     lambda: self._measured(valid, "validation"),
                     self._validation_steps,
                     self._leave_out,
                 )
             self._curve = CurveCallback(
+                self._count,
                 self._inputs_pulled,
                 lambda: self._measured(self._test),
                 every,
@@ -158,7 +163,6 @@ class Trainer:
                 size = self._settings.read_batch_size
                 own = inputs_of_rank(self._planned, size, self._comm)
             with TrainingBar(own, self._title(), self._comm.rank == 0) as bar:
-                callbacks = [*self._callbacks(bar), *callbacks]
                 batches = iter(self._inputs.dataset)
                 with self._comm.uncounted():
                     _build_variables(self._model, self._inputs.dataset.element_spec)
@@ -168,7 +172,7 @@ class Trainer:
                     self._embeddings.store, self._slipstream, batches, counters,
                 )  # fmt: skip
                 with self._saved.noticing():
-                    self._fit(batches, callbacks)
+                    self._fit(batches, bar, callbacks)
         self._clock.move(self._curve.evaluation_seconds, "training", "evaluation")
         self._windows: dict[str, Any] = {"windows": [], "report": "", "dry_run": None}
         skipped = 0
@@ -267,7 +271,7 @@ class Trainer:
     def _callbacks(self, bar: TrainingBar) -> list[Any]:
         """The program's own, in the order in which they are called."""
         engine = self._slipstream
-        found: list[Any] = []
+        found: list[Any] = [self._count]
         if self._comm.rank == 0:
             found.append(BarCallback(bar, None if engine is None else self._inputs_pulled))
         if engine is None:
@@ -278,34 +282,38 @@ class Trainer:
             found.append(self._validation)
         return [*found, self._curve, self._timer]
 
-    def _fit(self, batches: Any, callbacks: Sequence[Any]) -> None:
+    def _fit(self, batches: Any, bar: TrainingBar, callbacks: Sequence[Any]) -> None:
         """Does what `model.fit` does in one epoch, over an iterator that can be saved."""
         model = self._model
         listed = keras.callbacks.CallbackList(
-            list(callbacks), model=model, epochs=1, steps=None, verbose=0
+            [*self._callbacks(bar), *callbacks], model=model, epochs=1, steps=None, verbose=0
         )
         model.stop_training, self._is_stopped = False, True
+        # A caller's own see every step; so do the ranks, which meet at their ends.
+        if not callbacks and self._comm.size == 1:
+            ends = (self._validation_steps, self._saving.every)
+            model.steps_per_execution = build.steps_per_execution(self._settings, *ends)
         model.make_train_function()
         try:
             listed.on_train_begin()
             model.reset_metrics()
             listed.on_epoch_begin(0)
             # After what begins training: it applies deferred gradients of the ranks.
-            step = self._go_on()
+            self._count.steps = self._go_on()
             while not model.stop_training:
+                step = self._count.steps
                 listed.on_train_batch_begin(step)
                 try:
                     logs = model.train_function(batches)
-                except tf.errors.OutOfRangeError:
+                except (tf.errors.OutOfRangeError, StopIteration):
                     self._is_stopped = False
                     break
                 listed.on_train_batch_end(step, logs)
-                step += 1
                 start = time.perf_counter()
-                self._saved.after_step(step, self._notes)
+                self._saved.after_step(self._count.steps, self._notes)
                 self._timer.leave_out(time.perf_counter() - start)
             self._saved.wait()
-            if not step:
+            if not self._count.steps:
                 raise RunError("The training part has no examples; nothing was trained.")
             logs = dict(model.get_metrics_result())
             listed.on_epoch_end(0, logs)
@@ -358,10 +366,13 @@ class Trainer:
 
 
 def _base_rate(dataset: tf.data.Dataset) -> float:
-    """The share of clicks in the first 100 batches, one more of each label."""
-    labels = [label.numpy() for _, label in dataset.take(100)]
-    examples = sum(label.size for label in labels)
-    return float((sum(float(label.sum()) for label in labels) + 1.0) / (examples + 2.0))
+    """The share of clicks in the first 100,000 examples and more, one more of each label."""
+    clicks, examples = 1.0, 2.0
+    for _, label in dataset:
+        clicks, examples = clicks + float(tf.reduce_sum(label)), examples + int(tf.size(label))
+        if examples >= 100_000:
+            break
+    return clicks / examples
 
 
 def _build_variables(model: Any, element_spec: Any) -> None:

@@ -26,7 +26,7 @@ _NOT_REPEATED = (
     "policies", "dry_run", "control", "watch", "segregate", "random_shares", "stop_after", "engine",
     "tensorboard", "data_name",
 )  # fmt: skip
-# Examples that are read at once, where most of them are left out.
+# Examples that are read at once.
 _MOST_READ = 8192
 _LISTS = ("bottom", "mlp", "key_columns", "dense_columns", "policies")
 
@@ -111,8 +111,13 @@ class Settings(Preset):
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
+    def block_size(self) -> int:
+        """Examples that are read at once: whole batches of `read_batch_size`."""
+        return self.read_batch_size * max(1, _MOST_READ // self.read_batch_size)
+
+    @property
     def read_batch_size(self) -> int:
-        """Examples of a batch that is read; `window_steps` must be known.
+        """Examples of a batch that comes in; `window_steps` must be known.
 
         Where most of what is read is left out, the work of a batch is a good part of what is left;
         but a window is decided on in several batches.

@@ -111,7 +111,7 @@ def carry_out(prepared: _Prepared, comm: Communicator, callbacks: Sequence[Any] 
     if settings.uses_engine and settings.window_steps is None:
         steps = planned_steps(settings, parts.num_examples, comm.size)
         settings = dataclasses.replace(settings, window_steps=Window().length(steps))
-    train_part = parts.train.in_batches_of(settings.read_batch_size)
+    train_part = parts.train.in_batches_of(settings.block_size)
     parts = dataclasses.replace(parts, train=train_part)
     trainer = Trainer(settings, parts, prepared.clock, comm, prepared.saving)
     trainer.open()

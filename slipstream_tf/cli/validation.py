@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from slipstream_tf.cli.callbacks import StepCount
 from slipstream_tf.cli.flag_set import RunError
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.telemetry.metrics import ClickMetrics
@@ -29,6 +30,7 @@ class Validation(keras.callbacks.Callback):
     Rows' rates follow the dense layers'.
 
     Args:
+        count: of the steps.
         settings: `early_stopping` and `plateau_factor`.
         measure: measures the model on the validation part, with all deferred gradients applied;
             with several ranks a collective, whose result all have.
@@ -42,6 +44,7 @@ class Validation(keras.callbacks.Callback):
 
     def __init__(
         self,
+        count: StepCount,
         settings: Settings,
         measure: Callable[[], ClickMetrics],
         every: int,
@@ -49,7 +52,7 @@ class Validation(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._measure, self._every, self._left_out = measure, every, left_out
-        self._steps = 0
+        self._count = count
         self.measured: list[dict[str, Any]] = []
         common: dict[str, Any] = {"mode": "max", "min_delta": _LEAST_GAIN}
         self._stopper = keras.callbacks.EarlyStopping(
@@ -72,13 +75,12 @@ class Validation(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Measures, where it is time to."""
-        self._steps += 1
-        if self._steps % self._every == 0:
+        if self._count.steps % self._every == 0:
             self._validate()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Measures where training ended; the run is one epoch."""
-        if not self.measured or self.measured[-1]["step"] != self._steps:
+        if not self.measured or self.measured[-1]["step"] != self._count.steps:
             self._validate()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -101,7 +103,9 @@ class Validation(keras.callbacks.Callback):
                 "examples: there is no AUC to stop by. Allowed: examples of both kinds."
             )
         rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
-        self.measured.append({"step": self._steps, "learning_rate": rate, **quality.to_dict()})
+        self.measured.append(
+            {"step": self._count.steps, "learning_rate": rate, **quality.to_dict()}
+        )
         for part in self._parts:
             part.on_epoch_end(len(self.measured) - 1, {_MONITORED: quality.auc})
         self._left_out(time.perf_counter() - start)

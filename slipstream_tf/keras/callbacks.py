@@ -381,6 +381,11 @@ class SaturationCallback(RanksCallback):
             self.slipstream.plan.leave_out_epochs(epoch)
         super().on_epoch_begin(epoch, logs)
 
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes where an execution of several steps begins, also after a restored checkpoint."""
+        if self.model.steps_per_execution > 1:
+            self._iterations = int(self.model.optimizer.iterations.numpy())
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts the steps of one execution of the train function."""
         self._watch.count()

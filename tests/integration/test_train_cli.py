@@ -107,18 +107,20 @@ def test_same_seed_gives_the_same_model_and_another_does_not(run_train: Train) -
 
 
 def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
-    # Where gradients are deferred, an evaluation flushes them.
+    # Where gradients are deferred, an evaluation flushes them. Steps are called six at once in the
+    # first run, one by one in the other.
     flags = (*SMALL, "--watch", "--window_steps=6", "--max_examples=8000")
     without, record = run_train(*flags), run_train(*flags, "--evaluate_every=7", name="watched")
     for name in ("test", "examples", "rows", "gradient_rows"):
         assert record[name] == without[name]
-    for watched in (without, record):
+    for watched, at_once in ((without, 6), (record, 1)):
         *_, last = watched["evaluations"]
         assert {name: last[name] for name in watched["test"]} == watched["test"]
         assert last["examples_seen"] == watched["examples"]["seen"]
         assert last["examples_trained"] == watched["examples"]["trained"]
         points = watched["progress"]
-        assert [point["step"] for point in points] == list(range(1, last["step"] + 1))
+        ends = [*range(at_once, last["step"], at_once), last["step"]]
+        assert [point["step"] for point in points] == ends
         assert points[-1]["loss"] == pytest.approx(watched["training"]["loss"])
         assert points[-1]["auc"] == pytest.approx(watched["training"]["auc"])
         for name in ("seconds", "examples_trained", "examples_seen"):
@@ -132,7 +134,8 @@ def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
 
 def test_the_points_along_a_long_run_are_thinned(run_train: Train) -> None:
     record = run_train("--data=generated:1000", "--dim=2", "--mlp=", "--bottom=",
-                       "--batch_size=4")  # fmt: skip
+                       "--batch_size=4", "--evaluate_every=251")  # fmt: skip
+    # A prime number: steps are called one by one.
     steps = [point["step"] for point in record["progress"]]
     assert steps[-1] == 250 and steps[:-1] == list(range(4, 250, 4))
 
