@@ -136,7 +136,7 @@ class Window:
 
     Attributes:
         steps: length of a window in trained steps. None: a twentieth of the planned steps, 5 to
-            1,000; 200 where these are not known.
+            1,000, from 100 on in tens; 200 where these are not known.
         warmup: nothing is saved before: a float is a share of the planned steps, 0.0 to 1.0 (paper:
             0.25); an integer is steps.
         planned_steps: steps that training would take without skipping. None: `fit` tells, by the
@@ -169,8 +169,7 @@ class Window:
         object.__setattr__(self, "warmup", warmup)
 
     def length(self, planned_steps: int | None) -> int:
-        """Returns the steps of a window: of 100 and more whole tens, by which
-        `steps_per_execution=10` of Keras ends where a window does.
+        """Returns the steps of a window.
 
         Args:
             planned_steps: of training, as far as known; this object's own go first.
@@ -181,6 +180,7 @@ class Window:
         if planned is None:
             return _UNPLANNED_WINDOW
         length = min(max(planned // _WINDOWS, _LEAST_WINDOW), _LONGEST_WINDOW)
+        # Keras's executions of five or ten steps end where a window does.
         return length - length % 10 if length >= 100 else length
 
     def warmup_steps(self, planned_steps: int | None) -> int | None:
