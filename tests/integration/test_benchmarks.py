@@ -125,6 +125,25 @@ def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path)
 
 @pytest.mark.slow
 @needs_sources
+def test_the_programs_rate_is_that_of_its_examples(warm: list[str], tmp_path: Path) -> None:
+    flags = ["--data=generated:2000:50:0.1", "--examples=4000", "--seconds=0.1"]
+    done = run_benchmark("train_rate.py", *flags, f"--output={tmp_path}", warm=warm)
+    assert done.returncode == 0, done.stderr
+    ways = {row["way"]: row for row in rows_of(tmp_path, "train_rate")}
+    seconds = {
+        row["phase"]: row["seconds"][0]
+        for row in rows_of(tmp_path, "train_rate", "Seconds of slipstream-train")
+    }
+    (rate,) = ways["slipstream-train"]["examples/s"]
+    assert rate == pytest.approx(4000 / seconds["whole process"], rel=0.01)
+    assert len(ways["bare steps"]["examples/s"]) == 2
+    share = rate / (sum(ways["bare steps"]["examples/s"]) / 2)
+    claim = claims_of(tmp_path, "train_rate")["generated_share_of_bare_steps"]
+    assert claim["value"] == pytest.approx(share, rel=0.01) and claim["target"] == 0.9
+
+
+@pytest.mark.slow
+@needs_sources
 def test_input_waits_writes_every_wait(warm: list[str], tmp_path: Path) -> None:
     flags = ["--lines=900", "--batch=32", "--steps=60", "--window=20", "--runs=2"]
     done = run_benchmark("input_waits.py", *flags, f"--output={tmp_path}", warm=warm)

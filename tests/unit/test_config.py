@@ -123,8 +123,11 @@ def test_a_table_may_have_no_memory():
 
 @pytest.mark.parametrize(
     ("planned_steps", "steps"),
-    [(None, 200), (100_000, 1000), (20_000, 1000), (880, 44), (391, 19), (88, 5), (1, 5)],
-)
+    [
+        (None, 200), (100_000, 1000), (20_000, 1000), (8788, 430), (2000, 100), (880, 44),
+        (391, 19), (88, 5), (1, 5),
+    ],
+)  # fmt: skip
 def test_short_training_has_short_windows(planned_steps, steps):
     assert Window().length(planned_steps) == steps
     assert Window(7).length(planned_steps) == 7
