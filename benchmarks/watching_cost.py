@@ -264,6 +264,7 @@ def claims_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     claims = {}
     for result in results:
         name = f"{result['policy']}_{result['metric']}".removesuffix("_none")
+        name = f"live_{name}" if _LIVE.value else name
         most = _MOST_TIMES_LIVE if _LIVE.value else _MOST_TIMES
         claims[name] = summary.claim(result["ratios_at_default_window"], most)
         window = _DEFAULT_WINDOW * result["milliseconds"][0].mean()
