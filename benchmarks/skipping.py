@@ -169,9 +169,12 @@ TASKS: Mapping[str, Task] = {
         {},
         runs_of(
             0.85,
-            {"batch_size": 1024, **common.rates(0.001, 0.006)},
-            {"batch_size": 512, **common.rates(0.001, 0.0125)},
-            [Run({"batch_size": 2048, **common.rates(0.0014, 0.0085)})],
+            {"batch_size": 4096, **common.rates(0.002, 0.012)},
+            {"batch_size": 2048, "window_steps": 50, **common.rates(0.002, 0.0125)},
+            [
+                Run({"batch_size": 2048, **common.rates(0.0014, 0.0085)}),
+                Run({"batch_size": 8192, **common.rates(0.0028, 0.012)}),
+            ],
         ),
         _RARE,
     ),
