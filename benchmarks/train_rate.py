@@ -11,8 +11,10 @@ of bare steps' rate in a run of ten minutes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -40,7 +42,8 @@ _SECONDS = flags.DEFINE_float("seconds", 20.0, "Of each turn of bare steps.", lo
 _EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-train, for all.")
 _BARE = flags.DEFINE_bool("bare", False, "Only trains bare steps and prints their rates.")
 
-_BATCHES, _STEPS_PER_EXECUTION, _LEAST = 200, 16, 0.9
+# Batches are of whole executions, as turns are.
+_STEPS_PER_EXECUTION, _BATCHES, _LEAST = 16, 13 * 16, 0.9
 _BARE_WAY, _METRICS_WAY, _FIT_WAY = "bare steps", "with metrics", "fit, 16 steps per execution"
 
 
@@ -71,7 +74,7 @@ def bare_rates() -> dict[str, list[float]]:
             model.compile(model.optimizer, model.loss)
         if way == _FIT_WAY:
             model.compile(model.optimizer, model.loss, steps_per_execution=_STEPS_PER_EXECUTION)
-            ways[way] = fitting(model, batches)
+            ways[way] = functools.partial(fit, model, batches)
         else:
             ways[way] = stepping(model, batches)
         # Graphs are built, and all rows are there.
@@ -83,7 +86,8 @@ def bare_rates() -> dict[str, list[float]]:
             start = time.perf_counter()
             ways[way](steps[way])
             rate = steps[way] / (time.perf_counter() - start)
-            steps[way] = max(_STEPS_PER_EXECUTION, round(rate * _SECONDS.value))
+            executions = max(1, round(rate * _SECONDS.value / _STEPS_PER_EXECUTION))
+            steps[way] = executions * _STEPS_PER_EXECUTION
             # The first turn told how long turns are to be.
             if turn:
                 rates[way].append(rate * settings.batch_size)
@@ -105,14 +109,9 @@ def stepping(model: Any, batches: Any) -> Callable[[int], None]:
     return train
 
 
-def fitting(model: Any, batches: Any) -> Callable[[int], None]:
-    """Returns what trains so many steps by `fit`."""
-
-    def train(steps: int) -> None:
-        whole = steps - steps % _STEPS_PER_EXECUTION
-        model.fit(batches, steps_per_epoch=whole or _STEPS_PER_EXECUTION, verbose=0)
-
-    return train
+def fit(model: Any, batches: Any, steps: int) -> None:
+    """Trains so many steps by `fit`."""
+    model.fit(batches, steps_per_epoch=steps, verbose=0)
 
 
 def bare_process() -> dict[str, float]:
@@ -127,8 +126,7 @@ def bare_process() -> dict[str, float]:
 
 def train_process() -> tuple[float, dict[str, Any]]:
     """Runs slipstream-train; returns its seconds from start to end, and its record."""
-    examples = int(data_examples())
-    epochs = max(1, -(-_EXAMPLES.value // examples))
+    epochs = math.ceil(_EXAMPLES.value / data_examples())
     arguments = [*train_arguments(), f"--epochs={epochs}", f"--max_examples={_EXAMPLES.value}"]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, *common.TRAIN, *arguments, f"--output={folder}"]
