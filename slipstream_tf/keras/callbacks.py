@@ -372,8 +372,6 @@ class SaturationCallback(RanksCallback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Forgets a batch announced in the epoch before, whose data may have ended."""
-        # Here, not as training begins: a BackupAndRestore behind this one sets them then.
-        self._iterations = int(self.model.optimizer.iterations.numpy())
         self._steps_in_epoch = 0
         self._watch.begin_epoch()
         if self._is_first_epoch and epoch:
@@ -382,7 +380,8 @@ class SaturationCallback(RanksCallback):
         super().on_epoch_begin(epoch, logs)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes where an execution of several steps begins, also after a restored checkpoint."""
+        """Notes where an execution of several steps begins."""
+        # Each time: a BackupAndRestore behind this one, or a loop that goes on, sets them late.
         if self.model.steps_per_execution > 1:
             self._iterations = int(self.model.optimizer.iterations.numpy())
 
