@@ -55,6 +55,8 @@ def test_results_have_one_form(summary: ModuleType, file: Path) -> None:
 def test_pages_are_drawn_from_the_results(summary: ModuleType, file: Path) -> None:
     page = file.with_suffix(".md").read_text(encoding="utf-8")
     assert page == summary.draw(json.loads(file.read_text(encoding="utf-8")))
+    site = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert f'--8<-- "benchmarks/results/{file.stem}.md"' in site
 
 
 def test_nothing_else_is_kept() -> None:
