@@ -23,8 +23,9 @@ MODES = ("apply", "mask", "defer")
 TRIGGERS = ("movement", "interval")
 # Of a native table; each shard may hold an even part of `max_rows`.
 NUM_SHARDS = 64
-# Beside the values of a deferred gradient: its key, age and neighbours; the index at its emptiest.
-_NODE_BYTES, _INDEX_BYTES = 24, 40
+# Beside the values of a deferred gradient: its key, age and entry in their order, a quarter of which
+# may be free; the index at its emptiest.
+_NODE_BYTES, _INDEX_BYTES = 30, 40
 
 
 @dataclasses.dataclass(frozen=True)

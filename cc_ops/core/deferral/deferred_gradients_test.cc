@@ -55,6 +55,25 @@ TEST(DeferredGradients, ListsFromTheOldestToTheYoungest) {
   EXPECT_EQ(sums.bytes(), 0);
 }
 
-// As a budget in bytes reckons with it; see ops/update_policy.py.
+// Memory of what has left is used anew, whatever is the oldest.
+TEST(DeferredGradients, TakesNoMemoryForWhatHasLeft) {
+  DeferredGradients sums(kDim);
+  for (int64_t key = 0; key < 8; ++key) sums.Insert(key, 0);
+  int64_t after_a_while = 0;
+  for (int64_t step = 1; step <= 10000; ++step) {
+    sums.Remove(sums.Find(1 + step % 7));
+    sums.Insert(1 + step % 7, step);
+    ASSERT_EQ(sums.key(sums.oldest()), 0);
+    if (step == 100) after_a_while = sums.bytes();
+  }
+  EXPECT_EQ(sums.bytes(), after_a_while);
+  int64_t since = -1, seen = 0;
+  for (uint32_t p = sums.oldest(); p != DeferredGradients::kNone; p = sums.next(p), ++seen) {
+    EXPECT_LT(since, sums.since(p));
+    since = sums.since(p);
+  }
+  EXPECT_EQ(seen, 8);
+}
+
 }  // namespace
 }  // namespace slipstream

@@ -153,7 +153,7 @@ class TableArrivals {
     int64_t dropped = 0;
     UpdateEach(
         {0, num_keys}, {num_keys, num_keys},
-        [&](int64_t i, bool /*is_next*/) {
+        [&](int64_t i, bool /*is_next*/) SLIPSTREAM_LAMBDA_INLINE {
           PrefetchRow(keys[i].found.row, dim + table_->slots_per_row());
         },
         [&](int64_t i) {
@@ -241,6 +241,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
     }
     const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
+    DeferredOfKeys deferred(plan);
     SendBufferWriter writer(plan.tables, options.ranks, parallel.threads, buffer);
     for (int task = 0; task < parallel.threads; ++task) {
       std::vector<int64_t> most(num_tables, 0);
@@ -252,12 +253,14 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
     status = writer.Reserve(options.reserve);
     if (!status.ok()) return status;
     parallel.run(parallel.threads, [&](int task) {
-      UpdateBuckets(plan, is_lost ? none : gradients, {bounds[task], bounds[task + 1]}, &updates,
-                    [&](const BucketUpdate& update, int64_t /*next*/) {
+      const CellRange buckets = {bounds[task], bounds[task + 1]};
+      deferred.Find(buckets);
+      UpdateBuckets(plan, is_lost ? none : gradients, buckets, &updates,
+                    [&](const BucketUpdate& update, int64_t next) {
                       const auto table = static_cast<size_t>(update.bucket / kNumShards);
                       CollectedRows* const rows = writer.Collected(task, table);
                       if (CollectsSums(update)) return CollectSums(update, rows);
-                      UpdateBucketByPolicy(update, &scratches[task], rows);
+                      UpdateBucketByPolicy(update, next, deferred, &scratches[task], rows);
                     });
     });
     if (options.advance_step) {

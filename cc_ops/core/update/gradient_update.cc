@@ -184,14 +184,15 @@ SLIPSTREAM_SIMD_CLONES void UpdateRowsWithAll(const BucketUpdate& update, int64_
 }
 
 // The same where rows may have left the table since the lookup.
-void UpdateStaleRows(const BucketUpdate& update, float* summed) {
+void UpdateStaleRows(const BucketUpdate& update, int64_t next, float* summed) {
   const LookupPlan& plan = *update.plan;
   const int64_t dim = update.table->dim();
   const CellRange keys = KeysOf(plan, update.bucket);
   UpdateCounts* const counts = CountsOf(update);
   counts->offered += keys.end - keys.begin;
   counts->sent += keys.end - keys.begin;
-  UpdateEachKey(update, [&](int64_t u, int64_t first_use, FoundRow found) {
+  const auto prefetch = [](int64_t /*u*/, bool /*is_next*/) {};
+  UpdateEachKey(update, next, prefetch, [&](int64_t u, int64_t first_use, FoundRow found) {
     if (found.row == nullptr) {
       ++*update.dropped;
       return;
@@ -203,11 +204,12 @@ void UpdateStaleRows(const BucketUpdate& update, float* summed) {
 
 // Updates the bucket's rows as the table's policy says. next: the bucket that this thread comes to
 // after it.
-void UpdateBucket(const BucketUpdate& update, int64_t next, PolicyScratch* scratch) {
+void UpdateBucket(const BucketUpdate& update, int64_t next, const DeferredOfKeys& deferred,
+                  PolicyScratch* scratch) {
   float* const summed = scratch->sum.data();
   const UpdatePolicy& policy = update.table->updates().policy();
   if (!update.table->UpdatesByPolicy(update.bucket % kNumShards)) {
-    if (update.is_stale) return UpdateStaleRows(update, summed);
+    if (update.is_stale) return UpdateStaleRows(update, next, summed);
     if (update.table->options().rule.transforms.any()) {
       return UpdateRowsWithAll(update, next, summed);
     }
@@ -215,7 +217,7 @@ void UpdateBucket(const BucketUpdate& update, int64_t next, PolicyScratch* scrat
   } else if (policy.mode != UpdatePolicy::Mode::kDefer && policy.ranks == 1 && !update.is_stale) {
     UpdateRowsWithAll(update, next, summed);
   } else {
-    UpdateBucketByPolicy(update, scratch);
+    UpdateBucketByPolicy(update, next, deferred, scratch);
   }
 }
 
@@ -265,6 +267,7 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
     // Whatever needs memory comes first: rows are updated all or none.
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
     std::vector<TableUpdate> updates(plan.tables.size());
+    DeferredOfKeys deferred(plan);
     const bool is_any_swept = std::any_of(plan.tables.begin(), plan.tables.end(),
                                           [](const EmbeddingTable* t) { return IsSwept(*t); });
     std::vector<SweepScratch> sweeps;
@@ -273,9 +276,11 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
     }
     const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
     const std::function<void(int)> update_buckets = [&](int task) {
-      UpdateBuckets(plan, gradients, {bounds[task], bounds[task + 1]}, &updates,
+      const CellRange buckets = {bounds[task], bounds[task + 1]};
+      deferred.Find(buckets);
+      UpdateBuckets(plan, gradients, buckets, &updates,
                     [&](const BucketUpdate& update, int64_t next) {
-                      UpdateBucket(update, next, &scratches[task]);
+                      UpdateBucket(update, next, deferred, &scratches[task]);
                     });
     };
     const std::function<void(int)> sweep_buckets = [&](int task) {

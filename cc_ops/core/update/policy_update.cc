@@ -46,14 +46,15 @@ class ShardUpdater {
         collected_(collected) {}
 
   // Updates the row of key u of the plan, whose uses begin at first_use. A row that left the table,
-  // which only a collection meets, is null.
-  void Update(const BucketUpdate& update, int64_t u, int64_t first_use, FoundRow found) {
+  // which only a collection meets, is null. deferred: index of the key's, if there is one rank.
+  SLIPSTREAM_ALWAYS_INLINE void Update(const BucketUpdate& update, int64_t u, int64_t first_use,
+                                       FoundRow found, uint32_t deferred) {
     const LookupPlan& plan = *update.plan;
     const CellRange uses = {first_use, plan.uses_end[u]};
     const int64_t key = plan.unique_key[u];
     const bool is_saturated = (flags_->Of(found.index) & kSaturated) != 0;
     if (rule_.defers && is_sampled_) {
-      const bool any_due = Defer(update, key, uses, found.row, is_saturated);
+      const bool any_due = Defer(update, key, uses, found.row, is_saturated, deferred);
       if (any_due && !policy_.is_shadow) Apply(scratch_->due.data(), key, found);
       if (!policy_.is_shadow) return;
     } else {
@@ -71,12 +72,22 @@ class ShardUpdater {
     Apply(sum, key, found);
   }
 
-  // Applies what is due without a gradient in this update.
+  // Applies what is due without a gradient in this update. What is needed of the next ones comes
+  // from memory while one is applied.
   void ApplyExpired() {
     for (size_t rank = 0; rank < updates_->deferred.size(); ++rank) {
       const DeferredGradients& deferred = updates_->deferred[rank];
-      while (deferred.oldest() != DeferredGradients::kNone &&
-             IsDueAt(deferred, deferred.oldest())) {
+      const auto is_due = [&](uint32_t index) {
+        return index != DeferredGradients::kNone && IsDueAt(deferred, index);
+      };
+      uint32_t ahead = deferred.oldest();
+      for (int64_t waiting = 0; is_due(deferred.oldest()); --waiting) {
+        for (; waiting < kUpdatePrefetch && is_due(ahead); ++waiting) {
+          deferred.Prefetch(ahead);
+          deferred.PrefetchFind(KeyedHash(deferred.key(ahead)));
+          if (collected_ == nullptr) table_->rows().Prefetch(deferred.key(ahead));
+          ahead = deferred.next(ahead);
+        }
         ApplyDeferred(deferred.key(deferred.oldest()), rank);
       }
     }
@@ -101,15 +112,15 @@ class ShardUpdater {
 
   // Adds each rank's gradient to what it has deferred. Returns whether there is something due,
   // whose sum is in the scratch then.
-  bool Defer(const BucketUpdate& update, int64_t key, CellRange uses, const float* row,
-             bool is_saturated) {
+  SLIPSTREAM_ALWAYS_INLINE bool Defer(const BucketUpdate& update, int64_t key, CellRange uses,
+                                      const float* row, bool is_saturated, uint32_t known_index) {
     bool any_due = false;
     float* const sum = scratch_->sum.data();
     for (int rank = 0; rank < policy_.ranks; ++rank) {
       DeferredGradients& deferred = updates_->deferred[static_cast<size_t>(rank)];
       const RankShare share = {rank, policy_.ranks};
       const bool has_gradient = policy_.ranks == 1 || HasUse(*update.plan, uses, share);
-      const uint32_t index = deferred.Find(key);
+      const uint32_t index = policy_.ranks == 1 ? known_index : deferred.Find(key);
       const bool is_deferred = index != DeferredGradients::kNone;
       // What expires on this rank is applied together with what is due on others.
       if (!has_gradient && !(is_deferred && IsDueAt(deferred, index))) continue;
@@ -213,6 +224,29 @@ class ShardUpdater {
   CollectedRows* collected_;
 };
 
+// Updates the rows of a bucket's keys. drops_lost: whether a gradient leaves with its key's row.
+SLIPSTREAM_SIMD_CLONES void UpdateKeys(const BucketUpdate& update, int64_t next,
+                                       const DeferredOfKeys& deferred, bool drops_lost,
+                                       ShardUpdater* updater) {
+  const DeferredGradients *const own = deferred.In(update.bucket), *const later = deferred.In(next);
+  const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_LAMBDA_INLINE {
+    const DeferredGradients* const its = is_next ? later : own;
+    if (its == nullptr) return;
+    // It is read again if something begins or leaves.
+    its->PrefetchFind(KeyedHash(update.plan->unique_key[u]));
+    if (deferred.Of(u) != DeferredGradients::kNone) its->Prefetch(deferred.Of(u));
+  };
+  UpdateEachKey(update, next, prefetch,
+                [&](int64_t u, int64_t first_use, FoundRow found) SLIPSTREAM_LAMBDA_INLINE {
+                  if (found.row == nullptr && drops_lost) {
+                    ++*update.dropped;
+                    return;
+                  }
+                  const uint32_t index = own == nullptr ? DeferredGradients::kNone : deferred.Of(u);
+                  updater->Update(update, u, first_use, found, index);
+                });
+}
+
 int64_t WidestRow(const std::vector<EmbeddingTable*>& tables) {
   int64_t widest = 0;
   for (const EmbeddingTable* table : tables) widest = std::max(widest, table->dim());
@@ -224,19 +258,44 @@ int64_t WidestRow(const std::vector<EmbeddingTable*>& tables) {
 PolicyScratch::PolicyScratch(const std::vector<EmbeddingTable*>& tables)
     : PolicyScratch(WidestRow(tables)) {}
 
-void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
-                          CollectedRows* collected) {
+DeferredOfKeys::DeferredOfKeys(const LookupPlan& plan) : plan_(plan) {
+  const bool any = std::any_of(plan.tables.begin(), plan.tables.end(), [](EmbeddingTable* table) {
+    return table->updates().shard(0)->deferred.size() == 1;
+  });
+  if (any) indices_.reset(new uint32_t[plan.unique_key.size()]);
+}
+
+const DeferredGradients* DeferredOfKeys::In(int64_t bucket) const {
+  const int64_t shard = bucket % kNumShards;
+  UpdateState& updates = plan_.tables[static_cast<size_t>(bucket / kNumShards)]->updates();
+  const std::vector<DeferredGradients>& by_rank = updates.shard(shard)->deferred;
+  return by_rank.size() == 1 && updates.policy().Samples(shard) ? by_rank.data() : nullptr;
+}
+
+void DeferredOfKeys::Find(CellRange buckets) {
+  const std::vector<int64_t>& keys = plan_.unique_key;
+  for (int64_t b = buckets.begin; indices_ != nullptr && b < buckets.end; ++b) {
+    const int64_t next = std::min(b + 1, buckets.end - 1);
+    const DeferredGradients *const deferred = In(b), *const next_deferred = In(next);
+    if (b + 2 < buckets.end && In(b + 2) != nullptr) In(b + 2)->Prefetch();
+    if (deferred == nullptr) continue;
+    const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_LAMBDA_INLINE {
+      const DeferredGradients* const its = is_next ? next_deferred : deferred;
+      if (its != nullptr) its->PrefetchFind(KeyedHash(keys[u]));
+    };
+    // There is little to do at each.
+    UpdateEach<2 * kUpdatePrefetch>(KeysOf(plan_, b), KeysOf(plan_, next), prefetch,
+                                    [&](int64_t u) { indices_[u] = deferred->Find(keys[u]); });
+  }
+}
+
+void UpdateBucketByPolicy(const BucketUpdate& update, int64_t next, const DeferredOfKeys& deferred,
+                          PolicyScratch* scratch, CollectedRows* collected) {
   // Collected rows will be part of the next update.
   const int64_t step = update.table->updates().step() + (collected == nullptr ? 0 : 1);
   ShardUpdater updater(update.table, update.bucket % kNumShards, update.rates, step, scratch,
                        collected);
-  UpdateEachKey(update, [&](int64_t u, int64_t first_use, FoundRow found) {
-    if (found.row == nullptr && collected == nullptr) {
-      ++*update.dropped;
-    } else {
-      updater.Update(update, u, first_use, found);
-    }
-  });
+  UpdateKeys(update, next, deferred, /*drops_lost=*/collected == nullptr, &updater);
   updater.ApplyExpired();
 }
 

@@ -3,6 +3,7 @@
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "cc_ops/core/base/parallel.h"
@@ -26,12 +27,31 @@ struct CollectedRows {
   std::vector<float> rows;    // [n, dim]
 };
 
+// Which deferred gradients a batch's keys have, found before the first of them is used: while one
+// key is at work, those of the next come from memory. With simulated ranks they are not.
+class DeferredOfKeys {
+ public:
+  // Throws std::bad_alloc.
+  explicit DeferredOfKeys(const LookupPlan& plan);
+  // Of the keys of buckets that a thread is about to update.
+  void Find(CellRange buckets);
+  // Where those of a bucket's keys are, or null where Find does not look for them.
+  const DeferredGradients* In(int64_t bucket) const;
+  // That of key u of the plan, or DeferredGradients::kNone.
+  uint32_t Of(int64_t u) const { return indices_[u]; }
+
+ private:
+  const LookupPlan& plan_;
+  std::unique_ptr<uint32_t[]> indices_;  // by key of the plan
+};
+
 // Updates the bucket's rows as the table's policy says. What is due of a key on several simulated
-// ranks is added and applied as one gradient. Touches nothing but the bucket's shard. With
-// `collected`, what would be applied is added to that, which must have room for it, and no row is
-// touched; a key that was evicted since the lookup keeps its gradients then.
-void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
-                          CollectedRows* collected = nullptr);
+// ranks is added and applied as one gradient. Touches nothing but the bucket's shard. next: the
+// bucket that this thread comes to after it. With `collected`, what would be applied is added to
+// that, which must have room for it, and no row is touched; a key that was evicted since the lookup
+// keeps its gradients then.
+void UpdateBucketByPolicy(const BucketUpdate& update, int64_t next, const DeferredOfKeys& deferred,
+                          PolicyScratch* scratch, CollectedRows* collected = nullptr);
 
 // Most rows that are collected of a bucket.
 int64_t MostCollected(const LookupPlan& plan, int64_t bucket);

@@ -25,15 +25,16 @@ SLIPSTREAM_ALWAYS_INLINE void PrefetchRow(const float* row, int64_t floats) {
   for (int64_t j = 0; j < floats; j += kCacheLine) __builtin_prefetch(row + j, 1);
 }
 
-// Calls update(i) for each i of `range`, and ahead of it prefetch(i, is_next), at the end for the
-// first ones of `next`, which the thread comes to after them. Both are to be inlined.
-template <class Prefetch, class Update>
+// Calls update(i) for each i of `range`, and kAhead before it prefetch(i, is_next), at the end for
+// the first ones of `next`, which the thread comes to after them. Both are to be inlined
+// (SLIPSTREAM_LAMBDA_INLINE).
+template <int64_t kAhead = kUpdatePrefetch, class Prefetch, class Update>
 SLIPSTREAM_ALWAYS_INLINE void UpdateEach(CellRange range, CellRange next, const Prefetch& prefetch,
                                          const Update& update) {
   // From i ahead, past the end of the range, to the next one.
   const int64_t jump = next.begin - range.end;
   for (int64_t i = range.begin; i < range.end; ++i) {
-    int64_t ahead = i + kUpdatePrefetch;
+    int64_t ahead = i + kAhead;
     const bool is_next = ahead >= range.end;
     if (is_next) ahead += jump;
     if (!is_next || (ahead >= next.begin && ahead < next.end)) prefetch(ahead, is_next);
@@ -91,18 +92,23 @@ struct FoundRow {
   uint32_t index;  // within the shard
 };
 
-// Calls update(u, first_use, found) for each key u of the bucket. Where rows may have left the
-// table since the lookup they are looked up again.
-template <class Update>
-void UpdateEachKey(const BucketUpdate& bucket, const Update& update) {
+// Calls update(u, first_use, found) for each key u of the bucket, and ahead of it, and of the first
+// keys of the bucket `next`, prefetch(u, is_next), beside a prefetch of the row. Where rows may
+// have left the table since the lookup they are looked up again.
+template <class Prefetch, class Update>
+SLIPSTREAM_ALWAYS_INLINE void UpdateEachKey(const BucketUpdate& bucket, int64_t next,
+                                            const Prefetch& prefetch, const Update& update) {
   const LookupPlan& plan = *bucket.plan;
   const CellRange keys = KeysOf(plan, bucket.bucket);
   const int64_t row_floats = bucket.table->dim() + bucket.table->slots_per_row();
   int64_t use = keys.begin;
   UpdateEach(
-      keys, {keys.end, keys.end},
-      [&](int64_t u, bool /*is_next*/) { PrefetchRow(plan.unique_row[u], row_floats); },
-      [&](int64_t u) {
+      keys, KeysOf(plan, next),
+      [&](int64_t u, bool is_next) SLIPSTREAM_LAMBDA_INLINE {
+        PrefetchRow(plan.unique_row[u], row_floats);
+        prefetch(u, is_next);
+      },
+      [&](int64_t u) SLIPSTREAM_LAMBDA_INLINE {
         FoundRow found = {plan.unique_row[u], plan.unique_index[u]};
         if (bucket.is_stale) {
           const int64_t key = plan.unique_key[u];

@@ -27,12 +27,12 @@ struct Adagrad : RuleBase {
   }
 
   // Found on squares: one root in the end.
-  float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
-    float most = 0.f;
-    for (int64_t j = 0; j < dim; ++j) {
+  SLIPSTREAM_ALWAYS_INLINE float Movement(float rate, int64_t dim, const float* gradient,
+                                          const float* row) const {
+    const float most = Largest(dim, [&](int64_t j) SLIPSTREAM_LAMBDA_INLINE {
       const float square = gradient[j] * gradient[j];
-      most = Larger(square / (row[dim + j] + square + epsilon), most);
-    }
+      return square / (row[dim + j] + square + epsilon);
+    });
     return rate * std::sqrt(most);
   }
 

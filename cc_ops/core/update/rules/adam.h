@@ -33,13 +33,12 @@ struct AdamMoments : RuleBase {
 
   // Without the momentum: rate * |gradient| over the root of the second moment as it would become,
   // so that a sum of n like gradients counts as n steps.
-  float MovementBeside(float rate, int64_t dim, const float* gradient, const float* v) const {
-    float most = 0.f;
-    for (int64_t j = 0; j < dim; ++j) {
-      const float second = v[j] + (1.f - beta_2) * (gradient[j] * gradient[j] - v[j]);
-      most = Larger(std::fabs(gradient[j]) / (std::sqrt(second) + epsilon), most);
-    }
-    return rate * most;
+  SLIPSTREAM_ALWAYS_INLINE float MovementBeside(float rate, int64_t dim, const float* gradient,
+                                                const float* v) const {
+    return rate * Largest(dim, [&](int64_t j) SLIPSTREAM_LAMBDA_INLINE {
+             const float second = v[j] + (1.f - beta_2) * (gradient[j] * gradient[j] - v[j]);
+             return std::fabs(gradient[j]) / (std::sqrt(second) + epsilon);
+           });
   }
 
   void Decay(int64_t dim, float* m, int64_t seconds, float* v) const {

@@ -75,10 +75,25 @@ SLIPSTREAM_ALWAYS_INLINE void Limit(float most, int64_t dim, float* __restrict__
 // The larger, or a NaN, if there is one: no comparison is to hide a damaged row.
 inline float Larger(float a, float b) { return a > b || a != a ? a : b; }
 
-inline float LargestSquare(int64_t dim, const float* values) {
-  float most = 0.f;
-  for (int64_t j = 0; j < dim; ++j) most = Larger(values[j] * values[j], most);
-  return most;
+// The largest of value(j), all at least 0, for j below dim; or a NaN, if there is one. By the bits,
+// whose order is theirs, and NaNs' place the last: of them compilers make vectors. value is to be
+// inlined.
+template <class Value>
+SLIPSTREAM_ALWAYS_INLINE float Largest(int64_t dim, const Value& value) {
+  uint32_t most = 0;
+  for (int64_t j = 0; j < dim; ++j) {
+    const float own = value(j);
+    uint32_t bits;
+    std::memcpy(&bits, &own, sizeof(bits));
+    most = std::max(most, bits);
+  }
+  float largest;
+  std::memcpy(&largest, &most, sizeof(largest));
+  return largest;
+}
+
+SLIPSTREAM_ALWAYS_INLINE float LargestSquare(int64_t dim, const float* values) {
+  return Largest(dim, [&](int64_t j) SLIPSTREAM_LAMBDA_INLINE { return values[j] * values[j]; });
 }
 
 inline float MeanSquare(int64_t dim, const float* values) {

@@ -25,6 +25,16 @@ SLIPSTREAM_SIMD_CLONES void UpdateOneRow(const UpdateRule& rule, StepRates rates
   rule.transforms.AfterRule(rates, dim, row);
 }
 
+SLIPSTREAM_SIMD_CLONES float MovementOfRow(const UpdateRule& rule, float rate, int64_t dim,
+                                           const float* __restrict__ gradient,
+                                           const float* __restrict__ row) {
+  float movement = 0.f;
+  AllRules::Visit(rule, [&](const auto& own) SLIPSTREAM_LAMBDA_INLINE {
+    movement = own.Movement(rate, dim, gradient, row);
+  });
+  return movement;
+}
+
 }  // namespace
 
 Status UpdateRule::Make(const std::string& name, const std::vector<float>& numbers,
@@ -89,10 +99,7 @@ float UpdateRule::Movement(float rate, int64_t dim, const float* gradient, const
     transforms.ToGradient(1.f, dim, changed.data(), row);
     gradient = changed.data();
   }
-  float movement = 0.f;
-  AllRules::Visit(*this,
-                  [&](const auto& own) { movement = own.Movement(rate, dim, gradient, row); });
-  return movement;
+  return MovementOfRow(*this, rate, dim, gradient, row);
 }
 
 float UpdateRule::SlotSummary(int64_t dim, const float* row) const {

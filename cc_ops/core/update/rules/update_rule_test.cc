@@ -138,20 +138,26 @@ TEST(UpdateRule, FtrlMakesUnwantedValuesZero) {
   EXPECT_EQ(row[0], 0.f);
 }
 
+// With rows of one vector and more, the largest in any place.
 TEST(UpdateRule, MovementIsHowFarTheRowWouldMove) {
-  const float gradient[] = {0.5f, -2.f, 1.f};
   const UpdateRule ftrl = RuleNamed("ftrl", {-0.5f, 0.1f, 0.f, 0.1f, 0.2f, 0.5f});
   for (const UpdateRule& rule : {RuleNamed("sgd"), RuleNamed("adagrad", {0.3f, 1e-6f}),
                                  RuleNamed("rowwise_adagrad", {0.3f, 1e-6f}), ftrl}) {
-    std::vector<float> row = {0.5f, -1.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
-    rule.InitSlots(3, row.data() + 3);
-    for (int step = 0; step < 3; ++step) {
-      const float predicted = rule.Movement(0.1f, 3, gradient, row.data());
-      const std::vector<float> before = row;
-      rule.Apply(0.1f, 3, gradient, row.data());
-      float moved = 0.f;
-      for (int j = 0; j < 3; ++j) moved = std::max(moved, std::fabs(row[j] - before[j]));
-      EXPECT_NEAR(predicted, moved, 1e-6) << rule.name();
+    for (const int dim : {3, 8, 19}) {
+      for (int largest = 0; largest < dim; ++largest) {
+        std::vector<float> gradient(dim, 0.5f), row(3 * dim, 0.f);
+        gradient[largest] = -2.f;
+        for (int j = 0; j < dim; ++j) row[j] = 0.1f * static_cast<float>(j % 3);
+        rule.InitSlots(dim, row.data() + dim);
+        for (int step = 0; step < 3; ++step) {
+          const float predicted = rule.Movement(0.1f, dim, gradient.data(), row.data());
+          const std::vector<float> before = row;
+          rule.Apply(0.1f, dim, gradient.data(), row.data());
+          float moved = 0.f;
+          for (int j = 0; j < dim; ++j) moved = std::max(moved, std::fabs(row[j] - before[j]));
+          EXPECT_NEAR(predicted, moved, 1e-6) << rule.name();
+        }
+      }
     }
   }
 }
@@ -300,9 +306,13 @@ TEST(UpdateRule, AdamsMovementGrowsWithTheSum) {
 TEST(UpdateRule, MovementOfANotANumberIsNone) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const std::string& name : AllRuleNames()) {
-    const float gradient[] = {nan, 1.f};
-    const std::vector<float> row(8, 1.f);
-    EXPECT_TRUE(std::isnan(RuleNamed(name).Movement(0.1f, 2, gradient, row.data()))) << name;
+    const std::vector<float> row(80, 1.f);
+    for (size_t bad = 0; bad < 19; ++bad) {
+      std::vector<float> gradient(19, 1.f);
+      gradient[bad] = nan;
+      EXPECT_TRUE(std::isnan(RuleNamed(name).Movement(0.1f, 19, gradient.data(), row.data())))
+          << name << " " << bad;
+    }
   }
 }
 
