@@ -22,12 +22,12 @@ def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_pa
     runs = {run.pop("run"): run for run in rows_of(output, "skipping")}
     assert (output / "skipping_generated_2.png").exists()
     assert list(runs) == ["plain", "fm", "uniform", "stop"]
-    assert runs["plain"]["auc - plain"] == [0, 0] and runs["plain"]["trained"] == [1, 1]
+    assert runs["plain"]["auc - plain"] == 0 and runs["plain"]["trained"] == 1
     for name in ("fm", "uniform", "stop"):
-        assert all(0.1 < share < 0.9 for share in runs[name]["trained"]), name
+        assert 0.1 < runs[name]["trained"] < 0.9, name
     assert runs["stop"]["trained"] == pytest.approx(runs["fm"]["trained"], abs=0.02)
     claims = claims_of(output, "skipping")
-    difference = sum(runs["fm"]["auc - plain"]) / 2
+    difference = runs["fm"]["auc - plain"]
     assert claims["generated_2_auc_minus_plain"]["value"] == pytest.approx(difference, abs=1e-5)
     # What has run is not run again.
     again = run_benchmark("skipping.py", *flags, warm=warm)
