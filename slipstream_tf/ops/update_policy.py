@@ -23,8 +23,8 @@ MODES = ("apply", "mask", "defer")
 TRIGGERS = ("movement", "interval")
 # Of a native table; each shard may hold an even part of `max_rows`.
 NUM_SHARDS = 64
-# Beside the values of a deferred gradient: its key, age and entry in their order, a quarter of which
-# may be free; the index at its emptiest.
+# Beside the values of a deferred gradient: its key, age and entry in the order of age, a quarter of
+# which may be free; the index at its emptiest.
 _NODE_BYTES, _INDEX_BYTES = 30, 40
 
 
