@@ -133,6 +133,8 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
     saved.wait()
     if what == "killed":
         return
+    # The classifier is read below: a batch that is being made would change it.
+    slipstream.settle()
     state = {"losses": np.array(losses)}
     state |= {f"weight_{i}": w.numpy() for i, w in enumerate(model.trainable_variables)}
     state |= {f"optimizer_{i}": v.numpy() for i, v in enumerate(optimizer.variables)}
