@@ -60,16 +60,16 @@ class Asked:
     """What thinning by the pilot "fm" is to reach.
 
     Attributes:
-        share: most examples that it may train, of plain's, 0 to 1; None: nothing is asked.
+        share: most examples that it may train, of plain's, 0 to 1.
         tolerance: most AUC that it may lose.
         seconds: most time that it may take, of plain's.
         ahead: least AUC that it must be ahead of random skipping and of stopping.
     """
 
-    share: float | None = None
-    tolerance: float = 0.0
-    seconds: float = 1.0
-    ahead: float = 0.0
+    share: float
+    tolerance: float
+    seconds: float
+    ahead: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +78,12 @@ class Task:
 
     Attributes:
         file: of the data, in its folder.
-        examples: that a run sees: those of its training part that make whole batches.
+        examples: that a run sees: those of its training part that make whole batches. 0: it stops
+            by a validation part, which is measured along a run instead of the test part: it has no
+            curves.
         flags: of slipstream-train, of every run.
         runs: by name; "plain" is what the others are compared with.
-        asked: of "fm"; None: the task stops by a validation part, which is measured along a run
-            instead of the test part: it has no curves.
+        asked: of "fm"; None: nothing.
     """
 
     file: str
@@ -168,7 +169,6 @@ TASKS: Mapping[str, Task] = {
             {"batch_size": 1024, **common.rates(0.0024, 0.16)},
             [Run({"batch_size": 2048, **common.rates(0.0047, 0.33)})],
         ),
-        Asked(),
     ),
     "globo_9": Task(
         "globo_clicks.npz",
@@ -210,7 +210,6 @@ TASKS: Mapping[str, Task] = {
             {"batch_size": 4096, "window_steps": 50, **common.rates(0.008, 0.05)},
             [Run({"batch_size": 2048, **common.rates(0.0056, 0.068)})],
         ),
-        Asked(),
     ),
     "frappe": Task("frappe_x1.npz", 0, {}, _FRAPPE),
 }
@@ -318,7 +317,7 @@ def claims_of(
 ) -> dict[str, Any]:
     """Returns what is asked of "fm", and whether it holds; seconds beside the fastest plain run."""
     asked = task.asked
-    if asked is None or asked.share is None or "fm" not in figures:
+    if asked is None or "fm" not in figures:
         return {}
     fm = figures["fm"]
     plain = [seeds for run, seeds in figures.items() if run.startswith(PLAIN)]
@@ -363,7 +362,7 @@ def main(arguments: Sequence[str]) -> None:
             folder = Path(_RECORDS.value) / name / f"seed{seed}"
             # A control repeats the flags of the run that it is compared with.
             shared = {"data": data, "seed": seed, **task.flags}
-            if run.match is None and task.asked is not None:
+            if run.match is None and task.examples:
                 shared["max_examples"] = task.examples
                 shared["evaluate_every"] = steps_between(task.examples, run.flags)
             extra = common.extra_flags(_EXTRA.value)
@@ -386,7 +385,7 @@ def main(arguments: Sequence[str]) -> None:
     if claims:
         tables["Examples and seconds to reach"] = reaching_of(kept)
     print(summary.write("skipping", part, tables, claims))
-    if task.asked is None:
+    if not task.examples:
         return
     shown = {label: kept[label] for label in _DRAWN if label in kept}
     ends = [record["test"]["auc"] for seeds in shown.values() for record in seeds]
