@@ -42,8 +42,7 @@ struct Ftrl : RuleBase {
   // it and its sum, if the rate stayed; a value that comes to 0 stays there.
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
     if (rate == 0.f) return 0.f * MeanSquare(dim, gradient);
-    float most = 0.f;
-    for (int64_t j = 0; j < dim; ++j) {
+    return Largest(dim, [&](int64_t j) {
       const float before = row[dim + j], z = row[2 * dim + j];
       const float total = before + gradient[j] * gradient[j];
       const float force = gradient[j] + 2.f * l2_shrinkage * row[j];
@@ -52,12 +51,10 @@ struct Ftrl : RuleBase {
         const float sigma = (std::pow(total, power) - std::pow(before, power)) / rate;
         const float next = z + (force - sigma * row[j]);
         const float value = (std::min(std::max(next, -l1), l1) - next) / quadratic;
-        most = Larger(std::fabs(value - row[j]), most);
-      } else if (force != 0.f) {
-        most = Larger(std::fabs(force) / quadratic, most);
+        return std::fabs(value - row[j]);
       }
-    }
-    return most;
+      return force == 0.f ? 0.f : std::fabs(force) / quadratic;
+    });
   }
 
   float SlotSummary(int64_t dim, const float* row) const { return Smallest(dim, row + dim); }
