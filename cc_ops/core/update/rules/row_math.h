@@ -72,8 +72,8 @@ SLIPSTREAM_ALWAYS_INLINE void Limit(float most, int64_t dim, float* __restrict__
   for (; j < dim; ++j) values[j] = std::min(std::max(values[j], -most), most);
 }
 
-// The largest of value(j), all at least 0, for j below dim; or a NaN, if there is one: no comparison
-// is to hide a damaged row. By the bits, whose order is theirs, NaNs last: of them compilers make
+// The largest of value(j), all at least 0, for j below dim; or a NaN, if there is one: nothing is
+// to hide a damaged row. By the bits, whose order is theirs, NaNs last: of them compilers make
 // vectors. value is to be inlined.
 template <class Value>
 SLIPSTREAM_ALWAYS_INLINE float Largest(int64_t dim, const Value& value) {
