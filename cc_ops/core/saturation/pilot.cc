@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/base/simd_clones.h"
 
 namespace slipstream {
 namespace {
@@ -15,6 +16,31 @@ float LogOddsOf(double rate) {
   constexpr double kLeast = 1e-6;  // a first step may have one label only
   const double bounded = std::clamp(rate, kLeast, 1.0 - kLeast);
   return static_cast<float>(std::log(bounded / (1.0 - bounded)));
+}
+
+// A key's factor. GCC makes vectors of it, which it does not of a loop.
+template <int kFactors>
+struct FactorOf;
+template <>
+struct FactorOf<0> {
+  using Type = float;  // there is none
+};
+template <>
+struct FactorOf<4> {
+  using Type = float __attribute__((vector_size(16)));
+};
+template <>
+struct FactorOf<8> {
+  using Type = float __attribute__((vector_size(32)));
+};
+template <int kFactors>
+using Factor = typename FactorOf<kFactors>::Type;
+
+template <class Vector>
+SLIPSTREAM_ALWAYS_INLINE float SumOf(const Vector& values) {
+  float sum = 0.0f;
+  for (size_t d = 0; d < sizeof(values) / sizeof(float); ++d) sum += values[d];
+  return sum;
 }
 
 }  // namespace
@@ -48,10 +74,9 @@ Pilot::Pilot(const PilotOptions& options) : options_(options) {
 }
 
 void Pilot::Start() {
-  gradients_.clear();
   learning_.clear();
   labels_ = 0.0;
-  examples_ = 0;
+  labelled_ = 0;
   base_rate_ = 0.5;
   base_steps_ = 0;
   base_log_odds_ = 0.0f;
@@ -69,16 +94,14 @@ void Pilot::Start() {
 void Pilot::FollowBaseRate() {
   // Of as many steps as this at most: the rate may change.
   constexpr int64_t kMostSteps = 1000;
-  if (examples_ == 0) return;
+  if (labelled_ == 0) return;
   base_steps_ = std::min(base_steps_ + 1, kMostSteps);
-  const double rate = labels_ / static_cast<double>(examples_);
+  const double rate = labels_ / static_cast<double>(labelled_);
   base_rate_ += (rate - base_rate_) / static_cast<double>(base_steps_);
   base_log_odds_ = LogOddsOf(base_rate_);
   labels_ = 0.0;
-  examples_ = 0;
+  labelled_ = 0;
 }
-
-float Pilot::Probability(float log_odds) { return 1.0f / (1.0f + std::exp(-log_odds)); }
 
 inline float* Pilot::BucketOf(int64_t key, uint64_t salt) const {
   const uint64_t hash = Mix64(static_cast<uint64_t>(key) ^ salt);
@@ -94,7 +117,7 @@ Pilot::Term* Pilot::ListKeys(const FeatureView& feature, uint64_t salt, int64_t 
   const int64_t end = feature.end(example);
   for (int64_t position = feature.begin(example); position < end; ++position) {
     if (!feature.is_key(position)) continue;
-    *term++ = {BucketOf(feature.keys[position], salt), 1.0f};
+    *term++ = {BucketOf(feature.keys[position], salt), 1.0f, 0};
   }
   const auto keys = static_cast<float>(term - first);
   if (keys > 1.0f) {
@@ -105,7 +128,8 @@ Pilot::Term* Pilot::ListKeys(const FeatureView& feature, uint64_t salt, int64_t 
 
 void Pilot::List(const std::vector<FeatureView>& features, int num_tables, int64_t begin,
                  int64_t end) {
-  ends_.assign(static_cast<size_t>(end - begin), 0);
+  examples_.resize(static_cast<size_t>(end - begin));
+  for (Example& example : examples_) example.end = 0;
   if (num_buckets_ == 0) return;
   int64_t most = 0;
   for (const FeatureView& feature : features) {
@@ -121,14 +145,145 @@ void Pilot::List(const std::vector<FeatureView>& features, int num_tables, int64
     for (size_t f = 0; f < features.size(); ++f) {
       const FeatureView& feature = features[f];
       if (feature.table == num_tables) continue;
-      const bool has_one = feature.row_splits == nullptr && feature.width == 1;
-      if (has_one && !feature.has_padding) {
-        *term++ = {BucketOf(feature.keys[i * feature.stride], salts_[f]), 1.0f};
+      if (feature.row_splits == nullptr && feature.width == 1) {
+        const int64_t position = i * feature.stride;
+        if (!feature.is_key(position)) continue;
+        *term++ = {BucketOf(feature.keys[position], salts_[f]), 1.0f, 0};
       } else {
         term = ListKeys(feature, salts_[f], i, term);
       }
     }
-    ends_[static_cast<size_t>(i - begin)] = term - terms_.data();
+    examples_[static_cast<size_t>(i - begin)].end = term - terms_.data();
+  }
+}
+
+template <int kFactors>
+SLIPSTREAM_ALWAYS_INLINE void Pilot::ForeseeBy() {
+  const Term* term = terms_.data();
+  for (Example& example : examples_) {
+    Factor<kFactors> sum = {}, squares = {};
+    float log_odds = base_log_odds_;
+    for (const Term* const end = terms_.data() + example.end; term < end; ++term) {
+      log_odds += term->share * term->bucket[kFactors];
+      if constexpr (kFactors > 0) {
+        const auto factor = term->share * *reinterpret_cast<Factor<kFactors>*>(term->bucket);
+        sum += factor;
+        squares += factor * factor;
+      }
+    }
+    if constexpr (kFactors > 0) {
+      *reinterpret_cast<Factor<kFactors>*>(example.sum) = sum;
+      log_odds += 0.5f * SumOf(sum * sum - squares);
+    }
+    example.probability = 1.0f / (1.0f + std::exp(-log_odds));
+  }
+}
+
+SLIPSTREAM_SIMD_CLONES void Pilot::Foresee() {
+  if (padded_ == 8) {
+    ForeseeBy<8>();
+  } else if (padded_ == 4) {
+    ForeseeBy<4>();
+  } else {
+    ForeseeBy<0>();
+  }
+}
+
+// Lists the buckets that are learnt from now on.
+void Pilot::Enlist() {
+  // Memory ends here or not at all.
+  const size_t most = learning_.size() + static_cast<size_t>(examples_.back().end);
+  if (number_gradients_.size() < most) {
+    learning_.reserve(2 * most);
+    factor_gradients_.resize((2 * most * padded_ + 7) / 8);
+    number_gradients_.resize(2 * most);
+  }
+  Term* term = terms_.data();
+  for (const Example& example : examples_) {
+    Term* const end = terms_.data() + example.end;
+    for (; example.slope != 0.0f && term < end; ++term) {
+      float* const note = term->bucket + padded_ + 3;
+      std::memcpy(&term->index, note, sizeof(term->index));
+      if (term->index == 0) {
+        learning_.push_back(term->bucket);
+        term->index = static_cast<uint32_t>(learning_.size());
+        std::memcpy(note, &term->index, sizeof(term->index));
+      }
+      --term->index;
+      __builtin_prefetch(factor_gradients_.front().numbers + term->index * padded_, 1);
+    }
+    term = end;
+  }
+}
+
+template <int kFactors>
+SLIPSTREAM_ALWAYS_INLINE void Pilot::CollectOf() {
+  float* const gradients = factor_gradients_.front().numbers;
+  const Term* term = terms_.data();
+  for (const Example& example : examples_) {
+    const Term* const end = terms_.data() + example.end;
+    for (; example.slope != 0.0f && term < end; ++term) {
+      const float slope = example.slope * term->share;
+      number_gradients_[term->index] += slope;
+      if constexpr (kFactors > 0) {
+        const auto& sum = *reinterpret_cast<const Factor<kFactors>*>(example.sum);
+        const auto& factor = *reinterpret_cast<const Factor<kFactors>*>(term->bucket);
+        *reinterpret_cast<Factor<kFactors>*>(gradients + term->index * kFactors) +=
+            slope * (sum - term->share * factor);
+      }
+    }
+    term = end;
+  }
+}
+
+SLIPSTREAM_SIMD_CLONES void Pilot::Collect() {
+  if (num_buckets_ == 0) return;
+  Enlist();
+  if (padded_ == 8) {
+    CollectOf<8>();
+  } else if (padded_ == 4) {
+    CollectOf<4>();
+  } else {
+    CollectOf<0>();
+  }
+}
+
+template <int kFactors>
+SLIPSTREAM_ALWAYS_INLINE void Pilot::LearnOf() {
+  // Of the number, and of the factor.
+  using Two = float __attribute__((vector_size(8)));
+  float* const gradients = factor_gradients_.front().numbers;
+  for (size_t i = 0; i < learning_.size(); ++i) {
+    float* const bucket = learning_[i];
+    const float slope = number_gradients_[i];
+    Two squares = {slope * slope, 0.0f};
+    auto* const gradient = reinterpret_cast<Factor<kFactors>*>(gradients + i * kFactors);
+    if constexpr (kFactors > 0) squares[1] = SumOf(*gradient * *gradient) / kFactors;
+    const Two sums = Two{bucket[kFactors + 1], bucket[kFactors + 2]} + squares;
+    Two rates;
+    for (int d = 0; d < 2; ++d) {
+      bucket[kFactors + 1 + d] = sums[d];
+      rates[d] = static_cast<float>(kLearningRate) /
+                 std::sqrt(sums[d] + static_cast<float>(kFirstAccumulator));
+    }
+    bucket[kFactors] -= slope * rates[0];
+    number_gradients_[i] = 0.0f;
+    if constexpr (kFactors > 0) {
+      *reinterpret_cast<Factor<kFactors>*>(bucket) -= rates[1] * *gradient;
+      *gradient = Factor<kFactors>{};
+    }
+    bucket[kFactors + 3] = 0.0f;
+  }
+  learning_.clear();
+}
+
+SLIPSTREAM_SIMD_CLONES void Pilot::Learn() {
+  if (padded_ == 8) {
+    LearnOf<8>();
+  } else if (padded_ == 4) {
+    LearnOf<4>();
+  } else {
+    LearnOf<0>();
   }
 }
 

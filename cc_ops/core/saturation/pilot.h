@@ -79,7 +79,20 @@ class Pilot {
   // A key of an example.
   struct Term {
     float* bucket;
-    float share;  // of its feature's keys
+    float share;     // of its feature's keys
+    uint32_t index;  // while its example is learnt: of the bucket, in learning_
+  };
+  // An example of those that are at work at once.
+  struct Example {
+    int64_t end;  // of its terms
+    float probability;
+    float slope;  // of its loss by its log-odds, times its weight; 0: nothing is learnt of it
+    // Of its keys' factors.
+    alignas(32) float sum[kMostFactors];
+  };
+  // Gradients of factors lie in lines of their own.
+  struct alignas(32) Block {
+    float numbers[8];
   };
 
   // Lists the terms of examples begin .. end - 1, and asks for their memory.
@@ -87,29 +100,29 @@ class Pilot {
   float* BucketOf(int64_t key, uint64_t salt) const;
   // Lists those of one feature from `term` on; returns the one after them.
   Term* ListKeys(const FeatureView& feature, uint64_t salt, int64_t example, Term* term) const;
-
-  // kFactors: 0, 4 or 8: a bucket has them first, then its number, the number's accumulator, that
-  // of the factors, and where in gradients_ its own begin while a step goes on, else 0.
+  // Foresees the listed examples.
+  void Foresee();
   template <int kFactors>
-  float LogOdds(int64_t begin, int64_t end, float* sum) const;
-  // Adds an example's gradients to those of the step.
+  void ForeseeBy();
+  // Adds their gradients to those of the step.
+  void Collect();
+  void Enlist();
   template <int kFactors>
-  void Collect(int64_t begin, int64_t end, const float* sum, float gradient);
+  void CollectOf();
   // Ends the step.
-  template <int kFactors>
   void Learn();
-  template <int kFactors, class Decide>
-  void ForEachOf(const std::vector<FeatureView>& features, int num_tables, int64_t batch,
-                 const Decide& decide);
+  template <int kFactors>
+  void LearnOf();
 
   void Start();
   void FollowBaseRate();
 
   static constexpr int64_t kExamplesAtOnce = 16;
-  static float Probability(float log_odds);
 
   PilotOptions options_;
-  int padded_ = 0;  // kFactors
+  // Of factors, 0, 4 or 8. A bucket has them first, then its number, the number's accumulator, that
+  // of the factors, and while a step goes on 1 + where it is in learning_, else 0.
+  int padded_ = 0;
   int width_ = 0;
   int64_t num_buckets_ = 0;
   PageMemory memory_;
@@ -118,122 +131,36 @@ class Pilot {
   int64_t base_steps_ = 0;
   float base_log_odds_ = 0.0f;
   double labels_ = 0.0;  // of this step: their sum, and how many they are
-  int64_t examples_ = 0;
+  int64_t labelled_ = 0;
   std::vector<uint64_t> salts_;  // of each feature
   std::vector<Term> terms_;
-  std::vector<int64_t> ends_;  // of each listed example's terms
-  // Of a step: of each bucket in it, gradients of its factors and its number.
-  std::vector<float> gradients_;
-  std::vector<float*> learning_;  // these buckets
+  std::vector<Example> examples_;
+  // Of a step: the buckets in it, and the gradients of their factors and numbers, else 0.
+  std::vector<float*> learning_;
+  std::vector<Block> factor_gradients_;  // [learning, padded] floats
+  std::vector<float> number_gradients_;
 };
-
-template <int kFactors>
-inline float Pilot::LogOdds(int64_t begin, int64_t end, float* sum) const {
-  // Four numbers at a time, as GCC does not by itself.
-  using Four = float __attribute__((vector_size(16)));
-  constexpr int kFours = kFactors / 4;
-  Four totals[kFours + 1] = {}, squares[kFours + 1] = {};
-  float linear = base_log_odds_;
-  const Term* const last = terms_.data() + end;
-  for (const Term* term = terms_.data() + begin; term < last; ++term) {
-    const float share = term->share;
-    const auto* const factors = reinterpret_cast<const Four*>(term->bucket);
-    for (int v = 0; v < kFours; ++v) {
-      const Four value = share * factors[v];
-      totals[v] += value;
-      squares[v] += value * value;
-    }
-    linear += share * term->bucket[kFactors];
-  }
-  float pairs = 0.0f;
-  for (int d = 0; d < kFactors; ++d) {
-    sum[d] = totals[d / 4][d % 4];
-    pairs += sum[d] * sum[d] - squares[d / 4][d % 4];
-  }
-  return linear + 0.5f * pairs;
-}
-
-template <int kFactors>
-inline void Pilot::Collect(int64_t begin, int64_t end, const float* sum, float gradient) {
-  for (int64_t t = begin; t < end; ++t) {
-    float* const bucket = terms_[t].bucket;
-    const float slope = gradient * terms_[t].share;
-    uint32_t index;
-    std::memcpy(&index, bucket + kFactors + 3, sizeof(index));
-    if (index == 0) {
-      // Where memory ends, all that is there is still sound.
-      gradients_.resize((learning_.size() + 1) * (kFactors + 1), 0.0f);
-      learning_.push_back(bucket);
-      index = static_cast<uint32_t>(learning_.size());
-      std::memcpy(bucket + kFactors + 3, &index, sizeof(index));
-    }
-    float* const gradients = gradients_.data() + (index - 1) * (kFactors + 1);
-    for (int d = 0; d < kFactors; ++d) {
-      gradients[d] += slope * (sum[d] - terms_[t].share * bucket[d]);
-    }
-    gradients[kFactors] += slope;
-  }
-}
-
-template <int kFactors>
-inline void Pilot::Learn() {
-  const auto rate_after = [](float square, float* accumulator) {
-    *accumulator += square;
-    return static_cast<float>(kLearningRate) /
-           std::sqrt(*accumulator + static_cast<float>(kFirstAccumulator));
-  };
-  const float* gradients = gradients_.data();
-  for (float* const bucket : learning_) {
-    const float slope = gradients[kFactors];
-    bucket[kFactors] -= slope * rate_after(slope * slope, &bucket[kFactors + 1]);
-    if constexpr (kFactors > 0) {
-      float squares = 0.0f;
-      for (int d = 0; d < kFactors; ++d) squares += gradients[d] * gradients[d];
-      const float rate = rate_after(squares / kFactors, &bucket[kFactors + 2]);
-      for (int d = 0; d < kFactors; ++d) bucket[d] -= rate * gradients[d];
-    }
-    bucket[kFactors + 3] = 0.0f;
-    gradients += kFactors + 1;
-  }
-  gradients_.clear();
-  learning_.clear();
-}
-
-template <int kFactors, class Decide>
-inline void Pilot::ForEachOf(const std::vector<FeatureView>& features, int num_tables,
-                             int64_t batch, const Decide& decide) {
-  float sum[kFactors + 1];
-  for (int64_t begin = 0; begin < batch; begin += kExamplesAtOnce) {
-    const int64_t end = std::min(batch, begin + kExamplesAtOnce);
-    List(features, num_tables, begin, end);
-    int64_t term = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t term_end = ends_[i - begin];
-      const float probability = Probability(LogOdds<kFactors>(term, term_end, sum));
-      const Lesson lesson = decide(i, probability);
-      labels_ += lesson.label;
-      ++examples_;
-      if (lesson.weight > 0.0f) {
-        Collect<kFactors>(term, term_end, sum, lesson.weight * (probability - lesson.label));
-      }
-      term = term_end;
-    }
-    if (end % kExamplesOfAStep == 0 || end == batch) {
-      Learn<kFactors>();
-      FollowBaseRate();
-    }
-  }
-}
 
 template <class Decide>
 void Pilot::ForEach(const std::vector<FeatureView>& features, int num_tables, int64_t batch,
                     const Decide& decide) {
-  if (padded_ == 8) {
-    ForEachOf<8>(features, num_tables, batch, decide);
-  } else if (padded_ == 4) {
-    ForEachOf<4>(features, num_tables, batch, decide);
-  } else {
-    ForEachOf<0>(features, num_tables, batch, decide);
+  for (int64_t begin = 0; begin < batch; begin += kExamplesAtOnce) {
+    const int64_t end = std::min(batch, begin + kExamplesAtOnce);
+    List(features, num_tables, begin, end);
+    Foresee();
+    for (int64_t i = begin; i < end; ++i) {
+      Example* const example = &examples_[static_cast<size_t>(i - begin)];
+      const Lesson lesson = decide(i, example->probability);
+      labels_ += lesson.label;
+      ++labelled_;
+      example->slope =
+          lesson.weight > 0.0f ? lesson.weight * (example->probability - lesson.label) : 0.0f;
+    }
+    Collect();
+    if (end % kExamplesOfAStep == 0 || end == batch) {
+      Learn();
+      FollowBaseRate();
+    }
   }
 }
 
