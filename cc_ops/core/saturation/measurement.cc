@@ -11,7 +11,7 @@ void MeasureRows(const EmbeddingTable& table, const int64_t* keys, const float* 
     const TaskRange range = RangeOf(task, parallel.threads, n);
     table.rows().VisitRows(
         keys, range.begin, range.end,
-        [&](const RowStore::Visited& row) {
+        [&](const RowStore::Visited& row) SLIPSTREAM_LAMBDA_INLINE {
           __builtin_prefetch(row.row);
           if (measurement.is_signal) table.flags().shard(row.shard)->Prefetch(row.index);
         },

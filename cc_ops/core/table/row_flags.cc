@@ -55,7 +55,8 @@ std::vector<uint32_t> RowFlags::IndicesOf(const View& list, bool create_missing,
       const TaskRange range = RangeOf(task, parallel.threads, list.n);
       rows->VisitRows(
           list.keys, range.begin, range.end,
-          [&](const RowStore::Visited& row) { shards_[row.shard].Prefetch(row.index); },
+          [&](const RowStore::Visited& row)
+              SLIPSTREAM_LAMBDA_INLINE { shards_[row.shard].Prefetch(row.index); },
           [&](int64_t i, const RowStore::Visited& row) {
             if (row.row != nullptr && (takes_zeros || list.flags[i] != 0)) indices[i] = row.index;
           });
@@ -158,7 +159,8 @@ void RowFlags::GetSquaredUpdateLengths(const int64_t* keys, int64_t n, const Par
     const TaskRange range = RangeOf(task, parallel.threads, n);
     rows.VisitRows(
         keys, range.begin, range.end,
-        [&](const RowStore::Visited& row) { shards_[row.shard].Prefetch(row.index); },
+        [&](const RowStore::Visited& row)
+            SLIPSTREAM_LAMBDA_INLINE { shards_[row.shard].Prefetch(row.index); },
         [&](int64_t i, const RowStore::Visited& row) {
           lengths[i] = row.row == nullptr ? 0.f : shards_[row.shard].SquaredUpdateLength(row.index);
         });

@@ -164,7 +164,7 @@ void RowStore::Gather(const int64_t* keys, int64_t n, const Parallel& parallel, 
     const TaskRange range = RangeOf(task, parallel.threads, n);
     VisitRows(
         keys, range.begin, range.end,
-        [](const Visited& visited) { __builtin_prefetch(visited.row); },
+        [](const Visited& visited) SLIPSTREAM_LAMBDA_INLINE { __builtin_prefetch(visited.row); },
         [&](int64_t i, const Visited& visited) {
           found[i] = visited.row != nullptr;
           CopyRow(keys[i], visited.row, rows + i * options_.dim);

@@ -139,7 +139,7 @@ class RowStore {
     uint32_t index;  // within the shard
   };
   // Calls see(i, visited) for the keys [begin, end), in order, and ahead of it prefetch(visited)
-  // for those that are there: what `see` will read.
+  // for those that are there: what `see` will read. `prefetch` is to be SLIPSTREAM_LAMBDA_INLINE.
   template <typename PrefetchVisited, typename See>
   void VisitRows(const int64_t* keys, int64_t begin, int64_t end, PrefetchVisited prefetch,
                  See see) const {

@@ -1,0 +1,52 @@
+"""What does nothing but prefetch is inlined by force: GCC leaves out other calls of it.
+
+It takes such a function for one without an effect. Loops then wait for memory, and no result tells.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+CORE = Path(__file__).parents[2] / "cc_ops"
+SOURCES = sorted(path for path in CORE.rglob("*") if path.suffix in (".cc", ".h"))
+# A lambda or a function without a result, what is said of it before and behind, and its body.
+LAMBDA = re.compile(r"()\[[^\[\]]*\]\s*\([^()]*\)\s*(\w*)\s*\{([^{}]*)\}")
+FUNCTION = re.compile(r"(\w*)\s+void\s+\w+\([^()]*\)\s*(\w*)\s*\{([^{}]*)\}")
+INLINED = {"SLIPSTREAM_LAMBDA_INLINE", "SLIPSTREAM_PREFETCHES", "SLIPSTREAM_ALWAYS_INLINE"}
+
+
+def not_inlined(text: str) -> list[str]:
+    """Returns the lambdas and functions of nothing but prefetches that may be left out."""
+    found = []
+    for match in (*LAMBDA.finditer(text), *FUNCTION.finditer(text)):
+        before, behind, body = match.groups()
+        statements = [line for line in body.split(";") if line.strip()]
+        only = statements and all(re.search("refetch\\w*\\(", line) for line in statements)
+        if only and not INLINED & {before, behind}:
+            found.append(match.group())
+    return found
+
+
+def test_what_only_prefetches_is_inlined_by_force() -> None:
+    found = {path.name: not_inlined(path.read_text()) for path in SOURCES}
+    assert len(found) > 100
+    assert {name: parts for name, parts in found.items() if parts} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "VisitRows(keys, [](const Row& row) { __builtin_prefetch(row.row); });",
+        "auto ahead = [&](int i) {\n  if (i < n) rows.Prefetch(i);\n};",
+        "inline void Prefetch(int i) const { __builtin_prefetch(&rows[i]); }",
+    ],
+)
+def test_one_that_is_not_is_found(text: str) -> None:
+    assert not_inlined(text)
+
+
+def test_what_does_more_may_be_called() -> None:
+    assert not not_inlined("[&](int i) { rows.Prefetch(i + 8); sum += rows[i]; }")
