@@ -18,6 +18,8 @@ from slipstream_tf.inputs.spec import DataSpec
 
 # Rows widened to int64 at a time: enough to cost nothing per batch, and to stay in the cache.
 _ROWS_AT_ONCE = 1 << 16
+# What is shuffled at a time, about: 256 KiB of positions.
+_ROWS_OF_A_PART = 1 << 15
 # What is made of a byte at most, by method: LZMA needs some 0.3 bits for 273 bytes.
 _LARGEST_RATIO = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032, zipfile.ZIP_LZMA: 8192}
 _HEADERS = {
@@ -81,7 +83,7 @@ class ArrayReader(BatchReader):
         size = self._batch_size * max(1, _ROWS_AT_ONCE // self._batch_size)
         order = None
         if self._shuffle_seed is not None:
-            order = np.random.default_rng([self._shuffle_seed, number]).permutation(count)
+            order = random_order(count, np.random.default_rng([self._shuffle_seed, number]))
         for begin in range(0, count, size):
             part = slice(begin, min(begin + size, count))
             arrays = (self._label, self._dense, self._keys)
@@ -92,6 +94,20 @@ class ArrayReader(BatchReader):
                 label, dense, keys = (array.take(order[part], axis=0) for array in arrays)
             label, dense = label.astype(np.float32), dense.astype(np.float32)
             yield Rows(label, dense, keys.astype(np.int64))
+
+
+def random_order(count: int, random: np.random.Generator) -> np.ndarray:
+    """Returns 0 to count - 1, int64 [count], in any order with the same probability.
+
+    As `random.permutation`, but in half its time where there are millions: each goes to a part
+    at random, and the parts are shuffled one by one, in the cache.
+    """
+    parts = min(256, 1 + count // _ROWS_OF_A_PART)
+    part = random.integers(parts, size=count, dtype=np.uint8)
+    order = np.argsort(part, kind="stable")
+    for own in np.split(order, np.cumsum(np.bincount(part, minlength=parts))[:-1]):
+        random.shuffle(own)
+    return order
 
 
 def require_all(what: str, values: np.ndarray, is_good: np.ndarray, allowed: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+
 import numpy as np
 import pytest
 
-from slipstream_tf.inputs.readers import registry
+from slipstream_tf.inputs.readers import arrays, registry
 from slipstream_tf.inputs.readers.arrays import ArrayReader
 from slipstream_tf.inputs.spec import DataSpec
 
@@ -47,6 +50,21 @@ def test_shuffling_is_another_order_each_pass_and_repeats_with_the_seed():
     assert first != second
     assert passes(3) == [first, second]
     assert passes(4)[0] != first
+
+
+def test_every_order_is_as_likely_though_parts_are_shuffled(monkeypatch):
+    monkeypatch.setattr(arrays, "_ROWS_OF_A_PART", 2)
+    random, drawn = np.random.default_rng(1), 24_000
+    counts = Counter(tuple(arrays.random_order(4, random)) for _ in range(drawn))
+    assert sorted(counts) == sorted(itertools.permutations(range(4)))
+    # Chi-square of 23 degrees of freedom: above 49.7 in one of a thousand.
+    assert sum((count - 1000) ** 2 / 1000 for count in counts.values()) < 49.7
+
+
+def test_an_order_of_many_parts_has_every_position_once():
+    order = arrays.random_order(300_000, np.random.default_rng(2))
+    assert order.dtype == np.int64
+    np.testing.assert_array_equal(np.sort(order), np.arange(300_000))
 
 
 def test_unknown_data_is_named(tmp_path):
