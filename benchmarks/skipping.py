@@ -265,20 +265,22 @@ def seconds_of(record: Mapping[str, Any]) -> float:
 def table_of(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Any]:
     """Returns the columns: a row for each run."""
 
+    def of_seeds(name: str) -> list[list[float]]:
+        return [[seed[name] for seed in seeds] for seeds in figures.values()]
+
     def of(name: str, form: str) -> Any:
-        values = [[seed[name] for seed in seeds] for seeds in figures.values()]
-        if name in ("auc", "seconds"):
-            return summary.column(name, values, form, "mean")
-        return summary.column(name, list(map(statistics.fmean, values)), form)
+        return summary.column(name, list(map(statistics.fmean, of_seeds(name))), form)
 
     bounds = [interval([seed["auc - plain"] for seed in seeds]) for seeds in figures.values()]
     texts = [None if b is None else f"{b[0]:+.4f} to {b[1]:+.4f}" for b in bounds]
     texts[0] = None  # Plain training itself.
+    seconds = [f"{statistics.fmean(s):.1f} ± {common.spread(s):.1f}" for s in of_seeds("seconds")]
     return [
         summary.column("run", list(figures)),
-        of("auc", "{:.4f}"), summary.column("auc - plain, 95%", texts),
+        summary.column("auc", of_seeds("auc"), "{:.4f}", "mean"),
+        summary.column("auc - plain, 95%", texts),
         of("log loss", "{:.4f}"), of("calibration / plain", "{:.3f}"), of("trained", "{:.1%}"),
-        of("seconds", "{:.1f}"), of("seconds / plain", "{:.2f}"),
+        summary.column("seconds", seconds), of("seconds / plain", "{:.2f}"),
     ]  # fmt: skip
 
 
@@ -379,17 +381,19 @@ def main(arguments: Sequence[str]) -> None:
         ]
         for label, of_run in kept.items()
     }
-    part = f"{name}, {len(seeds)} seeds"
     claims = claims_of(name, task, figures, kept)
-    tables = {"": table_of(figures)}
+    of_seeds = f"{len(seeds)} seeds"
+    tables = {of_seeds: table_of(figures)}
     if claims:
         tables["Examples and seconds to reach"] = reaching_of(kept)
-    print(summary.write("skipping", part, tables, claims))
+    print(summary.write("skipping", name, tables, claims))
     if not task.examples:
         return
     shown = {label: kept[label] for label in _DRAWN if label in kept}
     ends = [record["test"]["auc"] for seeds in shown.values() for record in seeds]
-    curves.plot(part, shown, summary.output() / f"skipping_{name}.png", min(ends) - 0.03)
+    curves.plot(
+        f"{name}, {of_seeds}", shown, summary.output() / f"skipping_{name}.png", min(ends) - 0.03
+    )
 
 
 if __name__ == "__main__":
