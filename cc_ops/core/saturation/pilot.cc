@@ -27,11 +27,11 @@ struct FactorOf<0> {
 };
 template <>
 struct FactorOf<4> {
-  using Type = float __attribute__((vector_size(16)));
+  using Type = float __attribute__((vector_size(16), may_alias));
 };
 template <>
 struct FactorOf<8> {
-  using Type = float __attribute__((vector_size(32)));
+  using Type = float __attribute__((vector_size(32), may_alias));
 };
 template <int kFactors>
 using Factor = typename FactorOf<kFactors>::Type;
@@ -75,6 +75,8 @@ Pilot::Pilot(const PilotOptions& options) : options_(options) {
 
 void Pilot::Start() {
   learning_.clear();
+  factor_gradients_.clear();
+  number_gradients_.clear();
   labels_ = 0.0;
   labelled_ = 0;
   base_rate_ = 0.5;
@@ -210,7 +212,7 @@ void Pilot::Enlist() {
         std::memcpy(note, &term->index, sizeof(term->index));
       }
       --term->index;
-      __builtin_prefetch(factor_gradients_.front().numbers + term->index * padded_, 1);
+      __builtin_prefetch(factor_gradients() + term->index * padded_, 1);
     }
     term = end;
   }
@@ -218,7 +220,7 @@ void Pilot::Enlist() {
 
 template <int kFactors>
 SLIPSTREAM_ALWAYS_INLINE void Pilot::CollectOf() {
-  float* const gradients = factor_gradients_.front().numbers;
+  float* const gradients = factor_gradients();
   const Term* term = terms_.data();
   for (const Example& example : examples_) {
     const Term* const end = terms_.data() + example.end;
@@ -250,21 +252,19 @@ SLIPSTREAM_SIMD_CLONES void Pilot::Collect() {
 
 template <int kFactors>
 SLIPSTREAM_ALWAYS_INLINE void Pilot::LearnOf() {
-  // Of the number, and of the factor.
-  using Two = float __attribute__((vector_size(8)));
-  float* const gradients = factor_gradients_.front().numbers;
+  float* const gradients = factor_gradients();
   for (size_t i = 0; i < learning_.size(); ++i) {
     float* const bucket = learning_[i];
     const float slope = number_gradients_[i];
-    Two squares = {slope * slope, 0.0f};
     auto* const gradient = reinterpret_cast<Factor<kFactors>*>(gradients + i * kFactors);
+    // Of the number, and of the factor.
+    float squares[2] = {slope * slope, 0.0f}, rates[2];
     if constexpr (kFactors > 0) squares[1] = SumOf(*gradient * *gradient) / kFactors;
-    const Two sums = Two{bucket[kFactors + 1], bucket[kFactors + 2]} + squares;
-    Two rates;
     for (int d = 0; d < 2; ++d) {
-      bucket[kFactors + 1 + d] = sums[d];
+      float* const accumulator = &bucket[kFactors + 1 + d];
+      *accumulator += squares[d];
       rates[d] = static_cast<float>(kLearningRate) /
-                 std::sqrt(sums[d] + static_cast<float>(kFirstAccumulator));
+                 std::sqrt(*accumulator + static_cast<float>(kFirstAccumulator));
     }
     bucket[kFactors] -= slope * rates[0];
     number_gradients_[i] = 0.0f;

@@ -113,6 +113,8 @@ class Pilot {
   void Learn();
   template <int kFactors>
   void LearnOf();
+  // Of what learning_ has at n: from n * padded_ on.
+  float* factor_gradients() { return reinterpret_cast<float*>(factor_gradients_.data()); }
 
   void Start();
   void FollowBaseRate();
