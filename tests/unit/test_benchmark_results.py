@@ -140,10 +140,11 @@ def test_limits_quote_the_speed() -> None:
 
 def test_limits_quote_watching() -> None:
     claims = result("watching_cost")["claims"]
-    (rows,) = tables_of_limits("| skip | metric | watched / plain |")
+    (rows,) = tables_of_limits("| policy | metric | watched / plain |")
     assert len(rows) == 6
-    for skip, metric, ratio, *_ in rows:
-        assert float(ratio) == pytest.approx(claims[f"{skip}_{metric}"]["value"], abs=6e-4)
+    for policy, metric, ratio, *_ in rows:
+        name = policy if metric == "none" else f"{policy}_{metric}"
+        assert float(ratio) == pytest.approx(claims[name]["value"], abs=6e-4)
 
 
 def test_limits_quote_quality() -> None:
