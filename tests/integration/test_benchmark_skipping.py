@@ -19,7 +19,7 @@ def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_pa
     ]  # fmt: skip
     first = run_benchmark("skipping.py", *flags, warm=warm)
     assert first.returncode == 0, first.stderr
-    runs = {run.pop("run"): run for run in rows_of(output, "skipping")}
+    runs = {run.pop("run"): run for run in rows_of(output, "skipping", "2 seeds")}
     assert (output / "skipping_generated_2.png").exists()
     assert list(runs) == ["plain", "fm", "uniform", "stop"]
     assert runs["plain"]["trained"] == 1
@@ -32,7 +32,7 @@ def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_pa
     assert claims["generated_2_auc_minus_plain"]["value"] == pytest.approx(difference, abs=1e-5)
     # What has run is not run again.
     again = run_benchmark("skipping.py", *flags, warm=warm)
-    assert again.returncode == 0 and rows_of(output, "skipping")[0]["run"] == "plain"
+    assert again.returncode == 0 and rows_of(output, "skipping", "2 seeds")[0]["run"] == "plain"
 
 
 @needs_sources
