@@ -1,6 +1,7 @@
 #include "cc_ops/core/saturation/pilot.h"
 
 #include <cmath>
+#include <cstring>
 #include <string>
 
 #include "cc_ops/core/base/hash.h"

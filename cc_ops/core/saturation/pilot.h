@@ -4,9 +4,7 @@
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_PILOT_H_
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "cc_ops/core/base/status.h"
