@@ -354,18 +354,14 @@ def main(arguments: Sequence[str]) -> None:
     # Seed by seed, so that a program that is stopped leaves whole comparisons; within a repeat,
     # all runs take turns, so that a machine that gets slower does not fall on one of them.
     turns = [
-        (seed, repeat, case)
-        for seed in seeds
-        for repeat in range(_REPEATS.value)
-        for case in cases
-        if case != ALONE or repeat == 0
+        (seed, repeat, case) for seed in seeds for repeat in range(_REPEATS.value) for case in cases
     ]
     trials, page = [], ""
     with ends_on_sigterm():
         for number, (seed, repeat, case) in enumerate(turns, 1):
             label = f"{name}, {link}, seed {seed}, repeat {repeat}: {case}"
             print(f"[{number}/{len(turns)}] {label}", flush=True)
-            folder = base / f"alone/seed{seed}"
+            folder = base / f"alone/seed{seed}/repeat{repeat}"
             if case != ALONE:
                 place = f"{link}/{case.placement}_{case.ranks}/seed{seed}/repeat{repeat}"
                 folder = base / place / case.run

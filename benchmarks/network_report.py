@@ -50,8 +50,7 @@ def collect(trials: Iterable[tuple[Case, int, int, Mapping[str, Any]]]) -> list[
     for nothing else: the time of their ends is not in its seconds.
 
     Args:
-        trials: case, seed, repeat, metrics.json; `ALONE` and the plain runs are among them, repeat
-            0 of `ALONE` stands for all.
+        trials: case, seed, repeat, metrics.json; `ALONE` and the plain runs are among them.
 
     Returns:
         For each trial its case, seed, repeat and figures; None where there is none.
@@ -60,7 +59,7 @@ def collect(trials: Iterable[tuple[Case, int, int, Mapping[str, Any]]]) -> list[
     records = {(case, seed, repeat): record for case, seed, repeat, record in trials}
     figures = []
     for case, seed, repeat, record in trials:
-        alone = records[ALONE, seed, 0]
+        alone = records[ALONE, seed, repeat]
         plain = records[dataclasses.replace(case, run="plain"), seed, repeat]
         auc, seconds = record["test"]["auc"], seconds_per_step(record)
         figures.append(
@@ -73,6 +72,7 @@ def collect(trials: Iterable[tuple[Case, int, int, Mapping[str, Any]]]) -> list[
                 "auc_difference_plain": difference(auc, plain["test"]["auc"]),
                 "seconds_per_step": seconds,
                 "seconds_share": _ratio(seconds, seconds_per_step(plain)),
+                "seconds_alone": _ratio(seconds, seconds_per_step(alone)),
                 **_traffic(record, plain),
             }
         )
@@ -171,6 +171,7 @@ def results_of(figures: Figures, label: str, is_shaped: bool) -> tuple[Any, Any]
         of("bytes / plain", "bytes_share", "{:.1%}", "mean"),
         of("with control", "bytes_share_with_control", "{:.1%}", "mean"),
         of("seconds / plain", "seconds_share", "{:.2f}", "median each" if is_shaped else "median"),
+        of("seconds / one process", "seconds_alone", "{:.2f}", "median"),
         of("ms per step", "seconds_per_step", "{:.1f}", "median", 1e-3),
         of("AUC - plain", "auc_difference_plain", "{:+.4f}", "mean each"),
         of("AUC - one process", "auc_difference_alone", "{:+.4f}", "mean"),

@@ -8,6 +8,7 @@ to cc_ops/.
 # Framework-free C++ (no TensorFlow, no absl), usable and tested on its own.
 CORE_HDRS = [
     "core/base/drift.h",
+    "core/base/bfloat16.h",
     "core/base/float_bits.h",
     "core/base/hash.h",
     "core/base/host_device.h",
@@ -79,6 +80,7 @@ CORE_HDRS = [
     "core/saturation/skip_score.h",
     "core/hot_keys/access_sketch.h",
     "core/hot_keys/hot_key_sketch.h",
+    "core/exchange/message.h",
     "core/exchange/pull.h",
     "core/exchange/pulled_rows.h",
     "core/exchange/push.h",
@@ -124,6 +126,7 @@ CORE_SRCS = [
     "core/saturation/skip_score.cc",
     "core/hot_keys/access_sketch.cc",
     "core/hot_keys/hot_key_sketch.cc",
+    "core/exchange/message.cc",
     "core/exchange/pull.cc",
     "core/exchange/pulled_rows.cc",
     "core/exchange/push.cc",
@@ -155,6 +158,7 @@ CORE_TESTS = [
     "core/saturation/look_ahead_test.cc",
     "core/saturation/pilot_test.cc",
     "core/saturation/skip_score_test.cc",
+    "core/exchange/message_test.cc",
     "core/exchange/pull_test.cc",
     "core/exchange/pulled_rows_test.cc",
     "core/exchange/push_test.cc",
@@ -268,6 +272,7 @@ TF_SRCS = [
     "tf/hot_keys/hot_key_ops.cc",
     "tf/exchange/exchange_kernels.cc",
     "tf/exchange/exchange_ops.cc",
+    "tf/exchange/message_kernels.cc",
 ]
 
 # Kernels for DEVICE_GPU. They call the launchers above and contain no device code, so the host

@@ -172,6 +172,7 @@ FLAGS: Mapping[str, str] = {
     "output": "Always, but for a try: records, controls and reports need it.",
     "export": "You want to serve the model.",
     "tensorboard": "You want to look while it runs.",
+    "trace": "A step takes longer than you expect.",
     "evaluate_every": "Curves of test quality in the report.",
     "checkpoint_every": "Training takes hours, or the machine may be taken away.",
     "keep_checkpoints": "Disk is short: 1. A run may have to go back further: more.",

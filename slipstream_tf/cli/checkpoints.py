@@ -32,7 +32,7 @@ FOLDER = "checkpoints"
 RUN = "run.json"
 _NOT_WRITTEN = "A checkpoint was not written: "
 # What may differ when a run goes on: it changes no result.
-_FREE = ("threads", "tensorboard", "strict")
+_FREE = ("threads", "tensorboard", "trace", "strict")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,11 +16,12 @@ import tensorflow as tf
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.distributed import Communicator, even_ends, with_next
 from slipstream_tf.distributed.batches import element_of
-from slipstream_tf.inputs.batches import num_rows
 from slipstream_tf.inputs.classifier import weigh_last
 from slipstream_tf.inputs.look_ahead import LookAhead
+from slipstream_tf.inputs.notes import note_share
 from slipstream_tf.inputs.segregation import segregate
 from slipstream_tf.keras import Slipstream
+from slipstream_tf.ops.features import num_rows
 
 
 class TrainingInputs:
@@ -54,9 +55,17 @@ class TrainingInputs:
             self.read, self.seen, self.pulled = (
                 tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(3)
             )
-        self._slipstream, self._reading = slipstream, LookAhead()
-        dataset = _counted(_all_epochs(settings, dataset), self.read)
-        dataset = share_of_rank(dataset, comm)
+        self._slipstream, self._reading, self._asking = slipstream, LookAhead(), LookAhead()
+        leaves = slipstream is not None and slipstream.settings.skips_examples
+        # Else ranks must ask each other whether there are more, and how many.
+        are_even = comm.size > 1 and not leaves and hot_keys is None
+        at_once = settings.batch_size * comm.size if are_even else settings.read_batch_size
+        dataset = _counted(_all_epochs(settings, dataset, at_once), self.read)
+        dataset = (
+            part_of_rank(dataset, settings.batch_size, comm)
+            if are_even
+            else share_of_rank(dataset, comm)
+        )
         dataset = _counted(self._reading.read(dataset), self.seen)
         if hot_keys is not None:
             dataset = segregate(dataset, hot_keys, settings.batch_size)
@@ -67,19 +76,25 @@ class TrainingInputs:
             if settings.control == "random":
                 # As what it is a control of.
                 dataset = weigh_last(dataset, settings.batch_size)
-        dataset = even_ends(self._handed_out(dataset).with_options(_options(settings)), comm)
+        if not are_even:
+            # Ranks ask each other for the next batch while one trains.
+            dataset = even_ends(dataset, comm, note_share)
+        dataset = self._handed_out(dataset, ahead=comm.size > 1 and not are_even)
+        dataset = dataset.with_options(_options(settings))
         self.dataset = with_next(dataset) if settings.prefetch else dataset
 
     def settle(self) -> None:
         """Waits until no batch is being made."""
         if self._slipstream is not None:
             self._slipstream.settle()
+        self._asking.settle()
         self._reading.settle()
 
-    def _handed_out(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def _handed_out(self, dataset: tf.data.Dataset, ahead: bool) -> tf.data.Dataset:
         """Notes in `pulled` what `seen` was when the batch that is pulled had been made.
 
-        With an engine, batches are made while the ones before train; `seen` is ahead then.
+        With an engine, or `ahead`, batches are made while the ones before train; `seen` is ahead
+        then.
         """
         spec = dataset.element_spec
 
@@ -95,12 +110,36 @@ class TrainingInputs:
         noted = dataset.map(note)
         if self._slipstream is not None:
             noted = self._slipstream.read_ahead(noted)
+        elif ahead:
+            noted = self._asking.read(noted)
         return noted.map(hand_out)
 
 
 def share_of_rank(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     """Returns batches rank, rank + size, rank + 2 * size, ... of a data set of batches."""
     return dataset if comm.size == 1 else dataset.shard(comm.size, comm.rank)
+
+
+def part_of_rank(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) -> tf.data.Dataset:
+    """Returns this rank's part of each batch of all ranks, with its share noted.
+
+    Args:
+        dataset: (features, label), in batches of `comm.size * batch_size`; the last may be smaller,
+            of which a rank may have no part.
+        batch_size: examples of a rank.
+        comm: the ranks.
+    """
+
+    @tf.autograph.experimental.do_not_convert
+    def own(features: Any, label: tf.Tensor) -> Any:
+        begin = comm.rank * batch_size
+        features, part = tf.nest.map_structure(
+            lambda whole: whole[begin : begin + batch_size], (features, label)
+        )
+        rows, of_all = tf.size(part), tf.size(label)
+        return note_share((features, part), tf.cast(rows * comm.size / of_all, tf.float32))
+
+    return dataset.map(own)
 
 
 def inputs_of_rank(inputs: int, batch_size: int, comm: Communicator) -> int:
@@ -110,12 +149,12 @@ def inputs_of_rank(inputs: int, batch_size: int, comm: Communicator) -> int:
     return own + rest if batches % comm.size == comm.rank else own
 
 
-def _all_epochs(settings: Settings, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """All epochs in a row, limited: what all ranks train together, cut from blocks into batches.
+def _all_epochs(settings: Settings, dataset: tf.data.Dataset, at_once: int) -> tf.data.Dataset:
+    """All epochs in a row, limited: what all ranks train together, in batches of `at_once`.
 
     One data set over all epochs keeps batches full across their ends, and lets a limit fall in any.
     """
-    dataset = dataset.repeat(settings.epochs).rebatch(settings.read_batch_size)
+    dataset = dataset.repeat(settings.epochs).rebatch(at_once)
     for limit in (settings.max_examples, settings.stop_after):
         if limit is not None:
             dataset = _first_inputs(dataset, limit)

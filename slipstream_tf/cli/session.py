@@ -23,6 +23,7 @@ from slipstream_tf.cli.pipeline import TrainingInputs, inputs_of_rank, share_of_
 from slipstream_tf.cli.program import agreed
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.cli.totals import Exchanged, evaluate, predictor, total, total_metrics
+from slipstream_tf.cli.tracing import TraceCallback
 from slipstream_tf.cli.validation import Validation
 from slipstream_tf.config import HotSet
 from slipstream_tf.distributed import Communicator, even_ends
@@ -280,7 +281,9 @@ class Trainer:
             found.append(engine.callback(self._settings.tensorboard))
         if self._validation is not None:
             found.append(self._validation)
-        return [*found, self._curve, self._timer]
+        found += [self._curve, self._timer]
+        trace = self._settings.trace
+        return found if trace is None else [*found, TraceCallback(self._count, self._comm, trace)]
 
     def _fit(self, batches: Any, bar: TrainingBar, callbacks: Sequence[Any]) -> None:
         """Does what `model.fit` does in one epoch, over an iterator that can be saved."""
@@ -289,8 +292,8 @@ class Trainer:
             [*self._callbacks(bar), *callbacks], model=model, epochs=1, steps=None, verbose=0
         )
         model.stop_training, self._is_stopped = False, True
-        # A caller's own see every step; so do the ranks, which meet at their ends.
-        if not callbacks and self._comm.size == 1:
+        # A caller's own see every step.
+        if not callbacks:
             ends = (self._validation_steps, self._saving.every)
             model.steps_per_execution = build.steps_per_execution(self._settings, *ends)
         model.make_train_function()
@@ -304,11 +307,13 @@ class Trainer:
                 step = self._count.steps
                 listed.on_train_batch_begin(step)
                 try:
-                    logs = model.train_function(batches)
+                    with tf.profiler.experimental.Trace("slipstream steps"):
+                        logs = model.train_function(batches)
                 except (tf.errors.OutOfRangeError, StopIteration):
                     self._is_stopped = False
                     break
-                listed.on_train_batch_end(step, logs)
+                with tf.profiler.experimental.Trace("slipstream callbacks"):
+                    listed.on_train_batch_end(step, logs)
                 start = time.perf_counter()
                 self._saved.after_step(self._count.steps, self._notes)
                 self._timer.leave_out(time.perf_counter() - start)

@@ -24,7 +24,7 @@ _MUST_MATCH = (
 # What makes a control another run than the one that it is compared with.
 _NOT_REPEATED = (
     "policies", "dry_run", "control", "watch", "segregate", "random_shares", "stop_after", "engine",
-    "tensorboard", "data_name",
+    "tensorboard", "trace", "data_name",
 )  # fmt: skip
 # Examples that are read at once.
 _MOST_READ = 8192
@@ -65,6 +65,7 @@ class Settings(Preset):
             None.
         evaluate_every: steps between evaluations in training; None: there are none.
         tensorboard: folder for TensorBoard; or None.
+        trace: file for a trace of some steps; or None.
         random_shares: of the matched run, per window after its warm-up (control "random").
         stop_after: examples that the matched run trained (control "stop").
         engine: further flags of the engine that were given, see `train_flags.ENGINE_FLAGS`.
@@ -106,6 +107,7 @@ class Settings(Preset):
     capacity: int | None = None
     eviction: str = "lru"
     tensorboard: str | None = None
+    trace: str | None = None
     random_shares: tuple[float, ...] = ()
     stop_after: int | None = None
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -87,6 +87,9 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
         make_output(values["output"])
     if values["export"] is not None and not launch.rank():
         _require_free(values["export"])
+    if settings.trace is not None:
+        # Horovod looks when it starts; its timeline then waits until it is wanted.
+        os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
     # It takes seconds: not for --help or a misspelt flag.
     import_tensorflow()
     _set_threads(settings.threads)

@@ -73,6 +73,8 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("tensorboard", Text(),
              "folder for TensorBoard's curves and histograms of the windows",
              needs=(needs.WINDOWS,)),
+        Flag("trace", Text(), "file for a trace of 32 steps, from the 128th on: operations, and "
+             "messages between ranks; open it in ui.perfetto.dev"),
         Flag("evaluate_every", Integer(1), "steps between measurements of the test part in "
              "training, or with --early_stopping of the validation part; their time is "
              "evaluation's", None, "at the end only; with --early_stopping once an epoch",

@@ -12,6 +12,7 @@ import tensorflow as tf
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchange import Names
 from slipstream_tf.errors import invalid
+from slipstream_tf.ops.features import num_rows
 
 KEYS = "keys"
 NEXT_KEYS = "next_keys"
@@ -88,7 +89,11 @@ def _known(shape: tf.TensorShape) -> list[int]:
     return [0 if size is None else size for size in shape]
 
 
-def even_ends(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
+def even_ends(
+    dataset: tf.data.Dataset,
+    comm: Communicator,
+    note: Callable[[Any, tf.Tensor], Any] | None = None,
+) -> tf.data.Dataset:
     """Makes a rank's batches as many as those of the rank that has the most.
 
     Put it last, after `Slipstream.apply`; `with_next` and `.prefetch` may follow. Every rank must
@@ -101,6 +106,9 @@ def even_ends(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
         dataset: of this rank; its elements are batches: nested structures of dense, ragged and
             sparse tensors.
         comm: the ranks.
+        note: called like a function for `dataset.map` with each batch and its inputs over the mean
+            of the ranks' batches, float32, returns the batch to hand out: `inputs.notes.note_share`
+            so that a `keras.LossFeedback` need not ask the ranks in each step.
 
     Returns:
         The same batches, then batches of no inputs until the other ranks' have ended, too.
@@ -113,14 +121,21 @@ def even_ends(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     if comm.size == 1:
         return dataset
     name = Names("even_ends").of("more")
-    real = map_in_step(
-        dataset, lambda *parts: (loosen(element_of(spec, parts)), tf.constant(1, tf.int64))
-    )
-    empty = tf.data.Dataset.from_tensors(0).repeat()
-    empty = empty.map(lambda _: (loosen(filler), tf.constant(0, tf.int64)))
 
-    def ask(element: Any, is_real: tf.Tensor) -> Any:
-        return element, comm.sum(is_real, "control", name)
+    def with_counts(element: Any, is_real: int) -> Any:
+        """The batch, whether it is one, and its inputs."""
+        rows = num_rows(tf.nest.flatten(element)[0])
+        return element, tf.stack([tf.constant(is_real, tf.int64), rows])
+
+    real = map_in_step(dataset, lambda *parts: with_counts(loosen(element_of(spec, parts)), 1))
+    empty = tf.data.Dataset.from_tensors(0).repeat().map(lambda _: with_counts(loosen(filler), 0))
+
+    def ask(element: Any, own: tf.Tensor) -> Any:
+        every = comm.sum(own, "control", name)
+        if note is not None:
+            share = own[1] * comm.size / tf.maximum(every[1], 1)
+            element = note(element, tf.cast(share, tf.float32))
+        return element, every[0]
 
     together = real.concatenate(empty).map(ask).take_while(lambda _, count: count > 0)
     options = tf.data.Options()
@@ -147,9 +162,18 @@ def scale_loss(loss: tf.Tensor, batch_size: Any, comm: Communicator) -> tf.Tenso
         return loss
     own = tf.cast(batch_size, loss.dtype)
     total = comm.sum(tf.reshape(own, [1]), "control", _BATCH_SIZE.of("batch_size"))[0]
-    scale = own * comm.size / tf.maximum(total, 1.0)
-    loss = tf.where(own > 0, loss, tf.zeros_like(loss))
-    scaled = loss * scale
+    return scale_loss_by(loss, own * comm.size / tf.maximum(total, 1.0))
+
+
+def scale_loss_by(loss: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    """Does what `scale_loss` does, where it is known what share of the step's inputs a rank has.
+
+    Args:
+        loss: as of `scale_loss`.
+        share: scalar, inputs of this rank's batch over the mean of the ranks'.
+    """
+    loss = tf.where(share > 0, loss, tf.zeros_like(loss))
+    scaled = loss * share
     return scaled + tf.stop_gradient(loss - scaled)
 
 

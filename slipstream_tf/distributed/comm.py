@@ -6,7 +6,7 @@ in the same order, with no rows if it has none, whether in eager code or in a `t
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
@@ -16,7 +16,23 @@ from slipstream_tf.errors import require_choice, require_integer
 # What bytes are counted as. "control": counts, digests, states; everything that is not data.
 KINDS = ("keys", "rows", "gradients", "deferred", "dense", "control")
 # A name, or the scalar tensor of its index, which may change from step to step.
-Kind: TypeAlias = "str | tf.Tensor"
+OneKind: TypeAlias = "str | tf.Tensor"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """The kinds of a message that has several.
+
+    Attributes:
+        parts: kinds, and as int64 scalars the bytes that are of them: of a tensor that is gathered,
+            all of it; of one that is exchanged, what is meant for others. All other bytes are
+            "control".
+    """
+
+    parts: "Sequence[tuple[OneKind, tf.Tensor]]"
+
+
+Kind: TypeAlias = "OneKind | Mixed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +84,7 @@ class Communicator(Protocol):
 
         Args:
             tensor: any shape.
-            kind: what its bytes are counted as: one of `KINDS`, or its index as a tensor.
+            kind: what its bytes are counted as: one of `KINDS`, its index as a tensor, or several.
             name: the same on all ranks and of no other collective under way.
         """
 
@@ -120,6 +136,17 @@ class Communicator(Protocol):
         It must be entered in eager code, and no collective may be under way.
         """
 
+    def start_timeline(self, path: str) -> None:
+        """Has every collective noted, on rank 0, in a file as Horovod's timeline has it.
+
+        Args:
+            path: of the file. The environment must have HOROVOD_TIMELINE=DYNAMIC since before
+                `init`.
+        """
+
+    def stop_timeline(self) -> None:
+        """Ends what `start_timeline` began."""
+
 
 class SingleProcess:
     """A job of one rank: every collective returns its own tensor."""
@@ -128,25 +155,25 @@ class SingleProcess:
 
     def sum(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
         """See `Communicator.sum`."""
-        index_of(kind, name)
+        indices_of(kind, name)
         return tf.convert_to_tensor(tensor)
 
     def gather(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
         """See `Communicator.gather`."""
-        index_of(kind, name)
+        indices_of(kind, name)
         return tf.convert_to_tensor(tensor)
 
     def exchange(
         self, tensor: Any, splits: Any, kind: Kind, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Communicator.exchange`."""
-        index_of(kind, name)
+        indices_of(kind, name)
         tensor, splits = tf.convert_to_tensor(tensor), tf.convert_to_tensor(splits)
         return tensor, tf.ensure_shape(splits, [1])
 
     def broadcast(self, tensor: Any, root: int, kind: Kind, name: str) -> tf.Tensor:
         """See `Communicator.broadcast`."""
-        index_of(kind, name)
+        indices_of(kind, name)
         require_integer("root", root, 0, 0, name)
         return tf.convert_to_tensor(tensor)
 
@@ -156,24 +183,32 @@ class SingleProcess:
 
     def count_sent(self, nbytes: Any, kind: Kind, name: str) -> Any:
         """See `Communicator.count_sent`; nothing leaves the process."""
-        index_of(kind, name)
+        indices_of(kind, name)
 
     def uncounted(self) -> contextlib.AbstractContextManager[None]:
         """See `Communicator.uncounted`."""
         return contextlib.nullcontext()
 
+    def start_timeline(self, path: str) -> None:
+        """See `Communicator.start_timeline`; there is nothing to note."""
 
-def index_of(kind: Kind, name: str) -> Any:
-    """Returns a kind's number in `KINDS`; that of a tensor is the tensor.
+    def stop_timeline(self) -> None:
+        """See `Communicator.stop_timeline`."""
+
+
+def indices_of(kind: Kind, name: str) -> list[Any]:
+    """Returns a kind's number in `KINDS`, where it has parts behind those of theirs.
 
     Args:
-        kind: whose number.
+        kind: whose number; that of a tensor is the tensor.
         name: of the collective, for errors.
 
     Raises:
         ValueError: there is no such kind.
     """
+    if isinstance(kind, Mixed):
+        return [*(indices_of(part, name)[0] for part, _ in kind.parts), KINDS.index("control")]
     if not isinstance(kind, str):
-        return kind
+        return [kind]
     require_choice("kind", kind, KINDS, name)
-    return KINDS.index(kind)
+    return [KINDS.index(kind)]

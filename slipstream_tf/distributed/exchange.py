@@ -1,23 +1,23 @@
-"""Gradient rows between ranks: every rank's to all ranks, in float32 or bfloat16.
+"""Keys and rows between ranks: to all, or to their owners, in float32 or bfloat16.
 
-In: what `ops.exchange` collected on this rank. Out: what to apply on this rank. Every rank must
-call it, with no rows if it has none.
+In: what `ops.exchange` collected on this rank. Out: what came to this rank. Each call is one
+collective, which every rank must call, with no rows if it has none.
 """
 
 import collections
 import dataclasses
 import weakref
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import tensorflow as tf
 
-from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf.distributed.comm import Communicator, Mixed
 from slipstream_tf.errors import require_choice, require_integer
+from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer
 
 WIRE_DTYPES = ("float32", "bfloat16")
-# What one rank can send another at once.
-_MOST_SENT = 2**31 - 1
 # Whether rows are rounded: always or never, or as a tensor says.
 Rounds: TypeAlias = "bool | tf.Tensor"
 
@@ -78,87 +78,24 @@ class Wire:
         return steps >= self.warmup_steps
 
 
-def to_wire(values: tf.Tensor, rounds: Rounds) -> tf.Tensor:
-    """Returns float32 values in the form that is sent.
-
-    Args:
-        values: float32 [n], or of any shape if `rounds` is no tensor.
-        rounds: from `Wire.rounds`.
-
-    Returns:
-        The values, if they are never rounded; else bits of them as uint16: those of bfloat16, in
-        their shape, or all: [2 n].
-    """
-    if isinstance(rounds, bool):
-        return tf.bitcast(tf.cast(values, tf.bfloat16), tf.uint16) if rounds else values
-    return tf.cond(
-        rounds,
-        lambda: to_wire(values, True),
-        lambda: tf.reshape(tf.bitcast(values, tf.uint16), [-1]),
-    )
-
-
-def splits_on_wire(splits: tf.Tensor, rounds: Rounds) -> tf.Tensor:
-    """Returns how long the parts of `to_wire` are, for int32 `splits` of the values."""
-    return splits if isinstance(rounds, bool) else splits * tf.where(rounds, 1, 2)
-
-
-def from_wire(sent: tf.Tensor, rounds: Rounds) -> tf.Tensor:
-    """Returns the float32 values of what `to_wire` made."""
-    if isinstance(rounds, bool):
-        return tf.cast(tf.bitcast(sent, tf.bfloat16), tf.float32) if rounds else sent
-    return tf.cond(
-        rounds,
-        lambda: from_wire(sent, True),
-        lambda: tf.bitcast(tf.reshape(sent, [-1, 2]), tf.float32),
-    )
-
-
-def splits_of(sizes: tf.Tensor, what: str) -> tf.Tensor:
-    """Returns int32 sizes of what is sent to each rank, for int64 ones.
-
-    Args:
-        sizes: int64 [ranks].
-        what: is sent, for the error, e.g. "keys".
-
-    Raises:
-        tf.errors.InvalidArgumentError: one is more than 2^31 - 1.
-    """
-    message = f"{what} for one rank are more than 2^31 - 1: make the batches smaller"
-    tf.debugging.assert_less_equal(sizes, tf.constant(_MOST_SENT, tf.int64), message)
-    return tf.cast(sizes, tf.int32)
-
-
-def gather_keys(
-    comm: Communicator, sizes: tf.Tensor, keys: tf.Tensor, names: Names, what: str
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gives every rank the keys of all.
-
-    Args:
-        comm: the ranks.
-        sizes: int64 [1, tables], keys of each table on this rank.
-        keys: int64 [n], by table.
-        names: names the collectives.
-        what: the keys are of, e.g. "gradients".
-
-    Returns:
-        sizes int64 [ranks, tables] and keys int64 [m] of all ranks.
-    """
-    all_sizes = comm.gather(sizes, "control", names.of(f"{what}.sizes"))
-    return all_sizes, comm.gather(keys, "keys", names.of(f"{what}.keys"))
-
-
 def gather_rows(
-    comm: Communicator, own: SendBuffer, names: Names, what: str, kind: Any, rounds: Rounds
+    comm: Communicator,
+    own: SendBuffer,
+    row_floats: Sequence[int],
+    names: Names,
+    what: str,
+    kind: Any = "rows",
+    rounds: Rounds = False,
 ) -> SendBuffer:
-    """Gives every rank the rows of all.
+    """Gives every rank the rows of all, in one message of each.
 
     Args:
         comm: the ranks.
         own: rows of this rank, for all: sizes [1, tables].
-        names: names the collectives.
+        row_floats: of each table, values of a row; 0: keys come without.
+        names: names the collective.
         what: the rows are, e.g. "gradients".
-        kind: what the values' bytes are counted as, see `Communicator`.
+        kind: what the values' bytes are counted as, see `Communicator`; a list: each table's.
         rounds: from `Wire.rounds`; the same on all ranks.
 
     Returns:
@@ -166,29 +103,43 @@ def gather_rows(
     """
     if comm.size == 1:
         return own
-    # All are given at once: Horovod sends them together.
-    sizes, keys = gather_keys(comm, own.sizes, own.keys, names, what)
-    values = comm.gather(to_wire(own.values, rounds), kind, names.of(f"{what}.values"))
-    return SendBuffer(sizes, keys, from_wire(values, rounds))
+    message, _ = exchange_ops.pack_messages(own, row_floats, rounds)
+    kinds = _kinds_of(own.sizes[0], row_floats, kind, rounds)
+    received = comm.gather(message, kinds, names.of(what))
+    return exchange_ops.unpack_messages(received, comm.size, row_floats)
 
 
-def exchange_keys(
-    comm: Communicator, sizes: tf.Tensor, keys: tf.Tensor, names: Names, what: str
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends each rank the keys that are meant for it.
+def exchange_rows(
+    comm: Communicator,
+    own: SendBuffer,
+    row_floats: Sequence[int],
+    names: Names,
+    what: str,
+    kind: Any = "rows",
+    rounds: Rounds = False,
+) -> SendBuffer:
+    """Sends each rank the rows, or keys, that are meant for it, in one message to each.
 
     Args:
         comm: the ranks.
-        sizes: int64 [ranks, buffers], keys for each.
-        keys: int64 [n], by rank, then by table.
-        names: names the collectives.
-        what: the keys are for, e.g. "lookup".
+        own: sizes [ranks, tables].
+        row_floats, names, what, kind, rounds: see `gather_rows`.
 
     Returns:
-        sizes int64 [ranks, buffers] and keys int64 [m] that came from each.
+        What came from each: sizes [ranks, tables].
     """
-    each = tf.ones([comm.size], tf.int32)
-    received_sizes, _ = comm.exchange(sizes, each, "control", names.of(f"{what}.sizes"))
-    splits = splits_of(tf.reduce_sum(sizes, axis=1), "keys")
-    received, _ = comm.exchange(keys, splits, "keys", names.of(f"{what}.keys"))
-    return received_sizes, received
+    messages, lengths = exchange_ops.pack_messages(own, row_floats, rounds)
+    to_others = tf.reduce_sum(own.sizes, axis=0) - own.sizes[comm.rank]
+    kinds = _kinds_of(to_others, row_floats, kind, rounds)
+    received, _ = comm.exchange(messages, lengths, kinds, names.of(what))
+    return exchange_ops.unpack_messages(received, comm.size, row_floats)
+
+
+def _kinds_of(rows: tf.Tensor, row_floats: Sequence[int], kind: Any, rounds: Rounds) -> Mixed:
+    """The kinds of a message of so many rows of each table."""
+    value_bytes = tf.where(rounds, 2, 4) if isinstance(rounds, tf.Tensor) else 2 if rounds else 4
+    sent = rows * tf.constant(row_floats, tf.int64) * tf.cast(value_bytes, tf.int64)
+    parts = [("keys", tf.reduce_sum(rows) * 8)]
+    if isinstance(kind, list):
+        return Mixed([*parts, *zip(kind, tf.unstack(sent, len(kind)), strict=True)])
+    return Mixed([*parts, (kind, tf.reduce_sum(sent))])

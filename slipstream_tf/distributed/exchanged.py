@@ -252,7 +252,7 @@ class ReplicatedStore(ExchangedStore):
     def _exchanged(
         self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: Rounds
     ) -> exchange_ops.SendBuffer:
-        return gather_rows(self.comm, collected, self._names, what, kind, rounds)
+        return gather_rows(self.comm, collected, self._dims, self._names, what, kind, rounds)
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """See `EmbeddingStore.gather`; no row is ever lost, so that every key counts as found.

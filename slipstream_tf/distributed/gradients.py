@@ -5,6 +5,7 @@ those of watched tables are masked or deferred, averaged over the ranks. Method:
 arXiv 2404.04270, with rows compacted away before they are sent or applied.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +13,9 @@ import tensorflow as tf
 
 from slipstream_tf import _compat
 from slipstream_tf.distributed.comm import KINDS, Communicator, SingleProcess
-from slipstream_tf.distributed.exchange import Names, Wire, from_wire, to_wire
+from slipstream_tf.distributed.exchange import Names, Wire, gather_rows
 from slipstream_tf.errors import invalid
+from slipstream_tf.ops.exchange import SendBuffer
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.stores.variable import VariableStore
 
@@ -66,11 +68,18 @@ class GradientExchange:
             return passed
         averaged = list(passed)
         dense: dict[tf.DType, list[int]] = {}
-        for index, (gradient, table) in enumerate(zip(passed, tables, strict=True)):
-            if isinstance(gradient, tf.IndexedSlices):
-                averaged[index] = self._add_rows(gradient, f"{index}", self._kind_of(table))
-            elif gradient is not None:
+        sparse = [i for i, gradient in enumerate(passed) if isinstance(gradient, tf.IndexedSlices)]
+        for index, (gradient, source) in enumerate(zip(passed, sources, strict=True)):
+            # An anchor's is 0, and there when rows have been exchanged: nothing else waits for it.
+            is_anchor = hasattr(source, "slipstream_anchor")
+            if gradient is not None and index not in sparse and not is_anchor:
                 dense.setdefault(tf.as_dtype(gradient.dtype), []).append(index)
+        if sparse:
+            kinds = [self._kind_of(tables[index]) for index in sparse]
+            for index, rows in zip(
+                sparse, self._add_rows([passed[i] for i in sparse], kinds), strict=True
+            ):
+                averaged[index] = rows
         for dtype, indices in dense.items():
             values = self._average_dense([passed[index] for index in indices], dtype.name)
             for index, value in zip(indices, values, strict=True):
@@ -113,7 +122,7 @@ class GradientExchange:
     def _average_dense(self, gradients: Sequence[Any], name: str) -> list[tf.Tensor]:
         """In one sum, so that the order in which ranks' values are added is always the same."""
         flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
-        total = self._comm.sum(flat, "dense", self._names.of(f"dense.{name}"))
+        total = self._sum(flat, f"dense.{name}")
         parts = tf.split(
             total / tf.cast(self._comm.size, total.dtype),
             [tf.size(gradient) for gradient in gradients],
@@ -123,19 +132,66 @@ class GradientExchange:
             for part, gradient in zip(parts, gradients, strict=True)
         ]
 
-    def _add_rows(self, gradient: tf.IndexedSlices, number: str, kind: Any) -> tf.IndexedSlices:
-        own = self._add_up(gradient)
-        keys = self._comm.gather(own.indices, "keys", self._names.of(f"keys.{number}"))
-        sent = to_wire(own.values, self._rounds)
-        rows = self._comm.gather(sent, kind, self._names.of(f"rows.{number}"))
-        rows = from_wire(rows, self._rounds)
-        return self._add_up(tf.IndexedSlices(rows, keys, gradient.dense_shape))
+    def _sum(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+        name = self._names.of(name)
+        if self._comm.size > 2:
+            return self._comm.sum(flat, "dense", name)
+        # Of two ranks, as many bytes either way; a gather takes fewer messages, and goes together
+        # with that of the rows.
+        sent = tf.reshape(tf.bitcast(flat, tf.uint8), [-1])
+        both = tf.reshape(self._comm.gather(sent, "dense", name), [2, -1, flat.dtype.size])
+        first, second = tf.unstack(tf.bitcast(both, flat.dtype))
+        return first + second
+
+    def _add_rows(
+        self, gradients: Sequence[tf.IndexedSlices], kinds: list[Any]
+    ) -> list[tf.IndexedSlices]:
+        """The sums of all ranks' rows of each key; all gradients travel in one message."""
+        own = [self._add_up(gradient) for gradient in gradients]
+        widths = [_row_floats(gradient) for gradient in gradients]
+        with tf.device("CPU:0"):
+            sizes = tf.stack([tf.size(part.indices, tf.int64) for part in own])
+            keys = tf.concat([tf.cast(part.indices, tf.int64) for part in own], 0)
+            values = tf.concat([tf.reshape(part.values, [-1]) for part in own], 0)
+            rows = SendBuffer(sizes[tf.newaxis], keys, values)
+            got = gather_rows(self._comm, rows, widths, self._names, "rows", kinds, self._rounds)
+            # By rank, then by gradient.
+            sizes = tf.reshape(got.sizes, [-1])
+            each = self._comm.size * len(own)
+            keys_of = tf.split(got.keys, sizes, num=each)
+            lengths = tf.reshape(got.sizes * tf.constant(widths, tf.int64), [-1])
+            values_of = tf.split(got.values, lengths, num=each)
+        return [
+            self._add_up(
+                tf.IndexedSlices(
+                    tf.reshape(
+                        tf.concat(values_of[index :: len(own)], 0),
+                        tf.concat([[-1], tf.shape(part.values)[1:]], 0),
+                    ),
+                    tf.cast(tf.concat(keys_of[index :: len(own)], 0), part.indices.dtype),
+                    part.dense_shape,
+                )
+            )
+            for index, part in enumerate(own)
+        ]
 
     def _add_up(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         """The sum of each index's rows, in their order; Horovod would send them all."""
         device = slices.values.device or "CPU:0"
         nothing = self._nothing.setdefault(device, KeySet(device))
         return mask_gradients(slices, nothing).slices
+
+
+def _row_floats(gradient: tf.IndexedSlices) -> int:
+    """How many values a row of a gradient has."""
+    count = gradient.values.shape[1:].num_elements()
+    if count is None:
+        shape = tf.get_static_value(gradient.dense_shape)
+        count = None if shape is None else math.prod(int(size) for size in shape[1:])
+    if count is None:
+        allowed = "a shape that is known but for its first size"
+        raise invalid("gradient", gradient.values.shape, "an exchange between ranks", allowed)
+    return int(count)
 
 
 def store_of(watched: Any, place: str) -> VariableStore:

@@ -208,20 +208,17 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             skip_read_only=is_training,
             refreshed=is_training and self.refresh_movement is not None,
         )
-        theirs = exchange.exchange_keys(self.comm, sizes, keys, self._names, what)
-        return KeyRequest(sizes, keys, *theirs)
+        request = exchange_ops.SendBuffer(sizes, keys, tf.zeros([0]))
+        widths = [0] * int(sizes.shape[1])
+        theirs = exchange.exchange_rows(self.comm, request, widths, self._names, f"{what}.keys")
+        return KeyRequest(sizes, keys, theirs.sizes, theirs.keys)
 
     def _exchanged(
         self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: exchange.Rounds
     ) -> exchange_ops.SendBuffer:
-        request = collected.sizes, collected.keys
-        sizes, keys = exchange.exchange_keys(self.comm, *request, self._names, what)
-        values = tf.reduce_sum(collected.sizes * tf.constant(self._dims, tf.int64), axis=1)
-        leaving = exchange.splits_of(values, "gradient values")
-        sent = exchange.to_wire(collected.values, rounds)
-        splits = exchange.splits_on_wire(leaving, rounds)
-        received, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
-        return exchange_ops.SendBuffer(sizes, keys, exchange.from_wire(received, rounds))
+        return exchange.exchange_rows(
+            self.comm, collected, self._dims, self._names, what, kind, rounds
+        )
 
     def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
         """See `ExchangedStore.share_collected`; where a rank's are not finite, all are NaN."""
@@ -295,11 +292,14 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         flat = tf.constant(np.concatenate(chosen), tf.int64)
         form = self._with_summary.read_value(), self._rounds()
         send_buffer, _ = exchange_ops.pull_rows(self._handles, sizes, flat, False, *form)
-        all_sizes, all_keys = exchange.gather_keys(self.comm, sizes, flat, self._names, "frozen")
+        own = exchange_ops.SendBuffer(sizes, flat, tf.zeros([0]))
+        all_keys = exchange.gather_rows(
+            self.comm, own, [0] * len(self.tables), self._names, "frozen.keys"
+        )
         received = self.comm.gather(send_buffer, "rows", self._names.of("frozen.values"))
         exchange_ops.store_replicas(
             self._replicas._handles,
-            exchange_ops.SendBuffer(all_sizes, all_keys, received),
+            exchange_ops.SendBuffer(all_keys.sizes, all_keys.keys, received),
             *form,
             read_only=True,
             ignored_rank=self.comm.rank,

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from slipstream_tf._compat import told_batch_size
 from slipstream_tf.errors import invalid
+from slipstream_tf.ops.features import num_rows
 
 
 def static_batch_size(element_spec: Any) -> int | None:
@@ -151,12 +152,3 @@ def rows_of(element: Any, rows: tf.Tensor) -> Any:
         return tf.SparseTensor(tf.concat([row, kept.indices[:, 1:]], 1), kept.values, shape)
 
     return tf.nest.map_structure(choose, element)
-
-
-def num_rows(component: Any) -> tf.Tensor:
-    """Returns the rows of a dense tensor, RaggedTensor or SparseTensor, int64 []."""
-    if isinstance(component, tf.SparseTensor):
-        return component.dense_shape[0]
-    if isinstance(component, tf.RaggedTensor):
-        return component.nrows(out_type=tf.int64)
-    return tf.shape(component, out_type=tf.int64)[0]

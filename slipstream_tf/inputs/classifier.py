@@ -12,11 +12,11 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_integer
-from slipstream_tf.inputs.batches import chosen_rows, num_rows, static_batch_size
+from slipstream_tf.inputs.batches import chosen_rows, static_batch_size
 from slipstream_tf.inputs.notes import add_notes, without_wrapping
 from slipstream_tf.inputs.spec import OFFSET, SKIPPABLE
 from slipstream_tf.ops.classifier import InputClassifier
-from slipstream_tf.ops.features import FeatureSpec, of_specs
+from slipstream_tf.ops.features import FeatureSpec, num_rows, of_specs
 
 
 def skip_inputs(

@@ -7,7 +7,10 @@ log-odds are shifted by. Out: a mapping that holds both; of that, the features a
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from slipstream_tf.inputs.spec import NOTES
+import tensorflow as tf
+
+from slipstream_tf.inputs.spec import NOTES, SHARE
+from slipstream_tf.ops.features import num_rows
 
 FEATURES = "slipstream_features"
 """Name of what the features were, where they are no mapping: a key matrix, a tuple."""
@@ -18,7 +21,7 @@ def add_notes(features: Any, **notes: Any) -> dict[str, Any]:
 
     Args:
         features: a mapping, or anything else, which becomes `FEATURES` of the mapping.
-        **notes: "skippable", "log_odds_offset".
+        **notes: "skippable", "log_odds_offset", "share_of_step".
     """
     if not isinstance(features, Mapping):
         features = {FEATURES: features}
@@ -50,3 +53,15 @@ def without_wrapping(features: Any) -> Any:
     if isinstance(features, Mapping) and FEATURES in features:
         return features[FEATURES]
     return features
+
+
+def note_share(batch: tuple[Any, ...], share: tf.Tensor) -> tuple[Any, ...]:
+    """Returns a batch of a rank with its share of the step noted, of which its loss is a mean.
+
+    Args:
+        batch: (features, label, ...).
+        share: float32 scalar, its inputs over the mean of the ranks' batches.
+    """
+    features, label, *rest = batch
+    rows = num_rows(tf.nest.flatten(label)[0])
+    return (add_notes(features, **{SHARE: tf.fill([rows], share)}), label, *rest)

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_integer, require_number
-from slipstream_tf.inputs.batches import chosen_rows, num_rows
-from slipstream_tf.ops.features import PADDING_KEY
+from slipstream_tf.inputs.batches import chosen_rows
+from slipstream_tf.ops.features import PADDING_KEY, num_rows
 from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys, snapshot_bytes
 
 # Inputs whose keys are counted apart before they are merged.

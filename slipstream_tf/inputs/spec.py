@@ -22,7 +22,11 @@ OFFSET = "log_odds_offset"
 """Name of the feature, float32 [batch], that is added to the log-odds of a prediction in training:
 what thinning has shifted them by."""
 
-NOTES = (SKIPPABLE, OFFSET)
+SHARE = "share_of_step"
+"""Name of the feature, float32 [batch], the same for all: inputs of this rank's batch over the mean
+of the ranks'."""
+
+NOTES = (SKIPPABLE, OFFSET, SHARE)
 """Names of features that say something of an example, and are none of what a model takes."""
 
 PARTS = ("train", "valid", "test")

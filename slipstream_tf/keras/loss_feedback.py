@@ -13,11 +13,11 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf import _compat
-from slipstream_tf.distributed.batches import scale_loss
+from slipstream_tf.distributed.batches import scale_loss, scale_loss_by
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.notes import take_notes
-from slipstream_tf.inputs.spec import OFFSET
+from slipstream_tf.inputs.spec import OFFSET, SHARE
 from slipstream_tf.keras.contract import reaching_rows
 from slipstream_tf.keras.passes import Applied
 
@@ -208,7 +208,7 @@ class LossFeedback:
         if not is_training or self._told is None:
             return loss
         if self._comm is not None:
-            loss = scale_loss(loss, tf.shape(tf.nest.flatten(given["y"])[0])[0], self._comm)
+            loss = self._scaled(loss, given)
         x = given.get("x")
         if self._recorder is None or any(x is told for told in self._told):
             return loss
@@ -220,6 +220,15 @@ class LossFeedback:
         recorded = self.record_losses(x, *told)
         with tf.control_dependencies([] if recorded is None else [recorded]):
             return tf.identity(loss)
+
+    def _scaled(self, loss: Any, given: dict[str, Any]) -> Any:
+        """The loss, whose gradient is this rank's part of that of all inputs of the step."""
+        assert self._comm is not None
+        notes = take_notes(given.get("x"), self._input_names())[1]
+        # What thinning has left of a batch is another share.
+        if SHARE in notes and self._thinner is None and self._comm.size > 1:
+            return scale_loss_by(loss, tf.cast(tf.reduce_sum(notes[SHARE][:1]), loss.dtype))
+        return scale_loss(loss, tf.shape(tf.nest.flatten(given["y"])[0])[0], self._comm)
 
     def _offset_of(self, x: Any) -> Any:
         """What the log-odds of a batch's predictions are shifted by in training; None: nothing."""

@@ -15,6 +15,7 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.batches import call_at, sized
 from slipstream_tf.inputs.class_weights import weigh_classes
 from slipstream_tf.inputs.look_ahead import LookAhead
+from slipstream_tf.inputs.notes import note_share
 from slipstream_tf.inputs.spec import SKIPPABLE
 from slipstream_tf.keras import leaving_out, misuse
 from slipstream_tf.keras.callbacks import SaturationCallback
@@ -231,8 +232,10 @@ class Slipstream(tf.train.experimental.PythonState):
         # Ranks that have fewer batches get empty ones.
         self.most_batches = most_known(self.comm, source.most, "slipstream.batches")
         again = functools.partial(self.apply, dataset, batch_size, get_keys, drop_remainder, ahead)
+        # Features that have notes are for models that take them off.
+        even = even_ends(kept, self.comm, note_share if self.needs_losses else None)
         return Applied(
-            even_ends(self.read_ahead(kept) if ahead else kept, self.comm),
+            self.read_ahead(even) if ahead else even,
             self.most_batches,
             functools.partial(misuse.require_no_validation, self),
             (lambda weights: again(class_weight=weights)) if class_weight is None else None,
@@ -247,7 +250,7 @@ class Slipstream(tf.train.experimental.PythonState):
     ) -> tf.data.Dataset:
         """The first part of `apply`, for those who put something between: see there.
 
-        `read_ahead` may follow; with several ranks, `distributed.even_ends` must.
+        With several ranks, `distributed.even_ends` must follow, and `read_ahead` may.
         """
         self.plan.batches = sized(dataset, batch_size).batches
         kept = leaving_out.leave_out(self, dataset, batch_size, get_keys, drop_remainder)

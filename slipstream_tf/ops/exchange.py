@@ -110,6 +110,54 @@ def apply_rows(
     )
 
 
+def pack_messages(
+    rows: SendBuffer, row_floats: Sequence[int], rounds: Any = False
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Puts sizes, keys and values for each rank in one piece.
+
+    Its length changes seldom from call to call: it may be some hundredths longer than what is in
+    it. What carries it agrees on tensors of a new length in more rounds.
+
+    Args:
+        rows: for each rank and table.
+        row_floats: of each table, values of a row; 0: its keys come without.
+        rounds: bool scalar, whether values are rounded to bfloat16.
+
+    Returns:
+        uint8 [bytes], to rank 0 first, and int32 [ranks], the bytes to each.
+
+    Raises:
+        tf.errors.InvalidArgumentError: sizes do not fit keys and values, or a rank's message has
+            more than 2^30 bytes.
+    """
+    return tuple(
+        _loader.library().slipstream_pack_messages(
+            sizes=rows.sizes,
+            keys=rows.keys,
+            values=rows.values,
+            rounds=rounds,
+            row_floats=list(row_floats),
+        )
+    )
+
+
+def unpack_messages(messages: tf.Tensor, ranks: int, row_floats: Sequence[int]) -> SendBuffer:
+    """Takes apart what `pack_messages` of each rank put together for this one.
+
+    Args:
+        messages: uint8 [bytes], of rank 0 first.
+        ranks: how many there are.
+        row_floats: as they were packed.
+
+    Raises:
+        tf.errors.InvalidArgumentError: they are not those of so many ranks and tables.
+    """
+    unpacked = _loader.library().slipstream_unpack_messages(
+        messages=messages, ranks=ranks, row_floats=list(row_floats)
+    )
+    return SendBuffer(*unpacked)
+
+
 def route_keys(
     replicas: Sequence[tf.Tensor],
     packed: PackedFeatures,

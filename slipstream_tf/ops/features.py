@@ -273,3 +273,12 @@ def table_indices(
             allowed = "a table of the classifier: " + ", ".join(tables)
             raise invalid("table", spec.table, f"feature {spec.name!r}", allowed)
     return indices
+
+
+def num_rows(component: Any) -> tf.Tensor:
+    """Returns the rows of a dense tensor, RaggedTensor or SparseTensor, int64 []."""
+    if isinstance(component, tf.SparseTensor):
+        return component.dense_shape[0]
+    if isinstance(component, tf.RaggedTensor):
+        return component.nrows(out_type=tf.int64)
+    return tf.shape(component, out_type=tf.int64)[0]

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "cc_ops/core/base/float_bits.h"
+#include "cc_ops/core/base/bfloat16.h"
 
 namespace slipstream {
 namespace {
@@ -12,14 +12,7 @@ namespace {
 float FromUpperHalf(const uint8_t* bytes) {
   uint16_t upper;
   std::memcpy(&upper, bytes, sizeof(upper));
-  return FloatOf(static_cast<uint32_t>(upper) << 16);
-}
-
-// To the nearest bfloat16, ties to even.
-uint16_t Round(float value) {
-  const uint32_t bits = BitsOf(value);
-  if (value != value) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  return FromBfloat16(upper);
 }
 
 constexpr int64_t kSummaryBytes = 2;
@@ -166,7 +159,7 @@ void RowPacker::Add(int64_t key, const float* row, bool is_refreshed, bool is_gi
   }
   for (int64_t j = 0; j < dim; ++j) {
     if (format_.rounds) {
-      Append(Round(row[j]), bytes_);
+      Append(RoundToBfloat16(row[j]), bytes_);
     } else {
       Append(row[j], bytes_);
     }

@@ -1,4 +1,7 @@
 // Registrations of the ops that exchange gradient rows and rows with other processes.
+#include <cstdint>
+#include <vector>
+
 #include "cc_ops/tf/base/shapes.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
 #include "tensorflow/core/framework/op.h"
@@ -76,6 +79,58 @@ learning_rate: a scalar for all tables, or [tables].
 scale: [tables], multiplies the sums; empty: they stay.
 create_missing: whether keys without a row get one; else their gradients are dropped, and
   counted.
+)doc");
+
+REGISTER_OP("SlipstreamPackMessages")
+    .Input("sizes: int64")
+    .Input("keys: int64")
+    .Input("values: float")
+    .Input("rounds: bool")
+    .Attr("row_floats: list(int) >= 1")
+    .Output("messages: uint8")
+    .Output("lengths: int32")
+    .SetShapeFn(Shapes("[ranks, tables], [n], [m], [] -> [bytes], [ranks]"))
+    .Doc(R"doc(
+Puts sizes, keys and values for each rank in one piece, whose length changes seldom from call to
+call.
+
+sizes: [ranks, tables], rows for each rank.
+keys: [n], by rank, then by table.
+values: their rows behind each other, each as wide as its table.
+rounds: scalar, whether values are rounded to bfloat16.
+row_floats: [tables], values of a row; 0: keys come without.
+messages: to rank 0 first.
+lengths: [ranks], bytes of each.
+)doc");
+
+REGISTER_OP("SlipstreamUnpackMessages")
+    .Input("messages: uint8")
+    .Attr("ranks: int >= 1")
+    .Attr("row_floats: list(int) >= 1")
+    .Output("sizes: int64")
+    .Output("keys: int64")
+    .Output("values: float")
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      int ranks = 0;
+      std::vector<int64_t> row_floats;
+      tensorflow::shape_inference::ShapeHandle messages;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &messages));
+      TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+      TF_RETURN_IF_ERROR(c->GetAttr("row_floats", &row_floats));
+      c->set_output(0, c->Matrix(ranks, static_cast<int64_t>(row_floats.size())));
+      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Gives what SlipstreamPackMessages of each rank put into its message to this one.
+
+messages: of rank 0 first.
+ranks: how many there are.
+row_floats: [tables], as they were packed.
+sizes: [ranks, tables], rows from each rank.
+keys: [n], by rank, then by table.
+values: their rows behind each other.
 )doc");
 
 REGISTER_OP("SlipstreamRouteKeys")

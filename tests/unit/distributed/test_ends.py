@@ -9,25 +9,26 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf.distributed import SingleProcess, even_ends, scale_loss, with_next
+from slipstream_tf.inputs.notes import note_share
 
 
 class WithOthers:
-    """The rank of a job whose other rank has so many batches."""
+    """The rank of a job whose other rank has so many batches, of so many inputs each."""
 
     rank, size, local_rank = 0, 2, 0
 
-    def __init__(self, batches_of_others: int):
-        self._left = batches_of_others
+    def __init__(self, batches_of_others: int, inputs: int = 0):
+        self._left, self._inputs = batches_of_others, inputs
 
     def sum(self, tensor, kind, name):
         del kind, name
 
         def add(own):
             self._left -= 1
-            return own + np.int64(self._left >= 0)
+            return own + np.int64(self._left >= 0) * np.int64([1, self._inputs])
 
         total = tf.numpy_function(add, [tensor], tf.int64)
-        return tf.ensure_shape(total, [])
+        return tf.ensure_shape(total, [2])
 
 
 def features_and_labels(inputs: int, batch_size: int, drop_remainder: bool = False):
@@ -62,6 +63,14 @@ def test_empty_batches_follow_until_all_have_ended(drop_remainder):
     assert features["name"].shape == (0,) and features["name"].dtype == tf.string
     assert isinstance(features["bag"], tf.RaggedTensor) and features["bag"].nrows() == 0
     assert labels.dtype == tf.float32
+
+
+def test_the_share_of_each_batch_is_noted():
+    data = tf.data.Dataset.from_tensor_slices(({"keys": np.arange(5)}, np.ones(5))).batch(3)
+    got = list(even_ends(data, WithOthers(3, 1), note_share))
+    shares = [features["share_of_step"].numpy().tolist() for features, _ in got]
+    # 3 of 4 inputs, 2 of 3, none of 1: over means of 2, 1.5 and .5.
+    assert shares == [[1.5] * 3, [np.float32(4 / 3)] * 2, []]
 
 
 def test_ranks_that_end_first_hold_nobody_up():

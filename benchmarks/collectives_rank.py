@@ -1,0 +1,144 @@
+"""A rank of `collectives.py`: exchanges tensors of given sizes and computes nothing.
+
+    collectives_rank.py SETTINGS
+
+SETTINGS: JSON: bytes of "dense", "keys" and "values", "loops" of a call, "rounds", "cases" by name
+(all if empty), "output" of rank 0. Written there: milliseconds of each round, by case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+Tensors = list[tf.Tensor]
+
+
+class Collectives:
+    """The collectives of a training step, with tensors of its sizes.
+
+    Args:
+        dense: bytes of the weights' gradients.
+        keys: bytes of a rank's keys.
+        values: bytes of their rows.
+    """
+
+    def __init__(self, dense: int, keys: int, values: int) -> None:
+        self._dense = tf.Variable(tf.ones([dense // 4]))
+        self._keys = tf.Variable(tf.ones([keys // 8], tf.int64))
+        self._values = tf.Variable(tf.ones([values // 4]))
+        self._sizes = tf.Variable(tf.ones([1, 8], tf.int64))
+        self._message = tf.Variable(tf.zeros([keys + values + 64], tf.uint8))
+        self._calls = tf.Variable(0)
+
+    def cases(self) -> dict[str, Callable[[], Tensors]]:
+        """What is timed: by name, a function of a graph that gives what came."""
+        return {
+            "nothing": lambda: [tf.identity(self._dense)],
+            "sum of the weights' gradients": lambda: [self._sum()],
+            "gather of one message": lambda: [self._gather(self._message, "message")],
+            "the same, of a changing length": lambda: [self._gather(self._varied(), "varied")],
+            "sizes, keys, values gathered at once": lambda: self._three(self._values, "three"),
+            "the same, of changing lengths": self._varied_three,
+            "exchange of one message": lambda: [self._exchange(self._message, "exchanged")],
+            "sum and one message at once": lambda: [
+                self._sum("both"), self._gather(self._message, "both.message"),
+            ],
+            "as it was: 4 in turn, changing lengths": self._in_turn,
+        }  # fmt: skip
+
+    def _sum(self, name: str = "sum", after: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+        return hvd.allreduce(_behind(self._dense, after), op=hvd.Sum, name=name)
+
+    def _count(self, name: str, after: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+        return hvd.allreduce(_behind(self._sizes[0, :1], after), op=hvd.Sum, name=name)
+
+    def _gather(self, tensor: Any, name: str, after: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+        return hvd.allgather(_behind(tensor, after), name=name)
+
+    def _exchange(self, tensor: Any, name: str) -> tf.Tensor:
+        each = tf.size(tensor) // hvd.size()
+        splits = tf.tensor_scatter_nd_update(
+            tf.fill([hvd.size()], each), [[0]], [tf.size(tensor) - each * (hvd.size() - 1)]
+        )
+        return hvd.alltoall(_behind(tensor, ()), splits=splits, name=name)[0]
+
+    def _varied(self) -> tf.Tensor:
+        return self._message[self._calls.assign_add(1) % 7 :]
+
+    def _three(self, values: Any, name: str, after: Sequence[tf.Tensor] = ()) -> Tensors:
+        parts = (("sizes", self._sizes), ("keys", self._keys), ("values", values))
+        return [self._gather(tensor, f"{name}.{part}", after) for part, tensor in parts]
+
+    def _varied_three(self, after: Sequence[tf.Tensor] = ()) -> Tensors:
+        return self._three(self._values[self._calls.assign_add(1) % 7 :], "varied.three", after)
+
+    def _in_turn(self) -> Tensors:
+        """A question whether there are more batches, the batch's size, rows, weights."""
+        first = self._count("more")
+        rows = self._varied_three([self._count("size", [first])])
+        return [self._sum("last", rows), *rows]
+
+
+def _behind(tensor: Any, after: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The tensor, when what comes before has come."""
+    if not after:
+        return tf.identity(tensor)
+    # Dependencies alone are left out, where nobody looks at what came.
+    zeros = [tf.cast(tf.reshape(came, [-1])[0] * 0, tensor.dtype) for came in after]
+    return tf.add_n([tf.identity(tensor), *(tf.broadcast_to(z, tf.shape(tensor)) for z in zeros)])
+
+
+def looped(case: Callable[[], Tensors], loops: int) -> Any:
+    """Returns a function that makes a case's collectives so many times, one after the other."""
+
+    def body(index: tf.Tensor, seen: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        # What nobody looks at, TensorFlow would not exchange.
+        first = [tf.cast(tf.reshape(tensor, [-1])[0], tf.float32) for tensor in case()]
+        return index + 1, tf.add_n([seen, *first])
+
+    def call() -> tf.Tensor:
+        start = (tf.constant(0), tf.constant(0.0))
+        return tf.while_loop(lambda i, _: i < loops, body, start, parallel_iterations=1)
+
+    return tf.function(call, autograph=False)
+
+
+def main() -> None:
+    """Times all cases in turn, so many rounds."""
+    given = json.loads(sys.argv[1])
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    hvd.init()
+    collectives = Collectives(given["dense"], given["keys"], given["values"])
+    cases = collectives.cases()
+    chosen = {name: cases[name] for name in given["cases"] or cases}
+    calls = {name: looped(case, given["loops"]) for name, case in chosen.items()}
+    for call in calls.values():
+        call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(given["rounds"]):
+        for name, call in calls.items():
+            hvd.allreduce(tf.zeros([1]), name="start")
+            start = time.perf_counter()
+            call()
+            times[name].append((time.perf_counter() - start) * 1e3 / given["loops"])
+    if hvd.rank() == 0:
+        with open(given["output"], "w", encoding="utf-8") as file:
+            json.dump({name: statistics.median(each) for name, each in times.items()}, file)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+#include "cc_ops/core/exchange/message.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace slipstream {
+namespace {
+
+// Two ranks, a table of rows of 3 values and one of 1.
+struct Sent {
+  std::vector<int64_t> sizes = {2, 1, 0, 3};
+  std::vector<int64_t> keys = {5, -7, 9, 1, 2, 3};
+  std::vector<float> values = {1.5f, -2.f, 3.f, 4.f, 5.f, 6.f, 7.f, 8.f, 9.f, 10.f};
+
+  MessageParts parts() const {
+    return {2,
+            sizes.data(),
+            keys.data(),
+            static_cast<int64_t>(keys.size()),
+            values.data(),
+            static_cast<int64_t>(values.size())};
+  }
+};
+const std::vector<int64_t> kRowFloats = {3, 1};
+
+std::vector<uint8_t> Written(const Sent& sent, bool rounds, SteadyLengths* lengths) {
+  MessageWriter writer(kRowFloats, rounds);
+  EXPECT_TRUE(writer.Take(sent.parts(), lengths).ok());
+  int64_t all = 0;
+  for (const int64_t length : writer.lengths()) all += length;
+  std::vector<uint8_t> bytes(static_cast<size_t>(all), 0xee);
+  writer.Write(bytes.data());
+  return bytes;
+}
+
+Sent Read(const std::vector<uint8_t>& bytes) {
+  MessageReader reader(kRowFloats);
+  EXPECT_TRUE(reader.Take(bytes.data(), static_cast<int64_t>(bytes.size()), 2).ok());
+  Sent got;
+  got.sizes.assign(4, -1);
+  got.keys.assign(static_cast<size_t>(reader.num_keys()), -1);
+  got.values.assign(static_cast<size_t>(reader.num_values()), -1.f);
+  reader.Read(got.sizes.data(), got.keys.data(), got.values.data());
+  return got;
+}
+
+TEST(MessageTest, WhatIsWrittenIsRead) {
+  const Sent sent;
+  for (const bool rounds : {false, true}) {
+    SteadyLengths lengths;
+    const Sent got = Read(Written(sent, rounds, &lengths));
+    EXPECT_EQ(got.sizes, sent.sizes);
+    EXPECT_EQ(got.keys, sent.keys);
+    EXPECT_EQ(got.values, sent.values) << "all of them are bfloat16 numbers";
+  }
+}
+
+TEST(MessageTest, ValuesAreRoundedToTheNearestBfloat16) {
+  Sent sent;
+  sent.values[0] = 1.f + 1.f / 256;  // between two: to the even one
+  sent.values[1] = 1.f + 3.f / 256;
+  sent.values[2] = std::numeric_limits<float>::quiet_NaN();
+  sent.values[3] = std::numeric_limits<float>::infinity();
+  SteadyLengths lengths;
+  const Sent got = Read(Written(sent, true, &lengths));
+  EXPECT_EQ(got.values[0], 1.f);
+  EXPECT_EQ(got.values[1], 1.f + 4.f / 256);
+  EXPECT_TRUE(std::isnan(got.values[2]));
+  EXPECT_EQ(got.values[3], std::numeric_limits<float>::infinity());
+}
+
+TEST(MessageTest, NothingOfTheMemoryBeforeIsSent) {
+  SteadyLengths lengths, fresh;
+  const std::vector<uint8_t> bytes = Written(Sent(), false, &lengths);
+  int64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof(length));
+  // Header, 3 keys, 7 values.
+  for (int64_t i = 4 * 8 + 3 * 8 + 7 * 4; i < length; ++i) EXPECT_EQ(bytes[i], 0) << i;
+}
+
+TEST(MessageTest, LengthsStayUntilOneIsTooShortOrLongTooLong) {
+  SteadyLengths lengths;
+  const int64_t first = lengths.Of(1, 100000);
+  EXPECT_GE(first, 100000);
+  EXPECT_LE(first, 107000);
+  EXPECT_EQ(lengths.Of(1, first), first);
+  EXPECT_EQ(lengths.Of(1, first / 2), first);
+  const int64_t longer = lengths.Of(1, first + 1);
+  EXPECT_GT(longer, first);
+  EXPECT_EQ(lengths.Of(1, 10), longer);
+  for (int i = 0; i < 1000; ++i) lengths.Of(1, i % 50 == 0 ? longer : 10);
+  EXPECT_EQ(lengths.Of(1, 10), longer) << "one in fifty needs it";
+  for (int i = 0; i < 65; ++i) lengths.Of(1, 2000);
+  EXPECT_LT(lengths.Of(1, 2000), 2500);
+  EXPECT_LT(lengths.Of(0, 10), 2000) << "of another rank";
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(lengths.Of(2, i * 10), lengths.Of(2, 0));
+}
+
+TEST(MessageTest, PartsThatDoNotFitAreRefused) {
+  SteadyLengths lengths;
+  const auto status_of = [&](const Sent& sent) {
+    return MessageWriter(kRowFloats, false).Take(sent.parts(), &lengths);
+  };
+  Sent sent;
+  sent.sizes[3] = 4;
+  EXPECT_NE(status_of(sent).message().find("sizes[1, 1] is 4"), std::string::npos);
+  sent.sizes[3] = 2;
+  EXPECT_NE(status_of(sent).message().find("sizes name 5 keys"), std::string::npos);
+  sent.sizes[3] = -1;
+  EXPECT_NE(status_of(sent).message().find("is -1 rows"), std::string::npos);
+  sent = Sent();
+  sent.values.pop_back();
+  EXPECT_FALSE(status_of(sent).ok());
+}
+
+TEST(MessageTest, DamagedMessagesAreRefused) {
+  SteadyLengths lengths;
+  const std::vector<uint8_t> whole = Written(Sent(), false, &lengths);
+  const auto message_of = [](const std::vector<uint8_t>& bytes, int ranks) {
+    return MessageReader(kRowFloats)
+        .Take(bytes.data(), static_cast<int64_t>(bytes.size()), ranks)
+        .message();
+  };
+  const auto with = [&](size_t word, int64_t value) {
+    std::vector<uint8_t> bytes = whole;
+    std::memcpy(bytes.data() + 8 * word, &value, sizeof(value));
+    return message_of(bytes, 2);
+  };
+  EXPECT_EQ(message_of(whole, 2), "");
+  EXPECT_NE(message_of(whole, 1).find("lie behind"), std::string::npos);
+  EXPECT_NE(message_of(whole, 3).find("rank 2 has no header"), std::string::npos);
+  EXPECT_NE(message_of({whole.begin(), whole.end() - 8}, 2).find("rank 1 has a length"),
+            std::string::npos);
+  for (const int64_t length : {int64_t{-8}, int64_t{0}, int64_t{33}, int64_t{1} << 62}) {
+    EXPECT_NE(with(0, length).find("rank 0 has a length"), std::string::npos) << length;
+  }
+  EXPECT_NE(with(1, 7).find("values of kind 7"), std::string::npos);
+  for (const int64_t size : {int64_t{-1}, int64_t{1} << 40, int64_t{1} << 62}) {
+    EXPECT_NE(with(2, size).find("rows of its table 0"), std::string::npos) << size;
+    EXPECT_NE(with(3, size).find("rows of its table 1"), std::string::npos) << size;
+  }
+}
+
+}  // namespace
+}  // namespace slipstream

@@ -1,0 +1,97 @@
+// Kernels that put what goes to each rank in one piece, and take it apart again.
+#include <cstdint>
+#include <mutex>
+#include <numeric>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc_ops/core/exchange/message.h"
+#include "cc_ops/tf/base/kernel_values.h"
+#include "cc_ops/tf/base/memory_checked.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace slipstream {
+namespace {
+
+namespace tf = tensorflow;
+
+constexpr int64_t kMostFloats = 1 << 20;
+
+absl::Status ReadRowFloats(tf::OpKernelConstruction* c, std::vector<int64_t>* row_floats) {
+  TF_RETURN_IF_ERROR(c->GetAttr("row_floats", row_floats));
+  for (size_t t = 0; t < row_floats->size(); ++t) {
+    if ((*row_floats)[t] < 0 || (*row_floats)[t] > kMostFloats) {
+      return absl::InvalidArgumentError(absl::StrCat("row_floats[", t, "] is ", (*row_floats)[t],
+                                                     "; allowed: 0 to ", kMostFloats));
+    }
+  }
+  return absl::OkStatus();
+}
+
+class PackMessagesOp : public tf::OpKernel {
+ public:
+  explicit PackMessagesOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, ReadRowFloats(c, &row_floats_));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    bool rounds = false;
+    OP_REQUIRES_OK(c, CheckInputs(c, 0, "sizes: [?, r], keys: [?], values: [?]",
+                                  {{'r', static_cast<int64_t>(row_floats_.size())}}));
+    OP_REQUIRES_OK(c, ReadScalar(c, 3, "rounds", &rounds));
+    MessageParts parts;
+    parts.ranks = static_cast<int>(c->input(0).dim_size(0));
+    parts.sizes = Data<int64_t>(c, 0);
+    parts.keys = Data<int64_t>(c, 1);
+    parts.num_keys = c->input(1).NumElements();
+    parts.values = Data<float>(c, 2);
+    parts.num_values = c->input(2).NumElements();
+    MessageWriter writer(row_floats_, rounds);
+    {
+      // The same op may run for two calls of a function at a time.
+      const std::lock_guard<std::mutex> lock(mutex_);
+      OP_REQUIRES_OK(c, ToAbsl(writer.Take(parts, &lengths_)));
+    }
+    const std::vector<int64_t>& lengths = writer.lengths();
+    const int64_t bytes = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    uint8_t* messages = nullptr;
+    OP_REQUIRES_OK(c, Allocate(c, 0, tf::TensorShape({bytes}), &messages));
+    writer.Write(messages);
+    OP_REQUIRES_OK(c, Output(c, 1, std::vector<int32_t>(lengths.begin(), lengths.end())));
+  }
+
+ private:
+  std::vector<int64_t> row_floats_;
+  std::mutex mutex_;
+  SteadyLengths lengths_;  // guarded by mutex_
+};
+
+class UnpackMessagesOp : public tf::OpKernel {
+ public:
+  explicit UnpackMessagesOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, ReadRowFloats(c, &row_floats_));
+    OP_REQUIRES_OK(c, c->GetAttr("ranks", &ranks_));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    OP_REQUIRES_OK(c, CheckInputs(c, 0, "messages: [?]"));
+    MessageReader reader(row_floats_);
+    OP_REQUIRES_OK(c, ToAbsl(reader.Take(Data<uint8_t>(c, 0), c->input(0).NumElements(), ranks_)));
+    int64_t *sizes = nullptr, *keys = nullptr;
+    float* values = nullptr;
+    const auto tables = static_cast<int64_t>(row_floats_.size());
+    OP_REQUIRES_OK(c, Allocate(c, 0, tf::TensorShape({ranks_, tables}), &sizes));
+    OP_REQUIRES_OK(c, Allocate(c, 1, tf::TensorShape({reader.num_keys()}), &keys));
+    OP_REQUIRES_OK(c, Allocate(c, 2, tf::TensorShape({reader.num_values()}), &values));
+    reader.Read(sizes, keys, values);
+  }
+
+ private:
+  std::vector<int64_t> row_floats_;
+  int ranks_ = 1;
+};
+
+SLIPSTREAM_CPU_KERNEL("SlipstreamPackMessages", PackMessagesOp);
+SLIPSTREAM_CPU_KERNEL("SlipstreamUnpackMessages", UnpackMessagesOp);
+
+}  // namespace
+}  // namespace slipstream
