@@ -51,8 +51,8 @@ class Traffic:
       so that only the total over ranks is exact.
 
     Not in it: headers of TCP and below, about a twentieth on Ethernet, and what Horovod's ranks say
-    to each other all the time, at every cycle (HOROVOD_CYCLE_TIME, 1 ms): 0.1 to 0.6 MB/s per rank
-    where it was measured, with two to four ranks.
+    to each other all the time, at every cycle (HOROVOD_CYCLE_TIME, see `init`): 0.7 to 1.3 MB/s per
+    rank where it was measured, with two to four ranks.
 
     Attributes:
         bytes: kind (see `KINDS`) -> bytes.

@@ -100,6 +100,9 @@ def call_exchange_ops(call: Call) -> None:
     update = {"gradients": _gradients(looked_up), "learning_rate": RATE}
     found = call("SlipstreamCollectGradients", plan=looked_up.plan, ranks=2, **update)
     received = {name: getattr(found, name).numpy() for name in ("sizes", "keys", "values")}
+    packed = call("SlipstreamPackMessages", rounds=np.False_, row_floats=[2, 3], **received)
+    messages = packed.messages.numpy()
+    call("SlipstreamUnpackMessages", messages=messages, ranks=2, row_floats=[2, 3])
     scale = np.array([0.5, 2.0], np.float32)[: len(owners)]
     call("SlipstreamApplyRows", handles=owners, learning_rate=RATE, scale=scale, **received)
     for table in deferring:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream_tf.cli import train
+from slipstream_tf.cli import tracing, train
 from slipstream_tf.cli.program import run_program
 
 # 31 batches of 128: rank 1 has one less than rank 0, whose last is a short one.
@@ -70,6 +70,24 @@ def test_two_ranks_train_what_one_process_does(
     # Rank 0 alone speaks; horovodrun names the rank at each line's start.
     assert done.stdout.count("test AUC") == 1 and "[1]" not in done.stdout
     assert "rank 0 of 2" in done.stderr and "rank 1 of 2" not in done.stderr
+
+
+def test_a_trace_has_the_operations_of_all_ranks_and_their_messages(
+    run_ranks: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    flags = (f"--trace={path}", "--batch_size=12")
+    train_on_two(run_ranks, tmp_path / "run", *flags)
+    events = json.loads(path.read_text())["traceEvents"]
+    for rank in range(2):
+        names = [event["name"] for event in events if event["pid"] == rank]
+        # Of each step one, but for those in which the trace begins and ends.
+        for name in ("SlipstreamLookup", "SlipstreamApplyRows"):
+            assert abs(names.count(name) - tracing.STEPS) <= 2
+        assert "slipstream steps" in names
+    processes = [event for event in events if event.get("name") == "process_name"]
+    exchanges = [e["args"]["name"] for e in processes if e["pid"] >= 1000]
+    assert {"exchange of slipstream.replicated.gradients"} < set(exchanges)
 
 
 @pytest.mark.parametrize("placement", ["replicated", "sharded"])

@@ -21,21 +21,21 @@ def break_off() -> None:
 
     from slipstream_tf.cli import pipeline
 
-    whole = pipeline.share_of_rank
+    whole = pipeline.part_of_rank
 
     def check(index: np.int64) -> np.int64:
         if index == 2:
             raise ValueError("the third batch is torn")
         return index
 
-    def torn(dataset: tf.data.Dataset, comm: Any) -> tf.data.Dataset:
+    def torn(dataset: tf.data.Dataset, *of_rank: Any) -> tf.data.Dataset:
         def read(index: Any, batch: Any) -> Any:
             with tf.control_dependencies([tf.numpy_function(check, [index], tf.int64)]):
                 return tf.nest.map_structure(tf.identity, batch)
 
-        return whole(dataset, comm).enumerate().map(read)
+        return whole(dataset, *of_rank).enumerate().map(read)
 
-    pipeline.share_of_rank = torn
+    pipeline.part_of_rank = torn
 
 
 def kill_after(last: int) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from slipstream_tf.cli import demo, train
 from slipstream_tf.cli.flag_set import RUN_ERROR, USAGE_ERROR, RunError, UsageError
-from slipstream_tf.cli.pipeline import inputs_of_rank, share_of_rank
+from slipstream_tf.cli.pipeline import inputs_of_rank, part_of_rank, share_of_rank
 from slipstream_tf.cli.program import AgreedError, agreed, run_program
 from slipstream_tf.distributed import SingleProcess
 from slipstream_tf.distributed.agreement import gather_json
@@ -46,6 +46,26 @@ def test_shares_of_all_ranks_are_all_inputs_once(inputs: int, size: int) -> None
         assert len(own) == inputs_of_rank(inputs, 4, comm)
         taken += own
     assert sorted(taken) == list(range(inputs))
+
+
+@pytest.mark.parametrize("inputs", [1, 7, 8, 30, 36])
+@pytest.mark.parametrize("size", [2, 3])
+def test_parts_of_a_step_are_all_inputs_once_and_tell_their_share(inputs: int, size: int) -> None:
+    steps = []
+    for rank in range(size):
+        comm = OneOf(rank, size)
+        parts = list(part_of_rank(batches(inputs, 4 * size), 4, comm))
+        assert sum(len(label) for _, label in parts) == inputs_of_rank(inputs, 4, comm)
+        steps.append(parts)
+    taken: list[int] = []
+    for parts in zip(*steps, strict=True):
+        sizes = [len(label) for _, label in parts]
+        for (features, label), own in zip(parts, sizes, strict=True):
+            assert features["id"].numpy().tolist() == label.numpy().tolist()
+            share = np.float32(own * size / sum(sizes))
+            assert features["share_of_step"].numpy().tolist() == [share] * own
+            taken += label.numpy().tolist()
+    assert taken == list(range(inputs))
 
 
 def test_values_of_ranks_may_differ_in_length() -> None:
