@@ -19,3 +19,14 @@ def rank() -> int | None:
     """Returns the rank of this process in its job, from 0; None: it is in no job."""
     variable = rank_variable()
     return None if variable is None else int(os.environ[variable])
+
+
+def is_on_one_host() -> bool:
+    """Whether the launcher says that all ranks of the job run on this host."""
+    variable = rank_variable()
+    if variable is None:
+        return True
+    local, every = (
+        os.environ.get(variable.replace("_RANK", name)) for name in ("_LOCAL_SIZE", "_SIZE")
+    )
+    return local is not None and local == every

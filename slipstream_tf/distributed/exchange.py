@@ -135,6 +135,25 @@ def exchange_rows(
     return exchange_ops.unpack_messages(received, comm.size, row_floats)
 
 
+def exchange_bytes(
+    comm: Communicator, sent: tf.Tensor, lengths: tf.Tensor, names: Names, what: str
+) -> tf.Tensor:
+    """Sends each rank its part of the bytes of rows, uint8 [n]; returns those that came.
+
+    Args:
+        comm: the ranks.
+        sent: uint8 [m], for rank 0 first.
+        lengths: int32 [ranks], the bytes for each.
+        names: names the collective.
+        what: the rows are for, e.g. "lookup".
+    """
+    padded, padded_lengths = exchange_ops.pad_messages(sent, lengths)
+    to_others = tf.reduce_sum(lengths) - lengths[comm.rank]
+    kinds = Mixed([("rows", tf.cast(to_others, tf.int64))])
+    received, _ = comm.exchange(padded, padded_lengths, kinds, names.of(what))
+    return exchange_ops.unpad_messages(received, comm.size)
+
+
 def _kinds_of(rows: tf.Tensor, row_floats: Sequence[int], kind: Any, rounds: Rounds) -> Mixed:
     """The kinds of a message of so many rows of each table."""
     value_bytes = tf.where(rounds, 2, 4) if isinstance(rounds, tf.Tensor) else 2 if rounds else 4

@@ -151,8 +151,9 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             refreshed=refreshes,
             own_rank=self.comm.rank,
         )
-        name = self._names.of(f"{what}.rows")
-        received, _ = self.comm.exchange(send_buffer, splits, "rows", name)
+        received = exchange.exchange_bytes(
+            self.comm, send_buffer, splits, self._names, f"{what}.rows"
+        )
         stored = exchange_ops.store_replicas(
             self._replicas._handles,
             exchange_ops.SendBuffer(requested.sizes, requested.keys, received),

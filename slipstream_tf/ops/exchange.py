@@ -158,6 +158,35 @@ def unpack_messages(messages: tf.Tensor, ranks: int, row_floats: Sequence[int]) 
     return SendBuffer(*unpacked)
 
 
+def pad_messages(sent: tf.Tensor, lengths: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Pads bytes for each rank to lengths that change seldom from call to call.
+
+    Args:
+        sent: uint8 [n], for rank 0 first.
+        lengths: int32 [ranks], the bytes for each, up to 2^30.
+
+    Returns:
+        uint8 [m] and int32 [ranks], their lengths.
+
+    Raises:
+        tf.errors.InvalidArgumentError: lengths are not those of the bytes.
+    """
+    return tuple(_loader.library().slipstream_pad_messages(bytes=sent, lengths=lengths))
+
+
+def unpad_messages(padded: tf.Tensor, ranks: int) -> tf.Tensor:
+    """Returns the bytes, uint8 [n], that `pad_messages` of each rank was given for this one.
+
+    Args:
+        padded: uint8 [m], of rank 0 first.
+        ranks: how many there are.
+
+    Raises:
+        tf.errors.InvalidArgumentError: they are not padded bytes of so many ranks.
+    """
+    return _loader.library().slipstream_unpad_messages(padded=padded, ranks=ranks)
+
+
 def route_keys(
     replicas: Sequence[tf.Tensor],
     packed: PackedFeatures,

@@ -103,6 +103,9 @@ def call_exchange_ops(call: Call) -> None:
     packed = call("SlipstreamPackMessages", rounds=np.False_, row_floats=[2, 3], **received)
     messages = packed.messages.numpy()
     call("SlipstreamUnpackMessages", messages=messages, ranks=2, row_floats=[2, 3])
+    lengths = np.array([messages.size - 5, 5], np.int32)
+    padded = call("SlipstreamPadMessages", bytes=messages, lengths=lengths)
+    call("SlipstreamUnpadMessages", padded=padded.padded.numpy(), ranks=2)
     scale = np.array([0.5, 2.0], np.float32)[: len(owners)]
     call("SlipstreamApplyRows", handles=owners, learning_rate=RATE, scale=scale, **received)
     for table in deferring:

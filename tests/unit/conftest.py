@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.distributed.comm import KINDS, Traffic
+from slipstream_tf.distributed.comm import KINDS, Mixed, Traffic
 
 
 class ThreadRank:
@@ -51,6 +51,9 @@ class ThreadRank:
         pieces = np.split(np.asarray(tensor), np.cumsum(splits)[:-1])
         if isinstance(kind, str):
             self.sent[kind] += sum(p.nbytes for r, p in enumerate(pieces) if r != self.rank)
+        for part, nbytes in kind.parts if isinstance(kind, Mixed) else ():
+            if isinstance(part, str):
+                self.sent[part] += int(nbytes)
         mine = [sent[self.rank] for sent in self._meet_with(pieces, name)]
         lengths = tf.constant([len(piece) for piece in mine], tf.int32)
         return tf.constant(np.concatenate(mine)), lengths

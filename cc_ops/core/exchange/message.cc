@@ -19,6 +19,7 @@ constexpr int kMostTooLong = 64;
 // What one rank can send another.
 constexpr int64_t kMostBytes = std::numeric_limits<int32_t>::max();
 
+constexpr int64_t kPaddingHeader = 2 * kWord;
 int64_t HeaderBytes(size_t tables) { return (2 + static_cast<int64_t>(tables)) * kWord; }
 
 SLIPSTREAM_SIMD_CLONES void RoundAll(const float* values, int64_t n, uint16_t* out) {
@@ -42,11 +43,57 @@ int64_t SteadyLengths::Of(size_t rank, int64_t bytes) {
   Length& last = lengths_[rank];
   const bool is_too_long = last.bytes > kLeastBytes && bytes < last.bytes / 2;
   last.too_long = is_too_long ? last.too_long + 1 : 0;
-  if (bytes > last.bytes || last.too_long > kMostTooLong) {
+  if (last.bytes == 0 || bytes > last.bytes || last.too_long > kMostTooLong) {
     const int64_t spare = std::max(bytes + bytes / kSpareShare, kLeastBytes);
     last = {(spare + kWord - 1) / kWord * kWord, 0};
   }
   return last.bytes;
+}
+
+std::vector<int64_t> PaddedLengths(const std::vector<int64_t>& bytes, SteadyLengths* lengths) {
+  std::vector<int64_t> padded;
+  for (size_t rank = 0; rank < bytes.size(); ++rank) {
+    padded.push_back(lengths->Of(rank, bytes[rank] + kPaddingHeader));
+  }
+  return padded;
+}
+
+void Pad(const uint8_t* from, const std::vector<int64_t>& bytes, const std::vector<int64_t>& padded,
+         uint8_t* out) {
+  for (size_t rank = 0; rank < bytes.size(); ++rank) {
+    uint8_t* const end = out + padded[rank];
+    const int64_t head[] = {padded[rank], bytes[rank]};
+    Append(head, sizeof(head), &out);
+    Append(from, bytes[rank], &out);
+    std::fill(out, end, uint8_t{0});
+    from += bytes[rank];
+    out = end;
+  }
+}
+
+Status Unpad(const uint8_t* padded, int64_t num_bytes, int ranks, std::vector<uint8_t>* bytes) {
+  bytes->clear();
+  int64_t left = num_bytes;
+  for (int rank = 0; rank < ranks; ++rank) {
+    int64_t head[2] = {0, 0};
+    if (left >= kPaddingHeader) std::memcpy(head, padded, sizeof(head));
+    if (head[0] < kPaddingHeader || head[0] > left || head[1] < 0 ||
+        head[1] > head[0] - kPaddingHeader) {
+      return InvalidArgument("what rank " + std::to_string(rank) + " padded says that it has " +
+                             std::to_string(head[1]) + " of " + std::to_string(head[0]) +
+                             " bytes; " + std::to_string(left) + " are left of " +
+                             std::to_string(num_bytes));
+    }
+    bytes->insert(bytes->end(), padded + kPaddingHeader, padded + kPaddingHeader + head[1]);
+    padded += head[0];
+    left -= head[0];
+  }
+  if (left != 0) {
+    return InvalidArgument(std::to_string(left) + " of " + std::to_string(num_bytes) +
+                           " bytes lie behind those of " + std::to_string(ranks) +
+                           " ranks; allowed: none");
+  }
+  return OkStatus();
 }
 
 MessageWriter::MessageWriter(std::vector<int64_t> row_floats, bool rounds)

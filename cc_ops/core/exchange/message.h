@@ -29,6 +29,15 @@ class SteadyLengths {
   std::vector<Length> lengths_;
 };
 
+// Bytes for each rank, with a header of their length, padded with zeros.
+std::vector<int64_t> PaddedLengths(const std::vector<int64_t>& bytes, SteadyLengths* lengths);
+// padded: from PaddedLengths; out: as long as all of them.
+void Pad(const uint8_t* from, const std::vector<int64_t>& bytes, const std::vector<int64_t>& padded,
+         uint8_t* out);
+// What Pad of each rank was given for this one. InvalidArgument, which names the rank, if it is
+// not.
+Status Unpad(const uint8_t* padded, int64_t num_bytes, int ranks, std::vector<uint8_t>* bytes);
+
 // What is sent to, or came from, some ranks.
 struct MessageParts {
   int ranks = 1;

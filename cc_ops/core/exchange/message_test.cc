@@ -100,6 +100,24 @@ TEST(MessageTest, LengthsStayUntilOneIsTooShortOrLongTooLong) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(lengths.Of(2, i * 10), lengths.Of(2, 0));
 }
 
+TEST(MessageTest, BytesArePaddedAndComeBack) {
+  SteadyLengths lengths;
+  const std::vector<uint8_t> sent = {1, 2, 3, 4, 5};
+  const std::vector<int64_t> bytes = {2, 0, 3};
+  const std::vector<int64_t> padded = PaddedLengths(bytes, &lengths);
+  std::vector<uint8_t> out(3 * 1024, 0xee), got;
+  ASSERT_EQ(padded, std::vector<int64_t>(3, 1024));
+  Pad(sent.data(), bytes, padded, out.data());
+  ASSERT_TRUE(Unpad(out.data(), 3 * 1024, 3, &got).ok());
+  EXPECT_EQ(got, sent);
+  EXPECT_NE(Unpad(out.data(), 3 * 1024, 2, &got).message().find("lie behind"), std::string::npos);
+  EXPECT_NE(Unpad(out.data(), 3 * 1024, 4, &got).message().find("rank 3"), std::string::npos);
+  EXPECT_NE(Unpad(out.data(), 1023, 1, &got).message().find("rank 0"), std::string::npos);
+  const int64_t too_many = 1024 - 15;
+  std::memcpy(out.data() + 8, &too_many, sizeof(too_many));
+  EXPECT_NE(Unpad(out.data(), 3 * 1024, 3, &got).message().find("1009 of 1024"), std::string::npos);
+}
+
 TEST(MessageTest, PartsThatDoNotFitAreRefused) {
   SteadyLengths lengths;
   const auto status_of = [&](const Sent& sent) {

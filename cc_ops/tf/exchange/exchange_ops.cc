@@ -133,6 +133,34 @@ keys: [n], by rank, then by table.
 values: their rows behind each other.
 )doc");
 
+REGISTER_OP("SlipstreamPadMessages")
+    .Input("bytes: uint8")
+    .Input("lengths: int32")
+    .Output("padded: uint8")
+    .Output("padded_lengths: int32")
+    .SetShapeFn(Shapes("[n], [ranks] -> [m], [ranks]"))
+    .Doc(R"doc(
+Pads what goes to each rank, so that its length changes seldom from call to call.
+
+bytes: [n], for rank 0 first.
+lengths: [ranks], the bytes for each.
+padded: [m], with their lengths.
+padded_lengths: [ranks].
+)doc");
+
+REGISTER_OP("SlipstreamUnpadMessages")
+    .Input("padded: uint8")
+    .Attr("ranks: int >= 1")
+    .Output("bytes: uint8")
+    .SetShapeFn(Shapes("[m] -> [n]"))
+    .Doc(R"doc(
+Gives what SlipstreamPadMessages of each rank was given for this one.
+
+padded: [m], of rank 0 first.
+ranks: how many there are.
+bytes: [n].
+)doc");
+
 REGISTER_OP("SlipstreamRouteKeys")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS.Attr("num_tables: int >= 1")
     .Attr("ranks: int >= 1")

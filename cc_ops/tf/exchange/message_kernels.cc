@@ -90,6 +90,61 @@ class UnpackMessagesOp : public tf::OpKernel {
   int ranks_ = 1;
 };
 
+class PadMessagesOp : public tf::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(tf::OpKernelContext* c) override {
+    OP_REQUIRES_OK(c, CheckInputs(c, 0, "bytes: [?], lengths: [?]"));
+    const std::vector<int32_t> given = ValuesOf<int32_t>(c, 1);
+    const std::vector<int64_t> bytes(given.begin(), given.end());
+    int64_t left = c->input(0).NumElements();
+    for (const int64_t length : bytes) {
+      OP_REQUIRES(c, length >= 0 && length <= kMostPadded,
+                  absl::InvalidArgumentError(
+                      absl::StrCat("lengths: ", length, "; allowed: 0 to ", kMostPadded)));
+      left -= length;
+    }
+    OP_REQUIRES(c, left == 0,
+                absl::InvalidArgumentError(
+                    absl::StrCat("bytes has ", c->input(0).NumElements(), " values, lengths name ",
+                                 c->input(0).NumElements() - left, "; allowed: as many")));
+    std::vector<int64_t> padded;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      padded = PaddedLengths(bytes, &lengths_);
+    }
+    uint8_t* out = nullptr;
+    const int64_t all = std::accumulate(padded.begin(), padded.end(), int64_t{0});
+    OP_REQUIRES_OK(c, Allocate(c, 0, tf::TensorShape({all}), &out));
+    Pad(Data<uint8_t>(c, 0), bytes, padded, out);
+    OP_REQUIRES_OK(c, Output(c, 1, std::vector<int32_t>(padded.begin(), padded.end())));
+  }
+
+ private:
+  static constexpr int64_t kMostPadded = int64_t{1} << 30;
+  std::mutex mutex_;
+  SteadyLengths lengths_;  // guarded by mutex_
+};
+
+class UnpadMessagesOp : public tf::OpKernel {
+ public:
+  explicit UnpadMessagesOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("ranks", &ranks_));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    OP_REQUIRES_OK(c, CheckInputs(c, 0, "padded: [?]"));
+    std::vector<uint8_t> bytes;
+    OP_REQUIRES_OK(c,
+                   ToAbsl(Unpad(Data<uint8_t>(c, 0), c->input(0).NumElements(), ranks_, &bytes)));
+    OP_REQUIRES_OK(c, Output(c, 0, bytes));
+  }
+
+ private:
+  int ranks_ = 1;
+};
+
+SLIPSTREAM_CPU_KERNEL("SlipstreamPadMessages", PadMessagesOp);
+SLIPSTREAM_CPU_KERNEL("SlipstreamUnpadMessages", UnpadMessagesOp);
 SLIPSTREAM_CPU_KERNEL("SlipstreamPackMessages", PackMessagesOp);
 SLIPSTREAM_CPU_KERNEL("SlipstreamUnpackMessages", UnpackMessagesOp);
 

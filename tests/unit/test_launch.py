@@ -1,0 +1,33 @@
+"""launch: what launchers say in the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream_tf import launch
+
+PREFIXES = ("HOROVOD", "OMPI_COMM_WORLD", "PMI", "PMIX")
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for prefix in PREFIXES:
+        for name in ("RANK", "SIZE", "LOCAL_SIZE"):
+            monkeypatch.delenv(f"{prefix}_{name}", raising=False)
+
+
+def test_a_process_alone_is_on_one_host() -> None:
+    assert launch.rank() is None and launch.is_on_one_host()
+
+
+@pytest.mark.parametrize("prefix", ["HOROVOD", "OMPI_COMM_WORLD"])
+@pytest.mark.parametrize(("local", "size", "expected"), [("2", "2", True), ("2", "4", False)])
+def test_ranks_of_one_host_are_told_from_others(
+    monkeypatch: pytest.MonkeyPatch, prefix: str, local: str, size: str, expected: bool
+) -> None:
+    monkeypatch.setenv(f"{prefix}_RANK", "1")
+    assert launch.rank() == 1
+    assert not launch.is_on_one_host()  # Nobody says how many there are.
+    monkeypatch.setenv(f"{prefix}_SIZE", size)
+    monkeypatch.setenv(f"{prefix}_LOCAL_SIZE", local)
+    assert launch.is_on_one_host() == expected
