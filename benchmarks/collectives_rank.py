@@ -2,12 +2,14 @@
 
     collectives_rank.py SETTINGS
 
-SETTINGS: JSON: bytes of "dense", "keys" and "values", "loops" of a call, "rounds", "cases" by name
-(all if empty), "output" of rank 0. Written there: milliseconds of each round, by case.
+SETTINGS: JSON: bytes of "dense", "keys" and "values", "loops" of a call, "rounds", "as_init":
+whether threads run as `distributed.init` has them, "output" of rank 0. Written there: milliseconds
+of a step, by case, the median of all rounds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -21,6 +23,8 @@ os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
+
+from slipstream_tf.distributed import processors
 
 Tensors = list[tf.Tensor]
 
@@ -120,11 +124,13 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    hvd.init()
+    with processors.giving_way() if given["as_init"] else contextlib.nullcontext():
+        hvd.init()
+    if given["as_init"]:
+        processors.keep_to_share(hvd.local_rank(), hvd.local_size())
     collectives = Collectives(given["dense"], given["keys"], given["values"])
     cases = collectives.cases()
-    chosen = {name: cases[name] for name in given["cases"] or cases}
-    calls = {name: looped(case, given["loops"]) for name, case in chosen.items()}
+    calls = {name: looped(case, given["loops"]) for name, case in cases.items()}
     for call in calls.values():
         call()
     times: dict[str, list[float]] = {name: [] for name in calls}

@@ -3,12 +3,9 @@
 from slipstream_tf.distributed.batches import even_ends, scale_loss, with_next
 from slipstream_tf.distributed.comm import Communicator, SingleProcess, Traffic
 from slipstream_tf.distributed.exchanged import ReplicatedStore
-from slipstream_tf.distributed.gradients import (
-    DistributedGradientTape,
-    DistributedOptimizer,
-    flush_deferred,
-)
+from slipstream_tf.distributed.gradients import DistributedGradientTape
 from slipstream_tf.distributed.horovod import init
+from slipstream_tf.distributed.optimizer import DistributedOptimizer, flush_deferred
 from slipstream_tf.distributed.saving import JobCheckpoints, SavedJob
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.distributed.watch import PeerLostError

@@ -14,20 +14,41 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 _TASKS = "/proc/self/task"
+_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology"
 
 
-def share_of(processors: Collection[int], rank: int, ranks: int) -> Sequence[int]:
-    """Returns the processors that a rank of a machine keeps to, neighbours of each other.
+def by_place(processors: Iterable[int], topology: str = _TOPOLOGY) -> list[int]:
+    """Returns processors in an order in which those of a socket, and of a core, are neighbours.
 
     Args:
         processors: of the machine.
+        topology: path of the folder that tells where a processor is, with "{}" for its number.
+    """
+
+    def place(processor: int) -> tuple[int, int, int]:
+        told = []
+        for name in ("physical_package_id", "core_id"):
+            try:
+                with open(os.path.join(topology.format(processor), name), encoding="ascii") as file:
+                    told.append(int(file.read()))
+            except (OSError, ValueError):
+                return (0, processor, processor)
+        return (told[0], told[1], processor)
+
+    return sorted(processors, key=place)
+
+
+def share_of(ordered: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
+    """Returns the processors that a rank of a machine keeps to.
+
+    Args:
+        ordered: processors of the machine, from `by_place`.
         rank: of the machine's ranks, from 0.
         ranks: on the machine; all processors, where there are more ranks than these.
     """
-    ordered = sorted(processors)
     if ranks > len(ordered):
         return ordered
     return ordered[rank * len(ordered) // ranks : (rank + 1) * len(ordered) // ranks]
@@ -49,7 +70,7 @@ def keep_to_share(rank: int, ranks: int) -> Sequence[int] | None:
     if ranks == 1 or not os.path.isdir(_TASKS) or "HOROVOD_THREAD_AFFINITY" in os.environ:
         return None
     processors = os.sched_getaffinity(0)
-    own = share_of(processors, rank, ranks)
+    own = share_of(by_place(processors), rank, ranks)
     if len(processors) < (os.cpu_count() or 1) or len(own) == len(processors):
         return None
     for thread in threads():

@@ -16,7 +16,7 @@ from slipstream_tf._compat import callbacks_beside
 from slipstream_tf.distributed.agreement import gather_json, require_same, require_same_rows
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchanged import ExchangedStore, ReplicatedStore
-from slipstream_tf.distributed.gradients import flush_deferred
+from slipstream_tf.distributed.optimizer import flush_deferred
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.contract import refuse_scaled_gradients
 from slipstream_tf.keras.loss_feedback import LossFeedback

@@ -24,11 +24,17 @@ KEYS, LABELS = data()
 
 
 def fitted(
-    comm: Any, apply: str, settings: dict[str, Any], placement: str = "replicated"
+    comm: Any,
+    apply: str,
+    settings: dict[str, Any],
+    placement: str = "replicated",
+    passes: int = 1,
 ) -> dict[str, np.ndarray]:
     """Trains two epochs on this rank's part of each batch; returns rows, slots and weights."""
     layer = make_layer(apply=apply, comm=comm, placement=placement)
-    optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(**settings), comm)
+    optimizer = distributed.DistributedOptimizer(
+        keras.optimizers.SGD(**settings), comm, backward_passes_per_step=passes
+    )
     model = make_model(StepOptimizer(optimizer) if apply == "step" else optimizer, layer)
     batches = tf.data.Dataset.from_tensor_slices((KEYS, LABELS)).batch(16)
     own = batches.map(lambda *batch: tuple(part[comm.rank :: comm.size] for part in batch))
@@ -60,6 +66,16 @@ def main() -> None:
                     atol=2e-6,
                     err_msg=f"{table} {part} with {settings}",
                 )
+    # Gradients of two passes are exchanged once, of weights as of rows.
+    before = comm.traffic().bytes
+    once = fitted(comm, "step", {})
+    between = comm.traffic().bytes
+    added_up = fitted(comm, "step", {}, passes=2)
+    after = comm.traffic().bytes
+    assert differ(fitted(comm, "step", {"gradient_accumulation_steps": 2}), added_up) == set()
+    assert differ(once, added_up) != set()
+    for kind in ("dense", "gradients", "keys"):
+        assert after[kind] - between[kind] < 0.9 * (between[kind] - before[kind]), kind
     print(f"rank {comm.rank} of {comm.size}: steps as they should be", flush=True)
 
 

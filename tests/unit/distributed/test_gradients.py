@@ -1,4 +1,4 @@
-"""distributed.gradients: the optimizer's averages, how it is saved, and what is refused."""
+"""distributed.optimizer: averages, how it is saved, what is refused; and the tape."""
 
 from __future__ import annotations
 
@@ -82,3 +82,17 @@ def test_what_cannot_be_wrapped_is_refused(optimizer, arguments, message):
 def test_a_tape_needs_a_store_or_ranks():
     with pytest.raises(ValueError, match=r"`store`: None.*unless comm is given"):
         DistributedGradientTape(tf.GradientTape())
+
+
+def test_passes_before_a_step_are_the_optimizer_s_accumulation():
+    optimizer = DistributedOptimizer(
+        keras.optimizers.SGD(0.1), SingleProcess(), backward_passes_per_step=3
+    )
+    assert optimizer.gradient_accumulation_steps == 3
+    same = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
+    made = DistributedOptimizer(same, SingleProcess(), backward_passes_per_step=3)
+    assert made.gradient_accumulation_steps == 3
+    with pytest.raises(ValueError, match=r"`gradient_accumulation_steps`: 3.*per_step=2"):
+        DistributedOptimizer(same, SingleProcess(), backward_passes_per_step=2)
+    with pytest.raises(ValueError, match="`backward_passes_per_step`: 0"):
+        DistributedOptimizer(keras.optimizers.SGD(0.1), SingleProcess(), backward_passes_per_step=0)

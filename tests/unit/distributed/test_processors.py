@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,20 @@ def test_ranks_share_out_a_machine(ranks: int) -> None:
 
 
 def test_more_ranks_than_processors_share_all() -> None:
-    assert all(processors.share_of([3, 1], rank, 3) == [1, 3] for rank in range(3))
+    assert all(processors.share_of([1, 3], rank, 3) == [1, 3] for rank in range(3))
+
+
+def test_threads_of_a_core_are_neighbours(tmp_path: Path) -> None:
+    # Two sockets of two cores with two threads each, numbered as Linux does.
+    for number in range(8):
+        folder = tmp_path / f"cpu{number}"
+        folder.mkdir()
+        (folder / "physical_package_id").write_text(f"{number // 2 % 2}\n")
+        (folder / "core_id").write_text(f"{number % 2}\n")
+    topology = str(tmp_path / "cpu{}")
+    assert processors.by_place(range(8), topology) == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert processors.by_place([5, 0, 2], topology) == [0, 5, 2]
+    assert processors.by_place([2, 1], str(tmp_path / "nowhere{}")) == [1, 2]
 
 
 @ON_LINUX
@@ -72,8 +86,8 @@ def test_all_threads_keep_to_the_share() -> None:
     if len(before) < 2 or len(before) < (os.cpu_count() or 1):
         assert found is None and now == [before, before]
     else:
-        assert now == [found, found]
-        assert found == before[len(before) // 2 :]
+        assert now == [sorted(found), sorted(found)]
+        assert found == processors.by_place(before)[len(before) // 2 :]
 
 
 @ON_LINUX

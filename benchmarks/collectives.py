@@ -1,0 +1,147 @@
+"""The least that a step of two ranks takes for its messages: its collectives, and no computing.
+
+Tensors have the sizes of a step; each rank has one thread. Horovod runs as it starts by itself, and
+as `slipstream_tf.distributed.init` has it. Beside it stand Gloo (by PyTorch) and MPI without
+Horovod, where nothing is negotiated.
+
+    python benchmarks/collectives.py
+    python benchmarks/collectives.py --dense=114000 --keys=130000 --values=1040000
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import peers
+import summary
+from absl import app, flags
+
+_DENSE = flags.DEFINE_integer("dense", 56_000, "Bytes of the weights' gradients.", lower_bound=64)
+_KEYS = flags.DEFINE_integer("keys", 6_000, "Bytes of a rank's keys.", lower_bound=64)
+_VALUES = flags.DEFINE_integer("values", 48_000, "Bytes of their rows.", lower_bound=64)
+_LOOPS = flags.DEFINE_integer("loops", 100, "Steps of a round.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 9, "Rounds; medians are kept.", lower_bound=1)
+_FOLDER = flags.DEFINE_string("folder", "runs/peers", "Folder of the peers' environments.")
+_PEERS = flags.DEFINE_list("peers", ["gloo", "mpi"], "What is measured beside Horovod.")
+
+_RANKS = 2
+# Heading -> whether threads run as `init` has them, and milliseconds of a cycle.
+_WAYS = {
+    "Horovod, 1 ms": (False, 1.0),
+    "Horovod, 0.1 ms": (False, 0.1),
+    "as init has it, 1 ms": (True, 1.0),
+    "as init has it, 0.1 ms": (True, 0.1),
+}
+_HERE = Path(__file__).resolve().parent
+_SUM, _GATHER = "sum of the weights' gradients", "gather of one message"
+
+
+def horovod(as_init: bool, cycle: float) -> dict[str, float]:
+    """Returns the milliseconds of a step by case."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = os.path.join(folder, "times.json")
+        given = {
+            "dense": _DENSE.value, "keys": _KEYS.value, "values": _VALUES.value,
+            "loops": _LOOPS.value, "rounds": _ROUNDS.value, "as_init": as_init, "output": output,
+        }  # fmt: skip
+        launcher = str(Path(sys.executable).parent / "horovodrun")
+        launch = [launcher, "-np", str(_RANKS), "--gloo", "-H", f"localhost:{_RANKS}"]
+        rank = [sys.executable, str(_HERE / "collectives_rank.py"), json.dumps(given)]
+        _run([*launch, *rank], {"HOROVOD_CYCLE_TIME": str(cycle)})
+        return json.loads(Path(output).read_text(encoding="utf-8"))
+
+
+def gloo() -> dict[str, float] | None:
+    """Returns what Gloo takes without Horovod."""
+    python = peers.python_of("torch", Path(_FOLDER.value))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    sizes = map(str, (_DENSE.value, _message(), _LOOPS.value, _ROUNDS.value))
+    common = [str(_RANKS), str(port), *sizes]
+    commands = [
+        [python, str(_HERE / "collectives_gloo.py"), str(rank), *common] for rank in range(_RANKS)
+    ]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    ranks = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        for command in commands
+    ]
+    outputs = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit("Gloo's ranks failed, see above.")
+    return json.loads(outputs[0].splitlines()[-1])
+
+
+def mpi() -> dict[str, float] | None:
+    """Returns what MPI takes without Horovod; None, and says so, where it is not installed."""
+    if shutil.which("mpicxx") is None or shutil.which("mpirun") is None:
+        print("No MPI here: its row is left out.", flush=True)
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        program = os.path.join(folder, "peer")
+        _run(["mpicxx", "-O2", "-o", program, str(_HERE / "collectives_peer.cc")], {})
+        sizes = map(str, (_DENSE.value, _message(), _LOOPS.value, _ROUNDS.value))
+        as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        done = _run(["mpirun", "-np", str(_RANKS), program, *sizes], as_root)
+        return json.loads(done.splitlines()[-1])
+
+
+def _message() -> int:
+    return _KEYS.value + _VALUES.value + 64
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{done.stdout}\n{command[0]} failed (exit code {done.returncode}).")
+    return done.stdout
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures all ways in turn, writes and prints."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    measures = {"gloo": gloo, "mpi": mpi}
+    unknown = set(_PEERS.value) - set(measures)
+    if unknown:
+        raise app.UsageError(f"--peers={','.join(_PEERS.value)}. Allowed: {', '.join(measures)}.")
+    times: dict[str, dict[str, float]] = {}
+    for heading, way in _WAYS.items():
+        print(f"{heading} ...", flush=True)
+        times[heading] = horovod(*way)
+    cases = list(next(iter(times.values())))
+    for name in _PEERS.value:
+        print(f"{name} ...", flush=True)
+        found = measures[name]()
+        if found is not None:
+            times[f"{name} alone"] = {_SUM: found["sum"], _GATHER: found["gather"]}
+    columns: list[Any] = [summary.column("each step", cases)]
+    for heading, of_case in times.items():
+        columns.append(summary.column(heading, [of_case.get(case) for case in cases], "{:.2f}"))
+    last = times["as init has it, 0.1 ms"]
+    claims = {
+        "one_message_and_sum_ms": summary.claim([last["sum and one message at once"]]),
+        "as_it_was_ms": summary.claim([times["Horovod, 1 ms"][cases[-1]]]),
+    }
+    part = (
+        f"{_RANKS} ranks of a machine, {_DENSE.value:,} bytes of weights, {_KEYS.value:,} of keys, "
+        f"{_VALUES.value:,} of rows; milliseconds"
+    )
+    print(summary.write("collectives", part, {"": columns}, claims))
+
+
+if __name__ == "__main__":
+    app.run(main)
