@@ -66,16 +66,16 @@ def main() -> None:
                     atol=2e-6,
                     err_msg=f"{table} {part} with {settings}",
                 )
-    # Gradients of two passes are exchanged once, of weights as of rows.
-    before = comm.traffic().bytes
+    # Gradients of the weights are exchanged once for two passes.
+    before = comm.traffic().bytes["dense"]
     once = fitted(comm, "step", {})
-    between = comm.traffic().bytes
+    between = comm.traffic().bytes["dense"]
     added_up = fitted(comm, "step", {}, passes=2)
-    after = comm.traffic().bytes
+    after = comm.traffic().bytes["dense"]
     assert differ(fitted(comm, "step", {"gradient_accumulation_steps": 2}), added_up) == set()
     assert differ(once, added_up) != set()
-    for kind in ("dense", "gradients", "keys"):
-        assert after[kind] - between[kind] < 0.9 * (between[kind] - before[kind]), kind
+    # Rank 0 gives its weights to all, too.
+    assert after - between < 0.7 * (between - before)
     print(f"rank {comm.rank} of {comm.size}: steps as they should be", flush=True)
 
 
