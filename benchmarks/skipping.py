@@ -131,6 +131,8 @@ _FRAPPE = {
     PLAIN: Run({"batch_size": 4096}),
     "plain_2_in_1": Run({"batch_size": 4096, "evaluate_every": 25}),
     "fm": Run(common.thinned(0.5, pilot="fm", batch_size=4096, window_steps=25)),
+    # It does not refill: of a batch about as many are trained as of the others.
+    "model": Run(common.thinned(0.5, pilot="model", batch_size=8192, window_steps=25)),
     "random": Run({"control": "random"}, "fm"),
 }
 _GLOBO_49_RUNS = runs_of(
