@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -16,8 +15,8 @@ constexpr int64_t kWord = sizeof(int64_t);
 // What a new length has to spare: batches differ by some hundredths of their rows.
 constexpr int64_t kSpareShare = 16, kLeastBytes = 1024;
 constexpr int kMostTooLong = 64;
-// What one rank can send another.
-constexpr int64_t kMostBytes = std::numeric_limits<int32_t>::max();
+// What one rank can send another: its length, padded, is an int32.
+constexpr int64_t kMostBytes = int64_t{1} << 30;
 
 constexpr int64_t kPaddingHeader = 2 * kWord;
 int64_t HeaderBytes(size_t tables) { return (2 + static_cast<int64_t>(tables)) * kWord; }
@@ -99,69 +98,57 @@ Status Unpad(const uint8_t* padded, int64_t num_bytes, int ranks, std::vector<ui
 MessageWriter::MessageWriter(std::vector<int64_t> row_floats, bool rounds)
     : row_floats_(std::move(row_floats)), rounds_(rounds) {}
 
-Status MessageWriter::Take(const MessageParts& parts, SteadyLengths* lengths) {
-  parts_ = parts;
-  lengths_.assign(static_cast<size_t>(parts.ranks), 0);
-  const size_t tables = row_floats_.size();
-  int64_t keys = 0, values = 0;
-  for (size_t rank = 0; rank < lengths_.size(); ++rank) {
-    const int64_t keys_before = keys, values_before = values;
-    for (size_t t = 0; t < tables; ++t) {
-      const int64_t size = parts.sizes[rank * tables + t];
-      if (size < 0 || size > parts.num_keys - keys ||
-          size * row_floats_[t] > parts.num_values - values) {
-        return InvalidArgument("sizes[" + std::to_string(rank) + ", " + std::to_string(t) +
-                               "] is " + std::to_string(size) + " rows of " +
-                               std::to_string(row_floats_[t]) + " values; left are " +
-                               std::to_string(parts.num_keys - keys) + " keys and " +
-                               std::to_string(parts.num_values - values) + " values");
-      }
-      keys += size;
-      values += size * row_floats_[t];
-    }
-    const int64_t bytes = HeaderBytes(tables) + (keys - keys_before) * kWord +
-                          (values - values_before) * (rounds_ ? 2 : 4);
-    if (bytes > kMostBytes / 2) {
+Status MessageWriter::Take(const SendBufferView& buffer, SteadyLengths* lengths) {
+  const Status status =
+      CheckSendBuffer(buffer, row_floats_, [](size_t t) { return std::to_string(t); });
+  if (!status.ok()) return status;
+  buffer_ = buffer;
+  lengths_.clear();
+  for (int rank = 0; rank < buffer.ranks; ++rank) {
+    const Counts counts = CountsOf(rank);
+    const int64_t bytes =
+        HeaderBytes(row_floats_.size()) + counts.keys * kWord + counts.values * (rounds_ ? 2 : 4);
+    if (bytes > kMostBytes) {
       return InvalidArgument("a message to rank " + std::to_string(rank) + " has " +
-                             std::to_string(bytes) + " bytes; allowed: up to 2^30: make the " +
-                             "batches smaller");
+                             std::to_string(bytes) + " bytes; allowed: up to " +
+                             std::to_string(kMostBytes) + ": make the batches smaller");
     }
-    lengths_[rank] = lengths->Of(rank, bytes);
-  }
-  if (keys != parts.num_keys || values != parts.num_values) {
-    return InvalidArgument("sizes name " + std::to_string(keys) + " keys and " +
-                           std::to_string(values) + " values; there are " +
-                           std::to_string(parts.num_keys) + " and " +
-                           std::to_string(parts.num_values));
+    lengths_.push_back(lengths->Of(static_cast<size_t>(rank), bytes));
   }
   return OkStatus();
 }
 
+MessageWriter::Counts MessageWriter::CountsOf(int rank) const {
+  const size_t tables = row_floats_.size();
+  Counts counts;
+  for (size_t t = 0; t < tables; ++t) {
+    const int64_t rows = buffer_.sizes[static_cast<size_t>(rank) * tables + t];
+    counts.keys += rows;
+    counts.values += rows * row_floats_[t];
+  }
+  return counts;
+}
+
 void MessageWriter::Write(uint8_t* bytes) const {
   const size_t tables = row_floats_.size();
-  const int64_t* keys = parts_.keys;
-  const float* values = parts_.values;
+  const int64_t* keys = buffer_.keys;
+  const float* values = buffer_.values;
   for (size_t rank = 0; rank < lengths_.size(); ++rank) {
-    const int64_t* sizes = parts_.sizes + rank * tables;
-    int64_t num_keys = 0, num_values = 0;
-    for (size_t t = 0; t < tables; ++t) {
-      num_keys += sizes[t];
-      num_values += sizes[t] * row_floats_[t];
-    }
+    const Counts counts = CountsOf(static_cast<int>(rank));
     uint8_t* const end = bytes + lengths_[rank];
     const int64_t head[] = {lengths_[rank], rounds_ ? 1 : 0};
     Append(head, sizeof(head), &bytes);
-    Append(sizes, static_cast<int64_t>(tables) * kWord, &bytes);
-    Append(keys, num_keys * kWord, &bytes);
+    Append(buffer_.sizes + rank * tables, static_cast<int64_t>(tables) * kWord, &bytes);
+    Append(keys, counts.keys * kWord, &bytes);
     if (rounds_) {
-      RoundAll(values, num_values, reinterpret_cast<uint16_t*>(bytes));
-      bytes += num_values * 2;
+      RoundAll(values, counts.values, reinterpret_cast<uint16_t*>(bytes));
+      bytes += counts.values * 2;
     } else {
-      Append(values, num_values * 4, &bytes);
+      Append(values, counts.values * 4, &bytes);
     }
     std::fill(bytes, end, uint8_t{0});
-    keys += num_keys;
-    values += num_values;
+    keys += counts.keys;
+    values += counts.values;
     bytes = end;
   }
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cc_ops/core/base/status.h"
+#include "cc_ops/core/exchange/send_buffer.h"
 
 namespace slipstream {
 
@@ -38,16 +39,6 @@ void Pad(const uint8_t* from, const std::vector<int64_t>& bytes, const std::vect
 // not.
 Status Unpad(const uint8_t* padded, int64_t num_bytes, int ranks, std::vector<uint8_t>* bytes);
 
-// What is sent to, or came from, some ranks.
-struct MessageParts {
-  int ranks = 1;
-  const int64_t* sizes = nullptr;  // [ranks, tables], rows
-  const int64_t* keys = nullptr;   // by rank, then by table
-  int64_t num_keys = 0;
-  const float* values = nullptr;  // rows behind each other, each as wide as its table
-  int64_t num_values = 0;
-};
-
 // Writes a message to each rank, one behind the other.
 class MessageWriter {
  public:
@@ -56,15 +47,20 @@ class MessageWriter {
   MessageWriter(std::vector<int64_t> row_floats, bool rounds);
 
   // InvalidArgument, which names the index, if sizes, keys and values do not fit together.
-  Status Take(const MessageParts& parts, SteadyLengths* lengths);
+  Status Take(const SendBufferView& buffer, SteadyLengths* lengths);
   const std::vector<int64_t>& lengths() const { return lengths_; }  // [ranks], bytes
   // Of all messages, as long as all lengths.
   void Write(uint8_t* bytes) const;
 
  private:
+  struct Counts {
+    int64_t keys = 0, values = 0;
+  };
+  Counts CountsOf(int rank) const;
+
   const std::vector<int64_t> row_floats_;
   const bool rounds_;
-  MessageParts parts_;
+  SendBufferView buffer_;
   std::vector<int64_t> lengths_;
 };
 

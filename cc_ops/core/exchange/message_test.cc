@@ -16,7 +16,7 @@ struct Sent {
   std::vector<int64_t> keys = {5, -7, 9, 1, 2, 3};
   std::vector<float> values = {1.5f, -2.f, 3.f, 4.f, 5.f, 6.f, 7.f, 8.f, 9.f, 10.f};
 
-  MessageParts parts() const {
+  SendBufferView view() const {
     return {2,
             sizes.data(),
             keys.data(),
@@ -29,7 +29,7 @@ const std::vector<int64_t> kRowFloats = {3, 1};
 
 std::vector<uint8_t> Written(const Sent& sent, bool rounds, SteadyLengths* lengths) {
   MessageWriter writer(kRowFloats, rounds);
-  EXPECT_TRUE(writer.Take(sent.parts(), lengths).ok());
+  EXPECT_TRUE(writer.Take(sent.view(), lengths).ok());
   int64_t all = 0;
   for (const int64_t length : writer.lengths()) all += length;
   std::vector<uint8_t> bytes(static_cast<size_t>(all), 0xee);
@@ -74,7 +74,7 @@ TEST(MessageTest, ValuesAreRoundedToTheNearestBfloat16) {
 }
 
 TEST(MessageTest, NothingOfTheMemoryBeforeIsSent) {
-  SteadyLengths lengths, fresh;
+  SteadyLengths lengths;
   const std::vector<uint8_t> bytes = Written(Sent(), false, &lengths);
   int64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof(length));
@@ -121,7 +121,7 @@ TEST(MessageTest, BytesArePaddedAndComeBack) {
 TEST(MessageTest, PartsThatDoNotFitAreRefused) {
   SteadyLengths lengths;
   const auto status_of = [&](const Sent& sent) {
-    return MessageWriter(kRowFloats, false).Take(sent.parts(), &lengths);
+    return MessageWriter(kRowFloats, false).Take(sent.view(), &lengths);
   };
   Sent sent;
   sent.sizes[3] = 4;

@@ -31,22 +31,29 @@ SLIPSTREAM_SIMD_CLONES float SumOfSquares(const float* values, int64_t n) {
 
 Status CheckSendBuffer(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                        const std::vector<int64_t>& row_floats) {
+  return CheckSendBuffer(buffer, row_floats,
+                         [&tables](size_t t) { return tables[t]->options().name; });
+}
+
+Status CheckSendBuffer(const SendBufferView& buffer, const std::vector<int64_t>& row_floats,
+                       const std::function<std::string(size_t)>& name_of) {
+  const size_t tables = row_floats.size();
   if (buffer.ranks < 1) {
     return InvalidArgument("sizes are those of " + std::to_string(buffer.ranks) +
                            " ranks; allowed: those of one rank or more");
   }
   int64_t keys = 0, values = 0;
   for (int rank = 0; rank < buffer.ranks; ++rank) {
-    for (size_t t = 0; t < tables.size(); ++t) {
-      const int64_t size = buffer.sizes[static_cast<size_t>(rank) * tables.size() + t];
+    for (size_t t = 0; t < tables; ++t) {
+      const int64_t size = buffer.sizes[static_cast<size_t>(rank) * tables + t];
       const int64_t floats = row_floats[t];
       const int64_t keys_left = buffer.num_keys - keys, values_left = buffer.num_values - values;
       if (size < 0 || size > keys_left || size * floats > values_left) {
-        return InvalidArgument(
-            "sizes[" + std::to_string(rank) + ", " + std::to_string(t) + "] is " +
-            std::to_string(size) + " rows of table '" + tables[t]->options().name + "'; left are " +
-            std::to_string(keys_left) + " keys and " + std::to_string(values_left) + " values of " +
-            std::to_string(floats) + " a row");
+        return InvalidArgument("sizes[" + std::to_string(rank) + ", " + std::to_string(t) +
+                               "] is " + std::to_string(size) + " rows of table '" + name_of(t) +
+                               "'; left are " + std::to_string(keys_left) + " keys and " +
+                               std::to_string(values_left) + " values of " +
+                               std::to_string(floats) + " a row");
       }
       keys += size;
       values += size * floats;

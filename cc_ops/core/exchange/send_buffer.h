@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "cc_ops/core/base/hash.h"
@@ -40,6 +41,9 @@ struct SendBufferView {
 // row_floats: [tables], of a row; 0 where keys come without values.
 Status CheckSendBuffer(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                        const std::vector<int64_t>& row_floats);
+// The same without the tables, whose names errors ask for by index.
+Status CheckSendBuffer(const SendBufferView& buffer, const std::vector<int64_t>& row_floats,
+                       const std::function<std::string(size_t)>& name_of);
 
 // Where keys and values go.
 struct SendTarget {

@@ -39,18 +39,18 @@ class PackMessagesOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, CheckInputs(c, 0, "sizes: [?, r], keys: [?], values: [?]",
                                   {{'r', static_cast<int64_t>(row_floats_.size())}}));
     OP_REQUIRES_OK(c, ReadScalar(c, 3, "rounds", &rounds));
-    MessageParts parts;
-    parts.ranks = static_cast<int>(c->input(0).dim_size(0));
-    parts.sizes = Data<int64_t>(c, 0);
-    parts.keys = Data<int64_t>(c, 1);
-    parts.num_keys = c->input(1).NumElements();
-    parts.values = Data<float>(c, 2);
-    parts.num_values = c->input(2).NumElements();
+    SendBufferView buffer;
+    buffer.ranks = static_cast<int>(c->input(0).dim_size(0));
+    buffer.sizes = Data<int64_t>(c, 0);
+    buffer.keys = Data<int64_t>(c, 1);
+    buffer.num_keys = c->input(1).NumElements();
+    buffer.values = Data<float>(c, 2);
+    buffer.num_values = c->input(2).NumElements();
     MessageWriter writer(row_floats_, rounds);
     {
       // The same op may run for two calls of a function at a time.
       const std::lock_guard<std::mutex> lock(mutex_);
-      OP_REQUIRES_OK(c, ToAbsl(writer.Take(parts, &lengths_)));
+      OP_REQUIRES_OK(c, ToAbsl(writer.Take(buffer, &lengths_)));
     }
     const std::vector<int64_t>& lengths = writer.lengths();
     const int64_t bytes = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});

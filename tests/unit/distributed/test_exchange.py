@@ -138,9 +138,8 @@ def test_messages_that_are_damaged_are_refused():
     assert lengths.numpy().tolist() == [message.shape[0]]
     with pytest.raises(tf.errors.InvalidArgumentError, match="the message of rank 0 has a length"):
         exchange_ops.unpack_messages(message[:-8], 1, [2])
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"sizes\[0, 0\] is 1 rows of 3 values"
-    ):
+    fault = r"sizes\[0, 0\] is 1 rows of table '0'; left are 1 keys and 2 values of 3 a row"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=fault):
         exchange_ops.pack_messages(own, [3])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"row_floats\[0\] is -1"):
         exchange_ops.pack_messages(own, [-1])
