@@ -9,11 +9,13 @@ to cc_ops/.
 CORE_HDRS = [
     "core/base/drift.h",
     "core/base/bfloat16.h",
+    "core/base/float16.h",
     "core/base/float_bits.h",
     "core/base/hash.h",
     "core/base/host_device.h",
     "core/base/parallel.h",
     "core/base/radix_sort.h",
+    "core/base/row_codec.h",
     "core/base/row_dim.h",
     "core/base/simd_clones.h",
     "core/base/status.h",
@@ -85,9 +87,11 @@ CORE_HDRS = [
     "core/exchange/pulled_rows.h",
     "core/exchange/push.h",
     "core/exchange/send_buffer.h",
+    "core/exchange/steady_lengths.h",
 ]
 CORE_SRCS = [
     "core/base/drift.cc",
+    "core/base/row_codec.cc",
     "core/base/work_crew.cc",
     "core/memory/index_memory.cc",
     "core/memory/page_memory.cc",
@@ -131,12 +135,14 @@ CORE_SRCS = [
     "core/exchange/pulled_rows.cc",
     "core/exchange/push.cc",
     "core/exchange/send_buffer.cc",
+    "core/exchange/steady_lengths.cc",
 ]
 
 # One GoogleTest program each, without a main function.
 CORE_TESTS = [
     "core/base/drift_test.cc",
     "core/base/radix_sort_test.cc",
+    "core/base/row_codec_test.cc",
     "core/base/work_crew_test.cc",
     "core/memory/index_memory_test.cc",
     "core/containers/hash_index_test.cc",
@@ -239,6 +245,7 @@ TF_HDRS = [
     "tf/saturation/drift_kernels.h",
     "tf/saturation/look_ahead_resource.h",
     "tf/hot_keys/hot_key_kernels.h",
+    "tf/exchange/row_dtype.h",
 ]
 TF_SRCS = [
     "tf/base/build_info.cc",

@@ -129,7 +129,7 @@ NO_PREFETCH = Need(
     "no --prefetch",
     lambda settings: launch.rank() is None or not settings.prefetch,
 )
-ROUNDED = Need("--wire_dtype=bfloat16", lambda settings: settings.wire_dtype != "float32")
+ROUNDED = Need("a --wire_dtype that rounds", lambda settings: settings.wire_dtype != "float32")
 PARQUET = Need(
     "Parquet data that slipstream-prepare did not write",
     lambda settings: settings.data_name == "parquet",

@@ -19,6 +19,7 @@ from slipstream_tf.cli.flag_set import (
     Widths,
 )
 from slipstream_tf.config import DRIFT_METRICS
+from slipstream_tf.link import WIRE_DTYPES
 
 DATA_HELP = (
     "folder of slipstream-prepare, Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), "
@@ -146,8 +147,9 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("placement", Choice(("replicated", "sharded")), "where embedding rows are held: all "
              "of them on every rank, or spread over the ranks by hash", "replicated",
              needs=(needs.RANKS,)),
-        Flag("wire_dtype", Choice(("float32", "bfloat16")),
-             "in which embedding rows travel between ranks", "float32", needs=(needs.RANKS,)),
+        Flag("wire_dtype", Choice((*WIRE_DTYPES, "bfloat16,int8", "auto")),
+             "in which embedding rows and their gradients travel between ranks; of two, the first "
+             "is of rows, which sharded tables alone send", "float32", needs=(needs.RANKS,)),
         Flag("wire_warmup_steps", Integer(0), "steps before rows are rounded to --wire_dtype: "
              "rounding disturbs the first ones most", None, "the steps of --warmup",
              needs=(needs.RANKS, needs.ROUNDED)),

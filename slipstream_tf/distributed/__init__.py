@@ -9,12 +9,14 @@ from slipstream_tf.distributed.optimizer import DistributedOptimizer, flush_defe
 from slipstream_tf.distributed.saving import JobCheckpoints, SavedJob
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.distributed.watch import PeerLostError
+from slipstream_tf.link import Link
 
 __all__ = [
     "Communicator",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "JobCheckpoints",
+    "Link",
     "PeerLostError",
     "ReplicatedStore",
     "SavedJob",

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import tensorflow as tf
 
 from slipstream_tf.errors import require_choice, require_integer
+from slipstream_tf.link import Link
 
 # What bytes are counted as. "control": counts, digests, states; everything that is not data.
 KINDS = ("keys", "rows", "gradients", "deferred", "dense", "control")
@@ -73,11 +74,13 @@ class Communicator(Protocol):
         rank: of this process, from 0.
         size: number of ranks.
         local_rank: of this process among those of its machine.
+        link: what messages take; None: not measured yet (see `probe.link_of`).
     """
 
     rank: int
     size: int
     local_rank: int
+    link: Link | None
 
     def sum(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
         """Adds up a tensor of the same shape and dtype over all ranks.
@@ -152,6 +155,7 @@ class SingleProcess:
     """A job of one rank: every collective returns its own tensor."""
 
     rank, size, local_rank = 0, 1, 0
+    link: Link | None = None
 
     def sum(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
         """See `Communicator.sum`."""

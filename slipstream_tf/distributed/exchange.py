@@ -1,4 +1,4 @@
-"""Keys and rows between ranks: to all, or to their owners, in float32 or bfloat16.
+"""Keys and rows between ranks: to all, or to their owners, as floats or in fewer bytes.
 
 In: what `ops.exchange` collected on this rank. Out: what came to this rank. Each call is one
 collective, which every rank must call, with no rows if it has none.
@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from slipstream_tf.distributed.comm import Communicator, Mixed
 from slipstream_tf.errors import require_choice, require_integer
+from slipstream_tf.link import WIRE_DTYPES, encoded_bytes
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer
 
-WIRE_DTYPES = ("float32", "bfloat16")
-# Whether rows are rounded: always or never, or as a tensor says.
-Rounds: TypeAlias = "bool | tf.Tensor"
+# The number of a dtype, or one that changes from step to step.
+WireDtype: TypeAlias = "int | tf.Tensor"
 
 
 class Names:
@@ -57,25 +57,44 @@ class Names:
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """How rows travel.
+    """How rows travel: each dtype is one of `link.WIRE_DTYPES`.
 
     Attributes:
-        dtype: "float32", or "bfloat16", to which rows are rounded before they are sent.
-        warmup_steps: updates of the tables before rows are rounded.
+        rows: dtype of the rows of sharded tables, from their owners.
+        gradients: dtype of gradients.
+        warmup_steps: updates of the tables for which both are float32.
     """
 
-    dtype: str = "float32"
+    rows: str = "float32"
+    gradients: str = "float32"
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        require_choice("wire_dtype", self.dtype, WIRE_DTYPES, "rows between ranks")
+        for dtype in (self.rows, self.gradients):
+            require_choice("wire_dtype", dtype, WIRE_DTYPES, "rows between ranks")
         require_integer("wire_warmup_steps", self.warmup_steps, 0, None, "rows between ranks")
 
-    def rounds(self, steps: tf.Tensor) -> Rounds:
-        """Returns whether rows are rounded after so many updates: a bool, or a bool scalar."""
-        if self.dtype == "float32" or self.warmup_steps == 0:
-            return self.dtype != "float32"
-        return steps >= self.warmup_steps
+    @classmethod
+    def of(cls, wire_dtype: str, warmup_steps: int = 0) -> "Wire":
+        """Reads a setting.
+
+        Args:
+            wire_dtype: one dtype for both directions, or that of rows and that of gradients, with a
+                comma between them.
+            warmup_steps: see `Wire`.
+
+        Raises:
+            ValueError: a dtype is not one of `WIRE_DTYPES`, or the steps are below 0.
+        """
+        rows, comma, gradients = str(wire_dtype).partition(",")
+        return cls(rows, gradients if comma else rows, warmup_steps)
+
+    def dtype_of(self, dtype: str, steps: tf.Tensor) -> WireDtype:
+        """Returns the number of a dtype, or after so few updates that of float32."""
+        number = WIRE_DTYPES.index(dtype)
+        if number == 0 or self.warmup_steps == 0:
+            return number
+        return tf.where(steps < self.warmup_steps, 0, number)
 
 
 def gather_rows(
@@ -85,7 +104,7 @@ def gather_rows(
     names: Names,
     what: str,
     kind: Any = "rows",
-    rounds: Rounds = False,
+    wire_dtype: WireDtype = 0,
 ) -> SendBuffer:
     """Gives every rank the rows of all, in one message of each.
 
@@ -96,15 +115,15 @@ def gather_rows(
         names: names the collective.
         what: the rows are, e.g. "gradients".
         kind: what the values' bytes are counted as, see `Communicator`; a list: each table's.
-        rounds: from `Wire.rounds`; the same on all ranks.
+        wire_dtype: of values, from `Wire.dtype_of`; the same on all ranks.
 
     Returns:
         The ranks' rows, sizes [ranks, tables].
     """
     if comm.size == 1:
         return own
-    message, _ = exchange_ops.pack_messages(own, row_floats, rounds)
-    kinds = _kinds_of(own.sizes[0], row_floats, kind, rounds)
+    message, _ = exchange_ops.pack_messages(own, row_floats, wire_dtype)
+    kinds = _kinds_of(own.sizes[0], row_floats, kind, wire_dtype)
     received = comm.gather(message, kinds, names.of(what))
     return exchange_ops.unpack_messages(received, comm.size, row_floats)
 
@@ -116,48 +135,55 @@ def exchange_rows(
     names: Names,
     what: str,
     kind: Any = "rows",
-    rounds: Rounds = False,
+    wire_dtype: WireDtype = 0,
 ) -> SendBuffer:
     """Sends each rank the rows, or keys, that are meant for it, in one message to each.
 
     Args:
         comm: the ranks.
         own: sizes [ranks, tables].
-        row_floats, names, what, kind, rounds: see `gather_rows`.
+        row_floats, names, what, kind, wire_dtype: see `gather_rows`.
 
     Returns:
         What came from each: sizes [ranks, tables].
     """
-    messages, lengths = exchange_ops.pack_messages(own, row_floats, rounds)
+    messages, lengths = exchange_ops.pack_messages(own, row_floats, wire_dtype)
     to_others = tf.reduce_sum(own.sizes, axis=0) - own.sizes[comm.rank]
-    kinds = _kinds_of(to_others, row_floats, kind, rounds)
+    kinds = _kinds_of(to_others, row_floats, kind, wire_dtype)
     received, _ = comm.exchange(messages, lengths, kinds, names.of(what))
     return exchange_ops.unpack_messages(received, comm.size, row_floats)
 
 
-def exchange_bytes(
-    comm: Communicator, sent: tf.Tensor, lengths: tf.Tensor, names: Names, what: str
+def exchange_pulled(
+    comm: Communicator,
+    messages: tf.Tensor,
+    lengths: tf.Tensor,
+    row_bytes: tf.Tensor,
+    names: Names,
+    what: str,
 ) -> tf.Tensor:
-    """Sends each rank its part of the bytes of rows, uint8 [n]; returns those that came.
+    """Sends each rank its message from `ops.exchange.pull_rows`; returns those that came.
 
     Args:
         comm: the ranks.
-        sent: uint8 [m], for rank 0 first.
-        lengths: int32 [ranks], the bytes for each.
+        messages, lengths, row_bytes: what was pulled for each.
         names: names the collective.
         what: the rows are for, e.g. "lookup".
     """
-    padded, padded_lengths = exchange_ops.pad_messages(sent, lengths)
-    to_others = tf.reduce_sum(lengths) - lengths[comm.rank]
-    kinds = Mixed([("rows", tf.cast(to_others, tf.int64))])
-    received, _ = comm.exchange(padded, padded_lengths, kinds, names.of(what))
-    return exchange_ops.unpad_messages(received, comm.size)
+    kinds = Mixed([("rows", tf.reduce_sum(row_bytes) - row_bytes[comm.rank])])
+    received, _ = comm.exchange(messages, lengths, kinds, names.of(what))
+    return received
 
 
-def _kinds_of(rows: tf.Tensor, row_floats: Sequence[int], kind: Any, rounds: Rounds) -> Mixed:
+def _kinds_of(
+    rows: tf.Tensor, row_floats: Sequence[int], kind: Any, wire_dtype: WireDtype
+) -> Mixed:
     """The kinds of a message of so many rows of each table."""
-    value_bytes = tf.where(rounds, 2, 4) if isinstance(rounds, tf.Tensor) else 2 if rounds else 4
-    sent = rows * tf.constant(row_floats, tf.int64) * tf.cast(value_bytes, tf.int64)
+    row_bytes = [[encoded_bytes(dtype, floats) for floats in row_floats] for dtype in WIRE_DTYPES]
+    if isinstance(wire_dtype, int):
+        sent = rows * tf.constant(row_bytes[wire_dtype], tf.int64)
+    else:
+        sent = rows * tf.gather(tf.constant(row_bytes, tf.int64), wire_dtype)
     parts = [("keys", tf.reduce_sum(rows) * 8)]
     if isinstance(kind, list):
         return Mixed([*parts, *zip(kind, tf.unstack(sent, len(kind)), strict=True)])

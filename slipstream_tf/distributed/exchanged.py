@@ -16,11 +16,18 @@ from slipstream_tf import optimizers
 from slipstream_tf.config import Table
 from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.comm import KINDS, Communicator
-from slipstream_tf.distributed.exchange import Names, Rounds, Wire, gather_rows
+from slipstream_tf.distributed.exchange import Names, Wire, WireDtype, gather_rows
+from slipstream_tf.distributed.probe import resolve
 from slipstream_tf.errors import invalid
+from slipstream_tf.link import WIRE_DTYPES
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores.native import CollectingStore, NativeStore
+
+
+def mean_dim(tables: Sequence[Table]) -> float:
+    """Returns how many values a row has, on average over tables."""
+    return sum(table.dim for table in tables) / max(len(tables), 1)
 
 
 class ExchangedStore(CollectingStore, NativeStore):
@@ -84,19 +91,16 @@ class ExchangedStore(CollectingStore, NativeStore):
         return self
 
     def _exchanged(
-        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: Rounds
+        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, wire_dtype: WireDtype
     ) -> exchange_ops.SendBuffer:
         """Sends collected rows to where they are applied; returns those that come here."""
         raise NotImplementedError
 
     def _deliver(
-        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: Rounds
+        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, wire_dtype: WireDtype
     ) -> tf.Operation | None:
-        return NativeStore.apply_collected(self, self._exchanged(collected, what, kind, rounds))
-
-    def _rounds(self) -> Rounds:
-        """Whether rows are rounded now, between two updates."""
-        return self.wire.rounds(self._steps.read_value())
+        arrived = self._exchanged(collected, what, kind, wire_dtype)
+        return NativeStore.apply_collected(self, arrived)
 
     def apply_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
@@ -119,7 +123,8 @@ class ExchangedStore(CollectingStore, NativeStore):
         """See `NativeStore.share_collected`; a collective. Where rows are spread, of own rows."""
         if self.comm.size == 1:
             return rows
-        return self._exchanged(rows, "collected", self._kind, self._rounds())
+        dtype = self.wire.dtype_of(self.wire.gradients, self._steps.read_value())
+        return self._exchanged(rows, "collected", self._kind, dtype)
 
     def apply_collected(
         self, rows: exchange_ops.SendBuffer, scale: Any = ()
@@ -144,12 +149,12 @@ class ExchangedStore(CollectingStore, NativeStore):
             passes_non_finite=passes_non_finite,
         )
 
-    def _count_update(self, collected: exchange_ops.SendBuffer) -> Rounds:
-        """Whether the rows of this update are rounded."""
+    def _count_update(self, collected: exchange_ops.SendBuffer) -> WireDtype:
+        """In what the gradients of this update travel."""
         # Behind what was collected: a step that has no batch, since its data has ended, stops
         # there, but runs whatever does not wait for the batch.
         with tf.control_dependencies([collected.sizes]):
-            return self.wire.rounds(self._steps.assign_add(1) - 1)
+            return self.wire.dtype_of(self.wire.gradients, self._steps.assign_add(1) - 1)
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """See `EmbeddingStore.set_update_policy`; a collective if gradients may be deferred."""
@@ -232,8 +237,8 @@ class ReplicatedStore(ExchangedStore):
             tables: at least one, of distinct names, without a capacity.
             optimizer: the rule of the tables without one of their own; None: `Adagrad`.
             comm: the ranks.
-            wire_dtype: "float32" or "bfloat16", to which gradient rows are rounded before they are
-                sent; they are added up in float32.
+            wire_dtype: of gradient rows on their way, see `Wire`; they are added up in float32.
+                "auto": what is soonest on the ranks' link.
             wire_warmup_steps: updates of the tables before rows are rounded: rounding disturbs
                 the first ones most.
 
@@ -246,13 +251,17 @@ class ReplicatedStore(ExchangedStore):
                 place = f"replicated table {table.name!r}"
                 allowed = "None: ranks would evict different rows (sharded tables may be bounded)"
                 raise invalid("capacity", table.capacity, place, allowed)
-        wire = Wire(wire_dtype, wire_warmup_steps)
+        if "," in str(wire_dtype):
+            allowed = f"one of {', '.join(WIRE_DTYPES)}: only gradients travel"
+            raise invalid("wire_dtype", wire_dtype, "replicated tables", allowed)
+        dtype = resolve(wire_dtype, comm, mean_dim(tables), comm.size - 1)
+        wire = Wire.of(dtype, wire_warmup_steps)
         super().__init__(tables, optimizer, comm, wire, "replicated", {})
 
     def _exchanged(
-        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: Rounds
+        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, wire_dtype: WireDtype
     ) -> exchange_ops.SendBuffer:
-        return gather_rows(self.comm, collected, self._dims, self._names, what, kind, rounds)
+        return gather_rows(self.comm, collected, self._dims, self._names, what, kind, wire_dtype)
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """See `EmbeddingStore.gather`; no row is ever lost, so that every key counts as found.

@@ -13,11 +13,15 @@ import tensorflow as tf
 
 from slipstream_tf.distributed.comm import KINDS, Communicator, SingleProcess
 from slipstream_tf.distributed.exchange import Names, Wire, gather_rows
+from slipstream_tf.distributed.probe import resolve
 from slipstream_tf.errors import invalid
+from slipstream_tf.link import WIRE_DTYPES
 from slipstream_tf.ops.exchange import SendBuffer
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.stores.variable import VariableStore
 
+# Of a row, for "auto": what is soonest depends little on it.
+_USUAL_FLOATS = 32
 # Of all tapes: each trace of a step makes one of its own.
 _OF_TAPES = Names("gradients")
 
@@ -37,12 +41,13 @@ class GradientExchange:
         Args:
             comm: the ranks.
             store: watches the variables whose gradients are masked or deferred, or None.
-            wire_dtype: "float32" or "bfloat16", in which sparse rows travel.
+            wire_dtype: of sparse rows on their way, one of `link.WIRE_DTYPES`, or "auto".
             names: names the collectives. An exchange that is made while a function is traced takes
                 one that was there before: other ranks may have traced it more or less often.
         """
         self._comm, self._store = comm, store
-        self._rounds = Wire(wire_dtype).rounds(tf.constant(0))
+        dtype = resolve(wire_dtype, comm, _USUAL_FLOATS, comm.size - 1)
+        self._wire_dtype = WIRE_DTYPES.index(Wire.of(dtype).gradients)
         self._names = names
         self._nothing: dict[str, KeySet] = {}
 
@@ -152,7 +157,8 @@ class GradientExchange:
             keys = tf.concat([tf.cast(part.indices, tf.int64) for part in own], 0)
             values = tf.concat([tf.reshape(part.values, [-1]) for part in own], 0)
             rows = SendBuffer(sizes[tf.newaxis], keys, values)
-            got = gather_rows(self._comm, rows, widths, self._names, "rows", kinds, self._rounds)
+            wire = kinds, self._wire_dtype
+            got = gather_rows(self._comm, rows, widths, self._names, "rows", *wire)
             # By rank, then by gradient.
             sizes = tf.reshape(got.sizes, [-1])
             each = self._comm.size * len(own)
@@ -262,7 +268,7 @@ class DistributedGradientTape:
             store: a `VariableStore`, or an object that has one as its `store`; None: nothing is
                 withheld.
             comm: the ranks, from `init`; None: gradients stay in this process.
-            wire_dtype: "float32" or "bfloat16", in which sparse rows travel.
+            wire_dtype: of sparse rows on their way, one of `link.WIRE_DTYPES`, or "auto".
 
         Raises:
             ValueError: the tape is no `tf.GradientTape`, there is no such store, or neither a store

@@ -18,6 +18,7 @@ from slipstream_tf import launch
 from slipstream_tf.distributed import comm, processors, watch
 from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.errors import require_number
+from slipstream_tf.link import Link
 
 _MISSING = (
     "This process was started as one rank of many ({variable} is set), but Horovod cannot be "
@@ -37,9 +38,9 @@ _job: "HorovodCommunicator | None" = None
 class HorovodCommunicator:
     """The ranks of a Horovod job."""
 
-    def __init__(self, horovod: Any):
-        """Takes an initialised `horovod.tensorflow`."""
-        self._hvd = horovod
+    def __init__(self, horovod: Any, link: Link | None = None):
+        """Takes an initialised `horovod.tensorflow`, and its link if that is known."""
+        self._hvd, self.link = horovod, link
         self.rank, self.size = int(horovod.rank()), int(horovod.size())
         self.local_rank = int(horovod.local_rank())
         with tf.device("CPU:0"):
@@ -141,7 +142,7 @@ def _nbytes(tensor: tf.Tensor) -> tf.Tensor:
     return tf.size(tensor, tf.int64) * tensor.dtype.size
 
 
-def init(timeout_seconds: float | None = 30.0) -> comm.Communicator:
+def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm.Communicator:
     """Joins the job that this process was started in: Horovod's, or one of this process alone.
 
     A process is a rank of a job if a launcher (horovodrun, mpirun) says so in its environment.
@@ -169,6 +170,9 @@ def init(timeout_seconds: float | None = 30.0) -> comm.Communicator:
             environment has HOROVOD_GLOO_TIMEOUT_SECONDS; by Gloo, ranks must also start within it
             of each other. None: Gloo's is left alone, and lost ranks are not named. Only the first
             call's counts.
+        link: what messages take, for `wire_dtype="auto"` and the estimates of a dry run; None: it
+            is measured, in about two seconds, when it is first asked for. Only the first call's
+            counts.
 
     Returns:
         The communicator.
@@ -205,5 +209,5 @@ def init(timeout_seconds: float | None = 30.0) -> comm.Communicator:
         own = HorovodCommunicator(horovod)
         gather = functools.partial(gather_json, own, name="slipstream_watch")
         watch.start(horovod.rank(), horovod.size(), gather, timeout_seconds)
-    _job = HorovodCommunicator(horovod)
+    _job = HorovodCommunicator(horovod, link)
     return _job

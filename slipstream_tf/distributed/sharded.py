@@ -17,8 +17,9 @@ from slipstream_tf import optimizers
 from slipstream_tf.config import Table
 from slipstream_tf.distributed import exchange
 from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.distributed.exchanged import ExchangedStore
+from slipstream_tf.distributed.exchanged import ExchangedStore, mean_dim
 from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
+from slipstream_tf.distributed.probe import resolve
 from slipstream_tf.errors import invalid, require_number
 from slipstream_tf.hashing import hash_keys, mix64
 from slipstream_tf.ops import exchange as exchange_ops
@@ -75,8 +76,8 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             tables: at least one, of distinct names.
             optimizer: the rule of the tables without one of their own; None: `Adagrad`.
             comm: the ranks.
-            wire_dtype: "float32" or "bfloat16", to which rows and gradients are rounded before they
-                are sent.
+            wire_dtype: of rows and gradients on their way, see `Wire.of`; "auto": what is soonest
+                on the ranks' link.
             cache_bytes: of all replicas on a rank; the distinct keys of a batch must fit.
                 Read-only ones take at most half of it; what an owner remembers of rows that others
                 have replicas of takes as much beside it.
@@ -89,7 +90,8 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 differ: the error says in what.
         """
         rows = rows_within(cache_bytes, tables, optimizer, "ShardedStore")
-        wire = exchange.Wire(wire_dtype, wire_warmup_steps)
+        dtype = resolve(wire_dtype, comm, mean_dim(tables), (comm.size - 1) / comm.size)
+        wire = exchange.Wire.of(dtype, wire_warmup_steps)
         settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)
         self._replicas, self._owners = Replicas(self.tables, self.optimizer, rows), comm.size
@@ -139,30 +141,31 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 # Replicas that are evicted for those of an evaluation may be read-only ones.
                 self._announced.outdate()
             requested = request()
-        form = self._with_summary.read_value(), self._rounds()
         refreshes = training and self.refresh_movement is not None
         # The rows that others request of this rank are sent, and those come that it requests.
-        send_buffer, splits = exchange_ops.pull_rows(
+        pulled = exchange_ops.pull_rows(
             self._handles,
             requested.their_sizes,
             requested.their_keys,
             training,
-            *form,
+            *self._format(),
             refreshed=refreshes,
             own_rank=self.comm.rank,
         )
-        received = exchange.exchange_bytes(
-            self.comm, send_buffer, splits, self._names, f"{what}.rows"
-        )
+        received = exchange.exchange_pulled(self.comm, *pulled, self._names, f"{what}.rows")
         stored = exchange_ops.store_replicas(
             self._replicas._handles,
             exchange_ops.SendBuffer(requested.sizes, requested.keys, received),
-            *form,
             evict=not training,
             refreshed=refreshes,
         )
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._replicas.lookup(packed, specs, training, stacked)
+
+    def _format(self) -> tuple[tf.Tensor, exchange.WireDtype]:
+        """Whether slots go with the rows that are pulled now, and the dtype of their values."""
+        dtype = self.wire.dtype_of(self.wire.rows, self._steps.read_value())
+        return self._with_summary.read_value(), dtype
 
     def announce(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
         """Sends the keys of the next training batch to their owners; a collective.
@@ -215,10 +218,14 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         return KeyRequest(sizes, keys, theirs.sizes, theirs.keys)
 
     def _exchanged(
-        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: exchange.Rounds
+        self,
+        collected: exchange_ops.SendBuffer,
+        what: str,
+        kind: Any,
+        wire_dtype: exchange.WireDtype,
     ) -> exchange_ops.SendBuffer:
         return exchange.exchange_rows(
-            self.comm, collected, self._dims, self._names, what, kind, rounds
+            self.comm, collected, self._dims, self._names, what, kind, wire_dtype
         )
 
     def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
@@ -291,17 +298,15 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             chosen.append(keys[self._owns(keys)])
         sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
         flat = tf.constant(np.concatenate(chosen), tf.int64)
-        form = self._with_summary.read_value(), self._rounds()
-        send_buffer, _ = exchange_ops.pull_rows(self._handles, sizes, flat, False, *form)
+        message, *_ = exchange_ops.pull_rows(self._handles, sizes, flat, False, *self._format())
         own = exchange_ops.SendBuffer(sizes, flat, tf.zeros([0]))
         all_keys = exchange.gather_rows(
             self.comm, own, [0] * len(self.tables), self._names, "frozen.keys"
         )
-        received = self.comm.gather(send_buffer, "rows", self._names.of("frozen.values"))
+        received = self.comm.gather(message, "rows", self._names.of("frozen.values"))
         exchange_ops.store_replicas(
             self._replicas._handles,
             exchange_ops.SendBuffer(all_keys.sizes, all_keys.keys, received),
-            *form,
             read_only=True,
             ignored_rank=self.comm.rank,
             evict=True,

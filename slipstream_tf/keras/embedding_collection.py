@@ -103,7 +103,9 @@ class EmbeddingCollection(keras.layers.Layer):
             alone. A layer that is saved is loaded as one of one process.
         placement: with `comm`: "replicated" (every rank holds all rows) or "sharded" (rows are
             spread over the ranks by hash; a layer saves and loads the rows of its own rank).
-        wire_dtype: "float32" or "bfloat16", in which rows travel between ranks.
+        wire_dtype: in which rows and their gradients travel between ranks: "float32", "bfloat16",
+            "float16", "int8" with a scale per row; two with a comma, of rows and of gradients; or
+            "auto": what is soonest on the ranks' link, which is measured in about two seconds.
         wire_warmup_steps: updates of the tables before rows are rounded to `wire_dtype`.
         prefetch: with sharded tables: whether the keys of `next_inputs` are sent to their owners
             while this batch trains. Results stay the same, bit for bit. With one rank nothing is

@@ -18,7 +18,7 @@ class SendBuffer:
         sizes: int64 [ranks, tables], rows of each rank and table.
         keys: int64 [n], by rank, then by table.
         values: float32 [m], their rows behind each other, each as wide as its table; or uint8 [m],
-            from `pull_rows` or `pack_rows`.
+            messages from `pull_rows` or `pack_rows`.
         squares: float32 [ranks, tables], the sum of these values squared, of what an op of this
             process collected.
     """
@@ -111,7 +111,7 @@ def apply_rows(
 
 
 def pack_messages(
-    rows: SendBuffer, row_floats: Sequence[int], rounds: Any = False
+    rows: SendBuffer, row_floats: Sequence[int], wire_dtype: Any = 0
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Puts sizes, keys and values for each rank in one piece.
 
@@ -121,7 +121,8 @@ def pack_messages(
     Args:
         rows: for each rank and table.
         row_floats: of each table, values of a row; 0: its keys come without.
-        rounds: bool scalar, whether values are rounded to bfloat16.
+        wire_dtype: int32 scalar, of values, a number in `link.WIRE_DTYPES`. Each int8 is one of the
+            two nearest, by chance, with the value as mean; equal rows become equal bytes.
 
     Returns:
         uint8 [bytes], to rank 0 first, and int32 [ranks], the bytes to each.
@@ -135,7 +136,7 @@ def pack_messages(
             sizes=rows.sizes,
             keys=rows.keys,
             values=rows.values,
-            rounds=rounds,
+            wire_dtype=wire_dtype,
             row_floats=list(row_floats),
         )
     )
@@ -156,35 +157,6 @@ def unpack_messages(messages: tf.Tensor, ranks: int, row_floats: Sequence[int]) 
         messages=messages, ranks=ranks, row_floats=list(row_floats)
     )
     return SendBuffer(*unpacked)
-
-
-def pad_messages(sent: tf.Tensor, lengths: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Pads bytes for each rank to lengths that change seldom from call to call.
-
-    Args:
-        sent: uint8 [n], for rank 0 first.
-        lengths: int32 [ranks], the bytes for each, up to 2^30.
-
-    Returns:
-        uint8 [m] and int32 [ranks], their lengths.
-
-    Raises:
-        tf.errors.InvalidArgumentError: lengths are not those of the bytes.
-    """
-    return tuple(_loader.library().slipstream_pad_messages(bytes=sent, lengths=lengths))
-
-
-def unpad_messages(padded: tf.Tensor, ranks: int) -> tf.Tensor:
-    """Returns the bytes, uint8 [n], that `pad_messages` of each rank was given for this one.
-
-    Args:
-        padded: uint8 [m], of rank 0 first.
-        ranks: how many there are.
-
-    Raises:
-        tf.errors.InvalidArgumentError: they are not padded bytes of so many ranks.
-    """
-    return _loader.library().slipstream_unpad_messages(padded=padded, ranks=ranks)
 
 
 def route_keys(
@@ -226,10 +198,10 @@ def pull_rows(
     keys: tf.Tensor,
     create_missing: bool,
     with_summary: Any,
-    rounds: Any = False,
+    wire_dtype: Any = 0,
     refreshed: bool = False,
     own_rank: int = -1,
-) -> tuple[tf.Tensor, tf.Tensor]:
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Reads the rows of keys that ranks request.
 
     Args:
@@ -240,13 +212,14 @@ def pull_rows(
             they give the rows that they would start with.
         with_summary: bool scalar, whether a number for a row's slots goes with it, if its rule has
             any.
-        rounds: bool scalar, whether values are rounded to bfloat16.
+        wire_dtype: int32 scalar, of values, a number in `link.WIRE_DTYPES`; to the nearest.
         refreshed: whether ranks have refreshed replicas (see `ops.replicas`), and sizes are those
             of `route_keys` with them.
         own_rank: this one, which has no replicas of its rows.
 
     Returns:
-        uint8 [bytes] and int32 [ranks], of these, the bytes of each rank's rows.
+        Messages to the ranks, uint8 [bytes], rank 0 first, whose lengths change seldom from call to
+        call; int32 [ranks], the bytes of each; int64 [ranks], of these, those of rows.
 
     Raises:
         tf.errors.ResourceExhaustedError: a bounded table cannot hold them.
@@ -256,7 +229,7 @@ def pull_rows(
         sizes=sizes,
         keys=keys,
         with_summary=with_summary,
-        rounds=rounds,
+        wire_dtype=wire_dtype,
         create_missing=create_missing,
         refreshed=refreshed,
         own_rank=own_rank,
@@ -264,13 +237,13 @@ def pull_rows(
 
 
 def pack_rows(rows: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Puts rows that are no table's of ours together, as `pull_rows` does those of one rank.
+    """Makes a message of rows that are no table's of ours, as `pull_rows` does.
 
     Args:
         rows: of each table, float32 [n, dim].
 
     Returns:
-        uint8 [bytes], for `store_replicas` without summaries or rounding.
+        uint8 [bytes], the message of one rank for `store_replicas`.
     """
     parts = []
     with tf.device("CPU:0"):
@@ -278,14 +251,16 @@ def pack_rows(rows: Sequence[tf.Tensor]) -> tf.Tensor:
             # A bit for each row, set: it is given.
             given = tf.fill([(tf.shape(values)[0] + 7) // 8], tf.constant(255, tf.uint8))
             parts += [given, tf.reshape(tf.bitcast(values, tf.uint8), [-1])]
-        return tf.concat(parts, 0)
+        body = tf.concat(parts, 0)
+        size = tf.size(body, tf.int64)
+        # Its length and that of the rows, in bytes; float32; without slots.
+        head = tf.stack([size + 32, size, tf.constant(0, tf.int64), tf.constant(0, tf.int64)])
+        return tf.concat([tf.reshape(tf.bitcast(head, tf.uint8), [-1]), body], 0)
 
 
 def store_replicas(
     replicas: Sequence[tf.Tensor],
     rows: SendBuffer,
-    with_summary: Any,
-    rounds: Any = False,
     read_only: bool = False,
     ignored_rank: int = -1,
     evict: bool = False,
@@ -293,12 +268,12 @@ def store_replicas(
 ) -> tf.Operation | None:
     """Stores rows from `pull_rows`, without counting accesses.
 
+    Rows that came without a number for their slots get slots of 0, beside which a movement is not
+    underestimated.
+
     Args:
         replicas: the tables of replicas.
-        rows: from each rank; values from `pull_rows` or `pack_rows`.
-        with_summary: bool scalar, as they were pulled. Without, the replicas' slots are 0,
-            beside which a movement is not underestimated.
-        rounds: bool scalar, as they were pulled.
+        rows: from each rank; values are the messages from `pull_rows` or `pack_rows`.
         read_only: whether the replicas are read, without a request, until flags are set anew.
         ignored_rank: a rank whose rows are not stored; -1: none.
         evict: whether bounded tables evict other rows for them; else a lookup of them must follow,
@@ -309,16 +284,14 @@ def store_replicas(
         The operation in a graph, None in eager mode.
 
     Raises:
-        tf.errors.InvalidArgumentError: the bytes are not those of these keys' rows, or leave a
+        tf.errors.InvalidArgumentError: the messages are not those of these keys' rows, or leave a
             replica as it is that is not here; nothing is stored then.
     """
     return _loader.library().slipstream_store_replicas(
         handles=list(replicas),
         sizes=rows.sizes,
         keys=rows.keys,
-        rows=rows.values,
-        with_summary=with_summary,
-        rounds=rounds,
+        messages=rows.values,
         read_only=read_only,
         ignored_rank=ignored_rank,
         evict=evict,

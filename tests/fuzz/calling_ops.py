@@ -380,7 +380,8 @@ def _valid_handles(library: Any) -> list[tuple[str, tf.Tensor]]:
 # The gradients of what was looked up have its shape.
 _SAME = {"gradients": "pooled", "states": "marks"}
 _SCALARS = frozenset(("alpha", "learning_rate", "threshold", "random_share", "keep_rate"))
-_SCALARS |= {"factor", "k", "movement", "max_age", "max_rows", "capacity", "with_summary", "rounds"}
+_SCALARS |= {"factor", "k", "movement", "max_age", "max_rows", "capacity", "with_summary"}
+_SCALARS |= {"wire_dtype"}
 _MATRICES = frozenset(("gradients", "rows", "slots", "sums", "values", "current", "snapshot"))
 
 

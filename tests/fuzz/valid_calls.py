@@ -45,6 +45,7 @@ LOOKUP = {
     "num_outputs": 3,
 }
 RATE = np.float32(0.1)
+ROUNDED = np.int32(3)  # to int8
 
 
 def call_every_op(call: Call) -> None:
@@ -100,12 +101,9 @@ def call_exchange_ops(call: Call) -> None:
     update = {"gradients": _gradients(looked_up), "learning_rate": RATE}
     found = call("SlipstreamCollectGradients", plan=looked_up.plan, ranks=2, **update)
     received = {name: getattr(found, name).numpy() for name in ("sizes", "keys", "values")}
-    packed = call("SlipstreamPackMessages", rounds=np.False_, row_floats=[2, 3], **received)
+    packed = call("SlipstreamPackMessages", wire_dtype=ROUNDED, row_floats=[2, 3], **received)
     messages = packed.messages.numpy()
     call("SlipstreamUnpackMessages", messages=messages, ranks=2, row_floats=[2, 3])
-    lengths = np.array([messages.size - 5, 5], np.int32)
-    padded = call("SlipstreamPadMessages", bytes=messages, lengths=lengths)
-    call("SlipstreamUnpadMessages", padded=padded.padded.numpy(), ranks=2)
     scale = np.array([0.5, 2.0], np.float32)[: len(owners)]
     call("SlipstreamApplyRows", handles=owners, learning_rate=RATE, scale=scale, **received)
     for table in deferring:
@@ -116,10 +114,11 @@ def call_exchange_ops(call: Call) -> None:
 
     requested = call("SlipstreamRouteKeys", handles=copies, ranks=2, **FEATURES)
     sizes, keys = (part.numpy() for part in requested)
-    form = {"sizes": sizes, "keys": keys, "with_summary": np.True_, "rounds": np.False_}
-    served = call("SlipstreamPullRows", handles=owners, **form)
-    rows = served.rows.numpy()
-    call("SlipstreamStoreReplicas", handles=copies, rows=rows, evict=True, **form)
+    wanted = {"sizes": sizes, "keys": keys}
+    form = {"with_summary": np.True_, "wire_dtype": ROUNDED}
+    served = call("SlipstreamPullRows", handles=owners, **wanted, **form)
+    messages = served.messages.numpy()
+    call("SlipstreamStoreReplicas", handles=copies, messages=messages, evict=True, **wanted)
     call_copying_ops(call, owners, copies)
 
 
@@ -131,15 +130,10 @@ def call_copying_ops(call: Call, owners: list[Any], copies: list[Any]) -> None:
     for _ in range(2):
         requested = call("SlipstreamRouteKeys", handles=copies, ranks=2, refreshed=True, **FEATURES)
         sizes, keys = (part.numpy() for part in requested)
-        form = {"sizes": sizes, "keys": keys, "with_summary": np.True_, "rounds": np.False_}
-        served = call("SlipstreamPullRows", handles=owners, refreshed=True, own_rank=0, **form)
-        call(
-            "SlipstreamStoreReplicas",
-            handles=copies,
-            rows=served.rows.numpy(),
-            refreshed=True,
-            **form,
-        )
+        wanted = {"sizes": sizes, "keys": keys, "refreshed": True}
+        form = {"with_summary": np.True_, "wire_dtype": ROUNDED, "own_rank": 0}
+        served = call("SlipstreamPullRows", handles=owners, **wanted, **form)
+        call("SlipstreamStoreReplicas", handles=copies, messages=served.messages.numpy(), **wanted)
     replicated = call("SlipstreamTableExportReplicated", handle=owners[0])
     call("SlipstreamTableImportReplicated", handle=owners[0], ranks=2, **_as_inputs(replicated))
 

@@ -19,6 +19,7 @@ class ThreadRank:
     """A communicator of eager code; ranks meet at a barrier and must name the same collective."""
 
     local_rank = 0
+    link: Any = None
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: list[Any]):
         self.rank, self.size = rank, size

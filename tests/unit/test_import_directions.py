@@ -38,6 +38,7 @@ LEAVES = {
     "hashing",
     "initializers",
     "launch",
+    "link",
     "memory",
     "optimizers",
     "serialization",

@@ -27,8 +27,8 @@ struct Sent {
 };
 const std::vector<int64_t> kRowFloats = {3, 1};
 
-std::vector<uint8_t> Written(const Sent& sent, bool rounds, SteadyLengths* lengths) {
-  MessageWriter writer(kRowFloats, rounds);
+std::vector<uint8_t> Written(const Sent& sent, RowDtype dtype, SteadyLengths* lengths) {
+  MessageWriter writer(kRowFloats, dtype);
   EXPECT_TRUE(writer.Take(sent.view(), lengths).ok());
   int64_t all = 0;
   for (const int64_t length : writer.lengths()) all += length;
@@ -50,12 +50,20 @@ Sent Read(const std::vector<uint8_t>& bytes) {
 
 TEST(MessageTest, WhatIsWrittenIsRead) {
   const Sent sent;
-  for (const bool rounds : {false, true}) {
+  for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBfloat16, RowDtype::kFloat16}) {
     SteadyLengths lengths;
-    const Sent got = Read(Written(sent, rounds, &lengths));
+    const Sent got = Read(Written(sent, dtype, &lengths));
     EXPECT_EQ(got.sizes, sent.sizes);
     EXPECT_EQ(got.keys, sent.keys);
-    EXPECT_EQ(got.values, sent.values) << "all of them are bfloat16 numbers";
+    EXPECT_EQ(got.values, sent.values) << "all of them are numbers of every dtype";
+  }
+  SteadyLengths lengths;
+  const Sent got = Read(Written(sent, RowDtype::kInt8, &lengths));
+  EXPECT_EQ(got.keys, sent.keys);
+  // Rows of three, then of one; 127th parts of a row's largest magnitude.
+  const std::vector<float> largest = {3, 3, 3, 6, 6, 6, 7, 8, 9, 10};
+  for (size_t i = 0; i < largest.size(); ++i) {
+    EXPECT_NEAR(got.values[i], sent.values[i], largest[i] / 127) << i;
   }
 }
 
@@ -66,7 +74,7 @@ TEST(MessageTest, ValuesAreRoundedToTheNearestBfloat16) {
   sent.values[2] = std::numeric_limits<float>::quiet_NaN();
   sent.values[3] = std::numeric_limits<float>::infinity();
   SteadyLengths lengths;
-  const Sent got = Read(Written(sent, true, &lengths));
+  const Sent got = Read(Written(sent, RowDtype::kBfloat16, &lengths));
   EXPECT_EQ(got.values[0], 1.f);
   EXPECT_EQ(got.values[1], 1.f + 4.f / 256);
   EXPECT_TRUE(std::isnan(got.values[2]));
@@ -75,7 +83,7 @@ TEST(MessageTest, ValuesAreRoundedToTheNearestBfloat16) {
 
 TEST(MessageTest, NothingOfTheMemoryBeforeIsSent) {
   SteadyLengths lengths;
-  const std::vector<uint8_t> bytes = Written(Sent(), false, &lengths);
+  const std::vector<uint8_t> bytes = Written(Sent(), RowDtype::kFloat32, &lengths);
   int64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof(length));
   // Header, 3 keys, 7 values.
@@ -100,28 +108,10 @@ TEST(MessageTest, LengthsStayUntilOneIsTooShortOrLongTooLong) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(lengths.Of(2, i * 10), lengths.Of(2, 0));
 }
 
-TEST(MessageTest, BytesArePaddedAndComeBack) {
-  SteadyLengths lengths;
-  const std::vector<uint8_t> sent = {1, 2, 3, 4, 5};
-  const std::vector<int64_t> bytes = {2, 0, 3};
-  const std::vector<int64_t> padded = PaddedLengths(bytes, &lengths);
-  std::vector<uint8_t> out(3 * 1024, 0xee), got;
-  ASSERT_EQ(padded, std::vector<int64_t>(3, 1024));
-  Pad(sent.data(), bytes, padded, out.data());
-  ASSERT_TRUE(Unpad(out.data(), 3 * 1024, 3, &got).ok());
-  EXPECT_EQ(got, sent);
-  EXPECT_NE(Unpad(out.data(), 3 * 1024, 2, &got).message().find("lie behind"), std::string::npos);
-  EXPECT_NE(Unpad(out.data(), 3 * 1024, 4, &got).message().find("rank 3"), std::string::npos);
-  EXPECT_NE(Unpad(out.data(), 1023, 1, &got).message().find("rank 0"), std::string::npos);
-  const int64_t too_many = 1024 - 15;
-  std::memcpy(out.data() + 8, &too_many, sizeof(too_many));
-  EXPECT_NE(Unpad(out.data(), 3 * 1024, 3, &got).message().find("1009 of 1024"), std::string::npos);
-}
-
 TEST(MessageTest, PartsThatDoNotFitAreRefused) {
   SteadyLengths lengths;
   const auto status_of = [&](const Sent& sent) {
-    return MessageWriter(kRowFloats, false).Take(sent.view(), &lengths);
+    return MessageWriter(kRowFloats, RowDtype::kFloat32).Take(sent.view(), &lengths);
   };
   Sent sent;
   sent.sizes[3] = 4;
@@ -137,7 +127,7 @@ TEST(MessageTest, PartsThatDoNotFitAreRefused) {
 
 TEST(MessageTest, DamagedMessagesAreRefused) {
   SteadyLengths lengths;
-  const std::vector<uint8_t> whole = Written(Sent(), false, &lengths);
+  const std::vector<uint8_t> whole = Written(Sent(), RowDtype::kFloat32, &lengths);
   const auto message_of = [](const std::vector<uint8_t>& bytes, int ranks) {
     return MessageReader(kRowFloats)
         .Take(bytes.data(), static_cast<int64_t>(bytes.size()), ranks)

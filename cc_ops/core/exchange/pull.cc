@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -91,14 +92,52 @@ void PackReplicated(const BufferPart& part, int32_t replica, int64_t key, const 
   new_holders->push_back({&replicas, replica, part.rank});
 }
 
+// Calls fn(part, &unpacker) of the part's rows for every part; they were checked. what it leaves is
+// skipped.
+template <class Fn>
+void ForEachPulledPart(const std::vector<EmbeddingTable*>& tables, const SendBufferView& keys,
+                       bool refreshed, const std::vector<RowsView>& rows, Fn fn) {
+  int rank = -1;
+  const uint8_t* bytes = nullptr;
+  ForEachPart(tables, keys, refreshed, [&](const BufferPart& part) {
+    const RowsView& of_rank = rows[static_cast<size_t>(part.rank)];
+    if (part.rank != rank) bytes = of_rank.bytes;
+    rank = part.rank;
+    RowUnpacker unpacker(*part.table, of_rank.format, part.rows, bytes);
+    fn(part, &unpacker);
+    bytes = unpacker.End();
+  });
+}
+
+// Packs the rows of a part. may_have_replicas: its rank may have refreshed replicas of them.
+void PackPart(const BufferPart& part, const PullOptions& options, bool may_have_replicas,
+              std::vector<uint8_t>* bytes, std::vector<NewHolder>* new_holders) {
+  EmbeddingTable* table = part.table;
+  RowPacker packer(*table, options.format, part.rows, bytes);
+  for (int64_t i = 0; i < part.rows; ++i) {
+    PrefetchAhead(part, i);
+    uint32_t index = 0;
+    const int64_t key = part.keys[i];
+    const float* row = options.create_missing ? table->rows().FindOrInsert(key, 1.f, &index)
+                                              : table->rows().Find(key);
+    const int32_t replica = may_have_replicas && row != nullptr ? table->replicas().Find(key)
+                                                                : ReplicaHolders::kNowhere;
+    if (replica == ReplicaHolders::kNowhere) {
+      packer.Add(key, row, false, part.is_of_replicas);
+    } else {
+      PackReplicated(part, replica, key, row, &packer, new_holders);
+    }
+  }
+}
+
 // InvalidArgument if a row is not given of which there is no replica here.
 Status CheckUnchanged(const std::vector<EmbeddingTable*>& replicas, const SendBufferView& keys,
-                      RowFormat format, const uint8_t* bytes) {
+                      const std::vector<RowsView>& rows) {
   Status status = OkStatus();
-  ForEachPart(replicas, keys, format.refreshed, [&](const BufferPart& part) {
-    RowUnpacker unpacker(*part.table, format, part.rows, bytes);
-    for (int64_t i = 0; i < part.rows && part.is_of_replicas; ++i, unpacker.Skip()) {
-      if (unpacker.IsNextGiven()) continue;
+  ForEachPulledPart(replicas, keys, true, rows, [&](const BufferPart& part, RowUnpacker* unpacker) {
+    RowUnpacker ahead = *unpacker;
+    for (int64_t i = 0; i < part.rows && part.is_of_replicas; ++i, ahead.Skip()) {
+      if (ahead.IsNextGiven()) continue;
       uint32_t index = 0;
       const bool is_refreshed =
           part.table->rows().Find(part.keys[i], &index) != nullptr &&
@@ -108,7 +147,6 @@ Status CheckUnchanged(const std::vector<EmbeddingTable*>& replicas, const SendBu
                                part.table->options().name + "' did not come from rank " +
                                std::to_string(part.rank) + ", and there is no replica of it here");
     }
-    bytes = RowUnpacker(*part.table, format, part.rows, bytes).End();
   });
   return status;
 }
@@ -166,8 +204,7 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
 }
 
 Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& requests,
-                const PullOptions& options, std::vector<uint8_t>* bytes,
-                std::vector<int64_t>* rank_bytes) {
+                const PullOptions& options, SteadyLengths* lengths, PulledRows* pulled) {
   const bool refreshed = options.format.refreshed;
   const std::vector<EmbeddingTable*> of_parts = TablesOfParts(tables, refreshed);
   Status status = CheckSendBuffer(of_parts, requests, std::vector<int64_t>(of_parts.size(), 0));
@@ -187,32 +224,25 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
       for (EmbeddingTable* table : tables) table->rows().NextLookupStep();
     }
     std::vector<NewHolder> new_holders;
-    bytes->clear();
-    rank_bytes->assign(static_cast<size_t>(requests.ranks), 0);
+    pulled->messages.clear();
+    pulled->lengths.clear();
+    pulled->row_bytes.assign(static_cast<size_t>(requests.ranks), 0);
+    int64_t longest = 0;
+    const size_t parts_of_rank = of_parts.size();
+    std::optional<RowMessage> message;
+    size_t parts = 0;
     ForEachPart(tables, requests, refreshed, [&](const BufferPart& part) {
-      EmbeddingTable* table = part.table;
-      const size_t before = bytes->size();
-      const bool is_others = refreshed && part.rank != options.own_rank;
-      RowPacker packer(*table, options.format, part.rows, bytes);
-      for (int64_t i = 0; i < part.rows; ++i) {
-        PrefetchAhead(part, i);
-        uint32_t index = 0;
-        const int64_t key = part.keys[i];
-        const float* row = options.create_missing ? table->rows().FindOrInsert(key, 1.f, &index)
-                                                  : table->rows().Find(key);
-        const int32_t replica =
-            is_others && row != nullptr ? table->replicas().Find(key) : ReplicaHolders::kNowhere;
-        if (replica == ReplicaHolders::kNowhere) {
-          packer.Add(key, row, false, part.is_of_replicas);
-        } else {
-          PackReplicated(part, replica, key, row, &packer, &new_holders);
-        }
-      }
-      (*rank_bytes)[static_cast<size_t>(part.rank)] += static_cast<int64_t>(bytes->size() - before);
+      if (parts++ % parts_of_rank == 0) message.emplace(options.format, &pulled->messages);
+      PackPart(part, options, refreshed && part.rank != options.own_rank, &pulled->messages,
+               &new_holders);
+      if (parts % parts_of_rank != 0) return;
+      const auto rank = static_cast<size_t>(part.rank);
+      const int64_t length = message->End(rank, lengths, &pulled->row_bytes[rank]);
+      pulled->lengths.push_back(static_cast<int32_t>(length));
+      longest = std::max(longest, length);
     });
-    const int64_t most = *std::max_element(rank_bytes->begin(), rank_bytes->end());
-    if (most > options.most_rank_bytes) {
-      return ResourceExhausted("the rows that a rank requests take " + std::to_string(most) +
+    if (longest > options.most_rank_bytes) {
+      return ResourceExhausted("the rows that a rank requests take " + std::to_string(longest) +
                                " bytes; at most " + std::to_string(options.most_rank_bytes) +
                                " can be sent: make the batches smaller");
     }
@@ -227,42 +257,43 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
 }
 
 Status StoreReplicas(const std::vector<EmbeddingTable*>& replicas, const SendBufferView& keys,
-                     const uint8_t* bytes, int64_t num_bytes, const ReplicaOptions& options) {
-  const bool refreshed = options.format.refreshed;
-  const std::vector<EmbeddingTable*> of_parts = TablesOfParts(replicas, refreshed);
-  Status status = CheckPulledRows(of_parts, keys, options.format, bytes, num_bytes);
+                     const uint8_t* messages, int64_t num_bytes, const ReplicaOptions& options) {
+  const bool refreshed = options.refreshed;
+  std::vector<RowsView> rows;
+  Status status = SplitRowMessages(messages, num_bytes, keys.ranks, refreshed, &rows);
+  if (!status.ok()) return status;
+  status = CheckPulledRows(TablesOfParts(replicas, refreshed), keys, rows);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(replicas);
   try {
     if (refreshed) {
-      status = CheckUnchanged(replicas, keys, options.format, bytes);
+      status = CheckUnchanged(replicas, keys, rows);
       if (!status.ok()) return status;
     }
     if (options.evict) {
       status = EvictForParts(replicas, keys, refreshed, options.ignored_rank);
       if (!status.ok()) return status;
     }
-    ForEachPart(replicas, keys, refreshed, [&](const BufferPart& part) {
+    const auto store = [&](const BufferPart& part, RowUnpacker* unpacker) {
       EmbeddingTable* table = part.table;
-      RowUnpacker unpacker(*table, options.format, part.rows, bytes);
       for (int64_t i = 0; i < part.rows && part.rank != options.ignored_rank; ++i) {
         PrefetchAhead(part, i);
         const int64_t key = part.keys[i];
         uint32_t index = 0;
-        if (part.is_of_replicas && !unpacker.IsNextGiven()) {
-          unpacker.Skip();
+        if (part.is_of_replicas && !unpacker->IsNextGiven()) {
+          unpacker->Skip();
           continue;
         }
         float* row = table->rows().FindOrInsert(key, 0.f, &index);
         if (options.read_only) table->flags().Add(key, index, kReadOnlyReplica, table->rows());
         // Refreshed only if it is there: what failed in between is requested again.
         table->flags().Remove(key, index, kRefreshedReplica);
-        const bool is_refreshed = unpacker.IsNextRefreshed();
-        unpacker.Next(key, row);
+        const bool is_refreshed = unpacker->IsNextRefreshed();
+        unpacker->Next(key, row);
         if (is_refreshed) table->flags().Add(key, index, kRefreshedReplica, table->rows());
       }
-      bytes = unpacker.End();
-    });
+    };
+    ForEachPulledPart(replicas, keys, refreshed, rows, store);
   } catch (const std::bad_alloc&) {
     return OutOfMemory("storing replicas", replicas);
   }

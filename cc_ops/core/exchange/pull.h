@@ -41,28 +41,30 @@ struct PullOptions {
   int64_t most_rank_bytes = (int64_t{1} << 31) - 1;  // what an alltoall can send to a rank
   RowFormat format;
 };
-// bytes: see pulled_rows.h; rank_bytes: [ranks], of these, each rank's.
 // ResourceExhausted: a bounded table cannot hold the rows, or they are too many bytes; then no rank
 // counts as having a replica that it had not before. Takes the mutexes.
+struct PulledRows {
+  std::vector<uint8_t> messages;   // see pulled_rows.h, that to rank 0 first
+  std::vector<int32_t> lengths;    // [ranks], bytes of each
+  std::vector<int64_t> row_bytes;  // [ranks], of these, the rows'
+};
 Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& requests,
-                const PullOptions& options, std::vector<uint8_t>* bytes,
-                std::vector<int64_t>* rank_bytes);
+                const PullOptions& options, SteadyLengths* lengths, PulledRows* pulled);
 
-// Stores rows that were pulled, without counting accesses.
+// Stores rows that were pulled, without counting accesses. Without slots, a replica's are 0, beside
+// which no movement is underestimated.
 struct ReplicaOptions {
-  // As they were pulled. Without slots, a replica's are 0, beside which no movement is
-  // underestimated.
-  RowFormat format;
+  bool refreshed = false;  // as they were pulled
   bool read_only = false;  // flag them kReadOnlyReplica
   int ignored_rank = -1;   // a rank whose rows are not stored
   bool evict = false;      // bounded tables evict others for them; else a lookup must follow that
                            // does so
 };
-// InvalidArgument if the bytes are not those of the keys' rows, a value is not finite, or they
+// InvalidArgument if the messages are not those of the keys' rows, a value is not finite, or they
 // leave a replica as it is that is not here: nothing is stored then. A replica is refreshed from
-// then on only if the bytes say so. Takes the mutexes.
+// then on only if they say so. Takes the mutexes.
 Status StoreReplicas(const std::vector<EmbeddingTable*>& replicas, const SendBufferView& keys,
-                     const uint8_t* bytes, int64_t num_bytes, const ReplicaOptions& options);
+                     const uint8_t* messages, int64_t num_bytes, const ReplicaOptions& options);
 
 }  // namespace slipstream
 

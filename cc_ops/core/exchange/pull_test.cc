@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <random>
@@ -43,19 +44,24 @@ struct Request {
     PullOptions options;
     options.create_missing = create_missing;
     options.format.with_summary = with_summary;
-    std::vector<int64_t> rank_bytes;
-    const Status status = PullRows(tables, Keys(), options, &bytes, &rank_bytes);
+    return Pull(tables, options);
+  }
+  Status Pull(const std::vector<EmbeddingTable*>& tables, const PullOptions& options) {
+    SteadyLengths lengths;
+    PulledRows pulled;
+    const Status status = PullRows(tables, Keys(), options, &lengths, &pulled);
     if (status.ok()) {
-      EXPECT_EQ(rank_bytes, std::vector<int64_t>{static_cast<int64_t>(bytes.size())});
+      EXPECT_EQ(pulled.lengths, std::vector<int32_t>{static_cast<int>(pulled.messages.size())});
+      message = pulled.messages;
     }
     return status;
   }
   Status Store(const std::vector<EmbeddingTable*>& replicas, const ReplicaOptions& options) const {
-    return StoreReplicas(replicas, Keys(), bytes.data(), static_cast<int64_t>(bytes.size()),
+    return StoreReplicas(replicas, Keys(), message.data(), static_cast<int64_t>(message.size()),
                          options);
   }
   std::vector<int64_t> keys, sizes;
-  std::vector<uint8_t> bytes;
+  std::vector<uint8_t> message;
 };
 
 std::vector<int64_t> Route(EmbeddingTable* replicas, const std::vector<int64_t>& keys, int ranks,
@@ -99,7 +105,7 @@ TEST(Pull, MakesRowsInTrainingOnly) {
     EXPECT_EQ(owner->rows().size(), 0);
     ASSERT_TRUE(trained.Pull({owner.get()}, true, true).ok());
     EXPECT_EQ(owner->rows().size(), 2);
-    EXPECT_EQ(evaluated.bytes, trained.bytes);
+    EXPECT_EQ(evaluated.message, trained.message);
     std::vector<int64_t> keys;
     std::vector<float> counts;
     owner->rows().HotKeys(9, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
@@ -115,13 +121,14 @@ TEST(Pull, TellsTheBytesOfEachRank) {
     uint32_t index = 0;
     owner->rows().FindOrInsert(key, 0.f, &index)[0] = 42.f;
   }
-  PullOptions options;
-  std::vector<uint8_t> bytes;
-  std::vector<int64_t> rank_bytes;
-  ASSERT_TRUE(PullRows({owner.get()}, {3, sizes.data(), keys.data(), 3, nullptr, 0}, options,
-                       &bytes, &rank_bytes)
+  SteadyLengths lengths;
+  PulledRows pulled;
+  ASSERT_TRUE(PullRows({owner.get()}, {3, sizes.data(), keys.data(), 3, nullptr, 0}, PullOptions(),
+                       &lengths, &pulled)
                   .ok());
-  EXPECT_EQ(rank_bytes, (std::vector<int64_t>{1 + 4 * kDim, 0, 1 + 8 * kDim}));
+  EXPECT_EQ(pulled.row_bytes, (std::vector<int64_t>{1 + 4 * kDim, 0, 1 + 8 * kDim}));
+  EXPECT_EQ(pulled.lengths, std::vector<int32_t>(3, 1024));
+  EXPECT_EQ(pulled.messages.size(), 3u * 1024);
 }
 
 TEST(Pull, BoundedTablesRefuseWhatTheyCannotHold) {
@@ -179,9 +186,7 @@ TEST(Replicas, WithoutSummaryNeverUnderestimateAMovement) {
     rule.Apply(0.1f, kDim, gradient.data(), own);
     ASSERT_TRUE(request.Pull({owner.get()}, true, true).ok());
     ReplicaOptions options;
-    options.format.with_summary = true;
     ASSERT_TRUE(request.Store({replicas.get()}, options).ok());
-    options = ReplicaOptions();
     options.read_only = true;
     // The owner's may have become smaller since. FTRL's rows are what their slots make of them.
     if (kind != "ftrl") rule.InitSlots(kDim, own + kDim);
@@ -224,18 +229,16 @@ TEST(Replicas, StayWithinTheirBound) {
 }
 
 TEST(Replicas, RefuseRowsThatAreNotFinite) {
-  for (const bool rounds : {false, true}) {
+  for (const RowDtype dtype :
+       {RowDtype::kFloat32, RowDtype::kBfloat16, RowDtype::kFloat16, RowDtype::kInt8}) {
     auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad");
     Request request({1, 2});
     ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
     owner->rows().Find(2)[3] = std::numeric_limits<float>::infinity();
     PullOptions pull;
-    pull.format.rounds = rounds;
-    std::vector<int64_t> rank_bytes;
-    ASSERT_TRUE(PullRows({owner.get()}, request.Keys(), pull, &request.bytes, &rank_bytes).ok());
-    ReplicaOptions options;
-    options.format.rounds = rounds;
-    const Status status = request.Store({replicas.get()}, options);
+    pull.format.dtype = dtype;
+    ASSERT_TRUE(request.Pull({owner.get()}, pull).ok());
+    const Status status = request.Store({replicas.get()}, ReplicaOptions());
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find("row of key 2 of table 't' that came from its owner is not"),
               std::string::npos)
@@ -244,7 +247,7 @@ TEST(Replicas, RefuseRowsThatAreNotFinite) {
   }
 }
 
-TEST(Replicas, RefuseBytesThatDoNotFit) {
+TEST(Replicas, RefuseMessagesThatDoNotFit) {
   auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad");
   Request request({1, 2});
   ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
@@ -256,25 +259,36 @@ TEST(Replicas, RefuseBytesThatDoNotFit) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     return status.message();
   };
-  request.bytes.pop_back();
-  EXPECT_NE(refusal().find("rows of table 't' from rank 0 take at least 33 bytes; left are 32"),
+  const auto refused_with = [&](size_t word, int64_t value) {
+    request = whole;
+    std::memcpy(request.message.data() + 8 * word, &value, sizeof(value));
+    return refusal();
+  };
+  EXPECT_NE(refused_with(1, 32).find("from rank 0 take at least 33 bytes; left are 32"),
             std::string::npos);
-  request.bytes.clear();
-  EXPECT_NE(refusal().find("left are 0"), std::string::npos);
+  EXPECT_NE(refused_with(1, 0).find("left are 0"), std::string::npos);
+  EXPECT_NE(refused_with(1, 34).find("from rank 0 take 33 bytes; there are 34"), std::string::npos);
+  for (const int64_t length : {int64_t{-1}, int64_t{31}, int64_t{1025}, int64_t{1} << 62}) {
+    EXPECT_NE(refused_with(0, length).find("from rank 0 say that they are 33 of"),
+              std::string::npos);
+  }
+  for (const int64_t bytes : {-1, 1024 - 31}) {
+    EXPECT_NE(refused_with(1, bytes).find("bytes are left of 1024"), std::string::npos);
+  }
+  EXPECT_NE(refused_with(2, 4).find("of dtype 4"), std::string::npos);
+  EXPECT_NE(refused_with(2, -1).find("of dtype -1"), std::string::npos);
+  EXPECT_NE(refused_with(2, 1).find("take 17 bytes; there are 33"), std::string::npos);
+  EXPECT_NE(refused_with(3, 2).find("say that"), std::string::npos);
+  EXPECT_NE(refused_with(0, 1016).find("8 of 1024 bytes lie behind"), std::string::npos);
   request = whole;
-  request.bytes.push_back(0);
-  EXPECT_NE(refusal().find("the rows take 33 bytes; there are 34"), std::string::npos);
+  request.message.resize(16);
+  EXPECT_NE(refusal().find("16 bytes are left of 16"), std::string::npos);
+  request = whole;
   request.sizes = {1};
   EXPECT_NE(refusal().find("sizes name 1 keys"), std::string::npos);
   request.sizes = {-1};
   EXPECT_NE(refusal().find("is -1"), std::string::npos);
   EXPECT_EQ(request.Pull({owner.get()}, false).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(replicas->rows().size(), 0);
-  // Served without slots, stored with them.
-  request = whole;
-  ReplicaOptions with_slots;
-  with_slots.format.with_summary = true;
-  EXPECT_FALSE(request.Store({replicas.get()}, with_slots).ok());
   EXPECT_EQ(replicas->rows().size(), 0);
 }
 

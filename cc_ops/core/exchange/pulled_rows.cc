@@ -25,12 +25,8 @@ int64_t SummaryBytes(const EmbeddingTable& table, RowFormat format) {
   return HasSummary(table, format) ? kSummaryBytes : 0;
 }
 
-int64_t ValueBytes(const EmbeddingTable& table, RowFormat format) {
-  return table.dim() * (format.rounds ? 2 : 4);
-}
-
 int64_t GivenRowBytes(const EmbeddingTable& table, RowFormat format) {
-  return SummaryBytes(table, format) + ValueBytes(table, format);
+  return SummaryBytes(table, format) + EncodedBytes(format.dtype, table.dim());
 }
 
 int64_t NumBitBytes(int64_t rows) { return (rows + 7) / 8; }
@@ -60,29 +56,13 @@ void MakeNewRow(const EmbeddingTable& table, int64_t key, float* row) {
   table.options().rule.InitSlots(table.dim(), row + table.dim());
 }
 
-// Whether the values of a given row are finite.
-bool IsFinite(const EmbeddingTable& table, RowFormat format, const uint8_t* row) {
-  row += SummaryBytes(table, format);
-  for (int64_t j = 0; j < table.dim(); ++j) {
-    uint32_t bits = 0;
-    if (format.rounds) {
-      std::memcpy(&bits, row + 2 * j, 2);
-      bits <<= 16;
-    } else {
-      std::memcpy(&bits, row + 4 * j, 4);
-    }
-    if ((bits & 0x7f800000u) == 0x7f800000u) return false;
-  }
-  return true;
-}
-
 // InvalidArgument that names the first of a part's given rows that is not finite.
 Status CheckFiniteRows(const EmbeddingTable& table, RowFormat format, const int64_t* keys,
                        int64_t rows, const uint8_t* bytes) {
   const uint8_t* row = bytes + NumHeadBytes(rows, format);
   for (int64_t i = 0; i < rows; ++i) {
     if (!IsSet(bytes, i)) continue;
-    if (!IsFinite(table, format, row)) {
+    if (!EncodedIsFinite(row + SummaryBytes(table, format), table.dim(), format.dtype)) {
       return InvalidArgument("the row of key " + std::to_string(keys[i]) + " of table '" +
                              table.options().name +
                              "' that came from its owner is not finite; allowed: finite values. "
@@ -102,20 +82,74 @@ Status TooShort(const std::vector<EmbeddingTable*>& tables, const SendBufferView
                          std::to_string(wanted) + " bytes; left are " + std::to_string(left));
 }
 
-Status CheckEnd(int64_t at, int64_t num_bytes) {
-  if (at == num_bytes) return OkStatus();
-  return InvalidArgument("the rows take " + std::to_string(at) + " bytes; there are " +
-                         std::to_string(num_bytes));
-}
-
-template <class T>
-void Append(T value, std::vector<uint8_t>* bytes) {
-  const size_t end = bytes->size();
-  bytes->resize(end + sizeof(value));
-  std::memcpy(bytes->data() + end, &value, sizeof(value));
+// Of one rank: sizes from `*part`, keys from `*key` on, which move behind them.
+Status CheckRowsOfRank(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
+                       const RowsView& view, size_t* part, const int64_t** key) {
+  int64_t at = 0;
+  for (EmbeddingTable* table : tables) {
+    const int64_t rows = buffer.sizes[*part], left = view.num_bytes - at;
+    int64_t wanted = NumHeadBytes(rows, view.format);
+    if (wanted <= left) {
+      wanted += CountGiven(view.bytes + at, 0, rows) * GivenRowBytes(*table, view.format);
+    }
+    if (wanted > left) return TooShort(tables, buffer, *part, wanted, left);
+    const Status status = CheckFiniteRows(*table, view.format, *key, rows, view.bytes + at);
+    if (!status.ok()) return status;
+    at += wanted;
+    *key += rows;
+    ++*part;
+  }
+  if (at == view.num_bytes) return OkStatus();
+  return InvalidArgument("the rows from rank " + std::to_string(*part / tables.size() - 1) +
+                         " take " + std::to_string(at) + " bytes; there are " +
+                         std::to_string(view.num_bytes));
 }
 
 }  // namespace
+
+RowMessage::RowMessage(RowFormat format, std::vector<uint8_t>* bytes)
+    : format_(format), begin_(bytes->size()), bytes_(bytes) {
+  bytes->resize(begin_ + sizeof(RowsHead));
+}
+
+int64_t RowMessage::End(size_t rank, SteadyLengths* lengths, int64_t* row_bytes) {
+  const auto whole = static_cast<int64_t>(bytes_->size() - begin_);
+  *row_bytes = whole - static_cast<int64_t>(sizeof(RowsHead));
+  const RowsHead head = {lengths->Of(rank, whole), *row_bytes, static_cast<int64_t>(format_.dtype),
+                         format_.with_summary};
+  std::memcpy(bytes_->data() + begin_, &head, sizeof(head));
+  bytes_->resize(begin_ + static_cast<size_t>(head.length));
+  return head.length;
+}
+
+Status SplitRowMessages(const uint8_t* messages, int64_t num_bytes, int ranks, bool refreshed,
+                        std::vector<RowsView>* rows) {
+  constexpr auto kHead = static_cast<int64_t>(sizeof(RowsHead));
+  rows->clear();
+  int64_t left = num_bytes;
+  for (int rank = 0; rank < ranks; ++rank) {
+    RowsHead head = {};
+    if (left >= kHead) std::memcpy(&head, messages, sizeof(head));
+    const bool is_head = head.length >= kHead && head.length <= left && head.bytes >= 0 &&
+                         head.bytes <= head.length - kHead && head.dtype >= 0 &&
+                         head.dtype < kRowDtypes && (head.with_summary | 1) == 1;
+    if (!is_head) {
+      return InvalidArgument("the rows from rank " + std::to_string(rank) + " say that they are " +
+                             std::to_string(head.bytes) + " of " + std::to_string(head.length) +
+                             " bytes, of dtype " + std::to_string(head.dtype) + "; " +
+                             std::to_string(left) + " bytes are left of " +
+                             std::to_string(num_bytes));
+    }
+    const RowFormat format = {head.with_summary == 1, static_cast<RowDtype>(head.dtype), refreshed};
+    rows->push_back({format, messages + kHead, head.bytes});
+    messages += head.length;
+    left -= head.length;
+  }
+  if (left == 0) return OkStatus();
+  return InvalidArgument(std::to_string(left) + " of " + std::to_string(num_bytes) +
+                         " bytes lie behind the rows of " + std::to_string(ranks) +
+                         " ranks; allowed: none");
+}
 
 RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows,
                      std::vector<uint8_t>* bytes)
@@ -153,17 +187,16 @@ void RowPacker::Add(int64_t key, const float* row, bool is_refreshed, bool is_gi
     }
   }
   Set(bytes_->data() + given_, index);
+  const size_t end = bytes_->size();
+  bytes_->resize(end + static_cast<size_t>(GivenRowBytes(table_, format_)));
+  uint8_t* to = bytes_->data() + end;
   if (HasSummary(table_, format_)) {
-    const uint32_t bits = BitsOf(table_.options().rule.SlotSummary(dim, row));
-    Append(static_cast<uint16_t>(bits >> 16), bytes_);
+    const auto upper =
+        static_cast<uint16_t>(BitsOf(table_.options().rule.SlotSummary(dim, row)) >> 16);
+    std::memcpy(to, &upper, sizeof(upper));
+    to += kSummaryBytes;
   }
-  for (int64_t j = 0; j < dim; ++j) {
-    if (format_.rounds) {
-      Append(RoundToBfloat16(row[j]), bytes_);
-    } else {
-      Append(row[j], bytes_);
-    }
-  }
+  EncodeRows(row, nullptr, 1, dim, format_.dtype, RowRounding::kNearest, to);
 }
 
 void RowPacker::AddUnchanged() { Set(bytes_->data() + refreshed_, next_++); }
@@ -194,13 +227,9 @@ void RowUnpacker::Next(int64_t key, float* row) {
     const uint8_t* from = bytes_;
     if (HasSummary(table_, format_)) {
       summary = FromUpperHalf(from);
-      from += 2;
+      from += kSummaryBytes;
     }
-    if (format_.rounds) {
-      for (int64_t j = 0; j < dim; ++j) row[j] = FromUpperHalf(from + 2 * j);
-    } else {
-      std::memcpy(row, from, static_cast<size_t>(dim) * sizeof(float));
-    }
+    DecodeRows(from, 1, dim, format_.dtype, row);
     bytes_ += row_bytes_;
   }
   rule.FillSlots(dim, summary, row);
@@ -213,25 +242,14 @@ const uint8_t* RowUnpacker::End() {
 }
 
 Status CheckPulledRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
-                       RowFormat format, const uint8_t* bytes, int64_t num_bytes) {
+                       const std::vector<RowsView>& rows) {
   Status status = CheckSendBuffer(tables, buffer, std::vector<int64_t>(tables.size(), 0));
-  if (!status.ok()) return status;
-  int64_t at = 0, key = 0;
-  for (size_t i = 0; i < static_cast<size_t>(buffer.ranks) * tables.size(); ++i) {
-    const int64_t rows = buffer.sizes[i];
-    int64_t wanted = NumHeadBytes(rows, format);
-    if (wanted <= num_bytes - at) {
-      const int64_t given = CountGiven(bytes + at, 0, rows);
-      wanted += given * GivenRowBytes(*tables[i % tables.size()], format);
-    }
-    if (wanted > num_bytes - at) return TooShort(tables, buffer, i, wanted, num_bytes - at);
-    status =
-        CheckFiniteRows(*tables[i % tables.size()], format, buffer.keys + key, rows, bytes + at);
-    if (!status.ok()) return status;
-    at += wanted;
-    key += rows;
+  size_t part = 0;
+  const int64_t* key = buffer.keys;
+  for (size_t rank = 0; rank < rows.size() && status.ok(); ++rank) {
+    status = CheckRowsOfRank(tables, buffer, rows[rank], &part, &key);
   }
-  return CheckEnd(at, num_bytes);
+  return status;
 }
 
 }  // namespace slipstream

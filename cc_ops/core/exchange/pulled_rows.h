@@ -1,27 +1,63 @@
 // Rows of sharded tables on their way to where they are looked up, as bytes.
 //
-// Of the rows of a rank and table: a bit for each, set if the row is given; with refreshed
-// replicas, a bit for each, set if the rank is to keep its replica; then the given rows: the upper
-// half of UpdateRule::SlotSummary, if slots travel and the rule has any, and the values, as float32
-// or rounded to bfloat16. A row that is not given is as a new one, which its key tells. Slots are
-// rounded down: no movement is underestimated.
+// A message to a rank: RowsHead, then of each table its rows, then zeros up to its length. Of the
+// rows of a table: a bit for each, set if the row is given; with refreshed replicas, a bit for
+// each, set if the rank is to keep its replica; then the given rows: the upper half of
+// UpdateRule::SlotSummary, if slots travel and the rule has any, and the values (EncodeRows). A row
+// that is not given is as a new one, which its key tells. Slots are rounded down: no movement is
+// underestimated.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULLED_ROWS_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULLED_ROWS_H_
 
 #include <cstdint>
 #include <vector>
 
+#include "cc_ops/core/base/row_codec.h"
 #include "cc_ops/core/base/status.h"
-#include "cc_ops/core/exchange/push.h"
+#include "cc_ops/core/exchange/send_buffer.h"
+#include "cc_ops/core/exchange/steady_lengths.h"
 #include "cc_ops/core/table/embedding_table.h"
 
 namespace slipstream {
 
 struct RowFormat {
   bool with_summary = false;  // slots travel
-  bool rounds = false;        // values are rounded to bfloat16
-  bool refreshed = false;     // it is told which replicas are refreshed
+  RowDtype dtype = RowDtype::kFloat32;
+  bool refreshed = false;  // it is told which replicas are refreshed
 };
+
+struct RowsHead {
+  int64_t length;  // of the message, with this
+  int64_t bytes;   // of the rows
+  int64_t dtype;
+  int64_t with_summary;
+};
+
+// Appends a message: Begin, then rows, then End.
+class RowMessage {
+ public:
+  // Writes to the end of `bytes`.
+  explicit RowMessage(RowFormat format, std::vector<uint8_t>* bytes);
+  // Pads it to its length for such a rank; returns that. row_bytes gets what its rows take.
+  int64_t End(size_t rank, SteadyLengths* lengths, int64_t* row_bytes);
+
+ private:
+  const RowFormat format_;
+  const size_t begin_;
+  std::vector<uint8_t>* bytes_;
+};
+
+// The rows in a message, somewhere else's memory.
+struct RowsView {
+  RowFormat format;
+  const uint8_t* bytes = nullptr;
+  int64_t num_bytes = 0;
+};
+
+// Splits messages that lie one behind the other. refreshed: as they were packed. InvalidArgument,
+// which names the rank, if these are not those of so many ranks.
+Status SplitRowMessages(const uint8_t* messages, int64_t num_bytes, int ranks, bool refreshed,
+                        std::vector<RowsView>* rows);
 
 // Appends the rows of one rank and table.
 class RowPacker {
@@ -69,10 +105,10 @@ class RowUnpacker {
   int64_t next_ = 0;
 };
 
-// InvalidArgument if `bytes` are not those of so many rows of each rank and table, or a value is
-// not finite.
+// InvalidArgument if `rows`, [ranks], are not those of so many rows of each rank and table, or a
+// value is not finite.
 Status CheckPulledRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
-                       RowFormat format, const uint8_t* bytes, int64_t num_bytes);
+                       const std::vector<RowsView>& rows);
 
 }  // namespace slipstream
 

@@ -50,7 +50,7 @@ class Job {
 
   // Every rank looks up its keys. Returns the bytes that went to each.
   std::vector<int64_t> LookUp(const std::vector<std::vector<int64_t>>& keys) {
-    std::vector<int64_t> sizes, all, rank_bytes;
+    std::vector<int64_t> sizes, all;
     std::vector<SendBuffer> requests;
     for (int rank = 0; rank < ranks_; ++rank) {
       requests.push_back(Route(rank, keys[static_cast<size_t>(rank)]));
@@ -61,19 +61,19 @@ class Job {
     options.create_missing = true;
     options.format = format_;
     options.own_rank = 0;
-    std::vector<uint8_t> bytes;
+    PulledRows pulled;
     const SendBufferView view = {
         ranks_, sizes.data(), all.data(), static_cast<int64_t>(all.size()), nullptr, 0};
-    EXPECT_TRUE(PullRows({owner_.get()}, view, options, &bytes, &rank_bytes).ok());
-    int64_t at = 0;
+    EXPECT_TRUE(PullRows({owner_.get()}, view, options, &lengths_, &pulled).ok());
+    const uint8_t* message = pulled.messages.data();
     for (int rank = 0; rank < ranks_; ++rank) {
-      const Status status = Store(rank, requests[static_cast<size_t>(rank)], bytes.data() + at,
-                                  rank_bytes[static_cast<size_t>(rank)]);
+      const int32_t length = pulled.lengths[static_cast<size_t>(rank)];
+      const Status status = Store(rank, requests[static_cast<size_t>(rank)], message, length);
       EXPECT_TRUE(status.ok()) << status.message();
-      at += rank_bytes[static_cast<size_t>(rank)];
+      message += length;
     }
-    EXPECT_EQ(at, static_cast<int64_t>(bytes.size()));
-    return rank_bytes;
+    EXPECT_EQ(message, pulled.messages.data() + pulled.messages.size());
+    return pulled.row_bytes;
   }
 
   SendBuffer Route(int rank, const std::vector<int64_t>& keys) {
@@ -88,7 +88,7 @@ class Job {
     return requests;
   }
 
-  Status Store(int rank, const SendBuffer& requests, const uint8_t* bytes, int64_t num_bytes) {
+  Status Store(int rank, const SendBuffer& requests, const uint8_t* message, int64_t length) {
     const SendBufferView view = {1,
                                  requests.sizes.data(),
                                  requests.keys.data(),
@@ -96,8 +96,8 @@ class Job {
                                  nullptr,
                                  0};
     ReplicaOptions options;
-    options.format = format_;
-    return StoreReplicas({replicas(rank)}, view, bytes, num_bytes, options);
+    options.refreshed = true;
+    return StoreReplicas({replicas(rank)}, view, message, length, options);
   }
 
   // As replicas of a rank have it; NaN: it has none.
@@ -115,6 +115,7 @@ class Job {
  private:
   const int ranks_;
   RowFormat format_;
+  SteadyLengths lengths_;
   std::unique_ptr<EmbeddingTable> owner_;
   std::vector<std::unique_ptr<EmbeddingTable>> replicas_;
 };
@@ -185,11 +186,12 @@ TEST(Replicas, OutlastFlagsButNotOtherReplicas) {
   // As an evaluation reads it.
   const std::vector<int64_t> key = {1}, size = {1};
   const SendBufferView view = {1, size.data(), key.data(), 1, nullptr, 0};
-  std::vector<uint8_t> bytes;
-  std::vector<int64_t> rank_bytes;
-  ASSERT_TRUE(PullRows({job.owner()}, view, PullOptions(), &bytes, &rank_bytes).ok());
-  ASSERT_TRUE(
-      StoreReplicas({job.replicas(1)}, view, bytes.data(), rank_bytes[0], ReplicaOptions()).ok());
+  SteadyLengths lengths;
+  PulledRows pulled;
+  ASSERT_TRUE(PullRows({job.owner()}, view, PullOptions(), &lengths, &pulled).ok());
+  ASSERT_TRUE(StoreReplicas({job.replicas(1)}, view, pulled.messages.data(), pulled.lengths[0],
+                            ReplicaOptions())
+                  .ok());
   EXPECT_FALSE(job.IsRefreshed(1, 1));
   EXPECT_TRUE(job.IsRefreshed(1, 2));
 }
@@ -199,9 +201,15 @@ TEST(Replicas, ThatAreNotHereCannotStand) {
   SendBuffer requests;
   requests.sizes = {0, 1};
   requests.keys = {7};
+  std::vector<uint8_t> message;
+  RowMessage head(RowFormat(), &message);
   // Not given, to be kept.
-  const uint8_t bytes[] = {0, 1};
-  const Status status = job.Store(1, requests, bytes, 2);
+  message.insert(message.end(), {0, 1});
+  SteadyLengths lengths;
+  int64_t row_bytes = 0;
+  const int64_t length = head.End(0, &lengths, &row_bytes);
+  EXPECT_EQ(row_bytes, 2);
+  const Status status = job.Store(1, requests, message.data(), length);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("key 7 of table 't' did not come from rank 0"),
             std::string::npos);
@@ -220,9 +228,9 @@ TEST(Replicas, OfRowsThatWereNotSentDoNotCount) {
   options.format.refreshed = true;
   options.own_rank = 0;
   options.most_rank_bytes = 8;
-  std::vector<uint8_t> bytes;
-  std::vector<int64_t> rank_bytes;
-  const Status status = PullRows({job.owner()}, view, options, &bytes, &rank_bytes);
+  SteadyLengths lengths;
+  PulledRows pulled;
+  const Status status = PullRows({job.owner()}, view, options, &lengths, &pulled);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(status.message().find("at most 8 can be sent"), std::string::npos);
   EXPECT_EQ(job.owner()->replicas().Export().holders, before.holders);
@@ -238,9 +246,9 @@ TEST(Replicas, AreThoseOfAsManyRanks) {
   const SendBufferView view = {3, sizes.data(), nullptr, 0, nullptr, 0};
   PullOptions options;
   options.format.refreshed = true;
-  std::vector<uint8_t> bytes;
-  std::vector<int64_t> rank_bytes;
-  const Status status = PullRows({job.owner()}, view, options, &bytes, &rank_bytes);
+  SteadyLengths lengths;
+  PulledRows pulled;
+  const Status status = PullRows({job.owner()}, view, options, &lengths, &pulled);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("are on 2 ranks; sizes are those of 3"), std::string::npos);
 }

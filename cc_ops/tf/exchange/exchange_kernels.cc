@@ -1,5 +1,6 @@
 // Kernels that collect gradient rows for other processes and apply theirs.
 #include <algorithm>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
 #include "cc_ops/tf/base/resource_kernel.h"
+#include "cc_ops/tf/exchange/row_dtype.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
 #include "cc_ops/tf/lookup/plan_variant.h"
 #include "cc_ops/tf/table/table_resource.h"
@@ -196,12 +198,6 @@ class RouteKeysOp : public tf::OpKernel {
   RouteOptions options_;
 };
 
-// The inputs with_summary and rounds, the last ones.
-absl::Status ReadFormat(tf::OpKernelContext* c, RowFormat* format) {
-  TF_RETURN_IF_ERROR(ReadScalar(c, c->num_inputs() - 2, "with_summary", &format->with_summary));
-  return ReadScalar(c, c->num_inputs() - 1, "rounds", &format->rounds);
-}
-
 class PullRowsOp : public tf::OpKernel {
  public:
   explicit PullRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
@@ -213,16 +209,25 @@ class PullRowsOp : public tf::OpKernel {
     TablesAndBuffer in;
     PullOptions options = options_;
     OP_REQUIRES_OK(c, in.Read(c, false, options.format.refreshed));
-    OP_REQUIRES_OK(c, ReadFormat(c, &options.format));
-    std::vector<uint8_t> bytes;
-    std::vector<int64_t> rank_bytes;
-    OP_REQUIRES_OK(c, ToAbsl(PullRows(in.tables, in.buffer, options, &bytes, &rank_bytes)));
-    OP_REQUIRES_OK(c, Output(c, 0, bytes));
-    OP_REQUIRES_OK(c, Output(c, 1, std::vector<int32_t>(rank_bytes.begin(), rank_bytes.end())));
+    RowFormat& format = options.format;
+    const int last = c->num_inputs() - 1;
+    OP_REQUIRES_OK(c, ReadScalar(c, last - 1, "with_summary", &format.with_summary));
+    OP_REQUIRES_OK(c, ReadRowDtype(c, last, &format.dtype));
+    PulledRows pulled;
+    {
+      // The same op may run for two calls of a function at a time.
+      const std::lock_guard<std::mutex> lock(mutex_);
+      OP_REQUIRES_OK(c, ToAbsl(PullRows(in.tables, in.buffer, options, &lengths_, &pulled)));
+    }
+    OP_REQUIRES_OK(c, Output(c, 0, pulled.messages));
+    OP_REQUIRES_OK(c, Output(c, 1, pulled.lengths));
+    OP_REQUIRES_OK(c, Output(c, 2, pulled.row_bytes));
   }
 
  private:
   PullOptions options_;
+  std::mutex mutex_;
+  SteadyLengths lengths_;  // guarded by mutex_
 };
 
 class StoreReplicasOp : public tf::OpKernel {
@@ -231,17 +236,15 @@ class StoreReplicasOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("read_only", &options_.read_only));
     OP_REQUIRES_OK(c, c->GetAttr("ignored_rank", &options_.ignored_rank));
     OP_REQUIRES_OK(c, c->GetAttr("evict", &options_.evict));
-    OP_REQUIRES_OK(c, c->GetAttr("refreshed", &options_.format.refreshed));
+    OP_REQUIRES_OK(c, c->GetAttr("refreshed", &options_.refreshed));
   }
   void Compute(tf::OpKernelContext* c) override {
     TablesAndBuffer in;
-    ReplicaOptions options = options_;
-    OP_REQUIRES_OK(c, in.Read(c, false, options.format.refreshed));
-    OP_REQUIRES_OK(c, ReadFormat(c, &options.format));
-    const int rows = c->num_inputs() - 3;
-    OP_REQUIRES_OK(c, CheckInputs(c, rows, "rows: [?]"));
+    OP_REQUIRES_OK(c, in.Read(c, false, options_.refreshed));
+    const int rows = c->num_inputs() - 1;
+    OP_REQUIRES_OK(c, CheckInputs(c, rows, "messages: [?]"));
     OP_REQUIRES_OK(c, ToAbsl(StoreReplicas(in.tables, in.buffer, Data<uint8_t>(c, rows),
-                                           c->input(rows).NumElements(), options)));
+                                           c->input(rows).NumElements(), options_)));
   }
 
  private:

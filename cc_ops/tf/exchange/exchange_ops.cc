@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "cc_ops/tf/base/shapes.h"
+#include "cc_ops/tf/exchange/row_dtype.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -85,23 +86,21 @@ REGISTER_OP("SlipstreamPackMessages")
     .Input("sizes: int64")
     .Input("keys: int64")
     .Input("values: float")
-    .Input("rounds: bool")
+    .Input("wire_dtype: int32")
     .Attr("row_floats: list(int) >= 1")
     .Output("messages: uint8")
     .Output("lengths: int32")
     .SetShapeFn(Shapes("[ranks, tables], [n], [m], [] -> [bytes], [ranks]"))
-    .Doc(R"doc(
-Puts sizes, keys and values for each rank in one piece, whose length changes seldom from call to
-call.
-
-sizes: [ranks, tables], rows for each rank.
-keys: [n], by rank, then by table.
-values: their rows behind each other, each as wide as its table.
-rounds: scalar, whether values are rounded to bfloat16.
-row_floats: [tables], values of a row; 0: keys come without.
-messages: to rank 0 first.
-lengths: [ranks], bytes of each.
-)doc");
+    .Doc(
+        "Puts sizes, keys and values for each rank in one piece, whose length changes seldom from "
+        "call to call.\n\n"
+        "sizes: [ranks, tables], rows for each rank.\n"
+        "keys: [n], by rank, then by table.\n"
+        "values: their rows behind each other, each as wide as its table.\n"
+        "row_floats: [tables], values of a row; 0: keys come without.\n"
+        "messages: to rank 0 first.\n"
+        "lengths: [ranks], bytes of each.\n" SLIPSTREAM_WIRE_DTYPE_DOC
+        "  Int8 values are chosen between the two nearest by chance, with the value as mean.\n");
 
 REGISTER_OP("SlipstreamUnpackMessages")
     .Input("messages: uint8")
@@ -131,34 +130,6 @@ row_floats: [tables], as they were packed.
 sizes: [ranks, tables], rows from each rank.
 keys: [n], by rank, then by table.
 values: their rows behind each other.
-)doc");
-
-REGISTER_OP("SlipstreamPadMessages")
-    .Input("bytes: uint8")
-    .Input("lengths: int32")
-    .Output("padded: uint8")
-    .Output("padded_lengths: int32")
-    .SetShapeFn(Shapes("[n], [ranks] -> [m], [ranks]"))
-    .Doc(R"doc(
-Pads what goes to each rank, so that its length changes seldom from call to call.
-
-bytes: [n], for rank 0 first.
-lengths: [ranks], the bytes for each.
-padded: [m], with their lengths.
-padded_lengths: [ranks].
-)doc");
-
-REGISTER_OP("SlipstreamUnpadMessages")
-    .Input("padded: uint8")
-    .Attr("ranks: int >= 1")
-    .Output("bytes: uint8")
-    .SetShapeFn(Shapes("[m] -> [n]"))
-    .Doc(R"doc(
-Gives what SlipstreamPadMessages of each rank was given for this one.
-
-padded: [m], of rank 0 first.
-ranks: how many there are.
-bytes: [n].
 )doc");
 
 REGISTER_OP("SlipstreamRouteKeys")
@@ -194,56 +165,54 @@ REGISTER_OP("SlipstreamPullRows")
     .Input("sizes: int64")
     .Input("keys: int64")
     .Input("with_summary: bool")
-    .Input("rounds: bool")
+    .Input("wire_dtype: int32")
     .Attr("num_tables: int >= 1")
     .Attr("create_missing: bool = true")
     .Attr("refreshed: bool = false")
     .Attr("own_rank: int >= -1 = -1")
-    .Output("rows: uint8")
-    .Output("rank_bytes: int32")
+    .Output("messages: uint8")
+    .Output("lengths: int32")
+    .Output("row_bytes: int64")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[], [] -> [bytes], [ranks]"))
-    .Doc(R"doc(
-Reads the rows of keys that ranks request.
-
-handles: scalars.
-sizes: [ranks, tables], keys of each rank.
-keys: [n], by rank, then by table.
-with_summary: scalar, whether a number for the slots, if a table has any, goes with each row.
-rounds: scalar, whether values are rounded to bfloat16.
-rows: the rows as bytes; those that are as they start are left out.
-rank_bytes: [ranks], of these, the bytes for each rank.
-create_missing: whether keys without a row get one and each counts as accessed; else they give
-  the rows that they would start with.
-refreshed: whether ranks have refreshed replicas (see SlipstreamTableSetReplicated); sizes are then
-  [ranks, 2 * tables], the second half of keys whose replica the rank has.
-own_rank: this one, which has no replicas of its rows.
-)doc");
+    .SetShapeFn(Shapes("[], [] -> [bytes], [ranks], [ranks]"))
+    .Doc(
+        "Reads the rows of keys that ranks request.\n\n"
+        "handles: scalars.\n"
+        "sizes: [ranks, tables], keys of each rank.\n"
+        "keys: [n], by rank, then by table.\n"
+        "with_summary: scalar, whether a number for the slots, if a table has any, goes with each "
+        "row.\n"
+        "create_missing: whether keys without a row get one and each counts as accessed; else they "
+        "give the rows that they would start with.\n"
+        "refreshed: whether ranks have refreshed replicas (see SlipstreamTableSetReplicated); "
+        "sizes "
+        "are then [ranks, 2 * tables], the second half of keys whose replica the rank has.\n"
+        "own_rank: this one, which has no replicas of its rows.\n"
+        "messages: the rows, to rank 0 first; those that are as they start are left out. Their "
+        "lengths change seldom from call to call.\n"
+        "lengths: [ranks], bytes of each.\n"
+        "row_bytes: [ranks], of these, the rows'.\n" SLIPSTREAM_WIRE_DTYPE_DOC);
 
 REGISTER_OP("SlipstreamStoreReplicas")
     .Input("handles: num_tables * resource")
     .Input("sizes: int64")
     .Input("keys: int64")
-    .Input("rows: uint8")
-    .Input("with_summary: bool")
-    .Input("rounds: bool")
+    .Input("messages: uint8")
     .Attr("num_tables: int >= 1")
     .Attr("read_only: bool = false")
     .Attr("ignored_rank: int >= -1 = -1")
     .Attr("evict: bool = false")
     .Attr("refreshed: bool = false")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[], []"))
+    .SetShapeFn(Shapes("[bytes]"))
     .Doc(R"doc(
 Stores rows that were pulled in tables of replicas.
 
 handles: scalars.
 sizes: [ranks, tables], rows from each rank.
 keys: [n], by rank, then by table.
-rows: from SlipstreamPullRows, those from rank 0 first.
-with_summary: scalar, as they were pulled; without, the replicas' slots are 0, beside which a
-  movement is not underestimated.
-rounds: scalar, as they were pulled.
+messages: from SlipstreamPullRows of each rank, rank 0 first. Rows that came without a number for
+  their slots get slots of 0, beside which a movement is not underestimated.
 read_only: whether the replicas are read, without a request, until flags are set anew.
 ignored_rank: a rank whose rows are not stored; -1: none.
 evict: whether bounded tables evict rows for them; else a lookup must follow.

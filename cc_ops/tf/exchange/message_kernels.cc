@@ -9,6 +9,7 @@
 #include "cc_ops/core/exchange/message.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
+#include "cc_ops/tf/exchange/row_dtype.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace slipstream {
@@ -35,10 +36,10 @@ class PackMessagesOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, ReadRowFloats(c, &row_floats_));
   }
   void Compute(tf::OpKernelContext* c) override {
-    bool rounds = false;
+    RowDtype dtype = RowDtype::kFloat32;
     OP_REQUIRES_OK(c, CheckInputs(c, 0, "sizes: [?, r], keys: [?], values: [?]",
                                   {{'r', static_cast<int64_t>(row_floats_.size())}}));
-    OP_REQUIRES_OK(c, ReadScalar(c, 3, "rounds", &rounds));
+    OP_REQUIRES_OK(c, ReadRowDtype(c, 3, &dtype));
     SendBufferView buffer;
     buffer.ranks = static_cast<int>(c->input(0).dim_size(0));
     buffer.sizes = Data<int64_t>(c, 0);
@@ -46,7 +47,7 @@ class PackMessagesOp : public tf::OpKernel {
     buffer.num_keys = c->input(1).NumElements();
     buffer.values = Data<float>(c, 2);
     buffer.num_values = c->input(2).NumElements();
-    MessageWriter writer(row_floats_, rounds);
+    MessageWriter writer(row_floats_, dtype);
     {
       // The same op may run for two calls of a function at a time.
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -90,61 +91,6 @@ class UnpackMessagesOp : public tf::OpKernel {
   int ranks_ = 1;
 };
 
-class PadMessagesOp : public tf::OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(tf::OpKernelContext* c) override {
-    OP_REQUIRES_OK(c, CheckInputs(c, 0, "bytes: [?], lengths: [?]"));
-    const std::vector<int32_t> given = ValuesOf<int32_t>(c, 1);
-    const std::vector<int64_t> bytes(given.begin(), given.end());
-    int64_t left = c->input(0).NumElements();
-    for (const int64_t length : bytes) {
-      OP_REQUIRES(c, length >= 0 && length <= kMostPadded,
-                  absl::InvalidArgumentError(
-                      absl::StrCat("lengths: ", length, "; allowed: 0 to ", kMostPadded)));
-      left -= length;
-    }
-    OP_REQUIRES(c, left == 0,
-                absl::InvalidArgumentError(
-                    absl::StrCat("bytes has ", c->input(0).NumElements(), " values, lengths name ",
-                                 c->input(0).NumElements() - left, "; allowed: as many")));
-    std::vector<int64_t> padded;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      padded = PaddedLengths(bytes, &lengths_);
-    }
-    uint8_t* out = nullptr;
-    const int64_t all = std::accumulate(padded.begin(), padded.end(), int64_t{0});
-    OP_REQUIRES_OK(c, Allocate(c, 0, tf::TensorShape({all}), &out));
-    Pad(Data<uint8_t>(c, 0), bytes, padded, out);
-    OP_REQUIRES_OK(c, Output(c, 1, std::vector<int32_t>(padded.begin(), padded.end())));
-  }
-
- private:
-  static constexpr int64_t kMostPadded = int64_t{1} << 30;
-  std::mutex mutex_;
-  SteadyLengths lengths_;  // guarded by mutex_
-};
-
-class UnpadMessagesOp : public tf::OpKernel {
- public:
-  explicit UnpadMessagesOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("ranks", &ranks_));
-  }
-  void Compute(tf::OpKernelContext* c) override {
-    OP_REQUIRES_OK(c, CheckInputs(c, 0, "padded: [?]"));
-    std::vector<uint8_t> bytes;
-    OP_REQUIRES_OK(c,
-                   ToAbsl(Unpad(Data<uint8_t>(c, 0), c->input(0).NumElements(), ranks_, &bytes)));
-    OP_REQUIRES_OK(c, Output(c, 0, bytes));
-  }
-
- private:
-  int ranks_ = 1;
-};
-
-SLIPSTREAM_CPU_KERNEL("SlipstreamPadMessages", PadMessagesOp);
-SLIPSTREAM_CPU_KERNEL("SlipstreamUnpadMessages", UnpadMessagesOp);
 SLIPSTREAM_CPU_KERNEL("SlipstreamPackMessages", PackMessagesOp);
 SLIPSTREAM_CPU_KERNEL("SlipstreamUnpackMessages", UnpackMessagesOp);
 

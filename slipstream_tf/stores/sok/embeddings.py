@@ -102,9 +102,7 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
             for found, part in zip(self._opened.values(), parts, strict=True)
         ]
         rows = exchange_ops.SendBuffer(sizes, keys, exchange_ops.pack_rows(fetched))
-        stored = exchange_ops.store_replicas(
-            self._handles, rows, with_summary=False, evict=not training
-        )
+        stored = exchange_ops.store_replicas(self._handles, rows, evict=not training)
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._replicas.lookup(packed, specs, training, stacked)
 
@@ -211,7 +209,6 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
             exchange_ops.store_replicas(
                 [handle],
                 exchange_ops.SendBuffer(size, everyones, exchange_ops.pack_rows([rows])),
-                with_summary=False,
                 read_only=True,
                 evict=True,
             )

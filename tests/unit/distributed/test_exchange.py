@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf.distributed import SingleProcess, exchange
+from slipstream_tf.link import WIRE_DTYPES, encoded_bytes
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer
 
@@ -41,15 +42,18 @@ def test_every_graph_numbers_its_collectives_anew():
 
 
 def test_values_are_rounded_after_the_warmup():
-    wire = exchange.Wire("bfloat16", warmup_steps=2)
+    wire = exchange.Wire.of("bfloat16,int8", warmup_steps=2)
+    assert wire == exchange.Wire("bfloat16", "int8", 2)
 
     @tf.function
-    def rounds(step):
-        return wire.rounds(step)
+    def dtypes(step):
+        return wire.dtype_of(wire.rows, step), wire.dtype_of(wire.gradients, step)
 
-    assert [bool(rounds(tf.constant(step))) for step in range(4)] == [False, False, True, True]
-    assert exchange.Wire("bfloat16").rounds(tf.constant(0)) is True
-    assert exchange.Wire("float32", warmup_steps=2).rounds(tf.constant(3)) is False
+    got = [[int(dtype) for dtype in dtypes(tf.constant(step))] for step in range(4)]
+    assert got == [[0, 0], [0, 0], [1, 3], [1, 3]]
+    assert exchange.Wire.of("float16") == exchange.Wire("float16", "float16")
+    assert exchange.Wire.of("float16").dtype_of("float16", tf.constant(0)) == 2
+    assert exchange.Wire.of("float32", warmup_steps=2).dtype_of("float32", tf.constant(3)) == 0
 
 
 def rows_of(sizes, keys, values) -> SendBuffer:
@@ -61,30 +65,42 @@ def rows_of(sizes, keys, values) -> SendBuffer:
 def test_rows_of_one_process_stay_where_they_are():
     own = rows_of([1, 0], [4], [1.0, 2.0])
     names = exchange.Names("test_alone")
-    got = exchange.gather_rows(SingleProcess(), own, [2, 1], names, "rows", "gradients", True)
+    got = exchange.gather_rows(SingleProcess(), own, [2, 1], names, "rows", "gradients", 1)
     assert got is own
 
 
-def test_settings_of_the_wire_are_checked():
-    with pytest.raises(ValueError, match=r"wire_dtype.*float16"):
-        exchange.Wire("float16")
+@pytest.mark.parametrize("wrong", ["float64", "", "int8,", ",int8", "int8,int8,int8", None])
+def test_settings_of_the_wire_are_checked(wrong):
+    with pytest.raises(ValueError, match=r"wire_dtype.*Allowed: one of 'float32', 'bfloat16'"):
+        exchange.Wire.of(wrong)
+
+
+def test_steps_of_the_wire_are_checked():
     with pytest.raises(ValueError, match=r"wire_warmup_steps.*-1"):
-        exchange.Wire("bfloat16", warmup_steps=-1)
+        exchange.Wire.of("bfloat16", warmup_steps=-1)
 
 
-def test_float32_travels_as_it_is_and_bfloat16_rounded(run_as_ranks):
-    values = [1.0, 1.0 + 2**-6, 1.0 + 2**-12, -3e38]
-    own, names = rows_of([2], [4, 5], values), exchange.Names("test_rounding")
+@pytest.mark.parametrize("dtype", WIRE_DTYPES)
+def test_values_travel_as_their_dtype_has_them(run_as_ranks, dtype):
+    values = np.float32([1.0, 1.0 + 2**-6, 1.0 + 2**-12, -3e4])
+    own, names = rows_of([2], [4, 5], values), exchange.Names(f"test_rounding_{dtype}")
+    number = WIRE_DTYPES.index(dtype)
+    # In two rows: an int8 is one of the two 127th parts next to it.
+    allowed = {
+        "float32": [0, 0, 0, 0],
+        "bfloat16": [0, 0, 2**-12, 3e4 * 2**-9],
+        "float16": [0, 0, 2**-12, 0],
+        "int8": [1.1 / 127, 1e-6, 3e4 / 127, 0.01],
+    }[dtype]
 
-    def program(comm, rounds):
-        return exchange.gather_rows(comm, own, [2], names, "rows", "gradients", rounds)
+    def program(comm, wire_dtype):
+        return exchange.gather_rows(comm, own, [2], names, "rows", "gradients", wire_dtype)
 
-    for rounds in (False, tf.constant(False), True, tf.constant(True)):
-        for got in run_as_ranks(2, lambda comm, rounds=rounds: program(comm, rounds)):
-            wanted = [1.0, 1.0 + 2**-6, 1.0, -3e38] if bool(rounds) else values
-            rtol = 2**-8 * bool(rounds)
-            np.testing.assert_allclose(got.values[:4], np.float32(wanted), rtol=rtol)
-            assert got.values[:3].numpy().tolist() == np.float32(wanted[:3]).tolist()
+    for wire_dtype in (number, tf.constant(number)):
+        ranks = run_as_ranks(2, lambda comm, it=wire_dtype: program(comm, it))
+        assert ranks[0].values.numpy().tolist() == ranks[1].values.numpy().tolist()
+        for of_rank in np.split(ranks[0].values.numpy(), 2):
+            assert (abs(of_rank - values) <= allowed).all()
 
 
 def test_all_ranks_get_the_rows_of_all(run_as_ranks):
@@ -93,7 +109,7 @@ def test_all_ranks_get_the_rows_of_all(run_as_ranks):
 
     def program(comm):
         own = sent[comm.rank]
-        return exchange.gather_rows(comm, own, [2, 1], names, "rows", "gradients", True)
+        return exchange.gather_rows(comm, own, [2, 1], names, "rows", "gradients", 1)
 
     for got in run_as_ranks(3, program):
         assert got.sizes.numpy().tolist() == [[1, 1], [0, 0], [0, 1]]
@@ -122,14 +138,32 @@ def test_each_rank_gets_what_is_meant_for_it(run_as_ranks):
 
 def test_bytes_are_counted_by_what_they_are():
     own = rows_of([2, 1], [4, 5, 6], [1, 2, 3, 4, 5])
-    for kind, rounds, wanted in (
-        ("gradients", False, [24, 20]),
-        ("gradients", tf.constant(True), [24, 10]),
-        (["gradients", "deferred"], True, [24, 8, 2]),
+    for kind, wire_dtype, wanted in (
+        ("gradients", 0, [24, 20]),
+        ("gradients", tf.constant(1), [24, 10]),
+        ("gradients", 3, [24, 17]),
+        (["gradients", "deferred"], tf.constant(3), [24, 12, 5]),
     ):
-        mixed = exchange._kinds_of(own.sizes[0], [2, 1], kind, rounds)
+        mixed = exchange._kinds_of(own.sizes[0], [2, 1], kind, wire_dtype)
         assert [int(nbytes) for _, nbytes in mixed.parts] == wanted
         assert [name for name, _ in mixed.parts[1:]] == ([kind] if kind == "gradients" else kind)
+
+
+@pytest.mark.parametrize("dtype", WIRE_DTYPES)
+def test_a_row_takes_as_many_bytes_as_are_counted(dtype):
+    random = np.random.default_rng(0)
+    sizes, values = [40, 30, 0], random.normal(size=40 * 16 + 30 * 5)
+    own = rows_of(sizes, range(70), values)
+    number = WIRE_DTYPES.index(dtype)
+    # Of another third table each time: lengths are those of the call before, of the same tables.
+    _, lengths = exchange_ops.pack_messages(own, [16, 5, 7 + number], number)
+    counted = sum(
+        size * (8 + encoded_bytes(dtype, dim)) for size, dim in zip(sizes, [16, 5, 7], strict=True)
+    )
+    header = 8 * (2 + 3)
+    # A sixteenth is spare, and the length is one of whole words.
+    wanted = max(counted + header + (counted + header) // 16, 1024)
+    assert lengths.numpy().tolist() == [-(-wanted // 8) * 8]
 
 
 def test_messages_that_are_damaged_are_refused():
@@ -141,5 +175,8 @@ def test_messages_that_are_damaged_are_refused():
     fault = r"sizes\[0, 0\] is 1 rows of table '0'; left are 1 keys and 2 values of 3 a row"
     with pytest.raises(tf.errors.InvalidArgumentError, match=fault):
         exchange_ops.pack_messages(own, [3])
+    for wrong in (-1, 4):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"wire_dtype is {wrong}"):
+            exchange_ops.pack_messages(own, [2], wrong)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"row_floats\[0\] is -1"):
         exchange_ops.pack_messages(own, [-1])

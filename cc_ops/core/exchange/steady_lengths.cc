@@ -1,0 +1,27 @@
+#include "cc_ops/core/exchange/steady_lengths.h"
+
+#include <algorithm>
+
+namespace slipstream {
+namespace {
+
+constexpr int64_t kWord = sizeof(int64_t);
+// What a new length has to spare: batches differ by some hundredths of their rows.
+constexpr int64_t kSpareShare = 16, kLeastBytes = 1024;
+constexpr int kMostTooLong = 64;
+
+}  // namespace
+
+int64_t SteadyLengths::Of(size_t rank, int64_t bytes) {
+  if (rank >= lengths_.size()) lengths_.resize(rank + 1);
+  Length& last = lengths_[rank];
+  const bool is_too_long = last.bytes > kLeastBytes && bytes < last.bytes / 2;
+  last.too_long = is_too_long ? last.too_long + 1 : 0;
+  if (last.bytes == 0 || bytes > last.bytes || last.too_long > kMostTooLong) {
+    const int64_t spare = std::max(bytes + bytes / kSpareShare, kLeastBytes);
+    last = {(spare + kWord - 1) / kWord * kWord, 0};
+  }
+  return last.bytes;
+}
+
+}  // namespace slipstream

@@ -1,0 +1,29 @@
+// Lengths of what is sent at every step.
+#ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_STEADY_LENGTHS_H_
+#define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_STEADY_LENGTHS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace slipstream {
+
+// Lengths of messages that change seldom: what carries them (Horovod) agrees on a tensor in more
+// rounds whenever it is longer or shorter than the one of the same name before.
+class SteadyLengths {
+ public:
+  // Returns the length, a multiple of 8, of the next message to a rank, which needs so many bytes:
+  // that of the one before, unless it does not hold them, or twice as many for long.
+  int64_t Of(size_t rank, int64_t bytes);
+
+ private:
+  struct Length {
+    int64_t bytes = 0;
+    int too_long = 0;  // messages in a row that needed less than half of it
+  };
+  std::vector<Length> lengths_;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_EXCHANGE_STEADY_LENGTHS_H_
