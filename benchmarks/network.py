@@ -81,8 +81,9 @@ _NAME = re.compile(
     rf"(?:(?P<skip>plain|unwatched|mask|defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
     rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?"
     rf"|_copies_(?P<copies>{_NUMBER}))?"
-    r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?(?P<prefetch>_prefetch)?"
+    r"(?:_age(?P<age>\d+))?(?:_(?P<wire>bf16|int8|auto))?(?P<prefetch>_prefetch)?"
 )
+_WIRES = {"bf16": "bfloat16", "int8": "int8", "auto": "auto"}
 _SKIPS: Mapping[str, Mapping[str, Any]] = {
     # Watched for the traffic of its windows, with next to no hot keys, of which their ends tell.
     "plain": {"watch": True, "hot_set_memory": "10KiB", "window_steps": 100},
@@ -101,8 +102,8 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     mask, defer or defer_M (--defer_movement=M); then _frozen (read-only replicas of saturated rows,
     by the program's defaults), _frozen_X_W (--cache_max_drift=X --window_steps=W) or _copies_X
     (refreshed replicas of hot rows: --cache_movement=X), of sharded tables; _ageA
-    (--defer_max_age=A); _bf16; _prefetch, of sharded tables. A name that begins with frozen is
-    short for defer_frozen.
+    (--defer_max_age=A); _bf16, _int8 or _auto (--wire_dtype); _prefetch, of sharded tables. A name
+    that begins with frozen is short for defer_frozen.
 
     Raises:
         UsageError: it is none.
@@ -111,8 +112,8 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     if found is None:
         raise app.UsageError(
             f"--runs: {name!r} is unknown. Allowed: plain, unwatched, mask, defer or defer_M, then "
-            "_frozen, _frozen_X_W or _copies_X, then _ageA, _bf16 and _prefetch, in this order, "
-            "e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16."
+            "_frozen, _frozen_X_W or _copies_X, then _ageA, _bf16, _int8 or _auto, and _prefetch, "
+            "in this order, e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16."
         )
     skip = (found["skip"] or "defer").split("_")[0]
     is_plain = skip in ("plain", "unwatched")
@@ -129,7 +130,7 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
         "defer_max_age": found["age"],
         "cache_max_drift": found["drift"],
         "cache_movement": found["copies"],
-        "wire_dtype": "bfloat16" if found["bf16"] else None,
+        "wire_dtype": _WIRES.get(found["wire"]),
         "prefetch": True if found["prefetch"] else None,
     }
     flag_values = dict(_SKIPS[skip])

@@ -15,11 +15,13 @@ constexpr int kMostTooLong = 64;
 int64_t SteadyLengths::Of(size_t rank, int64_t bytes) {
   if (rank >= lengths_.size()) lengths_.resize(rank + 1);
   Length& last = lengths_[rank];
-  const bool is_too_long = last.bytes > kLeastBytes && bytes < last.bytes / 2;
+  const bool is_too_long = last.bytes > kLeastBytes && bytes < last.bytes - last.bytes / 4;
   last.too_long = is_too_long ? last.too_long + 1 : 0;
+  last.most = is_too_long ? std::max(last.most, bytes) : 0;
   if (last.bytes == 0 || bytes > last.bytes || last.too_long > kMostTooLong) {
-    const int64_t spare = std::max(bytes + bytes / kSpareShare, kLeastBytes);
-    last = {(spare + kWord - 1) / kWord * kWord, 0};
+    const int64_t most = std::max(bytes, last.most);
+    const int64_t length = std::max(most + most / kSpareShare, kLeastBytes);
+    last = {(length + kWord - 1) / kWord * kWord, 0, 0};
   }
   return last.bytes;
 }

@@ -13,13 +13,14 @@ namespace slipstream {
 class SteadyLengths {
  public:
   // Returns the length, a multiple of 8, of the next message to a rank, which needs so many bytes:
-  // that of the one before, unless it does not hold them, or twice as many for long.
+  // that of the one before, unless it does not hold them, or a quarter of it was spare for long.
   int64_t Of(size_t rank, int64_t bytes);
 
  private:
   struct Length {
     int64_t bytes = 0;
-    int too_long = 0;  // messages in a row that needed less than half of it
+    int too_long = 0;  // messages in a row that left a quarter of it
+    int64_t most = 0;  // that one of these needed
   };
   std::vector<Length> lengths_;
 };

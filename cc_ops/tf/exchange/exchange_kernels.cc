@@ -217,7 +217,8 @@ class PullRowsOp : public tf::OpKernel {
     {
       // The same op may run for two calls of a function at a time.
       const std::lock_guard<std::mutex> lock(mutex_);
-      OP_REQUIRES_OK(c, ToAbsl(PullRows(in.tables, in.buffer, options, &lengths_, &pulled)));
+      SteadyLengths* const lengths = &lengths_[static_cast<size_t>(format.dtype)];
+      OP_REQUIRES_OK(c, ToAbsl(PullRows(in.tables, in.buffer, options, lengths, &pulled)));
     }
     OP_REQUIRES_OK(c, Output(c, 0, pulled.messages));
     OP_REQUIRES_OK(c, Output(c, 1, pulled.lengths));
@@ -227,7 +228,7 @@ class PullRowsOp : public tf::OpKernel {
  private:
   PullOptions options_;
   std::mutex mutex_;
-  SteadyLengths lengths_;  // guarded by mutex_
+  LengthsByDtype lengths_;  // guarded by mutex_
 };
 
 class StoreReplicasOp : public tf::OpKernel {

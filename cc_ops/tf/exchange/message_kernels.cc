@@ -51,7 +51,7 @@ class PackMessagesOp : public tf::OpKernel {
     {
       // The same op may run for two calls of a function at a time.
       const std::lock_guard<std::mutex> lock(mutex_);
-      OP_REQUIRES_OK(c, ToAbsl(writer.Take(buffer, &lengths_)));
+      OP_REQUIRES_OK(c, ToAbsl(writer.Take(buffer, &lengths_[static_cast<size_t>(dtype)])));
     }
     const std::vector<int64_t>& lengths = writer.lengths();
     const int64_t bytes = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
@@ -64,7 +64,7 @@ class PackMessagesOp : public tf::OpKernel {
  private:
   std::vector<int64_t> row_floats_;
   std::mutex mutex_;
-  SteadyLengths lengths_;  // guarded by mutex_
+  LengthsByDtype lengths_;  // guarded by mutex_
 };
 
 class UnpackMessagesOp : public tf::OpKernel {

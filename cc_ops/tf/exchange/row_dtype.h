@@ -2,11 +2,13 @@
 #ifndef SLIPSTREAM_CC_OPS_TF_EXCHANGE_ROW_DTYPE_H_
 #define SLIPSTREAM_CC_OPS_TF_EXCHANGE_ROW_DTYPE_H_
 
+#include <array>
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/base/row_codec.h"
+#include "cc_ops/core/exchange/steady_lengths.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -15,6 +17,9 @@ namespace slipstream {
 #define SLIPSTREAM_WIRE_DTYPE_DOC                                                             \
   "wire_dtype: scalar, of values: 0 float32, 1 bfloat16, 2 float16, 3 int8 with a scale per " \
   "row.\n"
+
+// Of messages in each dtype, which differ in length.
+using LengthsByDtype = std::array<SteadyLengths, kRowDtypes>;
 
 // The input wire_dtype.
 inline absl::Status ReadRowDtype(tensorflow::OpKernelContext* c, int index, RowDtype* dtype) {
