@@ -25,6 +25,16 @@ def encoded_bytes(dtype: str, floats: float) -> float:
     return floats * _VALUE_BYTES[dtype] + scale
 
 
+def copies_of(ranks: int, is_spread: bool) -> float:
+    """Returns how many others each row of a rank goes to, on average.
+
+    Args:
+        ranks: of the job.
+        is_spread: whether each row has one owner; else all ranks have all rows.
+    """
+    return (ranks - 1) / ranks if is_spread else ranks - 1
+
+
 @dataclasses.dataclass(frozen=True)
 class Link:
     """What a message between ranks takes.

@@ -254,7 +254,7 @@ class ReplicatedStore(ExchangedStore):
         if "," in str(wire_dtype):
             allowed = f"one of {', '.join(WIRE_DTYPES)}: only gradients travel"
             raise invalid("wire_dtype", wire_dtype, "replicated tables", allowed)
-        dtype = resolve(wire_dtype, comm, mean_dim(tables), comm.size - 1)
+        dtype = resolve(wire_dtype, comm, mean_dim(tables), is_spread=False)
         wire = Wire.of(dtype, wire_warmup_steps)
         super().__init__(tables, optimizer, comm, wire, "replicated", {})
 

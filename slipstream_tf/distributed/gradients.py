@@ -46,7 +46,7 @@ class GradientExchange:
                 one that was there before: other ranks may have traced it more or less often.
         """
         self._comm, self._store = comm, store
-        dtype = resolve(wire_dtype, comm, _USUAL_FLOATS, comm.size - 1)
+        dtype = resolve(wire_dtype, comm, _USUAL_FLOATS, is_spread=False)
         self._wire_dtype = WIRE_DTYPES.index(Wire.of(dtype).gradients)
         self._names = names
         self._nothing: dict[str, KeySet] = {}

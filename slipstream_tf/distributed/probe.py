@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.link import WIRE_DTYPES, Link
+from slipstream_tf.link import WIRE_DTYPES, Link, copies_of
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer
 
@@ -27,18 +27,20 @@ def link_of(comm: Communicator) -> Link:
     return comm.link
 
 
-def resolve(wire_dtype: str, comm: Communicator, floats: float, copies: float) -> str:
+def resolve(wire_dtype: str, comm: Communicator, floats: float, is_spread: bool) -> str:
     """Returns a setting of the wire, with "auto" replaced by what is soonest; then a collective.
 
     Args:
         wire_dtype: of `Wire.of`, or "auto".
         comm: the ranks.
         floats: values of a row, on average.
-        copies: how many others each row goes to.
+        is_spread: whether each row has one owner.
     """
     if wire_dtype != AUTO:
         return wire_dtype
-    return "float32" if comm.size == 1 else link_of(comm).choose(floats, copies)
+    if comm.size == 1:
+        return "float32"
+    return link_of(comm).choose(floats, copies_of(comm.size, is_spread))
 
 
 def measure(comm: Communicator, name: str = "slipstream.link") -> Link:

@@ -90,7 +90,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 differ: the error says in what.
         """
         rows = rows_within(cache_bytes, tables, optimizer, "ShardedStore")
-        dtype = resolve(wire_dtype, comm, mean_dim(tables), (comm.size - 1) / comm.size)
+        dtype = resolve(wire_dtype, comm, mean_dim(tables), is_spread=True)
         wire = exchange.Wire.of(dtype, wire_warmup_steps)
         settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)

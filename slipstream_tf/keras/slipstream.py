@@ -11,6 +11,7 @@ from slipstream_tf.config import Budget, DryRun, HotSet, Saturation, Window
 from slipstream_tf.distributed.agreement import most_known, require_same
 from slipstream_tf.distributed.batches import even_ends
 from slipstream_tf.distributed.comm import Communicator, SingleProcess
+from slipstream_tf.distributed.probe import link_of
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.batches import call_at, sized
 from slipstream_tf.inputs.class_weights import weigh_classes
@@ -33,6 +34,7 @@ from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores.sok.store import SokStore
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.dry_run import estimate_dry_run
+from slipstream_tf.telemetry.exchange_estimate import estimate_exchange
 from slipstream_tf.telemetry.ledger import Ledger
 from slipstream_tf.telemetry.run_report import RunReport
 
@@ -114,6 +116,8 @@ class Slipstream(tf.train.experimental.PythonState):
         if self.comm.size > 1:
             own = {**settings.get_config(), "features": [repr(spec) for spec in self.specs]}
             require_same(self.comm, own, "slipstream.settings", "Slipstream")
+            if settings.dry_run:
+                link_of(self.comm)  # Its report may be one rank's.
         self._connect_replicas()
         self.tracker = SaturationTracker(self.store, settings, self.specs, self.comm)
         self._reading, self._look_ahead = LookAhead(), LookAhead()
@@ -148,8 +152,9 @@ class Slipstream(tf.train.experimental.PythonState):
         """
         reports, estimate = self.tracker.reports, None
         if self.settings.dry_run:
-            loss = self.tracker.auc_loss_of_deferring
-            estimate = estimate_dry_run(self.settings, reports, loss)
+            loss, ranks = self.tracker.auc_loss_of_deferring, self.comm.size
+            exchange = estimate_exchange(reports, self.comm.link, ranks, self.store.is_spread)
+            estimate = estimate_dry_run(self.settings, reports, loss, exchange)
         present = present_window(self.tracker, self.tracker.window_steps)
         warmup = self.tracker.warmup_steps
         return RunReport(self.settings, self.ledger, warmup, self._steps, estimate, present)

@@ -23,6 +23,7 @@ from slipstream_tf.saturation.quality_budget import (
 )
 from slipstream_tf.saturation.report import WindowReport, share_of
 from slipstream_tf.saturation.settings import EngineSettings
+from slipstream_tf.telemetry.exchange_estimate import ExchangeEstimate
 from slipstream_tf.telemetry.ledger import Ledger
 
 _WIDTH = 99
@@ -74,14 +75,17 @@ class DryRunEstimate:
 
     Attributes:
         savings: by way; empty before the warm-up's end.
+        exchange: of several ranks, what a step's exchange of rows takes.
     """
 
     savings: tuple[Saving, ...]
+    exchange: ExchangeEstimate | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns {"savings": [...]} as JSON-serialisable values."""
+        """Returns {"savings": [...], "exchange": ...} as JSON-serialisable values."""
         return {
-            "savings": [{**dataclasses.asdict(part), "share": part.share} for part in self.savings]
+            "savings": [{**dataclasses.asdict(part), "share": part.share} for part in self.savings],
+            "exchange": None if self.exchange is None else self.exchange.to_dict(),
         }
 
     def __str__(self) -> str:
@@ -98,13 +102,15 @@ class DryRunEstimate:
             "Only the same training with the policy switched on tells the cost; this run trained "
             "as plain training does, and is what to compare it with."
         )
-        return "\n".join(lines + [textwrap.fill(note, _WIDTH) for note in notes])
+        text = "\n".join(lines + [textwrap.fill(note, _WIDTH) for note in notes])
+        return text if self.exchange is None else f"{text}\n\n{self.exchange}"
 
 
 def estimate_dry_run(
     settings: EngineSettings,
     reports: Sequence[WindowReport],
     auc_loss_of_deferring: tuple[float, float] | None = None,
+    exchange: ExchangeEstimate | None = None,
 ) -> DryRunEstimate:
     """Adds up what would have been saved, and estimates what AUC that would have cost.
 
@@ -112,6 +118,7 @@ def estimate_dry_run(
         settings: of the engine.
         reports: of its windows, from the first on.
         auc_loss_of_deferring: (least, most) of deferring by movement, of the tracker.
+        exchange: of several ranks, from `estimate_exchange`.
     """
     active = Ledger([report for report in reports if not report.is_warming_up])
     if not active.reports:
@@ -134,7 +141,7 @@ def estimate_dry_run(
         offered, num_bytes = active.rows.offered, active.bytes_offered
         saved = offered - active.rows.sent, offered, num_bytes - active.bytes_sent, num_bytes
         savings.append(Saving("gradient rows", *saved, *cost))
-    return DryRunEstimate(tuple(savings))
+    return DryRunEstimate(tuple(savings), exchange)
 
 
 def _by_curve(

@@ -64,6 +64,8 @@ def test_every_network_run_has_flags_that_the_program_takes(
         "defer_0.02_frozen_age500_bf16",
         "mask_frozen_0.1_25",
         "plain_copies_0.01",
+        "plain_int8",
+        "defer_auto_prefetch",
     ]
     cases = network.plan(names, ["replicated", "sharded"], [2, 4])
     assert cases[0] == network.ALONE and len(cases) == len(set(cases))
@@ -73,7 +75,9 @@ def test_every_network_run_has_flags_that_the_program_takes(
         values, found = train.make_flags().parse([f"--{k}={v}" for k, v in given.items()])
         resolved = settings.resolve(values, found, lambda _: "globo", train.make_flags())
         assert resolved.placement == case.placement
-        assert (resolved.wire_dtype == "bfloat16") == case.run.endswith("bf16")
+        wires = {"bf16": "bfloat16", "int8": "int8", "auto": "auto"}
+        wire = next((word for word in case.run.split("_") if word in wires), None)
+        assert resolved.wire_dtype == wires.get(str(wire), "float32")
         has_replicas = "frozen" in case.run or "copies" in case.run
         assert ("cache_rows" in resolved.policies) == has_replicas
         if case.run.startswith("plain"):

@@ -94,7 +94,7 @@ TEST(MessageTest, LengthsStayUntilOneIsTooShortOrLongTooLong) {
   SteadyLengths lengths;
   const int64_t first = lengths.Of(1, 100000);
   EXPECT_GE(first, 100000);
-  EXPECT_LE(first, 107000);
+  EXPECT_LE(first, 104000);
   EXPECT_EQ(lengths.Of(1, first), first);
   EXPECT_EQ(lengths.Of(1, first * 3 / 4), first);
   const int64_t longer = lengths.Of(1, first + 1);

@@ -11,11 +11,13 @@
 #include "cc_ops/core/table/eviction.h"
 #include "cc_ops/core/table/out_of_memory.h"
 #include "cc_ops/core/table/table_locks.h"
+#include "cc_ops/core/update/update_loop.h"
 
 namespace slipstream {
 namespace {
 
-constexpr int64_t kPrefetchAhead = 16;
+// Before its row is used, a key's place in the index is fetched, then the row.
+constexpr int64_t kKeysAhead = 16, kRowsAhead = 8;
 
 // The tables of a rank's part of a buffer: twice with refreshed replicas.
 std::vector<EmbeddingTable*> TablesOfParts(const std::vector<EmbeddingTable*>& tables,
@@ -50,9 +52,20 @@ void ForEachPart(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
   }
 }
 
-SLIPSTREAM_PREFETCHES void PrefetchAhead(const BufferPart& part, int64_t i) {
-  if (i + kPrefetchAhead < part.rows) {
-    part.table->rows().Prefetch(part.keys[i + kPrefetchAhead]);
+// Calls use(i, row) for each key of a part with what find(key) gave some keys before: its row, or
+// null, which has come from memory by then.
+template <class Find, class Use>
+void FindAhead(const BufferPart& part, Find find, Use use) {
+  RowStore& rows = part.table->rows();
+  const int64_t floats = part.table->dim() + part.table->slots_per_row();
+  FoundRow found[kRowsAhead];
+  for (int64_t i = 0; i < part.rows + kRowsAhead; ++i) {
+    FoundRow& next = found[i % kRowsAhead];
+    if (i >= kRowsAhead) use(i - kRowsAhead, next);
+    if (i >= part.rows) continue;
+    if (i + kKeysAhead < part.rows) rows.Prefetch(part.keys[i + kKeysAhead]);
+    next.row = find(part.keys[i], &next.index);
+    if (next.row != nullptr) PrefetchRow(next.row, floats);
   }
 }
 
@@ -114,20 +127,20 @@ void PackPart(const BufferPart& part, const PullOptions& options, bool may_have_
               std::vector<uint8_t>* bytes, std::vector<NewHolder>* new_holders) {
   EmbeddingTable* table = part.table;
   RowPacker packer(*table, options.format, part.rows, bytes);
-  for (int64_t i = 0; i < part.rows; ++i) {
-    PrefetchAhead(part, i);
-    uint32_t index = 0;
+  const auto find = [&](int64_t key, uint32_t* index) {
+    return options.create_missing ? table->rows().FindOrInsert(key, 1.f, index)
+                                  : table->rows().Find(key, index);
+  };
+  FindAhead(part, find, [&](int64_t i, const FoundRow& found) {
     const int64_t key = part.keys[i];
-    const float* row = options.create_missing ? table->rows().FindOrInsert(key, 1.f, &index)
-                                              : table->rows().Find(key);
-    const int32_t replica = may_have_replicas && row != nullptr ? table->replicas().Find(key)
-                                                                : ReplicaHolders::kNowhere;
+    const int32_t replica = may_have_replicas && found.row != nullptr ? table->replicas().Find(key)
+                                                                      : ReplicaHolders::kNowhere;
     if (replica == ReplicaHolders::kNowhere) {
-      packer.Add(key, row, false, part.is_of_replicas);
+      packer.Add(key, found.row, false, part.is_of_replicas);
     } else {
-      PackReplicated(part, replica, key, row, &packer, new_holders);
+      PackReplicated(part, replica, key, found.row, &packer, new_holders);
     }
-  }
+  });
 }
 
 // InvalidArgument if a row is not given of which there is no replica here.
@@ -170,14 +183,16 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
     parallel.run(parallel.threads, [&](int task) {
       for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
         const size_t t = static_cast<size_t>(b / kNumShards);
+        const ShardFlags& flags_of_shard = *replicas[t]->flags().shard(b % kNumShards);
         const auto begin = sorted.key.begin() + sorted.begin[b];
         auto end = sorted.key.begin() + sorted.begin[b + 1];
         std::sort(begin, end);
         end = std::unique(begin, end);
         for (auto key = begin; key != end; ++key) {
           uint32_t index = 0;
-          const bool is_here = replicas[t]->rows().Find(*key, &index) != nullptr;
-          const uint8_t flags = is_here ? replicas[t]->flags().shard(ShardOf(*key))->Of(index) : 0;
+          const bool is_here =
+              flags_of_shard.any() && replicas[t]->rows().Find(*key, &index) != nullptr;
+          const uint8_t flags = is_here ? flags_of_shard.Of(index) : 0;
           if (options.skip_read_only && (flags & kReadOnlyReplica) != 0) continue;
           const size_t owner = static_cast<size_t>(OwnerOf(*key, options.ranks));
           const bool is_refreshed = options.refreshed && (flags & kRefreshedReplica) != 0;
@@ -194,7 +209,6 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
       for (const Keys& of_task : parts) {
         requests->keys.insert(requests->keys.end(), of_task[p].begin(), of_task[p].end());
       }
-      std::sort(requests->keys.begin() + static_cast<int64_t>(before), requests->keys.end());
       requests->sizes.push_back(static_cast<int64_t>(requests->keys.size() - before));
     }
   } catch (const std::bad_alloc&) {
@@ -275,23 +289,23 @@ Status StoreReplicas(const std::vector<EmbeddingTable*>& replicas, const SendBuf
       if (!status.ok()) return status;
     }
     const auto store = [&](const BufferPart& part, RowUnpacker* unpacker) {
+      if (part.rank == options.ignored_rank) return;
       EmbeddingTable* table = part.table;
-      for (int64_t i = 0; i < part.rows && part.rank != options.ignored_rank; ++i) {
-        PrefetchAhead(part, i);
+      RowFlags& flags = table->flags();
+      const auto find = [&](int64_t key, uint32_t* index) {
+        return table->rows().FindOrInsert(key, 0.f, index);
+      };
+      FindAhead(part, find, [&](int64_t i, const FoundRow& found) {
+        // A replica that stands has a row already: CheckUnchanged saw it.
+        if (part.is_of_replicas && !unpacker->IsNextGiven()) return unpacker->Skip();
         const int64_t key = part.keys[i];
-        uint32_t index = 0;
-        if (part.is_of_replicas && !unpacker->IsNextGiven()) {
-          unpacker->Skip();
-          continue;
-        }
-        float* row = table->rows().FindOrInsert(key, 0.f, &index);
-        if (options.read_only) table->flags().Add(key, index, kReadOnlyReplica, table->rows());
+        if (options.read_only) flags.Add(key, found.index, kReadOnlyReplica, table->rows());
         // Refreshed only if it is there: what failed in between is requested again.
-        table->flags().Remove(key, index, kRefreshedReplica);
+        flags.Remove(key, found.index, kRefreshedReplica);
         const bool is_refreshed = unpacker->IsNextRefreshed();
-        unpacker->Next(key, row);
-        if (is_refreshed) table->flags().Add(key, index, kRefreshedReplica, table->rows());
-      }
+        unpacker->Next(key, found.row);
+        if (is_refreshed) flags.Add(key, found.index, kRefreshedReplica, table->rows());
+      });
     };
     ForEachPulledPart(replicas, keys, refreshed, rows, store);
   } catch (const std::bad_alloc&) {

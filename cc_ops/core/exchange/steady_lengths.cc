@@ -6,8 +6,8 @@ namespace slipstream {
 namespace {
 
 constexpr int64_t kWord = sizeof(int64_t);
-// What a new length has to spare: batches differ by some hundredths of their rows.
-constexpr int64_t kSpareShare = 16, kLeastBytes = 1024;
+// What a new length has to spare: batches differ by a hundredth or two of their rows.
+constexpr int64_t kSpareShare = 32, kLeastBytes = 1024;
 constexpr int kMostTooLong = 64;
 
 }  // namespace

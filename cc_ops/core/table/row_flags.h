@@ -25,6 +25,8 @@ constexpr uint8_t kAllFlags = kSaturated | kWatched | kReadOnlyReplica | kRefres
 class ShardFlags {
  public:
   uint8_t Of(uint32_t index) const { return index < states_.size() ? states_[index].flags : 0; }
+  // False: no row has any.
+  bool any() const { return !states_.empty(); }
   bool IsWatched(uint32_t index) const { return (Of(index) & kWatched) != 0; }
   SLIPSTREAM_PREFETCHES void Prefetch(uint32_t index) const {
     if (index < states_.size()) __builtin_prefetch(&states_[index], 1);

@@ -161,8 +161,8 @@ def test_a_row_takes_as_many_bytes_as_are_counted(dtype):
         size * (8 + encoded_bytes(dtype, dim)) for size, dim in zip(sizes, [16, 5, 7], strict=True)
     )
     header = 8 * (2 + 3)
-    # A sixteenth is spare, and the length is one of whole words.
-    wanted = max(counted + header + (counted + header) // 16, 1024)
+    # A 32nd is spare, and the length is one of whole words.
+    wanted = max(counted + header + (counted + header) // 32, 1024)
     assert lengths.numpy().tolist() == [-(-wanted // 8) * 8]
 
 

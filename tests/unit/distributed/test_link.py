@@ -12,7 +12,7 @@ import tensorflow as tf
 from slipstream_tf import Table, distributed
 from slipstream_tf.distributed import probe
 from slipstream_tf.distributed.sharded import ShardedStore
-from slipstream_tf.link import WIRE_DTYPES, Link
+from slipstream_tf.link import WIRE_DTYPES, Link, copies_of
 
 # As measured on one machine: nanoseconds for a value.
 CODEC = dict(zip(WIRE_DTYPES, [0.2e-9, 0.4e-9, 0.6e-9, 0.9e-9], strict=True))
@@ -38,6 +38,11 @@ def test_a_message_takes_its_bytes_and_the_coding_of_its_values():
 )
 def test_the_dtype_that_is_soonest_is_chosen(bytes_per_second, floats, wanted):
     assert Link(bytes_per_second, 1e-4, CODEC).choose(floats) == wanted
+
+
+def test_a_row_goes_to_all_others_or_to_its_owner():
+    assert [copies_of(ranks, is_spread=False) for ranks in (1, 2, 4)] == [0, 1, 3]
+    assert [copies_of(ranks, is_spread=True) for ranks in (1, 2, 4)] == [0, 0.5, 0.75]
 
 
 def test_what_a_link_cannot_be_is_refused():

@@ -1,0 +1,137 @@
+"""What the exchange of a step's rows takes on the ranks' link, and what would shorten it. Pure.
+
+In: a `Link`, and the windows' reports of a run of several ranks. Out: a frozen `ExchangeEstimate`,
+in words and as JSON. What is estimated is one message for each rank and direction, without what
+overlaps with it.
+"""
+
+import dataclasses
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from slipstream_tf.link import CHOICES, Link, copies_of
+from slipstream_tf.saturation.report import WindowReport
+from slipstream_tf.telemetry.ledger import Ledger
+
+# Of looking a gradient row up among the deferred ones and adding it there, as docs/limits.md has
+# it: 2.2 ms of a step of 53,000 rows.
+_SECONDS_TO_DEFER = 4e-8
+_WIDTH = 99
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeEstimate:
+    """What a step's exchange of rows takes.
+
+    Attributes:
+        link: between the ranks.
+        rows: gradient rows of a rank and step.
+        floats: values of a row, on average.
+        ranks: of the job.
+        is_spread: whether each row has one owner, from which it comes to where it is looked up; as
+            many rows as gradients go there.
+        sent_share: of the gradient rows, those that would have been sent; 1: nothing is deferred.
+    """
+
+    link: Link
+    rows: float
+    floats: float
+    ranks: int
+    is_spread: bool = False
+    sent_share: float = 1.0
+
+    def seconds(self, dtype: str, sent_share: float = 1.0) -> float:
+        """Returns what a step's messages take.
+
+        Args:
+            dtype: of values, one of `link.WIRE_DTYPES`.
+            sent_share: of the gradient rows, those that are sent.
+        """
+        gradients = self._of(sent_share * self.rows, dtype)
+        if not self.is_spread:
+            return self.link.latency + gradients
+        # Keys that ask for rows, then the rows, then the gradients, in turn.
+        return 3 * self.link.latency + self._of(self.rows, dtype) + gradients
+
+    def _of(self, rows: float, dtype: str) -> float:
+        return self.link.seconds(rows, self.floats, dtype, copies_of(self.ranks, self.is_spread))
+
+    @property
+    def auto(self) -> str:
+        """What `wire_dtype="auto"` takes."""
+        return self.link.choose(self.floats, copies_of(self.ranks, self.is_spread))
+
+    @property
+    def seconds_to_defer(self) -> float:
+        """What a step takes longer for deferring, before it sends less."""
+        return self.rows * _SECONDS_TO_DEFER
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the link and the seconds of each way as JSON-serialisable values."""
+        return {
+            "bytes_per_second": self.link.bytes_per_second,
+            "latency": self.link.latency,
+            "rows": self.rows,
+            "sent_share": self.sent_share,
+            "seconds": {dtype: self.seconds(dtype) for dtype in CHOICES},
+            "deferring_seconds": {
+                dtype: self.seconds(dtype, self.sent_share) + self.seconds_to_defer
+                for dtype in CHOICES
+            },
+            "auto": self.auto,
+        }
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{dtype} {_ms(self.seconds(dtype))}" for dtype in CHOICES)
+        lines = [
+            f"The exchange of a step's rows would take, on this link ({self.link}): {told}. "
+            f'wire_dtype="auto" takes {self.auto}.'
+        ]
+        plain = self.seconds(self.auto)
+        if self.sent_share < 1.0:
+            deferring = self.seconds(self.auto, self.sent_share) + self.seconds_to_defer
+            lines.append(
+                f"With {self.sent_share:.0%} of the gradient rows sent, {self.auto} would take "
+                f"{_ms(deferring)}, of which {_ms(self.seconds_to_defer)} to defer the others: "
+                + _verdict(plain - deferring)
+            )
+        if self.is_spread:
+            # Keys are sent all the same.
+            keys = self.link.seconds(self.rows, 0, self.auto, copies_of(self.ranks, True))
+            most = _ms(self._of(self.rows, self.auto) - keys)
+            lines.append(f"Replicas of rows (CacheRows) can save at most {most}.")
+        return "\n".join(textwrap.fill(line, _WIDTH) for line in lines)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms"
+
+
+def _verdict(saved: float) -> str:
+    return f"{_ms(saved)} less." if saved > 0 else "deferring does not pay here."
+
+
+def estimate_exchange(
+    reports: Sequence[WindowReport], link: Link | None, ranks: int, is_spread: bool
+) -> ExchangeEstimate | None:
+    """Estimates a step's exchange by the windows after the warm-up; None: none, or no link.
+
+    Args:
+        reports: of the windows, from the first on.
+        link: between the ranks; None: it was not measured.
+        ranks: of the job.
+        is_spread: whether each row has one owner.
+    """
+    active = [report for report in reports if not report.is_warming_up]
+    before = [report for report in reports if report.is_warming_up]
+    if link is None or not active:
+        return None
+    rows = Ledger(active).rows
+    steps = active[-1].step - (before[-1].step if before else 0)
+    values = sum(t.rows.offered * t.dim for report in active for t in report.tables)
+    if not rows.offered or steps <= 0:
+        return None
+    per_step = rows.offered / (steps * ranks)
+    share = rows.sent / rows.offered
+    return ExchangeEstimate(link, per_step, values / rows.offered, ranks, is_spread, share)

@@ -1,0 +1,67 @@
+"""telemetry.exchange_estimate: what a step's exchange takes, and what would shorten it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from dry_run_windows import WARMUP, reports
+from engine_settings import engine_settings
+
+from slipstream_tf.link import Link
+from slipstream_tf.telemetry.dry_run import estimate_dry_run
+from slipstream_tf.telemetry.exchange_estimate import ExchangeEstimate, estimate_exchange
+
+LINK = Link(1e6, 1e-3, {"float32": 0.0, "bfloat16": 1e-9, "int8": 1e-8})
+DRY_RUN = engine_settings("defer_gradients", dry_run=True)
+STEPS_PER_WINDOW, OFFERED, DIM = 10, 200, 3
+
+
+def test_replicated_rows_go_to_all_others_in_one_message():
+    estimate = ExchangeEstimate(LINK, rows=100, floats=16, ranks=3)
+    assert estimate.seconds("float32") == pytest.approx(1e-3 + 100 * 2 * (8 + 64) / 1e6)
+    assert estimate.seconds("bfloat16") == pytest.approx(1e-3 + 100 * 2 * (8 + 32) / 1e6, rel=1e-3)
+    half = estimate.seconds("float32", sent_share=0.5)
+    assert half == pytest.approx(1e-3 + 50 * 2 * (8 + 64) / 1e6)
+
+
+def test_rows_of_sharded_tables_come_and_go():
+    estimate = ExchangeEstimate(LINK, rows=100, floats=16, ranks=2, is_spread=True)
+    assert estimate.seconds("float32") == pytest.approx(3e-3 + 2 * 50 * (8 + 64) / 1e6)
+    # 50 rows of 20 bytes, and the making and reading of 100 times 16 values.
+    assert "(CacheRows) can save at most 1.02 ms" in str(estimate)
+
+
+def test_it_is_of_the_steps_after_the_warmup():
+    made = reports(sent=50)
+    estimate = estimate_exchange(made, LINK, 2, is_spread=False)
+    assert estimate is not None
+    assert (estimate.rows, estimate.floats) == (OFFERED / STEPS_PER_WINDOW / 2, DIM)
+    assert estimate.sent_share == 0.25
+    assert estimate_exchange(made, None, 2, is_spread=False) is None
+    assert estimate_exchange(made[:WARMUP], LINK, 2, is_spread=False) is None
+    assert estimate_exchange([], LINK, 2, is_spread=False) is None
+
+
+def test_deferring_pays_where_the_link_is_slow():
+    slow = ExchangeEstimate(LINK, rows=10000, floats=16, ranks=2, sent_share=0.5)
+    assert "With 50% of the gradient rows sent, int8 would take" in str(slow)
+    assert "less." in str(slow)
+    fast = dataclasses.replace(slow, link=dataclasses.replace(LINK, bytes_per_second=1e10))
+    assert "deferring does not pay here." in str(fast)
+    assert "deferring" not in str(dataclasses.replace(fast, sent_share=1.0))
+
+
+def test_a_dry_run_tells_it():
+    made = reports(sent=50)
+    exchange = estimate_exchange(made, LINK, 2, is_spread=True)
+    estimate = estimate_dry_run(DRY_RUN, made, None, exchange)
+    assert "on this link (1 MB/s from each rank, 1.00 ms a message):" in str(estimate)
+    told = json.loads(json.dumps(estimate.to_dict()))["exchange"]
+    assert told["auto"] == exchange.auto and told["seconds"].keys() == {
+        "float32",
+        "bfloat16",
+        "int8",
+    }
+    assert estimate_dry_run(DRY_RUN, made).to_dict()["exchange"] is None
