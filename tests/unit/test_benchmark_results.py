@@ -187,17 +187,13 @@ def test_limits_quote_skipping() -> None:
 
 
 def test_limits_quote_bytes_of_ranks() -> None:
-    claims = result("network")["claims"].items()
-    wanted = {
-        (name.split("_unshaped_")[1].split("_defer")[0], "bf16" in name): claim["value"]
-        for name, claim in claims
-        if name.endswith("_bytes")
-    }
-    (rows,) = tables_of_limits("| ranks | rows | run (`--policies=defer_gradients`) |")
-    assert len(rows) == len(wanted) == 8
-    for ranks, placement, run, share, *_ in rows:
-        value = wanted[f"{placement}_{ranks}", "bfloat16" in run]
-        assert share.startswith(f"{value:.1%} "), (placement, ranks, run)
+    claims = result("network")["claims"]
+    (rows,) = tables_of_limits("| ranks | rows | run of `network.py` |")
+    assert len(rows) == sum(name.endswith("_bytes") for name in claims) == 12
+    for ranks, placement, run, share, *_, mean in rows:
+        name = f"globo_unshaped_{placement}_{ranks}_{run}"
+        assert share == f"{claims[name + '_bytes']['value']:.1%}", name
+        assert mean == f"{claims[name + '_auc']['value']:+.4f}".replace("0.", "."), name
 
 
 def test_peers_import_nothing_from_the_working_folder(

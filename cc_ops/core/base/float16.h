@@ -13,20 +13,29 @@ namespace slipstream {
 inline uint16_t RoundToFloat16(float value) {
   constexpr uint32_t kInfinity = 0x7f800000u, kLeastNormal = 113u << 23, kLargest = 0x7bffu;
   const uint32_t bits = BitsOf(value), magnitude = bits & 0x7fffffffu;
-  // The last bit of a float next to .5 is 2^-24, as that of a half below 2^-14.
-  const uint32_t small = BitsOf(FloatOf(magnitude) + .5f) - BitsOf(.5f);
+  // The last bit of a float next to .5 is 2^-24, as that of a half below 2^-14. Of all others the
+  // sum is not used; it is made all the same, so that no branch stands in the way of vectors.
+  const float beside_half = FloatOf(std::min(magnitude, kLeastNormal)) + .5f;
   const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-  uint32_t half = magnitude < kLeastNormal ? small : std::min(normal, kLargest);
-  if (magnitude >= kInfinity) half = magnitude == kInfinity ? 0x7c00u : 0x7e00u;
+  const uint32_t is_small = 0u - static_cast<uint32_t>(magnitude < kLeastNormal);
+  const uint32_t is_finite = 0u - static_cast<uint32_t>(magnitude < kInfinity);
+  const uint32_t is_nan = static_cast<uint32_t>(magnitude > kInfinity) << 9;
+  const uint32_t finite =
+      (is_small & (BitsOf(beside_half) - BitsOf(.5f))) | (~is_small & std::min(normal, kLargest));
+  const uint32_t half = (is_finite & finite) | (~is_finite & (0x7c00u | is_nan));
   return static_cast<uint16_t>((bits >> 16 & 0x8000u) | half);
 }
 
 // Makes no subnormal float in between: threads may take those for 0.
 inline float FromFloat16(uint16_t half) {
+  constexpr uint32_t kInfinity = 0x7c00u, kLeastNormal = 0x400u;
   const uint32_t magnitude = half & 0x7fffu;
-  const uint32_t small = BitsOf(FloatOf(BitsOf(.5f) + magnitude) - .5f);
-  uint32_t bits = magnitude < 0x400u ? small : (magnitude << 13) + (112u << 23);
-  if (magnitude >= 0x7c00u) bits = 0x7f800000u | (magnitude & 0x3ffu) << 13;
+  const float small = FloatOf(BitsOf(.5f) + std::min(magnitude, kLeastNormal)) - .5f;
+  const uint32_t is_small = 0u - static_cast<uint32_t>(magnitude < kLeastNormal);
+  // The largest exponent of a half is that of a float, too.
+  const uint32_t beyond = static_cast<uint32_t>(magnitude >= kInfinity) * (112u << 23);
+  const uint32_t large = (magnitude << 13) + (112u << 23) + beyond;
+  const uint32_t bits = (is_small & BitsOf(small)) | (~is_small & large);
   return FloatOf(bits | static_cast<uint32_t>(half & 0x8000u) << 16);
 }
 
