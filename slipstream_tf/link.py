@@ -15,8 +15,9 @@ WIRE_DTYPES = ("float32", "bfloat16", "float16", "int8")
 _VALUE_BYTES = dict(zip(WIRE_DTYPES, (4, 2, 2, 1), strict=True))
 # What "auto" chooses among, the most exact first. A float16 takes as long as a bfloat16.
 CHOICES = ("float32", "bfloat16", "int8")
-# A dtype that rounds more is to take at most this part of what the one before it takes.
-_WORTH = 0.8
+# A dtype that rounds more is to take at most this part of what the one before it takes, and so many
+# seconds less for each value: a training step spends some ten times as much on it.
+_WORTH, _LEAST_SAVED = 0.8, 1e-9
 
 
 def encoded_bytes(dtype: str, floats: float) -> float:
@@ -77,7 +78,7 @@ class Link:
         chosen = CHOICES[0]
         for dtype in CHOICES[1:]:
             taken, before = (self.seconds(1, floats, it, copies) for it in (dtype, chosen))
-            if taken < _WORTH * before:
+            if taken < min(_WORTH * before, before - _LEAST_SAVED * floats):
                 chosen = dtype
         return chosen
 

@@ -33,7 +33,8 @@ def test_a_message_takes_its_bytes_and_the_coding_of_its_values():
         (1e8, 16, "int8"),
         (1e8, 1, "float32"),  # the key is most of it
         (1e10, 64, "float32"),  # as fast as memory
-        (2.5e9, 64, "bfloat16"),
+        (1.25e9, 64, "bfloat16"),
+        (2.5e9, 64, "float32"),  # half of the time, of next to nothing
     ],
 )
 def test_the_dtype_that_is_soonest_is_chosen(bytes_per_second, floats, wanted):
