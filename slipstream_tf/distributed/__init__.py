@@ -6,6 +6,7 @@ from slipstream_tf.distributed.exchanged import ReplicatedStore
 from slipstream_tf.distributed.gradients import DistributedGradientTape
 from slipstream_tf.distributed.horovod import init
 from slipstream_tf.distributed.optimizer import DistributedOptimizer, flush_deferred
+from slipstream_tf.distributed.probe import link_of
 from slipstream_tf.distributed.saving import JobCheckpoints, SavedJob
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.distributed.watch import PeerLostError
@@ -26,6 +27,7 @@ __all__ = [
     "even_ends",
     "flush_deferred",
     "init",
+    "link_of",
     "scale_loss",
     "with_next",
 ]

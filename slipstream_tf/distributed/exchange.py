@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 import tensorflow as tf
 
 from slipstream_tf.distributed.comm import Communicator, Mixed
-from slipstream_tf.errors import require_choice, require_integer
+from slipstream_tf.errors import invalid, require_choice, require_integer
 from slipstream_tf.link import WIRE_DTYPES, encoded_bytes
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer
@@ -95,6 +95,13 @@ class Wire:
         if number == 0 or self.warmup_steps == 0:
             return number
         return tf.where(steps < self.warmup_steps, 0, number)
+
+
+def require_one_dtype(wire_dtype: str, place: str) -> None:
+    """Raises ValueError for a pair of dtypes, where rows stay and gradients alone travel."""
+    if "," in str(wire_dtype):
+        allowed = f"one of {', '.join(WIRE_DTYPES)}, auto: only gradients travel"
+        raise invalid("wire_dtype", wire_dtype, place, allowed)
 
 
 def gather_rows(

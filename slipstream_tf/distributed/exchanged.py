@@ -16,18 +16,43 @@ from slipstream_tf import optimizers
 from slipstream_tf.config import Table
 from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.comm import KINDS, Communicator
-from slipstream_tf.distributed.exchange import Names, Wire, WireDtype, gather_rows
+from slipstream_tf.distributed.exchange import (
+    Names,
+    Wire,
+    WireDtype,
+    gather_rows,
+    require_one_dtype,
+)
 from slipstream_tf.distributed.probe import resolve
 from slipstream_tf.errors import invalid
-from slipstream_tf.link import WIRE_DTYPES
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores.native import CollectingStore, NativeStore
 
 
-def mean_dim(tables: Sequence[Table]) -> float:
-    """Returns how many values a row has, on average over tables."""
-    return sum(table.dim for table in tables) / max(len(tables), 1)
+def make_wire(
+    wire_dtype: str,
+    warmup_steps: int,
+    tables: Sequence[Table],
+    comm: Communicator,
+    is_spread: bool,
+) -> Wire:
+    """Reads the settings of a store's wire, with what "auto" comes to; a collective.
+
+    Args:
+        wire_dtype: of `Wire.of`, or "auto".
+        warmup_steps: see `Wire`.
+        tables: of the store.
+        comm: the ranks.
+        is_spread: whether each row has one owner.
+
+    Raises:
+        ValueError: a setting that cannot be, or other ones on other ranks.
+    """
+    # Before one of them measures alone.
+    require_same(comm, [str(wire_dtype)], "slipstream.wire", "wire_dtype of an embedding store")
+    floats = sum(table.dim for table in tables) / max(len(tables), 1)
+    return Wire.of(resolve(wire_dtype, comm, floats, is_spread), warmup_steps)
 
 
 class ExchangedStore(CollectingStore, NativeStore):
@@ -251,11 +276,8 @@ class ReplicatedStore(ExchangedStore):
                 place = f"replicated table {table.name!r}"
                 allowed = "None: ranks would evict different rows (sharded tables may be bounded)"
                 raise invalid("capacity", table.capacity, place, allowed)
-        if "," in str(wire_dtype):
-            allowed = f"one of {', '.join(WIRE_DTYPES)}: only gradients travel"
-            raise invalid("wire_dtype", wire_dtype, "replicated tables", allowed)
-        dtype = resolve(wire_dtype, comm, mean_dim(tables), is_spread=False)
-        wire = Wire.of(dtype, wire_warmup_steps)
+        require_one_dtype(wire_dtype, "replicated tables")
+        wire = make_wire(wire_dtype, wire_warmup_steps, tables, comm, is_spread=False)
         super().__init__(tables, optimizer, comm, wire, "replicated", {})
 
     def _exchanged(

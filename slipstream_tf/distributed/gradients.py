@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf.distributed.comm import KINDS, Communicator, SingleProcess
-from slipstream_tf.distributed.exchange import Names, Wire, gather_rows
+from slipstream_tf.distributed.exchange import Names, Wire, gather_rows, require_one_dtype
 from slipstream_tf.distributed.probe import resolve
 from slipstream_tf.errors import invalid
 from slipstream_tf.link import WIRE_DTYPES
@@ -46,6 +46,7 @@ class GradientExchange:
                 one that was there before: other ranks may have traced it more or less often.
         """
         self._comm, self._store = comm, store
+        require_one_dtype(wire_dtype, "gradients of variables")
         dtype = resolve(wire_dtype, comm, _USUAL_FLOATS, is_spread=False)
         self._wire_dtype = WIRE_DTYPES.index(Wire.of(dtype).gradients)
         self._names = names

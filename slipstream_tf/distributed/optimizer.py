@@ -39,7 +39,8 @@ def DistributedOptimizer(
             masked or deferred before they are sent; it then knows the optimizer (see
             `VariableStore.use_optimizer`). None: nothing is withheld.
         wire_dtype: of sparse rows on their way: "float32", "bfloat16", "float16", "int8" with a
-            scale per row, or "auto", what is soonest on the ranks' link.
+            scale per row, or "auto", what is soonest on the ranks' link
+            (a collective).
         backward_passes_per_step: steps of `fit` whose gradients each rank adds up before they are
             exchanged and applied, as their mean (Horovod's `average_aggregated_gradients=True`):
             the optimizer's `gradient_accumulation_steps`. Rows take part with apply="step"; theirs

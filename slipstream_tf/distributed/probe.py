@@ -3,47 +3,70 @@
 In: a communicator. Out: its `Link`, and for "auto" the dtype, the same on all ranks.
 """
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf.errors import invalid
 from slipstream_tf.link import WIRE_DTYPES, Link, copies_of
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer
 
 AUTO = "auto"
+_NAME = "slipstream.link"  # Begins the names of collectives.
 _SHORT, _LONG = 1 << 10, 1 << 21  # Bytes of the messages that are timed.
 _SECONDS = 1.0  # Of long messages; short ones and codecs take less.
 _ROWS, _DIM = 8192, 32  # Of the message whose making and reading is timed.
 
 
 def link_of(comm: Communicator) -> Link:
-    """Returns the link of a job of several ranks; a collective where it was not measured yet."""
+    """Returns the link of a job of several ranks, measured if it is not known; a collective.
+
+    Raises:
+        ValueError: ranks were given other links.
+    """
+    given = None if comm.link is None else dataclasses.asdict(comm.link)
+    require_same(comm, given, f"{_NAME}.given", "distributed.init")
     if comm.link is None:
-        comm.link = measure(comm)
+        comm.link = _measure(comm)
     return comm.link
 
 
 def resolve(wire_dtype: str, comm: Communicator, floats: float, is_spread: bool) -> str:
     """Returns a setting of the wire, with "auto" replaced by what is soonest; then a collective.
 
+    While a function is traced, which ranks may do more or less often, "auto" goes by a link that is
+    known.
+
     Args:
-        wire_dtype: of `Wire.of`, or "auto".
+        wire_dtype: of `Wire.of`, or "auto"; on all ranks alike.
         comm: the ranks.
         floats: values of a row, on average.
         is_spread: whether each row has one owner.
+
+    Raises:
+        ValueError: "auto" while a function is traced, and the link is not known.
     """
     if wire_dtype != AUTO:
         return wire_dtype
     if comm.size == 1:
         return "float32"
-    return link_of(comm).choose(floats, copies_of(comm.size, is_spread))
+    if tf.executing_eagerly():
+        link = link_of(comm)
+    elif comm.link is None:
+        allowed = "another one in a tf.function, or init(link=...), or link_of(comm) before it"
+        raise invalid("wire_dtype", AUTO, "rows between ranks", allowed)
+    else:
+        link = comm.link
+    return link.choose(floats, copies_of(comm.size, is_spread))
 
 
-def measure(comm: Communicator, name: str = "slipstream.link") -> Link:
+def _measure(comm: Communicator, name: str = _NAME) -> Link:
     """Measures the link of a job of several ranks, in about two seconds; a collective.
 
     Args:

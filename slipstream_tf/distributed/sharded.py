@@ -16,10 +16,9 @@ import tensorflow as tf
 from slipstream_tf import optimizers
 from slipstream_tf.config import Table
 from slipstream_tf.distributed import exchange
-from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.distributed.exchanged import ExchangedStore, mean_dim
+from slipstream_tf.distributed.comm import Communicator, Mixed
+from slipstream_tf.distributed.exchanged import ExchangedStore, make_wire
 from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
-from slipstream_tf.distributed.probe import resolve
 from slipstream_tf.errors import invalid, require_number
 from slipstream_tf.hashing import hash_keys, mix64
 from slipstream_tf.ops import exchange as exchange_ops
@@ -90,8 +89,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 differ: the error says in what.
         """
         rows = rows_within(cache_bytes, tables, optimizer, "ShardedStore")
-        dtype = resolve(wire_dtype, comm, mean_dim(tables), is_spread=True)
-        wire = exchange.Wire.of(dtype, wire_warmup_steps)
+        wire = make_wire(wire_dtype, wire_warmup_steps, tables, comm, is_spread=True)
         settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)
         self._replicas, self._owners = Replicas(self.tables, self.optimizer, rows), comm.size
@@ -298,12 +296,16 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             chosen.append(keys[self._owns(keys)])
         sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
         flat = tf.constant(np.concatenate(chosen), tf.int64)
-        message, *_ = exchange_ops.pull_rows(self._handles, sizes, flat, False, *self._format())
+        message, _, row_bytes = exchange_ops.pull_rows(
+            self._handles, sizes, flat, False, *self._format()
+        )
         own = exchange_ops.SendBuffer(sizes, flat, tf.zeros([0]))
         all_keys = exchange.gather_rows(
             self.comm, own, [0] * len(self.tables), self._names, "frozen.keys"
         )
-        received = self.comm.gather(message, "rows", self._names.of("frozen.values"))
+        received = self.comm.gather(
+            message, Mixed([("rows", row_bytes[0])]), self._names.of("frozen.values")
+        )
         exchange_ops.store_replicas(
             self._replicas._handles,
             exchange_ops.SendBuffer(all_keys.sizes, all_keys.keys, received),

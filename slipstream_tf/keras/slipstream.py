@@ -153,7 +153,9 @@ class Slipstream(tf.train.experimental.PythonState):
         reports, estimate = self.tracker.reports, None
         if self.settings.dry_run:
             loss, ranks = self.tracker.auc_loss_of_deferring, self.comm.size
-            exchange = estimate_exchange(reports, self.comm.link, ranks, self.store.is_spread)
+            # Of rows that we send, and in a dtype.
+            link = self.comm.link if hasattr(self.store, "wire") else None
+            exchange = estimate_exchange(reports, link, ranks, self.store.is_spread)
             estimate = estimate_dry_run(self.settings, reports, loss, exchange)
         present = present_window(self.tracker, self.tracker.window_steps)
         warmup = self.tracker.warmup_steps

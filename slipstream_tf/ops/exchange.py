@@ -122,7 +122,7 @@ def pack_messages(
         rows: for each rank and table.
         row_floats: of each table, values of a row; 0: its keys come without.
         wire_dtype: int32 scalar, of values, a number in `link.WIRE_DTYPES`. Each int8 is one of the
-            two nearest, by chance, with the value as mean; equal rows become equal bytes.
+            two nearest, by chance drawn from key and values: equal rows become equal bytes.
 
     Returns:
         uint8 [bytes], to rank 0 first, and int32 [ranks], the bytes to each.

@@ -86,7 +86,7 @@ class ExchangeEstimate:
         told = ", ".join(f"{dtype} {_ms(self.seconds(dtype))}" for dtype in CHOICES)
         lines = [
             f"The exchange of a step's rows would take, on this link ({self.link}): {told}. "
-            f'wire_dtype="auto" takes {self.auto}.'
+            f'By these rows wire_dtype="auto" would take {self.auto}.'
         ]
         plain = self.seconds(self.auto)
         if self.sent_share < 1.0:
@@ -97,10 +97,8 @@ class ExchangeEstimate:
                 + _verdict(plain - deferring)
             )
         if self.is_spread:
-            # Keys are sent all the same.
-            keys = self.link.seconds(self.rows, 0, self.auto, copies_of(self.ranks, True))
-            most = _ms(self._of(self.rows, self.auto) - keys)
-            lines.append(f"Replicas of rows (CacheRows) can save at most {most}.")
+            most = _ms(self._of(self.rows, self.auto))
+            lines.append(f"Replicas of all rows (CacheRows) could save at most {most}.")
         return "\n".join(textwrap.fill(line, _WIDTH) for line in lines)
 
 

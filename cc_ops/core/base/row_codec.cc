@@ -18,8 +18,8 @@ constexpr int64_t kScaleBytes = sizeof(float);
 constexpr float kSteps = 127.f;
 // Rows of no larger values become 0: their 127th part would be subnormal, or near it.
 constexpr float kLeastMagnitude = 1e-35f;
-// 127 times as much is still finite.
-constexpr float kMostScale = 2.6793e36f;
+// 128 times as much is still finite.
+constexpr float kMostScale = 2.6584e36f;
 
 // 16 bits may lie anywhere.
 struct Halves {
@@ -65,7 +65,7 @@ SLIPSTREAM_ALWAYS_INLINE float ChanceOf(uint32_t bits, uint32_t index, uint32_t 
 // x * steps_per_unit, and `chance` more, rounded down. The conversion cuts off, hence the 128.
 SLIPSTREAM_ALWAYS_INLINE uint8_t ToInt8(float x, float steps_per_unit, float chance) {
   const auto up = static_cast<int32_t>(x * steps_per_unit + chance + 128.f);
-  return static_cast<uint8_t>(std::min(up, 255) - 128);
+  return static_cast<uint8_t>(std::clamp(up, 1, 255) - 128);
 }
 
 // Of [n, dim] rows, each behind its scale.
@@ -196,7 +196,7 @@ bool EncodedIsFinite(const uint8_t* encoded, int64_t dim, RowDtype dtype) {
     case RowDtype::kFloat16:
       return !AnyHas(encoded, dim, uint16_t{0x7c00});
     case RowDtype::kInt8:
-      return dim == 0 || !AnyHas(encoded, 1, kInfinity);
+      return dim == 0 || (BitsOf(ScaleOf(encoded)) & kMagnitude) <= BitsOf(kMostScale);
   }
   return true;
 }

@@ -12,8 +12,8 @@ namespace slipstream {
 enum class RowDtype : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3 };
 constexpr int kRowDtypes = 4;
 
-// How an int8 is chosen. kByChance: one of its two neighbours, so that the mean is the value; which
-// one is drawn by a hash of the key and the row's values, so that equal rows become equal bytes.
+// How an int8 is chosen. kByChance: one of its two neighbours, drawn by a hash of the key and the
+// row's values: over rows that differ the mean error is 0, and equal rows become equal bytes.
 enum class RowRounding { kNearest, kByChance };
 
 // Of a row of so many values; 0 of none.

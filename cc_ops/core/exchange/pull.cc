@@ -241,7 +241,7 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
     pulled->messages.clear();
     pulled->lengths.clear();
     pulled->row_bytes.assign(static_cast<size_t>(requests.ranks), 0);
-    int64_t longest = 0;
+    int64_t most_bytes = 0;
     const size_t parts_of_rank = of_parts.size();
     std::optional<RowMessage> message;
     size_t parts = 0;
@@ -251,12 +251,14 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
                &new_holders);
       if (parts % parts_of_rank != 0) return;
       const auto rank = static_cast<size_t>(part.rank);
-      const int64_t length = message->End(rank, lengths, &pulled->row_bytes[rank]);
-      pulled->lengths.push_back(static_cast<int32_t>(length));
-      longest = std::max(longest, length);
+      pulled->row_bytes[rank] = message->row_bytes();
+      most_bytes = std::max(most_bytes, message->row_bytes());
+      // A length that cannot be sent is not to be remembered.
+      if (most_bytes > options.most_rank_bytes) return;
+      pulled->lengths.push_back(static_cast<int32_t>(message->End(rank, lengths)));
     });
-    if (longest > options.most_rank_bytes) {
-      return ResourceExhausted("the rows that a rank requests take " + std::to_string(longest) +
+    if (most_bytes > options.most_rank_bytes) {
+      return ResourceExhausted("the rows that a rank requests take " + std::to_string(most_bytes) +
                                " bytes; at most " + std::to_string(options.most_rank_bytes) +
                                " can be sent: make the batches smaller");
     }

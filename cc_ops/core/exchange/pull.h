@@ -38,7 +38,8 @@ struct PullOptions {
   bool create_missing = false;
   // With refreshed replicas: this rank, which has its rows and needs none.
   int own_rank = -1;
-  int64_t most_rank_bytes = (int64_t{1} << 31) - 1;  // what an alltoall can send to a rank
+  // Of rows: with what is spare, a message to a rank is an int32 of bytes.
+  int64_t most_rank_bytes = int64_t{1} << 30;
   RowFormat format;
 };
 // ResourceExhausted: a bounded table cannot hold the rows, or they are too many bytes; then no rank

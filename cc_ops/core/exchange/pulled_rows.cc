@@ -112,10 +112,13 @@ RowMessage::RowMessage(RowFormat format, std::vector<uint8_t>* bytes)
   bytes->resize(begin_ + sizeof(RowsHead));
 }
 
-int64_t RowMessage::End(size_t rank, SteadyLengths* lengths, int64_t* row_bytes) {
+int64_t RowMessage::row_bytes() const {
+  return static_cast<int64_t>(bytes_->size() - begin_ - sizeof(RowsHead));
+}
+
+int64_t RowMessage::End(size_t rank, SteadyLengths* lengths) {
   const auto whole = static_cast<int64_t>(bytes_->size() - begin_);
-  *row_bytes = whole - static_cast<int64_t>(sizeof(RowsHead));
-  const RowsHead head = {lengths->Of(rank, whole), *row_bytes, static_cast<int64_t>(format_.dtype),
+  const RowsHead head = {lengths->Of(rank, whole), row_bytes(), static_cast<int64_t>(format_.dtype),
                          format_.with_summary};
   std::memcpy(bytes_->data() + begin_, &head, sizeof(head));
   bytes_->resize(begin_ + static_cast<size_t>(head.length));

@@ -33,13 +33,15 @@ struct RowsHead {
   int64_t with_summary;
 };
 
-// Appends a message: Begin, then rows, then End.
+// Appends a message: rows are put behind its head, then it ends.
 class RowMessage {
  public:
   // Writes to the end of `bytes`.
-  explicit RowMessage(RowFormat format, std::vector<uint8_t>* bytes);
-  // Pads it to its length for such a rank; returns that. row_bytes gets what its rows take.
-  int64_t End(size_t rank, SteadyLengths* lengths, int64_t* row_bytes);
+  RowMessage(RowFormat format, std::vector<uint8_t>* bytes);
+  // What its rows take by now.
+  int64_t row_bytes() const;
+  // Pads it to its length for such a rank; returns that.
+  int64_t End(size_t rank, SteadyLengths* lengths);
 
  private:
   const RowFormat format_;

@@ -206,9 +206,8 @@ TEST(Replicas, ThatAreNotHereCannotStand) {
   // Not given, to be kept.
   message.insert(message.end(), {0, 1});
   SteadyLengths lengths;
-  int64_t row_bytes = 0;
-  const int64_t length = head.End(0, &lengths, &row_bytes);
-  EXPECT_EQ(row_bytes, 2);
+  EXPECT_EQ(head.row_bytes(), 2);
+  const int64_t length = head.End(0, &lengths);
   const Status status = job.Store(1, requests, message.data(), length);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("key 7 of table 't' did not come from rank 0"),
@@ -233,6 +232,7 @@ TEST(Replicas, OfRowsThatWereNotSentDoNotCount) {
   const Status status = PullRows({job.owner()}, view, options, &lengths, &pulled);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(status.message().find("at most 8 can be sent"), std::string::npos);
+  EXPECT_EQ(lengths.Of(1, 1), 1024) << "what was not sent is not remembered";
   EXPECT_EQ(job.owner()->replicas().Export().holders, before.holders);
   // Asked as one that has no replica, the rank is sent both rows.
   job.LookUp({{}, {1, 2}});

@@ -100,7 +100,7 @@ REGISTER_OP("SlipstreamPackMessages")
         "row_floats: [tables], values of a row; 0: keys come without.\n"
         "messages: to rank 0 first.\n"
         "lengths: [ranks], bytes of each.\n" SLIPSTREAM_WIRE_DTYPE_DOC
-        "  Int8 values are chosen between the two nearest by chance, with the value as mean.\n");
+        "  Int8 values are chosen between the two nearest by chance, drawn from key and values.\n");
 
 REGISTER_OP("SlipstreamUnpackMessages")
     .Input("messages: uint8")
