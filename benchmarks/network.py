@@ -333,7 +333,7 @@ def write(title: str, trials: Sequence[tuple[Case, int, int, Mapping[str, Any]]]
         beside = {(ALONE.placement, ALONE.ranks), (placement, ranks)}
         chosen = [f for f in figures if (f["placement"], f["ranks"]) in beside]
         results = network_report.results_of(chosen, label, _RATE.value is not None)
-        page = summary.write("network", part, *results)
+        page = summary.write("network_links" if _RATE.value else "network", part, *results)
     return page
 
 
