@@ -275,13 +275,13 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
 Status StoreReplicas(const std::vector<EmbeddingTable*>& replicas, const SendBufferView& keys,
                      const uint8_t* messages, int64_t num_bytes, const ReplicaOptions& options) {
   const bool refreshed = options.refreshed;
-  std::vector<RowsView> rows;
-  Status status = SplitRowMessages(messages, num_bytes, keys.ranks, refreshed, &rows);
-  if (!status.ok()) return status;
-  status = CheckPulledRows(TablesOfParts(replicas, refreshed), keys, rows);
-  if (!status.ok()) return status;
-  const ExclusiveTableLocks locks(replicas);
   try {
+    std::vector<RowsView> rows;
+    Status status = SplitRowMessages(messages, num_bytes, keys.ranks, refreshed, &rows);
+    if (!status.ok()) return status;
+    status = CheckPulledRows(TablesOfParts(replicas, refreshed), keys, rows);
+    if (!status.ok()) return status;
+    const ExclusiveTableLocks locks(replicas);
     if (refreshed) {
       status = CheckUnchanged(replicas, keys, rows);
       if (!status.ok()) return status;

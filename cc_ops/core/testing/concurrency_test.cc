@@ -265,14 +265,13 @@ class Concurrency : public testing::Test {
                                         static_cast<int64_t>(requests.keys.size()),
                                         nullptr,
                                         0};
-      std::vector<uint8_t> bytes;
-      std::vector<int64_t> rank_bytes;
-      PullOptions pull;
-      ASSERT_TRUE(PullRows(owners, requested, pull, &bytes, &rank_bytes).ok());
+      SteadyLengths lengths;
+      PulledRows pulled;
+      ASSERT_TRUE(PullRows(owners, requested, PullOptions(), &lengths, &pulled).ok());
       ReplicaOptions replica;
       replica.evict = true;
-      ASSERT_TRUE(StoreReplicas(replicas, requested, bytes.data(),
-                                static_cast<int64_t>(bytes.size()), replica)
+      ASSERT_TRUE(StoreReplicas(replicas, requested, pulled.messages.data(),
+                                static_cast<int64_t>(pulled.messages.size()), replica)
                       .ok());
       LetOthersIn();
     }

@@ -315,21 +315,22 @@ TEST(OutOfMemory, RowsArePulledAndStored) {
   std::sort(keys.begin(), keys.end());
   const std::vector<int64_t> sizes = {static_cast<int64_t>(keys.size())};
   const SendBufferView view = {1, sizes.data(), keys.data(), sizes[0], nullptr, 0};
-  std::vector<uint8_t> bytes;
-  std::vector<int64_t> rank_bytes;
+  SteadyLengths lengths;
+  PulledRows pulled;
   PullOptions options;
   options.create_missing = true;
   const auto pull = [&](Trained* t) {
-    return PullRows(t->tables, view, options, &bytes, &rank_bytes);
+    return PullRows(t->tables, view, options, &lengths, &pulled);
   };
   FailEach<Trained>(Made(), pull, Kept, true);
   Trained owner;
   ASSERT_TRUE(pull(&owner).ok());
   ReplicaOptions copied;
-  copied.format = options.format;
   copied.read_only = true;
   const auto copy = [&](Trained* t) {
-    return StoreReplicas(t->tables, view, bytes.data(), static_cast<int64_t>(bytes.size()), copied);
+    const std::vector<uint8_t>& message = pulled.messages;
+    return StoreReplicas(t->tables, view, message.data(), static_cast<int64_t>(message.size()),
+                         copied);
   };
   const auto is_intact = [](const Image&, const Image&) { return true; };
   FailEach<Trained>(Made(), copy, is_intact);
