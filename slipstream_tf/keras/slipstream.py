@@ -154,7 +154,7 @@ class Slipstream(tf.train.experimental.PythonState):
         if self.settings.dry_run:
             loss, ranks = self.tracker.auc_loss_of_deferring, self.comm.size
             # Of rows that we send, and in a dtype.
-            link = self.comm.link if hasattr(self.store, "wire") else None
+            link = None if self.store.wire is None else self.comm.link
             exchange = estimate_exchange(reports, link, ranks, self.store.is_spread)
             estimate = estimate_dry_run(self.settings, reports, loss, exchange)
         present = present_window(self.tracker, self.tracker.window_steps)

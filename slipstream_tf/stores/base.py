@@ -50,6 +50,8 @@ class TrackedStore:
         refresh_movement: up to which distance replicas of hot rows may be from the rows:
             `set_replicated`, `export_replicated` and `import_replicated`, see
             `distributed.ShardedStore`; None: there are none.
+        wire: a `distributed.exchange.Wire`: how this package sends the rows between ranks; None: it
+            does not.
         prefetches: whether batches may be announced; see `distributed.ShardedStore.announce`.
         lists_hot_keys_by_key: whether `hot_keys` takes `by_key=True`: keys are then ascending.
         takes_tables_at_once: whether several threads may ask for several tables.
@@ -67,6 +69,7 @@ class TrackedStore:
     is_spread = False
     has_read_only_replicas = False
     refresh_movement: float | None = None
+    wire: Any = None
     prefetches = False
     lists_hot_keys_by_key = False
     takes_tables_at_once = False
