@@ -31,7 +31,8 @@ class ExchangeEstimate:
         ranks: of the job.
         is_spread: whether each row has one owner, from which it comes to where it is looked up; as
             many rows as gradients go there.
-        sent_share: of the gradient rows, those that would have been sent; 1: nothing is deferred.
+        sent_share: of the gradient rows, those that would have been sent; 1: all of them.
+        defers: whether others would have been deferred, which takes time; masking takes none.
     """
 
     link: Link
@@ -40,6 +41,7 @@ class ExchangeEstimate:
     ranks: int
     is_spread: bool = False
     sent_share: float = 1.0
+    defers: bool = False
 
     def seconds(self, dtype: str, sent_share: float = 1.0) -> float:
         """Returns what a step's messages take.
@@ -64,8 +66,8 @@ class ExchangeEstimate:
 
     @property
     def seconds_to_defer(self) -> float:
-        """What a step takes longer for deferring, before it sends less."""
-        return self.rows * _SECONDS_TO_DEFER
+        """What a step takes longer for deferring, before it sends less; 0 without."""
+        return self.rows * _SECONDS_TO_DEFER if self.defers else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the link and the seconds of each way as JSON-serialisable values."""
@@ -75,7 +77,7 @@ class ExchangeEstimate:
             "rows": self.rows,
             "sent_share": self.sent_share,
             "seconds": {dtype: self.seconds(dtype) for dtype in CHOICES},
-            "deferring_seconds": {
+            "seconds_of_sent": {
                 dtype: self.seconds(dtype, self.sent_share) + self.seconds_to_defer
                 for dtype in CHOICES
             },
@@ -90,11 +92,11 @@ class ExchangeEstimate:
         ]
         plain = self.seconds(self.auto)
         if self.sent_share < 1.0:
-            deferring = self.seconds(self.auto, self.sent_share) + self.seconds_to_defer
+            less = self.seconds(self.auto, self.sent_share) + self.seconds_to_defer
+            own = f", of which {_ms(self.seconds_to_defer)} to defer the others"
             lines.append(
                 f"With {self.sent_share:.0%} of the gradient rows sent, {self.auto} would take "
-                f"{_ms(deferring)}, of which {_ms(self.seconds_to_defer)} to defer the others: "
-                + _verdict(plain - deferring)
+                f"{_ms(less)}{own if self.defers else ''}: {_verdict(plain - less)}"
             )
         if self.is_spread:
             most = _ms(self._of(self.rows, self.auto))
@@ -107,7 +109,7 @@ def _ms(seconds: float) -> str:
 
 
 def _verdict(saved: float) -> str:
-    return f"{_ms(saved)} less." if saved > 0 else "deferring does not pay here."
+    return f"{_ms(saved)} less." if saved > 0 else "it does not pay here."
 
 
 def estimate_exchange(
@@ -132,4 +134,6 @@ def estimate_exchange(
         return None
     per_step = rows.offered / (steps * ranks)
     share = rows.sent / rows.offered
-    return ExchangeEstimate(link, per_step, values / rows.offered, ranks, is_spread, share)
+    defers = rows.offered > rows.sent + rows.masked
+    floats = values / rows.offered
+    return ExchangeEstimate(link, per_step, floats, ranks, is_spread, share, defers)

@@ -45,12 +45,20 @@ def test_it_is_of_the_steps_after_the_warmup():
 
 
 def test_deferring_pays_where_the_link_is_slow():
-    slow = ExchangeEstimate(LINK, rows=10000, floats=16, ranks=2, sent_share=0.5)
+    slow = ExchangeEstimate(LINK, rows=10000, floats=16, ranks=2, sent_share=0.5, defers=True)
     assert "With 50% of the gradient rows sent, int8 would take" in str(slow)
     assert "less." in str(slow)
     fast = dataclasses.replace(slow, link=dataclasses.replace(LINK, bytes_per_second=1e10))
-    assert "deferring does not pay here." in str(fast)
-    assert "deferring" not in str(dataclasses.replace(fast, sent_share=1.0))
+    assert "it does not pay here." in str(fast)
+    assert "it does not pay" not in str(dataclasses.replace(fast, sent_share=1.0))
+
+
+def test_masking_takes_no_time_of_its_own():
+    deferring = estimate_exchange(reports(sent=50), LINK, 2, is_spread=False)
+    masking = estimate_exchange(reports(sent=50, masked=150), LINK, 2, is_spread=False)
+    assert deferring is not None and deferring.defers and deferring.seconds_to_defer > 0
+    assert masking is not None and not masking.defers and masking.seconds_to_defer == 0
+    assert "to defer the" in str(deferring) and "to defer" not in str(masking)
 
 
 def test_a_dry_run_tells_it():
