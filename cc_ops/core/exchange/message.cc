@@ -10,8 +10,6 @@ namespace slipstream {
 namespace {
 
 constexpr int64_t kWord = sizeof(int64_t);
-// What one rank can send another: its length, padded, is an int32.
-constexpr int64_t kMostBytes = int64_t{1} << 30;
 
 int64_t HeaderBytes(size_t tables) { return (2 + static_cast<int64_t>(tables)) * kWord; }
 
@@ -39,10 +37,10 @@ Status MessageWriter::Take(const SendBufferView& buffer, SteadyLengths* lengths)
       bytes += buffer.sizes[static_cast<size_t>(rank) * tables + t] *
                (kWord + EncodedBytes(dtype_, row_floats_[t]));
     }
-    if (bytes > kMostBytes) {
+    if (bytes > kMostMessageBytes) {
       return InvalidArgument("a message to rank " + std::to_string(rank) + " has " +
                              std::to_string(bytes) + " bytes; allowed: up to " +
-                             std::to_string(kMostBytes) + ": make the batches smaller");
+                             std::to_string(kMostMessageBytes) + ": make the batches smaller");
     }
     lengths_.push_back(lengths->Of(static_cast<size_t>(rank), bytes));
   }

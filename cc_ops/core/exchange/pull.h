@@ -38,8 +38,7 @@ struct PullOptions {
   bool create_missing = false;
   // With refreshed replicas: this rank, which has its rows and needs none.
   int own_rank = -1;
-  // Of rows: with what is spare, a message to a rank is an int32 of bytes.
-  int64_t most_rank_bytes = int64_t{1} << 30;
+  int64_t most_rank_bytes = kMostMessageBytes;  // of rows
   RowFormat format;
 };
 // ResourceExhausted: a bounded table cannot hold the rows, or they are too many bytes; then no rank

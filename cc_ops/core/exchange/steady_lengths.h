@@ -8,6 +8,9 @@
 
 namespace slipstream {
 
+// What one rank can send another: its length, with what is spare, is an int32.
+constexpr int64_t kMostMessageBytes = int64_t{1} << 30;
+
 // Lengths of messages that change seldom: what carries them (Horovod) agrees on a tensor in more
 // rounds whenever it is longer or shorter than the one of the same name before.
 class SteadyLengths {
