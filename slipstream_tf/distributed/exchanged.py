@@ -197,12 +197,14 @@ class ExchangedStore(CollectingStore, NativeStore):
         if self.comm.size == 1:
             return super().flush()
         deferred = exchange_ops.collect_deferred(self._collector._handles, self._owners)
+        if not int(self.comm.sum(tf.size(deferred.keys), "control", self._names.of("deferred"))):
+            return
         # An update, too, as the tables count.
         self._deliver(deferred, "flush", "deferred", self._count_update(deferred))
 
     @property
     def num_updates(self) -> int:
-        """How often the tables were updated, flushes included; the same on all ranks."""
+        """How often the tables were updated, also by a flush; the same on all ranks."""
         return int(self._steps)
 
     def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:

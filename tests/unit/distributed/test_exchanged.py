@@ -21,6 +21,7 @@ def test_a_store_that_is_restored_goes_on_with_its_warmup(run_as_ranks):
 
     def program(comm):
         store = ReplicatedStore(TABLES, optimizers.SGD(1.0), comm, **warmup)
+        store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=99, max_rows=1000))
         rounded = []
         for _ in range(2):
             keys = pack({"f": tf.constant([comm.rank], tf.int64)}, SPECS)
@@ -34,6 +35,28 @@ def test_a_store_that_is_restored_goes_on_with_its_warmup(run_as_ranks):
         return store.num_updates, int(saved["steps"][0]), restored.num_updates, rounded
 
     assert run_as_ranks(2, program) == [(4, 4, 4, [False, True])] * 2
+
+
+@pytest.mark.parametrize("kind", [ReplicatedStore, ShardedStore])
+def test_a_flush_of_nothing_is_no_update(run_as_ranks, kind):
+    """An engine tries its policies on the store before training: that is no step of a warm-up."""
+
+    def program(comm):
+        store = kind(TABLES, optimizers.SGD(1.0), comm, "bfloat16", wire_warmup_steps=1)
+        store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=99, max_rows=1000))
+        store.set_update_policy("t", UpdatePolicy())
+        tried = store.num_updates
+        store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=99, max_rows=1000))
+        if comm.rank:  # The other rank has nothing to flush, and takes part.
+            keys = pack({"f": tf.constant([5], tf.int64)}, SPECS)
+        else:
+            keys = pack({"f": tf.zeros([0], tf.int64)}, SPECS)
+        _, plan = store.lookup(keys, SPECS, training=True)
+        store.apply_gradients(plan, [tf.ones([comm.rank, 2])])
+        store.flush()
+        return tried, store.num_updates, int(store.export_table("t")["steps"][0])
+
+    assert run_as_ranks(2, program) == [(0, 2, 2)] * 2
 
 
 @pytest.mark.parametrize("kind", [ReplicatedStore, ShardedStore])
