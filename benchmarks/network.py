@@ -72,15 +72,13 @@ RUNS: Mapping[str, Sequence[str]] = {
         *("frozen", "frozen_0.05_25", "frozen_0.1_25", "frozen_0.1_100"),
         *("frozen_0.1_25_bf16", "defer_0.015_frozen_0.1_25_bf16"),
         *("defer_0.015_frozen_0.3_50", "defer_0.015_frozen_0.3_50_bf16"),
-        *("defer_0.005_copies_0.02", "defer_0.003_copies_0.01_bf16"),
-        *("plain_prefetch", "defer_0.005_copies_0.02_prefetch"),
+        "plain_prefetch",
     ),
 }
 _NUMBER = r"\d+(?:\.\d+)?"
 _NAME = re.compile(
     rf"(?:(?P<skip>plain|unwatched|mask|defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
-    rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?"
-    rf"|_copies_(?P<copies>{_NUMBER}))?"
+    rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?)?"
     r"(?:_age(?P<age>\d+))?(?:_(?P<wire>bf16|int8|auto))?(?P<prefetch>_prefetch)?"
 )
 _WIRES = {"bf16": "bfloat16", "int8": "int8", "auto": "auto"}
@@ -100,10 +98,9 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
 
     A name is plain, unwatched (plain, but without the engine, whose windows tell what plain sends),
     mask, defer or defer_M (--defer_movement=M); then _frozen (read-only replicas of saturated rows,
-    by the program's defaults), _frozen_X_W (--cache_max_drift=X --window_steps=W) or _copies_X
-    (refreshed replicas of hot rows: --cache_movement=X), of sharded tables; _ageA
-    (--defer_max_age=A); _bf16, _int8 or _auto (--wire_dtype); _prefetch, of sharded tables. A name
-    that begins with frozen is short for defer_frozen.
+    by the program's defaults) or _frozen_X_W (--cache_max_drift=X --window_steps=W), of sharded
+    tables; _ageA (--defer_max_age=A); _bf16, _int8 or _auto (--wire_dtype); _prefetch, of sharded
+    tables. A name that begins with frozen is short for defer_frozen.
 
     Raises:
         UsageError: it is none.
@@ -112,34 +109,25 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     if found is None:
         raise app.UsageError(
             f"--runs: {name!r} is unknown. Allowed: plain, unwatched, mask, defer or defer_M, then "
-            "_frozen, _frozen_X_W or _copies_X, then _ageA, _bf16, _int8 or _auto, and _prefetch, "
-            "in this order, e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16."
+            "_frozen or _frozen_X_W, then _ageA, _bf16, _int8 or _auto, and _prefetch, in this "
+            "order, e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16."
         )
     skip = (found["skip"] or "defer").split("_")[0]
     is_plain = skip in ("plain", "unwatched")
-    is_without_hot_keys = skip == "unwatched" and found["copies"]
-    is_frozen = is_plain and found["frozen"]
-    if is_without_hot_keys or is_frozen or (skip != "defer" and found["age"]):
-        raise app.UsageError(
-            f"--runs: {name!r}: nothing is frozen, copied or held in a run of {skip}."
-        )
+    if (is_plain and found["frozen"]) or (skip != "defer" and found["age"]):
+        raise app.UsageError(f"--runs: {name!r}: nothing is frozen or held in a run of {skip}.")
     given: dict[str, Any] = {
         "placement": placement,
         "window_steps": found["window"],
         "defer_movement": found["movement"],
         "defer_max_age": found["age"],
         "cache_max_drift": found["drift"],
-        "cache_movement": found["copies"],
         "wire_dtype": _WIRES.get(found["wire"]),
         "prefetch": True if found["prefetch"] else None,
     }
     flag_values = dict(_SKIPS[skip])
-    if found["frozen"] or found["copies"]:
-        # Of hot rows, as many as the program's default: more than windows that only count have.
-        for flag in ("watch", "hot_set_memory") if is_plain else ():
-            del flag_values[flag]
-        saved = flag_values.get("policies")
-        flag_values["policies"] = f"{saved},cache_rows" if saved else "cache_rows"
+    if found["frozen"]:
+        flag_values["policies"] += ",cache_rows"
     return {**flag_values, **{flag: value for flag, value in given.items() if value is not None}}
 
 
@@ -169,7 +157,7 @@ def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) 
 
 
 def _needs_sharded(name: str) -> bool:
-    return "frozen" in name or "copies" in name or name.endswith("prefetch")
+    return "frozen" in name or name.endswith("prefetch")
 
 
 def all_flags(case: Case, data: str, seed: int, batch: int, extra: Mapping[str, Any]) -> dict:

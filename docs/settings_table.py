@@ -42,8 +42,6 @@ from slipstream_tf.policies import (  # noqa: E402
     Interval,
     MaskGradients,
     Movement,
-    ReadOnly,
-    Refreshed,
     SkipExamples,
 )
 from slipstream_tf.scores import ForeseenLoss, RowDrift  # noqa: E402
@@ -59,7 +57,7 @@ CLASSES: tuple[type, ...] = (
         Interval,
         MaskGradients,
     ),
-    *(CacheRows, ReadOnly, Refreshed, Window, HotSet, Saturation, MaxAucLoss, MaxLogLossIncrease),
+    *(CacheRows, Window, HotSet, Saturation, MaxAucLoss, MaxLogLossIncrease),
     *(LossGuard, DryRun, SkipAtRandom, SimulatedRanks, Table, Retention, FeatureSpec),
 )
 

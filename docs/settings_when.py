@@ -49,15 +49,7 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "decay_moments": "Masks with Adam, if moments that stand still harm.",
     },
     "CacheRows": {
-        "replicas": "Refreshed ones have a bound; read-only ones save their requests, too, and "
-        "cost more AUC.",
-    },
-    "ReadOnly": {
         "max_drift": "A larger one reads more rows from replicas, and older ones.",
-    },
-    "Refreshed": {
-        "movement": "Rows are most of what travels: a fifth of their learning rate. 0 changes no "
-        "result, and saves what rests.",
     },
     "Window": {
         "steps": "Window ends take too long: longer. T is to follow sooner: shorter.",
@@ -236,8 +228,7 @@ FLAGS_OF_SETTINGS: Mapping[str, str] = {
     "defer_share": "Interval.share",
     "mask_share": "MaskGradients.share",
     "mask_decay_moments": "MaskGradients.decay_moments",
-    "cache_max_drift": "ReadOnly.max_drift",
-    "cache_movement": "Refreshed.movement",
+    "cache_max_drift": "CacheRows.max_drift",
     "max_auc_loss": "MaxAucLoss",
     "max_log_loss_increase": "MaxLogLossIncrease",
     "loss_guard": "LossGuard",

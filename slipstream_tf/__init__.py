@@ -31,8 +31,6 @@ _EXPORTS = {
             "Interval",
             "MaskGradients",
             "Movement",
-            "ReadOnly",
-            "Refreshed",
             "SkipExamples",
         ),
         "slipstream_tf.policies",

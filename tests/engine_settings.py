@@ -64,11 +64,7 @@ def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
                 until = slip.Movement(**take(names))
             found.append(slip.DeferGradients(until, **take({"defer_memory": "memory"})))
         elif policy == "cache_rows":
-            movement = flat.pop("cache_movement", None)
-            read_only = slip.ReadOnly(**take({"cache_max_drift": "max_drift"}))
-            found.append(
-                slip.CacheRows(read_only if movement is None else slip.Refreshed(movement))
-            )
+            found.append(slip.CacheRows(**take({"cache_max_drift": "max_drift"})))
         else:
             raise ValueError(f"no policy {policy!r}")
     if "random_shares" in flat:

@@ -135,8 +135,6 @@ class Job:
             self.store = ReplicatedStore(tables, rule, comm)
         chosen = {name: v for name, v in {**SETTINGS, **settings}.items() if v is not None}
         engine = engine_settings(*policies, **chosen)
-        if comm.size > 1 and engine.refresh_movement is not None:
-            self.store.keep_replicas(engine.refresh_movement)
         self.tracker = SaturationTracker(self.store, engine, SPECS, comm)
         self.checkpoints = JobCheckpoints(
             directory,

@@ -18,7 +18,7 @@ from slipstream_tf.checkpoint.array_file import Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest
 from slipstream_tf.config import Table
-from slipstream_tf.ops.update_policy import REFRESHED, UpdatePolicy
+from slipstream_tf.ops.update_policy import READ_ONLY, SATURATED, WATCHED, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.stores.base import SavedStore
 from slipstream_tf.stores.by_key import counts_of
@@ -72,7 +72,6 @@ def cut(
     """
     is_apart = rank.size > 1 or store.is_in_sok
     has_replicas = rank.placement != "replicated" and is_apart and store.has_replicas
-    has_holders = rank.size > 1 and store.refresh_movement is not None
     parts = []
     for table in store.tables:
         name, policy = table.name, (policies or {}).get(table.name, UpdatePolicy())
@@ -93,7 +92,6 @@ def cut(
             accesses=accesses,
             deferred=deferred,
             replicas=store.export_copies(name) if has_replicas else None,
-            holders=store.export_replicated(name) if has_holders else None,
             # What is on its way out was deferred in earnest, whatever the policy is now.
             is_shadow=policy.is_shadow and not is_leaving,
             is_leaving=is_leaving,
@@ -111,7 +109,6 @@ class ReadyTable:
         contents: for `import_table`.
         accesses: for `import_accesses`, of a store that counts apart from its rows; or None.
         replicas: for `import_copies`, or None.
-        holders: for `import_replicated`, or None.
         deferred: for `import_deferred`.
         saved: whose `num_deferred`, `is_shadow` and `is_leaving` say what they are.
     """
@@ -120,7 +117,6 @@ class ReadyTable:
     contents: Arrays
     accesses: Arrays | None
     replicas: Arrays | None
-    holders: Arrays | None
     deferred: Arrays
     saved: tables.SavedTable
 
@@ -232,13 +228,11 @@ def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool)
     if rank.size == 1 and target.rule is not None:
         contents = _with_deferred_rows(target, contents, deferred["keys"])
     _require_fit(target, contents["keys"], deferred["keys"])
-    has_holders = is_same_job and store.refresh_movement is not None
     return ReadyTable(
         name=name,
         contents=contents,
         accesses=accesses,
         replicas=saved.replicas(rank.number) if is_same_job else None,
-        holders=saved.holders(rank.number) if has_holders else None,
         deferred=deferred,
         saved=saved,
     )
@@ -328,12 +322,10 @@ def replace_replicas(store: SavedStore, ready: list[ReadyTable], is_in_window: b
             replicas = dict(table.replicas)
             if not is_in_window:
                 replicas.pop("marks", None)
-            elif table.holders is None and "marks" in replicas:
-                # Their owners do not know what was sent.
-                replicas["marks"] = replicas["marks"] & ~REFRESHED
+            elif "marks" in replicas:
+                # Files of before have a flag for replicas that owners refreshed.
+                replicas["marks"] = replicas["marks"] & (SATURATED | WATCHED | READ_ONLY)
             store.import_copies(table.name, replicas)
-            if is_in_window and table.holders is not None:
-                store.import_replicated(table.name, table.holders)
 
 
 def defer(

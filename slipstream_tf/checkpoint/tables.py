@@ -24,7 +24,6 @@ _KINDS = {
     "copies": {**_ROW_KINDS, "marks": "|u1"},
     "accesses": {"keys": "<i8", "counts": "<f4"},
     "pending": {"keys": "<i8", "ages": "<i8", "ranks": "<i4", "sums": "<f4"},
-    "published": {"keys": "<i8", "rows": "<f4", "holders": "|u1"},
 }
 # Columns that a file need not have.
 _OPTIONAL = ("last_used", "marks", "trained")
@@ -47,8 +46,6 @@ class TablePart:
         deferred: gradients, as `store.export_deferred` gives them.
         replicas: of other ranks' rows, with this rank's accesses, like contents, and their flags;
             or None.
-        holders: what this rank sent last of rows that others have refreshed replicas of, as
-            `store.export_replicated`; or None.
         is_shadow: whether the sums are shadow mode's, whose gradients were applied when they came.
         is_leaving: whether they all leave with the next step.
     """
@@ -61,7 +58,6 @@ class TablePart:
     accesses: Arrays | None
     deferred: Arrays
     replicas: Arrays | None = None
-    holders: Arrays | None = None
     is_shadow: bool = False
     is_leaving: bool = False
 
@@ -85,7 +81,6 @@ class TablePart:
             "copies": self.replicas,
             "accesses": self.accesses,
             "pending": self.deferred,
-            "published": self.holders,
         }
         for name, arrays in found.items():
             if arrays is None:
@@ -140,7 +135,6 @@ class SavedTable:
             "copies": {"rows": self.dim, "slots": self.slots},
             "accesses": {},
             "pending": {"sums": self.dim},
-            "published": {"rows": self.dim + self.slots, "holders": (len(self._paths) + 7) // 8},
         }
         for rank, (path, file) in enumerate(zip(self._paths, self._files, strict=True)):
             require_rank(path, file, rank)
@@ -248,11 +242,6 @@ class SavedTable:
         replicas = file.read("copies")
         replicas.setdefault("last_used", np.empty(0, np.int64))
         return {**replicas, "steps": np.asarray(file.meta["copies_steps"], np.int64)}
-
-    def holders(self, rank: int) -> Arrays | None:
-        """Returns what a rank sent last of rows that others keep copies of, or None."""
-        file = self._files[rank]
-        return file.read("published") if "published" in file.groups else None
 
     def deferred(
         self, rank: int, size: int, owns: Callable[[np.ndarray], np.ndarray] | None = None

@@ -22,8 +22,6 @@ from slipstream_tf.policies import (
     MaskGradients,
     Movement,
     Policy,
-    ReadOnly,
-    Refreshed,
     SkipExamples,
 )
 from slipstream_tf.scores import ForeseenLoss, RowDrift
@@ -91,9 +89,7 @@ def _mask_gradients(engine: Mapping[str, Any]) -> Policy:
 
 
 def _cache_rows(engine: Mapping[str, Any]) -> Policy:
-    if "cache_movement" in engine:
-        return CacheRows(Refreshed(engine["cache_movement"]))
-    return CacheRows(ReadOnly(**_given(engine, {"max_drift": "cache_max_drift"})))
+    return CacheRows(**_given(engine, {"max_drift": "cache_max_drift"}))
 
 
 def _given(engine: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -300,9 +300,8 @@ def refuse_idle_flags(settings: Settings, given: frozenset[str], flags: FlagSet)
         for need in (RANKS, SHARDED):
             if not need.is_met(settings):
                 raise does_nothing("policies=cache_rows", need.words)
-    for one, other in (("warmup", "warmup_steps"), ("cache_max_drift", "cache_movement")):
-        if one in given and other in given:
-            raise UsageError(f"Flags --{one} and --{other} exclude each other. Give one of them.")
+    if {"warmup", "warmup_steps"} <= given:
+        raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")
 
 
 def idle_because(name: str, settings: Settings, flags: FlagSet) -> str:

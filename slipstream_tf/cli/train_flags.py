@@ -33,7 +33,7 @@ ENGINE_FLAGS = (
     *("skip_by", "skip_share", "skip_keep", "skip_alpha"),
     *("pilot", "pilot_factors", "pilot_memory", "correct", "floor"),
     *("defer_until", "defer_movement", "defer_max_age", "defer_steps", "defer_share"),
-    *("mask_share", "mask_decay_moments", "cache_max_drift", "cache_movement"),
+    *("mask_share", "mask_decay_moments", "cache_max_drift"),
     *("drift_metric", "threshold", "max_threshold", "release", "revisit_every", "protect_windows"),
     *("hot_set_memory", "exclude_tables", "max_auc_loss", "max_log_loss_increase", "loss_guard"),
     "simulated_ranks",
@@ -208,9 +208,6 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("cache_max_drift", Number(0, open_minimum=True), "drift below which saturated rows "
              "have read-only replicas, in the unit of --drift_metric", None,
              "0.25 * --rows_learning_rate", (needs.RANKS, needs.CACHE)),
-        Flag("cache_movement", Number(0), "distance from its row at which a replica is sent anew, "
-             "in the unit of the rows", None, "replicas are read-only",
-             (needs.RANKS, needs.CACHE)),
         Flag("max_auc_loss", Number(0, 1, True), "most AUC that saving may cost, by an estimate",
              None, "no bound", (needs.POLICIES,)),
         Flag("max_log_loss_increase", Number(0, open_minimum=True), "the same in log loss",

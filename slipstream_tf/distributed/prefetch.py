@@ -26,10 +26,9 @@ class KeyRequest(NamedTuple):
     """Keys that this rank requests, and those that are requested of it.
 
     Attributes:
-        sizes: int64 [ranks, buffers], keys requested of each rank; a buffer is a table's, or, where
-            replicas are refreshed, one of two.
+        sizes: int64 [ranks, tables], keys requested of each rank.
         keys: int64 [n], by rank, then by table.
-        their_sizes: int64 [ranks, buffers], keys that each rank requests.
+        their_sizes: int64 [ranks, tables], keys that each rank requests.
         their_keys: int64 [m], by rank, then by table.
     """
 
@@ -46,12 +45,12 @@ class AnnouncedKeys:
     on a rank's own keys.
     """
 
-    def __init__(self, ranks: int, buffers: int):
+    def __init__(self, ranks: int, tables: int):
         """Makes room for one request.
 
         Args:
             ranks: of the job.
-            buffers: of a rank, see `KeyRequest`.
+            tables: of the store.
         """
         with tf.device("CPU:0"):
             self._is_announced = tf.Variable(False, trainable=False)
@@ -61,7 +60,7 @@ class AnnouncedKeys:
                 for _ in range(3)
             )
             sizes, their_sizes = (
-                tf.Variable(tf.zeros([ranks, buffers], tf.int64), trainable=False) for _ in range(2)
+                tf.Variable(tf.zeros([ranks, tables], tf.int64), trainable=False) for _ in range(2)
             )
             self._request = KeyRequest(sizes, keys, their_sizes, their_keys)
 

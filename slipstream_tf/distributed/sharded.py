@@ -2,8 +2,7 @@
 
 In: each rank's batches. A batch's keys go to their owners, the rows come back and are looked up in
 a table of replicas, gradients go to the owners. Replicas of saturated rows can be read-only for a
-window: their keys and rows stay off the network. Those of hot rows can be refreshed: of these only
-the keys are sent, until the row has moved.
+window: their keys and rows stay off the network.
 """
 
 import functools
@@ -19,10 +18,9 @@ from slipstream_tf.distributed import exchange
 from slipstream_tf.distributed.comm import Communicator, Mixed
 from slipstream_tf.distributed.exchanged import ExchangedStore, make_wire
 from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
-from slipstream_tf.errors import invalid, require_number
+from slipstream_tf.errors import invalid
 from slipstream_tf.hashing import hash_keys, mix64
 from slipstream_tf.ops import exchange as exchange_ops
-from slipstream_tf.ops import replicas as replica_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import WATCHED, UpdatePolicy
 from slipstream_tf.stores.native import NativeStore
@@ -46,11 +44,6 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     wire). A gradient of a row of which one value never had one is therefore hardly ever deferred.
     That number is sent with every row of the store while the policy of one of its tables defers by
     movement, in shadow mode, too; else only the row's values are.
-
-    After `keep_replicas`, a rank has a refreshed replica of its last training lookup of each row
-    that `set_replicated` names. It still requests the row, but is sent it only when the owner finds
-    it further than the movement from what the ranks have. Evaluations read rows as they are, after
-    which replicas are sent anew.
 
     With `prefetch=True` a batch's keys can be sent to their owners a step ahead (`announce`),
     beside what the step before still has to do. Its rows are read at its lookup all the same.
@@ -78,8 +71,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             wire_dtype: of rows and gradients on their way, see `Wire.of`; "auto": what is soonest
                 on the ranks' link.
             cache_bytes: of all replicas on a rank; the distinct keys of a batch must fit.
-                Read-only ones take at most half of it; what an owner remembers of rows that others
-                have replicas of takes as much beside it.
+                Read-only ones take at most half of it.
             wire_warmup_steps: updates of the tables before rows and gradients are rounded:
                 rounding disturbs the first ones most.
             prefetch: whether batches may be announced.
@@ -97,23 +89,14 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             # Whether rows travel with the summary of their slots; the same on all ranks.
             self._with_summary = tf.Variable(False, trainable=False)
         self._announced = AnnouncedKeys(comm.size, len(self.tables))
-        self.prefetches, self._has_trained = bool(prefetch), False
+        self.prefetches = bool(prefetch)
 
-    def keep_replicas(self, movement: float | None) -> None:
-        """See `TrackedStore.keep_replicas`; on all ranks alike."""
+    def require_replicas(self) -> None:
+        """See `TrackedStore.require_replicas`: of rows that all decay in every step, none can."""
         for table, rule in zip(self.tables, self.rates.rules, strict=True):
             if rule.decay == "all":
                 place = f"{type(rule).__name__} of table {table.name!r}, which would have replicas"
                 raise invalid("decay", "all", place, "'batch', or no CacheRows")
-        if movement is None:
-            return
-        require_number("movement", movement, 0.0, place="keep_replicas")
-        if self._has_trained and self.refresh_movement is None:
-            allowed = "before the first lookup in training: steps that are traced use no replicas"
-            raise invalid("movement", movement, "keep_replicas of a ShardedStore", allowed)
-        self.refresh_movement = movement
-        # Of a rank: keys of refreshed replicas are requested apart.
-        self._announced = AnnouncedKeys(self.comm.size, 2 * len(self.tables))
 
     @property
     def _collector(self) -> NativeStore:
@@ -127,7 +110,6 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         stacked: bool = False,
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """See `EmbeddingStore.lookup`; a collective."""
-        self._has_trained |= training
         if self.comm.size == 1:
             return super().lookup(packed, specs, training, stacked)
         what = "lookup" if training else "evaluation"
@@ -139,7 +121,6 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 # Replicas that are evicted for those of an evaluation may be read-only ones.
                 self._announced.outdate()
             requested = request()
-        refreshes = training and self.refresh_movement is not None
         # The rows that others request of this rank are sent, and those come that it requests.
         pulled = exchange_ops.pull_rows(
             self._handles,
@@ -147,15 +128,12 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             requested.their_keys,
             training,
             *self._format(),
-            refreshed=refreshes,
-            own_rank=self.comm.rank,
         )
         received = exchange.exchange_pulled(self.comm, *pulled, self._names, f"{what}.rows")
         stored = exchange_ops.store_replicas(
             self._replicas._handles,
             exchange_ops.SendBuffer(requested.sizes, requested.keys, received),
             evict=not training,
-            refreshed=refreshes,
         )
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._replicas.lookup(packed, specs, training, stacked)
@@ -199,7 +177,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     ) -> KeyRequest:
         """Tells the owners which rows a batch needs, and hears which ones others need.
 
-        In training read-only replicas are read here, and what is refreshed stands apart.
+        In training read-only replicas are read here.
         """
         feature_table = [self._index_of(spec.table) for spec in specs]
         sizes, keys = exchange_ops.route_keys(
@@ -208,7 +186,6 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             feature_table,
             self.comm.size,
             skip_read_only=is_training,
-            refreshed=is_training and self.refresh_movement is not None,
         )
         request = exchange_ops.SendBuffer(sizes, keys, tf.zeros([0]))
         widths = [0] * int(sizes.shape[1])
@@ -315,53 +292,11 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         )
         self._announced.outdate()
 
-    def set_replicated(self, hot: Mapping[str, np.ndarray]) -> None:
-        """Says of which rows ranks keep copies, until they are named no more.
-
-        Call it on all ranks alike; nothing is sent. What ranks have of rows that stay among them
-        remains. Keys beyond the budget, of a table's the last ones, are passed over.
-
-        Args:
-            hot: table -> keys int64 [n], each once, the most accessed first; of tables not named no
-                copies are kept.
-
-        Raises:
-            ValueError: `keep_replicas` was not called with a movement.
-        """
-        movement = self.refresh_movement
-        if movement is None:
-            place = "set_replicated of a ShardedStore"
-            raise invalid("movement", None, place, "a number, of keep_replicas")
-        if self.comm.size == 1:
-            return
-        for table, handle in zip(self.tables, self._handles, strict=True):
-            keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._replicas.most_flagged]
-            replica_ops.set_replicated(handle, keys[self._owns(keys)], movement, self.comm.size)
-
-    def replicated_keys(self, table: str) -> int:
-        """Returns of how many rows of this rank's others keep copies."""
-        return int(self.export_replicated(table)["keys"].size)
-
     def copy_bytes(self) -> int:
         """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
         return sum(
             self._replicas.size(t.name) * copy_bytes(t, self.rule_of(t.name)) for t in self.tables
         )
-
-    def export_replicated(self, table: str) -> dict[str, np.ndarray]:
-        """Returns what this rank sent last of rows that have replicas, and to whom.
-
-        Returns:
-            keys int64 [n], rows float32 [n, dim + slots], holders uint8 [n, (ranks + 7) // 8].
-        """
-        return replica_ops.export_replicated(self._handle_of(table))
-
-    def import_replicated(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces what this rank sent last by what `export_replicated` gave, on as many ranks.
-
-        Call it with `import_copies` of the same moment, on all ranks alike, after `set_replicated`.
-        """
-        replica_ops.import_replicated(self._handle_of(table), contents, self.comm.size)
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `ReplicatingStore.import_copies`."""

@@ -118,7 +118,8 @@ class Slipstream(tf.train.experimental.PythonState):
             require_same(self.comm, own, "slipstream.settings", "Slipstream")
             if settings.dry_run:
                 link_of(self.comm)  # Its report may be one rank's.
-        self._connect_replicas()
+        if self.settings.read_only_drift(None) and self.comm.size > 1:
+            self.store.require_replicas()
         self.tracker = SaturationTracker(self.store, settings, self.specs, self.comm)
         self._reading, self._look_ahead = LookAhead(), LookAhead()
         self._begin_window()
@@ -160,18 +161,6 @@ class Slipstream(tf.train.experimental.PythonState):
         present = present_window(self.tracker, self.tracker.window_steps)
         warmup = self.tracker.warmup_steps
         return RunReport(self.settings, self.ledger, warmup, self._steps, estimate, present)
-
-    def _connect_replicas(self) -> None:
-        """Has the store keep the replicas that a policy reads rows from."""
-        settings = self.settings
-        movement, drift = settings.refresh_movement, settings.read_only_drift(None)
-        if (movement is None and not drift) or self.comm.size == 1:
-            return
-        if not self.store.has_read_only_replicas:
-            place = f"Slipstream on a {type(self.store).__name__}"
-            allowed = "without CacheRows: only ranks with sharded tables read each other's rows"
-            raise invalid("policies", "CacheRows", place, allowed)
-        self.store.keep_replicas(movement)
 
     def apply(
         self,

@@ -165,7 +165,6 @@ def route_keys(
     feature_table: Sequence[int],
     ranks: int,
     skip_read_only: bool = True,
-    refreshed: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Finds the distinct keys of a batch that must be requested.
 
@@ -175,18 +174,15 @@ def route_keys(
         feature_table: per feature, the index of its table.
         ranks: how many ranks own the keys, by hash.
         skip_read_only: whether keys with a read-only replica are left out.
-        refreshed: whether keys with a refreshed replica (see `ops.replicas`) stand apart.
 
     Returns:
-        sizes int64 [ranks, tables] and keys int64 [n], by owner, then by table; with
-        refreshed replicas sizes [ranks, 2 * tables]: first of keys without one.
+        sizes int64 [ranks, tables] and keys int64 [n], by owner, then by table.
     """
     routed = _loader.library().slipstream_route_keys(
         handles=list(replicas),
         feature_table=list(feature_table),
         ranks=ranks,
         skip_read_only=skip_read_only,
-        refreshed=refreshed,
         **packed.arguments(),
     )
     return routed.request_sizes, routed.requests
@@ -199,8 +195,6 @@ def pull_rows(
     create_missing: bool,
     with_summary: Any,
     wire_dtype: Any = 0,
-    refreshed: bool = False,
-    own_rank: int = -1,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Reads the rows of keys that ranks request.
 
@@ -213,9 +207,6 @@ def pull_rows(
         with_summary: bool scalar, whether a number for a row's slots goes with it, if its rule has
             any.
         wire_dtype: int32 scalar, of values, a number in `link.WIRE_DTYPES`; to the nearest.
-        refreshed: whether ranks have refreshed replicas (see `ops.replicas`), and sizes are those
-            of `route_keys` with them.
-        own_rank: this one, which has no replicas of its rows.
 
     Returns:
         Messages to the ranks, uint8 [bytes], rank 0 first, whose lengths change seldom from call to
@@ -231,8 +222,6 @@ def pull_rows(
         with_summary=with_summary,
         wire_dtype=wire_dtype,
         create_missing=create_missing,
-        refreshed=refreshed,
-        own_rank=own_rank,
     )
 
 
@@ -264,7 +253,6 @@ def store_replicas(
     read_only: bool = False,
     ignored_rank: int = -1,
     evict: bool = False,
-    refreshed: bool = False,
 ) -> tf.Operation | None:
     """Stores rows from `pull_rows`, without counting accesses.
 
@@ -278,14 +266,13 @@ def store_replicas(
         ignored_rank: a rank whose rows are not stored; -1: none.
         evict: whether bounded tables evict other rows for them; else a lookup of them must follow,
             which does so.
-        refreshed: whether they were pulled so.
 
     Returns:
         The operation in a graph, None in eager mode.
 
     Raises:
-        tf.errors.InvalidArgumentError: the messages are not those of these keys' rows, or leave a
-            replica as it is that is not here; nothing is stored then.
+        tf.errors.InvalidArgumentError: the messages are not those of these keys' rows; nothing is
+            stored then.
     """
     return _loader.library().slipstream_store_replicas(
         handles=list(replicas),
@@ -295,5 +282,4 @@ def store_replicas(
         read_only=read_only,
         ignored_rank=ignored_rank,
         evict=evict,
-        refreshed=refreshed,
     )

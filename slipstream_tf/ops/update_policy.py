@@ -17,8 +17,7 @@ from slipstream_tf.ops import _loader
 
 SATURATED = np.uint8(1)
 WATCHED = np.uint8(2)
-# Of a replica that its owner sends anew when the row has moved; outlasts `set_row_flags`.
-REFRESHED = np.uint8(8)
+READ_ONLY = np.uint8(4)
 MODES = ("apply", "mask", "defer")
 TRIGGERS = ("movement", "interval")
 # Of a native table; each shard may hold an even part of `max_rows`.
@@ -151,12 +150,12 @@ def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
 
 
 def set_row_flags(handle: tf.Tensor, keys: Any, flags: Any, create_missing: bool = False) -> None:
-    """Replaces the flags of all rows of a table, but REFRESHED; update lengths start anew.
+    """Replaces the flags of all rows of a table; update lengths start anew.
 
     Args:
         handle: the table.
         keys: int64 [n].
-        flags: uint8 [n], of SATURATED | WATCHED | REFRESHED.
+        flags: uint8 [n], of SATURATED | WATCHED | READ_ONLY.
         create_missing: whether keys without a row that get a flag get a row; else they are skipped.
 
     Raises:

@@ -6,7 +6,7 @@ and knows none of them by name.
 """
 
 from slipstream_tf.policies.base import Policy
-from slipstream_tf.policies.cache_rows import CacheRows, ReadOnly, Refreshed
+from slipstream_tf.policies.cache_rows import CacheRows
 from slipstream_tf.policies.defer_gradients import DeferGradients, Interval
 from slipstream_tf.policies.mask_gradients import MaskGradients
 from slipstream_tf.policies.movement import Movement
@@ -19,7 +19,5 @@ __all__ = [
     "MaskGradients",
     "Movement",
     "Policy",
-    "ReadOnly",
-    "Refreshed",
     "SkipExamples",
 ]

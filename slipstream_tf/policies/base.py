@@ -112,11 +112,6 @@ class Policy:
         """Arguments of `ops.classifier.InputClassifier` where a pilot foresees losses."""
         return {}
 
-    @property
-    def refresh_movement(self) -> float | None:
-        """How far a row may be from its refreshed replicas; None: there are none."""
-        return None
-
     def read_only_drift(self, learning_rate: float | None) -> float:
         """Drift over a window below which a saturated row has read-only replicas; 0: none has."""
         return 0.0

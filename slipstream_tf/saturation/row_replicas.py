@@ -12,34 +12,32 @@ from slipstream_tf.saturation.tracked_table import TrackedTable
 
 
 class RowReplicas:
-    """Chooses the rows that have replicas, of two kinds, and keeps what they are chosen by.
+    """Chooses the rows that have read-only replicas, and keeps what they are chosen by.
 
     Args:
-        read_only: a store that keeps read-only replicas of other ranks' rows; None: none are used.
-        refreshed: a store whose ranks keep refreshed replicas of hot rows; None: they do not.
-        read_only_drift: drift over a window below which a saturated row may be read-only.
+        store: that keeps replicas of other ranks' rows; None: none are used.
+        most_drift: drift over a window below which a saturated row may have them.
     """
 
-    def __init__(self, read_only: Any, refreshed: Any, read_only_drift: float) -> None:
-        self._read_only, self._refreshed = read_only, refreshed
-        self._most_drift = read_only_drift
+    def __init__(self, store: Any, most_drift: float) -> None:
+        self._store, self._most_drift = store, most_drift
         # Of each table, keys and counts: with several ranks the most accessed key first.
         self._accesses: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
     def are_used(self) -> bool:
         """Whether any rows have replicas."""
-        return bool(self._read_only or self._refreshed)
+        return self._store is not None
 
     @property
     def least_accesses(self) -> float:
         """Accesses of a window below which a replica does not pay."""
-        return (self._read_only or self._refreshed).least_accesses
+        return float(self._store.least_accesses)
 
     @property
     def read_only_drift(self) -> float:
         """T where states of keys decide on read-only replicas alone; 0 without any."""
-        return self._most_drift if self._read_only else 0.0
+        return self._most_drift if self.are_used else 0.0
 
     def note_accesses(self, table: str, keys: np.ndarray, counts: np.ndarray) -> None:
         """Takes a table's hottest keys, int64 [n], and their access counts over all ranks."""
@@ -52,22 +50,18 @@ class RowReplicas:
             tables: the tracked tables, as they are in that window.
             is_active: whether the warm-up is over; before, none are.
         """
+        if self._store is None:
+            return
         chosen = tables if is_active else ()
-        if self._read_only is not None:
-            self._read_only.set_read_only(
-                {t.name: self._accesses_of(t, t.slowest_keys(self._most_drift)) for t in chosen}
-            )
-        if self._refreshed is not None:
-            # The most accessed first: owners remember no more than they have room for.
-            self._refreshed.set_replicated(
-                {t.name: self._accesses_of(t, t.states.keys)[0] for t in chosen}
-            )
+        self._store.set_read_only(
+            {t.name: self._accesses_of(t, t.slowest_keys(self._most_drift)) for t in chosen}
+        )
 
     def read_only_keys(self, tables: Sequence[TrackedTable]) -> int:
         """Returns how many read-only replicas there are."""
-        if self._read_only is None:
+        if self._store is None:
             return 0
-        return sum(self._read_only.read_only_keys(table.name) for table in tables)
+        return sum(self._store.read_only_keys(table.name) for table in tables)
 
     def state(self) -> dict[str, dict[str, np.ndarray]]:
         """Returns the accesses: table -> {"keys", "counts"}, the most accessed first."""

@@ -265,12 +265,6 @@ class EngineSettings:
         """How examples that are thinned by foreseen losses are corrected; "": none are."""
         return next((policy.correct for policy in self.policies if policy.correct), "")
 
-    @property
-    def refresh_movement(self) -> float | None:
-        """How far a row may be from its refreshed replicas; None: there are none."""
-        found = (p.refresh_movement for p in self.policies if p.refresh_movement is not None)
-        return None if self.dry_run else next(found, None)
-
     def read_only_drift(self, learning_rate: float | None) -> float:
         """Drift over a window below which a saturated row has read-only replicas; 0: none has."""
         if self.dry_run:

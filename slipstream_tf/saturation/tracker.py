@@ -97,12 +97,7 @@ class SaturationTracker:
         known = [rate for rate in self._rates.values() if rate]
         most_drift = settings.read_only_drift(min(known, default=None))
         is_read_only = has_ranks and most_drift > 0.0 and store.has_read_only_replicas
-        is_refreshed = has_ranks and settings.refresh_movement is not None
-        self._replicas = RowReplicas(
-            store if is_read_only else None,
-            store if is_refreshed else None,
-            most_drift,
-        )
+        self._replicas = RowReplicas(store if is_read_only else None, most_drift)
         self._lists_by_key = store.lists_hot_keys_by_key
         self._steerer = Steerer(settings)
         self._planned_steps: int | None = None

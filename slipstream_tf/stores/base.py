@@ -47,9 +47,6 @@ class TrackedStore:
             `squared_update_lengths` and `measure` are then of a rank's own keys only.
         has_read_only_replicas: whether ranks can have read-only replicas of others' rows:
             `set_read_only`, `read_only_keys` and `least_accesses`; see `distributed.ShardedStore`.
-        refresh_movement: up to which distance replicas of hot rows may be from the rows:
-            `set_replicated`, `export_replicated` and `import_replicated`, see
-            `distributed.ShardedStore`; None: there are none.
         wire: a `distributed.exchange.Wire`: how this package sends the rows between ranks; None: it
             does not.
         prefetches: whether batches may be announced; see `distributed.ShardedStore.announce`.
@@ -68,7 +65,6 @@ class TrackedStore:
     learning_rate: Any = None
     is_spread = False
     has_read_only_replicas = False
-    refresh_movement: float | None = None
     wire: Any = None
     prefetches = False
     lists_hot_keys_by_key = False
@@ -189,22 +185,12 @@ class TrackedStore:
         """Replaces them, float32 [n], of watched rows; after `set_row_flags`."""
         raise NotImplementedError
 
-    def keep_replicas(self, movement: float | None) -> None:
-        """Has ranks keep replicas: refreshed ones of the rows that `set_replicated` names.
-
-        Args:
-            movement: distance, of any value of a row, up to which replicas may be from the row; in
-                the unit of the rows, at least 0. With 0 rows are read as their owners have them.
-                None: replicas are read-only, and named by `set_read_only`.
-
-        Raises:
-            ValueError: the store has no such replicas, training has begun without them, or all rows
-                of a table decay, which replicas would not.
-        """
-        if movement is None and self.has_read_only_replicas:
-            return
-        allowed = "a ShardedStore: only ranks that share out rows read each other's"
-        raise invalid("store", type(self).__name__, "keep_replicas", allowed)
+    def require_replicas(self) -> None:
+        """Raises ValueError where ranks cannot read rows from read-only replicas."""
+        if not self.has_read_only_replicas:
+            allowed = "without CacheRows: only ranks with sharded tables read each other's rows"
+            place = f"Slipstream on a {type(self).__name__}"
+            raise invalid("policies", "CacheRows", place, allowed)
 
     def update_counts(self, table: str) -> UpdateCounts:
         """Returns what became of a table's gradient rows since the store was made."""
@@ -325,14 +311,6 @@ class SavedStore(TrackedStore):
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces this rank's copies by those of `export_copies`."""
-        raise NotImplementedError
-
-    def export_replicated(self, table: str) -> dict[str, np.ndarray]:
-        """Returns what this rank sent of rows, where there is `refresh_movement`."""
-        raise NotImplementedError
-
-    def import_replicated(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces what this rank sent by what `export_replicated` gave."""
         raise NotImplementedError
 
 

@@ -7,8 +7,6 @@ checkpoints stay each store's own.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from slipstream_tf.errors import invalid
 from slipstream_tf.stores.base import TrackedStore
 
@@ -47,7 +45,7 @@ class JoinedStore(TrackedStore):
     """
 
     _ALIKE = (
-        *("comm", "is_spread", "has_read_only_replicas", "refresh_movement", "prefetches"),
+        *("comm", "is_spread", "has_read_only_replicas", "prefetches"),
         *("lists_hot_keys_by_key", "takes_tables_at_once", "forgets_flags"),
     )
 
@@ -106,22 +104,12 @@ class JoinedStore(TrackedStore):
     decay_counts = _of_all("decay_counts")
     flush = _of_all("flush")
     forget_announced = _of_all("forget_announced")
-
-    def keep_replicas(self, movement: float | None) -> None:
-        """See `TrackedStore.keep_replicas`; of all stores."""
-        for part in self.parts:
-            part.keep_replicas(movement)
-        self.refresh_movement = movement
+    require_replicas = _of_all("require_replicas")
 
     def set_read_only(self, hot: Mapping[str, Any]) -> None:
         """See `ShardedStore.set_read_only`; each store gets its own tables."""
         for part, own in zip(self.parts, self._shared_out(hot), strict=True):
             part.set_read_only(own)
-
-    def set_replicated(self, hot: Mapping[str, np.ndarray]) -> None:
-        """See `ShardedStore.set_replicated`; each store gets its own tables."""
-        for part, own in zip(self.parts, self._shared_out(hot), strict=True):
-            part.set_replicated(own)
 
     def _shared_out(self, hot: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [

@@ -18,7 +18,7 @@ from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.key_map import KeyMap
-from slipstream_tf.ops.update_policy import REFRESHED, SATURATED
+from slipstream_tf.ops.update_policy import SATURATED
 from slipstream_tf.optimizers import SparseOptimizer, rule_of
 from slipstream_tf.stores.access_counts import CountingStore
 from slipstream_tf.stores.native import CollectingStore, NativeStore
@@ -162,14 +162,13 @@ class ReplicatingStore(CollectingStore):
         """Replaces this rank's replicas by those of `export_copies`.
 
         Read-only ones are as old as they were. Call it in the midst of a window, after
-        `set_row_flags` and `set_read_only`, whose flags replicas keep where the contents have none
-        (no replica is refreshed then); and before `import_deferred`: deferred gradients leave
-        without a trace.
+        `set_row_flags` and `set_read_only`, whose flags replicas keep where the contents have none;
+        and before `import_deferred`: deferred gradients leave without a trace.
         """
         rows = dict(contents)
         keys, flags = rows["keys"], rows.pop("marks", None)
         if flags is None:
-            flags = self._replicas.row_flags(table, keys) & ~REFRESHED
+            flags = self._replicas.row_flags(table, keys)
         self._replicas.import_table(table, rows)
         self._replicas.set_row_flags(table, keys, flags)
 

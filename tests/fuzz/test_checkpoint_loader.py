@@ -49,10 +49,7 @@ class Ranks:
         def start(comm: Any) -> Job:
             dense, own = tf.Variable(tf.zeros([5])), tf.Variable(0)
             parts = tf.train.Checkpoint(dense=dense), tf.train.Checkpoint(own=own)
-            replicas: dict[str, Any] = {}
-            if placement == "sharded":
-                replicas = {"cache_max_drift": None, "drift_metric": None, "cache_movement": 0.1}
-            job = Job(comm, placement, directory, checkpoint=parts[0], own=parts[1], **replicas)
+            job = Job(comm, placement, directory, checkpoint=parts[0], own=parts[1])
             job.dense, job.own = dense, own
             return job
 
@@ -105,7 +102,6 @@ def _digests(job: Any) -> dict[str, str]:
         found["states"] = vars(job.tracker.states[table.name])
         if job.store.has_replicas:
             found["copies"] = job.store.export_copies(table.name)
-            found["published"] = job.store.export_replicated(table.name)
         state[table.name] = found
     state |= {"dense": job.dense.numpy(), "own": job.own.numpy()}
     return {name: _checksum(part) for name, part in state.items()}

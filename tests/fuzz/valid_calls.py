@@ -119,23 +119,6 @@ def call_exchange_ops(call: Call) -> None:
     served = call("SlipstreamPullRows", handles=owners, **wanted, **form)
     messages = served.messages.numpy()
     call("SlipstreamStoreReplicas", handles=copies, messages=messages, evict=True, **wanted)
-    call_copying_ops(call, owners, copies)
-
-
-def call_copying_ops(call: Call, owners: list[Any], copies: list[Any]) -> None:
-    """Keeps copies of rows: all are sent, then none."""
-    hot = {"keys": np.array([5, 7, 9]), "movement": np.float32(0.5), "ranks": 2}
-    for table in owners:
-        call("SlipstreamTableSetReplicated", handle=table, **hot)
-    for _ in range(2):
-        requested = call("SlipstreamRouteKeys", handles=copies, ranks=2, refreshed=True, **FEATURES)
-        sizes, keys = (part.numpy() for part in requested)
-        wanted = {"sizes": sizes, "keys": keys, "refreshed": True}
-        form = {"with_summary": np.True_, "wire_dtype": ROUNDED, "own_rank": 0}
-        served = call("SlipstreamPullRows", handles=owners, **wanted, **form)
-        call("SlipstreamStoreReplicas", handles=copies, messages=served.messages.numpy(), **wanted)
-    replicated = call("SlipstreamTableExportReplicated", handle=owners[0])
-    call("SlipstreamTableImportReplicated", handle=owners[0], ranks=2, **_as_inputs(replicated))
 
 
 def call_deferred_gradients_ops(call: Call) -> None:

@@ -63,7 +63,6 @@ def test_every_network_run_has_flags_that_the_program_takes(
         *network.RUNS["sharded"],
         "defer_0.02_frozen_age500_bf16",
         "mask_frozen_0.1_25",
-        "plain_copies_0.01",
         "plain_int8",
         "defer_auto_prefetch",
     ]
@@ -78,10 +77,9 @@ def test_every_network_run_has_flags_that_the_program_takes(
         wires = {"bf16": "bfloat16", "int8": "int8", "auto": "auto"}
         wire = next((word for word in case.run.split("_") if word in wires), None)
         assert resolved.wire_dtype == wires.get(str(wire), "float32")
-        has_replicas = "frozen" in case.run or "copies" in case.run
-        assert ("cache_rows" in resolved.policies) == has_replicas
+        assert ("cache_rows" in resolved.policies) == ("frozen" in case.run)
         if case.run.startswith("plain"):
-            assert resolved.window_steps == 100 and resolved.watch == (not has_replicas)
+            assert resolved.window_steps == 100 and resolved.watch
     assert network.flags_of("defer_0.015", "replicated")["defer_movement"] == "0.015"
     read_only = network.flags_of("frozen_0.1_25", "sharded")
     assert read_only["policies"] == "defer_gradients,cache_rows"
@@ -90,9 +88,8 @@ def test_every_network_run_has_flags_that_the_program_takes(
     for name in (
         "deferred",
         "defer_packed",
-        "unwatched_copies_0.1",
         "plain_frozen",
-        "defer_frozen_copies_0.01",
+        "defer_copies_0.01",
         "mask_age20",
         "defer_0.01_fp16",
     ):

@@ -258,7 +258,7 @@ def test_deferred_gradients_of_simulated_ranks(run_train: Train) -> None:
         (("--simulated_ranks=2",), "simulated_ranks", "--policies or --watch"),
         (("--exclude_tables=c1",), "exclude_tables", "--policies or --watch"),
         (("--policies=cache_rows",), "policies=cache_rows", "several ranks"),
-        ((DEFERS, "--cache_movement=0.1"), "cache_movement", "several ranks"),
+        ((DEFERS, "--cache_max_drift=0.1"), "cache_max_drift", "several ranks"),
         (("--prefetch",), "prefetch", "several ranks"),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ from fit_equals_one import DIM, FIELDS, Batch, batches_of, dataset_of, of_all_ra
 import slipstream_tf as slip
 
 EPOCHS = 2
-CACHE = slip.CacheRows(slip.ReadOnly(1e9))
+CACHE = slip.CacheRows(1e9)
 POLICIES = {
     "plain": [],
     "mask": [slip.MaskGradients(), CACHE],

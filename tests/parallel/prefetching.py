@@ -1,7 +1,7 @@
 """A rank of test_programs.py: sharded tables whose keys are sent ahead, beside ones where not.
 
 Arguments: number of cases, seed. What happens between the announcement of a batch and its lookup is
-drawn: rows are marked, frozen or published, an evaluation lets copies go, nothing, or the batch is
+drawn: rows are marked or frozen, an evaluation lets copies go, nothing, or the batch is
 forgotten.
 """
 
@@ -29,7 +29,7 @@ LARGEST_KEY, STEPS = 64, 12
 NO_KEYS = np.empty(0, np.int64)
 # Room for some 30 copies of a table: what a batch needs, and few more.
 CACHE_BYTES = 30 * (2 * 64 + 4 * 2 * (4 + 3))
-EVENTS = ("nothing", "nothing", "mark", "freeze", "publish", "evaluation", "forget")
+EVENTS = ("nothing", "nothing", "mark", "freeze", "evaluation", "forget")
 
 
 def draw_inputs(random: np.random.Generator, size: int) -> dict[str, Any]:
@@ -74,8 +74,6 @@ class Case:
         )
         policy = (UpdatePolicy(), UpdatePolicy("mask"), UpdatePolicy("defer", trigger="interval"))
         for store in (self.ahead, self.at_once):
-            if number % 2:
-                store.keep_replicas(0.05)
             for table in TABLES:
                 store.set_update_policy(table.name, policy[number % 3])
         self.is_traced = number % 4 == 3
@@ -116,8 +114,6 @@ class Case:
                     store.set_row_flags(table.name, keys[:6], np.full(6, SATURATED))
             if event == "freeze":
                 store.set_read_only(hot)
-            if event == "publish" and store.refresh_movement is not None:
-                store.set_replicated({table.name: keys for table in TABLES})
             if event == "evaluation":
                 looked_up = [store.lookup(pack(x, SPECS), SPECS, training=False)[0] for x in seen]
                 results.append([rows for pooled in looked_up for rows in pooled])

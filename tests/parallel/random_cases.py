@@ -46,8 +46,6 @@ def make_store(case: Case, rule: Any, comm: Communicator) -> Any:
         return ReplicatedStore(case.tables, rule, comm, **wire)
     prefetch = case.placement == "prefetched"
     store = ShardedStore(case.tables, rule, comm, **wire, prefetch=prefetch)
-    if case.keeps_copies:
-        store.keep_replicas(0.0)
     return store
 
 
@@ -70,8 +68,6 @@ class Case:
         is_traced: whether steps run in a tf.function, which ranks trace at different times.
         policies: what is set before step 1 and, if there is a second one, in the middle.
         are_announced: bool [steps], batches whose keys are sent ahead.
-        keeps_copies: whether ranks keep copies of rows, of others every second step, until these
-            move at all.
     """
 
     number: int
@@ -88,7 +84,6 @@ class Case:
     is_traced: bool
     policies: tuple[UpdatePolicy, ...]
     are_announced: np.ndarray
-    keeps_copies: bool
 
     @property
     def is_even(self) -> bool:
@@ -160,7 +155,6 @@ def draw_case(seed: int, number: int, ranks: int, placement: str) -> Case:
         policies=tuple(policies),
         are_announced=(random.random(steps) < 0.8) & (placement == "prefetched"),
         wire_warmup_steps=int(random.choice([0, 2])),
-        keeps_copies=placement != "replicated" and bool(random.random() < 0.5),
     )
 
 
@@ -316,8 +310,6 @@ class Comparison:
         next_inputs = None
         if step + 1 < len(case.sizes) and case.are_announced[step + 1]:
             next_inputs = as_inputs(case, draw_batch(case, self.seed, step + 1, comm.rank)[0])
-        if case.keeps_copies and step % 2 == 1:
-            self.store.set_replicated({t.name: self._some_keys(t, step) for t in case.tables})
         given = as_inputs(case, keys), list(map(tf.constant, gradients))
         pooled = self.train(*given, next_inputs)
         union = {n: [bag for batch, _ in batches for bag in batch[n]] for n in keys}

@@ -19,35 +19,22 @@ namespace {
 // Before its row is used, a key's place in the index is fetched, then the row.
 constexpr int64_t kKeysAhead = 16, kRowsAhead = 8;
 
-// The tables of a rank's part of a buffer: twice with refreshed replicas.
-std::vector<EmbeddingTable*> TablesOfParts(const std::vector<EmbeddingTable*>& tables,
-                                           bool refreshed) {
-  std::vector<EmbeddingTable*> all = tables;
-  if (refreshed) all.insert(all.end(), tables.begin(), tables.end());
-  return all;
-}
-
 // Of one table and rank.
 struct BufferPart {
   EmbeddingTable* table;
   int rank;
-  bool is_of_replicas;  // the rank has replicas of these rows
   const int64_t* keys;  // [rows]
   int64_t rows;
 };
 
 // Calls fn for every part; they were checked.
 template <class Fn>
-void ForEachPart(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
-                 bool refreshed, Fn fn) {
+void ForEachPart(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer, Fn fn) {
   const int64_t *keys = buffer.keys, *rows = buffer.sizes;
   for (int rank = 0; rank < buffer.ranks; ++rank) {
-    for (const bool is_of_replicas : {false, true}) {
-      if (is_of_replicas && !refreshed) continue;
-      for (EmbeddingTable* table : tables) {
-        fn(BufferPart{table, rank, is_of_replicas, keys, *rows});
-        keys += *rows++;
-      }
+    for (EmbeddingTable* table : tables) {
+      fn(BufferPart{table, rank, keys, *rows});
+      keys += *rows++;
     }
   }
 }
@@ -71,12 +58,12 @@ void FindAhead(const BufferPart& part, Find find, Use use) {
 
 // Evicts rows for the keys' rows.
 Status EvictForParts(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
-                     bool refreshed, int ignored_rank) {
+                     int ignored_rank) {
   std::vector<WantedKeys> wanted;
   for (EmbeddingTable* bounded : tables) {
     if (!MayOverflow(*bounded, buffer.num_keys)) continue;
     std::vector<int64_t> keys;
-    ForEachPart(tables, buffer, refreshed, [&](const BufferPart& part) {
+    ForEachPart(tables, buffer, [&](const BufferPart& part) {
       if (part.table != bounded || part.rank == ignored_rank) return;
       keys.insert(keys.end(), part.keys, part.keys + part.rows);
     });
@@ -85,34 +72,14 @@ Status EvictForParts(const std::vector<EmbeddingTable*>& tables, const SendBuffe
   return EvictFor(std::move(wanted), "the ranks' batches need");
 }
 
-// A rank that will have a replica of a row once what is packed has been sent.
-struct NewHolder {
-  ReplicaHolders* replicas;
-  int32_t replica;
-  int rank;
-};
-
-// Packs the row of a key of which ranks have refreshed replicas.
-void PackReplicated(const BufferPart& part, int32_t replica, int64_t key, const float* row,
-                    RowPacker* packer, std::vector<NewHolder>* new_holders) {
-  ReplicaHolders& replicas = part.table->replicas();
-  const float* current = replicas.Current(replica, row, part.table->dim());
-  if (part.is_of_replicas && replicas.HasReplica(replica, part.rank)) {
-    packer->AddUnchanged();
-    return;
-  }
-  packer->Add(key, current, true, part.is_of_replicas);
-  new_holders->push_back({&replicas, replica, part.rank});
-}
-
 // Calls fn(part, &unpacker) of the part's rows for every part; they were checked. what it leaves is
 // skipped.
 template <class Fn>
 void ForEachPulledPart(const std::vector<EmbeddingTable*>& tables, const SendBufferView& keys,
-                       bool refreshed, const std::vector<RowsView>& rows, Fn fn) {
+                       const std::vector<RowsView>& rows, Fn fn) {
   int rank = -1;
   const uint8_t* bytes = nullptr;
-  ForEachPart(tables, keys, refreshed, [&](const BufferPart& part) {
+  ForEachPart(tables, keys, [&](const BufferPart& part) {
     const RowsView& of_rank = rows[static_cast<size_t>(part.rank)];
     if (part.rank != rank) bytes = of_rank.bytes;
     rank = part.rank;
@@ -122,46 +89,15 @@ void ForEachPulledPart(const std::vector<EmbeddingTable*>& tables, const SendBuf
   });
 }
 
-// Packs the rows of a part. may_have_replicas: its rank may have refreshed replicas of them.
-void PackPart(const BufferPart& part, const PullOptions& options, bool may_have_replicas,
-              std::vector<uint8_t>* bytes, std::vector<NewHolder>* new_holders) {
+void PackPart(const BufferPart& part, const PullOptions& options, std::vector<uint8_t>* bytes) {
   EmbeddingTable* table = part.table;
   RowPacker packer(*table, options.format, part.rows, bytes);
   const auto find = [&](int64_t key, uint32_t* index) {
     return options.create_missing ? table->rows().FindOrInsert(key, 1.f, index)
                                   : table->rows().Find(key, index);
   };
-  FindAhead(part, find, [&](int64_t i, const FoundRow& found) {
-    const int64_t key = part.keys[i];
-    const int32_t replica = may_have_replicas && found.row != nullptr ? table->replicas().Find(key)
-                                                                      : ReplicaHolders::kNowhere;
-    if (replica == ReplicaHolders::kNowhere) {
-      packer.Add(key, found.row, false, part.is_of_replicas);
-    } else {
-      PackReplicated(part, replica, key, found.row, &packer, new_holders);
-    }
-  });
-}
-
-// InvalidArgument if a row is not given of which there is no replica here.
-Status CheckUnchanged(const std::vector<EmbeddingTable*>& replicas, const SendBufferView& keys,
-                      const std::vector<RowsView>& rows) {
-  Status status = OkStatus();
-  ForEachPulledPart(replicas, keys, true, rows, [&](const BufferPart& part, RowUnpacker* unpacker) {
-    RowUnpacker ahead = *unpacker;
-    for (int64_t i = 0; i < part.rows && part.is_of_replicas; ++i, ahead.Skip()) {
-      if (ahead.IsNextGiven()) continue;
-      uint32_t index = 0;
-      const bool is_refreshed =
-          part.table->rows().Find(part.keys[i], &index) != nullptr &&
-          (part.table->flags().shard(ShardOf(part.keys[i]))->Of(index) & kRefreshedReplica) != 0;
-      if (is_refreshed || !status.ok()) continue;
-      status = InvalidArgument("the row of key " + std::to_string(part.keys[i]) + " of table '" +
-                               part.table->options().name + "' did not come from rank " +
-                               std::to_string(part.rank) + ", and there is no replica of it here");
-    }
-  });
-  return status;
+  FindAhead(part, find,
+            [&](int64_t i, const FoundRow& found) { packer.Add(part.keys[i], found.row); });
 }
 
 }  // namespace
@@ -170,8 +106,8 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
                  const std::vector<FeatureView>& features, const RouteOptions& options,
                  const Parallel& parallel, SendBuffer* requests) {
   const SharedTableLocks locks(replicas);
-  const size_t num_tables = replicas.size(), of_rank = num_tables * (options.refreshed ? 2 : 1);
-  const size_t num_parts = static_cast<size_t>(options.ranks) * of_rank;
+  const size_t num_tables = replicas.size();
+  const size_t num_parts = static_cast<size_t>(options.ranks) * num_tables;
   try {
     const Positions positions(features);
     SortedKeys sorted;
@@ -195,8 +131,7 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
           const uint8_t flags = is_here ? flags_of_shard.Of(index) : 0;
           if (options.skip_read_only && (flags & kReadOnlyReplica) != 0) continue;
           const size_t owner = static_cast<size_t>(OwnerOf(*key, options.ranks));
-          const bool is_refreshed = options.refreshed && (flags & kRefreshedReplica) != 0;
-          parts[task][owner * of_rank + t + (is_refreshed ? num_tables : 0)].push_back(*key);
+          parts[task][owner * num_tables + t].push_back(*key);
         }
       }
     });
@@ -219,37 +154,25 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
 
 Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& requests,
                 const PullOptions& options, SteadyLengths* lengths, PulledRows* pulled) {
-  const bool refreshed = options.format.refreshed;
-  const std::vector<EmbeddingTable*> of_parts = TablesOfParts(tables, refreshed);
-  Status status = CheckSendBuffer(of_parts, requests, std::vector<int64_t>(of_parts.size(), 0));
+  Status status = CheckSendBuffer(tables, requests, std::vector<int64_t>(tables.size(), 0));
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(tables);
-  for (const EmbeddingTable* table : tables) {
-    const ReplicaHolders& replicas = table->replicas();
-    if (!refreshed || replicas.size() == 0 || replicas.ranks() == requests.ranks) continue;
-    return InvalidArgument("replicas of rows of table '" + table->options().name + "' are on " +
-                           std::to_string(replicas.ranks()) + " ranks; sizes are those of " +
-                           std::to_string(requests.ranks));
-  }
   try {
     if (options.create_missing) {
-      status = EvictForParts(tables, requests, refreshed, -1);
+      status = EvictForParts(tables, requests, -1);
       if (!status.ok()) return status;
       for (EmbeddingTable* table : tables) table->rows().NextLookupStep();
     }
-    std::vector<NewHolder> new_holders;
     pulled->messages.clear();
     pulled->lengths.clear();
     pulled->row_bytes.assign(static_cast<size_t>(requests.ranks), 0);
     int64_t most_bytes = 0;
-    const size_t parts_of_rank = of_parts.size();
     std::optional<RowMessage> message;
     size_t parts = 0;
-    ForEachPart(tables, requests, refreshed, [&](const BufferPart& part) {
-      if (parts++ % parts_of_rank == 0) message.emplace(options.format, &pulled->messages);
-      PackPart(part, options, refreshed && part.rank != options.own_rank, &pulled->messages,
-               &new_holders);
-      if (parts % parts_of_rank != 0) return;
+    ForEachPart(tables, requests, [&](const BufferPart& part) {
+      if (parts++ % tables.size() == 0) message.emplace(options.format, &pulled->messages);
+      PackPart(part, options, &pulled->messages);
+      if (parts % tables.size() != 0) return;
       const auto rank = static_cast<size_t>(part.rank);
       pulled->row_bytes[rank] = message->row_bytes();
       most_bytes = std::max(most_bytes, message->row_bytes());
@@ -262,10 +185,6 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
                                " bytes; at most " + std::to_string(options.most_rank_bytes) +
                                " can be sent: make the batches smaller");
     }
-    // From here on nothing fails: a rank that is sent nothing must not count as having a replica.
-    for (const NewHolder& holder : new_holders) {
-      holder.replicas->SetHasReplica(holder.replica, holder.rank);
-    }
   } catch (const std::bad_alloc&) {
     return OutOfMemory("pulling rows", tables);
   }
@@ -274,42 +193,32 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
 
 Status StoreReplicas(const std::vector<EmbeddingTable*>& replicas, const SendBufferView& keys,
                      const uint8_t* messages, int64_t num_bytes, const ReplicaOptions& options) {
-  const bool refreshed = options.refreshed;
   try {
     std::vector<RowsView> rows;
-    Status status = SplitRowMessages(messages, num_bytes, keys.ranks, refreshed, &rows);
+    Status status = SplitRowMessages(messages, num_bytes, keys.ranks, &rows);
     if (!status.ok()) return status;
-    status = CheckPulledRows(TablesOfParts(replicas, refreshed), keys, rows);
+    status = CheckPulledRows(replicas, keys, rows);
     if (!status.ok()) return status;
     const ExclusiveTableLocks locks(replicas);
-    if (refreshed) {
-      status = CheckUnchanged(replicas, keys, rows);
-      if (!status.ok()) return status;
-    }
     if (options.evict) {
-      status = EvictForParts(replicas, keys, refreshed, options.ignored_rank);
+      status = EvictForParts(replicas, keys, options.ignored_rank);
       if (!status.ok()) return status;
     }
     const auto store = [&](const BufferPart& part, RowUnpacker* unpacker) {
       if (part.rank == options.ignored_rank) return;
       EmbeddingTable* table = part.table;
-      RowFlags& flags = table->flags();
       const auto find = [&](int64_t key, uint32_t* index) {
         return table->rows().FindOrInsert(key, 0.f, index);
       };
       FindAhead(part, find, [&](int64_t i, const FoundRow& found) {
-        // A replica that stands has a row already: CheckUnchanged saw it.
-        if (part.is_of_replicas && !unpacker->IsNextGiven()) return unpacker->Skip();
         const int64_t key = part.keys[i];
-        if (options.read_only) flags.Add(key, found.index, kReadOnlyReplica, table->rows());
-        // Refreshed only if it is there: what failed in between is requested again.
-        flags.Remove(key, found.index, kRefreshedReplica);
-        const bool is_refreshed = unpacker->IsNextRefreshed();
+        if (options.read_only) {
+          table->flags().AddReadOnly(key, found.index, table->rows());
+        }
         unpacker->Next(key, found.row);
-        if (is_refreshed) flags.Add(key, found.index, kRefreshedReplica, table->rows());
       });
     };
-    ForEachPulledPart(replicas, keys, refreshed, rows, store);
+    ForEachPulledPart(replicas, keys, rows, store);
   } catch (const std::bad_alloc&) {
     return OutOfMemory("storing replicas", replicas);
   }

@@ -1,10 +1,6 @@
 // Rows of tables that are sharded over ranks: requested from their owners, read there, and stored
 // as replicas where they are looked up. Slots travel where a replica must tell how far a gradient
 // would move its row.
-//
-// With refreshed replicas (kRefreshedReplica, replica_holders.h) a send buffer has twice as many
-// sizes, [ranks, 2 * tables]: first of keys whose rows are requested, then of keys whose replica
-// the rank has. Of these it is sent what has moved too far.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULL_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULL_H_
 
@@ -25,7 +21,6 @@ namespace slipstream {
 struct RouteOptions {
   int ranks = 1;
   bool skip_read_only = true;  // false requests those, too
-  bool refreshed = false;      // refreshed replicas stand apart; else they are requested, too
 };
 Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
                  const std::vector<FeatureView>& features, const RouteOptions& options,
@@ -36,13 +31,11 @@ struct PullOptions {
   // True: keys without a row get one, and each key counts as accessed once. False: they give the
   // rows that they would start with.
   bool create_missing = false;
-  // With refreshed replicas: this rank, which has its rows and needs none.
-  int own_rank = -1;
   int64_t most_rank_bytes = kMostMessageBytes;  // of rows
   RowFormat format;
 };
-// ResourceExhausted: a bounded table cannot hold the rows, or they are too many bytes; then no rank
-// counts as having a replica that it had not before. Takes the mutexes.
+// ResourceExhausted: a bounded table cannot hold the rows, or they are too many bytes. Takes the
+// mutexes.
 struct PulledRows {
   std::vector<uint8_t> messages;   // see pulled_rows.h, that to rank 0 first
   std::vector<int32_t> lengths;    // [ranks], bytes of each
@@ -54,15 +47,13 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
 // Stores rows that were pulled, without counting accesses. Without slots, a replica's are 0, beside
 // which no movement is underestimated.
 struct ReplicaOptions {
-  bool refreshed = false;  // as they were pulled
   bool read_only = false;  // flag them kReadOnlyReplica
   int ignored_rank = -1;   // a rank whose rows are not stored
   bool evict = false;      // bounded tables evict others for them; else a lookup must follow that
                            // does so
 };
-// InvalidArgument if the messages are not those of the keys' rows, a value is not finite, or they
-// leave a replica as it is that is not here: nothing is stored then. A replica is refreshed from
-// then on only if they say so. Takes the mutexes.
+// InvalidArgument if the messages are not those of the keys' rows, or a value is not finite:
+// nothing is stored then. Takes the mutexes.
 Status StoreReplicas(const std::vector<EmbeddingTable*>& replicas, const SendBufferView& keys,
                      const uint8_t* messages, int64_t num_bytes, const ReplicaOptions& options);
 

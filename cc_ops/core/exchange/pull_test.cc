@@ -131,6 +131,24 @@ TEST(Pull, TellsTheBytesOfEachRank) {
   EXPECT_EQ(pulled.messages.size(), 3u * 1024);
 }
 
+TEST(Pull, RowsThatCannotBeSentAreRefused) {
+  auto owner = MakeTable("sgd");
+  const Request request({1, 2});
+  PullOptions options;
+  options.create_missing = true;
+  SteadyLengths lengths;
+  PulledRows pulled;
+  ASSERT_TRUE(PullRows({owner.get()}, request.Keys(), options, &lengths, &pulled).ok());
+  for (const int64_t key : request.keys) owner->rows().Find(key)[0] += 0.5f;
+  options.most_rank_bytes = 8;
+  SteadyLengths unsent;
+  const Status status = PullRows({owner.get()}, request.Keys(), options, &unsent, &pulled);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(status.message().find("take 33 bytes; at most 8 can be sent"), std::string::npos)
+      << status.message();
+  EXPECT_EQ(unsent.Of(0, 1), 1024) << "what was not sent is not remembered";
+}
+
 TEST(Pull, BoundedTablesRefuseWhatTheyCannotHold) {
   auto owner = MakeTable("sgd", 3);
   const Status status = Request({1, 2, 3, 4}).Pull({owner.get()}, true);

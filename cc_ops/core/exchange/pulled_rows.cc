@@ -31,11 +31,6 @@ int64_t GivenRowBytes(const EmbeddingTable& table, RowFormat format) {
 
 int64_t NumBitBytes(int64_t rows) { return (rows + 7) / 8; }
 
-// The bits of so many rows that stand before them.
-int64_t NumHeadBytes(int64_t rows, RowFormat format) {
-  return NumBitBytes(rows) * (format.refreshed ? 2 : 1);
-}
-
 bool IsSet(const uint8_t* bits, int64_t index) {
   return (bits[index / 8] >> (index % 8) & 1u) != 0;
 }
@@ -59,7 +54,7 @@ void MakeNewRow(const EmbeddingTable& table, int64_t key, float* row) {
 // InvalidArgument that names the first of a part's given rows that is not finite.
 Status CheckFiniteRows(const EmbeddingTable& table, RowFormat format, const int64_t* keys,
                        int64_t rows, const uint8_t* bytes) {
-  const uint8_t* row = bytes + NumHeadBytes(rows, format);
+  const uint8_t* row = bytes + NumBitBytes(rows);
   for (int64_t i = 0; i < rows; ++i) {
     if (!IsSet(bytes, i)) continue;
     if (!EncodedIsFinite(row + SummaryBytes(table, format), table.dim(), format.dtype)) {
@@ -88,7 +83,7 @@ Status CheckRowsOfRank(const std::vector<EmbeddingTable*>& tables, const SendBuf
   int64_t at = 0;
   for (EmbeddingTable* table : tables) {
     const int64_t rows = buffer.sizes[*part], left = view.num_bytes - at;
-    int64_t wanted = NumHeadBytes(rows, view.format);
+    int64_t wanted = NumBitBytes(rows);
     if (wanted <= left) {
       wanted += CountGiven(view.bytes + at, 0, rows) * GivenRowBytes(*table, view.format);
     }
@@ -125,7 +120,7 @@ int64_t RowMessage::End(size_t rank, SteadyLengths* lengths) {
   return head.length;
 }
 
-Status SplitRowMessages(const uint8_t* messages, int64_t num_bytes, int ranks, bool refreshed,
+Status SplitRowMessages(const uint8_t* messages, int64_t num_bytes, int ranks,
                         std::vector<RowsView>* rows) {
   constexpr auto kHead = static_cast<int64_t>(sizeof(RowsHead));
   rows->clear();
@@ -143,7 +138,7 @@ Status SplitRowMessages(const uint8_t* messages, int64_t num_bytes, int ranks, b
                              std::to_string(left) + " bytes are left of " +
                              std::to_string(num_bytes));
     }
-    const RowFormat format = {head.with_summary == 1, static_cast<RowDtype>(head.dtype), refreshed};
+    const RowFormat format = {head.with_summary == 1, static_cast<RowDtype>(head.dtype)};
     rows->push_back({format, messages + kHead, head.bytes});
     messages += head.length;
     left -= head.length;
@@ -159,35 +154,25 @@ RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows
     : table_(table),
       format_(format),
       given_(bytes->size()),
-      refreshed_(given_ + static_cast<size_t>(NumBitBytes(rows))),
       new_row_(static_cast<size_t>(table.dim() + table.slots_per_row())),
       bytes_(bytes) {
   table.options().rule.InitSlots(table.dim(), new_row_.data() + table.dim());
-  bytes->resize(given_ + static_cast<size_t>(NumHeadBytes(rows, format)));
+  bytes->resize(given_ + static_cast<size_t>(NumBitBytes(rows)));
 }
 
-void RowPacker::Add(int64_t key, const float* row, bool is_refreshed, bool is_given) {
+void RowPacker::Add(int64_t key, const float* row) {
   const int64_t index = next_++, dim = table_.dim();
   const size_t slot_bytes = static_cast<size_t>(table_.slots_per_row()) * sizeof(float);
-  if (is_refreshed) Set(bytes_->data() + refreshed_, index);
-  if (row == nullptr && !is_given) return;
-  if (row != nullptr && table_.rows().scale() != 1.f) {
+  if (row == nullptr) return;
+  if (table_.rows().scale() != 1.f) {
     unpacked_.assign(row, row + dim + table_.slots_per_row());
     table_.rows().CopyRow(key, row, unpacked_.data());
     row = unpacked_.data();
   }
   // Slots first: those of a row that was ever updated tell without its initial values.
-  const bool may_be_new =
-      row == nullptr ||
-      (!is_given && std::memcmp(row + dim, new_row_.data() + dim, slot_bytes) == 0);
-  if (may_be_new) {
+  if (std::memcmp(row + dim, new_row_.data() + dim, slot_bytes) == 0) {
     table_.options().initializer.Fill(key, dim, new_row_.data());
-    const size_t value_bytes = static_cast<size_t>(dim) * sizeof(float);
-    if (row == nullptr) {
-      row = new_row_.data();
-    } else if (std::memcmp(row, new_row_.data(), value_bytes) == 0) {
-      return;
-    }
+    if (std::memcmp(row, new_row_.data(), static_cast<size_t>(dim) * sizeof(float)) == 0) return;
   }
   Set(bytes_->data() + given_, index);
   const size_t end = bytes_->size();
@@ -202,22 +187,14 @@ void RowPacker::Add(int64_t key, const float* row, bool is_refreshed, bool is_gi
   EncodeRows(row, nullptr, 1, dim, format_.dtype, RowRounding::kNearest, to);
 }
 
-void RowPacker::AddUnchanged() { Set(bytes_->data() + refreshed_, next_++); }
-
 RowUnpacker::RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t rows,
                          const uint8_t* bytes)
     : table_(table),
       format_(format),
       given_(bytes),
-      bytes_(bytes + NumHeadBytes(rows, format)),
+      bytes_(bytes + NumBitBytes(rows)),
       rows_(rows),
       row_bytes_(GivenRowBytes(table, format)) {}
-
-bool RowUnpacker::IsNextGiven() const { return IsSet(given_, next_); }
-
-bool RowUnpacker::IsNextRefreshed() const {
-  return format_.refreshed && IsSet(given_ + NumBitBytes(rows_), next_);
-}
 
 void RowUnpacker::Next(int64_t key, float* row) {
   const int64_t dim = table_.dim();

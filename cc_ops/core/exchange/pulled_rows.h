@@ -1,8 +1,7 @@
 // Rows of sharded tables on their way to where they are looked up, as bytes.
 //
 // A message to a rank: RowsHead, then of each table its rows, then zeros up to its length. Of the
-// rows of a table: a bit for each, set if the row is given; with refreshed replicas, a bit for
-// each, set if the rank is to keep its replica; then the given rows: the upper half of
+// rows of a table: a bit for each, set if the row is given; then the given rows: the upper half of
 // UpdateRule::SlotSummary, if slots travel and the rule has any, and the values (EncodeRows). A row
 // that is not given is as a new one, which its key tells. Slots are rounded down: no movement is
 // underestimated.
@@ -23,7 +22,6 @@ namespace slipstream {
 struct RowFormat {
   bool with_summary = false;  // slots travel
   RowDtype dtype = RowDtype::kFloat32;
-  bool refreshed = false;  // it is told which replicas are refreshed
 };
 
 struct RowsHead {
@@ -56,9 +54,9 @@ struct RowsView {
   int64_t num_bytes = 0;
 };
 
-// Splits messages that lie one behind the other. refreshed: as they were packed. InvalidArgument,
-// which names the rank, if these are not those of so many ranks.
-Status SplitRowMessages(const uint8_t* messages, int64_t num_bytes, int ranks, bool refreshed,
+// Splits messages that lie one behind the other. InvalidArgument, which names the rank, if these
+// are not those of so many ranks.
+Status SplitRowMessages(const uint8_t* messages, int64_t num_bytes, int ranks,
                         std::vector<RowsView>* rows);
 
 // Appends the rows of one rank and table.
@@ -68,17 +66,13 @@ class RowPacker {
   RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows,
             std::vector<uint8_t>* bytes);
 
-  // The next row; null: the key has none, and so a new one. is_refreshed: whether the rank is to
-  // have its replica. is_given: the row is given even if it is as a new one.
-  void Add(int64_t key, const float* row, bool is_refreshed = false, bool is_given = false);
-  // The next row is not given: the rank's replica stands.
-  void AddUnchanged();
+  // The next row; null: the key has none, and so a new one.
+  void Add(int64_t key, const float* row);
 
  private:
   const EmbeddingTable& table_;
   const RowFormat format_;
-  const size_t given_;      // index of the bits
-  const size_t refreshed_;  // of those that tell which replicas are refreshed
+  const size_t given_;  // index of the bits
   int64_t next_ = 0;
   std::vector<float> new_row_, unpacked_;
   std::vector<uint8_t>* bytes_;
@@ -89,12 +83,8 @@ class RowUnpacker {
  public:
   RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t rows, const uint8_t* bytes);
 
-  bool IsNextGiven() const;
-  bool IsNextRefreshed() const;
   // Writes the next row, with slots that stand for its own; without a summary 0.
   void Next(int64_t key, float* row);
-  // Skips the next row, which is not given: the replica stands.
-  void Skip() { ++next_; }
   // Skips all rows that are left; returns the end of the bytes.
   const uint8_t* End();
 

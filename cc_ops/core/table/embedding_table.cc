@@ -11,7 +11,7 @@
 namespace slipstream {
 
 int64_t EmbeddingTable::bytes() const {
-  return rows_.bytes() + flags_.bytes() + updates_.deferred_bytes() + replicas_.bytes();
+  return rows_.bytes() + flags_.bytes() + updates_.deferred_bytes();
 }
 
 Status EmbeddingTable::CheckRate(float learning_rate) const {

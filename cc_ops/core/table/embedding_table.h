@@ -1,5 +1,4 @@
-// One embedding table of the native store: rows by key, their flags, the state of their updates,
-// and which ranks have replicas of them.
+// One embedding table of the native store: rows by key, their flags, the state of their updates.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_EMBEDDING_TABLE_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_EMBEDDING_TABLE_H_
 
@@ -10,7 +9,6 @@
 
 #include "cc_ops/core/base/parallel.h"
 #include "cc_ops/core/base/status.h"
-#include "cc_ops/core/table/replica_holders.h"
 #include "cc_ops/core/table/row_flags.h"
 #include "cc_ops/core/table/row_store.h"
 #include "cc_ops/core/table/update_state.h"
@@ -38,9 +36,6 @@ class EmbeddingTable {
   const RowFlags& flags() const { return flags_; }
   UpdateState& updates() { return updates_; }
   const UpdateState& updates() const { return updates_; }
-  // Rows of which other ranks have replicas.
-  ReplicaHolders& replicas() { return replicas_; }
-  const ReplicaHolders& replicas() const { return replicas_; }
 
   // Whether updates of a shard's rows need more than gradients and rows.
   bool UpdatesByPolicy(int64_t shard) const {
@@ -88,7 +83,6 @@ class EmbeddingTable {
   RowStore rows_;
   RowFlags flags_;
   UpdateState updates_;
-  ReplicaHolders replicas_;
   mutable std::shared_mutex mutex_;
 };
 

@@ -82,7 +82,7 @@ void RowFlags::Set(const int64_t* keys, const uint8_t* flags, int64_t n, const P
   const bool is_remembered = Remember(wanted, create_missing);
 
   // A shard's flags are set by one task, in the order of the keys.
-  const uint8_t stays = kRefreshedReplica | (are_changes ? kSetAtWindowEnds : 0);
+  const uint8_t stays = are_changes ? kSetAtWindowEnds : 0;
   parallel.run(parallel.threads, [&](int task) {
     const TaskRange own = RangeOf(task, parallel.threads, kNumShards);
     for (int64_t s = own.begin; s < own.end; ++s) {
@@ -93,8 +93,7 @@ void RowFlags::Set(const int64_t* keys, const uint8_t* flags, int64_t n, const P
     for (int64_t i = 0; i < list.n; ++i) {
       const int64_t s = ShardOf(list.keys[i]);
       if (s < own.begin || s >= own.end || indices[i] == HashIndex::kEmpty) continue;
-      uint8_t& state = shards_[s].states_[indices[i]].flags;
-      state = static_cast<uint8_t>((state & kRefreshedReplica) | list.flags[i]);
+      shards_[s].states_[indices[i]].flags = list.flags[i];
     }
   });
   bool all_have_rows = true;
@@ -124,15 +123,10 @@ bool RowFlags::Remember(const View& list, bool create_missing) {
   return true;
 }
 
-void RowFlags::Add(int64_t key, uint32_t index, RowFlag flag, const RowStore& rows) {
+void RowFlags::AddReadOnly(int64_t key, uint32_t index, const RowStore& rows) {
   const int s = ShardOf(key);
   shards_[s].Reserve(index, rows.shard(s)->index.size());
-  shards_[s].states_[index].flags |= flag;
-}
-
-void RowFlags::Remove(int64_t key, uint32_t index, RowFlag flag) {
-  std::vector<ShardFlags::State>& states = shards_[ShardOf(key)].states_;
-  if (index < states.size()) states[index].flags &= static_cast<uint8_t>(~flag);
+  shards_[s].states_[index].flags |= kReadOnlyReplica;
 }
 
 void RowFlags::Clear(int64_t key, uint32_t index) noexcept {

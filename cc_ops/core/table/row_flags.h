@@ -13,13 +13,12 @@
 namespace slipstream {
 
 enum RowFlag : uint8_t {
-  kSaturated = 1,         // its gradients are masked, or deferred by Trigger::kInterval
-  kWatched = 2,           // the squared lengths of its updates are summed (drift metric "signal")
-  kReadOnlyReplica = 4,   // of another rank's row; it is read until flags are set again
-  kRefreshedReplica = 8,  // its owner sends it anew when the row has moved
+  kSaturated = 1,        // its gradients are masked, or deferred by Trigger::kInterval
+  kWatched = 2,          // the squared lengths of its updates are summed (drift metric "signal")
+  kReadOnlyReplica = 4,  // of another rank's row; it is read until flags are set again
 };
 
-constexpr uint8_t kAllFlags = kSaturated | kWatched | kReadOnlyReplica | kRefreshedReplica;
+constexpr uint8_t kAllFlags = kSaturated | kWatched | kReadOnlyReplica;
 
 // Of the rows of one shard.
 class ShardFlags {
@@ -62,18 +61,16 @@ class RowFlags {
   ShardFlags* shard(int64_t s) { return &shards_[s]; }
   const ShardFlags* shard(int64_t s) const { return &shards_[s]; }
 
-  // keys, flags (RowFlag bits): [n]. Replaces all flags, but that kRefreshedReplica stays, and
-  // starts the sums of squared update lengths anew. create_missing: whether keys without a row that
-  // get a flag get a row, too; else they are ignored. Takes little where most flags stay as they
-  // were, keys are ascending, all that got a flag last had a row, and none has left since; else all
-  // are set anew. EmbeddingTable::SetFlags checks what comes from outside.
+  // keys, flags (RowFlag bits): [n]. Replaces all flags, and starts the sums of squared update
+  // lengths anew. create_missing: whether keys without a row that get a flag get a row, too; else
+  // they are ignored. Takes little where most flags stay as they were, keys are ascending, all that
+  // got a flag last had a row, and none has left since; else all are set anew.
+  // EmbeddingTable::SetFlags checks what comes from outside.
   // Throws std::bad_alloc: no flag has changed then, but some keys may have got their rows.
   void Set(const int64_t* keys, const uint8_t* flags, int64_t n, const Parallel& parallel,
            bool create_missing, RowStore* rows);
-  // Adds kReadOnlyReplica, until the next Set, or kRefreshedReplica to a row. Throws
-  // std::bad_alloc, changing nothing.
-  void Add(int64_t key, uint32_t index, RowFlag flag, const RowStore& rows);
-  void Remove(int64_t key, uint32_t index, RowFlag flag);
+  // Adds kReadOnlyReplica to a row, until the next Set. Throws std::bad_alloc, changing nothing.
+  void AddReadOnly(int64_t key, uint32_t index, const RowStore& rows);
   // Of a row that leaves.
   void Clear(int64_t key, uint32_t index) noexcept;
   // Of all rows, which are being replaced.
@@ -112,7 +109,7 @@ class RowFlags {
   std::vector<uint32_t> IndicesOf(const View& list, bool create_missing, bool takes_zeros,
                                   const Parallel& parallel, RowStore* rows);
   // Copies a list to `last_`, valid once `last_generation_` is set. False if the next Set cannot go
-  // by it: its keys are not ascending, it flags a refreshed replica, or it creates rows.
+  // by it: its keys are not ascending, it flags a replica, or it creates rows.
   bool Remember(const View& list, bool create_missing);
 
   std::vector<ShardFlags> shards_;

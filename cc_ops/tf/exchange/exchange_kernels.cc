@@ -138,11 +138,10 @@ absl::Status ReadBuffer(tf::OpKernelContext* c, int first, int64_t of_rank, bool
 
 // The inputs "handles" and, behind them, buffer for these tables.
 struct TablesAndBuffer {
-  // refreshed: with sizes of refreshed replicas, too; see pull.h.
-  absl::Status Read(tf::OpKernelContext* c, bool has_values, bool refreshed = false) {
+  absl::Status Read(tf::OpKernelContext* c, bool has_values) {
     TF_RETURN_IF_ERROR(ReadTables(c, &resources, &tables));
-    const int64_t of_rank = static_cast<int64_t>(tables.size()) * (refreshed ? 2 : 1);
-    return ReadBuffer(c, static_cast<int>(tables.size()), of_rank, has_values, &buffer);
+    const auto num_tables = static_cast<int>(tables.size());
+    return ReadBuffer(c, num_tables, num_tables, has_values, &buffer);
   }
 
   TableResources resources;
@@ -177,7 +176,6 @@ class RouteKeysOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, inputs_.Init(c, num_tables));
     OP_REQUIRES_OK(c, c->GetAttr("ranks", &options_.ranks));
     OP_REQUIRES_OK(c, c->GetAttr("skip_read_only", &options_.skip_read_only));
-    OP_REQUIRES_OK(c, c->GetAttr("refreshed", &options_.refreshed));
   }
   void Compute(tf::OpKernelContext* c) override {
     TableResources resources;
@@ -188,8 +186,8 @@ class RouteKeysOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, inputs_.Read(c, &features, &batch));
     SendBuffer requests;
     OP_REQUIRES_OK(c, ToAbsl(RouteKeys(tables, features, options_, ParallelOf(c), &requests)));
-    const int64_t of_rank = static_cast<int64_t>(tables.size()) * (options_.refreshed ? 2 : 1);
-    OP_REQUIRES_OK(c, Output(c, 0, tf::TensorShape({options_.ranks, of_rank}), requests.sizes));
+    const tf::TensorShape shape({options_.ranks, static_cast<int64_t>(tables.size())});
+    OP_REQUIRES_OK(c, Output(c, 0, shape, requests.sizes));
     OP_REQUIRES_OK(c, Output(c, 1, requests.keys));
   }
 
@@ -202,13 +200,11 @@ class PullRowsOp : public tf::OpKernel {
  public:
   explicit PullRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
     OP_REQUIRES_OK(c, c->GetAttr("create_missing", &options_.create_missing));
-    OP_REQUIRES_OK(c, c->GetAttr("refreshed", &options_.format.refreshed));
-    OP_REQUIRES_OK(c, c->GetAttr("own_rank", &options_.own_rank));
   }
   void Compute(tf::OpKernelContext* c) override {
     TablesAndBuffer in;
     PullOptions options = options_;
-    OP_REQUIRES_OK(c, in.Read(c, false, options.format.refreshed));
+    OP_REQUIRES_OK(c, in.Read(c, false));
     RowFormat& format = options.format;
     const int last = c->num_inputs() - 1;
     OP_REQUIRES_OK(c, ReadScalar(c, last - 1, "with_summary", &format.with_summary));
@@ -237,11 +233,10 @@ class StoreReplicasOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("read_only", &options_.read_only));
     OP_REQUIRES_OK(c, c->GetAttr("ignored_rank", &options_.ignored_rank));
     OP_REQUIRES_OK(c, c->GetAttr("evict", &options_.evict));
-    OP_REQUIRES_OK(c, c->GetAttr("refreshed", &options_.refreshed));
   }
   void Compute(tf::OpKernelContext* c) override {
     TablesAndBuffer in;
-    OP_REQUIRES_OK(c, in.Read(c, false, options_.refreshed));
+    OP_REQUIRES_OK(c, in.Read(c, false));
     const int rows = c->num_inputs() - 1;
     OP_REQUIRES_OK(c, CheckInputs(c, rows, "messages: [?]"));
     OP_REQUIRES_OK(c, ToAbsl(StoreReplicas(in.tables, in.buffer, Data<uint8_t>(c, rows),

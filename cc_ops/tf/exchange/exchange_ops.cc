@@ -136,17 +136,14 @@ REGISTER_OP("SlipstreamRouteKeys")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS.Attr("num_tables: int >= 1")
     .Attr("ranks: int >= 1")
     .Attr("skip_read_only: bool = true")
-    .Attr("refreshed: bool = false")
     .Output("request_sizes: int64")
     .Output("requests: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       int ranks = 0, num_tables = 0;
-      bool refreshed = false;
       TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
       TF_RETURN_IF_ERROR(c->GetAttr("num_tables", &num_tables));
-      TF_RETURN_IF_ERROR(c->GetAttr("refreshed", &refreshed));
-      c->set_output(0, c->Matrix(ranks, int64_t{num_tables} * (refreshed ? 2 : 1)));
+      c->set_output(0, c->Matrix(ranks, num_tables));
       c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })
@@ -155,9 +152,7 @@ REGISTER_OP("SlipstreamRouteKeys")
         "handles: scalars, of the tables of replicas that the batch will be looked up in.\n"
         "ranks: how many ranks own the keys, by hash.\n"
         "skip_read_only: whether keys with a read-only replica are left out.\n"
-        "refreshed: whether keys with a refreshed replica stand apart.\n"
-        "request_sizes: [ranks, tables], keys for each rank; with refreshed replicas [ranks, 2 * "
-        "tables]: first those without one.\n"
+        "request_sizes: [ranks, tables], keys for each rank.\n"
         "requests: [n], by rank, then by table.\n" SLIPSTREAM_FEATURE_DOC);
 
 REGISTER_OP("SlipstreamPullRows")
@@ -168,8 +163,6 @@ REGISTER_OP("SlipstreamPullRows")
     .Input("wire_dtype: int32")
     .Attr("num_tables: int >= 1")
     .Attr("create_missing: bool = true")
-    .Attr("refreshed: bool = false")
-    .Attr("own_rank: int >= -1 = -1")
     .Output("messages: uint8")
     .Output("lengths: int32")
     .Output("row_bytes: int64")
@@ -184,10 +177,6 @@ REGISTER_OP("SlipstreamPullRows")
         "row.\n"
         "create_missing: whether keys without a row get one and each counts as accessed; else they "
         "give the rows that they would start with.\n"
-        "refreshed: whether ranks have refreshed replicas (see SlipstreamTableSetReplicated); "
-        "sizes "
-        "are then [ranks, 2 * tables], the second half of keys whose replica the rank has.\n"
-        "own_rank: this one, which has no replicas of its rows.\n"
         "messages: the rows, to rank 0 first; those that are as they start are left out. Their "
         "lengths change seldom from call to call.\n"
         "lengths: [ranks], bytes of each.\n"
@@ -202,7 +191,6 @@ REGISTER_OP("SlipstreamStoreReplicas")
     .Attr("read_only: bool = false")
     .Attr("ignored_rank: int >= -1 = -1")
     .Attr("evict: bool = false")
-    .Attr("refreshed: bool = false")
     .SetIsStateful()
     .SetShapeFn(Shapes("[bytes]"))
     .Doc(R"doc(
@@ -216,7 +204,6 @@ messages: from SlipstreamPullRows of each rank, rank 0 first. Rows that came wit
 read_only: whether the replicas are read, without a request, until flags are set anew.
 ignored_rank: a rank whose rows are not stored; -1: none.
 evict: whether bounded tables evict rows for them; else a lookup must follow.
-refreshed: whether they were pulled so; sizes are then [ranks, 2 * tables].
 )doc");
 
 REGISTER_OP("SlipstreamSortKeys")

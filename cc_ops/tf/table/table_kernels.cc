@@ -1,12 +1,10 @@
-// Kernels that make a table and read or replace its rows, and which ranks have replicas of them.
-#include <cmath>
+// Kernels that make a table and read or replace its rows.
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/saturation/measurement.h"
-#include "cc_ops/core/table/replica_holders.h"
 #include "cc_ops/core/update/policy_update.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
@@ -200,48 +198,6 @@ absl::Status Import(tf::OpKernelContext* c, EmbeddingTable* table) {
   return ToAbsl(table->Import(contents));
 }
 
-// Of a row with its slots.
-int64_t WidthOf(const EmbeddingTable& table) { return table.dim() + table.slots_per_row(); }
-
-absl::Status SetReplicated(tf::OpKernelContext* c, EmbeddingTable* table) {
-  int ranks = 1;
-  float movement = 0.f;
-  TF_RETURN_IF_ERROR(ReadAttribute(c, "ranks", &ranks));
-  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n], movement: []", *table));
-  TF_RETURN_IF_ERROR(ReadScalar(c, 2, "movement", &movement));
-  if (!(movement >= 0.f) || std::isinf(movement)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("movement is ", movement, "; allowed: finite, at least 0"));
-  }
-  const ExclusiveLock lock(table->mutex());
-  return ToAbsl(table->replicas().SetReplicated(Data<int64_t>(c, 1), c->input(1).NumElements(),
-                                                WidthOf(*table), ranks, movement));
-}
-
-absl::Status ExportReplicated(tf::OpKernelContext* c, EmbeddingTable* table) {
-  ReplicaContents contents;
-  int64_t holder_bytes = 0;
-  {
-    const SharedLock lock(table->mutex());
-    contents = table->replicas().Export();
-    holder_bytes = ReplicaHolders::HolderBytes(table->replicas().ranks());
-  }
-  const int64_t n = static_cast<int64_t>(contents.keys.size());
-  TF_RETURN_IF_ERROR(Output(c, 0, contents.keys));
-  TF_RETURN_IF_ERROR(Output(c, 1, tf::TensorShape({n, WidthOf(*table)}), contents.rows));
-  return Output(c, 2, tf::TensorShape({n, holder_bytes}), contents.holders);
-}
-
-absl::Status ImportReplicated(tf::OpKernelContext* c, EmbeddingTable* table) {
-  int ranks = 1;
-  TF_RETURN_IF_ERROR(ReadAttribute(c, "ranks", &ranks));
-  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [?], rows: [?, ?], holders: [?, ?]", *table));
-  const ExclusiveLock lock(table->mutex());
-  return ToAbsl(table->replicas().Import(
-      {ValuesOf<int64_t>(c, 1), ValuesOf<float>(c, 2), ValuesOf<uint8_t>(c, 3)}, WidthOf(*table),
-      ranks));
-}
-
 SLIPSTREAM_CPU_KERNEL("SlipstreamTable", TableOp);
 SLIPSTREAM_TABLE_KERNEL("Gather", Gather);
 SLIPSTREAM_TABLE_KERNEL("Measure", Measure);
@@ -254,9 +210,6 @@ SLIPSTREAM_TABLE_KERNEL("Write", Write);
 SLIPSTREAM_TABLE_KERNEL("Remove", Remove);
 SLIPSTREAM_TABLE_KERNEL("Export", Export);
 SLIPSTREAM_TABLE_KERNEL("Import", Import);
-SLIPSTREAM_TABLE_KERNEL("SetReplicated", SetReplicated);
-SLIPSTREAM_TABLE_KERNEL("ExportReplicated", ExportReplicated);
-SLIPSTREAM_TABLE_KERNEL("ImportReplicated", ImportReplicated);
 
 }  // namespace
 }  // namespace slipstream

@@ -1,4 +1,4 @@
-// Registrations of the native store's ops on tables and on which ranks have replicas of their rows.
+// Registrations of the native store's ops on tables.
 #include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -220,59 +220,6 @@ slots: [n, slots per row].
 counts: [n].
 last_used: [n] or [0].
 steps: [2].
-)doc");
-
-REGISTER_OP("SlipstreamTableSetReplicated")
-    .Input("handle: resource")
-    .Input("keys: int64")
-    .Input("movement: float")
-    .Attr("ranks: int >= 1")
-    .SetIsStateful()
-    .SetShapeFn(Shapes("[], [n], []"))
-    .Doc(R"doc(
-Says of which rows of a table, which this rank owns, other ranks have refreshed replicas.
-
-What was sent of rows that stay among them remains known.
-
-handle: scalar.
-keys: [n], each once.
-movement: scalar, at least 0; a row is sent anew when a value of it is further away from what was
-  sent.
-ranks: how many there are.
-)doc");
-
-REGISTER_OP("SlipstreamTableExportReplicated")
-    .Input("handle: resource")
-    .Output("keys: int64")
-    .Output("rows: float")
-    .Output("holders: uint8")
-    .SetIsStateful()
-    .SetShapeFn(Shapes("[] -> [n], [n, w], [n, b]"))
-    .Doc(R"doc(
-Reads what was sent last of the rows of which other ranks have refreshed replicas.
-
-handle: scalar.
-keys: [n].
-rows: [n, dim + slots], as they were sent.
-holders: [n, (ranks + 7) / 8]; bit r of a row is set if rank r has a replica.
-)doc");
-
-REGISTER_OP("SlipstreamTableImportReplicated")
-    .Input("handle: resource")
-    .Input("keys: int64")
-    .Input("rows: float")
-    .Input("holders: uint8")
-    .Attr("ranks: int >= 1")
-    .SetIsStateful()
-    .SetShapeFn(Shapes("[], [?], [?, ?], [?, ?]"))
-    .Doc(R"doc(
-Replaces what was sent last of the rows of which other ranks have refreshed replicas; the movement stays.
-
-handle: scalar.
-keys: [n], each once.
-rows: [n, dim + slots], finite.
-holders: [n, (ranks + 7) / 8], see SlipstreamTableExportReplicated.
-ranks: how many there are.
 )doc");
 
 }  // namespace slipstream

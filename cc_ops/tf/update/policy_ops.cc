@@ -50,8 +50,7 @@ Replaces the flags of a table's rows and starts their squared update lengths ane
 
 handle: scalar.
 keys: [n]; rows that are not named have no flag.
-flags: [n]; bit 0: saturated, bit 1: watched, bit 2: read-only replica, bit 3: refreshed replica,
-  which stays when flags are set anew.
+flags: [n]; bit 0: saturated, bit 1: watched, bit 2: read-only replica.
 create_missing: whether keys without a row that get a flag get a row; else they are skipped.
 )doc");
 

@@ -71,7 +71,7 @@ class Job:
         is_read_only = saturation is not None and self.store.has_read_only_replicas
         self.engine = slip.Slipstream(
             self.layer,
-            [policy, *([slip.CacheRows(slip.ReadOnly(1.0))] if is_read_only else [])],
+            [policy, *([slip.CacheRows(1.0)] if is_read_only else [])],
             window=slip.Window(4, warmup=0, seed=3),
             hot_set=slip.HotSet(memory="1MiB"),
             saturation=saturation,

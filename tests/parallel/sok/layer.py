@@ -22,7 +22,7 @@ RULES = {
     "adam": slip.optimizers.Adam(0.05),
 }
 POLICIES = {
-    "mask": [slip.MaskGradients(share=0.5), slip.CacheRows(slip.ReadOnly(1.0))],
+    "mask": [slip.MaskGradients(share=0.5), slip.CacheRows(1.0)],
     "interval": [slip.DeferGradients(slip.Interval(3, share=0.5))],
     "movement": [slip.DeferGradients(slip.Movement(0.02))],
 }

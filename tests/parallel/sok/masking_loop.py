@@ -58,7 +58,7 @@ def batches(ranks: int):
 
 def engine_on(watched, mode: str) -> slip.Slipstream:
     """The engine of a mode on a store or layer."""
-    masks = [slip.MaskGradients(share=0.5), slip.CacheRows(slip.ReadOnly(1.0))]
+    masks = [slip.MaskGradients(share=0.5), slip.CacheRows(1.0)]
     policies = {
         "defer": slip.DeferGradients(slip.Interval(3, share=0.5)),
         "movement": slip.DeferGradients(slip.Movement(0.02)),

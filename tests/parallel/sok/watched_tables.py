@@ -27,7 +27,7 @@ NATIVE = {
     "legacy.Adam": slip.optimizers.Adam(0.05),
 }
 WAYS = {
-    "mask": [slip.MaskGradients(share=0.6), slip.CacheRows(slip.ReadOnly(1.0))],
+    "mask": [slip.MaskGradients(share=0.6), slip.CacheRows(1.0)],
     "interval": [slip.DeferGradients(slip.Interval(7, share=0.6)), slip.CacheRows()],
     "movement": [slip.DeferGradients(slip.Movement(0.05, max_age=9)), slip.CacheRows()],
 }

@@ -105,7 +105,6 @@ MOVING: dict[str, Any] = {
     **{"batch": 48, "defer_movement": 0.02, "defer_max_age": 30, "window_steps": 5},
     **{"cache_max_drift": 5.0},
 }
-REFRESHED = {**MOVING, "cache_max_drift": None, "drift_metric": None, "cache_movement": 0.1}
 MASKED: dict[str, Any] = {
     **{"policies": ("mask_gradients", "cache_rows"), "share": 0.9},
     **{"defer_movement": None, "defer_max_age": None},
@@ -117,9 +116,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "evaluated": {**MOVING, "evaluates": True},
     "bounded": {**MOVING, "evaluates": True, "capacity": 17},
     "few read-only": {**MOVING, "evaluates": True, "cache_bytes": 5000},
-    "refreshed": REFRESHED,
-    "refreshed and evaluated": {**REFRESHED, "evaluates": True},
-    "few refreshed": {**REFRESHED, "cache_bytes": 5000},
     "signal": {**MOVING, **MASKED, "batch": 24, "drift_metric": "signal", "capacity": 13},
 }
 
@@ -146,8 +142,6 @@ def test_as_many_ranks_go_on_as_if_never_stopped(way: str, tmp_path: Path) -> No
             replicas = 0
             if placement == "sharded":
                 replicas = sum(job.store.read_only_keys(table.name) for table in TABLES)
-                if job.store.refresh_movement is not None:
-                    replicas += sum(job.store.replicated_keys(table.name) for table in TABLES)
             statistics = [job.store.statistics(t.name) for t in TABLES]
             return {**job.found(), "evicted": sum(s.evicted_rows for s in statistics)}, replicas
 

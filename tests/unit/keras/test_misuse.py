@@ -150,6 +150,15 @@ def test_replicas_in_one_process_are_warned_of():
         fit(model, slipstream.apply(batches()), [slipstream.callback])
 
 
+def test_replicas_of_replicated_tables_are_refused(run_as_ranks):
+    def program(comm):
+        layer = slip.keras.EmbeddingCollection([slip.Table("t", 2)], comm=comm)
+        with pytest.raises(ValueError, match=r"'CacheRows'.*only ranks with sharded tables"):
+            slip.Slipstream(layer, [slip.CacheRows()])
+
+    run_as_ranks(2, program)
+
+
 def test_arrays_are_no_data_set():
     slipstream = engine(make()[0])
     for wrong in (arrays(), arrays()[0], [batches()]):

@@ -9,8 +9,6 @@ from all_rules import ALL_RULES, SPECS, name_of, train, train_on_ranks
 
 from slipstream_tf import (
     CacheRows,
-    ReadOnly,
-    Refreshed,
     RowDrift,
     Saturation,
     SkipExamples,
@@ -126,9 +124,8 @@ def test_replicas_would_not_decay(run_as_ranks) -> None:
     def freeze(comm):
         rule = optimizers.SGD(0.1, weight_decay=0.1, decay="all")
         layer = EmbeddingCollection([Table("t", 4)], rule, placement="sharded", comm=comm)
-        for replicas in (ReadOnly(), Refreshed(0.1)):
-            with pytest.raises(ValueError, match=r"`decay`: 'all' for SGD of.*no CacheRows"):
-                Slipstream(layer, policies=[CacheRows(replicas)])
+        with pytest.raises(ValueError, match=r"`decay`: 'all' for SGD of.*no CacheRows"):
+            Slipstream(layer, policies=[CacheRows()])
 
     run_as_ranks(2, freeze)
 

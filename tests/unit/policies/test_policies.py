@@ -17,8 +17,6 @@ from slipstream_tf.policies import (
     MaskGradients,
     Movement,
     Policy,
-    ReadOnly,
-    Refreshed,
     SkipExamples,
 )
 from slipstream_tf.policies.base import Begins, Ended
@@ -40,8 +38,7 @@ POLICIES = [
     DeferGradients(Interval(7, share=0.5), memory="64MB"),
     DeferGradients(Movement(0.25, max_age=9), memory=12_345),
     CacheRows(),
-    CacheRows(ReadOnly(0.5)),
-    CacheRows(Refreshed(0.0)),
+    CacheRows(0.5),
     SkipAtRandom([0.5, 0.25]),
     SimulatedRanks(4),
 ]
@@ -71,11 +68,8 @@ POLICIES = [
         (lambda: Interval(0), "`steps`: 0 for Interval"),
         (lambda: Interval(2.5), "`steps`: 2.5 for Interval"),
         (lambda: Interval(share=2), "`share`: 2.* for Interval"),
-        (lambda: CacheRows(0.1), r"`replicas`: 0.1 for CacheRows.*ReadOnly\(.*Refreshed\("),
-        (lambda: CacheRows(ReadOnly), "`replicas`: <class"),
-        (lambda: ReadOnly(0.0), "`max_drift`: 0.0 for ReadOnly.*> 0"),
-        (lambda: Refreshed(-0.1), "`movement`: -0.1 for Refreshed.*>= 0"),
-        (lambda: Refreshed(None), "`movement`: None for Refreshed"),
+        (lambda: CacheRows(0.0), "`max_drift`: 0.0 for CacheRows.*> 0"),
+        (lambda: CacheRows("much"), "`max_drift`: 'much' for CacheRows"),
         (lambda: SkipAtRandom([]), r"`shares`: \[\] for SkipAtRandom"),
         (lambda: SkipAtRandom(0.5), "`shares`: 0.5 for SkipAtRandom.*a sequence"),
         (lambda: SkipAtRandom([1.5]), "`shares`: 1.5 for SkipAtRandom"),
@@ -145,19 +139,11 @@ def test_the_policy_of_examples_keeps_what_its_score_decides():
 
 
 @pytest.mark.parametrize(
-    ("replicas", "rate", "drift", "movement"),
-    [
-        (ReadOnly(), 0.1, 0.025, None),
-        (ReadOnly(), None, 0.025, None),
-        (ReadOnly(), 0.01, 0.0025, None),
-        (ReadOnly(0.5), 0.1, 0.5, None),
-        (Refreshed(0.2), 0.1, 0.0, 0.2),
-    ],
+    ("given", "rate", "drift"),
+    [(None, 0.1, 0.025), (None, None, 0.025), (None, 0.01, 0.0025), (0.5, 0.1, 0.5)],
 )
-def test_bounds_of_replicas(replicas, rate, drift, movement):
-    policy = CacheRows(replicas)
-    assert policy.read_only_drift(rate) == pytest.approx(drift)
-    assert policy.refresh_movement == movement
+def test_the_drift_up_to_which_rows_have_replicas(given, rate, drift):
+    assert CacheRows(given).read_only_drift(rate) == pytest.approx(drift)
 
 
 def test_shares_of_random_skipping_count_from_the_end_of_the_warm_up():

@@ -18,8 +18,6 @@ from slipstream_tf import (
     MaskGradients,
     MaxAucLoss,
     MaxLogLossIncrease,
-    ReadOnly,
-    Refreshed,
     RowDrift,
     Saturation,
     SkipExamples,
@@ -41,7 +39,7 @@ BY_INTERVAL = DeferGradients(Interval())
         ({"policies": [MaskGradients]}, "`policies`: <class.*a sequence of policies"),
         ({"policies": [BY_DRIFT, BY_LOSS]}, r"`policies`: \['SkipExamples'\].*each kind once"),
         (
-            {"policies": [CacheRows(ReadOnly()), CacheRows(Refreshed(0.1))]},
+            {"policies": [CacheRows(), CacheRows(0.1)]},
             r"`policies`: \['CacheRows'\].*each kind once",
         ),
         (
@@ -71,10 +69,6 @@ BY_INTERVAL = DeferGradients(Interval())
         (
             {"policies": DeferGradients(), "saturation": Saturation("l2")},
             "`saturation`.*these policies do not go by the drift of keys",
-        ),
-        (
-            {"policies": CacheRows(Refreshed(0.1)), "saturation": Saturation("l2")},
-            None,  # Hot keys are watched all the same.
         ),
         (
             {"policies": SkipAtRandom([0.5]), "saturation": Saturation("l2")},
@@ -236,9 +230,6 @@ def test_the_rule_of_examples_in_a_window(settings, begins, mode, may_skip):
 
 
 def test_replicas_are_none_of_a_dry_run():
-    policies = [DeferGradients(), CacheRows(Refreshed(0.1))]
-    assert EngineSettings(policies).refresh_movement == 0.1
-    assert EngineSettings(policies, dry_run=True).refresh_movement is None
     policies = [DeferGradients(), CacheRows()]
     assert EngineSettings(policies).read_only_drift(0.1) == 0.025
     assert EngineSettings(policies, dry_run=True).read_only_drift(0.1) == 0.0
