@@ -81,8 +81,10 @@ CORE_HDRS = [
     "core/saturation/skip_score.h",
     "core/hot_keys/access_sketch.h",
     "core/hot_keys/hot_key_sketch.h",
+    "core/exchange/buffer_parts.h",
     "core/exchange/message.h",
     "core/exchange/pull.h",
+    "core/exchange/pulled_lookup.h",
     "core/exchange/pulled_rows.h",
     "core/exchange/push.h",
     "core/exchange/send_buffer.h",
@@ -128,8 +130,10 @@ CORE_SRCS = [
     "core/saturation/skip_score.cc",
     "core/hot_keys/access_sketch.cc",
     "core/hot_keys/hot_key_sketch.cc",
+    "core/exchange/buffer_parts.cc",
     "core/exchange/message.cc",
     "core/exchange/pull.cc",
+    "core/exchange/pulled_lookup.cc",
     "core/exchange/pulled_rows.cc",
     "core/exchange/push.cc",
     "core/exchange/send_buffer.cc",
@@ -233,6 +237,8 @@ TF_HDRS = [
     "tf/deferral/deferred_gradients_kernels.h",
     "tf/table/table_resource.h",
     "tf/lookup/feature_inputs.h",
+    "tf/lookup/lookup_op.h",
+    "tf/lookup/lookup_shape.h",
     "tf/lookup/plan_variant.h",
     "tf/update/mask_kernels.h",
     "tf/saturation/classifier_inputs.h",
@@ -241,6 +247,7 @@ TF_HDRS = [
     "tf/saturation/drift_kernels.h",
     "tf/saturation/look_ahead_resource.h",
     "tf/hot_keys/hot_key_kernels.h",
+    "tf/exchange/buffer_inputs.h",
     "tf/exchange/row_dtype.h",
 ]
 TF_SRCS = [
@@ -256,6 +263,7 @@ TF_SRCS = [
     "tf/table/table_resource.cc",
     "tf/lookup/feature_inputs.cc",
     "tf/lookup/lookup_kernels.cc",
+    "tf/lookup/lookup_op.cc",
     "tf/lookup/lookup_ops.cc",
     "tf/update/mask_kernels.cc",
     "tf/update/mask_ops.cc",
@@ -276,6 +284,8 @@ TF_SRCS = [
     "tf/exchange/exchange_kernels.cc",
     "tf/exchange/exchange_ops.cc",
     "tf/exchange/message_kernels.cc",
+    "tf/exchange/pulled_lookup_kernels.cc",
+    "tf/exchange/pulled_lookup_ops.cc",
 ]
 
 # Kernels for DEVICE_GPU. They call the launchers above and contain no device code, so the host

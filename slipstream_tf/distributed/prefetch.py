@@ -23,19 +23,15 @@ _ANNOUNCED_TWICE = (
 
 
 class KeyRequest(NamedTuple):
-    """Keys that this rank requests, and those that are requested of it.
+    """Keys that are requested of this rank.
 
     Attributes:
-        sizes: int64 [ranks, tables], keys requested of each rank.
+        sizes: int64 [ranks, tables], keys that each rank requests.
         keys: int64 [n], by rank, then by table.
-        their_sizes: int64 [ranks, tables], keys that each rank requests.
-        their_keys: int64 [m], by rank, then by table.
     """
 
     sizes: tf.Tensor
     keys: tf.Tensor
-    their_sizes: tf.Tensor
-    their_keys: tf.Tensor
 
 
 class AnnouncedKeys:
@@ -55,14 +51,12 @@ class AnnouncedKeys:
         with tf.device("CPU:0"):
             self._is_announced = tf.Variable(False, trainable=False)
             self._is_valid = tf.Variable(False, trainable=False)
-            self._batch, keys, their_keys = (
+            self._batch, keys = (
                 tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
-                for _ in range(3)
+                for _ in range(2)
             )
-            sizes, their_sizes = (
-                tf.Variable(tf.zeros([ranks, tables], tf.int64), trainable=False) for _ in range(2)
-            )
-            self._request = KeyRequest(sizes, keys, their_sizes, their_keys)
+            sizes = tf.Variable(tf.zeros([ranks, tables], tf.int64), trainable=False)
+            self._request = KeyRequest(sizes, keys)
 
     def announce(self, batch: tf.Tensor, request: Callable[[], KeyRequest]) -> None:
         """Takes in a batch.

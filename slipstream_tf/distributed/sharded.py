@@ -22,6 +22,7 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.hashing import hash_keys, mix64
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
+from slipstream_tf.ops.table import LookupLayout
 from slipstream_tf.ops.update_policy import WATCHED, UpdatePolicy
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.replicas import Replicas, ReplicatingStore, copy_bytes, rows_within
@@ -32,11 +33,10 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
     Every lookup (evaluation, too), update, `flush`, `set_read_only` and change of policy is a
     collective; ranks without inputs take part with an empty batch (see `even_ends`). A lookup reads
-    the rows as their owners have them (rounded, if the wire is bfloat16), but for read-only
-    replicas, which are as old as the last `set_read_only`, or as the last evaluation that read
-    them. Flags of saturated keys lie beside the replicas, of at most half of them: further keys,
-    and those whose replica was evicted, are neither masked nor deferred by interval until the next
-    window.
+    the rows as their owners have them (rounded, if the wire is), but for read-only replicas in
+    training, which are as old as the last `set_read_only`. Flags of saturated keys lie beside the
+    replicas, of at most half of them: further keys, and those whose replica was evicted, are
+    neither masked nor deferred by interval until the next window.
 
     A rank that defers gradients by movement takes how far a sum would move its row from the
     replica's slots: of a row's accumulators (Adagrad) or second moments (Adam) only the smallest
@@ -113,30 +113,19 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         if self.comm.size == 1:
             return super().lookup(packed, specs, training, stacked)
         what = "lookup" if training else "evaluation"
-        request = functools.partial(self._request, packed, specs, what, is_training=training)
+        layout, routed = self._route(packed, specs, training, stacked)
+        request = functools.partial(self._request, routed, what)
         if self.prefetches and training:
             requested = self._announced.take(self._identity_of(packed, specs), request)
         else:
-            if self.prefetches:
-                # Replicas that are evicted for those of an evaluation may be read-only ones.
-                self._announced.outdate()
             requested = request()
         # The rows that others request of this rank are sent, and those come that it requests.
-        pulled = exchange_ops.pull_rows(
-            self._handles,
-            requested.their_sizes,
-            requested.their_keys,
-            training,
-            *self._format(),
-        )
+        pulled = exchange_ops.pull_rows(self._handles, *requested, training, *self._format())
         received = exchange.exchange_pulled(self.comm, *pulled, self._names, f"{what}.rows")
-        stored = exchange_ops.store_replicas(
-            self._replicas._handles,
-            exchange_ops.SendBuffer(requested.sizes, requested.keys, received),
-            evict=not training,
+        pooled, plan = exchange_ops.look_up_pulled(
+            self._replicas._handles, packed, layout, routed, received, training
         )
-        with tf.control_dependencies([] if stored is None else [stored]):
-            return self._replicas.lookup(packed, specs, training, stacked)
+        return pooled, plan if training else None
 
     def _format(self) -> tuple[tf.Tensor, exchange.WireDtype]:
         """Whether slots go with the rows that are pulled now, and the dtype of their values."""
@@ -148,7 +137,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
         Call it after the lookup of the batch before. The next training lookup must be of these
         keys: another one is an error. Where replicas became read-only or left in between
-        (`set_read_only`, `set_row_flags`, an evaluation), that lookup sends its keys anew.
+        (`set_read_only`, `set_row_flags`), that lookup sends its keys anew.
 
         Args:
             packed: the batch's keys; weights are not read.
@@ -162,7 +151,8 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             raise invalid("prefetch", False, "announce of a ShardedStore", "prefetch=True")
         if self.comm.size == 1:
             return
-        request = functools.partial(self._request, packed, specs, "next", is_training=True)
+        _, routed = self._route(packed, specs, is_training=True)
+        request = functools.partial(self._request, routed, "next")
         self._announced.announce(self._identity_of(packed, specs), request)
 
     def forget_announced(self) -> None:
@@ -172,25 +162,25 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     def _identity_of(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> tf.Tensor:
         return identity_of(packed, [self._index_of(spec.table) for spec in specs])
 
-    def _request(
-        self, packed: PackedFeatures, specs: Sequence[FeatureSpec], what: str, is_training: bool
-    ) -> KeyRequest:
-        """Tells the owners which rows a batch needs, and hears which ones others need.
-
-        In training read-only replicas are read here.
-        """
-        feature_table = [self._index_of(spec.table) for spec in specs]
-        sizes, keys = exchange_ops.route_keys(
-            self._replicas._handles,
-            packed,
-            feature_table,
-            self.comm.size,
-            skip_read_only=is_training,
+    def _route(
+        self,
+        packed: PackedFeatures,
+        specs: Sequence[FeatureSpec],
+        is_training: bool,
+        stacked: bool = False,
+    ) -> tuple[LookupLayout, exchange_ops.Routed]:
+        """Plans a lookup; in training read-only replicas are read here."""
+        layout, handles = self._replicas._layout(specs, stacked), self._replicas._handles
+        return layout, exchange_ops.route_keys(
+            handles, packed, layout, self.comm.size, skip_read_only=is_training
         )
-        request = exchange_ops.SendBuffer(sizes, keys, tf.zeros([0]))
-        widths = [0] * int(sizes.shape[1])
+
+    def _request(self, routed: exchange_ops.Routed, what: str) -> KeyRequest:
+        """Tells the owners which rows a batch needs, and hears which ones others need."""
+        request = exchange_ops.SendBuffer(routed.sizes, routed.keys, tf.zeros([0]))
+        widths = [0] * len(self.tables)
         theirs = exchange.exchange_rows(self.comm, request, widths, self._names, f"{what}.keys")
-        return KeyRequest(sizes, keys, theirs.sizes, theirs.keys)
+        return KeyRequest(theirs.sizes, theirs.keys)
 
     def _exchanged(
         self,
@@ -283,12 +273,10 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         received = self.comm.gather(
             message, Mixed([("rows", row_bytes[0])]), self._names.of("frozen.values")
         )
-        exchange_ops.store_replicas(
+        exchange_ops.store_read_only(
             self._replicas._handles,
             exchange_ops.SendBuffer(all_keys.sizes, all_keys.keys, received),
-            read_only=True,
             ignored_rank=self.comm.rank,
-            evict=True,
         )
         self._announced.outdate()
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from slipstream_tf.ops import _loader
 from slipstream_tf.ops.features import PackedFeatures
+from slipstream_tf.ops.table import LookupLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,33 +160,46 @@ def unpack_messages(messages: tf.Tensor, ranks: int, row_floats: Sequence[int]) 
     return SendBuffer(*unpacked)
 
 
+class Routed(NamedTuple):
+    """A batch whose lookup is planned.
+
+    Attributes:
+        plan: scalar variant, for `look_up_pulled`.
+        sizes: int64 [ranks, tables], keys to request of each rank.
+        keys: int64 [n], distinct, by rank, then by table.
+    """
+
+    plan: tf.Tensor
+    sizes: tf.Tensor
+    keys: tf.Tensor
+
+
 def route_keys(
     replicas: Sequence[tf.Tensor],
     packed: PackedFeatures,
-    feature_table: Sequence[int],
+    layout: LookupLayout,
     ranks: int,
     skip_read_only: bool = True,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Finds the distinct keys of a batch that must be requested.
+) -> Routed:
+    """Plans the lookup of a batch, and finds the distinct keys that must be requested.
 
     Args:
-        replicas: the tables of replicas that the batch will be looked up in.
+        replicas: the tables of replicas that training batches are looked up in.
         packed: the batch's keys.
-        feature_table: per feature, the index of its table.
+        layout: of the lookup.
         ranks: how many ranks own the keys, by hash.
         skip_read_only: whether keys with a read-only replica are left out.
-
-    Returns:
-        sizes int64 [ranks, tables] and keys int64 [n], by owner, then by table.
     """
+    arguments = layout.arguments(packed)
     routed = _loader.library().slipstream_route_keys(
         handles=list(replicas),
-        feature_table=list(feature_table),
         ranks=ranks,
         skip_read_only=skip_read_only,
+        combiners=arguments["combiners"],
+        feature_table=arguments["feature_table"],
         **packed.arguments(),
     )
-    return routed.request_sizes, routed.requests
+    return Routed(routed.plan, routed.request_sizes, routed.requests)
 
 
 def pull_rows(
@@ -247,25 +261,54 @@ def pack_rows(rows: Sequence[tf.Tensor]) -> tf.Tensor:
         return tf.concat([tf.reshape(tf.bitcast(head, tf.uint8), [-1]), body], 0)
 
 
-def store_replicas(
+def look_up_pulled(
     replicas: Sequence[tf.Tensor],
-    rows: SendBuffer,
-    read_only: bool = False,
-    ignored_rank: int = -1,
-    evict: bool = False,
-) -> tf.Operation | None:
-    """Stores rows from `pull_rows`, without counting accesses.
+    packed: PackedFeatures,
+    layout: LookupLayout,
+    routed: Routed,
+    messages: tf.Tensor,
+    training: bool,
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Looks up a batch in the rows that came for it.
 
     Rows that came without a number for their slots get slots of 0, beside which a movement is not
     underestimated.
 
     Args:
+        replicas, packed, layout: as `route_keys` was given them.
+        routed: what it gave.
+        messages: uint8 [bytes], from `pull_rows` of each rank, or `pack_rows`.
+        training: whether accesses are counted, and the rows become replicas, for an update.
+
+    Returns:
+        As `ops.table.lookup`; the plan is of use in training.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the messages are not those of these keys' rows; nothing is
+            stored then.
+        tf.errors.ResourceExhaustedError: there is no room for so many replicas.
+    """
+    result = _loader.library().slipstream_look_up_pulled(
+        handles=list(replicas),
+        plan=routed.plan,
+        sizes=routed.sizes,
+        requests=routed.keys,
+        messages=messages,
+        training=training,
+        **layout.arguments(packed),
+    )
+    return list(result.pooled), result.looked_up
+
+
+def store_read_only(
+    replicas: Sequence[tf.Tensor], rows: SendBuffer, ignored_rank: int = -1
+) -> tf.Operation | None:
+    """Stores rows as replicas, which are read without a request until flags are set anew.
+
+    Args:
         replicas: the tables of replicas.
         rows: from each rank; values are the messages from `pull_rows` or `pack_rows`.
-        read_only: whether the replicas are read, without a request, until flags are set anew.
         ignored_rank: a rank whose rows are not stored; -1: none.
-        evict: whether bounded tables evict other rows for them; else a lookup of them must follow,
-            which does so.
 
     Returns:
         The operation in a graph, None in eager mode.
@@ -274,12 +317,10 @@ def store_replicas(
         tf.errors.InvalidArgumentError: the messages are not those of these keys' rows; nothing is
             stored then.
     """
-    return _loader.library().slipstream_store_replicas(
+    return _loader.library().slipstream_store_read_only(
         handles=list(replicas),
         sizes=rows.sizes,
         keys=rows.keys,
         messages=rows.values,
-        read_only=read_only,
         ignored_rank=ignored_rank,
-        evict=evict,
     )

@@ -112,13 +112,16 @@ def call_exchange_ops(call: Call) -> None:
     call("SlipstreamCollectGradients", plan=later.plan, **update)
     call("SlipstreamCollectDeferred", handles=deferring, ranks=2)
 
-    requested = call("SlipstreamRouteKeys", handles=copies, ranks=2, **FEATURES)
-    sizes, keys = (part.numpy() for part in requested)
+    combiners = LOOKUP["combiners"]
+    routed = call("SlipstreamRouteKeys", handles=copies, ranks=2, combiners=combiners, **FEATURES)
+    sizes, keys = routed.request_sizes.numpy(), routed.requests.numpy()
     wanted = {"sizes": sizes, "keys": keys}
     form = {"with_summary": np.True_, "wire_dtype": ROUNDED}
-    served = call("SlipstreamPullRows", handles=owners, **wanted, **form)
-    messages = served.messages.numpy()
-    call("SlipstreamStoreReplicas", handles=copies, messages=messages, evict=True, **wanted)
+    messages = call("SlipstreamPullRows", handles=owners, **wanted, **form).messages.numpy()
+    for training in (True, False):
+        came = {"plan": routed.plan, "sizes": sizes, "requests": keys, "messages": messages}
+        call("SlipstreamLookUpPulled", handles=copies, training=training, **came, **LOOKUP)
+    call("SlipstreamStoreReadOnly", handles=copies, messages=messages, **wanted)
 
 
 def call_deferred_gradients_ops(call: Call) -> None:

@@ -57,7 +57,7 @@ def test_rows_are_pulled_and_stored_for_one_rank_or_more():
         exchange.pull_rows(make_tables(), nobody.sizes, nobody.keys, True, True)
     packed = SendBuffer(nobody.sizes, nobody.keys, tf.zeros(0, tf.uint8))
     with pytest.raises(tf.errors.InvalidArgumentError, match="those of one rank or more"):
-        exchange.store_replicas(make_tables(), packed)
+        exchange.store_read_only(make_tables(), packed)
 
 
 def test_what_is_collected_is_each_keys_sum():
@@ -260,7 +260,7 @@ def pulled_and_stored(rule, with_summary, wire_dtype):
         owners, sizes, keys, True, with_summary, wire_dtype
     )
     assert lengths.numpy().tolist() == [message.shape[0]]
-    exchange.store_replicas(replicas, SendBuffer(sizes, keys, message), evict=True)
+    exchange.store_read_only(replicas, SendBuffer(sizes, keys, message))
     return owners, replicas, int(row_bytes[0])
 
 
@@ -301,7 +301,7 @@ def test_what_travels_changes_without_a_new_trace():
         message, _, row_bytes = exchange.pull_rows(
             handles, sizes, keys, False, with_summary.read_value(), wire_dtype.read_value()
         )
-        exchange.store_replicas(handles, SendBuffer(sizes, keys, message), evict=True)
+        exchange.store_read_only(handles, SendBuffer(sizes, keys, message))
         return row_bytes[0]
 
     assert serve_and_store() == 1 + 2 * 3 * 4 + 1 + 2 * 4
@@ -319,7 +319,7 @@ def test_rows_that_are_as_they_start_do_not_travel():
     sizes, replicas = tf.constant([[2, 1]], tf.int64), make_tables()
     message, _, row_bytes = exchange.pull_rows(handles, sizes, keys, True, True)
     assert row_bytes.numpy().tolist() == [2] and message.numpy()[32:].tolist() == [0] * 992
-    exchange.store_replicas(replicas, SendBuffer(sizes, keys, message), evict=True)
+    exchange.store_read_only(replicas, SendBuffer(sizes, keys, message))
     for own, replica in zip(handles, replicas, strict=True):
         np.testing.assert_array_equal(
             table.export_table(own)["rows"], table.export_table(replica)["rows"]
@@ -337,7 +337,7 @@ def test_rows_of_no_table_are_stored_as_pulled_ones_are(counts):
     specs = [tf.TensorSpec([None, config.dim], tf.float32) for config in TABLES]
     packed = tf.function(exchange.pack_rows, input_signature=[specs])(rows)
     rows_in = SendBuffer(tf.constant([counts], tf.int64), keys, packed)
-    exchange.store_replicas(replicas, rows_in, evict=True)
+    exchange.store_read_only(replicas, rows_in)
     for count, replica, wanted in zip(counts, replicas, rows, strict=True):
         copied = table.export_table(replica)
         np.testing.assert_array_equal(copied["keys"], np.arange(count))
@@ -349,7 +349,7 @@ def test_no_rows_are_pulled_and_stored():
     sizes = tf.zeros([3, 2], tf.int64)
     messages, lengths, row_bytes = exchange.pull_rows(handles, sizes, none, True, True)
     assert row_bytes.numpy().tolist() == [0, 0, 0] and lengths.numpy().tolist() == [1024] * 3
-    exchange.store_replicas(handles, SendBuffer(sizes, none, messages))
+    exchange.store_read_only(handles, SendBuffer(sizes, none, messages))
     assert table.statistics(handles[0]).rows == 0
 
 
@@ -360,12 +360,12 @@ def test_rows_of_other_keys_are_not_stored():
     message, *_ = exchange.pull_rows(owners, sizes, keys, True, True)
     others = SendBuffer(tf.constant([[1, 1]], tf.int64), tf.constant([5, 6], tf.int64), message)
     with pytest.raises(tf.errors.InvalidArgumentError, match="at least 1 bytes; left are 0"):
-        exchange.store_replicas(handles, others)
+        exchange.store_read_only(handles, others)
     with pytest.raises(tf.errors.InvalidArgumentError, match="rank 0 say that they are 15 of 1024"):
-        exchange.store_replicas(handles, SendBuffer(sizes, keys, message[:-8]))
+        exchange.store_read_only(handles, SendBuffer(sizes, keys, message[:-8]))
     for wrong in ({"with_summary": [True]}, {"wire_dtype": [0]}, {"wire_dtype": 4}):
         with pytest.raises(tf.errors.InvalidArgumentError, match=next(iter(wrong))):
             exchange.pull_rows(owners, sizes, keys, True, **{"with_summary": True, **wrong})
     assert table.statistics(handles[0]).rows == 0
-    exchange.store_replicas(handles, SendBuffer(sizes, keys, message))
+    exchange.store_read_only(handles, SendBuffer(sizes, keys, message))
     assert table.statistics(handles[0]).rows == 1

@@ -13,6 +13,7 @@ from slipstream_tf.distributed.sharded import owner_of
 from slipstream_tf.hashing import GOLDEN, finalise, hash_keys, mix64, stream
 from slipstream_tf.ops import exchange
 from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.table import LookupLayout
 from slipstream_tf.optimizers import SGD
 from slipstream_tf.stores.native import NativeStore
 
@@ -61,7 +62,8 @@ def test_python_and_the_core_send_a_key_to_the_same_rank(ranks: int) -> None:
     )
     copies = NativeStore([Table("t", 2)], SGD(0.1))._handles
     packed = pack({"f": tf.constant(keys)}, (FeatureSpec("f", "t"),))
-    sizes, routed = exchange.route_keys(copies, packed, [0], ranks)
+    layout = LookupLayout((0,), ("sum",), (2,), is_stacked=False)
+    _, sizes, routed = exchange.route_keys(copies, packed, layout, ranks)
     owners = np.repeat(np.arange(ranks), sizes.numpy().reshape(ranks, -1).sum(axis=1))
     assert sorted(routed.numpy()) == keys.tolist()
     assert (owner_of(routed.numpy(), ranks) == owners).all()

@@ -40,7 +40,7 @@ RETIRED = {
     "Serve": "Pull",
     "ServeRows": "PullRows",
     "SlotsOf": "IndicesOf, EntriesOf",
-    "StoreCopies": "StoreReplicas",
+    "StoreCopies": "StoreReadOnly",
     "TableShard": "RowShard, ShardFlags or ShardUpdates",
     "Travelled": "SquaredUpdateLengths",
     "fate": "decision",

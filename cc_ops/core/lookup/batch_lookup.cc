@@ -105,74 +105,152 @@ void Pool(const std::vector<EmbeddingTable*>& tables, const std::vector<FeatureV
   });
 }
 
+bool AllAreCopied(const std::vector<FeatureView>& features,
+                  const std::vector<Combiner>& combiners) {
+  for (size_t f = 0; f < features.size(); ++f) {
+    if (!IsCopied(features[f], combiners[f])) return false;
+  }
+  return true;
+}
+
+// Where rows go; `workspace` has room for those that go nowhere yet.
+RowTargets TargetsOf(const std::vector<FeatureView>& features,
+                     const std::vector<Combiner>& combiners,
+                     const std::vector<PooledOutput>& outputs, LookupWorkspace* workspace) {
+  RowTargets targets = {CopiesOf(features, combiners, outputs), nullptr};
+  if (!AllAreCopied(features, combiners)) {
+    // Places of padding keys stay as they are: nothing reads them.
+    workspace->row_of_position.resize(static_cast<size_t>(Positions(features).total));
+    targets.row_of_position = &workspace->row_of_position;
+  }
+  return targets;
+}
+
+// What is left to do when all rows are where `targets` says.
+void PoolRows(const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
+              const std::vector<PooledOutput>& outputs, const RowTargets& targets,
+              const Parallel& parallel, LookupWorkspace* workspace) {
+  LookupPlan* plan = &workspace->plan;
+  const Positions positions(features);
+  plan->scale.clear();
+  if (static_cast<int64_t>(plan->unique_key.size()) < positions.total) {
+    for (size_t f = 0; f < features.size(); ++f) {
+      if (targets.copied[f].data == nullptr || !features[f].has_padding) continue;
+      ClearPadding(features[f], plan->tables[features[f].table]->dim(), outputs[f]);
+    }
+  }
+  if (targets.row_of_position == nullptr) return;
+  ComputeScales(features, combiners, positions, parallel, &plan->scale);
+  Pool(plan->tables, features, combiners, positions, workspace->row_of_position, plan->scale,
+       outputs, parallel);
+}
+
+// resolve(first bucket, last bucket, task) of all buckets, by all threads.
+template <class Resolve>
+void ForEachBucketRange(const SortedKeys& sorted, const Parallel& parallel,
+                        const Resolve& resolve) {
+  const std::vector<int64_t> bounds = BalancedBuckets(sorted.begin, parallel.threads);
+  parallel.run(parallel.threads, [&](int task) { resolve(bounds[task], bounds[task + 1], task); });
+}
+
 }  // namespace
 
-Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
-                         const std::vector<FeatureView>& features,
-                         const std::vector<Combiner>& combiners,
-                         const std::vector<PooledOutput>& outputs, const Parallel& parallel,
-                         LookupWorkspace* workspace) {
-  LookupPlan* plan = &workspace->plan;
+std::vector<int64_t> LayoutOf(const std::vector<FeatureView>& features,
+                              const std::vector<Combiner>& combiners) {
+  std::vector<int64_t> layout;
+  for (size_t f = 0; f < features.size(); ++f) {
+    const FeatureView& view = features[f];
+    layout.insert(layout.end(), {view.table, view.batch, view.num_keys, view.width, view.stride,
+                                 view.row_splits != nullptr, IsCopied(view, combiners[f])});
+  }
+  return layout;
+}
+
+Status SortKeys(const std::vector<EmbeddingTable*>& tables,
+                const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
+                const Parallel& parallel, LookupWorkspace* workspace) {
   for (const FeatureView& f : features) {
     if (f.batch <= kMaxBatch) continue;
     return InvalidArgument("a batch has " + std::to_string(f.batch) + " examples; allowed: up to " +
                            std::to_string(kMaxBatch));
   }
+  LookupPlan* plan = &workspace->plan;
   plan->tables = tables;
+  plan->generations.assign(tables.size(), -1);
   plan->examples.clear();
   plan->feature_table.clear();
   for (const FeatureView& f : features) {
     plan->examples.push_back(f.batch);
     plan->feature_table.push_back(f.table);
   }
+  SortedKeys& sorted = workspace->sorted;
+  SortByBucket(features, static_cast<int>(tables.size()), Positions(features),
+               !AllAreCopied(features, combiners), parallel, &sorted);
+  const size_t n = sorted.key.size();
+  plan->unique_begin = sorted.begin;
+  plan->unique_count.assign(sorted.begin.size() - 1, 0);
+  plan->unique_key.resize(n);
+  plan->unique_row.resize(n);
+  plan->unique_index.resize(n);
+  plan->uses_end.resize(n);
+  plan->uses.resize(n);
+  plan->use_position.resize(sorted.position.size());
+  workspace->scratches.resize(static_cast<size_t>(parallel.threads));
+  return OkStatus();
+}
+
+void GroupKeys(const Parallel& parallel, LookupWorkspace* workspace) {
+  ForEachBucketRange(workspace->sorted, parallel, [&](int64_t first, int64_t last, int task) {
+    GroupBuckets(workspace->sorted, first, last, &workspace->scratches[task], &workspace->plan);
+  });
+}
+
+Status BeginLookup(LookupWorkspace* workspace) {
+  LookupPlan* plan = &workspace->plan;
+  const Status room = MakeRoomForBatch(plan->tables, workspace->sorted);
+  if (!room.ok()) return room;
+  plan->generations.clear();
+  for (EmbeddingTable* table : plan->tables) {
+    table->rows().NextLookupStep();
+    plan->generations.push_back(table->rows().generation());
+  }
+  return OkStatus();
+}
+
+void DeliverRows(const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
+                 const std::vector<PooledOutput>& outputs, const Parallel& parallel,
+                 LookupWorkspace* workspace) {
+  const RowTargets targets = TargetsOf(features, combiners, outputs, workspace);
+  std::vector<float> zeros;
+  if (targets.row_of_position != nullptr) {
+    int64_t dim = 0;
+    for (const EmbeddingTable* table : workspace->plan.tables) dim = std::max(dim, table->dim());
+    zeros.resize(static_cast<size_t>(dim));
+    std::fill(targets.row_of_position->begin(), targets.row_of_position->end(), zeros.data());
+  }
+  ForEachBucketRange(workspace->sorted, parallel, [&](int64_t first, int64_t last, int) {
+    DeliverBuckets(workspace->sorted, first, last, targets, &workspace->plan);
+  });
+  PoolRows(features, combiners, outputs, targets, parallel, workspace);
+}
+
+Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
+                         const std::vector<FeatureView>& features,
+                         const std::vector<Combiner>& combiners,
+                         const std::vector<PooledOutput>& outputs, const Parallel& parallel,
+                         LookupWorkspace* workspace) {
   const ExclusiveTableLocks locks(tables);
   try {
-    const Positions positions(features);
-    const int num_tables = static_cast<int>(tables.size());
-    SortedKeys& sorted = workspace->sorted;
-    RowTargets targets = {CopiesOf(features, combiners, outputs), nullptr};
-    const bool all_are_copied =
-        std::all_of(targets.copied.begin(), targets.copied.end(),
-                    [](const PooledOutput& o) { return o.data != nullptr; });
-    SortByBucket(features, num_tables, positions, !all_are_copied, parallel, &sorted);
-    const Status room = MakeRoomForBatch(tables, sorted);
-    if (!room.ok()) return room;
-    plan->generations.clear();
-    for (EmbeddingTable* table : tables) {
-      table->rows().NextLookupStep();
-      plan->generations.push_back(table->rows().generation());
-    }
-    const size_t n = sorted.key.size();
-    plan->unique_begin = sorted.begin;
-    plan->unique_count.assign(sorted.begin.size() - 1, 0);
-    plan->unique_key.resize(n);
-    plan->unique_row.resize(n);
-    plan->unique_index.resize(n);
-    plan->uses_end.resize(n);
-    plan->uses.resize(n);
-    plan->use_position.resize(sorted.position.size());
-    if (!all_are_copied) {
-      // Places of padding keys stay as they are: nothing reads them.
-      workspace->row_of_position.resize(static_cast<size_t>(positions.total));
-      targets.row_of_position = &workspace->row_of_position;
-    }
-    workspace->scratches.resize(static_cast<size_t>(parallel.threads));
-    const std::vector<int64_t> bounds = BalancedBuckets(sorted.begin, parallel.threads);
-    parallel.run(parallel.threads, [&](int task) {
-      ResolveBuckets(sorted, bounds[task], bounds[task + 1], targets, &workspace->scratches[task],
-                     plan);
+    Status status = SortKeys(tables, features, combiners, parallel, workspace);
+    if (!status.ok()) return status;
+    status = BeginLookup(workspace);
+    if (!status.ok()) return status;
+    const RowTargets targets = TargetsOf(features, combiners, outputs, workspace);
+    ForEachBucketRange(workspace->sorted, parallel, [&](int64_t first, int64_t last, int task) {
+      ResolveBuckets(workspace->sorted, first, last, targets, &workspace->scratches[task],
+                     &workspace->plan);
     });
-    plan->scale.clear();
-    if (static_cast<int64_t>(n) < positions.total) {
-      for (size_t f = 0; f < features.size(); ++f) {
-        if (targets.copied[f].data == nullptr || !features[f].has_padding) continue;
-        ClearPadding(features[f], tables[features[f].table]->dim(), outputs[f]);
-      }
-    }
-    if (all_are_copied) return OkStatus();
-    ComputeScales(features, combiners, positions, parallel, &plan->scale);
-    Pool(tables, features, combiners, positions, workspace->row_of_position, plan->scale, outputs,
-         parallel);
+    PoolRows(features, combiners, outputs, targets, parallel, workspace);
   } catch (const std::bad_alloc&) {
     return OutOfMemory("looking up a batch", tables);
   }

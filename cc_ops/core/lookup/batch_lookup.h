@@ -32,6 +32,23 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          const std::vector<PooledOutput>& outputs, const Parallel& parallel,
                          LookupWorkspace* workspace);
 
+// The same in steps, where rows come from elsewhere.
+// Equal for features whose vectors and key positions are numbered alike.
+std::vector<int64_t> LayoutOf(const std::vector<FeatureView>& features,
+                              const std::vector<Combiner>& combiners);
+// Sorts a batch's keys; the plan gets what does not depend on its keys.
+Status SortKeys(const std::vector<EmbeddingTable*>& tables,
+                const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
+                const Parallel& parallel, LookupWorkspace* workspace);
+// Fills the plan, but for the rows. Callers hold the tables' mutexes from here on.
+void GroupKeys(const Parallel& parallel, LookupWorkspace* workspace);
+// Makes room for the keys in bounded tables, and begins a lookup.
+Status BeginLookup(LookupWorkspace* workspace);
+// Pools the rows of the plan, of features of its layout. Keys that it lacks have rows of zeros.
+void DeliverRows(const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
+                 const std::vector<PooledOutput>& outputs, const Parallel& parallel,
+                 LookupWorkspace* workspace);
+
 // The same without making keys or counting; absent keys give their initial rows.
 // Deferred gradients are not in them: FlushBeforeReading (policy_update.h) comes first.
 Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,

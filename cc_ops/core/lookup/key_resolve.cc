@@ -19,9 +19,10 @@ void CopyRow(const float* row, float* out) {
   std::memcpy(out, row, kBytes);
 }
 
-// Buckets go through three stages, so that memory prefetched in one has come by the next:
-//   Deduplicate  gives distinct keys numbers         prefetches their lines of the index
-//   Find         looks for their rows, groups uses   prefetches the rows
+// Buckets go through stages, so that memory prefetched in one has come by the next:
+//   Deduplicate  gives distinct keys numbers   prefetches their lines of the index
+//   Find         looks for their rows          prefetches the rows
+//   Group        puts the uses of a key behind each other
 //   Deliver      copies the rows to where they are used
 class BucketResolver {
  public:
@@ -31,13 +32,19 @@ class BucketResolver {
 
   SLIPSTREAM_PREFETCHES void PrefetchShard(int64_t bucket) { ShardOfBucket(bucket)->Prefetch(); }
 
-  void Deduplicate(int64_t bucket) {
+  // is_to_be_found: Find follows.
+  void Deduplicate(int64_t bucket, bool is_to_be_found) {
+    if (!is_to_be_found) return Number(bucket, [](uint64_t) {});
+    const RowShard* shard = ShardOfBucket(bucket);
+    if (sorted_.begin[bucket] < sorted_.begin[bucket + 1]) shard->arena.PrefetchChunks();
+    Number(bucket, [&](uint64_t hash) SLIPSTREAM_LAMBDA_INLINE { shard->index.Prefetch(hash); });
+  }
+
+  template <class See>
+  void Number(int64_t bucket, const See& see) {
     const int64_t begin = sorted_.begin[bucket], n = sorted_.begin[bucket + 1] - begin;
     plan_->unique_count[bucket] = 0;
     if (n == 0) return;
-    const RowShard* shard = ShardOfBucket(bucket);
-    shard->arena.PrefetchChunks();
-    const HashIndex& index = shard->index;
     Buffers& buffers = scratch_->buffers[bucket % 2];
     // At most a quarter full, where there are few keys an eighth.
     scratch_->numbers.Reset(scratch_->numbers.PowerOfTwo(std::max<int64_t>(64, 4 * n)));
@@ -58,7 +65,7 @@ class BucketResolver {
     for (int64_t i = 0; i < n; ++i) {
       const int64_t key = keys[i];
       const uint64_t hash = KeyedHash(key);
-      index.Prefetch(hash);
+      see(hash);
       KeyNumber<int32_t>* const entry = &entries[numbers.Probe(numbers.Home(hash), {unique, key})];
       // Written without a branch on whether the key is new, which nobody can predict: what is
       // written for a known one is overwritten by the next new one.
@@ -77,7 +84,7 @@ class BucketResolver {
   }
 
   void Find(int64_t bucket) {
-    const int64_t begin = sorted_.begin[bucket], n = sorted_.begin[bucket + 1] - begin;
+    const int64_t begin = sorted_.begin[bucket];
     const int64_t count = plan_->unique_count[bucket];
     if (count == 0) return;
     EmbeddingTable* table = plan_->tables[bucket / kNumShards];
@@ -112,6 +119,13 @@ class BucketResolver {
       // Where rows and slots fill no whole lines, a row begins within one, and ends a line later.
       if (has_parts_of_lines) __builtin_prefetch(rows[u] + dim - 1);
     }
+  }
+
+  void Group(int64_t bucket) {
+    const int64_t begin = sorted_.begin[bucket], n = sorted_.begin[bucket + 1] - begin;
+    const int64_t count = plan_->unique_count[bucket];
+    if (count == 0) return;
+    const Buffers& buffers = scratch_->buffers[bucket % 2];
     // A counting sort of the uses by key: uses_end first holds counts, then starts, and, once
     // every use is placed, ends.
     int64_t next = begin;
@@ -199,10 +213,29 @@ void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
   BucketResolver resolver(sorted, targets, scratch, plan);
   for (int64_t bucket = first; bucket < last + 2; ++bucket) {
     if (bucket + 1 < last) resolver.PrefetchShard(bucket + 1);
-    if (bucket < last) resolver.Deduplicate(bucket);
-    if (bucket - 1 >= first && bucket - 1 < last) resolver.Find(bucket - 1);
+    if (bucket < last) resolver.Deduplicate(bucket, true);
+    if (bucket - 1 >= first && bucket - 1 < last) {
+      resolver.Find(bucket - 1);
+      resolver.Group(bucket - 1);
+    }
     if (bucket - 2 >= first) resolver.Deliver(bucket - 2);
   }
+}
+
+void GroupBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
+                  LookupPlan* plan) {
+  const RowTargets nowhere = {std::vector<PooledOutput>(plan->feature_table.size()), nullptr};
+  BucketResolver resolver(sorted, nowhere, scratch, plan);
+  for (int64_t bucket = first; bucket < last; ++bucket) {
+    resolver.Deduplicate(bucket, false);
+    resolver.Group(bucket);
+  }
+}
+
+void DeliverBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
+                    const RowTargets& targets, LookupPlan* plan) {
+  BucketResolver resolver(sorted, targets, nullptr, plan);
+  for (int64_t bucket = first; bucket < last; ++bucket) resolver.Deliver(bucket);
 }
 
 }  // namespace slipstream

@@ -31,6 +31,14 @@ struct RowTargets {
 void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
                     const RowTargets& targets, ResolveScratch* scratch, LookupPlan* plan);
 
+// The same in two steps, between which somebody else sets the plan's rows: this one fills the
+// plan's entries but for the rows, and looks for none.
+void GroupBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
+                  LookupPlan* plan);
+// Delivers the rows of the plan.
+void DeliverBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
+                    const RowTargets& targets, LookupPlan* plan);
+
 }  // namespace slipstream
 
 #endif  // SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_RESOLVE_H_

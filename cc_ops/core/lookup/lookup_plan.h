@@ -19,7 +19,7 @@ struct Occurrence {
 // What the forward pass found out for the backward pass.
 struct LookupPlan {
   std::vector<EmbeddingTable*> tables;
-  std::vector<int64_t> generations;  // of the tables at the lookup
+  std::vector<int64_t> generations;  // of the tables at the lookup; -1: rows lie in no table
   std::vector<int> feature_table;    // [features]
   std::vector<int64_t> examples;     // [features], of each
   // Bucket b = table * kNumShards + shard holds the distinct keys
@@ -58,10 +58,20 @@ struct ResolveScratch {
   Buffers buffers[2];                     // of buckets with even and with odd numbers
 };
 
+// A distinct key of a plan, whose row comes from elsewhere.
+struct PlannedKey {
+  int64_t unique;  // index in the plan
+  int64_t uses;
+};
+
 // The memory of a lookup. Reused from step to step it costs no allocation.
 struct LookupWorkspace {
   LookupPlan plan;
   SortedKeys sorted;
+  // Of a lookup over ranks, see exchange/pulled_lookup.h.
+  std::vector<int64_t> layout;  // of its features
+  std::vector<PlannedKey> requested, local;
+  std::vector<float> rows;  // that lie in no table
   std::vector<float*> row_of_position;
   std::vector<ResolveScratch> scratches;  // one per task
 };

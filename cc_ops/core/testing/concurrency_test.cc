@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cc_ops/core/exchange/pull.h"
+#include "cc_ops/core/exchange/pulled_lookup.h"
 #include "cc_ops/core/lookup/batch_lookup.h"
 #include "cc_ops/core/saturation/measurement.h"
 #include "cc_ops/core/table/embedding_table.h"
@@ -257,8 +258,13 @@ class Concurrency : public testing::Test {
         views[t].batch = views[t].num_keys = kBatch;
         views[t].keys = keys.data();
       }
+      const std::vector<Combiner> combiners(2, Combiner::kSum);
+      std::vector<float> pooled(2 * kBatch * kDim);
+      LookupWorkspace workspace;
       SendBuffer requests;
-      ASSERT_TRUE(RouteKeys(replicas, views, RouteOptions(), Threads(2), &requests).ok());
+      ASSERT_TRUE(
+          RouteKeys(replicas, views, combiners, RouteOptions(), Threads(2), &workspace, &requests)
+              .ok());
       const SendBufferView requested = {1,
                                         requests.sizes.data(),
                                         requests.keys.data(),
@@ -268,11 +274,13 @@ class Concurrency : public testing::Test {
       SteadyLengths lengths;
       PulledRows pulled;
       ASSERT_TRUE(PullRows(owners, requested, PullOptions(), &lengths, &pulled).ok());
-      ReplicaOptions replica;
-      replica.evict = true;
-      ASSERT_TRUE(StoreReplicas(replicas, requested, pulled.messages.data(),
-                                static_cast<int64_t>(pulled.messages.size()), replica)
+      const PulledMessages messages = {requested, pulled.messages.data(),
+                                       static_cast<int64_t>(pulled.messages.size())};
+      ASSERT_TRUE(LookUpPulled(views, combiners,
+                               {{pooled.data(), kDim}, {pooled.data() + kBatch * kDim, kDim}},
+                               messages, true, Threads(2), &workspace)
                       .ok());
+      ASSERT_TRUE(StoreReadOnly(replicas, messages, -1).ok());
       LetOthersIn();
     }
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cc_ops/core/exchange/pull.h"
+#include "cc_ops/core/exchange/pulled_lookup.h"
 #include "cc_ops/core/exchange/push.h"
 #include "cc_ops/core/lookup/batch_lookup.h"
 #include "cc_ops/core/table/eviction.h"
@@ -325,15 +326,34 @@ TEST(OutOfMemory, RowsArePulledAndStored) {
   FailEach<Trained>(Made(), pull, Kept, true);
   Trained owner;
   ASSERT_TRUE(pull(&owner).ok());
-  ReplicaOptions copied;
-  copied.read_only = true;
-  const auto copy = [&](Trained* t) {
-    const std::vector<uint8_t>& message = pulled.messages;
-    return StoreReplicas(t->tables, view, message.data(), static_cast<int64_t>(message.size()),
-                         copied);
-  };
+  const PulledMessages messages = {view, pulled.messages.data(),
+                                   static_cast<int64_t>(pulled.messages.size())};
   const auto is_intact = [](const Image&, const Image&) { return true; };
-  FailEach<Trained>(Made(), copy, is_intact);
+  FailEach<Trained>(
+      Made(), [&](Trained* t) { return StoreReadOnly(t->tables, messages, -1); }, is_intact);
+
+  std::vector<FeatureView> views(1);
+  views[0].batch = views[0].num_keys = sizes[0];
+  views[0].keys = keys.data();
+  std::vector<float> pooled(keys.size() * kDim);
+  const auto look_up = [&](Trained* t) {
+    LookupWorkspace workspace;
+    SendBuffer requests;
+    Status status = RouteKeys(t->tables, views, {Combiner::kSum}, RouteOptions(), kOneThread,
+                              &workspace, &requests);
+    if (!status.ok()) return status;
+    // In the order in which they are requested.
+    PulledRows rows;
+    const SendBufferView wanted = {
+        1, requests.sizes.data(), requests.keys.data(), requests.sizes[0], nullptr, 0};
+    status = PullRows({owner.table.get()}, wanted, PullOptions(), &lengths, &rows);
+    if (!status.ok()) return status;
+    const PulledMessages came = {wanted, rows.messages.data(),
+                                 static_cast<int64_t>(rows.messages.size())};
+    return LookUpPulled(views, {Combiner::kSum}, {{pooled.data(), kDim}}, came, true, kOneThread,
+                        &workspace);
+  };
+  FailEach<Trained>(Made(), look_up, is_intact, true);
 }
 
 TEST(OutOfMemory, ExportsAndImportsAreWholeOrNothing) {

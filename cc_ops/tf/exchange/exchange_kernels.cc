@@ -12,8 +12,8 @@
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
 #include "cc_ops/tf/base/resource_kernel.h"
+#include "cc_ops/tf/exchange/buffer_inputs.h"
 #include "cc_ops/tf/exchange/row_dtype.h"
-#include "cc_ops/tf/lookup/feature_inputs.h"
 #include "cc_ops/tf/lookup/plan_variant.h"
 #include "cc_ops/tf/table/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -119,36 +119,6 @@ class CollectDeferredOp : public CollectOp {
   }
 };
 
-// The inputs sizes, keys and, if there are any, values from `first` on.
-absl::Status ReadBuffer(tf::OpKernelContext* c, int first, int64_t of_rank, bool has_values,
-                        SendBufferView* view) {
-  TF_RETURN_IF_ERROR(CheckInputs(c, first, "sizes: [?, r], keys: [?]", {{'r', of_rank}}));
-  const tf::TensorShape& sizes = c->input(first).shape();
-  view->ranks = static_cast<int>(sizes.dim_size(0));
-  view->sizes = Data<int64_t>(c, first);
-  view->keys = Data<int64_t>(c, first + 1);
-  view->num_keys = c->input(first + 1).NumElements();
-  if (has_values) {
-    TF_RETURN_IF_ERROR(CheckInputs(c, first + 2, "values: [?]"));
-    view->values = Data<float>(c, first + 2);
-    view->num_values = c->input(first + 2).NumElements();
-  }
-  return absl::OkStatus();
-}
-
-// The inputs "handles" and, behind them, buffer for these tables.
-struct TablesAndBuffer {
-  absl::Status Read(tf::OpKernelContext* c, bool has_values) {
-    TF_RETURN_IF_ERROR(ReadTables(c, &resources, &tables));
-    const auto num_tables = static_cast<int>(tables.size());
-    return ReadBuffer(c, num_tables, num_tables, has_values, &buffer);
-  }
-
-  TableResources resources;
-  std::vector<EmbeddingTable*> tables;
-  SendBufferView buffer;
-};
-
 class ApplyRowsOp : public tf::OpKernel {
  public:
   explicit ApplyRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
@@ -166,34 +136,6 @@ class ApplyRowsOp : public tf::OpKernel {
 
  private:
   ApplyOptions options_;
-};
-
-class RouteKeysOp : public tf::OpKernel {
- public:
-  explicit RouteKeysOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    int num_tables = 0;
-    OP_REQUIRES_OK(c, c->GetAttr("num_tables", &num_tables));
-    OP_REQUIRES_OK(c, inputs_.Init(c, num_tables));
-    OP_REQUIRES_OK(c, c->GetAttr("ranks", &options_.ranks));
-    OP_REQUIRES_OK(c, c->GetAttr("skip_read_only", &options_.skip_read_only));
-  }
-  void Compute(tf::OpKernelContext* c) override {
-    TableResources resources;
-    std::vector<EmbeddingTable*> tables;
-    std::vector<FeatureView> features;
-    int64_t batch = 0;
-    OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
-    OP_REQUIRES_OK(c, inputs_.Read(c, &features, &batch));
-    SendBuffer requests;
-    OP_REQUIRES_OK(c, ToAbsl(RouteKeys(tables, features, options_, ParallelOf(c), &requests)));
-    const tf::TensorShape shape({options_.ranks, static_cast<int64_t>(tables.size())});
-    OP_REQUIRES_OK(c, Output(c, 0, shape, requests.sizes));
-    OP_REQUIRES_OK(c, Output(c, 1, requests.keys));
-  }
-
- private:
-  FeatureInputs inputs_;
-  RouteOptions options_;
 };
 
 class PullRowsOp : public tf::OpKernel {
@@ -227,26 +169,6 @@ class PullRowsOp : public tf::OpKernel {
   LengthsByDtype lengths_;  // guarded by mutex_
 };
 
-class StoreReplicasOp : public tf::OpKernel {
- public:
-  explicit StoreReplicasOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("read_only", &options_.read_only));
-    OP_REQUIRES_OK(c, c->GetAttr("ignored_rank", &options_.ignored_rank));
-    OP_REQUIRES_OK(c, c->GetAttr("evict", &options_.evict));
-  }
-  void Compute(tf::OpKernelContext* c) override {
-    TablesAndBuffer in;
-    OP_REQUIRES_OK(c, in.Read(c, false));
-    const int rows = c->num_inputs() - 1;
-    OP_REQUIRES_OK(c, CheckInputs(c, rows, "messages: [?]"));
-    OP_REQUIRES_OK(c, ToAbsl(StoreReplicas(in.tables, in.buffer, Data<uint8_t>(c, rows),
-                                           c->input(rows).NumElements(), options_)));
-  }
-
- private:
-  ReplicaOptions options_;
-};
-
 // Threads take the lists in turn.
 absl::Status SortKeys(tf::OpKernelContext* c) {
   const int lists = c->num_inputs();
@@ -270,9 +192,7 @@ absl::Status SortKeys(tf::OpKernelContext* c) {
 SLIPSTREAM_CPU_KERNEL("SlipstreamCollectGradients", CollectGradientsOp);
 SLIPSTREAM_CPU_KERNEL("SlipstreamCollectDeferred", CollectDeferredOp);
 SLIPSTREAM_CPU_KERNEL("SlipstreamApplyRows", ApplyRowsOp);
-SLIPSTREAM_CPU_KERNEL("SlipstreamRouteKeys", RouteKeysOp);
 SLIPSTREAM_CPU_KERNEL("SlipstreamPullRows", PullRowsOp);
-SLIPSTREAM_CPU_KERNEL("SlipstreamStoreReplicas", StoreReplicasOp);
 SLIPSTREAM_CPU_KERNEL("SlipstreamSortKeys", FunctionKernel<SortKeys>);
 
 }  // namespace

@@ -132,29 +132,6 @@ keys: [n], by rank, then by table.
 values: their rows behind each other.
 )doc");
 
-REGISTER_OP("SlipstreamRouteKeys")
-    .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS.Attr("num_tables: int >= 1")
-    .Attr("ranks: int >= 1")
-    .Attr("skip_read_only: bool = true")
-    .Output("request_sizes: int64")
-    .Output("requests: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      int ranks = 0, num_tables = 0;
-      TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
-      TF_RETURN_IF_ERROR(c->GetAttr("num_tables", &num_tables));
-      c->set_output(0, c->Matrix(ranks, num_tables));
-      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
-      return absl::OkStatus();
-    })
-    .Doc(
-        "Finds the distinct keys of a batch whose rows must be requested, by owner.\n\n"
-        "handles: scalars, of the tables of replicas that the batch will be looked up in.\n"
-        "ranks: how many ranks own the keys, by hash.\n"
-        "skip_read_only: whether keys with a read-only replica are left out.\n"
-        "request_sizes: [ranks, tables], keys for each rank.\n"
-        "requests: [n], by rank, then by table.\n" SLIPSTREAM_FEATURE_DOC);
-
 REGISTER_OP("SlipstreamPullRows")
     .Input("handles: num_tables * resource")
     .Input("sizes: int64")
@@ -181,30 +158,6 @@ REGISTER_OP("SlipstreamPullRows")
         "lengths change seldom from call to call.\n"
         "lengths: [ranks], bytes of each.\n"
         "row_bytes: [ranks], of these, the rows'.\n" SLIPSTREAM_WIRE_DTYPE_DOC);
-
-REGISTER_OP("SlipstreamStoreReplicas")
-    .Input("handles: num_tables * resource")
-    .Input("sizes: int64")
-    .Input("keys: int64")
-    .Input("messages: uint8")
-    .Attr("num_tables: int >= 1")
-    .Attr("read_only: bool = false")
-    .Attr("ignored_rank: int >= -1 = -1")
-    .Attr("evict: bool = false")
-    .SetIsStateful()
-    .SetShapeFn(Shapes("[bytes]"))
-    .Doc(R"doc(
-Stores rows that were pulled in tables of replicas.
-
-handles: scalars.
-sizes: [ranks, tables], rows from each rank.
-keys: [n], by rank, then by table.
-messages: from SlipstreamPullRows of each rank, rank 0 first. Rows that came without a number for
-  their slots get slots of 0, beside which a movement is not underestimated.
-read_only: whether the replicas are read, without a request, until flags are set anew.
-ignored_rank: a rank whose rows are not stored; -1: none.
-evict: whether bounded tables evict rows for them; else a lookup must follow.
-)doc");
 
 REGISTER_OP("SlipstreamSortKeys")
     .Input("keys: N * int64")

@@ -16,7 +16,7 @@
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
 #include "cc_ops/tf/base/resource_kernel.h"
-#include "cc_ops/tf/lookup/feature_inputs.h"
+#include "cc_ops/tf/lookup/lookup_op.h"
 #include "cc_ops/tf/lookup/plan_variant.h"
 #include "cc_ops/tf/table/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -28,13 +28,26 @@
 namespace slipstream {
 namespace tf = tensorflow;
 
+absl::Status ReadPlan(tf::OpKernelContext* c, int input, const PlanVariant** plan) {
+  TF_RETURN_IF_ERROR(CheckInputs(c, input, "plan: []"));
+  *plan = c->input(input).scalar<tf::Variant>()().get<PlanVariant>();
+  if (*plan != nullptr && (*plan)->workspace != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError("plan is not one that a lookup gave");
+}
+
+absl::Status OutputPlan(tf::OpKernelContext* c, int output, PlanVariant plan) {
+  tf::Tensor* out = nullptr;
+  tf::AllocatorAttributes on_host;
+  on_host.set_on_host(true);
+  TF_RETURN_IF_ERROR(c->allocate_output(output, tf::TensorShape({}), &out, on_host));
+  out->scalar<tf::Variant>()() = std::move(plan);
+  return absl::OkStatus();
+}
+
 absl::Status ReadPlanAndGradients(tf::OpKernelContext* c, const LookupPlan** plan,
                                   std::vector<PooledGradient>* views) {
-  TF_RETURN_IF_ERROR(CheckInputs(c, 0, "plan: []"));
-  const PlanVariant* variant = c->input(0).scalar<tf::Variant>()().get<PlanVariant>();
-  if (variant == nullptr || variant->workspace == nullptr) {
-    return absl::InvalidArgumentError("plan is not one that SlipstreamLookup gave");
-  }
+  const PlanVariant* variant = nullptr;
+  TF_RETURN_IF_ERROR(ReadPlan(c, 0, &variant));
   *plan = &variant->workspace->plan;
   const LookupPlan& lookup = **plan;
   tf::OpInputList gradients;
@@ -79,37 +92,6 @@ absl::Status ReadLearningRates(tf::OpKernelContext* c, int input, LearningRates*
 
 namespace {
 
-// Keeps the memory of finished lookups for the next ones.
-class WorkspacePool : public std::enable_shared_from_this<WorkspacePool> {
- public:
-  // A workspace that comes back to this pool when its last owner is gone.
-  std::shared_ptr<LookupWorkspace> Take() {
-    std::unique_ptr<LookupWorkspace> workspace;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (!free_.empty()) {
-        workspace = std::move(free_.back());
-        free_.pop_back();
-      }
-    }
-    if (workspace == nullptr) workspace = std::make_unique<LookupWorkspace>();
-    return std::shared_ptr<LookupWorkspace>(
-        workspace.release(), [pool = shared_from_this()](LookupWorkspace* w) { pool->Put(w); });
-  }
-
- private:
-  static constexpr size_t kMostKept = 4;
-
-  void Put(LookupWorkspace* workspace) {
-    std::unique_ptr<LookupWorkspace> owned(workspace);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (free_.size() < kMostKept) free_.push_back(std::move(owned));
-  }
-
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<LookupWorkspace>> free_;
-};
-
 // Where a lookup and its backward pass are functions of their own, TensorFlow passes the plan from
 // one to the other as an output and makes a zero gradient for it, which nobody reads.
 absl::Status ZerosLikePlan(tf::OpKernelContext*, const PlanVariant&, PlanVariant* zeros) {
@@ -119,94 +101,6 @@ absl::Status ZerosLikePlan(tf::OpKernelContext*, const PlanVariant&, PlanVariant
 using tf::TypeIndex;  // The macro names it unqualified.
 REGISTER_UNARY_VARIANT_UNARY_OP_FUNCTION(tf::ZEROS_LIKE_VARIANT_UNARY_OP, tf::DEVICE_CPU,
                                          PlanVariant, ZerosLikePlan);
-
-class LookupOpBase : public tf::OpKernel {
- public:
-  explicit LookupOpBase(tf::OpKernelConstruction* c) : OpKernel(c) {
-    int num_tables = 0;
-    OP_REQUIRES_OK(c, c->GetAttr("num_tables", &num_tables));
-    OP_REQUIRES_OK(c, inputs_.Init(c, num_tables));
-    OP_REQUIRES_OK(c, c->GetAttr("is_stacked", &is_stacked_));
-    OP_REQUIRES_OK(c, c->GetAttr("table_dims", &dims_));
-    std::vector<std::string> combiners;
-    OP_REQUIRES_OK(c, c->GetAttr("combiners", &combiners));
-    OP_REQUIRES(c, static_cast<int>(combiners.size()) == inputs_.num_features(),
-                absl::InvalidArgumentError(absl::StrCat("combiners has ", combiners.size(),
-                                                        " entries; there are ",
-                                                        inputs_.num_features(), " features")));
-    // Eager calls run no shape function.
-    int num_outputs = 0;
-    OP_REQUIRES_OK(c, c->GetAttr("num_outputs", &num_outputs));
-    const int needed = is_stacked_ ? 1 : inputs_.num_features();
-    OP_REQUIRES(c, num_outputs == needed,
-                absl::InvalidArgumentError(
-                    absl::StrCat("num_outputs is ", num_outputs, "; allowed: ", needed)));
-    OP_REQUIRES(
-        c, static_cast<int>(dims_.size()) == num_tables,
-        absl::InvalidArgumentError(absl::StrCat("table_dims has ", dims_.size(),
-                                                " entries; there are ", num_tables, " handles")));
-    const auto dim_of = [&](int f) { return dims_[inputs_.feature_table()[f]]; };
-    for (int f = 1; is_stacked_ && f < inputs_.num_features(); ++f) {
-      OP_REQUIRES(c, dim_of(f) == dim_of(0),
-                  absl::InvalidArgumentError(absl::StrCat("features 0 and ", f, " have dims ",
-                                                          dim_of(0), " and ", dim_of(f),
-                                                          "; is_stacked needs equal ones")));
-    }
-    for (const std::string& name : combiners) {
-      is_unpooled_.push_back(name == "none");
-      OP_REQUIRES(c, !is_stacked_ || !is_unpooled_.back(),
-                  absl::InvalidArgumentError(
-                      "a feature has combiner 'none'; is_stacked needs features that are pooled"));
-      combiners_.push_back(name == "sum"    ? Combiner::kSum
-                           : name == "none" ? Combiner::kSum
-                           : name == "mean" ? Combiner::kMean
-                                            : Combiner::kSqrtn);
-    }
-  }
-
- protected:
-  absl::Status Prepare(tf::OpKernelContext* c, TableResources* resources,
-                       std::vector<EmbeddingTable*>* tables, std::vector<FeatureView>* features,
-                       std::vector<PooledOutput>* outputs) const {
-    TF_RETURN_IF_ERROR(ReadTables(c, resources, tables));
-    for (size_t t = 0; t < tables->size(); ++t) {
-      const EmbeddingTable& table = *(*tables)[t];
-      if (table.dim() != dims_[t]) {
-        return absl::InvalidArgumentError(absl::StrCat("table_dims[", t, "] is ", dims_[t],
-                                                       "; table '", table.options().name,
-                                                       "' has dim ", table.dim()));
-      }
-    }
-    int64_t batch = 0;
-    TF_RETURN_IF_ERROR(inputs_.Read(c, features, &batch));
-    tf::OpOutputList pooled;
-    TF_RETURN_IF_ERROR(c->output_list("pooled", &pooled));
-    const int64_t num_features = inputs_.num_features();
-    tf::Tensor* out = nullptr;
-    for (int f = 0; f < num_features; ++f) {
-      const int64_t dim = dims_[inputs_.feature_table()[f]];
-      if (is_unpooled_[f]) (*features)[f].TakeApart();
-      if (!is_stacked_ || f == 0) {
-        const tf::TensorShape shape = is_stacked_ ? tf::TensorShape({batch, num_features, dim})
-                                                  : tf::TensorShape({(*features)[f].batch, dim});
-        TF_RETURN_IF_ERROR(pooled.allocate(f, shape, &out));
-      }
-      float* const data = out->flat<float>().data();
-      outputs->push_back(is_stacked_ ? PooledOutput{data + f * dim, num_features * dim}
-                                     : PooledOutput{data, dim});
-    }
-    return absl::OkStatus();
-  }
-
-  const std::vector<Combiner>& combiners() const { return combiners_; }
-
- private:
-  FeatureInputs inputs_;
-  bool is_stacked_ = false;
-  std::vector<int> dims_;
-  std::vector<Combiner> combiners_;
-  std::vector<bool> is_unpooled_;
-};
 
 class LookupOp : public LookupOpBase {
  public:
@@ -222,11 +116,7 @@ class LookupOp : public LookupOpBase {
     plan.resources = std::move(resources);
     OP_REQUIRES_OK(c, ToAbsl(LookupForTraining(tables, features, combiners(), outputs,
                                                ParallelOf(c), plan.workspace.get())));
-    tf::Tensor* out = nullptr;
-    tf::AllocatorAttributes on_host;
-    on_host.set_on_host(true);
-    OP_REQUIRES_OK(c, c->allocate_output(c->num_outputs() - 1, tf::TensorShape({}), &out, on_host));
-    out->scalar<tf::Variant>()() = std::move(plan);
+    OP_REQUIRES_OK(c, OutputPlan(c, c->num_outputs() - 1, std::move(plan)));
   }
 
  private:

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "cc_ops/tf/base/shapes.h"
-#include "cc_ops/tf/lookup/feature_inputs.h"
+#include "cc_ops/tf/lookup/lookup_shape.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -23,6 +23,8 @@ absl::Status KeysOf(InferenceContext* c, ShapeHandle keys, int column, Dimension
   const bool is_matrix = c->Rank(keys) == 2 && column < 0;
   return is_matrix ? c->Multiply(*count, c->Dim(keys, 1), count) : absl::OkStatus();
 }
+
+}  // namespace
 
 absl::Status LookupShape(InferenceContext* c) {
   int num_tables = 0, num_keys = 0, num_splits = 0;
@@ -92,23 +94,6 @@ absl::Status LookupShape(InferenceContext* c) {
   if (c->num_outputs() > num_outputs) c->set_output(num_outputs, c->Scalar());  // the plan
   return absl::OkStatus();
 }
-
-}  // namespace
-
-#define SLIPSTREAM_LOOKUP_ATTRS                                       \
-  .Attr("num_tables: int >= 1")                                       \
-      .Attr("table_dims: list(int) >= 1")                             \
-      .Attr("combiners: list({'sum', 'mean', 'sqrtn', 'none'}) >= 1") \
-      .Attr("is_stacked: bool")                                       \
-      .Attr("num_outputs: int >= 1")
-
-#define SLIPSTREAM_LOOKUP_DOC                                                                  \
-  "table_dims: the dim of each table.\n"                                                       \
-  "combiners: per feature, how the rows of a bag become one vector; 'none': not at all.\n"     \
-  "is_stacked: one output float32 [batch, features, dim] instead of one [batch, dim] each.\n"  \
-  "handles: scalars, one per table; no table may come twice.\n"                                \
-  "pooled: float32 [batch, dim] per feature, or [batch, features, dim]; of a feature that is " \
-  "not pooled, [number of its keys, padding included, dim].\n" SLIPSTREAM_FEATURE_DOC
 
 REGISTER_OP("SlipstreamLookup")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_LOOKUP_ATTRS

@@ -28,6 +28,10 @@ struct PlanVariant {
   bool Decode(const tensorflow::VariantTensorData&) { return false; }
 };
 
+// The plan in an input.
+absl::Status ReadPlan(tensorflow::OpKernelContext* context, int input, const PlanVariant** plan);
+absl::Status OutputPlan(tensorflow::OpKernelContext* context, int output, PlanVariant plan);
+
 // The plan in input 0 and views of the inputs "gradients", one per feature.
 absl::Status ReadPlanAndGradients(tensorflow::OpKernelContext* context, const LookupPlan** plan,
                                   std::vector<PooledGradient>* gradients);

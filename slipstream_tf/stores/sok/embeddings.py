@@ -91,20 +91,20 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
         stacked: bool = False,
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """See `EmbeddingStore.lookup`; a collective."""
-        feature_table = [self._replicas._index_of(spec.table) for spec in specs]
+        layout = self._replicas._layout(specs, stacked)
         # Keys with a read-only replica are left out: they never enter SOK's exchange.
-        sizes, keys = exchange_ops.route_keys(
-            self._handles, packed, feature_table, ranks=1, skip_read_only=training
+        routed = exchange_ops.route_keys(
+            self._handles, packed, layout, ranks=1, skip_read_only=training
         )
-        parts = tf.split(keys, sizes[0], num=len(self.tables))
+        parts = tf.split(routed.keys, routed.sizes[0], num=len(self.tables))
         fetched = [
             self._with_initial(found.name, part, self._lookup(found, part))
             for found, part in zip(self._opened.values(), parts, strict=True)
         ]
-        rows = exchange_ops.SendBuffer(sizes, keys, exchange_ops.pack_rows(fetched))
-        stored = exchange_ops.store_replicas(self._handles, rows, evict=not training)
-        with tf.control_dependencies([] if stored is None else [stored]):
-            return self._replicas.lookup(packed, specs, training, stacked)
+        pooled, plan = exchange_ops.look_up_pulled(
+            self._handles, packed, layout, routed, exchange_ops.pack_rows(fetched), training
+        )
+        return pooled, plan if training else None
 
     def apply_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
@@ -206,11 +206,9 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
             everyones, trained = self._everyones(found, keys)
             rows = self._with_initial(name, everyones, trained)
             size = tf.reshape(tf.size(everyones, tf.int64), [1, 1])
-            exchange_ops.store_replicas(
+            exchange_ops.store_read_only(
                 [handle],
                 exchange_ops.SendBuffer(size, everyones, exchange_ops.pack_rows([rows])),
-                read_only=True,
-                evict=True,
             )
 
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:

@@ -1,0 +1,61 @@
+// The parts of a send buffer, by rank and table.
+#ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_BUFFER_PARTS_H_
+#define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_BUFFER_PARTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/base/simd_clones.h"
+#include "cc_ops/core/base/status.h"
+#include "cc_ops/core/exchange/send_buffer.h"
+#include "cc_ops/core/table/embedding_table.h"
+#include "cc_ops/core/update/update_loop.h"
+
+namespace slipstream {
+
+// Of one table and rank.
+struct BufferPart {
+  EmbeddingTable* table;
+  int rank;
+  const int64_t* keys;  // [rows]
+  int64_t rows;
+};
+
+// Calls fn for every part; they were checked.
+template <class Fn>
+void ForEachPart(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer, Fn fn) {
+  const int64_t *keys = buffer.keys, *rows = buffer.sizes;
+  for (int rank = 0; rank < buffer.ranks; ++rank) {
+    for (EmbeddingTable* table : tables) {
+      fn(BufferPart{table, rank, keys, *rows});
+      keys += *rows++;
+    }
+  }
+}
+
+// Calls use(i, row) for each key of a part with what find(i) gave some keys before: its row, or
+// null, which has come from memory by then.
+template <class Find, class Use>
+void FindAhead(const BufferPart& part, Find find, Use use) {
+  // Before its row is used, a key's line of the index is fetched, then the row.
+  constexpr int64_t kKeysAhead = 16, kRowsAhead = 8;
+  RowStore& rows = part.table->rows();
+  const int64_t floats = part.table->dim() + part.table->slots_per_row();
+  FoundRow found[kRowsAhead];
+  for (int64_t i = 0; i < part.rows + kRowsAhead; ++i) {
+    FoundRow& next = found[i % kRowsAhead];
+    if (i >= kRowsAhead) use(i - kRowsAhead, next);
+    if (i >= part.rows) continue;
+    if (i + kKeysAhead < part.rows) rows.Prefetch(part.keys[i + kKeysAhead]);
+    next.row = find(i, &next.index);
+    if (next.row != nullptr) PrefetchRow(next.row, floats);
+  }
+}
+
+// Evicts rows for the keys' rows, but for those of `ignored_rank`; -1: for all.
+Status EvictForParts(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
+                     int ignored_rank);
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_EXCHANGE_BUFFER_PARTS_H_

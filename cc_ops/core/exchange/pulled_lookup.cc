@@ -1,0 +1,248 @@
+#include "cc_ops/core/exchange/pulled_lookup.h"
+
+#include <algorithm>
+#include <new>
+
+#include "cc_ops/core/exchange/buffer_parts.h"
+#include "cc_ops/core/exchange/pulled_rows.h"
+#include "cc_ops/core/lookup/key_sort.h"
+#include "cc_ops/core/table/out_of_memory.h"
+#include "cc_ops/core/table/table_locks.h"
+
+namespace slipstream {
+namespace {
+
+// Calls fn(part, &unpacker) of the part's rows for every part; they were checked. what it leaves is
+// skipped.
+template <class Fn>
+void ForEachPulledPart(const std::vector<EmbeddingTable*>& tables, const SendBufferView& keys,
+                       const std::vector<RowsView>& rows, Fn fn) {
+  int rank = -1;
+  const uint8_t* bytes = nullptr;
+  ForEachPart(tables, keys, [&](const BufferPart& part) {
+    const RowsView& of_rank = rows[static_cast<size_t>(part.rank)];
+    if (part.rank != rank) bytes = of_rank.bytes;
+    rank = part.rank;
+    RowUnpacker unpacker(*part.table, of_rank.format, part.rows, bytes);
+    fn(part, &unpacker);
+    bytes = unpacker.End();
+  });
+}
+
+// A distinct key of a batch, and which part of the requests it belongs to.
+struct RoutedKey {
+  PlannedKey key;
+  size_t part;
+};
+
+// Where a plan's keys come from: those of the buckets [first, last).
+std::vector<RoutedKey> RouteBuckets(const LookupPlan& plan, const RouteOptions& options,
+                                    int64_t first, int64_t last, std::vector<PlannedKey>* local) {
+  const size_t num_tables = plan.tables.size();
+  std::vector<RoutedKey> routed;
+  for (int64_t b = first; b < last; ++b) {
+    const size_t t = static_cast<size_t>(b / kNumShards);
+    const EmbeddingTable& table = *plan.tables[t];
+    const ShardFlags& flags = *table.flags().shard(b % kNumShards);
+    const bool may_be_here = options.skip_read_only && flags.any();
+    const int64_t begin = plan.unique_begin[b];
+    int64_t use = begin;
+    for (int64_t u = begin; u < begin + plan.unique_count[b]; ++u) {
+      const PlannedKey key = {u, plan.uses_end[u] - use};
+      use = plan.uses_end[u];
+      const int64_t number = plan.unique_key[u];
+      uint32_t index = 0;
+      if (may_be_here && table.rows().Find(number, &index) != nullptr &&
+          (flags.Of(index) & kReadOnlyReplica) != 0) {
+        local->push_back(key);
+        continue;
+      }
+      const size_t owner = static_cast<size_t>(OwnerOf(number, options.ranks));
+      routed.push_back({key, owner * num_tables + t});
+    }
+  }
+  return routed;
+}
+
+// InvalidArgument unless the keys are those that the workspace's plan requested.
+Status CheckRequested(const LookupWorkspace& workspace, const std::vector<int64_t>& layout,
+                      const SendBufferView& keys) {
+  const std::vector<int64_t>& planned = workspace.plan.unique_key;
+  bool is_right = workspace.layout == layout &&
+                  static_cast<int64_t>(workspace.requested.size()) == keys.num_keys;
+  for (int64_t i = 0; i < keys.num_keys && is_right; ++i) {
+    is_right = planned[static_cast<size_t>(workspace.requested[i].unique)] == keys.keys[i];
+  }
+  if (is_right) return OkStatus();
+  return InvalidArgument(
+      "the plan is of another batch than features and keys; allowed: what SlipstreamRouteKeys gave "
+      "for them");
+}
+
+// The rows in messages for these tables.
+Status ReadMessages(const std::vector<EmbeddingTable*>& tables, const PulledMessages& messages,
+                    std::vector<RowsView>* rows) {
+  Status status = SplitRowMessages(messages.bytes, messages.num_bytes, messages.keys.ranks, rows);
+  return status.ok() ? CheckPulledRows(tables, messages.keys, *rows) : status;
+}
+
+// Makes the rows of a plan replicas.
+Status StorePulled(const PulledMessages& messages, const std::vector<RowsView>& rows,
+                   LookupWorkspace* workspace) {
+  LookupPlan* plan = &workspace->plan;
+  const Status status = BeginLookup(workspace);
+  if (!status.ok()) return status;
+  const PlannedKey* planned = workspace->requested.data();
+  const auto set_row = [&](const PlannedKey& key, float* row, uint32_t index) {
+    plan->unique_row[static_cast<size_t>(key.unique)] = row;
+    plan->unique_index[static_cast<size_t>(key.unique)] = index;
+  };
+  ForEachPulledPart(plan->tables, messages.keys, rows,
+                    [&](const BufferPart& part, RowUnpacker* unpacker) {
+                      const auto find = [&](int64_t i, uint32_t* index) {
+                        const auto uses = static_cast<float>(planned[i].uses);
+                        return part.table->rows().FindOrInsert(part.keys[i], uses, index);
+                      };
+                      FindAhead(part, find, [&](int64_t i, const FoundRow& found) {
+                        unpacker->Next(part.keys[i], found.row);
+                        set_row(planned[i], found.row, found.index);
+                      });
+                      planned += part.rows;
+                    });
+  for (const PlannedKey& key : workspace->local) {
+    const auto bucket =
+        std::upper_bound(plan->unique_begin.begin(), plan->unique_begin.end(), key.unique) -
+        plan->unique_begin.begin() - 1;
+    RowStore& store = plan->tables[static_cast<size_t>(bucket / kNumShards)]->rows();
+    uint32_t index = 0;
+    float* row = store.FindOrInsert(plan->unique_key[static_cast<size_t>(key.unique)],
+                                    static_cast<float>(key.uses), &index);
+    set_row(key, row, index);
+  }
+  return OkStatus();
+}
+
+// Reads the rows of a plan into the workspace.
+void UnpackPulled(const PulledMessages& messages, const std::vector<RowsView>& rows,
+                  LookupWorkspace* workspace) {
+  LookupPlan* plan = &workspace->plan;
+  plan->generations.assign(plan->tables.size(), -1);
+  size_t floats = 0;
+  ForEachPart(plan->tables, messages.keys, [&](const BufferPart& part) {
+    floats += static_cast<size_t>(part.rows * (part.table->dim() + part.table->slots_per_row()));
+  });
+  workspace->rows.resize(floats);
+  float* row = workspace->rows.data();
+  const PlannedKey* planned = workspace->requested.data();
+  ForEachPulledPart(plan->tables, messages.keys, rows,
+                    [&](const BufferPart& part, RowUnpacker* unpacker) {
+                      const int64_t stride = part.table->dim() + part.table->slots_per_row();
+                      for (int64_t i = 0; i < part.rows; ++i, row += stride, ++planned) {
+                        unpacker->Next(part.keys[i], row);
+                        plan->unique_row[static_cast<size_t>(planned->unique)] = row;
+                      }
+                    });
+}
+
+}  // namespace
+
+Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
+                 const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
+                 const RouteOptions& options, const Parallel& parallel, LookupWorkspace* workspace,
+                 SendBuffer* requests) {
+  const SharedTableLocks locks(replicas);
+  try {
+    const Status status = SortKeys(replicas, features, combiners, parallel, workspace);
+    if (!status.ok()) return status;
+    workspace->layout = LayoutOf(features, combiners);
+    GroupKeys(parallel, workspace);
+    const LookupPlan& plan = workspace->plan;
+    const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
+    std::vector<std::vector<RoutedKey>> routed(static_cast<size_t>(parallel.threads));
+    std::vector<std::vector<PlannedKey>> local(static_cast<size_t>(parallel.threads));
+    parallel.run(parallel.threads, [&](int task) {
+      routed[task] = RouteBuckets(plan, options, bounds[task], bounds[task + 1], &local[task]);
+    });
+    // A counting sort by part.
+    requests->ranks = options.ranks;
+    requests->sizes.assign(static_cast<size_t>(options.ranks) * replicas.size(), 0);
+    for (const std::vector<RoutedKey>& of_task : routed) {
+      for (const RoutedKey& one : of_task) ++requests->sizes[one.part];
+    }
+    std::vector<int64_t> next;
+    int64_t total = 0;
+    for (const int64_t size : requests->sizes) {
+      next.push_back(total);
+      total += size;
+    }
+    requests->keys.resize(static_cast<size_t>(total));
+    requests->values.clear();
+    workspace->requested.resize(static_cast<size_t>(total));
+    workspace->local.clear();
+    for (size_t task = 0; task < routed.size(); ++task) {
+      for (const RoutedKey& one : routed[task]) {
+        const auto at = static_cast<size_t>(next[one.part]++);
+        workspace->requested[at] = one.key;
+        requests->keys[at] = plan.unique_key[static_cast<size_t>(one.key.unique)];
+      }
+      workspace->local.insert(workspace->local.end(), local[task].begin(), local[task].end());
+    }
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory("sorting the keys of a batch", replicas);
+  }
+  return OkStatus();
+}
+
+Status LookUpPulled(const std::vector<FeatureView>& features,
+                    const std::vector<Combiner>& combiners,
+                    const std::vector<PooledOutput>& outputs, const PulledMessages& messages,
+                    bool training, const Parallel& parallel, LookupWorkspace* workspace) {
+  const std::vector<EmbeddingTable*>& tables = workspace->plan.tables;
+  try {
+    std::vector<RowsView> rows;
+    Status status = CheckRequested(*workspace, LayoutOf(features, combiners), messages.keys);
+    if (!status.ok()) return status;
+    status = ReadMessages(tables, messages, &rows);
+    if (!status.ok()) return status;
+    const ExclusiveTableLocks locks(tables);
+    if (training) {
+      status = StorePulled(messages, rows, workspace);
+      if (!status.ok()) return status;
+    } else {
+      UnpackPulled(messages, rows, workspace);
+    }
+    DeliverRows(features, combiners, outputs, parallel, workspace);
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory("looking up rows that were pulled", tables);
+  }
+  return OkStatus();
+}
+
+Status StoreReadOnly(const std::vector<EmbeddingTable*>& replicas, const PulledMessages& messages,
+                     int ignored_rank) {
+  try {
+    std::vector<RowsView> rows;
+    Status status = ReadMessages(replicas, messages, &rows);
+    if (!status.ok()) return status;
+    const ExclusiveTableLocks locks(replicas);
+    status = EvictForParts(replicas, messages.keys, ignored_rank);
+    if (!status.ok()) return status;
+    const auto store = [&](const BufferPart& part, RowUnpacker* unpacker) {
+      if (part.rank == ignored_rank) return;
+      EmbeddingTable* table = part.table;
+      const auto find = [&](int64_t i, uint32_t* index) {
+        return table->rows().FindOrInsert(part.keys[i], 0.f, index);
+      };
+      FindAhead(part, find, [&](int64_t i, const FoundRow& found) {
+        table->flags().AddReadOnly(part.keys[i], found.index, table->rows());
+        unpacker->Next(part.keys[i], found.row);
+      });
+    };
+    ForEachPulledPart(replicas, messages.keys, rows, store);
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory("storing replicas", replicas);
+  }
+  return OkStatus();
+}
+
+}  // namespace slipstream

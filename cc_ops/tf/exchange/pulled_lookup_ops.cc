@@ -1,0 +1,78 @@
+// Registrations of lookups of other ranks' rows.
+#include "cc_ops/tf/base/shapes.h"
+#include "cc_ops/tf/lookup/lookup_shape.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace slipstream {
+
+using tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("SlipstreamRouteKeys")
+    .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_COMBINERS_ATTR
+    .Attr("num_tables: int >= 1")
+    .Attr("ranks: int >= 1")
+    .Attr("skip_read_only: bool = true")
+    .Output("request_sizes: int64")
+    .Output("requests: int64")
+    .Output("plan: variant")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      int ranks = 0, num_tables = 0;
+      TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+      TF_RETURN_IF_ERROR(c->GetAttr("num_tables", &num_tables));
+      c->set_output(0, c->Matrix(ranks, num_tables));
+      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(2, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Plans the lookup of a batch, and finds the distinct keys whose rows must be requested, by "
+        "owner.\n\n"
+        "handles: scalars, of the tables of replicas that training batches are looked up in.\n"
+        "combiners: per feature, as SlipstreamLookUpPulled has them.\n"
+        "ranks: how many ranks own the keys, by hash.\n"
+        "skip_read_only: whether keys with a read-only replica are left out.\n"
+        "request_sizes: [ranks, tables], keys for each rank.\n"
+        "requests: [n], by rank, then by table.\n"
+        "plan: scalar, for SlipstreamLookUpPulled.\n" SLIPSTREAM_FEATURE_DOC);
+
+REGISTER_OP("SlipstreamLookUpPulled")
+    .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS.Input("plan: variant")
+    .Input("sizes: int64")
+    .Input("requests: int64")
+    .Input("messages: uint8") SLIPSTREAM_LOOKUP_ATTRS.Attr("training: bool")
+    .Output("pooled: num_outputs * float")
+    .Output("looked_up: variant")
+    .SetIsStateful()
+    .SetShapeFn(LookupShape)
+    .Doc(
+        "Looks up a batch in the rows that came for it.\n\n"
+        "plan: scalar, from SlipstreamRouteKeys of the same features.\n"
+        "sizes: [ranks, tables], rows from each rank.\n"
+        "requests: [n], their keys, by rank, then by table.\n"
+        "messages: from SlipstreamPullRows of each rank, rank 0 first. Rows that came without a "
+        "number for their slots have slots of 0, beside which a movement is not underestimated.\n"
+        "training: whether accesses are counted, and the rows become replicas, for an update.\n"
+        "looked_up: scalar, the plan for SlipstreamCollectGradients.\n" SLIPSTREAM_LOOKUP_DOC);
+
+REGISTER_OP("SlipstreamStoreReadOnly")
+    .Input("handles: num_tables * resource")
+    .Input("sizes: int64")
+    .Input("keys: int64")
+    .Input("messages: uint8")
+    .Attr("num_tables: int >= 1")
+    .Attr("ignored_rank: int >= -1 = -1")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[bytes]"))
+    .Doc(R"doc(
+Stores rows that were pulled as replicas, which are read without a request until flags are set anew.
+
+handles: scalars, of the tables of replicas.
+sizes: [ranks, tables], rows from each rank.
+keys: [n], by rank, then by table.
+messages: from SlipstreamPullRows of each rank, rank 0 first.
+ignored_rank: a rank whose rows are not stored; -1: none.
+)doc");
+
+}  // namespace slipstream

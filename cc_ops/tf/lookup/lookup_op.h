@@ -1,0 +1,86 @@
+// What kernels that look up features share.
+#ifndef SLIPSTREAM_CC_OPS_TF_LOOKUP_LOOKUP_OP_H_
+#define SLIPSTREAM_CC_OPS_TF_LOOKUP_LOOKUP_OP_H_
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cc_ops/core/lookup/batch_lookup.h"
+#include "cc_ops/tf/lookup/feature_inputs.h"
+#include "cc_ops/tf/table/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace slipstream {
+
+// How the features of an op are combined: its attribute "combiners".
+class FeatureCombiners {
+ public:
+  absl::Status Init(tensorflow::OpKernelConstruction* context, int num_features);
+  // Takes apart what is not pooled.
+  void TakeApart(std::vector<FeatureView>* features) const;
+
+  bool is_unpooled(int feature) const { return is_unpooled_[feature]; }
+  const std::vector<Combiner>& list() const { return combiners_; }
+
+ private:
+  std::vector<Combiner> combiners_;
+  std::vector<bool> is_unpooled_;
+};
+
+// Keeps the memory of finished lookups for the next ones.
+class WorkspacePool : public std::enable_shared_from_this<WorkspacePool> {
+ public:
+  // A workspace that comes back to this pool when its last owner is gone.
+  std::shared_ptr<LookupWorkspace> Take() {
+    std::unique_ptr<LookupWorkspace> workspace;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!free_.empty()) {
+        workspace = std::move(free_.back());
+        free_.pop_back();
+      }
+    }
+    if (workspace == nullptr) workspace = std::make_unique<LookupWorkspace>();
+    return std::shared_ptr<LookupWorkspace>(
+        workspace.release(), [pool = shared_from_this()](LookupWorkspace* w) { pool->Put(w); });
+  }
+
+ private:
+  static constexpr size_t kMostKept = 4;
+
+  void Put(LookupWorkspace* workspace) {
+    std::unique_ptr<LookupWorkspace> owned(workspace);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (free_.size() < kMostKept) free_.push_back(std::move(owned));
+  }
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<LookupWorkspace>> free_;
+};
+
+// Base of kernels that give pooled vectors of features.
+class LookupOpBase : public tensorflow::OpKernel {
+ public:
+  explicit LookupOpBase(tensorflow::OpKernelConstruction* context);
+
+ protected:
+  // The tables, this step's features, and where their vectors go, which are outputs.
+  absl::Status Prepare(tensorflow::OpKernelContext* context, TableResources* resources,
+                       std::vector<EmbeddingTable*>* tables, std::vector<FeatureView>* features,
+                       std::vector<PooledOutput>* outputs) const;
+
+  const std::vector<Combiner>& combiners() const { return combiners_.list(); }
+
+ private:
+  FeatureInputs inputs_;
+  bool is_stacked_ = false;
+  std::vector<int> dims_;
+  FeatureCombiners combiners_;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_TF_LOOKUP_LOOKUP_OP_H_
