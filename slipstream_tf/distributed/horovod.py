@@ -150,8 +150,8 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
 
     Sums are added up in the same order every time: Horovod's fusion, which depends on chance, is
     off unless the environment has HOROVOD_FUSION_THRESHOLD. Horovod looks for work every tenth of a
-    millisecond, in jobs of several hosts every half (HOROVOD_CYCLE_TIME). Ranks of one machine
-    share out its processors, where nobody has bound them (see `processors.keep_to_share`): call it
+    millisecond, in jobs of several hosts every half (HOROVOD_CYCLE_TIME). Ranks of Open MPI that
+    wait give way (OMPI_MCA_mpi_yield_when_idle). Ranks of one machine share out its processors, where nobody has bound them (see `processors.keep_to_share`): call it
     before TensorFlow has run anything, so that each takes as many threads as it has processors.
 
     A job that loses a rank ends. From then on the next collective of every other rank raises, and
@@ -201,6 +201,9 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
     # What Horovod finds waiting at one time it would add up as one tensor, in parts that depend on
     # what there is: the same job would end with other bits each time.
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+    # Open MPI's ranks look for messages without a pause: what waits takes a processor from what
+    # computes.
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     with processors.giving_way():
         horovod.init()
     processors.keep_to_share(horovod.local_rank(), horovod.local_size())
