@@ -6,6 +6,7 @@ there is not run again, so that the program can be stopped and started.
 
     python benchmarks/network.py --seeds=0,1,2
     python benchmarks/network.py --rate=1gbit --runs=defer --repeats=5
+    python benchmarks/network.py --controller=mpi --ranks=2 --runs=plain --repeats=5
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ _RATE = flags.DEFINE_string(
     None,
     "Of each rank's link, as tc writes it, e.g. 1gbit; without it, ranks share a host.",
 )
+_CONTROLLER = flags.DEFINE_enum(
+    "controller",
+    "gloo",
+    ["gloo", "mpi"],
+    "What carries messages between ranks of this host: Gloo by TCP, or Open MPI by shared memory.",
+)
 _REPEATS = flags.DEFINE_integer(
     "repeats", 1, "Times that each seed's runs are made, in turn, for medians of their seconds.",
     lower_bound=1,
@@ -89,6 +96,8 @@ _SKIPS: Mapping[str, Mapping[str, Any]] = {
     "mask": {"policies": "mask_gradients"},
     "defer": {"policies": "defer_gradients"},
 }
+# What Open MPI asks for, where root starts it.
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # A rank has one core of a small machine; --train_flag=threads=N for others.
 _SEVERAL = {"threads": 1}
 
@@ -174,10 +183,12 @@ class Launcher:
 
     Attributes:
         rate: of each rank's link; None: under horovodrun, on this host.
+        controller: of ranks on this host, gloo or mpi.
         timeout: in seconds.
     """
 
     rate: str | None
+    controller: str
     timeout: float
 
     def run(self, ranks: int, arguments: Sequence[str]) -> tuple[int, str, list[int] | None]:
@@ -192,8 +203,8 @@ class Launcher:
             command = [sys.executable, *program]
             if ranks > 1:
                 launcher = str(Path(sys.executable).parent / "horovodrun")
-                launch = [launcher, "-np", str(ranks), "--gloo", "-H", f"localhost:{ranks}"]
-                command = [*launch, *command]
+                launch = [launcher, "-np", str(ranks), f"--{self.controller}"]
+                command = [*launch, "-H", f"localhost:{ranks}", *command]
             return (*self._run(command), None)
         with _hosts().Hosts(ranks, rate=self.rate) as hosts:
             ended = hosts.start(program).wait(self.timeout)
@@ -202,7 +213,7 @@ class Launcher:
         return code, "\n".join(rank.output for rank in ended), sent
 
     def _run(self, command: Sequence[str]) -> tuple[int, str]:
-        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **_AS_ROOT, **os.environ}
         process = subprocess.Popen(
             command, env=environment, text=True, errors="replace",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -291,6 +302,8 @@ def ends_on_sigterm() -> Iterator[None]:
 
 def check() -> list[int]:
     """Refuses what cannot work; returns the numbers of ranks."""
+    if _RATE.value and _CONTROLLER.value != "gloo":
+        raise app.UsageError("--controller=mpi: with --rate, ranks on hosts of their own use Gloo.")
     ranks = common.integers("ranks", _RANKS.value)
     for count in ranks:
         if count < 2 or _BATCH.value % count:
@@ -334,11 +347,11 @@ def main(arguments: Sequence[str]) -> None:
     seeds = common.integers("seeds", _SEEDS.value)
     name, data = locate(_DATA.value)
     extra = common.extra_flags(_EXTRA.value)
-    title = ", ".join([name, _RATE.value or "unshaped", *(f"{k}={v}" for k, v in extra.items())])
+    link = _RATE.value or ("unshaped" if _CONTROLLER.value == "gloo" else "shared memory")
+    title = ", ".join([name, link, *(f"{k}={v}" for k, v in extra.items())])
     if _MAX_INPUTS.value is not None:
         extra["max_examples"] = _MAX_INPUTS.value
-    link = _RATE.value or "unshaped"
-    launcher = Launcher(_RATE.value, _TIMEOUT.value)
+    launcher = Launcher(_RATE.value, _CONTROLLER.value, _TIMEOUT.value)
     base = Path(_RECORDS.value) / name
     # Seed by seed, so that a program that is stopped leaves whole comparisons; within a repeat,
     # all runs take turns, so that a machine that gets slower does not fall on one of them.
@@ -352,7 +365,8 @@ def main(arguments: Sequence[str]) -> None:
             print(f"[{number}/{len(turns)}] {label}", flush=True)
             folder = base / f"alone/seed{seed}/repeat{repeat}"
             if case != ALONE:
-                place = f"{link}/{case.placement}_{case.ranks}/seed{seed}/repeat{repeat}"
+                of_link = link.replace(" ", "_")
+                place = f"{of_link}/{case.placement}_{case.ranks}/seed{seed}/repeat{repeat}"
                 folder = base / place / case.run
             given = all_flags(case, data, seed, _BATCH.value, extra)
             record = train(launcher, case.ranks, given, folder)
