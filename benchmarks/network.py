@@ -334,7 +334,8 @@ def write(title: str, trials: Sequence[tuple[Case, int, int, Mapping[str, Any]]]
         beside = {(ALONE.placement, ALONE.ranks), (placement, ranks)}
         chosen = [f for f in figures if (f["placement"], f["ranks"]) in beside]
         results = network_report.results_of(chosen, label, _RATE.value is not None)
-        page = summary.write("network_links" if _RATE.value else "network", part, *results)
+        of_host = "network" if _CONTROLLER.value == "gloo" else "network_shared_memory"
+        page = summary.write("network_links" if _RATE.value else of_host, part, *results)
     return page
 
 
