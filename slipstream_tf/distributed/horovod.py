@@ -151,8 +151,9 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
     Sums are added up in the same order every time: Horovod's fusion, which depends on chance, is
     off unless the environment has HOROVOD_FUSION_THRESHOLD. Horovod looks for work every tenth of a
     millisecond, in jobs of several hosts every half (HOROVOD_CYCLE_TIME). Ranks of Open MPI that
-    wait give way (OMPI_MCA_mpi_yield_when_idle). Ranks of one machine share out its processors, where nobody has bound them (see `processors.keep_to_share`): call it
-    before TensorFlow has run anything, so that each takes as many threads as it has processors.
+    wait give way (OMPI_MCA_mpi_yield_when_idle). Ranks of one machine share out its processors,
+    where nobody has bound them (see `processors.keep_to_share`): call it before TensorFlow has run
+    anything, so that each takes as many threads as it has processors.
 
     A job that loses a rank ends. From then on the next collective of every other rank raises, and
     an error that nobody catches is reported as a `watch.PeerLostError` that names the lost rank and

@@ -43,8 +43,7 @@ def DistributedOptimizer(
             (a collective).
         backward_passes_per_step: steps of `fit` whose gradients each rank adds up before they are
             exchanged and applied, as their mean (Horovod's `average_aggregated_gradients=True`):
-            the optimizer's `gradient_accumulation_steps`. Rows take part with apply="step"; theirs
-            are exchanged in each pass, and applied together.
+            the optimizer's `gradient_accumulation_steps`. Rows take part with apply="step".
 
     Raises:
         ValueError: this is no Keras 3 optimizer, it was used before, it accumulates over another

@@ -96,10 +96,9 @@ def collecting_lookup(
 ) -> tuple[tf.Tensor, ...]:
     """Looks up a training batch whose backward pass gives each table's anchor a gradient.
 
-    That is `tf.IndexedSlices`: the keys, int64 [n], each once for a rank, and the sums of their
-    gradients, float32 [n, dim]. No row is changed. Where a value is not finite, all are NaN. Of
-    several ranks they are the average, on all alike or, where rows are spread, of those that this
-    rank owns: the backward pass is a collective.
+    That is `tf.IndexedSlices`: the keys, int64 [n], each once, and the sums of their gradients,
+    float32 [n, dim]; of several ranks this one's part of the average. No row is changed. Where a
+    value is not finite, all are NaN.
 
     Args:
         store: an `EmbeddingStore` that `collects_gradients`.
@@ -118,27 +117,26 @@ def collecting_lookup(
 
         def backward(*upstream: Any) -> list[tf.IndexedSlices]:
             gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]
-            collected = store.share_collected(store.collect_gradients(plan, gradients))
-            ranks = 1 if store.comm is None else store.comm.size
-            return _by_table(collected, ranks, [table.dim for table in store.tables])
+            return by_table(store.collect_gradients(plan, gradients), store)
 
         return tuple(rows), backward
 
     return lookup(*(tf.convert_to_tensor(anchor.value) for anchor in anchors))
 
 
-def _by_table(collected: SendBuffer, ranks: int, dims: Sequence[int]) -> list[tf.IndexedSlices]:
-    """Splits what ranks collected into keys [n] and rows [n, dim] of each table, rank by rank."""
-    sizes, count = tf.reshape(collected.sizes, [-1]), ranks * len(dims)
+def by_table(collected: SendBuffer, store: Any) -> list[tf.IndexedSlices]:
+    """Splits what was collected into keys [n] and rows [n, dim] of each table, part by part."""
+    dims, parts = [table.dim for table in store.tables], int(collected.sizes.shape[0])
+    sizes, count = tf.reshape(collected.sizes, [-1]), parts * len(dims)
     keys = tf.split(collected.keys, sizes, num=count)
-    values = tf.split(collected.values, sizes * tf.constant([*dims] * ranks, tf.int64), num=count)
+    values = tf.split(collected.values, sizes * tf.constant(dims * parts, tf.int64), num=count)
     slices = []
     for table, dim in enumerate(dims):
         part = tf.IndexedSlices(
             tf.reshape(tf.concat(values[table :: len(dims)], 0), [-1, dim]),
             tf.concat(keys[table :: len(dims)], 0),
         )
-        part.values.slipstream_part = _Part(collected, table, part.indices)
+        part.values.slipstream_part = _Part(collected, store, table, part.indices)
         slices.append(part)
     return slices
 
@@ -147,8 +145,18 @@ class _Part(NamedTuple):
     """Values of a table as they were collected: what is done to them makes others."""
 
     collected: SendBuffer
+    store: Any
     table: int
     indices: tf.Tensor
+
+
+def ranks_of(gradients: Sequence[Any]) -> Any:
+    """Returns the ranks whose backward passes gave these gradients; None: this process alone."""
+    for gradient in gradients:
+        part = getattr(getattr(gradient, "values", None), "slipstream_part", None)
+        if part is not None and part.store.comm is not None and part.store.comm.size > 1:
+            return part.store.comm
+    return None
 
 
 def collected_of(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer | None:

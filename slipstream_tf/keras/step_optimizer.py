@@ -13,11 +13,13 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf import _compat
+from slipstream_tf.distributed.exchange import Names
 from slipstream_tf.errors import invalid
-from slipstream_tf.keras.row_gradients import Anchor, anchor_of
+from slipstream_tf.keras.row_gradients import Anchor, anchor_of, ranks_of
 from slipstream_tf.keras.store_gradients import StoreGradients, by_store
 
 _PLACE = "StepOptimizer"
+_OF_CHECKS = Names("loss_scale")
 
 
 class StepOptimizer:
@@ -32,8 +34,9 @@ class StepOptimizer:
 
     - `clipnorm`, `global_clipnorm` and `clipvalue` act on the merged gradient of each key. The norm
       of a table is that of all its rows in the batch; the global norm is over weights and tables.
-    - `gradient_accumulation_steps` keeps the rows' gradients, too, and applies their mean. What is
-      kept is in no file: a model that is saved between two updates has lost it when loaded.
+    - `gradient_accumulation_steps` keeps the rows' gradients, too, and applies their mean; ranks
+      exchange it then, once. What is kept is in no file: a model that is saved between two updates
+      has lost it when loaded.
     - `StepOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))` unscales rows, and leaves out
       a step whose gradients are not finite. Without one such a step is an error, and changes
       neither weights nor rows.
@@ -72,10 +75,15 @@ class StepLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """A `LossScaleOptimizer` around a `StepOptimizer`; that makes it."""
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
-        """Whether all gradients are finite, those of rows included."""
-        return super().check_finite(
+        """Whether all gradients are finite, those of rows and of all ranks included."""
+        is_finite = super().check_finite(
             [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
         )
+        comm = ranks_of(grads)
+        if comm is None:
+            return is_finite
+        lost = tf.cast(~tf.convert_to_tensor(is_finite), tf.float32)
+        return comm.sum(lost, "control", _OF_CHECKS.of("finite")) < 0.5
 
 
 def applies_rows(optimizer: Any) -> bool:
@@ -141,9 +149,10 @@ class _AppliesRows:
         steps = found.gradient_accumulation_steps
         by_norm = found.clipnorm or found.global_clipnorm
         parts = by_store(self._collected or [])
-        if steps:
-            for part in parts:
+        for part in parts:
+            if steps:
                 part.divide(steps)
+            part.share()
         if steps or by_norm or found.clipvalue:
             for part in parts:
                 part.merge()
@@ -192,10 +201,12 @@ class _Buffer:
 
     def __init__(self, dim: int):
         """Holds none, of `dim` values each."""
-        self._dim = dim
         with tf.init_scope(), tf.device("CPU:0"):
             self._keys = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
             self._rows = tf.Variable(tf.zeros([0, dim]), shape=[None, dim], trainable=False)
+            # A variable that a graph assigns a value of known size to is taken to have that size
+            # wherever the graph reads it, even before. So nobody is to know this.
+            self._none = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def add(self, part: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns what there is with this behind it."""
@@ -206,8 +217,9 @@ class _Buffer:
 
     def clear(self) -> None:
         """Holds none again."""
-        self._keys.assign(tf.zeros([0], tf.int64))
-        self._rows.assign(tf.zeros([0, self._dim]))
+        none = self._none.read_value()
+        self._keys.assign(self._keys[:none])
+        self._rows.assign(self._rows[:none])
 
 
 def _wrapped(given: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf.keras.row_gradients import Anchor, collected_of, joined
-from slipstream_tf.ops.mask import KeySet, mask_gradients
+from slipstream_tf.keras.row_gradients import Anchor, by_table, collected_of, joined
+from slipstream_tf.ops.exchange import SendBuffer, merge_rows
 
 # Added to the square of a norm; not a denormal number, which a processor may take for 0.
 _LEAST_SQUARE = 1e-36
@@ -28,6 +28,17 @@ class StoreGradients:
         """
         self._store, self._slices = store, list(slices)
 
+    def share(self) -> None:
+        """Exchanges them between ranks: the average, on all alike or, where rows are spread, of
+        those that this rank owns. A collective.
+        """
+        if self._store.comm is None or self._store.comm.size == 1:
+            return
+        own = collected_of(self._slices)
+        if own is None:
+            own = self._merged(self._store.comm.size if self._store.is_spread else 1)
+        self._slices = list(by_table(self._store.share_collected(own), self._store))
+
     def divide(self, by: Any) -> None:
         """Divides all by a number."""
         self.replace([values / by for values in self.values()])
@@ -35,7 +46,11 @@ class StoreGradients:
     def merge(self) -> None:
         """Adds up the rows of each key, in their order."""
         if self._squares() is None:
-            self._slices = [None if part is None else _merged(part) for part in self._slices]
+            self._slices = list(by_table(self._merged(1), self._store))
+
+    def _merged(self, ranks: int) -> SendBuffer:
+        dims = [table.dim for table in self._store.tables]
+        return merge_rows(joined(self._slices), dims, ranks)
 
     def values(self) -> list[tf.Tensor]:
         """Returns float32 [n, dim], the rows' gradients, of each table that has any."""
@@ -96,8 +111,3 @@ def by_store(gradients: Sequence[tuple[Anchor, tf.IndexedSlices]]) -> list[Store
         if anchor.table is not None:
             slices[id(anchor.store)][anchor.table] = part
     return [StoreGradients(store, slices[key]) for key, store in stores.items()]
-
-
-def _merged(part: tf.IndexedSlices) -> tf.IndexedSlices:
-    with tf.device("CPU:0"):
-        return mask_gradients(part, KeySet("CPU:0")).slices

@@ -111,6 +111,31 @@ def apply_rows(
     )
 
 
+def merge_rows(rows: SendBuffer, row_floats: Sequence[int], ranks: int = 1) -> SendBuffer:
+    """Adds up the rows of each key, in the order given, and puts the sums together by owner.
+
+    Args:
+        rows: of any parts.
+        row_floats: of each table, values of a row.
+        ranks: how many own the keys, by hash; 1: one has all.
+
+    Returns:
+        Each key once, ascending in its part; with squares.
+
+    Raises:
+        tf.errors.InvalidArgumentError: sizes do not fit keys and values.
+    """
+    return SendBuffer(
+        *_loader.library().slipstream_merge_rows(
+            sizes=rows.sizes,
+            keys=rows.keys,
+            values=rows.values,
+            ranks=ranks,
+            row_floats=list(row_floats),
+        )
+    )
+
+
 def pack_messages(
     rows: SendBuffer, row_floats: Sequence[int], wire_dtype: Any = 0
 ) -> tuple[tf.Tensor, tf.Tensor]:

@@ -101,6 +101,7 @@ def call_exchange_ops(call: Call) -> None:
     update = {"gradients": _gradients(looked_up), "learning_rate": RATE}
     found = call("SlipstreamCollectGradients", plan=looked_up.plan, ranks=2, **update)
     received = {name: getattr(found, name).numpy() for name in ("sizes", "keys", "values")}
+    call("SlipstreamMergeRows", ranks=2, row_floats=[2, 3], **received)
     packed = call("SlipstreamPackMessages", wire_dtype=ROUNDED, row_floats=[2, 3], **received)
     messages = packed.messages.numpy()
     call("SlipstreamUnpackMessages", messages=messages, ranks=2, row_floats=[2, 3])

@@ -6,9 +6,7 @@
 #include "cc_ops/core/base/simd_clones.h"
 
 namespace slipstream {
-namespace {
 
-// In an order that vectors need, and that does not depend on the processor.
 SLIPSTREAM_SIMD_CLONES float SumOfSquares(const float* values, int64_t n) {
   constexpr int64_t kLanes = 16, kBlock = 4096;
   double sum = 0;
@@ -26,8 +24,6 @@ SLIPSTREAM_SIMD_CLONES float SumOfSquares(const float* values, int64_t n) {
   }
   return static_cast<float>(sum);
 }
-
-}  // namespace
 
 Status CheckSendBuffer(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                        const std::vector<int64_t>& row_floats) {

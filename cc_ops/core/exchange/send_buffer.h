@@ -45,6 +45,9 @@ Status CheckSendBuffer(const std::vector<EmbeddingTable*>& tables, const SendBuf
 Status CheckSendBuffer(const SendBufferView& buffer, const std::vector<int64_t>& row_floats,
                        const std::function<std::string(size_t)>& name_of);
 
+// In an order that vectors need, and that does not depend on the processor.
+float SumOfSquares(const float* values, int64_t n);
+
 // Where keys and values go.
 struct SendTarget {
   int64_t* keys = nullptr;

@@ -132,6 +132,42 @@ keys: [n], by rank, then by table.
 values: their rows behind each other.
 )doc");
 
+REGISTER_OP("SlipstreamMergeRows")
+    .Input("sizes: int64")
+    .Input("keys: int64")
+    .Input("values: float")
+    .Attr("ranks: int >= 1")
+    .Attr("row_floats: list(int) >= 1")
+    .Output("merged_sizes: int64")
+    .Output("merged_keys: int64")
+    .Output("merged_values: float")
+    .Output("squares: float")
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      int ranks = 0;
+      std::vector<int64_t> row_floats;
+      TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+      TF_RETURN_IF_ERROR(c->GetAttr("row_floats", &row_floats));
+      const auto parts = c->Matrix(ranks, static_cast<int64_t>(row_floats.size()));
+      c->set_output(0, parts);
+      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(3, parts);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Adds up the rows of each key, in the order given, and puts the sums together by owner.
+
+sizes: [parts, tables], rows of each part.
+keys: [n], by part, then by table.
+values: their rows behind each other, each as wide as its table.
+ranks: how many own the keys, by hash.
+row_floats: [tables], values of a row.
+merged_sizes: [ranks, tables].
+merged_keys: [m], each once; by rank, by table, ascending.
+merged_values: their sums.
+squares: [ranks, tables], the sum of these values squared.
+)doc");
+
 REGISTER_OP("SlipstreamPullRows")
     .Input("handles: num_tables * resource")
     .Input("sizes: int64")

@@ -6,9 +6,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc_ops/core/exchange/merged_rows.h"
 #include "cc_ops/core/exchange/message.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
+#include "cc_ops/tf/exchange/buffer_inputs.h"
 #include "cc_ops/tf/exchange/row_dtype.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -37,16 +39,9 @@ class PackMessagesOp : public tf::OpKernel {
   }
   void Compute(tf::OpKernelContext* c) override {
     RowDtype dtype = RowDtype::kFloat32;
-    OP_REQUIRES_OK(c, CheckInputs(c, 0, "sizes: [?, r], keys: [?], values: [?]",
-                                  {{'r', static_cast<int64_t>(row_floats_.size())}}));
-    OP_REQUIRES_OK(c, ReadRowDtype(c, 3, &dtype));
     SendBufferView buffer;
-    buffer.ranks = static_cast<int>(c->input(0).dim_size(0));
-    buffer.sizes = Data<int64_t>(c, 0);
-    buffer.keys = Data<int64_t>(c, 1);
-    buffer.num_keys = c->input(1).NumElements();
-    buffer.values = Data<float>(c, 2);
-    buffer.num_values = c->input(2).NumElements();
+    OP_REQUIRES_OK(c, ReadBuffer(c, 0, static_cast<int64_t>(row_floats_.size()), true, &buffer));
+    OP_REQUIRES_OK(c, ReadRowDtype(c, 3, &dtype));
     MessageWriter writer(row_floats_, dtype);
     {
       // The same op may run for two calls of a function at a time.
@@ -65,6 +60,30 @@ class PackMessagesOp : public tf::OpKernel {
   std::vector<int64_t> row_floats_;
   std::mutex mutex_;
   LengthsByDtype lengths_;  // guarded by mutex_
+};
+
+class MergeRowsOp : public tf::OpKernel {
+ public:
+  explicit MergeRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, ReadRowFloats(c, &row_floats_));
+    OP_REQUIRES_OK(c, c->GetAttr("ranks", &ranks_));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    const auto tables = static_cast<int64_t>(row_floats_.size());
+    SendBufferView rows;
+    OP_REQUIRES_OK(c, ReadBuffer(c, 0, tables, true, &rows));
+    SendBuffer merged;
+    OP_REQUIRES_OK(c, ToAbsl(MergeRows(rows, row_floats_, ranks_, &merged)));
+    const tf::TensorShape parts({ranks_, tables});
+    OP_REQUIRES_OK(c, Output(c, 0, parts, merged.sizes));
+    OP_REQUIRES_OK(c, Output(c, 1, merged.keys));
+    OP_REQUIRES_OK(c, Output(c, 2, merged.values));
+    OP_REQUIRES_OK(c, Output(c, 3, parts, merged.squares));
+  }
+
+ private:
+  std::vector<int64_t> row_floats_;
+  int ranks_ = 1;
 };
 
 class UnpackMessagesOp : public tf::OpKernel {
@@ -93,6 +112,7 @@ class UnpackMessagesOp : public tf::OpKernel {
 
 SLIPSTREAM_CPU_KERNEL("SlipstreamPackMessages", PackMessagesOp);
 SLIPSTREAM_CPU_KERNEL("SlipstreamUnpackMessages", UnpackMessagesOp);
+SLIPSTREAM_CPU_KERNEL("SlipstreamMergeRows", MergeRowsOp);
 
 }  // namespace
 }  // namespace slipstream
