@@ -26,10 +26,12 @@ class KeyRequest(NamedTuple):
     """Keys that are requested of this rank.
 
     Attributes:
+        own_sizes: int64 [ranks, tables], keys that it requests itself.
         sizes: int64 [ranks, tables], keys that each rank requests.
         keys: int64 [n], by rank, then by table.
     """
 
+    own_sizes: tf.Tensor
     sizes: tf.Tensor
     keys: tf.Tensor
 
@@ -55,8 +57,10 @@ class AnnouncedKeys:
                 tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
                 for _ in range(2)
             )
-            sizes = tf.Variable(tf.zeros([ranks, tables], tf.int64), trainable=False)
-            self._request = KeyRequest(sizes, keys)
+            own, theirs = (
+                tf.Variable(tf.zeros([ranks, tables], tf.int64), trainable=False) for _ in range(2)
+            )
+            self._request = KeyRequest(own, theirs, keys)
 
     def announce(self, batch: tf.Tensor, request: Callable[[], KeyRequest]) -> None:
         """Takes in a batch.

@@ -25,7 +25,9 @@ from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.table import LookupLayout
 from slipstream_tf.ops.update_policy import WATCHED, UpdatePolicy
 from slipstream_tf.stores.native import NativeStore
-from slipstream_tf.stores.replicas import Replicas, ReplicatingStore, copy_bytes, rows_within
+from slipstream_tf.stores.replicas import Replicas, ReplicatingStore, rows_within
+
+_OTHER_KEYS = "Replicas became read-only, or left, without `outdate` of what was announced."
 
 
 class ShardedStore(ReplicatingStore, ExchangedStore):
@@ -117,10 +119,15 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         request = functools.partial(self._request, routed, what)
         if self.prefetches and training:
             requested = self._announced.take(self._identity_of(packed, specs), request)
+            same = tf.debugging.assert_equal(requested.own_sizes, routed.sizes, _OTHER_KEYS)
+            with tf.control_dependencies([] if same is None else [same]):
+                requested = KeyRequest(*map(tf.identity, requested))
         else:
             requested = request()
         # The rows that others request of this rank are sent, and those come that it requests.
-        pulled = exchange_ops.pull_rows(self._handles, *requested, training, *self._format())
+        pulled = exchange_ops.pull_rows(
+            self._handles, requested.sizes, requested.keys, training, *self._format()
+        )
         received = exchange.exchange_pulled(self.comm, *pulled, self._names, f"{what}.rows")
         pooled, plan = exchange_ops.look_up_pulled(
             self._replicas._handles, packed, layout, routed, received, training
@@ -180,7 +187,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         request = exchange_ops.SendBuffer(routed.sizes, routed.keys, tf.zeros([0]))
         widths = [0] * len(self.tables)
         theirs = exchange.exchange_rows(self.comm, request, widths, self._names, f"{what}.keys")
-        return KeyRequest(theirs.sizes, theirs.keys)
+        return KeyRequest(routed.sizes, theirs.sizes, theirs.keys)
 
     def _exchanged(
         self,
@@ -199,7 +206,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         if self.comm.size == 1:
             return shared
         # A rank that owns none of those keys must not update the others.
-        lost = tf.reduce_sum(tf.cast(tf.math.is_nan(rows.values), tf.float32))
+        lost = tf.reduce_sum(tf.cast(~tf.math.is_finite(shared.values), tf.float32))
         is_lost = self.sum_of_parts(lost) > 0
         values = tf.where(is_lost, float("nan"), shared.values)
         return exchange_ops.SendBuffer(shared.sizes, shared.keys, values)
@@ -279,12 +286,6 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             ignored_rank=self.comm.rank,
         )
         self._announced.outdate()
-
-    def copy_bytes(self) -> int:
-        """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
-        return sum(
-            self._replicas.size(t.name) * copy_bytes(t, self.rule_of(t.name)) for t in self.tables
-        )
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `ReplicatingStore.import_copies`."""

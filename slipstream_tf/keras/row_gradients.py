@@ -136,7 +136,7 @@ def by_table(collected: SendBuffer, store: Any) -> list[tf.IndexedSlices]:
             tf.reshape(tf.concat(values[table :: len(dims)], 0), [-1, dim]),
             tf.concat(keys[table :: len(dims)], 0),
         )
-        part.values.slipstream_part = _Part(collected, store, table, part.indices)
+        part.values.slipstream_part = _Part(collected, table, part.indices)
         slices.append(part)
     return slices
 
@@ -145,18 +145,8 @@ class _Part(NamedTuple):
     """Values of a table as they were collected: what is done to them makes others."""
 
     collected: SendBuffer
-    store: Any
     table: int
     indices: tf.Tensor
-
-
-def ranks_of(gradients: Sequence[Any]) -> Any:
-    """Returns the ranks whose backward passes gave these gradients; None: this process alone."""
-    for gradient in gradients:
-        part = getattr(getattr(gradient, "values", None), "slipstream_part", None)
-        if part is not None and part.store.comm is not None and part.store.comm.size > 1:
-            return part.store.comm
-    return None
 
 
 def collected_of(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer | None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from slipstream_tf import _compat
 from slipstream_tf.distributed.exchange import Names
 from slipstream_tf.errors import invalid
-from slipstream_tf.keras.row_gradients import Anchor, anchor_of, ranks_of
+from slipstream_tf.keras.row_gradients import Anchor, anchor_of
 from slipstream_tf.keras.store_gradients import StoreGradients, by_store
 
 _PLACE = "StepOptimizer"
@@ -79,8 +79,9 @@ class StepLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         is_finite = super().check_finite(
             [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
         )
-        comm = ranks_of(grads)
-        if comm is None:
+        anchors = filter(None, map(anchor_of, self._trainable_variables))
+        comm = next((anchor.store.comm for anchor in anchors), None)
+        if comm is None or comm.size == 1:
             return is_finite
         lost = tf.cast(~tf.convert_to_tensor(is_finite), tf.float32)
         return comm.sum(lost, "control", _OF_CHECKS.of("finite")) < 0.5
@@ -141,6 +142,8 @@ class _AppliesRows:
 
     def _clip_gradients(self, grads: Sequence[Any]) -> list[Any]:
         """Clips as Keras does, with the rows among the gradients; then applies the rows.
+
+        On several ranks a collective: what each has of the rows is exchanged first.
 
         It is the last that Keras does to gradients, in a step that updates.
         """

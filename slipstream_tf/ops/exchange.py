@@ -271,7 +271,7 @@ def pack_rows(rows: Sequence[tf.Tensor]) -> tf.Tensor:
         rows: of each table, float32 [n, dim].
 
     Returns:
-        uint8 [bytes], the message of one rank for `store_replicas`.
+        uint8 [bytes], the message of one rank for `look_up_pulled` or `store_read_only`.
     """
     parts = []
     with tf.device("CPU:0"):
@@ -300,7 +300,9 @@ def look_up_pulled(
     underestimated.
 
     Args:
-        replicas, packed, layout: as `route_keys` was given them.
+        replicas: as `route_keys` was given them.
+        packed: as `route_keys` was given it, with weights.
+        layout: as `route_keys` was given it.
         routed: what it gave.
         messages: uint8 [bytes], from `pull_rows` of each rank, or `pack_rows`.
         training: whether accesses are counted, and the rows become replicas, for an update.
@@ -341,6 +343,7 @@ def store_read_only(
     Raises:
         tf.errors.InvalidArgumentError: the messages are not those of these keys' rows; nothing is
             stored then.
+        tf.errors.ResourceExhaustedError: there is no room for so many replicas.
     """
     return _loader.library().slipstream_store_read_only(
         handles=list(replicas),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -369,3 +371,48 @@ def test_rows_of_other_keys_are_not_stored():
     assert table.statistics(handles[0]).rows == 0
     exchange.store_read_only(handles, SendBuffer(sizes, keys, message))
     assert table.statistics(handles[0]).rows == 1
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("count", [0, 4])
+def test_a_lookup_of_pulled_rows_gives_what_one_of_the_rows_gives(training, count):
+    owners, replicas, plain = make_tables(), make_tables(), make_tables()
+    for handles in (owners, plain):
+        exchange.apply_rows(handles, send_buffer([[2, 1]], [5, 7, 1], np.ones(8)), RATE)
+    bags = tf.RaggedTensor.from_row_splits(
+        tf.constant([1, 1, 9][: 3 * count], tf.int64), tf.constant([0, 2, 2, 3, 3][: count + 1])
+    )
+    single = tf.constant([5, 7, 5, 6][:count], tf.int64)
+    packed = features.pack({"a": single, "b": bags}, SPECS)
+    layout = dataclasses.replace(LAYOUT, combiners=("sum", "mean"))
+    routed = exchange.route_keys(replicas, packed, layout, 1, skip_read_only=training)
+    message, *_ = exchange.pull_rows(owners, routed.sizes, routed.keys, training, False)
+    pooled, plan = exchange.look_up_pulled(replicas, packed, layout, routed, message, training)
+    wanted, own = table.lookup(plain, packed, layout)
+    for one, other in zip(pooled, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+    gradients = [tf.ones_like(vectors) for vectors in pooled]
+    if training:
+        ours, theirs = (exchange.collect_gradients(p, gradients, RATE) for p in (plan, own))
+        for name in ("sizes", "keys", "values", "squares"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not one of a lookup in training"):
+            exchange.collect_gradients(plan, gradients, RATE)
+    assert (table.statistics(replicas[0]).rows > 0) == (training and count > 0)
+
+
+def test_rows_of_a_key_are_merged_at_its_owner():
+    given = send_buffer([[2, 1], [1, 1]], [7, 5, 9, 5, 9], [1, 2, 3, 4, 5, 6, 1, 2, 7, 8, 9, 3, 4])
+    dims = [config.dim for config in TABLES]
+    merged = exchange.merge_rows(given, dims)
+    assert merged.sizes.numpy().tolist() == [[2, 1]]
+    assert merged.keys.numpy().tolist() == [5, 7, 9]
+    assert merged.values.numpy().tolist() == [11, 13, 15, 1, 2, 3, 4, 6]
+    assert merged.squares.numpy().tolist() == [[11**2 + 13**2 + 15**2 + 14, 52]]
+    spread = exchange.merge_rows(given, dims, ranks=3)
+    assert spread.sizes.shape == (3, 2) and sorted(spread.keys.numpy()) == [5, 7, 9]
+    nothing = exchange.merge_rows(send_buffer([[0, 0]], [], []), dims, ranks=2)
+    assert nothing.sizes.numpy().tolist() == [[0, 0], [0, 0]] and not nothing.keys.shape[0]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="left are 0 keys"):
+        exchange.merge_rows(send_buffer([[1, 0]], [], []), dims)

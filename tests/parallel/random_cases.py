@@ -45,8 +45,7 @@ def make_store(case: Case, rule: Any, comm: Communicator) -> Any:
     if case.placement == "replicated":
         return ReplicatedStore(case.tables, rule, comm, **wire)
     prefetch = case.placement == "prefetched"
-    store = ShardedStore(case.tables, rule, comm, **wire, prefetch=prefetch)
-    return store
+    return ShardedStore(case.tables, rule, comm, **wire, prefetch=prefetch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,11 +331,6 @@ class Comparison:
 
     def _keys_of(self, table: Table) -> np.ndarray:
         return np.array(sorted(self.seen[table.name]), np.int64)
-
-    def _some_keys(self, table: Table, step: int) -> np.ndarray:
-        random = np.random.default_rng([self.seed, self.case.number, step, 98])
-        keys = self._keys_of(table)
-        return keys[random.random(keys.size) < 0.7]
 
     def _compare_before_flush(self) -> None:
         rows = []

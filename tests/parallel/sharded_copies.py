@@ -16,12 +16,20 @@ from slipstream_tf.distributed import Communicator, ShardedStore
 from slipstream_tf.distributed.sharded import owner_of
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores.replicas import copy_bytes
 
 TABLES = [Table("a", 4), Table("b", 8)]
 SPECS = [FeatureSpec("a", "a"), FeatureSpec("b", "b")]
 BATCH, STEPS, KEYS = 30, 24, 400
 # Of 50 copies in each table: a row, its Adagrad slots and 64 bytes.
 CACHE_BYTES = 50 * (2 * 4 * 4 + 64 + 2 * 8 * 4 + 64)
+
+
+def bytes_of_copies(store: ShardedStore) -> int:
+    """Of all replicas on this rank, as `cache_bytes` counts them."""
+    return sum(
+        store._replicas.size(t.name) * copy_bytes(t, store.rule_of(t.name)) for t in store.tables
+    )
 
 
 def stay_in_budget(comm: Communicator) -> None:
@@ -38,11 +46,11 @@ def stay_in_budget(comm: Communicator) -> None:
                 store.set_row_flags(table.name, nothing, nothing)
             store.set_read_only({table.name: hot for table in TABLES})
             most_read_only = max(most_read_only, store.read_only_keys("a"))
-            largest = max(largest, store.copy_bytes())
+            largest = max(largest, bytes_of_copies(store))
         inputs = {spec.name: tf.constant(random.integers(0, KEYS, BATCH)) for spec in SPECS}
         is_training = step % 3 < 2
         pooled, plan = store.lookup(pack(inputs, SPECS), SPECS, is_training)
-        largest = max(largest, store.copy_bytes())
+        largest = max(largest, bytes_of_copies(store))
         if is_training:
             store.apply_gradients(plan, pooled)
     assert most_read_only == 25, most_read_only

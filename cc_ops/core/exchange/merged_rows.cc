@@ -34,7 +34,7 @@ Status MergeRows(const SendBufferView& rows, const std::vector<int64_t>& row_flo
   for (int part = 0; part < rows.ranks; ++part) {
     for (size_t t = 0; t < tables; ++t, ++size) {
       for (int64_t i = 0; i < *size; ++i, row += row_floats[t]) {
-        given[t].push_back({ranks == 1 ? 0 : OwnerOf(keys[i], ranks), keys[i], row});
+        given[t].push_back({OwnerOf(keys[i], ranks), keys[i], row});
       }
       keys += *size;
     }

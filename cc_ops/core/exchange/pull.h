@@ -18,13 +18,13 @@ struct PullOptions {
   int64_t most_rank_bytes = kMostMessageBytes;  // of rows
   RowFormat format;
 };
-// ResourceExhausted: a bounded table cannot hold the rows, or they are too many bytes. Takes the
-// mutexes.
 struct PulledRows {
   std::vector<uint8_t> messages;   // see pulled_rows.h, that to rank 0 first
   std::vector<int32_t> lengths;    // [ranks], bytes of each
   std::vector<int64_t> row_bytes;  // [ranks], of these, the rows'
 };
+// ResourceExhausted: a bounded table cannot hold the rows, or they are too many bytes. Takes the
+// mutexes.
 Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& requests,
                 const PullOptions& options, SteadyLengths* lengths, PulledRows* pulled);
 

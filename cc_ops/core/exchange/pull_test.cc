@@ -332,6 +332,49 @@ TEST(Replicas, AreLookedUpByTheirOwnPlan) {
   EXPECT_EQ(replicas->rows().size(), 0);
 }
 
+// As many keys in all, and rows that are as they start: nothing else would tell.
+TEST(Replicas, AreThoseOfThePlansTables) {
+  auto first = MakeTable("sgd"), second = MakeTable("sgd");
+  const std::vector<EmbeddingTable*> tables = {first.get(), second.get()};
+  const std::vector<int64_t> keys = {1, 2, 3};
+  std::vector<FeatureView> views(2);
+  for (int t = 0; t < 2; ++t) {
+    views[t].table = t;
+    views[t].batch = views[t].num_keys = 3 - t;
+    views[t].keys = keys.data();
+  }
+  const std::vector<Combiner> combiners(2, Combiner::kSum);
+  LookupWorkspace workspace;
+  SendBuffer requests;
+  ASSERT_TRUE(
+      RouteKeys(tables, views, combiners, RouteOptions(), Parallel(), &workspace, &requests).ok());
+  EXPECT_EQ(requests.sizes, (std::vector<int64_t>{3, 2}));
+  Request other(requests.keys);
+  other.sizes = {2, 3};
+  auto owner = MakeTable("sgd"), another = MakeTable("sgd");
+  ASSERT_TRUE(other.Pull({owner.get(), another.get()}, true).ok());
+  std::vector<float> pooled(5 * kDim);
+  const std::vector<PooledOutput> outputs = {{pooled.data(), kDim},
+                                             {pooled.data() + 3 * kDim, kDim}};
+  const Status status =
+      LookUpPulled(views, combiners, outputs, other.Messages(), true, Parallel(), &workspace);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(first->rows().size() + second->rows().size(), 0);
+}
+
+TEST(Replicas, ThatAreReadOnlyAreNoneOfAnEvaluation) {
+  auto owner = MakeTable("sgd"), replicas = MakeTable("sgd");
+  Request settled({5});
+  ASSERT_TRUE(settled.Pull({owner.get()}, true).ok());
+  ASSERT_TRUE(settled.Store(replicas.get()).ok());
+  Lookup lookup({5, 6});
+  Request request(lookup.Route(replicas.get()));
+  ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
+  const Status status = lookup.LookUp(request, false);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("an evaluation reads no replicas"), std::string::npos);
+}
+
 // Frozen ones, too: their slots may be read after the switch to judging movements.
 TEST(Replicas, WithoutSummaryNeverUnderestimateAMovement) {
   for (const std::string& kind : AllRuleNames()) {

@@ -12,7 +12,7 @@
 namespace slipstream {
 namespace {
 
-// Calls fn(part, &unpacker) of the part's rows for every part; they were checked. what it leaves is
+// Calls fn(part, &unpacker) of the part's rows for every part; they were checked. What it leaves is
 // skipped.
 template <class Fn>
 void ForEachPulledPart(const std::vector<EmbeddingTable*>& tables, const SendBufferView& keys,
@@ -48,17 +48,17 @@ std::vector<RoutedKey> RouteBuckets(const LookupPlan& plan, const RouteOptions& 
     const int64_t begin = plan.unique_begin[b];
     int64_t use = begin;
     for (int64_t u = begin; u < begin + plan.unique_count[b]; ++u) {
-      const PlannedKey key = {u, plan.uses_end[u] - use};
+      const PlannedKey planned = {u, plan.uses_end[u] - use};
       use = plan.uses_end[u];
-      const int64_t number = plan.unique_key[u];
+      const int64_t key = plan.unique_key[u];
       uint32_t index = 0;
-      if (may_be_here && table.rows().Find(number, &index) != nullptr &&
+      if (may_be_here && table.rows().Find(key, &index) != nullptr &&
           (flags.Of(index) & kReadOnlyReplica) != 0) {
-        local->push_back(key);
+        local->push_back(planned);
         continue;
       }
-      const size_t owner = static_cast<size_t>(OwnerOf(number, options.ranks));
-      routed.push_back({key, owner * num_tables + t});
+      const size_t owner = static_cast<size_t>(OwnerOf(key, options.ranks));
+      routed.push_back({planned, owner * num_tables + t});
     }
   }
   return routed;
@@ -68,15 +68,17 @@ std::vector<RoutedKey> RouteBuckets(const LookupPlan& plan, const RouteOptions& 
 Status CheckRequested(const LookupWorkspace& workspace, const std::vector<int64_t>& layout,
                       const SendBufferView& keys) {
   const std::vector<int64_t>& planned = workspace.plan.unique_key;
-  bool is_right = workspace.layout == layout &&
+  const std::vector<int64_t>& sizes = workspace.sizes;
+  const size_t parts = static_cast<size_t>(keys.ranks) * workspace.plan.tables.size();
+  bool is_right = workspace.layout == layout && sizes.size() == parts &&
+                  std::equal(sizes.begin(), sizes.end(), keys.sizes) &&
                   static_cast<int64_t>(workspace.requested.size()) == keys.num_keys;
   for (int64_t i = 0; i < keys.num_keys && is_right; ++i) {
     is_right = planned[static_cast<size_t>(workspace.requested[i].unique)] == keys.keys[i];
   }
   if (is_right) return OkStatus();
   return InvalidArgument(
-      "the plan is of another batch than features and keys; allowed: what SlipstreamRouteKeys gave "
-      "for them");
+      "the plan is of another batch than features and keys; allowed: that of these keys");
 }
 
 // The rows in messages for these tables.
@@ -169,6 +171,7 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
     for (const std::vector<RoutedKey>& of_task : routed) {
       for (const RoutedKey& one : of_task) ++requests->sizes[one.part];
     }
+    workspace->sizes = requests->sizes;
     std::vector<int64_t> next;
     int64_t total = 0;
     for (const int64_t size : requests->sizes) {
@@ -202,6 +205,9 @@ Status LookUpPulled(const std::vector<FeatureView>& features,
     std::vector<RowsView> rows;
     Status status = CheckRequested(*workspace, LayoutOf(features, combiners), messages.keys);
     if (!status.ok()) return status;
+    if (!training && !workspace->local.empty()) {
+      return InvalidArgument("an evaluation reads no replicas: all its keys are requested");
+    }
     status = ReadMessages(tables, messages, &rows);
     if (!status.ok()) return status;
     const ExclusiveTableLocks locks(tables);

@@ -41,8 +41,8 @@ struct PulledMessages {
 // plan that `workspace` has. training: accesses are counted, and the rows become replicas, without
 // slots with slots of 0, beside which no movement is underestimated; else nothing is stored, and
 // there is no update after it. InvalidArgument if the messages are not those of the keys' rows, a
-// value is not finite, or the plan is another lookup's: no replica has changed then. Takes the
-// mutexes.
+// value is not finite, or the plan is of other keys or of another layout; ResourceExhausted if
+// there is no room for so many replicas: none has changed then. Takes the mutexes.
 Status LookUpPulled(const std::vector<FeatureView>& features,
                     const std::vector<Combiner>& combiners,
                     const std::vector<PooledOutput>& outputs, const PulledMessages& messages,

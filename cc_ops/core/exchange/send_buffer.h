@@ -16,6 +16,7 @@ namespace slipstream {
 
 // The rank that owns a key of a sharded table. Independent of the shard within a table.
 inline int OwnerOf(int64_t key, int ranks) {
+  if (ranks == 1) return 0;
   return static_cast<int>(Mix64(HashKey(key)) % static_cast<uint64_t>(ranks));
 }
 
@@ -82,8 +83,7 @@ class SendBufferWriter {
   };
 
   size_t PartOf(int64_t key, size_t table) const {
-    const int owner = ranks_ == 1 ? 0 : OwnerOf(key, ranks_);
-    return static_cast<size_t>(owner) * tables_.size() + table;
+    return static_cast<size_t>(OwnerOf(key, ranks_)) * tables_.size() + table;
   }
   int64_t DimOf(size_t part) const { return tables_[part % tables_.size()]->dim(); }
   void CountRows(int task);

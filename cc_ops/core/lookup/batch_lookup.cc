@@ -161,7 +161,8 @@ std::vector<int64_t> LayoutOf(const std::vector<FeatureView>& features,
   for (size_t f = 0; f < features.size(); ++f) {
     const FeatureView& view = features[f];
     layout.insert(layout.end(), {view.table, view.batch, view.num_keys, view.width, view.stride,
-                                 view.row_splits != nullptr, IsCopied(view, combiners[f])});
+                                 view.row_splits != nullptr, IsCopied(view, combiners[f]),
+                                 view.has_padding, view.has_padding ? view.padding_key : 0});
   }
   return layout;
 }
@@ -177,6 +178,7 @@ Status SortKeys(const std::vector<EmbeddingTable*>& tables,
   LookupPlan* plan = &workspace->plan;
   plan->tables = tables;
   plan->generations.assign(tables.size(), -1);
+  plan->scale.clear();
   plan->examples.clear();
   plan->feature_table.clear();
   for (const FeatureView& f : features) {
@@ -227,6 +229,15 @@ void DeliverRows(const std::vector<FeatureView>& features, const std::vector<Com
     for (const EmbeddingTable* table : workspace->plan.tables) dim = std::max(dim, table->dim());
     zeros.resize(static_cast<size_t>(dim));
     std::fill(targets.row_of_position->begin(), targets.row_of_position->end(), zeros.data());
+  }
+  const int64_t positions = Positions(features).total;
+  for (size_t f = 0; f < features.size(); ++f) {
+    const PooledOutput& out = targets.copied[f];
+    const int64_t dim = workspace->plan.tables[features[f].table]->dim();
+    const bool has_all = static_cast<int64_t>(workspace->plan.unique_key.size()) == positions;
+    for (int64_t i = 0; i < features[f].batch && out.data != nullptr && !has_all; ++i) {
+      std::fill_n(out.data + i * out.stride, dim, 0.f);
+    }
   }
   ForEachBucketRange(workspace->sorted, parallel, [&](int64_t first, int64_t last, int) {
     DeliverBuckets(workspace->sorted, first, last, targets, &workspace->plan);

@@ -32,7 +32,15 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          const std::vector<PooledOutput>& outputs, const Parallel& parallel,
                          LookupWorkspace* workspace);
 
-// The same in steps, where rows come from elsewhere.
+// The same without making keys or counting; absent keys give their initial rows.
+// Deferred gradients are not in them: FlushBeforeReading (policy_update.h) comes first.
+Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
+                           const std::vector<FeatureView>& features,
+                           const std::vector<Combiner>& combiners,
+                           const std::vector<PooledOutput>& outputs, const Parallel& parallel);
+
+// LookupForTraining in steps, where rows come from elsewhere.
+//
 // Equal for features whose vectors and key positions are numbered alike.
 std::vector<int64_t> LayoutOf(const std::vector<FeatureView>& features,
                               const std::vector<Combiner>& combiners);
@@ -40,21 +48,15 @@ std::vector<int64_t> LayoutOf(const std::vector<FeatureView>& features,
 Status SortKeys(const std::vector<EmbeddingTable*>& tables,
                 const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
                 const Parallel& parallel, LookupWorkspace* workspace);
-// Fills the plan, but for the rows. Callers hold the tables' mutexes from here on.
+// Fills the plan, but for the rows.
 void GroupKeys(const Parallel& parallel, LookupWorkspace* workspace);
-// Makes room for the keys in bounded tables, and begins a lookup.
+// Makes room for the keys in bounded tables, and begins a lookup. Callers hold the tables' mutexes.
 Status BeginLookup(LookupWorkspace* workspace);
-// Pools the rows of the plan, of features of its layout. Keys that it lacks have rows of zeros.
+// Pools the rows of the plan, of features of its layout. Keys that it lacks have
+// rows of zeros. Callers hold the tables' mutexes.
 void DeliverRows(const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
                  const std::vector<PooledOutput>& outputs, const Parallel& parallel,
                  LookupWorkspace* workspace);
-
-// The same without making keys or counting; absent keys give their initial rows.
-// Deferred gradients are not in them: FlushBeforeReading (policy_update.h) comes first.
-Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
-                           const std::vector<FeatureView>& features,
-                           const std::vector<Combiner>& combiners,
-                           const std::vector<PooledOutput>& outputs, const Parallel& parallel);
 
 }  // namespace slipstream
 

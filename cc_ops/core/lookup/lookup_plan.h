@@ -70,6 +70,7 @@ struct LookupWorkspace {
   SortedKeys sorted;
   // Of a lookup over ranks, see exchange/pulled_lookup.h.
   std::vector<int64_t> layout;  // of its features
+  std::vector<int64_t> sizes;   // [ranks, tables], keys requested
   std::vector<PlannedKey> requested, local;
   std::vector<float> rows;  // that lie in no table
   std::vector<float*> row_of_position;

@@ -4,7 +4,6 @@
 
 #include "cc_ops/tf/base/shapes.h"
 #include "cc_ops/tf/exchange/row_dtype.h"
-#include "cc_ops/tf/lookup/feature_inputs.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -145,6 +144,10 @@ REGISTER_OP("SlipstreamMergeRows")
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       int ranks = 0;
       std::vector<int64_t> row_floats;
+      tensorflow::shape_inference::ShapeHandle shape;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &shape));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &shape));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &shape));
       TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
       TF_RETURN_IF_ERROR(c->GetAttr("row_floats", &row_floats));
       const auto parts = c->Matrix(ranks, static_cast<int64_t>(row_floats.size()));

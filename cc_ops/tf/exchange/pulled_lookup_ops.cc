@@ -1,4 +1,6 @@
 // Registrations of lookups of other ranks' rows.
+#include <utility>
+
 #include "cc_ops/tf/base/shapes.h"
 #include "cc_ops/tf/lookup/lookup_shape.h"
 #include "tensorflow/core/framework/op.h"
@@ -7,6 +9,7 @@
 namespace slipstream {
 
 using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("SlipstreamRouteKeys")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_COMBINERS_ATTR
@@ -45,7 +48,14 @@ REGISTER_OP("SlipstreamLookUpPulled")
     .Output("pooled: num_outputs * float")
     .Output("looked_up: variant")
     .SetIsStateful()
-    .SetShapeFn(LookupShape)
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle shape;
+      const int plan = c->num_inputs() - 4;
+      for (const auto& [input, rank] : {std::pair{0, 0}, {1, 2}, {2, 1}, {3, 1}}) {
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(plan + input), rank, &shape));
+      }
+      return LookupShape(c);
+    })
     .Doc(
         "Looks up a batch in the rows that came for it.\n\n"
         "plan: scalar, from SlipstreamRouteKeys of the same features.\n"

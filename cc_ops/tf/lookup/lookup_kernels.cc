@@ -1,15 +1,11 @@
 // Kernels that run in every step: lookups and the update after them.
 #include <algorithm>
-#include <cmath>
 #include <memory>
-#include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc_ops/core/base/work_crew.h"
 #include "cc_ops/core/lookup/batch_lookup.h"
 #include "cc_ops/core/update/gradient_update.h"
 #include "cc_ops/core/update/policy_update.h"
@@ -23,7 +19,6 @@
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_op_registry.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"
-#include "tensorflow/core/lib/core/threadpool.h"
 
 namespace slipstream {
 namespace tf = tensorflow;
@@ -49,6 +44,10 @@ absl::Status ReadPlanAndGradients(tf::OpKernelContext* c, const LookupPlan** pla
   const PlanVariant* variant = nullptr;
   TF_RETURN_IF_ERROR(ReadPlan(c, 0, &variant));
   *plan = &variant->workspace->plan;
+  const std::vector<int64_t>& generations = (*plan)->generations;
+  if (std::find(generations.begin(), generations.end(), -1) != generations.end()) {
+    return absl::InvalidArgumentError("plan is not one of a lookup in training");
+  }
   const LookupPlan& lookup = **plan;
   tf::OpInputList gradients;
   TF_RETURN_IF_ERROR(c->input_list("gradients", &gradients));

@@ -1,5 +1,7 @@
 #include "cc_ops/tf/lookup/lookup_op.h"
 
+#include <string>
+
 #include "absl/strings/str_cat.h"
 #include "cc_ops/tf/base/kernel_values.h"
 

@@ -4,7 +4,7 @@
 
 #include <memory>
 #include <mutex>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
