@@ -34,18 +34,21 @@ _FOLDER = flags.DEFINE_string("folder", "runs/peers", "Folder of the peers' envi
 _PEERS = flags.DEFINE_list("peers", ["gloo", "mpi"], "What is measured beside Horovod.")
 
 _RANKS = 2
-# Heading -> whether threads run as `init` has them, and milliseconds of a cycle.
+# Heading -> whether threads run as `init` has them, milliseconds of a cycle, and who carries.
 _WAYS = {
-    "Horovod, 1 ms": (False, 1.0),
-    "Horovod, 0.1 ms": (False, 0.1),
-    "as init has it, 1 ms": (True, 1.0),
-    "as init has it, 0.1 ms": (True, 0.1),
+    "Horovod, 1 ms": (False, 1.0, "gloo"),
+    "Horovod, 0.1 ms": (False, 0.1, "gloo"),
+    "as init has it, 1 ms": (True, 1.0, "gloo"),
+    "as init has it, 0.1 ms": (True, 0.1, "gloo"),
+    "Horovod by Open MPI, 0.1 ms": (False, 0.1, "mpi"),
+    "as init has it, by Open MPI": (True, 0.1, "mpi"),
 }
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _HERE = Path(__file__).resolve().parent
 _SUM, _GATHER = "sum of the weights' gradients", "gather of one message"
 
 
-def horovod(as_init: bool, cycle: float) -> dict[str, float]:
+def horovod(as_init: bool, cycle: float, controller: str) -> dict[str, float]:
     """Returns the milliseconds of a step by case."""
     with tempfile.TemporaryDirectory() as folder:
         output = os.path.join(folder, "times.json")
@@ -54,9 +57,10 @@ def horovod(as_init: bool, cycle: float) -> dict[str, float]:
             "loops": _LOOPS.value, "rounds": _ROUNDS.value, "as_init": as_init, "output": output,
         }  # fmt: skip
         launcher = str(Path(sys.executable).parent / "horovodrun")
-        launch = [launcher, "-np", str(_RANKS), "--gloo", "-H", f"localhost:{_RANKS}"]
+        launch = [launcher, "-np", str(_RANKS), f"--{controller}", "-H", f"localhost:{_RANKS}"]
         rank = [sys.executable, str(_HERE / "collectives_rank.py"), json.dumps(given)]
-        _run([*launch, *rank], {"HOROVOD_CYCLE_TIME": str(cycle)})
+        yields = {"OMPI_MCA_mpi_yield_when_idle": "1"} if as_init else {}
+        _run([*launch, *rank], {"HOROVOD_CYCLE_TIME": str(cycle), **yields, **_AS_ROOT})
         return json.loads(Path(output).read_text(encoding="utf-8"))
 
 
@@ -91,8 +95,7 @@ def mpi() -> dict[str, float] | None:
         program = os.path.join(folder, "peer")
         _run(["mpicxx", "-O2", "-o", program, str(_HERE / "collectives_peer.cc")], {})
         sizes = map(str, (_DENSE.value, _message(), _LOOPS.value, _ROUNDS.value))
-        as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        done = _run(["mpirun", "-np", str(_RANKS), program, *sizes], as_root)
+        done = _run(["mpirun", "-np", str(_RANKS), program, *sizes], _AS_ROOT)
         return json.loads(done.splitlines()[-1])
 
 

@@ -59,6 +59,7 @@ class Collectives:
             "sum and one message at once": lambda: [
                 self._sum("both"), self._gather(self._message, "both.message"),
             ],
+            "sharded: keys, rows, gradients in turn, beside the sum": self._sharded,
             "as it was: 4 in turn, changing lengths": self._in_turn,
         }  # fmt: skip
 
@@ -71,12 +72,20 @@ class Collectives:
     def _gather(self, tensor: Any, name: str, after: Sequence[tf.Tensor] = ()) -> tf.Tensor:
         return hvd.allgather(_behind(tensor, after), name=name)
 
-    def _exchange(self, tensor: Any, name: str) -> tf.Tensor:
+    def _sharded(self) -> Tensors:
+        keys = self._exchange(tf.bitcast(self._keys, tf.uint8), "sharded.keys")
+        rows = self._exchange(tf.bitcast(self._values, tf.uint8), "sharded.rows", [keys])
+        return [
+            self._sum("sharded.sum"), self._exchange(self._message, "sharded.gradients", [rows]),
+        ]  # fmt: skip
+
+    def _exchange(self, tensor: Any, name: str, after: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+        tensor = tf.reshape(tensor, [-1])
         each = tf.size(tensor) // hvd.size()
         splits = tf.tensor_scatter_nd_update(
             tf.fill([hvd.size()], each), [[0]], [tf.size(tensor) - each * (hvd.size() - 1)]
         )
-        return hvd.alltoall(_behind(tensor, ()), splits=splits, name=name)[0]
+        return hvd.alltoall(_behind(tensor, after), splits=splits, name=name)[0]
 
     def _varied(self) -> tf.Tensor:
         return self._message[self._calls.assign_add(1) % 7 :]
