@@ -108,8 +108,10 @@ def _behind(tensor: Any, after: Sequence[tf.Tensor]) -> tf.Tensor:
     """The tensor, when what comes before has come."""
     if not after:
         return tf.identity(tensor)
-    # Dependencies alone are left out, where nobody looks at what came.
-    zeros = [tf.cast(tf.reshape(came, [-1])[0] * 0, tensor.dtype) for came in after]
+    # Dependencies alone are left out, where nobody looks at what came; so are integers times 0. No
+    # value is below 0.
+    first = [tf.cast(tf.reshape(came, [-1])[0], tf.float32) for came in after]
+    zeros = [tf.cast(tf.minimum(value, 0.0), tensor.dtype) for value in first]
     return tf.add_n([tf.identity(tensor), *(tf.broadcast_to(z, tf.shape(tensor)) for z in zeros)])
 
 
