@@ -114,11 +114,6 @@ def require_same_run(saving: Saving, run: Mapping[str, Any]) -> None:
         )
     before, now = _flags(saved["settings"]), _flags(run["settings"])
     for name in sorted({*before, *now} - set(_FREE)):
-        if name not in now:
-            raise UsageError(
-                f"Invalid flag --resume: the run in {saving.output} has --{name}="
-                f"{_shown(before[name])}, which is no flag any more. Allowed: another --output."
-            )
         if before.get(name) != now.get(name):
             raise UsageError(
                 f"Invalid flag --{name}={_shown(now.get(name))} with --resume: the run in "

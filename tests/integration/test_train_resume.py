@@ -212,6 +212,15 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     ):
         said = refused(capsys, *small, f"--{flag}={now}", "--resume")
         assert f"--{flag}={now} with --resume: the run in {output} has {before}." in said
+    # A flag of an older version.
+    path = output / "checkpoints" / "run.json"
+    saved = path.read_text()
+    older = json.loads(saved)
+    older["settings"]["engine"]["cache_movement"] = 0.1
+    path.write_text(json.dumps(older))
+    said = refused(capsys, *small, "--resume")
+    assert f"--cache_movement=no value with --resume: the run in {output} has 0.1." in said
+    path.write_text(saved)
     pq.write_table(pa.concat_tables([table, table]), data)
     said = refused(capsys, *small, "--resume")
     assert f"--data={data} with --resume: the data have changed" in said and "bytes was" in said

@@ -126,6 +126,19 @@ RowTargets TargetsOf(const std::vector<FeatureView>& features,
   return targets;
 }
 
+// fn(feature, dim, output) for features that may have examples without a key, whose rows are
+// copied.
+template <class Fn>
+void ForEachPaddedCopy(const std::vector<FeatureView>& features, const RowTargets& targets,
+                       const LookupWorkspace& workspace, const Fn& fn) {
+  const LookupPlan& plan = workspace.plan;
+  if (static_cast<int64_t>(plan.unique_key.size()) == Positions(features).total) return;
+  for (size_t f = 0; f < features.size(); ++f) {
+    if (targets.copied[f].data == nullptr || !features[f].has_padding) continue;
+    fn(features[f], plan.tables[features[f].table]->dim(), targets.copied[f]);
+  }
+}
+
 // What is left to do when all rows are where `targets` says.
 void PoolRows(const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
               const std::vector<PooledOutput>& outputs, const RowTargets& targets,
@@ -133,12 +146,6 @@ void PoolRows(const std::vector<FeatureView>& features, const std::vector<Combin
   LookupPlan* plan = &workspace->plan;
   const Positions positions(features);
   plan->scale.clear();
-  if (static_cast<int64_t>(plan->unique_key.size()) < positions.total) {
-    for (size_t f = 0; f < features.size(); ++f) {
-      if (targets.copied[f].data == nullptr || !features[f].has_padding) continue;
-      ClearPadding(features[f], plan->tables[features[f].table]->dim(), outputs[f]);
-    }
-  }
   if (targets.row_of_position == nullptr) return;
   ComputeScales(features, combiners, positions, parallel, &plan->scale);
   Pool(plan->tables, features, combiners, positions, workspace->row_of_position, plan->scale,
@@ -230,15 +237,12 @@ void DeliverRows(const std::vector<FeatureView>& features, const std::vector<Com
     zeros.resize(static_cast<size_t>(dim));
     std::fill(targets.row_of_position->begin(), targets.row_of_position->end(), zeros.data());
   }
-  const int64_t positions = Positions(features).total;
-  for (size_t f = 0; f < features.size(); ++f) {
-    const PooledOutput& out = targets.copied[f];
-    const int64_t dim = workspace->plan.tables[features[f].table]->dim();
-    const bool has_all = static_cast<int64_t>(workspace->plan.unique_key.size()) == positions;
-    for (int64_t i = 0; i < features[f].batch && out.data != nullptr && !has_all; ++i) {
-      std::fill_n(out.data + i * out.stride, dim, 0.f);
-    }
-  }
+  ForEachPaddedCopy(features, targets, *workspace,
+                    [&](const FeatureView& view, int64_t dim, const PooledOutput& out) {
+                      for (int64_t i = 0; i < view.batch; ++i) {
+                        std::fill_n(out.data + i * out.stride, dim, 0.f);
+                      }
+                    });
   ForEachBucketRange(workspace->sorted, parallel, [&](int64_t first, int64_t last, int) {
     DeliverBuckets(workspace->sorted, first, last, targets, &workspace->plan);
   });
@@ -261,6 +265,7 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
       ResolveBuckets(workspace->sorted, first, last, targets, &workspace->scratches[task],
                      &workspace->plan);
     });
+    ForEachPaddedCopy(features, targets, *workspace, ClearPadding);
     PoolRows(features, combiners, outputs, targets, parallel, workspace);
   } catch (const std::bad_alloc&) {
     return OutOfMemory("looking up a batch", tables);
