@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -37,6 +38,10 @@ GLOBO_49: Mapping[str, Any] = {
     "negatives": 49, "clicks": 200_000, "model": "dlrm", "mlp": "128,64", "dim": 32,
     "rows_optimizer": "adam", "rows_init": 0.05, "dropout": 0.1,
 }  # fmt: skip
+
+
+# Student's t for a 95% interval, from one degree of freedom on.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def rates(rate: float, rows_rate: float | None = None) -> dict[str, float]:
@@ -129,6 +134,15 @@ def difference(value: float | None, other: float | None) -> float | None:
 def spread(values: Sequence[float]) -> float:
     """Standard deviation; 0 for one value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Returns the 95% interval of a mean, by Student's t; None of one value."""
+    if len(values) < 2:
+        return None
+    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+    half = error * (_T[len(values) - 2] if len(values) - 2 < len(_T) else 1.96)
+    return mean - half, mean + half
 
 
 def zipf_keys(

@@ -14,7 +14,6 @@ The limit is memory: `copy` moves as many bytes as a step must (see embedding_pe
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ import common
 import numpy as np
 import summary
 from absl import app, flags
-from peers import Peer, Worker
+from peers import Peer, take_turns
 
 from slipstream_tf import optimizers
 
@@ -104,20 +103,9 @@ def compare(
     Returns:
         Per peer the mean milliseconds of a step, turn by turn; and versions.
     """
-    with contextlib.ExitStack() as stack:
-        workers = {}
-        versions: dict[str, str] = {}
-        for name, peer in peers.items():
-            workers[name] = stack.enter_context(Worker(peer, folder, settings["threads"]))
-            versions.update(workers[name].make(settings))
-        steps = {name: 1 if name in _WHOLE else _STEPS.value for name in peers}
-        for name, worker in workers.items():
-            worker.run(steps[name])
-        found: dict[str, list[float]] = {name: [] for name in peers}
-        for _ in range(_RUNS.value):
-            for name, worker in workers.items():
-                found[name].append(sum(worker.run(steps[name])) / _STEPS.value)
-    return found, versions
+    steps = {name: 1 if name in _WHOLE else _STEPS.value for name in peers}
+    found, versions = take_turns(peers, settings, folder, _RUNS.value, steps)
+    return {name: [ms / _STEPS.value for ms in turns] for name, turns in found.items()}, versions
 
 
 def table_of(found: Mapping[str, Mapping[str, Sequence[float]]]) -> list[dict[str, Any]]:

@@ -146,3 +146,37 @@ class Worker:
                 "tables at once; take fewer --peers."
             )
         return json.loads(answer)
+
+
+def take_turns(
+    peers: Mapping[str, Peer],
+    settings: Mapping[str, Any],
+    folder: Path,
+    runs: int,
+    steps: Mapping[str, int],
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Lets libraries make their steps one after the other, again and again.
+
+    Args:
+        peers: by name.
+        settings: that each makes its tables by; "threads" is how many it may use.
+        folder: where environments lie.
+        runs: turns of each; one before them does not count.
+        steps: of a turn, by name.
+
+    Returns:
+        Per peer the milliseconds of each turn; and versions.
+    """
+    with contextlib.ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+        versions: dict[str, str] = {}
+        for name, peer in peers.items():
+            workers[name] = stack.enter_context(Worker(peer, folder, settings["threads"]))
+            versions.update(workers[name].make(settings))
+        for name, worker in workers.items():
+            worker.run(steps[name])
+        found: dict[str, list[float]] = {name: [] for name in peers}
+        for _ in range(runs):
+            for name, worker in workers.items():
+                found[name].append(sum(worker.run(steps[name])))
+    return found, versions

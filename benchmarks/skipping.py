@@ -38,8 +38,6 @@ PLAIN = "plain"
 # Shares of what plain training gains over chance, that runs are timed to.
 _GAINS = (0.95, 0.98, 0.99, 1.0)
 _DRAWN = (PLAIN, "fm", "uniform", "random", "stop")
-# Two-sided 95% of Student's t by degrees of freedom, from 1 on.
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,15 +234,6 @@ def choose(runs: Mapping[str, Run], names: Sequence[str]) -> dict[str, Run]:
     return {name: run for name, run in runs.items() if name in wanted}
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the 95% interval of a mean, by Student's t; None of one value."""
-    if len(values) < 2:
-        return None
-    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
-    half = error * (_T[len(values) - 2] if len(values) - 2 < len(_T) else 1.96)
-    return mean - half, mean + half
-
-
 def figures_of(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, float]:
     """Returns what a run came to, beside plain training of the same seed."""
     trained, seconds = record["examples"]["trained"], seconds_of(record)
@@ -273,7 +262,9 @@ def table_of(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Any]:
     def of(name: str, form: str) -> Any:
         return summary.column(name, list(map(statistics.fmean, of_seeds(name))), form)
 
-    bounds = [interval([seed["auc - plain"] for seed in seeds]) for seeds in figures.values()]
+    bounds = [
+        common.interval([seed["auc - plain"] for seed in seeds]) for seeds in figures.values()
+    ]
     texts = [None if b is None else f"{b[0]:+.4f} to {b[1]:+.4f}" for b in bounds]
     texts[0] = None  # Plain training itself.
     seconds = [f"{statistics.fmean(s):.1f} ± {common.spread(s):.1f}" for s in of_seeds("seconds")]

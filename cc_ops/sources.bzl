@@ -15,6 +15,7 @@ CORE_HDRS = [
     "core/base/host_device.h",
     "core/base/parallel.h",
     "core/base/radix_sort.h",
+    "core/base/narrow_floats.h",
     "core/base/row_codec.h",
     "core/base/row_dim.h",
     "core/base/simd_clones.h",
@@ -53,6 +54,7 @@ CORE_HDRS = [
     "core/table/out_of_memory.h",
     "core/table/row_flags.h",
     "core/table/row_initializer.h",
+    "core/table/row_layout.h",
     "core/table/row_store.h",
     "core/table/table_locks.h",
     "core/table/update_state.h",
@@ -68,6 +70,7 @@ CORE_HDRS = [
     "core/update/policy_update.h",
     "core/update/row_compaction.h",
     "core/update/row_sweep.h",
+    "core/update/rule_loop.h",
     "core/update/update_loop.h",
     "core/saturation/drift_classification.h",
     "core/saturation/drift_index.h",
@@ -110,6 +113,7 @@ CORE_SRCS = [
     "core/table/out_of_memory.cc",
     "core/table/row_flags.cc",
     "core/table/row_initializer.cc",
+    "core/table/row_layout.cc",
     "core/table/row_store.cc",
     "core/table/update_state.cc",
     "core/lookup/batch_lookup.cc",
@@ -120,6 +124,8 @@ CORE_SRCS = [
     "core/update/policy_update.cc",
     "core/update/row_compaction.cc",
     "core/update/row_sweep.cc",
+    "core/update/rule_loop.cc",
+    "core/update/rule_loop_narrow.cc",
     "core/saturation/drift_classification.cc",
     "core/saturation/drift_index.cc",
     "core/saturation/foreseen_inputs.cc",
@@ -146,6 +152,7 @@ CORE_SRCS = [
 CORE_TESTS = [
     "core/base/drift_test.cc",
     "core/base/radix_sort_test.cc",
+    "core/base/narrow_floats_test.cc",
     "core/base/row_codec_test.cc",
     "core/base/work_crew_test.cc",
     "core/memory/index_memory_test.cc",
@@ -159,6 +166,7 @@ CORE_TESTS = [
     "core/table/written_rows_test.cc",
     "core/lookup/batch_lookup_test.cc",
     "core/update/deferred_export_test.cc",
+    "core/update/narrow_rows_test.cc",
     "core/update/policy_update_test.cc",
     "core/update/row_sweep_test.cc",
     "core/saturation/drift_index_test.cc",
@@ -189,6 +197,7 @@ TEST_HDRS = [
     "core/testing/test_gpu.h",
     "core/testing/test_rules.h",
     "core/testing/test_threads.h",
+    "core/testing/test_training.h",
 ]
 
 # For libFuzzer, which comes with clang: `make fuzz` builds it where that is.
@@ -313,6 +322,8 @@ COPTS = [
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fvisibility=hidden",
+    # What takes vectors is inlined: how they would be passed does not matter.
+    "-Wno-psabi",
 ]
 
 # Only for code without TensorFlow; TensorFlow's own compile flags name the standard for the rest.

@@ -19,6 +19,7 @@ _EXPORTS = {
             "MaxLogLossIncrease",
             "Retention",
             "Saturation",
+            "Storage",
             "Table",
             "Window",
         ),

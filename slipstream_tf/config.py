@@ -12,6 +12,10 @@ from slipstream_tf.hashing import hash_text
 
 COMBINERS = ("sum", "mean", "sqrtn", None)
 EVICTIONS = ("lfu", "lru")
+ROW_DTYPES = ("float32", "bfloat16", "float16")
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Sums of squares need the range of a float32.
+SLOT_DTYPES = ("float32", "bfloat16")
 MAX_DIM = 65536
 MAX_CAPACITY = 1 << 36
 DRIFT_METRICS = ("linf", "l2", "relative", "signal")
@@ -41,8 +45,39 @@ class Retention:
 
 
 @dataclasses.dataclass(frozen=True)
+class Storage:
+    """How a table keeps its rows, of a store of this package's own tables.
+
+    What is narrower than float32 is computed in float32 and rounded when it is written back: to one
+    of its two neighbours, by a chance that makes the mean right (stochastic rounding). So steps
+    smaller than the neighbours' distance are not lost. The chance is a function of key and update:
+    the same run gives the same bits.
+
+    Attributes:
+        dtype: of a row's values: "float32"; "bfloat16" (8 bits of precision, float32's range) or
+            "float16" (11 bits, up to 65,504), which take half the bytes.
+        slot_dtype: of the optimizer's values beside a row: "float32" or "bfloat16".
+    """
+
+    dtype: str = "float32"
+    slot_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        require_choice("dtype", self.dtype, ROW_DTYPES, "Storage")
+        require_choice("slot_dtype", self.slot_dtype, SLOT_DTYPES, "Storage")
+
+    def row_bytes(self, dim: int, slots: int) -> int:
+        """Returns the bytes of memory of a row of `dim` values and of its slots.
+
+        They are rounded up to 16. The index takes 20 to 25 more for each row.
+        """
+        nbytes = DTYPE_BYTES[self.dtype] * dim + DTYPE_BYTES[self.slot_dtype] * slots
+        return -(-nbytes // 16) * 16
+
+
+@dataclasses.dataclass(frozen=True)
 class Table:
-    """One embedding table: a named set of rows of `dim` float32 values, one per int64 key.
+    """One embedding table: a named set of rows of `dim` values, one per int64 key.
 
     Attributes:
         name: unique name of the table.
@@ -56,6 +91,7 @@ class Table:
             `initializers.get` makes one of. Without a seed of its own, it is seeded by the table's
             name: equal keys of two tables start with different rows, and the same key of a table
             always with the same.
+        storage: how its rows are kept; by default as float32, in memory.
         retention: bounds the table; None: it grows without bound.
     """
 
@@ -67,6 +103,7 @@ class Table:
         default_factory=initializers.RandomUniform
     )
     retention: Retention | None = None
+    storage: Storage = dataclasses.field(default_factory=Storage)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -81,6 +118,9 @@ class Table:
         if self.retention is not None and not isinstance(self.retention, Retention):
             allowed = "None or slipstream_tf.Retention(capacity)"
             raise invalid("retention", self.retention, place, allowed)
+        if not isinstance(self.storage, Storage):
+            allowed = 'slipstream_tf.Storage(), e.g. Storage(dtype="bfloat16")'
+            raise invalid("storage", self.storage, place, allowed)
 
     @property
     def seed(self) -> int:
@@ -106,6 +146,7 @@ class Table:
         config["initializer"] = initializers.serialize(self.initializer)
         if self.retention is not None:
             config["retention"] = dataclasses.asdict(self.retention)
+        config["storage"] = dataclasses.asdict(self.storage)
         return config
 
     @classmethod
@@ -116,6 +157,8 @@ class Table:
             _move_settings_of_before(config)
         if config.get("retention") is not None:
             config["retention"] = Retention(**config["retention"])
+        if "storage" in config:  # a configuration of before has none
+            config["storage"] = Storage(**config["storage"])
         return cls(**config)
 
 

@@ -28,7 +28,11 @@ def _store(settings: Mapping[str, Any]) -> tuple[NativeStore, list[features.Feat
     if "alone" in sys.argv[1:]:
         name = rules.ALONE[name]
     rule = rules.make(slip.optimizers, name, settings["learning_rate"])
-    store = NativeStore([slip.Table(name, settings["dim"]) for name in names], rule)
+    # "dtype of values,dtype of slots"
+    dtypes = [arg.split(",") for arg in sys.argv[1:] if "float" in arg]
+    storage = slip.Storage(*dtypes[0]) if dtypes else slip.Storage()
+    tables = [slip.Table(name, settings["dim"], storage=storage) for name in names]
+    store = NativeStore(tables, rule)
     # In an order that is not that of the keys, as keys come in training.
     every = np.random.default_rng(0).permutation(settings["rows"])
     for part in np.array_split(every, max(1, len(every) // 50_000)):

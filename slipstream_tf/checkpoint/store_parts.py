@@ -95,6 +95,7 @@ def cut(
             # What is on its way out was deferred in earnest, whatever the policy is now.
             is_shadow=policy.is_shadow and not is_leaving,
             is_leaving=is_leaving,
+            storage=table.storage,
         )
         parts.append(part)
     return parts

@@ -15,6 +15,7 @@ import numpy as np
 from slipstream_tf.checkpoint import array_file
 from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from slipstream_tf.config import Storage
 from slipstream_tf.stores.by_key import added_up
 
 _ROW_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
@@ -27,6 +28,8 @@ _KINDS = {
 }
 # Columns that a file need not have.
 _OPTIONAL = ("last_used", "marks", "trained")
+# Columns that lie as they do in a narrow table, as float16 or the upper half of a float32.
+_NARROW = {"rows": ("<f2", "<u2"), "slots": ("<u2",)}
 _META = ("name", "dim", "slots", "rule")
 
 
@@ -48,6 +51,7 @@ class TablePart:
             or None.
         is_shadow: whether the sums are shadow mode's, whose gradients were applied when they came.
         is_leaving: whether they all leave with the next step.
+        storage: of the table.
     """
 
     name: str
@@ -60,11 +64,12 @@ class TablePart:
     replicas: Arrays | None = None
     is_shadow: bool = False
     is_leaving: bool = False
+    storage: Storage = dataclasses.field(default_factory=Storage)
 
     def entry(self) -> dict[str, Any]:
         """Returns what a manifest says of the table, if it is all of the table."""
         rows = 0 if self.contents is None else len(self.contents["keys"])
-        return {**{n: getattr(self, n) for n in _META}, "dtype": "float32", "rows": rows}
+        return {**{n: getattr(self, n) for n in _META}, "dtype": self.storage.dtype, "rows": rows}
 
     def write(self, path: Path, checkpoint: str, rank: int) -> int:
         """Writes it to a file that is a rank's, and returns the bytes."""
@@ -82,6 +87,7 @@ class TablePart:
             "accesses": self.accesses,
             "pending": self.deferred,
         }
+        dtypes = {"rows": self.storage.dtype, "slots": self.storage.slot_dtype}
         for name, arrays in found.items():
             if arrays is None:
                 continue
@@ -89,7 +95,7 @@ class TablePart:
                 meta[f"{name}_steps"] = [int(step) for step in arrays["steps"]]
             has_use = len(arrays.get("last_used", ())) == len(arrays["keys"])
             groups[name] = {
-                column: arrays[column]
+                column: _narrowed(arrays[column], dtypes.get(column, "float32"))
                 for column in _KINDS[name]
                 if column in arrays and (has_use or column != "last_used")
             }
@@ -168,9 +174,10 @@ class SavedTable:
             # Replicas in front of tables in SOK have none.
             widths = {**widths, "slots": 0}
         for name, kind in _KINDS[group].items():
-            column = np.dtype((kind, (widths[name],) if name in widths else ()))
-            if found.get(name, column if name in _OPTIONAL else None) != column:
-                problem = f"its {group!r} have {name!r} as {found.get(name)}, not {column}"
+            shape = (widths[name],) if name in widths else ()
+            columns = [np.dtype((one, shape)) for one in (kind, *_NARROW.get(name, ()))]
+            if found.get(name, columns[0] if name in _OPTIONAL else None) not in columns:
+                problem = f"its {group!r} have {name!r} as {found.get(name)}, not {columns[0]}"
                 raise CheckpointError(path, problem, offset=file.groups[group].offset)
 
     def _joined(self, group: str, blocks: Sequence[Arrays]) -> Arrays:
@@ -180,7 +187,7 @@ class SavedTable:
             name: np.concatenate(
                 [
                     np.empty((0, widths[name]) if name in widths else 0, kind),
-                    *(block[name] for block in blocks),
+                    *(_widened(block[name]) for block in blocks),
                 ]
             )
             for name, kind in _KINDS[group].items()
@@ -239,7 +246,7 @@ class SavedTable:
         file = self._files[rank]
         if "copies" not in file.groups:
             return None
-        replicas = file.read("copies")
+        replicas = {name: _widened(values) for name, values in file.read("copies").items()}
         replicas.setdefault("last_used", np.empty(0, np.int64))
         return {**replicas, "steps": np.asarray(file.meta["copies_steps"], np.int64)}
 
@@ -286,6 +293,28 @@ class SavedTable:
                 f"table {self.name!r} was saved with the update rule {saved}, not {rule}",
                 "Their slots mean different things; restore it with the same rule.",
             )
+
+
+def _narrowed(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Returns values as they lie in a table of a dtype, if they are what it can hold.
+
+    Those of rows that lie divided by a scale, since all of them decay, are not.
+    """
+    if dtype == "float32" or values.dtype != np.float32:
+        return values
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            narrow: np.ndarray = values.astype(np.float16)
+    else:
+        narrow = (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
+    return narrow if np.array_equal(_widened(narrow), values) else values
+
+
+def _widened(values: np.ndarray) -> np.ndarray:
+    """Returns what `_narrowed` was given; other values as they are."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32) if values.dtype == np.float16 else values
 
 
 def require_rank(path: Path, file: ArrayFile, rank: int) -> None:

@@ -15,7 +15,7 @@ from slipstream_tf.cli.engine import engine_arguments
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.needs import foresees
 from slipstream_tf.cli.settings import Settings
-from slipstream_tf.config import Retention, Table, Window
+from slipstream_tf.config import Retention, Storage, Table, Window
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.keras.loss_feedback import binary_cross_entropy
@@ -53,6 +53,7 @@ def build_embeddings(
                 -half_width, half_width, settings.seed * len(fields) + index
             ),
             retention=retention,
+            storage=Storage(settings.row_dtype, settings.slot_dtype),
         )
         for index, field in enumerate(fields)
     ]

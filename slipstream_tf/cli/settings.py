@@ -18,8 +18,9 @@ from slipstream_tf.telemetry.run_record import to_json
 _MUST_MATCH = (
     "data", "split", "negatives", "negatives_from", "clicks", "evaluate_on", "label_column",
     "key_columns", "dense_columns", "shuffle_shards", "max_examples", "batch_size", "model", "dim",
-    "bottom", "mlp", "cross_layers", "batch_norm", "epochs", "early_stopping", "store", "capacity",
-    "eviction", "placement", "wire_dtype", "wire_warmup_steps", "window_steps", "warmup_steps",
+    "bottom", "mlp", "cross_layers", "batch_norm", "epochs", "early_stopping", "store", "row_dtype",
+    "slot_dtype", "capacity", "eviction", "placement", "wire_dtype", "wire_warmup_steps",
+    "window_steps", "warmup_steps",
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
 _NOT_REPEATED = (
@@ -47,6 +48,7 @@ class Settings(Preset):
         store: which embedding store.
         rows_momentum: of the rows' rule, if that is "sgd".
         rows_clip_norm: of the rows' rule, see `optimizers.SparseOptimizer`; None: not done.
+        row_dtype, slot_dtype: of rows and slots, see `config.Storage`.
         capacity: most rows of each table, on each rank; None: no bound.
         eviction: which rows leave a full table: "lru" or "lfu".
         placement: where the embedding rows of a job are: "replicated", all of them on each.
@@ -104,6 +106,8 @@ class Settings(Preset):
     evaluate_on: str = "test"
     rows_momentum: float = 0.0
     rows_clip_norm: float | None = None
+    row_dtype: str = "float32"
+    slot_dtype: str = "float32"
     capacity: int | None = None
     eviction: str = "lru"
     tensorboard: str | None = None

@@ -18,7 +18,7 @@ from slipstream_tf.cli.flag_set import (
     Text,
     Widths,
 )
-from slipstream_tf.config import DRIFT_METRICS
+from slipstream_tf.config import DRIFT_METRICS, ROW_DTYPES, SLOT_DTYPES
 from slipstream_tf.link import WIRE_DTYPES
 
 DATA_HELP = (
@@ -102,6 +102,10 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         _preset("dropout", Number(0, 1, open_maximum=True),
                 "share of hidden units dropped in training"),
         Flag("store", Choice(("native",)), "what holds the embedding rows", "native"),
+        Flag("row_dtype", Choice(ROW_DTYPES), "dtype of the rows in memory; narrower ones are "
+             "computed in float32 and rounded by chance", "float32"),
+        Flag("slot_dtype", Choice(SLOT_DTYPES), "dtype of the optimizer's values beside a row",
+             "float32"),
         Flag("capacity", Integer(1), "most rows of each table, on each rank; not with replicated "
              "tables of several", None, "no bound"),
         Flag("eviction", Choice(("lru", "lfu")),

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
+from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.export import files
 from slipstream_tf.export.rows import (
@@ -119,6 +120,7 @@ def _rows_of(since: Any) -> list[TableRows]:
     if isinstance(since, Token):
         return list(since.tables)
     if isinstance(since, (str, os.PathLike)):
+        _require_unrounded("since", files.read_manifest(Path(since)), since)
         return files.read_rows(Path(since))
     allowed = (
         "the folder of an export, or a token of slip.export.token (a step is not enough: tables "
@@ -151,6 +153,7 @@ def apply_delta(
     source, folder = Path(saved_model_path), Path(delta_path)
     target = source if output is None else files.require_new(output, "apply_delta")
     saved, found = files.read_manifest(source), files.read_manifest(folder, _MANIFEST)
+    _require_unrounded("saved_model_path", saved, source)
     _require_fit(saved, found, folder)
     tables = []
     for index, (table, entry) in enumerate(
@@ -168,6 +171,16 @@ def apply_delta(
     files.write_whole(
         target, lambda new: files.write_updated(source, new, tables, weights, manifest)
     )
+
+
+def _require_unrounded(argument: str, manifest: Mapping[str, Any], path: Any) -> None:
+    """Refuses a SavedModel whose rows are not those of the tables, bit for bit."""
+    for entry in manifest["tables"]:
+        dtype, own = entry.get("rows_dtype"), Table.from_config(entry["config"]).storage.dtype
+        if dtype not in (None, own):
+            place = f"rows of table {entry['name']!r} as {dtype}"
+            allowed = "a SavedModel whose rows were not rounded: one without rows_dtype"
+            raise invalid(argument, os.fspath(path), place, allowed)
 
 
 def _require_fit(saved: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:

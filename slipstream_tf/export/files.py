@@ -19,7 +19,7 @@ from slipstream_tf._version import __version__
 from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.export.rows import TableRows
-from slipstream_tf.export.serving import with_absent_row
+from slipstream_tf.export.serving import decoded, encoded
 
 FORMAT = 1
 _MANIFEST = Path("assets.extra") / "slipstream_tf.json"
@@ -28,9 +28,10 @@ _VARIABLES = Path("variables") / "variables"
 _VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 
 
-def table_entry(table: TableRows) -> dict[str, Any]:
-    """Returns what a manifest says of a table."""
+def table_entry(table: TableRows, rows_dtype: str | None = None) -> dict[str, Any]:
+    """Returns what a manifest says of a table, served in a dtype or as the table keeps its rows."""
     return {
+        "rows_dtype": rows_dtype,
         "name": table.name,
         "config": table.config.get_config(),
         "rows": int(table.keys.size),
@@ -89,16 +90,16 @@ def read_rows(path: Path) -> list[TableRows]:
     """
     manifest = read_manifest(path)
     reader = tf.train.load_checkpoint(str(path / _VARIABLES))
-    return [
-        TableRows(
-            entry["name"],
-            Table.from_config(entry["config"]),
-            reader.get_tensor(_name("tables", index, "keys")),
-            reader.get_tensor(_name("tables", index, "rows"))[1:],
-            entry["step"],
-        )
-        for index, entry in enumerate(manifest["tables"])
-    ]
+    found = []
+    for index, entry in enumerate(manifest["tables"]):
+        scales = None
+        if entry.get("rows_dtype") == "int8":
+            scales = reader.get_tensor(_name("tables", index, "scales"))
+        rows = decoded(reader.get_tensor(_name("tables", index, "rows")), scales)
+        keys = reader.get_tensor(_name("tables", index, "keys"))
+        config = Table.from_config(entry["config"])
+        found.append(TableRows(entry["name"], config, keys, rows, entry["step"]))
+    return found
 
 
 def write_updated(
@@ -124,7 +125,7 @@ def write_updated(
     values: dict[str, Any] = {}
     for index, table in enumerate(tables):
         values[_name("tables", index, "keys")] = table.keys
-        values[_name("tables", index, "rows")] = with_absent_row(table.config, table.rows)
+        values[_name("tables", index, "rows")] = encoded(table.config, table.rows, None)["rows"]
     for index, weight in enumerate(weights or ()):
         values[_name("weights", index)] = weight
     dtypes = reader.get_variable_to_dtype_map()

@@ -10,7 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf import _compat
-from slipstream_tf.errors import invalid
+from slipstream_tf.config import ROW_DTYPES
+from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.export import files
 from slipstream_tf.export.rows import (
     TableRows,
@@ -33,6 +34,7 @@ def saved_model(
     path: str | os.PathLike[str],
     keys: Mapping[str, Any] | None = None,
     signature: Any = None,
+    rows_dtype: str | None = None,
 ) -> None:
     """Writes a SavedModel that TensorFlow alone can load and serve.
 
@@ -67,22 +69,37 @@ def saved_model(
             batch of inputs whose specs are taken (batch dimension None). None: those of the model's
             `input_signature()` (the click models: a number per dense feature and one key per
             feature) or of its symbolic inputs.
+        rows_dtype: of the rows in the SavedModel: "float32", "bfloat16", "float16", or "int8" with
+            a scale for each row; the graph makes float32 of what it looks up. None: as each table
+            keeps its rows (`Storage.dtype`). Rows of another dtype than that are rounded: no delta
+            can be since such a SavedModel, or be applied to it.
 
     Raises:
-        ValueError: the model has no embedding tables or does not tell its inputs, `keys` names an
-            unknown table, something is at `path`, or the graph has ops of this package all the same
-            (the model's `call` is a `tf.function` that was traced before).
+        ValueError: `rows_dtype` is another, the model has no embedding tables or does not tell its
+            inputs, `keys` names an unknown table, something is at `path`, or the graph has ops of
+            this package all the same (the model's `call` is a `tf.function` that was traced
+            before).
     """
+    if rows_dtype is not None:
+        require_choice("rows_dtype", rows_dtype, (*ROW_DTYPES, "int8"), "saved_model")
     tables = collect(model, keys)
     on_rank_zero(
-        model, lambda: _write(model, tables or [], path, signature), f"write {os.fspath(path)}"
+        model,
+        lambda: _write(model, tables or [], path, signature, rows_dtype),
+        f"write {os.fspath(path)}",
     )
 
 
-def _write(model: Any, tables: list[TableRows], path: str | os.PathLike[str], given: Any) -> None:
+def _write(
+    model: Any,
+    tables: list[TableRows],
+    path: str | os.PathLike[str],
+    given: Any,
+    rows_dtype: str | None,
+) -> None:
     target = files.require_new(path, "saved_model")
     specs = resolve(model, given)
-    served = [ServedTable(table.config, table.keys, table.rows) for table in tables]
+    served = [ServedTable(table.config, table.keys, table.rows, rows_dtype) for table in tables]
     root = tf.Module()
     root.tables = served
     root.weights = weights_of(model)
@@ -103,7 +120,7 @@ def _write(model: Any, tables: list[TableRows], path: str | os.PathLike[str], gi
             _refuse_own_ops(flat)
             _track_rest(root, model, flat)
             tf.saved_model.save(root, str(folder), signatures={"serving_default": flat})
-        entries = [files.table_entry(table) for table in tables]
+        entries = [files.table_entry(table, rows_dtype) for table in tables]
         weights = files.weight_entries(root.weights)
         files.write_manifest(folder, files.manifest_of(entries, weights))
 
@@ -142,7 +159,7 @@ def _refuse_own_ops(traced: Any) -> None:
 def _track_rest(root: Any, model: Any, traced: Any) -> None:
     """Keeps what the graph reads besides tables and weights: variables, a user's lookup tables."""
     known = {v.ref() for v in root.weights}
-    known |= {v.ref() for table in root.tables for v in (table.keys, table.rows)}
+    known |= {v.ref() for table in root.tables for v in table.variables_by_name().values()}
     root.others = [v for v in traced.graph.variables if v.ref() not in known]
     parts = [
         part

@@ -29,28 +29,41 @@ class ServedTable(tf.Module):
     Attributes:
         config: of the table.
         keys: int64 [n].
-        rows: float32 [n + 1, dim]: the row of keys[i] is rows[i + 1]; rows[0] is for absent keys.
+        rows: [n + 1, dim] of `served_dtype`: the row of keys[i] is rows[i + 1]; rows[0] is for
+            absent keys.
+        scales: float32 [n + 1], of int8 rows: what each is multiplied by; else None.
         numbers: key -> index in `rows`; 0 for an absent key.
     """
 
-    def __init__(self, config: Table, keys: np.ndarray, rows: np.ndarray):
-        """Takes keys int64 [n], each once, and their rows float32 [n, dim]."""
+    def __init__(
+        self, config: Table, keys: np.ndarray, rows: np.ndarray, rows_dtype: str | None = None
+    ):
+        """Takes keys int64 [n], each once, and their rows float32 [n, dim]; see `encoded`."""
         super().__init__()
         self.config = config
+        values = encoded(config, rows, rows_dtype)
         with tf.device("CPU:0"):  # Where hash tables are; rows are far too many for most GPUs.
             self.keys = tf.Variable(keys, shape=[None], dtype=tf.int64, trainable=False)
-            self.rows = tf.Variable(
-                with_absent_row(config, rows), shape=[None, config.dim], trainable=False
-            )
+            self.rows = tf.Variable(values["rows"], shape=[None, config.dim], trainable=False)
+            self.scales = None
+            if "scales" in values:
+                self.scales = tf.Variable(values["scales"], shape=[None], trainable=False)
             self.numbers = tf.lookup.StaticHashTable(_Numbering(self.keys), 0)
         # Keras exports of a layer hash tables, and what belongs to them.
-        for name in ("keys", "rows"):
-            self.numbers._track_trackable(getattr(self, name), name)
+        for name, variable in self.variables_by_name().items():
+            self.numbers._track_trackable(variable, name)
+
+    def variables_by_name(self) -> dict[str, tf.Variable]:
+        """Returns the variables of the table: keys, rows and, of int8 rows, scales."""
+        found = {"keys": self.keys, "rows": self.rows, "scales": self.scales}
+        return {name: variable for name, variable in found.items() if variable is not None}
 
     def gather(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the rows of keys, float32 [n, dim] for int64 [n]; absent keys: initial rows."""
         numbers = self.numbers.lookup(keys)
-        rows = tf.gather(self.rows, numbers)
+        rows = tf.cast(tf.gather(self.rows, numbers), tf.float32)
+        if self.scales is not None:
+            rows *= tf.gather(self.scales, numbers)[:, tf.newaxis]
         if constant_value(self.config) is None:
             absent = tf.where(tf.equal(numbers, 0))
             drawn = initial_rows(self.config, tf.gather_nd(keys, absent))
@@ -58,10 +71,48 @@ class ServedTable(tf.Module):
         return tf.ensure_shape(rows, [None, self.config.dim])
 
 
-def with_absent_row(config: Table, rows: np.ndarray) -> np.ndarray:
-    """Puts the row of absent keys before the others: float32 [n + 1, dim] of [n, dim]."""
+def served_dtype(config: Table, rows_dtype: str | None) -> str:
+    """Returns the dtype of a table's served rows; None: as the table keeps them."""
+    return config.storage.dtype if rows_dtype is None else rows_dtype
+
+
+def encoded(config: Table, rows: np.ndarray, rows_dtype: str | None) -> dict[str, np.ndarray]:
+    """Returns rows as they are served, that of absent keys before the others.
+
+    Args:
+        config: of their table.
+        rows: float32 [n, dim].
+        rows_dtype: see `served_dtype`.
+
+    Returns:
+        rows [n + 1, dim], each value the nearest; of int8 also scales float32 [n + 1]: a row times
+        its scale is within half a 127th of its largest value.
+    """
     absent = np.full((1, config.dim), constant_value(config) or 0.0, np.float32)
-    return np.concatenate([absent, np.asarray(rows, np.float32)])
+    values = np.concatenate([_rounded(config, absent), np.asarray(rows, np.float32)])
+    dtype = served_dtype(config, rows_dtype)
+    if dtype != "int8":
+        return {"rows": values.astype(tf.as_dtype(dtype).as_numpy_dtype)}
+    largest = np.abs(values).max(axis=1)
+    scales = (largest / np.float32(127)).astype(np.float32)
+    by = np.where(scales > 0, scales, np.float32(1))
+    return {"rows": np.rint(values / by[:, np.newaxis]).astype(np.int8), "scales": scales}
+
+
+def decoded(rows: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
+    """Returns what `encoded` was given, as far as its dtype holds that, without the first row."""
+    values = rows[1:].astype(np.float32)
+    return values if scales is None else values * scales[1:, np.newaxis]
+
+
+def _rounded(config: Table, values: Any) -> Any:
+    """Returns initial values as a table of its dtype keeps them; NumPy gives NumPy."""
+    if config.storage.dtype == "float32":
+        return values
+    dtype = tf.as_dtype(config.storage.dtype)
+    if isinstance(values, np.ndarray):
+        return values.astype(dtype.as_numpy_dtype).astype(np.float32)
+    return tf.cast(tf.cast(values, dtype), tf.float32)
 
 
 class _Numbering(tf.lookup.KeyValueTensorInitializer):
@@ -139,13 +190,13 @@ def initial_rows(table: Table, keys: tf.Tensor) -> tf.Tensor:
     if kind == "uniform":
         low, high = np.float32(first), np.float32(second)
         unit = tf.cast(first_bits, tf.float32) * np.float32(2.0**-24)
-        return low + unit * (high - low)
+        return _rounded(table, low + unit * (high - low))
     mean, deviation = np.float64(np.float32(first)), np.float64(np.float32(second))
     u = 1.0 - tf.cast(first_bits, tf.float64) * 2.0**-24
     v = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, np.uint64(16)), np.uint64(0xFFFFFF))
     angle = 6.283185307179586 * (tf.cast(v, tf.float64) * 2.0**-24)
     z = tf.sqrt(-2.0 * tf.math.log(u)) * tf.cos(angle)
-    return tf.cast(mean + deviation * z, tf.float32)
+    return _rounded(table, tf.cast(mean + deviation * z, tf.float32))
 
 
 def pooled(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from slipstream_tf import _compat
 from slipstream_tf.errors import invalid
-from slipstream_tf.export.serving import ServedTable, ServingStore, with_absent_row
+from slipstream_tf.export.serving import ServedTable, ServingStore, encoded
 
 
 class ExportedRows:
@@ -55,5 +55,5 @@ class ExportedRows:
         for table in self._tables:
             contents = self._store.export_table(table.config.name)
             table.keys.assign(contents["keys"])
-            table.rows.assign(with_absent_row(table.config, contents["rows"]))
+            table.rows.assign(encoded(table.config, contents["rows"], None)["rows"])
         return {f"served_{table.config.name}": table for table in self._tables}

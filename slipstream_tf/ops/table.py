@@ -42,6 +42,8 @@ def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
         rule=rule,
         rule_parameters=list(parameters),
         transforms=list(optimizer.op_transforms()),
+        dtype=config.storage.dtype,
+        slot_dtype=config.storage.slot_dtype,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.config import Table
+from slipstream_tf.config import DTYPE_BYTES, Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops import exchange as exchange_ops
@@ -339,7 +339,10 @@ def _require_room(tables: Sequence[Table], rules: Sequence[SparseOptimizer]) -> 
     for table, rule in zip(tables, rules, strict=True):
         if table.capacity is None:
             continue
-        width = {"values": 4 * table.dim, "slots": 4 * rule.slots_per_row(table.dim)}
+        width = {
+            "values": DTYPE_BYTES[table.storage.dtype] * table.dim,
+            "slots": DTYPE_BYTES[table.storage.slot_dtype] * rule.slots_per_row(table.dim),
+        }
         width["index"] = _INDEX_BYTES
         if table.eviction == "lru":
             width["last use"] = _LAST_USE_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -16,6 +17,7 @@ from slipstream_tf.config import (
     MaxLogLossIncrease,
     Retention,
     Saturation,
+    Storage,
     Table,
     Window,
 )
@@ -29,6 +31,7 @@ from slipstream_tf.serialization import deserialize, serialize
         ({"dim": 4.0}, r"`dim`: 4.0"),
         ({"dim": True}, r"`dim`: True"),
         ({"retention": 5}, r"`retention`: 5 for table 'user'"),
+        ({"storage": "bfloat16"}, r"`storage`: 'bfloat16' for table 'user'.*Storage\("),
         ({"combiner": "max"}, r"`combiner`: 'max'.*'sum', 'mean', 'sqrtn'"),
         ({"initializer": "glorot"}, r"RandomUniform"),
         ({"name": ""}, r"`name`"),
@@ -50,6 +53,27 @@ def test_bad_tables_are_refused(arguments, message):
 def test_bad_retentions_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Retention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "int8"}, r"`dtype`: 'int8' for Storage.*'float32', 'bfloat16', 'float16'"),
+        ({"slot_dtype": "float16"}, r"`slot_dtype`: 'float16' for Storage.*'float32', 'bfloat16'"),
+    ],
+)
+def test_bad_storages_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Storage(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("storage", "nbytes"),
+    [(Storage(), 128), (Storage("float16"), 96), (Storage("bfloat16", "bfloat16"), 64)],
+)
+def test_a_row_takes_the_bytes_of_its_dtypes(storage, nbytes):
+    assert storage.row_bytes(16, 16) == nbytes
+    assert storage.row_bytes(15, 15) <= nbytes
 
 
 @pytest.mark.parametrize(
@@ -171,9 +195,12 @@ def test_bad_rules_and_initializers_are_refused(build):
 
 def test_a_table_survives_json():
     start = initializers.RandomNormal(0.1, 0.2)
-    config = Table("user", 4, initializer=start, retention=Retention(7))
-    again = Table.from_config(json.loads(json.dumps(config.get_config())))
-    assert again == config
+    storage = Storage("float16", "bfloat16")
+    config = Table("user", 4, initializer=start, retention=Retention(7), storage=storage)
+    described = json.loads(json.dumps(config.get_config()))
+    assert Table.from_config(described) == config
+    del described["storage"]  # as before tables had one
+    assert Table.from_config(described) == dataclasses.replace(config, storage=Storage())
 
 
 @pytest.mark.parametrize(

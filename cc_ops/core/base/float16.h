@@ -30,12 +30,14 @@ inline uint16_t RoundToFloat16(float value) {
 inline float FromFloat16(uint16_t half) {
   constexpr uint32_t kInfinity = 0x7c00u, kLeastNormal = 0x400u;
   const uint32_t magnitude = half & 0x7fffu;
-  const float small = FloatOf(BitsOf(.5f) + std::min(magnitude, kLeastNormal)) - .5f;
+  // Below the least normal one halves are multiples of 2^-24. Of all others the product is not
+  // used; it is made all the same, so that no branch stands in the way of vectors.
+  const uint32_t small = BitsOf(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
   const uint32_t is_small = 0u - static_cast<uint32_t>(magnitude < kLeastNormal);
   // The largest exponent of a half is that of a float, too.
-  const uint32_t beyond = static_cast<uint32_t>(magnitude >= kInfinity) * (112u << 23);
+  const uint32_t beyond = (0u - static_cast<uint32_t>(magnitude >= kInfinity)) & (112u << 23);
   const uint32_t large = (magnitude << 13) + (112u << 23) + beyond;
-  const uint32_t bits = (is_small & BitsOf(small)) | (~is_small & large);
+  const uint32_t bits = (is_small & small) | (~is_small & large);
   return FloatOf(bits | static_cast<uint32_t>(half & 0x8000u) << 16);
 }
 

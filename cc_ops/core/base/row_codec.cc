@@ -8,6 +8,7 @@
 #include "cc_ops/core/base/float16.h"
 #include "cc_ops/core/base/float_bits.h"
 #include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/base/narrow_floats.h"
 #include "cc_ops/core/base/simd_clones.h"
 
 namespace slipstream {
@@ -21,17 +22,6 @@ constexpr float kLeastMagnitude = 1e-35f;
 // 128 times as much is still finite.
 constexpr float kMostScale = 2.6584e36f;
 
-// 16 bits may lie anywhere.
-struct Halves {
-  explicit Halves(const uint8_t* bytes) : from(bytes) {}
-  uint16_t operator[](int64_t i) const {
-    uint16_t half;
-    std::memcpy(&half, from + 2 * i, sizeof(half));
-    return half;
-  }
-  const uint8_t* from;
-};
-
 SLIPSTREAM_ALWAYS_INLINE void Store(uint16_t half, uint8_t* out, int64_t i) {
   std::memcpy(out + 2 * i, &half, sizeof(half));
 }
@@ -41,8 +31,7 @@ SLIPSTREAM_SIMD_CLONES void EncodeBfloat16(const float* values, int64_t n, uint8
 }
 
 SLIPSTREAM_SIMD_CLONES void DecodeBfloat16(const uint8_t* encoded, int64_t n, float* values) {
-  const Halves halves(encoded);
-  for (int64_t i = 0; i < n; ++i) values[i] = FromBfloat16(halves[i]);
+  ReadHalves<Bfloat16Rounding>(encoded, n, values);
 }
 
 SLIPSTREAM_SIMD_CLONES void EncodeFloat16(const float* values, int64_t n, uint8_t* out) {
@@ -50,16 +39,12 @@ SLIPSTREAM_SIMD_CLONES void EncodeFloat16(const float* values, int64_t n, uint8_
 }
 
 SLIPSTREAM_SIMD_CLONES void DecodeFloat16(const uint8_t* encoded, int64_t n, float* values) {
-  const Halves halves(encoded);
-  for (int64_t i = 0; i < n; ++i) values[i] = FromFloat16(halves[i]);
+  ReadHalves<Float16Rounding>(encoded, n, values);
 }
 
 // Evenly from [0, 1), by a value, its index and its row.
-SLIPSTREAM_ALWAYS_INLINE float ChanceOf(uint32_t bits, uint32_t index, uint32_t row) {
-  uint32_t x = bits ^ (row + index * 0x9e3779b1u);
-  x = (x ^ (x >> 16)) * 0x85ebca6bu;
-  x = (x ^ (x >> 13)) * 0xc2b2ae35u;
-  return static_cast<float>((x ^ (x >> 16)) >> 8) * 0x1p-24f;
+SLIPSTREAM_ALWAYS_INLINE float UnitChanceOf(uint32_t bits, uint32_t index, uint32_t row) {
+  return static_cast<float>(Mix32(bits ^ (row + SpreadIndex(index))) >> 8) * 0x1p-24f;
 }
 
 // x * steps_per_unit, and `chance` more, rounded down. The conversion cuts off, hence the 128.
@@ -94,7 +79,7 @@ SLIPSTREAM_ALWAYS_INLINE void AllToInt8(const float* values, const int64_t* keys
                               : 0;
     for (int64_t j = 0; j < dim; ++j) {
       const float chance = kRounding == RowRounding::kByChance
-                               ? ChanceOf(BitsOf(values[j]), static_cast<uint32_t>(j), seed)
+                               ? UnitChanceOf(BitsOf(values[j]), static_cast<uint32_t>(j), seed)
                                : .5f;
       row[j] = ToInt8(values[j], steps_per_unit, chance);
     }
@@ -184,6 +169,24 @@ void DecodeRows(const uint8_t* encoded, int64_t n, int64_t dim, RowDtype dtype, 
       return DecodeFloat16(encoded, n * dim, values);
     case RowDtype::kInt8:
       return DecodeInt8(encoded, n, dim, values);
+  }
+}
+
+bool IsHeldBy(RowDtype dtype, float value) {
+  const float magnitude = FloatOf(BitsOf(value) & kMagnitude);
+  if (dtype == RowDtype::kFloat16) return magnitude <= FromFloat16(0x7bffu);
+  if (dtype == RowDtype::kBfloat16) return magnitude <= FromBfloat16(0x7f7fu);
+  return magnitude <= std::numeric_limits<float>::max();
+}
+
+const char* NumbersHeldBy(RowDtype dtype) {
+  switch (dtype) {
+    case RowDtype::kBfloat16:
+      return "finite numbers, in bfloat16 up to 3.38e38";
+    case RowDtype::kFloat16:
+      return "finite numbers, in float16 up to 65504";
+    default:
+      return "finite numbers";
   }
 }
 

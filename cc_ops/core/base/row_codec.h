@@ -25,6 +25,10 @@ void EncodeRows(const float* values, const int64_t* keys, int64_t n, int64_t dim
                 RowRounding rounding, uint8_t* out);
 void DecodeRows(const uint8_t* encoded, int64_t n, int64_t dim, RowDtype dtype, float* values);
 
+// Whether a value comes back finite; and which do, for errors. Not of int8.
+bool IsHeldBy(RowDtype dtype, float value);
+const char* NumbersHeldBy(RowDtype dtype);
+
 // Whether DecodeRows of a row gives finite values.
 bool EncodedIsFinite(const uint8_t* encoded, int64_t dim, RowDtype dtype);
 

@@ -40,7 +40,7 @@ void FindAhead(const BufferPart& part, Find find, Use use) {
   // Before its row is used, a key's line of the index is fetched, then the row.
   constexpr int64_t kKeysAhead = 16, kRowsAhead = 8;
   RowStore& rows = part.table->rows();
-  const int64_t floats = part.table->dim() + part.table->slots_per_row();
+  const int64_t row_bytes = rows.layout().bytes();
   FoundRow found[kRowsAhead];
   for (int64_t i = 0; i < part.rows + kRowsAhead; ++i) {
     FoundRow& next = found[i % kRowsAhead];
@@ -48,7 +48,7 @@ void FindAhead(const BufferPart& part, Find find, Use use) {
     if (i >= part.rows) continue;
     if (i + kKeysAhead < part.rows) rows.Prefetch(part.keys[i + kKeysAhead]);
     next.row = find(i, &next.index);
-    if (next.row != nullptr) PrefetchRow(next.row, floats);
+    if (next.row != nullptr) PrefetchBytes(next.row, row_bytes);
   }
 }
 

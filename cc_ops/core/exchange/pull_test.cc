@@ -33,7 +33,7 @@ TEST(Pull, TellsTheBytesOfEachRank) {
   const std::vector<int64_t> keys = {1, 2, 3}, sizes = {1, 0, 2};
   for (const int64_t key : keys) {
     uint32_t index = 0;
-    owner->rows().FindOrInsert(key, 0.f, &index)[0] = 42.f;
+    RowLayout::Floats(owner->rows().FindOrInsert(key, 0.f, &index))[0] = 42.f;
   }
   SteadyLengths lengths;
   PulledRows pulled;
@@ -53,7 +53,7 @@ TEST(Pull, RowsThatCannotBeSentAreRefused) {
   SteadyLengths lengths;
   PulledRows pulled;
   ASSERT_TRUE(PullRows({owner.get()}, request.Keys(), options, &lengths, &pulled).ok());
-  for (const int64_t key : request.keys) owner->rows().Find(key)[0] += 0.5f;
+  for (const int64_t key : request.keys) RowLayout::Floats(owner->rows().Find(key))[0] += 0.5f;
   options.most_rank_bytes = 8;
   SteadyLengths unsent;
   const Status status = PullRows({owner.get()}, request.Keys(), options, &unsent, &pulled);

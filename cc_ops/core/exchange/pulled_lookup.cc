@@ -95,7 +95,7 @@ Status StorePulled(const PulledMessages& messages, const std::vector<RowsView>& 
   const Status status = BeginLookup(workspace);
   if (!status.ok()) return status;
   const PlannedKey* planned = workspace->requested.data();
-  const auto set_row = [&](const PlannedKey& key, float* row, uint32_t index) {
+  const auto set_row = [&](const PlannedKey& key, StoredRow* row, uint32_t index) {
     plan->unique_row[static_cast<size_t>(key.unique)] = row;
     plan->unique_index[static_cast<size_t>(key.unique)] = index;
   };
@@ -117,8 +117,8 @@ Status StorePulled(const PulledMessages& messages, const std::vector<RowsView>& 
         plan->unique_begin.begin() - 1;
     RowStore& store = plan->tables[static_cast<size_t>(bucket / kNumShards)]->rows();
     uint32_t index = 0;
-    float* row = store.FindOrInsert(plan->unique_key[static_cast<size_t>(key.unique)],
-                                    static_cast<float>(key.uses), &index);
+    StoredRow* row = store.FindOrInsert(plan->unique_key[static_cast<size_t>(key.unique)],
+                                        static_cast<float>(key.uses), &index);
     set_row(key, row, index);
   }
   return OkStatus();
@@ -129,17 +129,18 @@ void UnpackPulled(const PulledMessages& messages, const std::vector<RowsView>& r
                   LookupWorkspace* workspace) {
   LookupPlan* plan = &workspace->plan;
   plan->generations.assign(plan->tables.size(), -1);
-  size_t floats = 0;
+  int64_t bytes = 0;
   ForEachPart(plan->tables, messages.keys, [&](const BufferPart& part) {
-    floats += static_cast<size_t>(part.rows * (part.table->dim() + part.table->slots_per_row()));
+    bytes += part.rows * part.table->rows().layout().bytes();
   });
-  workspace->rows.resize(floats);
-  float* row = workspace->rows.data();
+  workspace->rows.resize(static_cast<size_t>(bytes / kFloatBytes));
+  auto* at = reinterpret_cast<char*>(workspace->rows.data());
   const PlannedKey* planned = workspace->requested.data();
   ForEachPulledPart(plan->tables, messages.keys, rows,
                     [&](const BufferPart& part, RowUnpacker* unpacker) {
-                      const int64_t stride = part.table->dim() + part.table->slots_per_row();
-                      for (int64_t i = 0; i < part.rows; ++i, row += stride, ++planned) {
+                      const int64_t stride = part.table->rows().layout().bytes();
+                      for (int64_t i = 0; i < part.rows; ++i, at += stride, ++planned) {
+                        auto* const row = reinterpret_cast<StoredRow*>(at);
                         unpacker->Next(part.keys[i], row);
                         plan->unique_row[static_cast<size_t>(planned->unique)] = row;
                       }

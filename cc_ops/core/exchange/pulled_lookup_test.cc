@@ -81,7 +81,8 @@ TEST(Replicas, AreWhatTheOwnerGave) {
   ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
   ASSERT_TRUE(lookup.LookUp(request, true).ok());
   for (const int64_t key : {5, 6}) {
-    const float *own = owner->rows().Find(key), *replica = replicas->rows().Find(key);
+    const float* own = RowLayout::Floats(owner->rows().Find(key));
+    const float* replica = RowLayout::Floats(replicas->rows().Find(key));
     EXPECT_TRUE(std::equal(own, own + kDim, replica));
     EXPECT_TRUE(std::equal(own, own + kDim, lookup.pooled.data() + (key - 5) * kDim));
   }
@@ -92,11 +93,11 @@ TEST(Replicas, AreWhatTheOwnerGave) {
   replicas->rows().HotKeys(9, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_EQ(counts, (std::vector<float>{2.f, 1.f}));
   // What comes later replaces it.
-  owner->rows().Find(5)[0] = 42.f;
+  RowLayout::Floats(owner->rows().Find(5))[0] = 42.f;
   ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
   EXPECT_EQ(lookup.Route(replicas.get()), request.keys);
   ASSERT_TRUE(lookup.LookUp(request, true).ok());
-  EXPECT_EQ(replicas->rows().Find(5)[0], 42.f);
+  EXPECT_EQ(RowLayout::Floats(replicas->rows().Find(5))[0], 42.f);
 }
 
 TEST(Replicas, AreNoneOfAnEvaluation) {
@@ -104,7 +105,7 @@ TEST(Replicas, AreNoneOfAnEvaluation) {
   Request known({5});
   ASSERT_TRUE(known.Pull({owner.get()}, true).ok());
   ASSERT_TRUE(known.Store(replicas.get()).ok());
-  owner->rows().Find(5)[0] = 42.f;
+  RowLayout::Floats(owner->rows().Find(5))[0] = 42.f;
   Lookup lookup({6, 5, 5});
   Request request(lookup.Route(replicas.get(), 1, false));
   ASSERT_TRUE(request.Pull({owner.get()}, false).ok());
@@ -115,7 +116,7 @@ TEST(Replicas, AreNoneOfAnEvaluation) {
   owner->options().initializer.Fill(6, kDim, initial.data());
   EXPECT_TRUE(std::equal(initial.begin(), initial.end(), lookup.pooled.begin()));
   EXPECT_EQ(replicas->rows().size(), 1);
-  EXPECT_NE(replicas->rows().Find(5)[0], 42.f);
+  EXPECT_NE(RowLayout::Floats(replicas->rows().Find(5))[0], 42.f);
 }
 
 // Of some features, tables and ranks: the same vectors, accesses and gradients as where the rows
@@ -257,7 +258,7 @@ TEST(Replicas, WithoutSummaryNeverUnderestimateAMovement) {
     const UpdateRule rule = owner->options().rule;
     Request request({5});
     ASSERT_TRUE(request.Pull({owner.get()}, true, true).ok());
-    float* own = owner->rows().Find(5);
+    float* own = RowLayout::Floats(owner->rows().Find(5));
     const std::vector<float> gradient = {0.5f, 0.1f, -0.2f, 0.3f};
     rule.Apply(0.1f, kDim, gradient.data(), own);
     ASSERT_TRUE(request.Pull({owner.get()}, true, true).ok());
@@ -268,7 +269,7 @@ TEST(Replicas, WithoutSummaryNeverUnderestimateAMovement) {
     if (kind != "ftrl") rule.InitSlots(kDim, own + kDim);
     ASSERT_TRUE(request.Pull({owner.get()}, false, false).ok());
     ASSERT_TRUE(request.Store(replicas.get()).ok());
-    const float* replica = replicas->rows().Find(5);
+    const float* replica = RowLayout::Floats(replicas->rows().Find(5));
     EXPECT_TRUE(std::equal(own, own + kDim, replica));
     EXPECT_GE(rule.Movement(0.1f, kDim, gradient.data(), replica),
               rule.Movement(0.1f, kDim, gradient.data(), own));
@@ -297,15 +298,15 @@ TEST(Replicas, ReadOnlyOnesAreReadAsTheyAre) {
   Request settled({5, 6});
   ASSERT_TRUE(settled.Pull({owner.get()}, true).ok());
   ASSERT_TRUE(settled.Store(replicas.get()).ok());
-  const float before = owner->rows().Find(5)[0];
-  owner->rows().Find(5)[0] = 42.f;
+  const float before = RowLayout::Floats(owner->rows().Find(5))[0];
+  RowLayout::Floats(owner->rows().Find(5))[0] = 42.f;
   Lookup lookup({7, 5, 5});
   Request request(lookup.Route(replicas.get()));
   EXPECT_EQ(request.keys, std::vector<int64_t>{7});
   ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
   ASSERT_TRUE(lookup.LookUp(request, true).ok());
   EXPECT_EQ(lookup.pooled[kDim], before);
-  EXPECT_EQ(lookup.pooled[0], owner->rows().Find(7)[0]);
+  EXPECT_EQ(lookup.pooled[0], RowLayout::Floats(owner->rows().Find(7))[0]);
   std::vector<int64_t> keys;
   std::vector<float> counts;
   replicas->rows().HotKeys(9, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
@@ -336,7 +337,7 @@ TEST(Replicas, RefuseRowsThatAreNotFinite) {
     auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad");
     Request request({1, 2});
     ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
-    owner->rows().Find(2)[3] = std::numeric_limits<float>::infinity();
+    RowLayout::Floats(owner->rows().Find(2))[3] = std::numeric_limits<float>::infinity();
     PullOptions pull;
     pull.format.dtype = dtype;
     ASSERT_TRUE(request.Pull({owner.get()}, pull).ok());
@@ -353,7 +354,7 @@ TEST(Replicas, RefuseMessagesThatDoNotFit) {
   auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad");
   Request request({1, 2});
   ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
-  for (const int64_t key : {1, 2}) owner->rows().Find(key)[0] = 5.f;
+  for (const int64_t key : {1, 2}) RowLayout::Floats(owner->rows().Find(key))[0] = 5.f;
   ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
   const Request whole = request;
   const auto refusal = [&] {

@@ -45,12 +45,6 @@ int64_t CountGiven(const uint8_t* given, int64_t begin, int64_t end) {
   return count;
 }
 
-// row: values, then slots.
-void MakeNewRow(const EmbeddingTable& table, int64_t key, float* row) {
-  table.options().initializer.Fill(key, table.dim(), row);
-  table.options().rule.InitSlots(table.dim(), row + table.dim());
-}
-
 // InvalidArgument that names the first of a part's given rows that is not finite.
 Status CheckFiniteRows(const EmbeddingTable& table, RowFormat format, const int64_t* keys,
                        int64_t rows, const uint8_t* bytes) {
@@ -154,24 +148,28 @@ RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows
     : table_(table),
       format_(format),
       given_(bytes->size()),
-      new_row_(static_cast<size_t>(table.dim() + table.slots_per_row())),
+      new_row_(static_cast<size_t>(table.rows().layout().floats())),
+      row_(new_row_.size()),
       bytes_(bytes) {
-  table.options().rule.InitSlots(table.dim(), new_row_.data() + table.dim());
+  // The slots of all new rows are the same.
+  table.rows().MakeNewRow(0, new_row_.data());
   bytes->resize(given_ + static_cast<size_t>(NumBitBytes(rows)));
 }
 
-void RowPacker::Add(int64_t key, const float* row) {
-  const int64_t index = next_++, dim = table_.dim();
-  const size_t slot_bytes = static_cast<size_t>(table_.slots_per_row()) * sizeof(float);
-  if (row == nullptr) return;
-  if (table_.rows().scale() != 1.f) {
-    unpacked_.assign(row, row + dim + table_.slots_per_row());
-    table_.rows().CopyRow(key, row, unpacked_.data());
-    row = unpacked_.data();
+void RowPacker::Add(int64_t key, const StoredRow* stored) {
+  const RowLayout& layout = table_.rows().layout();
+  const int64_t index = next_++, dim = layout.dim;
+  if (stored == nullptr) return;
+  const float* row = row_.data();
+  if (layout.is_floats() && table_.rows().scale() == 1.f) {
+    row = RowLayout::Floats(stored);
+  } else {
+    layout.ReadSlots(stored, row_.data() + dim);
+    table_.rows().CopyRow(key, stored, row_.data());
   }
   // Slots first: those of a row that was ever updated tell without its initial values.
-  if (std::memcmp(row + dim, new_row_.data() + dim, slot_bytes) == 0) {
-    table_.options().initializer.Fill(key, dim, new_row_.data());
+  if (std::equal(row + dim, row + layout.floats(), new_row_.data() + dim)) {
+    table_.rows().CopyRow(key, nullptr, new_row_.data());
     if (std::memcmp(row, new_row_.data(), static_cast<size_t>(dim) * sizeof(float)) == 0) return;
   }
   Set(bytes_->data() + given_, index);
@@ -194,14 +192,17 @@ RowUnpacker::RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t 
       given_(bytes),
       bytes_(bytes + NumBitBytes(rows)),
       rows_(rows),
-      row_bytes_(GivenRowBytes(table, format)) {}
+      row_bytes_(GivenRowBytes(table, format)),
+      copy_(static_cast<size_t>(table.rows().layout().floats())) {}
 
-void RowUnpacker::Next(int64_t key, float* row) {
-  const int64_t dim = table_.dim();
+void RowUnpacker::Next(int64_t key, StoredRow* stored) {
+  const RowLayout& layout = table_.rows().layout();
+  const int64_t dim = layout.dim;
   const UpdateRule& rule = table_.options().rule;
+  float* const row = layout.is_floats() ? RowLayout::Floats(stored) : copy_.data();
   float summary = 0.f;
   if (!IsSet(given_, next_++)) {
-    MakeNewRow(table_, key, row);
+    table_.rows().MakeNewRow(key, row);
     if (HasSummary(table_, format_)) summary = rule.SlotSummary(dim, row);
   } else {
     const uint8_t* from = bytes_;
@@ -213,6 +214,9 @@ void RowUnpacker::Next(int64_t key, float* row) {
     bytes_ += row_bytes_;
   }
   rule.FillSlots(dim, summary, row);
+  if (layout.is_floats()) return;
+  layout.WriteValues(row, stored);
+  layout.WriteSlots(row + dim, stored);
 }
 
 const uint8_t* RowUnpacker::End() {

@@ -67,14 +67,14 @@ class RowPacker {
             std::vector<uint8_t>* bytes);
 
   // The next row; null: the key has none, and so a new one.
-  void Add(int64_t key, const float* row);
+  void Add(int64_t key, const StoredRow* stored);
 
  private:
   const EmbeddingTable& table_;
   const RowFormat format_;
   const size_t given_;  // index of the bits
   int64_t next_ = 0;
-  std::vector<float> new_row_, unpacked_;
+  std::vector<float> new_row_, row_;
   std::vector<uint8_t>* bytes_;
 };
 
@@ -84,7 +84,7 @@ class RowUnpacker {
   RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t rows, const uint8_t* bytes);
 
   // Writes the next row, with slots that stand for its own; without a summary 0.
-  void Next(int64_t key, float* row);
+  void Next(int64_t key, StoredRow* stored);
   // Skips all rows that are left; returns the end of the bytes.
   const uint8_t* End();
 
@@ -95,6 +95,7 @@ class RowUnpacker {
   const uint8_t* bytes_;
   const int64_t rows_, row_bytes_;
   int64_t next_ = 0;
+  std::vector<float> copy_;  // of a row that does not lie in memory as floats
 };
 
 // InvalidArgument if `rows`, [ranks], are not those of so many rows of each rank and table, or a

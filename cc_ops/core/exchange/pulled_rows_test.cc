@@ -26,6 +26,9 @@ std::unique_ptr<EmbeddingTable> MakeTable(const std::string& kind, int64_t dim) 
   return std::make_unique<EmbeddingTable>(options);
 }
 
+const StoredRow* Stored(const float* row) { return reinterpret_cast<const StoredRow*>(row); }
+StoredRow* Stored(float* row) { return reinterpret_cast<StoredRow*>(row); }
+
 // Rows [values, slots] of keys 0, 1, ...: every third as it starts, of which every other
 // has no row; the others were updated.
 std::vector<std::vector<float>> MakeRows(const EmbeddingTable& table, int64_t rows,
@@ -59,7 +62,7 @@ TEST(PulledRows, ComeBackAsTheyWere) {
           std::vector<uint8_t> bytes = {7, 7};
           RowPacker packer(*table, format, count, &bytes);
           for (int64_t key = 0; key < count; ++key) {
-            packer.Add(key, key % 6 == 0 ? nullptr : rows[static_cast<size_t>(key)].data());
+            packer.Add(key, key % 6 == 0 ? nullptr : Stored(rows[static_cast<size_t>(key)].data()));
           }
           const bool has_summary = format.with_summary && kind != "sgd";
           const int64_t given = count - (count + 2) / 3;
@@ -79,7 +82,7 @@ TEST(PulledRows, ComeBackAsTheyWere) {
           for (int64_t key = 0; key < count; ++key) {
             const auto& own = rows[static_cast<size_t>(key)];
             std::vector<float> replica(own.size(), 42.f);
-            unpacker.Next(key, replica.data());
+            unpacker.Next(key, Stored(replica.data()));
             const bool is_exact = key % 3 == 0 || format.dtype == RowDtype::kFloat32;
             float largest = 0;
             for (int64_t j = 0; j < dim; ++j) largest = std::max(largest, std::fabs(own[j]));
@@ -111,10 +114,10 @@ TEST(PulledRows, RowsWithNewSlotsAndOtherValuesAreGiven) {
   auto row = MakeRows(*table, 1, &random)[0];
   row[1] += 1.f;
   std::vector<uint8_t> bytes;
-  RowPacker(*table, RowFormat(), 1, &bytes).Add(0, row.data());
+  RowPacker(*table, RowFormat(), 1, &bytes).Add(0, Stored(row.data()));
   ASSERT_EQ(bytes.size(), 9u);
   std::vector<float> replica(4);
-  RowUnpacker(*table, RowFormat(), 1, bytes.data()).Next(0, replica.data());
+  RowUnpacker(*table, RowFormat(), 1, bytes.data()).Next(0, Stored(replica.data()));
   EXPECT_EQ(replica, (std::vector<float>{row[0], row[1], 0.f, 0.f}));
 }
 
@@ -125,9 +128,9 @@ TEST(PulledRows, RoundingKeepsWhatIsNoNumber) {
   std::vector<uint8_t> bytes;
   RowFormat format;
   format.dtype = RowDtype::kBfloat16;
-  RowPacker(*table, format, 1, &bytes).Add(0, row);
+  RowPacker(*table, format, 1, &bytes).Add(0, Stored(row));
   std::vector<float> replica(4);
-  RowUnpacker(*table, format, 1, bytes.data()).Next(0, replica.data());
+  RowUnpacker(*table, format, 1, bytes.data()).Next(0, Stored(replica.data()));
   EXPECT_TRUE(std::isnan(replica[0]));
   EXPECT_EQ(replica[1], infinity);
   EXPECT_EQ(replica[2], -infinity);

@@ -147,14 +147,13 @@ class TableArrivals {
   // Applies the sum of each of the task's keys to its row.
   void Update(int task, float scale, PolicyScratch* scratch) {
     const std::vector<ArrivedKey>& keys = keys_[task];
-    const UpdateRule rule = table_->options().rule;
     const int64_t dim = table_->dim(), num_keys = static_cast<int64_t>(keys.size());
-    float* const sum = scratch->sum.data();
+    float* const sum = scratch->row.sum.data();
     int64_t dropped = 0;
     UpdateEach(
         {0, num_keys}, {num_keys, num_keys},
         [&](int64_t i, bool /*is_next*/) SLIPSTREAM_LAMBDA_INLINE {
-          PrefetchRow(keys[i].found.row, dim + table_->slots_per_row());
+          PrefetchBytes(keys[i].found.row, table_->rows().layout().bytes());
         },
         [&](int64_t i) {
           const ArrivedKey& key = keys[i];
@@ -165,9 +164,9 @@ class TableArrivals {
           std::copy_n(arrivals_[key.begin].row, dim, sum);
           for (int64_t a = key.begin + 1; a < key.end; ++a) AddTo(sum, arrivals_[a].row, dim);
           for (int64_t j = 0; j < dim; ++j) sum[j] *= scale;
-          UpdateRow(rule, rates_, dim, sum, key.found,
-                    table_->flags().shard(ShardOf(arrivals_[key.begin].key)),
-                    scratch->before.data());
+          const int64_t of_key = arrivals_[key.begin].key;
+          UpdateRow(*table_, rates_, of_key, sum, key.found, table_->flags().shard(ShardOf(of_key)),
+                    &scratch->row);
         });
     dropped_ += dropped;
   }
@@ -232,7 +231,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
   const ExclusiveTableLocks locks(plan.tables);
   try {
     const PolicyScratch zeros(plan.tables);
-    const std::vector<PooledGradient> none(gradients.size(), {zeros.sum.data(), 0});
+    const std::vector<PooledGradient> none(gradients.size(), {zeros.row.sum.data(), 0});
     std::vector<TableUpdate> updates(num_tables);
     for (size_t t = 0; t < num_tables; ++t) {
       const int64_t step = plan.tables[t]->updates().step() + 1;

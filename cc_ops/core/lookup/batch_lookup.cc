@@ -81,7 +81,7 @@ void ComputeScales(const std::vector<FeatureView>& features, const std::vector<C
 // Pools the features whose vectors are no copies.
 void Pool(const std::vector<EmbeddingTable*>& tables, const std::vector<FeatureView>& features,
           const std::vector<Combiner>& combiners, const Positions& positions,
-          const std::vector<float*>& row_of_position, const std::vector<float>& scale,
+          const std::vector<const float*>& row_of_position, const std::vector<float>& scale,
           const std::vector<PooledOutput>& outputs, const Parallel& parallel) {
   const int tasks = parallel.threads;
   const Cells cells(features);
@@ -117,12 +117,20 @@ bool AllAreCopied(const std::vector<FeatureView>& features,
 RowTargets TargetsOf(const std::vector<FeatureView>& features,
                      const std::vector<Combiner>& combiners,
                      const std::vector<PooledOutput>& outputs, LookupWorkspace* workspace) {
-  RowTargets targets = {CopiesOf(features, combiners, outputs), nullptr};
-  if (!AllAreCopied(features, combiners)) {
-    // Places of padding keys stay as they are: nothing reads them.
-    workspace->row_of_position.resize(static_cast<size_t>(Positions(features).total));
-    targets.row_of_position = &workspace->row_of_position;
+  RowTargets targets;
+  targets.copied = CopiesOf(features, combiners, outputs);
+  if (AllAreCopied(features, combiners)) return targets;
+  // Places of padding keys stay as they are: nothing reads them.
+  workspace->row_of_position.resize(static_cast<size_t>(Positions(features).total));
+  targets.row_of_position = &workspace->row_of_position;
+  for (const EmbeddingTable* table : workspace->plan.tables) {
+    const RowLayout& layout = table->rows().layout();
+    if (layout.dtype == RowDtype::kFloat32) continue;
+    targets.copy_dim = std::max(targets.copy_dim, layout.dim);
   }
+  workspace->copies.resize(workspace->plan.unique_key.size() *
+                           static_cast<size_t>(targets.copy_dim));
+  targets.copies = workspace->copies.data();
   return targets;
 }
 
@@ -285,6 +293,8 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
       const EmbeddingTable& table = *tables[view.table];
       std::vector<float> initial(static_cast<size_t>(table.dim()));
       const bool is_unscaled = IsUnscaled(view, combiners[f]);
+      const bool lies_ready =
+          table.rows().layout().dtype == RowDtype::kFloat32 && table.rows().scale() == 1.f;
       for (int64_t i = first; i < last; ++i) {
         if (view.row_splits == nullptr && i + kPrefetchDistance < view.batch && view.width > 0) {
           table.rows().Prefetch(view.keys[view.begin(i + kPrefetchDistance)]);
@@ -294,8 +304,8 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
             view, i, table.dim(), is_unscaled,
             [&](int64_t p) -> const float* {
               const int64_t key = view.keys[p];
-              const float* row = table.rows().Find(key);
-              if (row != nullptr && table.rows().scale() == 1.f) return row;
+              const StoredRow* row = table.rows().Find(key);
+              if (row != nullptr && lies_ready) return RowLayout::Floats(row);
               table.rows().CopyRow(key, row, initial.data());
               return initial.data();
             },

@@ -198,7 +198,7 @@ TEST(BatchLookup, ColumnsOfAMatrixAreCopiedAndPaddingGivesZeros) {
   for (int64_t i = 0; i < kBatch; ++i) {
     for (int f = 0; f < 2; ++f) {
       const int64_t key = keys[2 * i + f];
-      const float* row = key == -1 ? nullptr : tables[f]->rows().Find(key);
+      const float* row = key == -1 ? nullptr : RowLayout::Floats(tables[f]->rows().Find(key));
       ASSERT_EQ(row == nullptr, key == -1);
       const int64_t dim = tables[f]->dim();
       const float* pooled = f == 0 ? first.data() + i * dim : second.data() + i * dim;
@@ -245,7 +245,8 @@ TEST(BatchLookup, KeysThatAreNotPooledAreExamplesOfTheirOwn) {
                     .ok());
     EXPECT_EQ(rows, again);
     EXPECT_EQ(sums, sums_again);
-    const float five = *table->rows().Find(5), seven = *table->rows().Find(7);
+    const float five = *RowLayout::Floats(table->rows().Find(5)),
+                seven = *RowLayout::Floats(table->rows().Find(7));
     EXPECT_EQ(rows, (std::vector<float>{five, seven, 0.f, seven, 0.f, 0.f}));
     EXPECT_EQ(sums[1], seven);
     // Uses of key 7: two apart, two pooled. All in one update.
@@ -254,7 +255,7 @@ TEST(BatchLookup, KeysThatAreNotPooledAreExamplesOfTheirOwn) {
                     .ok());
     EXPECT_EQ(table->Export().keys, (std::vector<int64_t>{5, 7, 9}));
     EXPECT_EQ(table->Export().counts, (std::vector<float>{1.f, 4.f, 1.f}));
-    EXPECT_NE(*table->rows().Find(7), seven);
+    EXPECT_NE(*RowLayout::Floats(table->rows().Find(7)), seven);
   }
 }
 

@@ -14,10 +14,20 @@ namespace {
 constexpr int64_t kPrefetchDistance = 16;
 constexpr int64_t kManyKeys = 512;
 
-template <int kBytes>
-void CopyRow(const float* row, float* out) {
-  std::memcpy(out, row, kBytes);
-}
+// Copies the values of rows of a known dim.
+template <int kDim>
+struct CopyFloats {
+  void operator()(const StoredRow* row, float* out) const {
+    std::memcpy(out, RowLayout::Floats(row), kDim * sizeof(float));
+  }
+};
+
+template <int kDim>
+struct CopyBfloat16 {
+  void operator()(const StoredRow* row, float* out) const {
+    ReadHalves<Bfloat16Rounding>(reinterpret_cast<const uint8_t*>(row), kDim, out);
+  }
+};
 
 // Buckets go through stages, so that memory prefetched in one has come by the next:
 //   Deduplicate  gives distinct keys numbers   prefetches their lines of the index
@@ -89,12 +99,12 @@ class BucketResolver {
     if (count == 0) return;
     EmbeddingTable* table = plan_->tables[bucket / kNumShards];
     RowShard* shard = ShardOfBucket(bucket);
-    const int64_t dim = table->dim();
+    const RowLayout& layout = table->rows().layout();
     const Buffers& buffers = scratch_->buffers[bucket % 2];
     const uint64_t* hashes = buffers.hash.data();
     const int64_t* __restrict__ keys = plan_->unique_key.data() + begin;
     const int64_t* __restrict__ uses = plan_->uses_end.data() + begin;
-    float** __restrict__ rows = plan_->unique_row.data() + begin;
+    StoredRow** __restrict__ rows = plan_->unique_row.data() + begin;
     uint32_t* __restrict__ indices = plan_->unique_index.data() + begin;
     // In two passes: a key that is not in the prefetched line would stop all behind it.
     scratch_->missed.clear();
@@ -113,11 +123,13 @@ class BucketResolver {
     }
     // Many rows would leave the cache again before they are used.
     const int64_t prefetched = std::min(count, kManyKeys);
-    const bool has_parts_of_lines = (dim + table->slots_per_row()) % kLineFloats != 0;
+    const int64_t bytes = layout.value_bytes();
+    const bool has_parts_of_lines = layout.bytes() % kLine != 0;
     for (int64_t u = 0; u < prefetched; ++u) {
-      for (int64_t j = 0; j < dim; j += kLineFloats) __builtin_prefetch(rows[u] + j);
+      const auto* const first = reinterpret_cast<const char*>(rows[u]);
+      for (int64_t j = 0; j < bytes; j += kLine) __builtin_prefetch(first + j);
       // Where rows and slots fill no whole lines, a row begins within one, and ends a line later.
-      if (has_parts_of_lines) __builtin_prefetch(rows[u] + dim - 1);
+      if (has_parts_of_lines) __builtin_prefetch(first + bytes - 1);
     }
   }
 
@@ -147,55 +159,77 @@ class BucketResolver {
 
   void Deliver(int64_t bucket) {
     if (plan_->unique_count[bucket] == 0) return;
-    const EmbeddingTable& table = *plan_->tables[bucket / kNumShards];
-    const int64_t dim = table.dim();
-    if (table.rows().scale() != 1.f) {
-      return DeliverBy(bucket, [scale = table.rows().scale(), dim](const float* __restrict__ row,
-                                                                   float* __restrict__ out) {
-        for (int64_t j = 0; j < dim; ++j) out[j] = scale * row[j];
+    const RowStore& rows = plan_->tables[bucket / kNumShards]->rows();
+    const RowLayout& layout = rows.layout();
+    if (rows.scale() != 1.f) {
+      return DeliverBy(bucket, [&layout, scale = rows.scale()](const StoredRow* row, float* out) {
+        layout.ReadValues(row, out);
+        for (int64_t j = 0; j < layout.dim; ++j) out[j] *= scale;
       });
     }
-    switch (dim) {
-      case 16:
-        return DeliverBy(bucket, CopyRow<64>);
-      case 32:
-        return DeliverBy(bucket, CopyRow<128>);
-      case 64:
-        return DeliverBy(bucket, CopyRow<256>);
-      case 128:
-        return DeliverBy(bucket, CopyRow<512>);
+    switch (layout.dtype) {
+      case RowDtype::kFloat32:
+        return DeliverOfDim<CopyFloats>(bucket, layout);
+      case RowDtype::kBfloat16:
+        return DeliverOfDim<CopyBfloat16>(bucket, layout);
       default:
-        return DeliverBy(bucket, [dim](const float* row, float* out) {
-          std::memcpy(out, row, static_cast<size_t>(dim) * sizeof(float));
-        });
+        return DeliverOfAnyDim(bucket, layout);
     }
   }
 
  private:
   using Buffers = ResolveScratch::Buffers;
-  static constexpr int64_t kLineFloats = 16;
+  static constexpr auto kLine = static_cast<int64_t>(kLineBytes);
 
   RowShard* ShardOfBucket(int64_t bucket) const {
     return plan_->tables[bucket / kNumShards]->rows().shard(bucket % kNumShards);
   }
 
+  template <template <int> class Copy>
+  void DeliverOfDim(int64_t bucket, const RowLayout& layout) {
+    switch (layout.dim) {
+      case 16:
+        return DeliverBy(bucket, Copy<16>());
+      case 32:
+        return DeliverBy(bucket, Copy<32>());
+      case 64:
+        return DeliverBy(bucket, Copy<64>());
+      case 128:
+        return DeliverBy(bucket, Copy<128>());
+      default:
+        return DeliverOfAnyDim(bucket, layout);
+    }
+  }
+
+  void DeliverOfAnyDim(int64_t bucket, const RowLayout& layout) {
+    DeliverBy(bucket, [&](const StoredRow* row, float* out) { layout.ReadValues(row, out); });
+  }
+
   template <class Copy>
   void DeliverBy(int64_t bucket, const Copy& copy) {
     const int64_t begin = sorted_.begin[bucket], end = begin + plan_->unique_count[bucket];
+    const RowLayout& layout = plan_->tables[bucket / kNumShards]->rows().layout();
+    const bool lies_as_floats = layout.dtype == RowDtype::kFloat32;
     int64_t use = begin;
     for (int64_t u = begin; u < end; ++u) {
       if (end - begin > kManyKeys && u + kPrefetchDistance < end) {
         __builtin_prefetch(plan_->unique_row[u + kPrefetchDistance]);
       }
-      float* row = plan_->unique_row[u];
+      const StoredRow* const row = plan_->unique_row[u];
+      const float* values = lies_as_floats ? RowLayout::Floats(row) : nullptr;
       for (; use < plan_->uses_end[u]; ++use) {
         const Occurrence& o = plan_->uses[use];
         const PooledOutput& out = targets_.copied[o.feature];
         if (out.data != nullptr) {
           copy(row, out.data + o.example * out.stride);
-        } else {
-          (*targets_.row_of_position)[plan_->use_position[use]] = row;
+          continue;
         }
+        if (values == nullptr) {
+          float* const own = targets_.copies + u * targets_.copy_dim;
+          layout.ReadValues(row, own);
+          values = own;
+        }
+        (*targets_.row_of_position)[plan_->use_position[use]] = values;
       }
     }
   }
@@ -224,7 +258,8 @@ void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
 
 void GroupBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
                   LookupPlan* plan) {
-  const RowTargets nowhere = {std::vector<PooledOutput>(plan->feature_table.size()), nullptr};
+  RowTargets nowhere;
+  nowhere.copied.resize(plan->feature_table.size());
   BucketResolver resolver(sorted, nowhere, scratch, plan);
   for (int64_t bucket = first; bucket < last; ++bucket) {
     resolver.Deduplicate(bucket, false);

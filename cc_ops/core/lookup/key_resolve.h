@@ -21,7 +21,11 @@ struct RowTargets {
   // Of features whose row is their pooled vector: where it goes. data is null for the others.
   std::vector<PooledOutput> copied;  // [features]
   // By position, for the other features; null if there are none.
-  std::vector<float*>* row_of_position = nullptr;
+  std::vector<const float*>* row_of_position = nullptr;
+  // Room for copies of the rows that row_of_position points to where they do not lie in memory as
+  // floats: [keys of the plan, copy_dim].
+  float* copies = nullptr;
+  int64_t copy_dim = 0;
 };
 
 // Resolves the buckets [first, last) of the sorted keys, whose shards no other thread touches:

@@ -27,7 +27,7 @@ struct LookupPlan {
   std::vector<int64_t> unique_begin;  // [buckets + 1]; room for every use
   std::vector<int64_t> unique_count;  // [buckets]
   std::vector<int64_t> unique_key;
-  std::vector<float*> unique_row;
+  std::vector<StoredRow*> unique_row;
   std::vector<uint32_t> unique_index;  // of the row, within its shard
   std::vector<int64_t> uses_end;       // end of the key's uses; they begin where the
                                        // previous key of the bucket ends
@@ -72,8 +72,9 @@ struct LookupWorkspace {
   std::vector<int64_t> layout;  // of its features
   std::vector<int64_t> sizes;   // [ranks, tables], keys requested
   std::vector<PlannedKey> requested, local;
-  std::vector<float> rows;  // that lie in no table
-  std::vector<float*> row_of_position;
+  std::vector<float> rows;    // that lie in no table, as their layout says
+  std::vector<float> copies;  // of rows that do not lie in memory as floats
+  std::vector<const float*> row_of_position;
   std::vector<ResolveScratch> scratches;  // one per task
 };
 

@@ -1,4 +1,4 @@
-// Memory of one shard's rows: values and optimizer slots of a row side by side.
+// Memory of one shard's rows.
 #ifndef SLIPSTREAM_CC_OPS_CORE_MEMORY_ROW_ARENA_H_
 #define SLIPSTREAM_CC_OPS_CORE_MEMORY_ROW_ARENA_H_
 
@@ -13,17 +13,21 @@
 
 namespace slipstream {
 
+// The memory of a row; table/row_layout.h tells what lies there.
+class StoredRow;
+
 // Rows are numbered by index and never move: growing allocates one chunk and copies nothing. Chunks
 // double until they hold kLargestChunk rows, so that little of the last one is in vain.
 class RowArena {
  public:
-  // stride: floats from one row to the next, at least 1. `memory` owns the rows
-  // and must outlive the arena.
-  RowArena(int64_t stride, SlabAllocator* memory) : stride_(stride), memory_(memory) {}
+  // stride: bytes from one row to the next, at least 4. `memory` owns the rows and must outlive the
+  // arena.
+  RowArena(int64_t stride, SlabAllocator* memory)
+      : stride_(static_cast<size_t>(stride)), memory_(memory) {}
 
-  float* Row(uint32_t index) const {
+  StoredRow* Row(uint32_t index) const {
     const Address address = AddressOf(index);
-    return chunks_[address.chunk] + address.row * stride_;
+    return reinterpret_cast<StoredRow*>(chunks_[address.chunk] + address.row * stride_);
   }
 
   // Above all indices that were ever given.
@@ -36,7 +40,7 @@ class RowArena {
   uint32_t Allocate() {
     if (free_ != kNone) {
       const uint32_t index = free_;
-      std::memcpy(&free_, Row(index), sizeof(free_));
+      std::memcpy(&free_, static_cast<void*>(Row(index)), sizeof(free_));
       return index;
     }
     if (next_ == 0xfffffff0u) throw std::bad_alloc();
@@ -44,15 +48,14 @@ class RowArena {
     if (chunk == chunks_.size()) {
       if (chunk == chunks_.capacity()) chunks_.reserve(2 * chunk + 8);
       const uint64_t rows = chunk < kDoublings ? kFirstChunk << chunk : kLargestChunk;
-      const size_t bytes = rows * static_cast<size_t>(stride_) * sizeof(float);
-      chunks_.push_back(static_cast<float*>(memory_->Allocate(bytes)));
+      chunks_.push_back(static_cast<char*>(memory_->Allocate(rows * stride_)));
     }
     return next_++;
   }
 
   // Needs no memory: a row that is free has the index of the one that became so before it.
   void Release(uint32_t index) noexcept {
-    std::memcpy(Row(index), &free_, sizeof(free_));
+    std::memcpy(static_cast<void*>(Row(index)), &free_, sizeof(free_));
     free_ = index;
   }
 
@@ -64,7 +67,7 @@ class RowArena {
 
   struct Address {
     size_t chunk;
-    int64_t row;  // within it
+    size_t row;  // within it
   };
   // Without a branch, which for indices on both sides of a chunk's end nobody can predict. The
   // chunks that double hold kFirstChunk rows less than one of the largest.
@@ -72,12 +75,12 @@ class RowArena {
     const uint64_t shifted = index + kFirstChunk;
     const int bits = std::min(63 - __builtin_clzll(shifted), kLargestBits);
     return {static_cast<size_t>(bits - kFirstBits - 1) + static_cast<size_t>(shifted >> bits),
-            static_cast<int64_t>(shifted & ((uint64_t{1} << bits) - 1))};
+            static_cast<size_t>(shifted & ((uint64_t{1} << bits) - 1))};
   }
 
-  int64_t stride_;
+  size_t stride_;
   SlabAllocator* memory_;
-  std::vector<float*> chunks_;
+  std::vector<char*> chunks_;
   uint32_t free_ = kNone;  // released last
   uint32_t next_ = 0;
 };

@@ -76,9 +76,9 @@ Status EmbeddingTable::Write(const int64_t* keys, const float* rows, int64_t n) 
   };
   const int64_t dim = options_.dim;
   for (int64_t i = 0; i < n * dim; ++i) {
-    if (std::isfinite(rows[i])) continue;
-    const std::string value = std::to_string(rows[i]);
-    return bad(keys[i / dim], "has the value " + value + "; allowed: finite numbers");
+    if (IsHeldBy(options_.dtype, rows[i])) continue;
+    return bad(keys[i / dim], "has the value " + std::to_string(rows[i]) +
+                                  "; allowed: " + NumbersHeldBy(options_.dtype));
   }
   std::vector<int64_t> wanted(keys, keys + n);
   std::sort(wanted.begin(), wanted.end());
@@ -88,7 +88,7 @@ Status EmbeddingTable::Write(const int64_t* keys, const float* rows, int64_t n) 
     const Status status = EvictFor({{this, std::move(wanted)}}, "rows to write are");
     if (!status.ok()) return status;
   }
-  std::vector<float*> targets(static_cast<size_t>(n));
+  std::vector<StoredRow*> targets(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) {
     uint32_t index = 0;
     targets[i] = rows_.FindOrInsert(keys[i], 0.f, &index);

@@ -26,7 +26,7 @@ class EmbeddingTable {
 
   const TableOptions& options() const { return options_; }
   int64_t dim() const { return options_.dim; }
-  int64_t slots_per_row() const { return rows_.slots_per_row(); }
+  int64_t slots_per_row() const { return rows_.layout().slots; }
   std::shared_mutex& mutex() const { return mutex_; }
   int64_t bytes() const;
 

@@ -222,7 +222,7 @@ TEST(Measure, GivesRowsAndDriftsAsOneByOne) {
     flagged.table->rows().Gather(keys.data(), n, flagged.parallel, snapshot.data(), found.get());
     flagged.Train(Range(7, 200), 1.f);
     flagged.Train(Range(100, kKeys), -1.5f);
-    flagged.table->rows().Find(150)[2] = std::numeric_limits<float>::quiet_NaN();
+    RowLayout::Floats(flagged.table->rows().Find(150))[2] = std::numeric_limits<float>::quiet_NaN();
     flagged.table->rows().Gather(keys.data(), n, flagged.parallel, rows.data(), found.get());
     const std::vector<float> lengths = flagged.SquaredUpdateLengths(keys);
     for (const DriftMetric metric :

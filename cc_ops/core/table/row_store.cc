@@ -15,19 +15,12 @@ namespace {
 
 std::string Of(const TableOptions& options) { return " of table '" + options.name + "'"; }
 
-// Floats from one row to the next: 16-byte steps, so that whole rows share
-// cache lines where their size allows it.
-int64_t Stride(const TableOptions& options) {
-  const int64_t floats = options.dim + options.rule.SlotsPerRow(options.dim);
-  return (floats + 3) / 4 * 4;
-}
-
-std::vector<RowShard> EmptyShards(const TableOptions& options, SlabAllocator* memory,
+std::vector<RowShard> EmptyShards(const RowLayout& layout, SlabAllocator* memory,
                                   IndexMemory* index_memory) {
   std::vector<RowShard> shards;
   shards.reserve(kNumShards);
   for (int s = 0; s < kNumShards; ++s) {
-    shards.emplace_back(s, Stride(options), memory, index_memory);
+    shards.emplace_back(s, layout.bytes(), memory, index_memory);
   }
   return shards;
 }
@@ -41,6 +34,19 @@ Status ValidateTableOptions(const TableOptions& options) {
   if (options.capacity < 0) {
     return InvalidArgument("capacity" + Of(options) + " is " + std::to_string(options.capacity) +
                            "; allowed: 1 or more, or 0 for no bound");
+  }
+  if (options.dtype == RowDtype::kInt8 || options.slot_dtype == RowDtype::kInt8 ||
+      options.slot_dtype == RowDtype::kFloat16) {
+    return InvalidArgument("the dtypes of rows and slots" + Of(options) + " are numbers " +
+                           std::to_string(static_cast<int>(options.dtype)) + " and " +
+                           std::to_string(static_cast<int>(options.slot_dtype)) +
+                           "; allowed: float32, bfloat16 or float16 of rows, float32 or bfloat16 "
+                           "of slots");
+  }
+  if (options.dtype == RowDtype::kFloat16 && options.rule.transforms.DecaysAll()) {
+    return InvalidArgument("dtype" + Of(options) +
+                           " is float16; allowed where all rows decay: float32 or bfloat16, whose "
+                           "range holds what rows are divided by");
   }
   std::vector<float> values(options.rule.parameters.begin(), options.rule.parameters.end());
   const RowTransforms& transforms = options.rule.transforms;
@@ -58,10 +64,10 @@ Status ValidateTableOptions(const TableOptions& options) {
 
 RowStore::RowStore(const TableOptions& options)
     : options_(options),
-      slots_(options.rule.SlotsPerRow(options.dim)),
+      layout_(options.layout()),
       memory_(std::make_unique<SlabAllocator>()),
       index_memory_(std::make_unique<IndexMemory>(kNumShards)),
-      shards_(EmptyShards(options, memory_.get(), index_memory_.get())) {}
+      shards_(EmptyShards(layout_, memory_.get(), index_memory_.get())) {}
 
 int64_t RowStore::size() const {
   int64_t size = 0;
@@ -86,7 +92,7 @@ int64_t RowStore::bytes() const {
   return bytes;
 }
 
-float* RowStore::InsertRow(RowShard* shard, int64_t key, float count, uint32_t* index) {
+StoredRow* RowStore::InsertRow(RowShard* shard, int64_t key, float count, uint32_t* index) {
   HashIndex::Entry* entry = nullptr;
   bool has_index = false;
   try {
@@ -102,19 +108,25 @@ float* RowStore::InsertRow(RowShard* shard, int64_t key, float count, uint32_t* 
   return shard->arena.Row(*index);
 }
 
-float* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* index) {
+StoredRow* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* index) {
   RowShard& shard = shards_[ShardOf(key)];
-  float* row = nullptr;
+  StoredRow* row = nullptr;
   HashIndex::Entry* entry = shard.index.Find(key);
   if (entry != nullptr) {
     entry->count += accesses;
     *index = entry->index;
     row = shard.arena.Row(*index);
   } else {
+    std::vector<float> copy;
+    if (!layout_.is_floats()) copy.resize(static_cast<size_t>(layout_.floats()));
     row = InsertRow(&shard, key, accesses, index);
-    options_.initializer.Fill(key, options_.dim, row);
-    Pack(row, options_.dim, row);
-    options_.rule.InitSlots(options_.dim, row + options_.dim);
+    float* const made = layout_.is_floats() ? RowLayout::Floats(row) : copy.data();
+    MakeNewRow(key, made);
+    DivideByScale(made);
+    if (!layout_.is_floats()) {
+      layout_.WriteValues(made, row);
+      layout_.WriteSlots(made + layout_.dim, row);
+    }
   }
   if (tracks_use()) shard.last_used[*index] = lookup_step_;
   return row;
@@ -124,11 +136,13 @@ float RowStore::DecayValues(double kept) {
   // Far from the ends of float's range.
   constexpr double kSmallest = 1e-12;
   if (scale_ < kSmallest) {
+    std::vector<float> values(static_cast<size_t>(layout_.dim));
     for (RowShard& shard : shards_) {
       for (const HashIndex::Entry& entry : shard.index.entries()) {
         if (entry.index == HashIndex::kEmpty) continue;
-        float* const row = shard.arena.Row(entry.index);
-        Unpack(row, options_.dim, row);
+        StoredRow* const row = shard.arena.Row(entry.index);
+        CopyRow(entry.key, row, values.data());
+        layout_.WriteValues(values.data(), row);
       }
     }
     scale_ = 1.0;
@@ -138,24 +152,36 @@ float RowStore::DecayValues(double kept) {
   return before;
 }
 
-void RowStore::Unpack(const float* packed, int64_t n, float* values) const {
-  const float factor = scale();
-  for (int64_t j = 0; j < n; ++j) values[j] = factor * packed[j];
-}
-
-void RowStore::Pack(const float* values, int64_t n, float* packed) const {
+void RowStore::DivideByScale(float* values) const {
+  if (scale_ == 1.0) return;
   const float factor = 1.f / scale();
-  for (int64_t j = 0; j < n; ++j) packed[j] = factor * values[j];
+  for (int64_t j = 0; j < layout_.dim; ++j) values[j] *= factor;
 }
 
-void RowStore::WriteRow(const float* values, float* row) const { Pack(values, options_.dim, row); }
+void RowStore::WriteRow(const float* values, StoredRow* row) const {
+  if (scale_ == 1.0) return layout_.WriteValues(values, row);
+  std::vector<float> divided(values, values + layout_.dim);
+  DivideByScale(divided.data());
+  layout_.WriteValues(divided.data(), row);
+}
 
-void RowStore::CopyRow(int64_t key, const float* found, float* row) const {
-  if (found != nullptr) {
-    Unpack(found, options_.dim, row);
-  } else {
-    options_.initializer.Fill(key, options_.dim, row);
-  }
+void RowStore::CopyRow(int64_t key, const StoredRow* found, float* values) const {
+  if (found == nullptr) return FillNew(key, values);
+  layout_.ReadValues(found, values);
+  if (scale_ == 1.0) return;
+  const float factor = scale();
+  for (int64_t j = 0; j < layout_.dim; ++j) values[j] *= factor;
+}
+
+void RowStore::FillNew(int64_t key, float* values) const {
+  options_.initializer.Fill(key, layout_.dim, values);
+  layout_.Round(values);
+}
+
+void RowStore::MakeNewRow(int64_t key, float* row) const {
+  FillNew(key, row);
+  options_.rule.InitSlots(layout_.dim, row + layout_.dim);
+  layout_.RoundSlots(row + layout_.dim);
 }
 
 void RowStore::Gather(const int64_t* keys, int64_t n, const Parallel& parallel, float* rows,
@@ -323,15 +349,16 @@ TableContents RowStore::Export() const {
   contents.keys.reserve(n);
   contents.counts.reserve(n);
   contents.rows.reserve(n * static_cast<size_t>(options_.dim));
-  contents.slots.reserve(n * static_cast<size_t>(slots_));
+  contents.slots.reserve(n * static_cast<size_t>(layout_.slots));
   for (const Exported& exported : entries) {
     const RowShard& shard = shards_[exported.shard];
-    const float* row = shard.arena.Row(exported.entry.index);
+    const StoredRow* row = shard.arena.Row(exported.entry.index);
     contents.keys.push_back(exported.key);
     contents.counts.push_back(exported.entry.count);
-    contents.rows.resize(contents.rows.size() + static_cast<size_t>(options_.dim));
-    Unpack(row, options_.dim, contents.rows.data() + contents.rows.size() - options_.dim);
-    contents.slots.insert(contents.slots.end(), row + options_.dim, row + options_.dim + slots_);
+    contents.rows.resize(contents.rows.size() + static_cast<size_t>(layout_.dim));
+    CopyRow(exported.key, row, contents.rows.data() + contents.rows.size() - layout_.dim);
+    contents.slots.resize(contents.slots.size() + static_cast<size_t>(layout_.slots));
+    layout_.ReadSlots(row, contents.slots.data() + contents.slots.size() - layout_.slots);
     if (tracks_use()) contents.last_used.push_back(shard.last_used[exported.entry.index]);
   }
   return contents;
@@ -343,17 +370,19 @@ Status RowStore::CheckValues(const TableContents& contents) const {
                            " to import" + Of(options_) + ", at index " + std::to_string(i) +
                            ", is " + value + "; allowed: " + allowed + ". Nothing was imported");
   };
-  const auto first_not_finite = [](const std::vector<float>& values) {
-    const auto is_bad = [](float value) { return !std::isfinite(value); };
+  const auto first_bad = [](const std::vector<float>& values, RowDtype dtype) {
+    const auto is_bad = [dtype](float value) { return !IsHeldBy(dtype, value); };
     return std::find_if(values.begin(), values.end(), is_bad) - values.begin();
   };
-  const size_t row = static_cast<size_t>(first_not_finite(contents.rows));
+  const size_t row = static_cast<size_t>(first_bad(contents.rows, layout_.dtype));
   if (row < contents.rows.size()) {
-    return bad("a value", row / options_.dim, std::to_string(contents.rows[row]), "finite numbers");
+    return bad("a value", row / options_.dim, std::to_string(contents.rows[row]),
+               NumbersHeldBy(layout_.dtype));
   }
-  const size_t slot = static_cast<size_t>(first_not_finite(contents.slots));
+  const size_t slot = static_cast<size_t>(first_bad(contents.slots, layout_.slot_dtype));
   if (slot < contents.slots.size()) {
-    return bad("a slot", slot / slots_, std::to_string(contents.slots[slot]), "finite numbers");
+    return bad("a slot", slot / layout_.slots, std::to_string(contents.slots[slot]),
+               NumbersHeldBy(layout_.slot_dtype));
   }
   for (size_t i = 0; i < contents.counts.size(); ++i) {
     if (std::isfinite(contents.counts[i]) && contents.counts[i] >= 0.f) continue;
@@ -379,14 +408,15 @@ Status RowStore::Import(const TableContents& contents) {
     return InvalidArgument(std::to_string(n) + " keys to import exceed the capacity" +
                            Of(options_) + ", " + std::to_string(options_.capacity));
   }
-  if (contents.rows.size() != n * options_.dim || contents.slots.size() != n * slots_ ||
+  if (contents.rows.size() != n * options_.dim || contents.slots.size() != n * layout_.slots ||
       contents.counts.size() != n ||
       (!contents.last_used.empty() && contents.last_used.size() != n)) {
     return InvalidArgument("arrays to import for " + std::to_string(n) + " keys" + Of(options_) +
                            " have " + std::to_string(contents.rows.size()) + " row values, " +
                            std::to_string(contents.slots.size()) + " slot values and " +
                            std::to_string(contents.counts.size()) + " counts; each key has " +
-                           std::to_string(options_.dim) + ", " + std::to_string(slots_) + " and 1");
+                           std::to_string(options_.dim) + ", " + std::to_string(layout_.slots) +
+                           " and 1");
   }
   const Status values = CheckValues(contents);
   if (!values.ok()) return values;
@@ -399,14 +429,14 @@ Status RowStore::Import(const TableContents& contents) {
   }
   auto memory = std::make_unique<SlabAllocator>();
   auto index_memory = std::make_unique<IndexMemory>(kNumShards);
-  std::vector<RowShard> shards = EmptyShards(options_, memory.get(), index_memory.get());
+  std::vector<RowShard> shards = EmptyShards(layout_, memory.get(), index_memory.get());
   for (size_t i = 0; i < n; ++i) {
     const int64_t key = contents.keys[i];
     RowShard& shard = shards[ShardOf(key)];
     uint32_t index = 0;
-    float* row = InsertRow(&shard, key, contents.counts[i], &index);
-    std::copy_n(contents.rows.data() + i * options_.dim, options_.dim, row);
-    std::copy_n(contents.slots.data() + i * slots_, slots_, row + options_.dim);
+    StoredRow* const row = InsertRow(&shard, key, contents.counts[i], &index);
+    layout_.WriteValues(contents.rows.data() + i * layout_.dim, row);
+    layout_.WriteSlots(contents.slots.data() + i * layout_.slots, row);
     if (tracks_use()) {
       shard.last_used[index] = contents.last_used.empty() ? 0 : contents.last_used[i];
     }

@@ -18,6 +18,7 @@
 #include "cc_ops/core/memory/row_arena.h"
 #include "cc_ops/core/memory/slab_allocator.h"
 #include "cc_ops/core/table/row_initializer.h"
+#include "cc_ops/core/table/row_layout.h"
 #include "cc_ops/core/update/rules/update_rule.h"
 
 namespace slipstream {
@@ -30,6 +31,12 @@ struct TableOptions {
   Eviction eviction = Eviction::kLfu;
   RowInitializer initializer;
   UpdateRule rule;
+  RowDtype dtype = RowDtype::kFloat32;       // of the values; see RowLayout
+  RowDtype slot_dtype = RowDtype::kFloat32;  // of the slots
+
+  RowLayout layout() const {
+    return {dtype, slot_dtype, dim, rule.SlotsPerRow(dim), initializer.seed};
+  }
 };
 
 // InvalidArgument naming the option, its value and what is allowed.
@@ -80,7 +87,7 @@ class RowStore {
   // `options` must be valid, and outlive the store.
   explicit RowStore(const TableOptions& options);
 
-  int64_t slots_per_row() const { return slots_; }
+  const RowLayout& layout() const { return layout_; }
   int64_t size() const;
   int64_t bytes() const;
   // Entries that the shards' indexes have memory for; size() over it is their load.
@@ -99,13 +106,13 @@ class RowStore {
   const RowShard* shard(int64_t s) const { return &shards_[s]; }
 
   // The row of a key as it lies in memory, see scale(), or nullptr if it is not there.
-  float* Find(int64_t key) const {
+  StoredRow* Find(int64_t key) const {
     const RowShard& shard = shards_[ShardOf(key)];
     const HashIndex::Entry* entry = shard.index.Find(key);
     return entry == nullptr ? nullptr : shard.arena.Row(entry->index);
   }
   // The same; `index` identifies the row within its shard.
-  float* Find(int64_t key, uint32_t* index) const {
+  StoredRow* Find(int64_t key, uint32_t* index) const {
     const RowShard& shard = shards_[ShardOf(key)];
     const HashIndex::Entry* entry = shard.index.Find(key);
     if (entry == nullptr) return nullptr;
@@ -118,12 +125,12 @@ class RowStore {
 
   // The row of a key, made if need be, and `accesses` more of them counted. Calls for
   // different shards may run at the same time. Throws TableOutOfMemory, changing nothing.
-  float* FindOrInsert(int64_t key, float accesses, uint32_t* index);
+  StoredRow* FindOrInsert(int64_t key, float accesses, uint32_t* index);
 
   // The same in a shard by a key's KeyedHash, for one whose entry is in the first line of the index
   // that is looked at; else prefetches the second one and returns nullptr, changing nothing.
-  float* FindAtOnce(RowShard* shard, int64_t key, uint64_t hash, float accesses,
-                    uint32_t* index) const {
+  StoredRow* FindAtOnce(RowShard* shard, int64_t key, uint64_t hash, float accesses,
+                        uint32_t* index) const {
     HashIndex::Entry* const entry = shard->index.FindAtHome(key, hash);
     if (entry == nullptr) return nullptr;
     entry->count += accesses;
@@ -134,7 +141,7 @@ class RowStore {
 
   // A key that VisitRows comes to.
   struct Visited {
-    const float* row;  // nullptr: not there
+    const StoredRow* row;  // nullptr: not there
     int shard;
     uint32_t index;  // within the shard
   };
@@ -156,10 +163,12 @@ class RowStore {
       if (visited->row != nullptr) prefetch(*visited);
     }
   }
-  // The values of a row, or, where there is none, what the initializer gives the key. row: [dim].
-  void CopyRow(int64_t key, const float* found, float* row) const;
+  // The values of a row, or, where there is none, those of a new one. values: [dim].
+  void CopyRow(int64_t key, const StoredRow* found, float* values) const;
   // Replaces the values of a row. values: [dim].
-  void WriteRow(const float* values, float* row) const;
+  void WriteRow(const float* values, StoredRow* row) const;
+  // Values and slots of a key's new row, as they are when read back. row: [layout().floats()].
+  void MakeNewRow(int64_t key, float* row) const;
   // keys: [n]. rows: [n, dim], found: [n]; the row of an absent key is what its
   // initializer would give.
   void Gather(const int64_t* keys, int64_t n, const Parallel& parallel, float* rows,
@@ -199,13 +208,14 @@ class RowStore {
   }
   // Of arrays of the right length.
   Status CheckValues(const TableContents& contents) const;
-  // Values as they lie in memory -> values, and back.
-  void Unpack(const float* packed, int64_t n, float* values) const;
-  void Pack(const float* values, int64_t n, float* packed) const;
-  float* InsertRow(RowShard* shard, int64_t key, float count, uint32_t* index);
+  // Values, [dim], to what lies in memory of them.
+  void DivideByScale(float* values) const;
+  // The values of a new row.
+  void FillNew(int64_t key, float* values) const;
+  StoredRow* InsertRow(RowShard* shard, int64_t key, float count, uint32_t* index);
 
   const TableOptions& options_;
-  const int64_t slots_;
+  const RowLayout layout_;
   std::unique_ptr<SlabAllocator> memory_;
   std::unique_ptr<IndexMemory> index_memory_;
   std::vector<RowShard> shards_;

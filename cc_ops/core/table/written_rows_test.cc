@@ -20,7 +20,7 @@ TableOptions Options(int64_t capacity = 0) {
 }
 
 std::vector<float> RowOf(const EmbeddingTable& table, int64_t key) {
-  const float* row = table.rows().Find(key);
+  const float* row = RowLayout::Floats(table.rows().Find(key));
   return row == nullptr ? std::vector<float>() : std::vector<float>(row, row + 4);
 }
 
@@ -30,7 +30,7 @@ TEST(WrittenRows, NewRowsGetSlotsAndOldOnesKeepTheirs) {
   const float rows[] = {1.f, 2.f, 3.f, 4.f}, others[] = {5.f, 6.f};
   ASSERT_TRUE(table.Write(keys, rows, 2).ok());
   EXPECT_EQ(RowOf(table, 7), (std::vector<float>{1.f, 2.f, 0.5f, 0.5f}));
-  table.rows().Find(7)[2] = 9.f;
+  RowLayout::Floats(table.rows().Find(7))[2] = 9.f;
   ASSERT_TRUE(table.Write(keys, others, 1).ok());
   EXPECT_EQ(RowOf(table, 7), (std::vector<float>{5.f, 6.f, 9.f, 0.5f}));
   EXPECT_EQ(table.rows().Keys(), (std::vector<int64_t>{-3, 7}));

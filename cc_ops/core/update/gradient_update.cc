@@ -12,7 +12,7 @@
 #include "cc_ops/core/table/table_locks.h"
 #include "cc_ops/core/update/policy_update.h"
 #include "cc_ops/core/update/row_sweep.h"
-#include "cc_ops/core/update/rules/all_rules.h"
+#include "cc_ops/core/update/rule_loop.h"
 #include "cc_ops/core/update/update_loop.h"
 
 namespace slipstream {
@@ -75,118 +75,12 @@ bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradie
   return all_finite;
 }
 
-ShardFlags* FlagsOfBucket(const LookupPlan& plan, int64_t bucket) {
-  return plan.tables[bucket / kNumShards]->flags().shard(bucket % kNumShards);
-}
-
-UpdateCounts* CountsOf(const BucketUpdate& update) {
-  return &update.table->updates().shard(update.bucket % kNumShards)->counts;
-}
-
-// Sums the gradients of every key of the bucket, whose rows are all there, and applies the rule;
-// with kWithAll not to rows that are masked, with the squared update lengths of watched rows and
-// with transforms.
-// summed: [2 * dim], overwritten. next: the bucket that this thread comes to after it.
-template <bool kWithAll, class Rule>
-SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule& rule, int64_t next,
-                                         int64_t dim, float* summed) {
-  const LookupPlan& plan = *update.plan;
-  const UpdatePolicy& policy = update.table->updates().policy();
-  const RowTransforms transforms = update.table->options().rule.transforms;
-  const bool masks = policy.mode == UpdatePolicy::Mode::kMask &&
-                     update.table->UpdatesByPolicy(update.bucket % kNumShards);
-  const bool transforms_any = transforms.any();
-  const StepRates rates = update.rates;
-  const int64_t row_floats = dim + rule.Slots(dim);
-  ShardFlags* const flags = FlagsOfBucket(plan, update.bucket);
-  const ShardFlags* const next_flags = FlagsOfBucket(plan, next);
-  const CellRange keys = KeysOf(plan, update.bucket);
-  int64_t use = keys.begin, masked = 0;
-  const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_LAMBDA_INLINE {
-    PrefetchRow(plan.unique_row[u], row_floats);
-    if (kWithAll) {
-      (is_next ? next_flags : flags)->Prefetch(plan.unique_index[u]);
-    }
-  };
-  UpdateEach(keys, KeysOf(plan, next), prefetch, [&](int64_t u) SLIPSTREAM_LAMBDA_INLINE {
-    const int64_t first_use = use;
-    use = plan.uses_end[u];
-    float* const row = plan.unique_row[u];
-    const uint8_t row_flags = kWithAll ? flags->Of(plan.unique_index[u]) : 0;
-    if (kWithAll && masks && (row_flags & kSaturated) != 0) {
-      ++masked;
-      if (!policy.is_shadow) {
-        if (policy.decay_skipped) rule.DecaySlots(dim, row + dim);
-        return;
-      }
-    }
-    SumUses(plan, *update.gradients, first_use, use, dim, summed);
-    const bool is_watched = kWithAll && (row_flags & kWatched) != 0;
-    if (kWithAll && transforms_any) {
-      float* const delta = summed + dim;
-      if (is_watched) std::copy_n(row, dim, delta);
-      transforms.BeforeRule(rates, dim, summed, row);
-      rule.template Apply<false>(rates.rate, dim, summed, row);
-      transforms.AfterRule(rates, dim, row);
-      if (!is_watched) return;
-      SetToStep(rates, dim, row, delta);
-      flags->AddSquaredUpdateLength(plan.unique_index[u], SumOfSquares(dim, delta));
-    } else if (is_watched) {
-      rule.template Apply<true>(rates.rate, dim, summed, row);
-      flags->AddSquaredUpdateLength(plan.unique_index[u], SumOfSquares(dim, summed));
-    } else {
-      rule.template Apply<false>(rates.rate, dim, summed, row);
-    }
-  });
-  UpdateCounts* const counts = CountsOf(update);
-  counts->offered += keys.end - keys.begin;
-  counts->sent += keys.end - keys.begin - masked;
-  counts->masked += masked;
-}
-
-template <bool kWithAll, class Rule>
-SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfDim(const BucketUpdate& update, const Rule& rule,
-                                              int64_t next, float* summed) {
-  // With a dim that the compiler knows loops become a few instructions.
-  switch (update.table->dim()) {
-    case 16: {
-      float sum[32];
-      return UpdateRows<kWithAll>(update, rule, next, 16, sum);
-    }
-    case 32: {
-      float sum[64];
-      return UpdateRows<kWithAll>(update, rule, next, 32, sum);
-    }
-    case 64: {
-      float sum[128];
-      return UpdateRows<kWithAll>(update, rule, next, 64, sum);
-    }
-    default:
-      return UpdateRows<kWithAll>(update, rule, next, update.table->dim(), summed);
-  }
-}
-
-template <bool kWithAll>
-SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfRule(const BucketUpdate& update, int64_t next,
-                                               float* summed) {
-  AllRules::Visit(update.table->options().rule, [&](const auto& rule) SLIPSTREAM_LAMBDA_INLINE {
-    UpdateRowsOfDim<kWithAll>(update, rule, next, summed);
-  });
-}
-
-SLIPSTREAM_SIMD_CLONES void UpdateAllRows(const BucketUpdate& update, int64_t next, float* summed) {
-  UpdateRowsOfRule<false>(update, next, summed);
-}
-
-SLIPSTREAM_SIMD_CLONES void UpdateRowsWithAll(const BucketUpdate& update, int64_t next,
-                                              float* summed) {
-  UpdateRowsOfRule<true>(update, next, summed);
-}
-
 // The same where rows may have left the table since the lookup.
-void UpdateStaleRows(const BucketUpdate& update, int64_t next, float* summed) {
+void UpdateStaleRows(const BucketUpdate& update, int64_t next, RowScratch* scratch) {
   const LookupPlan& plan = *update.plan;
-  const int64_t dim = update.table->dim();
+  const RowLayout& layout = update.table->rows().layout();
+  const int64_t dim = layout.dim;
+  float* const summed = scratch->sum.data();
   const CellRange keys = KeysOf(plan, update.bucket);
   UpdateCounts* const counts = CountsOf(update);
   counts->offered += keys.end - keys.begin;
@@ -198,7 +92,9 @@ void UpdateStaleRows(const BucketUpdate& update, int64_t next, float* summed) {
       return;
     }
     SumUses(plan, *update.gradients, first_use, plan.uses_end[u], dim, summed);
-    update.table->options().rule.Update(update.rates, dim, summed, found.row);
+    float* const row = layout.Open(found.row, scratch->copy.data());
+    update.table->options().rule.Update(update.rates, dim, summed, row);
+    layout.Close(row, plan.unique_key[u], update.rates.rounding, found.row);
   });
 }
 
@@ -206,18 +102,22 @@ void UpdateStaleRows(const BucketUpdate& update, int64_t next, float* summed) {
 // after it.
 void UpdateBucket(const BucketUpdate& update, int64_t next, const DeferredOfKeys& deferred,
                   PolicyScratch* scratch) {
-  float* const summed = scratch->sum.data();
-  const UpdatePolicy& policy = update.table->updates().policy();
-  if (!update.table->UpdatesByPolicy(update.bucket % kNumShards)) {
-    if (update.is_stale) return UpdateStaleRows(update, next, summed);
-    if (update.table->options().rule.transforms.any()) {
-      return UpdateRowsWithAll(update, next, summed);
-    }
-    UpdateAllRows(update, next, summed);
-  } else if (policy.mode != UpdatePolicy::Mode::kDefer && policy.ranks == 1 && !update.is_stale) {
-    UpdateRowsWithAll(update, next, summed);
-  } else {
+  const EmbeddingTable& table = *update.table;
+  const UpdatePolicy& policy = table.updates().policy();
+  const bool by_policy = table.UpdatesByPolicy(update.bucket % kNumShards);
+  const bool is_plain = !by_policy && !table.options().rule.transforms.any();
+  const bool is_narrow = !table.rows().layout().is_floats();
+  const bool is_apart = policy.mode == UpdatePolicy::Mode::kDefer || policy.ranks > 1;
+  if (update.is_stale && !by_policy) {
+    UpdateStaleRows(update, next, &scratch->row);
+  } else if (is_plain && is_narrow) {
+    UpdateNarrowRows(update, next, &scratch->row);
+  } else if (is_plain) {
+    UpdatePlainRows(update, next, &scratch->row);
+  } else if (is_narrow || (by_policy && (is_apart || update.is_stale))) {
     UpdateBucketByPolicy(update, next, deferred, scratch);
+  } else {
+    UpdateRowsWithAll(update, next, &scratch->row);
   }
 }
 

@@ -63,11 +63,11 @@ class ShardUpdater {
       updates_->counts.offered += rows;
       (is_masked ? updates_->counts.masked : updates_->counts.sent) += rows;
       if (is_masked && !policy_.is_shadow) {
-        if (policy_.decay_skipped && found.row != nullptr) update_rule_.DecaySlots(dim_, found.row);
+        if (policy_.decay_skipped && found.row != nullptr) DecaySlots(key, found.row);
         return;
       }
     }
-    float* const sum = scratch_->sum.data();
+    float* const sum = scratch_->row.sum.data();
     SumUses(plan, *update.gradients, uses.begin, uses.end, dim_, sum);
     Apply(sum, key, found);
   }
@@ -113,9 +113,9 @@ class ShardUpdater {
   // Adds each rank's gradient to what it has deferred. Returns whether there is something due,
   // whose sum is in the scratch then.
   SLIPSTREAM_ALWAYS_INLINE bool Defer(const BucketUpdate& update, int64_t key, CellRange uses,
-                                      const float* row, bool is_saturated, uint32_t known_index) {
+                                      StoredRow* row, bool is_saturated, uint32_t known_index) {
     bool any_due = false;
-    float* const sum = scratch_->sum.data();
+    float* const sum = scratch_->row.sum.data();
     for (int rank = 0; rank < policy_.ranks; ++rank) {
       DeferredGradients& deferred = updates_->deferred[static_cast<size_t>(rank)];
       const RankShare share = {rank, policy_.ranks};
@@ -150,9 +150,18 @@ class ShardUpdater {
   }
 
   // Whether a sum may be deferred longer. A NaN anywhere may not.
-  bool MayWait(const float* sum, const float* row, bool is_saturated) const {
+  bool MayWait(const float* sum, StoredRow* row, bool is_saturated) const {
     if (!rule_.by_movement) return is_saturated;
-    return row != nullptr && update_rule_.Movement(rates_.rate, dim_, sum, row) < policy_.movement;
+    if (row == nullptr) return false;
+    const float* const opened = table_->rows().layout().Open(row, scratch_->row.copy.data());
+    return update_rule_.Movement(rates_.rate, dim_, sum, opened) < policy_.movement;
+  }
+
+  void DecaySlots(int64_t key, StoredRow* row) const {
+    const RowLayout& layout = table_->rows().layout();
+    float* const opened = layout.Open(row, scratch_->row.copy.data());
+    update_rule_.DecaySlots(dim_, opened);
+    layout.Close(opened, key, rates_.rounding, row);
   }
 
   // Begins to defer; false if the part of the budget that a rank has in this shard, or memory, has
@@ -203,8 +212,7 @@ class ShardUpdater {
 
   void Apply(float* gradient, int64_t key, FoundRow found) {
     if (collected_ == nullptr) {
-      return UpdateRow(update_rule_, rates_, dim_, gradient, found, flags_,
-                       scratch_->before.data());
+      return UpdateRow(*table_, rates_, key, gradient, found, flags_, &scratch_->row);
     }
     collected_->keys.push_back(key);
     collected_->rows.insert(collected_->rows.end(), gradient, gradient + dim_);
@@ -247,16 +255,10 @@ SLIPSTREAM_SIMD_CLONES void UpdateKeys(const BucketUpdate& update, int64_t next,
                 });
 }
 
-int64_t WidestRow(const std::vector<EmbeddingTable*>& tables) {
-  int64_t widest = 0;
-  for (const EmbeddingTable* table : tables) widest = std::max(widest, table->dim());
-  return widest;
-}
-
 }  // namespace
 
 PolicyScratch::PolicyScratch(const std::vector<EmbeddingTable*>& tables)
-    : PolicyScratch(WidestRow(tables)) {}
+    : row(tables), due(row.before.size()) {}
 
 DeferredOfKeys::DeferredOfKeys(const LookupPlan& plan) : plan_(plan) {
   const bool any = std::any_of(plan.tables.begin(), plan.tables.end(), [](EmbeddingTable* table) {
@@ -328,7 +330,7 @@ void FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
   // They count as a part of that update: a bias correction of 0 updates is no number.
   const StepRates rates = table->options().rule.RatesOf(last_rate, std::max<int64_t>(step, 1));
   // All that needs memory; from here on they are applied all or none.
-  std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(table->dim()));
+  std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch({table}));
   parallel.run(parallel.threads, [&](int task) {
     PolicyScratch& scratch = scratches[task];
     const CellRange range = CellsOf(task, parallel.threads, kNumShards);

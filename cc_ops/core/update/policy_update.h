@@ -11,14 +11,11 @@
 
 namespace slipstream {
 
-// Memory of a thread that updates rows of at most `dim` values.
+// Memory of a thread that updates rows of these tables.
 struct PolicyScratch {
-  explicit PolicyScratch(int64_t dim) : sum(2 * dim), due(dim), before(dim) {}
-  // Of the widest of several tables.
   explicit PolicyScratch(const std::vector<EmbeddingTable*>& tables);
-  std::vector<float> sum;     // of one rank's gradients of a key, and room for as much
-  std::vector<float> due;     // of all ranks' sums that are applied
-  std::vector<float> before;  // a watched row as it was
+  RowScratch row;          // its sum: of one rank's gradients
+  std::vector<float> due;  // of all ranks' sums that are applied
 };
 
 // Gradient sums of one table that are to be exchanged instead of applied.

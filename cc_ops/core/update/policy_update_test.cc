@@ -10,9 +10,8 @@
 #include <random>
 #include <vector>
 
-#include "cc_ops/core/lookup/batch_lookup.h"
 #include "cc_ops/core/testing/test_rules.h"
-#include "cc_ops/core/testing/test_threads.h"
+#include "cc_ops/core/testing/test_training.h"
 #include "cc_ops/core/update/deferred_export.h"
 
 namespace slipstream {
@@ -22,69 +21,22 @@ using Mode = UpdatePolicy::Mode;
 using Trigger = UpdatePolicy::Trigger;
 constexpr int64_t kDim = 4;
 
-// A table of one or two features, trained on given keys and gradients.
-struct Training {
-  explicit Training(const std::string& kind, int64_t capacity = 0, int threads = 2,
-                    int64_t dim = kDim, RowTransforms transforms = {})
-      : dim(dim), parallel(Threads(threads)) {
+// A table of a rule.
+struct RuleTraining : Training {
+  explicit RuleTraining(const std::string& kind, int64_t capacity = 0, int threads = 2,
+                        int64_t dim = kDim, RowTransforms transforms = {})
+      : Training(OptionsOf(kind, capacity, dim, transforms), threads) {}
+
+  static TableOptions OptionsOf(const std::string& kind, int64_t capacity, int64_t dim,
+                                const RowTransforms& transforms) {
     TableOptions options;
     options.name = "t";
     options.dim = dim;
     options.capacity = capacity;
     options.rule = RuleNamed(kind);
     options.rule.transforms = transforms;
-    table = std::make_unique<EmbeddingTable>(options);
+    return options;
   }
-
-  // One key per example; the gradient of example i is `gradient[i]` in each value.
-  void Step(const std::vector<int64_t>& keys, const std::vector<float>& gradient,
-            int features = 1) {
-    const int64_t batch = static_cast<int64_t>(keys.size()) / features;
-    std::vector<FeatureView> views(features);
-    std::vector<std::vector<float>> pooled(features), upstream(features);
-    std::vector<PooledOutput> outputs;
-    std::vector<PooledGradient> gradients;
-    for (int f = 0; f < features; ++f) {
-      views[f].batch = views[f].num_keys = batch;
-      views[f].keys = keys.data() + f * batch;
-      pooled[f].resize(batch * dim);
-      for (int64_t i = 0; i < batch; ++i) {
-        for (int64_t j = 0; j < dim; ++j) {
-          upstream[f].push_back(gradient[f * batch + i] * static_cast<float>(j + 1));
-        }
-      }
-      outputs.push_back({pooled[f].data(), dim});
-      gradients.push_back({upstream[f].data(), dim});
-    }
-    const std::vector<Combiner> combiners(features, Combiner::kSum);
-    ASSERT_TRUE(
-        LookupForTraining({table.get()}, views, combiners, outputs, parallel, &workspace).ok());
-    ASSERT_TRUE(ApplyGradients(workspace.plan, gradients, rate, parallel).ok());
-  }
-
-  std::vector<float> State() const {
-    TableContents contents = table->Export();
-    contents.rows.insert(contents.rows.end(), contents.slots.begin(), contents.slots.end());
-    return contents.rows;
-  }
-
-  std::vector<float> Row(int64_t key) const {
-    const float* row = table->rows().Find(key);
-    return std::vector<float>(row, row + dim + table->slots_per_row());
-  }
-
-  void SetFlags(const std::vector<int64_t>& keys, uint8_t flag) {
-    const std::vector<uint8_t> flags(keys.size(), flag);
-    EXPECT_TRUE(
-        table->SetFlags(keys.data(), flags.data(), static_cast<int64_t>(keys.size()), Parallel())
-            .ok());
-  }
-
-  const int64_t dim;
-  float rate = 0.1f;
-  Parallel parallel;
-  std::unique_ptr<EmbeddingTable> table;
-  LookupWorkspace workspace;
 };
 
 UpdatePolicy Defer(float movement, int64_t max_age, int ranks = 1) {
@@ -97,21 +49,6 @@ UpdatePolicy Defer(float movement, int64_t max_age, int ranks = 1) {
   return policy;
 }
 
-// The same random steps for every training.
-void TrainAtRandom(Training* training, int steps, int features = 1, uint64_t seed = 5) {
-  std::mt19937_64 random(seed);
-  for (int step = 0; step < steps; ++step) {
-    std::vector<int64_t> keys;
-    std::vector<float> gradients;
-    for (int i = 0; i < 64 * features; ++i) {
-      const int64_t spread = 1 << (random() % 10);
-      keys.push_back(static_cast<int64_t>(random() % spread));
-      gradients.push_back(static_cast<float>(random() % 2001) / 1000.f - 1.f);
-    }
-    training->Step(keys, gradients, features);
-  }
-}
-
 TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
   DeferredContents contents;
   contents.keys = {3, 8, 11};
@@ -122,7 +59,7 @@ TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
     for (int64_t j = 1; j <= kDim; ++j) contents.sums.push_back(gradient * static_cast<float>(j));
   }
   for (const std::string& kind : AllRuleNames()) {
-    Training updated(kind), flushed(kind);
+    RuleTraining updated(kind), flushed(kind);
     uint32_t index = 0;
     for (const int64_t key : contents.keys) {
       flushed.table->rows().FindOrInsert(key, 1.f, &index);
@@ -143,7 +80,7 @@ TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
 }
 
 TEST(Flush, ShadowSumsOfBeforeTheFirstUpdateAreForgotten) {
-  Training training("sgd");
+  RuleTraining training("sgd");
   DeferredContents contents;
   uint32_t index = 0;
   for (int64_t key = 0; key < 500; ++key) {
@@ -165,7 +102,7 @@ TEST(Flush, ShadowSumsOfBeforeTheFirstUpdateAreForgotten) {
 TEST(Defer, LosesNoGradient) {
   for (const Trigger trigger : {Trigger::kMovement, Trigger::kInterval}) {
     for (const int ranks : {1, 4}) {
-      Training plain("sgd"), deferred("sgd");
+      RuleTraining plain("sgd"), deferred("sgd");
       UpdatePolicy policy = Defer(0.1f, 7, ranks);
       policy.trigger = trigger;
       deferred.table->updates().SetPolicy(policy);
@@ -195,7 +132,7 @@ TEST(Defer, LosesNoGradient) {
 }
 
 TEST(Defer, DefersUntilTheRowWouldMove) {
-  Training training("sgd");
+  RuleTraining training("sgd");
   training.table->updates().SetPolicy(Defer(0.1f, 1000));
   // The fourth value moves most: 0.1 * 4 * 0.1 = 0.04 a step.
   training.Step({7}, {0.1f});
@@ -213,7 +150,7 @@ TEST(Defer, DefersUntilTheRowWouldMove) {
 
 TEST(Defer, DefersNoSumLongerThanItsAge) {
   for (const int ranks : {1, 3}) {
-    Training training("sgd");
+    RuleTraining training("sgd");
     training.table->updates().SetPolicy(Defer(1e9f, 3, ranks));
     training.Step({7, 8, 7}, {1.f, 1.f, 1.f});
     for (int step = 1; step <= 2; ++step) {
@@ -229,7 +166,7 @@ TEST(Defer, DefersNoSumLongerThanItsAge) {
 TEST(Defer, AppliesRanksSumsAsOneGradient) {
   // Adagrad's first step has the same length whatever the gradient: two applied one
   // after the other would move the row farther.
-  Training one("adagrad"), two("adagrad");
+  RuleTraining one("adagrad"), two("adagrad");
   one.table->updates().SetPolicy(Defer(1e9f, 2, 1));
   two.table->updates().SetPolicy(Defer(1e9f, 2, 2));
   for (Training* training : {&one, &two}) {
@@ -243,7 +180,7 @@ TEST(Defer, AppliesRanksSumsAsOneGradient) {
 }
 
 TEST(Defer, DefersOnlySaturatedRowsByInterval) {
-  Training training("sgd");
+  RuleTraining training("sgd");
   training.Step({1, 2}, {0.f, 0.f});
   UpdatePolicy policy = Defer(0.f, 100);
   policy.trigger = Trigger::kInterval;
@@ -259,7 +196,7 @@ TEST(Defer, DefersOnlySaturatedRowsByInterval) {
 }
 
 TEST(Defer, AppliesAtOnceWhatHasNoRoom) {
-  Training plain("adagrad"), training("adagrad");
+  RuleTraining plain("adagrad"), training("adagrad");
   UpdatePolicy policy = Defer(1e9f, 1000);
   policy.max_rows = 0;
   training.table->updates().SetPolicy(policy);
@@ -272,16 +209,16 @@ TEST(Defer, AppliesAtOnceWhatHasNoRoom) {
 }
 
 TEST(Defer, DoesNotDeferADamagedRow) {
-  Training training("adagrad");
+  RuleTraining training("adagrad");
   training.Step({1}, {1.f});
-  training.table->rows().Find(1)[kDim] = std::numeric_limits<float>::quiet_NaN();
+  RowLayout::Floats(training.table->rows().Find(1))[kDim] = std::numeric_limits<float>::quiet_NaN();
   training.table->updates().SetPolicy(Defer(1e9f, 1000));
   training.Step({1}, {1.f});
   EXPECT_EQ(training.table->updates().num_deferred(), 0);
 }
 
 TEST(Defer, ForgetsTheSumsOfEvictedRows) {
-  Training training("sgd", 4);
+  RuleTraining training("sgd", 4);
   training.table->updates().SetPolicy(Defer(1e9f, 1000));
   training.Step({1, 2, 3, 4}, {1.f, 1.f, 1.f, 1.f});
   training.Step({5, 6, 7, 8}, {1.f, 1.f, 1.f, 1.f});
@@ -295,7 +232,7 @@ TEST(Defer, ForgetsTheSumsOfEvictedRows) {
 TEST(Defer, IsTheSameWithAnyNumberOfThreads) {
   std::vector<std::vector<float>> states;
   for (const int threads : {1, 2, 7}) {
-    Training training("adagrad", 0, threads);
+    RuleTraining training("adagrad", 0, threads);
     UpdatePolicy policy = Defer(0.05f, 9, 2);
     policy.max_rows = 200;
     training.table->updates().SetPolicy(policy);
@@ -308,7 +245,7 @@ TEST(Defer, IsTheSameWithAnyNumberOfThreads) {
 }
 
 TEST(Defer, EvaluationSeesEveryGradient) {
-  Training training("sgd");
+  RuleTraining training("sgd");
   training.table->updates().SetPolicy(Defer(1e9f, 1000));
   training.Step({7}, {1.f});
   const int64_t key = 7;
@@ -326,7 +263,7 @@ TEST(Defer, EvaluationSeesEveryGradient) {
 
 TEST(Mask, LeavesSaturatedRowsAndTheirSlots) {
   for (const std::string& kind : AllRuleNames()) {
-    Training training(kind);
+    RuleTraining training(kind);
     training.Step({1, 2}, {1.f, 1.f});
     UpdatePolicy policy;
     policy.mode = Mode::kMask;
@@ -344,7 +281,7 @@ TEST(Mask, LeavesSaturatedRowsAndTheirSlots) {
 }
 
 TEST(Mask, DecaysAdamsMomentsOnRequest) {
-  Training training("adam");
+  RuleTraining training("adam");
   training.Step({1}, {1.f});
   UpdatePolicy policy;
   policy.mode = Mode::kMask;
@@ -362,7 +299,7 @@ TEST(Mask, DecaysAdamsMomentsOnRequest) {
 
 TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
   for (const Mode mode : {Mode::kMask, Mode::kDefer}) {
-    Training plain("adagrad"), shadow("adagrad");
+    RuleTraining plain("adagrad"), shadow("adagrad");
     UpdatePolicy policy = Defer(0.05f, 9);
     policy.mode = mode;
     policy.is_shadow = true;
@@ -385,7 +322,7 @@ TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
 }
 
 TEST(Watch, SumsSquaredUpdateLengths) {
-  Training training("sgd");
+  RuleTraining training("sgd");
   training.Step({1, 2}, {0.f, 0.f});
   training.SetFlags({1}, kWatched);
   training.Step({1, 2}, {1.f, 1.f});
@@ -415,7 +352,7 @@ TEST(Mask, OneRankUpdatesAsSeveralDo) {
           if (decays && !can_decay) continue;
           RowTransforms transforms;
           if (dim != 4) transforms = {.1f, 1.5f, 3.f, .1f, 2.f};
-          Training one(kind, 0, 2, dim, transforms), several(kind, 0, 3, dim, transforms);
+          RuleTraining one(kind, 0, 2, dim, transforms), several(kind, 0, 3, dim, transforms);
           std::vector<int64_t> keys(40);
           std::iota(keys.begin(), keys.end(), 0);
           for (Training* training : {&one, &several}) {

@@ -5,15 +5,17 @@
 namespace slipstream {
 
 SweepScratch::SweepScratch(const std::vector<EmbeddingTable*>& tables) {
-  int64_t widest = 0, most_rows = 0;
+  int64_t widest = 0, most_floats = 0, most_rows = 0;
   for (const EmbeddingTable* table : tables) {
     if (!IsSwept(*table)) continue;
     widest = std::max(widest, table->dim());
+    most_floats = std::max(most_floats, table->rows().layout().floats());
     for (int64_t s = 0; s < kNumShards; ++s) {
       most_rows = std::max<int64_t>(most_rows, table->rows().shard(s)->arena.end());
     }
   }
   gradient.resize(static_cast<size_t>(widest));
+  copy.resize(static_cast<size_t>(most_floats));
   is_done.reserve(static_cast<size_t>(most_rows));
 }
 
@@ -29,12 +31,16 @@ void ShardSweep::LeaveOut(int64_t key) {
 
 void ShardSweep::UpdateOthers(StepRates rates) {
   const UpdateRule& rule = table_->options().rule;
-  const int64_t dim = table_->dim();
+  const RowLayout& layout = table_->rows().layout();
+  const int64_t dim = layout.dim;
   float* const gradient = scratch_->gradient.data();
   for (const HashIndex::Entry& entry : shard_->index.entries()) {
     if (entry.index == HashIndex::kEmpty || scratch_->is_done[entry.index]) continue;
     std::fill_n(gradient, dim, 0.f);
-    rule.Update(rates, dim, gradient, shard_->arena.Row(entry.index));
+    StoredRow* const stored = shard_->arena.Row(entry.index);
+    float* const row = layout.Open(stored, scratch_->copy.data());
+    rule.Update(rates, dim, gradient, row);
+    layout.Close(row, entry.key, rates.rounding, stored);
   }
 }
 

@@ -17,6 +17,7 @@ inline bool IsSwept(const EmbeddingTable& table) {
 struct SweepScratch {
   explicit SweepScratch(const std::vector<EmbeddingTable*>& tables);
   std::vector<float> gradient;
+  std::vector<float> copy;    // of a row and its slots
   std::vector<bool> is_done;  // by a row's index in its shard
 };
 

@@ -152,7 +152,7 @@ TEST(DecayOfEveryRow, SmallDecaysAreNotLost) {
     const StepRates rates = table.BeginUpdate(1e-3f);
     if (i % 1000 != 0) continue;
     float none[] = {0.f, 0.f, 0.f};
-    rule.Update(rates, kDim, none, table.rows().Find(key));
+    rule.Update(rates, kDim, none, RowLayout::Floats(table.rows().Find(key)));
   }
   EXPECT_NEAR(table.Export().rows[2], 3.f * std::exp(-0.01f), 3e-4f);
 }

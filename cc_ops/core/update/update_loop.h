@@ -19,10 +19,11 @@ namespace slipstream {
 
 // Rows, and uses, ahead of the one at work whose memory is prefetched.
 constexpr int64_t kUpdatePrefetch = 8;
+constexpr int64_t kFloatBytes = sizeof(float);
 
-SLIPSTREAM_ALWAYS_INLINE void PrefetchRow(const float* row, int64_t floats) {
-  constexpr int64_t kCacheLine = 16;
-  for (int64_t j = 0; j < floats; j += kCacheLine) __builtin_prefetch(row + j, 1);
+SLIPSTREAM_ALWAYS_INLINE void PrefetchBytes(const void* begin, int64_t bytes) {
+  const auto* const first = static_cast<const char*>(begin);
+  for (int64_t j = 0; j < bytes; j += kLineBytes) __builtin_prefetch(first + j, 1);
 }
 
 // Calls update(i) for each i of `range`, and kAhead before it prefetch(i, is_next), at the end for
@@ -88,7 +89,7 @@ inline CellRange KeysOf(const LookupPlan& plan, int64_t bucket) {
 
 // Where the row of a key is; null if it has none.
 struct FoundRow {
-  float* row;
+  StoredRow* row;
   uint32_t index;  // within the shard
 };
 
@@ -100,12 +101,12 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateEachKey(const BucketUpdate& bucket, int64_t 
                                             const Prefetch& prefetch, const Update& update) {
   const LookupPlan& plan = *bucket.plan;
   const CellRange keys = KeysOf(plan, bucket.bucket);
-  const int64_t row_floats = bucket.table->dim() + bucket.table->slots_per_row();
+  const int64_t row_bytes = bucket.table->rows().layout().bytes();
   int64_t use = keys.begin;
   UpdateEach(
       keys, KeysOf(plan, next),
       [&](int64_t u, bool is_next) SLIPSTREAM_LAMBDA_INLINE {
-        PrefetchRow(plan.unique_row[u], row_floats);
+        PrefetchBytes(plan.unique_row[u], row_bytes);
         prefetch(u, is_next);
       },
       [&](int64_t u) SLIPSTREAM_LAMBDA_INLINE {
@@ -158,7 +159,7 @@ SLIPSTREAM_ALWAYS_INLINE void SumUses(const LookupPlan& plan,
     if (use + kUpdatePrefetch < num_uses) {
       const Occurrence& next = plan.uses[use + kUpdatePrefetch];
       const PooledGradient& gradient = gradients[next.feature];
-      PrefetchRow(gradient.data + next.example * gradient.stride, dim);
+      PrefetchBytes(gradient.data + next.example * gradient.stride, dim * kFloatBytes);
     }
     const Occurrence& o = plan.uses[use];
     const float* __restrict__ g =
@@ -199,19 +200,44 @@ SLIPSTREAM_ALWAYS_INLINE void SetToStep(const StepRates& rates, int64_t dim, con
   for (int64_t j = 0; j < dim; ++j) before[j] = rates.next_scale * row[j] - rates.scale * before[j];
 }
 
+// Memory for the update of a row of a table, or of the widest of several.
+struct RowScratch {
+  explicit RowScratch(const std::vector<EmbeddingTable*>& tables) {
+    size_t widest = 0, most_floats = 0;
+    for (const EmbeddingTable* table : tables) {
+      const RowLayout& layout = table->rows().layout();
+      widest = std::max(widest, static_cast<size_t>(layout.dim));
+      most_floats = std::max(most_floats, static_cast<size_t>(layout.floats()));
+    }
+    sum.resize(2 * widest);
+    before.resize(widest);
+    copy.resize(most_floats);
+  }
+  std::vector<float> sum;     // of a key's gradients, and room for as much
+  std::vector<float> before;  // a watched row as it was
+  std::vector<float> copy;    // a row and its slots
+};
+
 // Updates a row; of a watched one, adds the squared length of its step to those before.
-// gradient, scratch: [dim], overwritten.
-inline void UpdateRow(const UpdateRule& rule, StepRates rates, int64_t dim, float* gradient,
-                      FoundRow found, ShardFlags* flags, float* scratch) {
-  float* const row = found.row;
+// gradient: [dim], overwritten.
+inline void UpdateRow(const EmbeddingTable& table, const StepRates& rates, int64_t key,
+                      float* gradient, FoundRow found, ShardFlags* flags, RowScratch* scratch) {
+  const RowLayout& layout = table.rows().layout();
+  const UpdateRule& rule = table.options().rule;
+  const int64_t dim = layout.dim;
+  float* const row = layout.Open(found.row, scratch->copy.data());
   if (!flags->IsWatched(found.index)) {
     rule.Update(rates, dim, gradient, row);
+    layout.Close(row, key, rates.rounding, found.row);
     return;
   }
-  std::copy_n(row, dim, scratch);
+  float* const before = scratch->before.data();
+  std::copy_n(row, dim, before);
   rule.Update(rates, dim, gradient, row);
-  SetToStep(rates, dim, row, scratch);
-  flags->AddSquaredUpdateLength(found.index, SumOfSquares(dim, scratch));
+  layout.Close(row, key, rates.rounding, found.row);
+  // As it was rounded.
+  SetToStep(rates, dim, layout.Open(found.row, row), before);
+  flags->AddSquaredUpdateLength(found.index, SumOfSquares(dim, before));
 }
 
 }  // namespace slipstream

@@ -16,6 +16,16 @@ namespace {
 
 namespace tf = tensorflow;
 
+// The registration allows no other name.
+absl::Status ReadDtype(tf::OpKernelConstruction* c, const char* attribute, RowDtype* dtype) {
+  std::string name;
+  TF_RETURN_IF_ERROR(c->GetAttr(attribute, &name));
+  *dtype = name == "bfloat16"  ? RowDtype::kBfloat16
+           : name == "float16" ? RowDtype::kFloat16
+                               : RowDtype::kFloat32;
+  return absl::OkStatus();
+}
+
 class TableOp : public tf::OpKernel {
  public:
   explicit TableOp(tf::OpKernelConstruction* c) : OpKernel(c) {
@@ -50,6 +60,8 @@ class TableOp : public tf::OpKernel {
                                 : initializer == "constant" ? Init::kConstant
                                 : initializer == "uniform"  ? Init::kUniform
                                                             : Init::kNormal;
+    OP_REQUIRES_OK(c, ReadDtype(c, "dtype", &options_.dtype));
+    OP_REQUIRES_OK(c, ReadDtype(c, "slot_dtype", &options_.slot_dtype));
     OP_REQUIRES_OK(c, ToAbsl(ValidateTableOptions(options_)));
   }
 
@@ -61,6 +73,7 @@ class TableOp : public tf::OpKernel {
  private:
   TableOptions options_;
 };
+
 absl::Status Gather(tf::OpKernelContext* c, EmbeddingTable* table) {
   int64_t dim = 0;
   TF_RETURN_IF_ERROR(ReadAttribute(c, "dim", &dim));

@@ -17,6 +17,8 @@ REGISTER_OP("SlipstreamTable")
     .Attr("rule: string = 'sgd'")
     .Attr("rule_parameters: list(float) = []")
     .Attr("transforms: list(float) = []")
+    .Attr("dtype: {'float32', 'bfloat16', 'float16'} = 'float32'")
+    .Attr("slot_dtype: {'float32', 'bfloat16'} = 'float32'")
     .SetIsStateful()
     .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
@@ -33,6 +35,8 @@ seed: of the initializer.
 rule: the sparse optimizer, a name of core/update/rules/all_rules.h.
 rule_parameters: of the rule, in the order of its file there.
 transforms: none, or what is done beside the rule, in the order of core/update/rules/row_transforms.h.
+dtype: of a row's values in memory; they are computed on as floats, and rounded by chance.
+slot_dtype: of the optimizer's values beside them.
 handle: scalar.
 )doc");
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import Table
+from slipstream_tf.config import Storage, Table
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.stores.base import EmbeddingStore, table_contents
 from slipstream_tf.stores.by_key import counts_of
@@ -230,6 +230,8 @@ def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _settings_of(table: Table, var_type: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments of a table's variable, checked."""
     place = f"table {table.name!r} of SOK's"
+    if table.storage != Storage():
+        raise invalid("storage", table.storage, place, "Storage(): SOK keeps rows as float32")
     if var_type == "hbm":
         if table.capacity is not None or settings:
             given = table.capacity or dict(settings)

@@ -17,6 +17,8 @@ struct StepRates {
   float rate = 0.f;
   // What is left of a row that decays.
   float kept = 1.f;
+  // What rows that are rounded by chance are rounded by, with their keys (RowLayout).
+  uint64_t rounding = 0;
   // RowStore::scale before the update and after it. They are 1 unless all rows decay.
   float scale = 1.f, next_scale = 1.f;
 };

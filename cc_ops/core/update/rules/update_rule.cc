@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cc_ops/core/base/hash.h"
 #include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/update/rules/all_rules.h"
 
@@ -79,6 +80,7 @@ float UpdateRule::EffectiveRate(float learning_rate, int64_t step) const {
 StepRates UpdateRule::RatesOf(float learning_rate, int64_t step) const {
   StepRates rates;
   rates.rate = EffectiveRate(learning_rate, step);
+  rates.rounding = Mix64(static_cast<uint64_t>(step));
   rates.kept = static_cast<float>(transforms.Kept(learning_rate));
   return rates;
 }

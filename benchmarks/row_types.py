@@ -1,0 +1,150 @@
+"""Rows in 16 bits beside rows of float32: AUC, bytes and milliseconds of a step.
+
+    python benchmarks/row_types.py --part=auc
+    python benchmarks/row_types.py --part=step
+
+The AUC is of slipstream-train with its settings for the data, from the same seeds, so that the runs
+of a seed are compared. A step is the two ops, as in embedding_step.py, and its ratio is that within
+a turn. Runs that are there are not run again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import awake
+import common
+import numpy as np
+import peers
+import summary
+from absl import app, flags
+
+from slipstream_tf import optimizers
+from slipstream_tf.config import Storage
+
+_PART = flags.DEFINE_enum("part", "auc", ["auc", "step"], "What is measured.")
+_SEEDS = flags.DEFINE_list("seeds", [str(seed) for seed in range(10)], "Seeds of the runs.")
+_DATA = flags.DEFINE_list("data", ["globo_clicks.npz", "frappe_x1.npz"], "Files of the data.")
+_RECORDS = flags.DEFINE_string("records", "runs/row_types", "Folder of the runs.")
+_RUNS = flags.DEFINE_integer("runs", 9, "Turns of each comparison.", lower_bound=1)
+
+# Of rows, of slots.
+KINDS: Mapping[str, Storage] = {
+    "float32": Storage(),
+    "bfloat16": Storage("bfloat16"),
+    "float16": Storage("float16"),
+    "bfloat16_both": Storage("bfloat16", "bfloat16"),
+}
+MOST_LOST = 0.0005
+# Tables, rows, dim -> how long a step may take, beside that of float32.
+SHAPES = {(26, 100_000, 16): 1.0, (8, 1_000_000, 64): 1.0}
+_BATCH, _STEPS, _THREADS, _RATE, _ZIPF = 2048, 50, 2, 0.01, 1.05
+
+
+def differences(name: str, seeds: Sequence[int]) -> None:
+    """Trains on one data set, prints and writes its part."""
+    data, short = common.in_data_folder(name), name.split("_")[0]
+    aucs: dict[str, list[float]] = {}
+    for kind, storage in KINDS.items():
+        aucs[kind] = []
+        for seed in seeds:
+            given = {"data": data, "seed": seed, "row_dtype": storage.dtype}
+            given["slot_dtype"] = storage.slot_dtype
+            record = common.train(given, Path(_RECORDS.value) / f"{short}-{kind}-{seed}")
+            aucs[kind].append(record["test"]["auc"])
+    lost = {
+        kind: [of_floats - own for of_floats, own in zip(aucs["float32"], found, strict=True)]
+        for kind, found in aucs.items()
+        if kind != "float32"
+    }
+    columns = [
+        summary.column("rows, slots", [told(KINDS[kind]) for kind in KINDS]),
+        summary.column("test AUC", list(aucs.values()), "{:.4f}", "mean of all seeds"),
+        summary.column(
+            "AUC less", [None, *lost.values()], "{:+.5f}", "mean of all seeds, each beside float32"
+        ),
+    ]
+    claims = {
+        f"{short}_{kind}_auc_less_at_most": summary.claim(found, MOST_LOST, "lower", most_lost)
+        for kind, found in lost.items()
+    }
+    print(summary.write("row_types", f"AUC, {short}", {"": columns}, claims), flush=True)
+
+
+def most_lost(differences: Sequence[float]) -> float:
+    """Returns the upper end of the 95% interval of a mean."""
+    found = common.interval(differences)
+    return differences[0] if found is None else found[1]
+
+
+def told(storage: Storage) -> str:
+    """Names both dtypes."""
+    return f"{storage.dtype}, {storage.slot_dtype}"
+
+
+def steps(tables: int, rows: int, dim: int, most: float) -> None:
+    """Measures one shape, prints and writes its part."""
+    keys = common.zipf_keys(np.random.default_rng(0), rows, (_STEPS, _BATCH, tables), _ZIPF)
+    chosen = {
+        kind: peers.Peer(kind, None, ["native.py", f"{storage.dtype},{storage.slot_dtype}"])
+        for kind, storage in KINDS.items()
+    }
+    slots = optimizers.Adagrad().slots_per_row(dim)
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "keys.npy"
+        np.save(file, keys)
+        settings = {
+            "tables": tables, "rows": rows, "dim": dim, "batch": _BATCH, "slots": slots,
+            "rule": "adagrad", "learning_rate": _RATE, "threads": _THREADS, "keys": str(file),
+        }  # fmt: skip
+        # A run is as many steps as there are batches.
+        turns = dict.fromkeys(chosen, 1)
+        found, versions = peers.take_turns(chosen, settings, Path(), _RUNS.value, turns)
+    ratios = {
+        kind: [own / floats for own, floats in zip(found[kind], found["float32"], strict=True)]
+        for kind in KINDS
+    }
+    columns = [
+        summary.column("rows, slots", [told(storage) for storage in KINDS.values()]),
+        summary.column(
+            "bytes of a row and its slots",
+            [storage.row_bytes(dim, slots) for storage in KINDS.values()],
+        ),
+        summary.column(
+            "times as long as float32",
+            [None, *(ratios[kind] for kind in list(KINDS)[1:])],
+            "{:.2f}",
+            "median each",
+        ),
+        summary.column(
+            "ms a step",
+            [[ms / _STEPS for ms in found[kind]] for kind in KINDS],
+            "{:.2f}",
+            "median each",
+        ),
+    ]
+    claims = {
+        f"{kind}_step_over_float32_d{dim}": summary.claim(ratios[kind], most, "lower")
+        for kind in list(KINDS)[1:]
+    }
+    part = f"a step, {tables} tables of {rows:,} rows x {dim}"
+    print(summary.write("row_types", part, {"": columns}, claims, versions), flush=True)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures, prints and writes."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    if _PART.value == "auc":
+        for name in _DATA.value:
+            differences(name, common.integers("seeds", _SEEDS.value))
+        return
+    awake.keep()
+    for shape, most in SHAPES.items():
+        steps(*shape, most)
+
+
+if __name__ == "__main__":
+    app.run(main)

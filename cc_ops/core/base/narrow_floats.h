@@ -1,0 +1,166 @@
+// Floats in 16 bits, rounded by chance, and back: to be inlined into functions that are compiled
+// for several instruction sets.
+#ifndef SLIPSTREAM_CC_OPS_CORE_BASE_NARROW_FLOATS_H_
+#define SLIPSTREAM_CC_OPS_CORE_BASE_NARROW_FLOATS_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "cc_ops/core/base/float_bits.h"
+#include "cc_ops/core/base/simd_clones.h"
+
+namespace slipstream {
+
+// Vectors are asked for: left to find them, compilers take narrower ones than processors have.
+template <class Value>
+struct VectorOf16 {
+  typedef Value Type __attribute__((vector_size(16 * sizeof(Value))));
+};
+using Floats16 = VectorOf16<float>::Type;
+using Ints16 = VectorOf16<int32_t>::Type;
+using Bits16 = VectorOf16<uint32_t>::Type;
+using Halves16 = VectorOf16<uint16_t>::Type;
+
+template <class To, class From>
+SLIPSTREAM_ALWAYS_INLINE To SameBits(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// Below, Bits is uint32_t or Bits16.
+
+// A bijection on 32 bits (the finaliser of MurmurHash3).
+template <class Bits>
+SLIPSTREAM_ALWAYS_INLINE Bits Mix32(Bits x) {
+  x = (x ^ (x >> 16)) * 0x85ebca6bu;
+  x = (x ^ (x >> 13)) * 0xc2b2ae35u;
+  return x ^ (x >> 16);
+}
+
+// What tells the values of a row apart.
+template <class Bits>
+SLIPSTREAM_ALWAYS_INLINE Bits SpreadIndex(Bits index) {
+  return index * 0x9e3779b1u;
+}
+
+// 16 even bits for value `index` of a row. A hash has those of two values, 16 apart, so that of
+// whole vectors every other one costs none.
+inline uint32_t ChanceOf(uint32_t seed, uint32_t index) {
+  const uint32_t both = Mix32(SpreadIndex(index / 32 * 16 + index % 16) + seed);
+  return index / 16 % 2 == 0 ? both & 0xffffu : both >> 16;
+}
+
+// bits: of floats, which are rounded to one of their two neighbours, such that the mean, over
+// evenly drawn 16 bits of `chance`, is the value. What is representable stays. What is beyond the
+// largest becomes infinite, and what is not finite stays so. In the lower half of the result.
+struct Bfloat16Rounding {
+  template <class Bits>
+  static SLIPSTREAM_ALWAYS_INLINE Bits Round(Bits bits, Bits chance) {
+    return (bits + chance) >> 16;
+  }
+  template <class Bits>
+  static SLIPSTREAM_ALWAYS_INLINE Bits Widen(Bits half) {
+    return half << 16;
+  }
+};
+
+struct Float16Rounding {
+  static SLIPSTREAM_ALWAYS_INLINE uint32_t Min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+  static SLIPSTREAM_ALWAYS_INLINE Bits16 Min(Bits16 a, uint32_t b) {
+    return a < b ? a : b + Bits16{};
+  }
+  // value >= least, as a mask.
+  static SLIPSTREAM_ALWAYS_INLINE uint32_t AtLeast(uint32_t value, uint32_t least) {
+    return 0u - static_cast<uint32_t>(value >= least);
+  }
+  static SLIPSTREAM_ALWAYS_INLINE Bits16 AtLeast(Bits16 value, uint32_t least) {
+    return SameBits<Bits16>(value >= least);
+  }
+  // Multiples of 2^-24 below 2048 of them, and back; what is above that is not used.
+  static SLIPSTREAM_ALWAYS_INLINE uint32_t ToSteps(uint32_t bits, uint32_t chance) {
+    const float more = static_cast<float>(static_cast<int32_t>(chance)) * 0x1p-13f;
+    return static_cast<uint32_t>(static_cast<int32_t>(FloatOf(bits) * 0x1p24f + more));
+  }
+  static SLIPSTREAM_ALWAYS_INLINE Bits16 ToSteps(Bits16 bits, Bits16 chance) {
+    const Floats16 more = __builtin_convertvector(SameBits<Ints16>(chance), Floats16) * 0x1p-13f;
+    return SameBits<Bits16>(
+        __builtin_convertvector(SameBits<Floats16>(bits) * 0x1p24f + more, Ints16));
+  }
+  static SLIPSTREAM_ALWAYS_INLINE uint32_t FromSteps(uint32_t steps) {
+    return BitsOf(static_cast<float>(static_cast<int32_t>(steps)) * 0x1p-24f);
+  }
+  static SLIPSTREAM_ALWAYS_INLINE Bits16 FromSteps(Bits16 steps) {
+    return SameBits<Bits16>(__builtin_convertvector(SameBits<Ints16>(steps), Floats16) * 0x1p-24f);
+  }
+
+  template <class Bits>
+  static SLIPSTREAM_ALWAYS_INLINE Bits Round(Bits bits, Bits chance) {
+    constexpr uint32_t kLeastNormal = 113u << 23, kInfinity = 0x7c00u;
+    chance >>= 3;
+    const Bits magnitude = bits & 0x7fffffffu;
+    // Below the least normal half the halves lie 2^-24 apart: fewer than 1,024 of them, which with
+    // the bits of the chance fill no float. A larger one would not fit an integer.
+    const Bits is_normal = AtLeast(magnitude, kLeastNormal);
+    const Bits small = ToSteps(magnitude & ~is_normal, chance);
+    const Bits normal = Min((magnitude - (112u << 23) + chance) >> 13, kInfinity);
+    return (bits >> 16 & 0x8000u) | (small & ~is_normal) | (normal & is_normal);
+  }
+  // Makes no subnormal float in between: threads may take those for 0.
+  template <class Bits>
+  static SLIPSTREAM_ALWAYS_INLINE Bits Widen(Bits half) {
+    constexpr uint32_t kInfinity = 0x7c00u, kLeastNormal = 0x400u;
+    const Bits magnitude = half & 0x7fffu, is_normal = AtLeast(magnitude, kLeastNormal);
+    // The largest exponent of a half is that of a float, too.
+    const Bits beyond = AtLeast(magnitude, kInfinity) & (112u << 23);
+    const Bits large = (magnitude << 13) + (112u << 23) + beyond;
+    return (FromSteps(magnitude) & ~is_normal) | (large & is_normal) | (half & 0x8000u) << 16;
+  }
+};
+
+// Halves, which may lie anywhere, as floats.
+template <class Rounding>
+SLIPSTREAM_ALWAYS_INLINE void ReadHalves(const uint8_t* bytes, int64_t n, float* values) {
+  const int64_t whole = n / 16 * 16;
+  for (int64_t i = 0; i < whole; i += 16) {
+    Halves16 halves;
+    std::memcpy(&halves, bytes + 2 * i, sizeof(halves));
+    const Bits16 wide = Rounding::Widen(__builtin_convertvector(halves, Bits16));
+    std::memcpy(values + i, &wide, sizeof(wide));
+  }
+  for (int64_t i = whole; i < n; ++i) {
+    uint16_t half;
+    std::memcpy(&half, bytes + 2 * i, sizeof(half));
+    values[i] = FloatOf(Rounding::Widen(static_cast<uint32_t>(half)));
+  }
+}
+
+// Value i by chance number first + i of the row's `seed`; first: a multiple of 32.
+template <class Rounding>
+SLIPSTREAM_ALWAYS_INLINE void WriteHalves(const float* values, int64_t n, uint32_t seed,
+                                          int64_t first, uint8_t* bytes) {
+  constexpr Bits16 kCount = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const auto write = [&](int64_t i, Bits16 chance) SLIPSTREAM_LAMBDA_INLINE {
+    Bits16 bits;
+    std::memcpy(&bits, values + i, sizeof(bits));
+    const Halves16 halves = __builtin_convertvector(Rounding::Round(bits, chance), Halves16);
+    std::memcpy(bytes + 2 * i, &halves, sizeof(halves));
+  };
+  const int64_t whole = n / 16 * 16;
+  for (int64_t i = 0; i < whole; i += 32) {
+    const Bits16 index = kCount + static_cast<uint32_t>((first + i) / 2);
+    const Bits16 both = Mix32(SpreadIndex(index) + seed);
+    write(i, both & 0xffffu);
+    if (i + 16 < whole) write(i + 16, both >> 16);
+  }
+  for (int64_t i = whole; i < n; ++i) {
+    const uint32_t chance = ChanceOf(seed, static_cast<uint32_t>(first + i));
+    const auto half = static_cast<uint16_t>(Rounding::Round(BitsOf(values[i]), chance));
+    std::memcpy(bytes + 2 * i, &half, sizeof(half));
+  }
+}
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_BASE_NARROW_FLOATS_H_

@@ -1,0 +1,130 @@
+#include "cc_ops/core/base/narrow_floats.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <set>
+#include <vector>
+
+namespace slipstream {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr uint32_t kChances = 1 << 16;
+
+struct Bfloat16 : Bfloat16Rounding {
+  static constexpr float kLargest = 3.3895314e38f, kLeastStep = 1e-40f;
+};
+
+struct Float16 : Float16Rounding {
+  static constexpr float kLargest = 65504.f, kLeastStep = 0x1p-24f;
+};
+
+template <class Format>
+float Rounded(float value, uint32_t chance) {
+  return FloatOf(Format::Widen(Format::Round(BitsOf(value), chance)));
+}
+
+template <class Format>
+class NarrowFloats : public testing::Test {};
+using Formats = testing::Types<Bfloat16, Float16>;
+TYPED_TEST_SUITE(NarrowFloats, Formats);
+
+// Of all sizes that rows have.
+std::vector<float> Values() {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> values = {0.f, -0.f, 1.f, -1.f, 6.1e-5f, 6.2e-5f, 5.9e-8f, 1e-9f, 65000.f};
+  for (const float deviation : {1e-9f, 1e-7f, 3e-5f, .01f, 1.f, 1000.f}) {
+    for (int i = 0; i < 6; ++i) values.push_back(deviation * normal(random));
+  }
+  return values;
+}
+
+TYPED_TEST(NarrowFloats, TheMeanOverAllChancesIsTheValue) {
+  for (const float value : Values()) {
+    double sum = 0.;
+    std::set<float> seen;
+    for (uint32_t chance = 0; chance < kChances; ++chance) {
+      const float rounded = Rounded<TypeParam>(value, chance);
+      seen.insert(rounded);
+      sum += rounded;
+    }
+    ASSERT_LE(seen.size(), 2u) << value;
+    const double step = *seen.rbegin() - *seen.begin();
+    EXPECT_LE(*seen.begin(), value);
+    EXPECT_GE(*seen.rbegin(), value);
+    // A chance has 16 bits, of float16 13.
+    EXPECT_NEAR(sum / kChances, value, step / 8000) << value;
+  }
+}
+
+TYPED_TEST(NarrowFloats, WhatIsRepresentableStays) {
+  for (const float value : Values()) {
+    const float rounded = Rounded<TypeParam>(value, 0);
+    for (uint32_t chance = 0; chance < kChances; chance += 97) {
+      ASSERT_EQ(Rounded<TypeParam>(rounded, chance), rounded) << value;
+    }
+    EXPECT_EQ(Rounded<TypeParam>(rounded, kChances - 1), rounded) << value;
+    EXPECT_EQ(std::signbit(rounded), std::signbit(value));
+  }
+}
+
+TYPED_TEST(NarrowFloats, WhatIsTooLargeOrNotFiniteIsNotFinite) {
+  for (const uint32_t chance : {0u, 1u, 4096u, kChances - 1}) {
+    EXPECT_EQ(Rounded<TypeParam>(TypeParam::kLargest, chance), TypeParam::kLargest);
+    EXPECT_EQ(Rounded<TypeParam>(-TypeParam::kLargest, chance), -TypeParam::kLargest);
+    EXPECT_EQ(Rounded<TypeParam>(kInfinity, chance), kInfinity);
+    EXPECT_EQ(Rounded<TypeParam>(-kInfinity, chance), -kInfinity);
+    EXPECT_FALSE(std::isfinite(Rounded<TypeParam>(std::nanf(""), chance)));
+    EXPECT_FALSE(std::isfinite(Rounded<TypeParam>(-std::nanf(""), chance)));
+  }
+  EXPECT_EQ(Rounded<TypeParam>(-std::numeric_limits<float>::max(), kChances - 1), -kInfinity);
+}
+
+TYPED_TEST(NarrowFloats, AllNumbersComeBackFromTheirOwnBits) {
+  for (uint32_t chance : {0u, 12345u, kChances - 1}) {
+    for (float value = TypeParam::kLargest; value > 2 * TypeParam::kLeastStep; value *= .73f) {
+      const float low = Rounded<TypeParam>(value, 0);
+      EXPECT_EQ(Rounded<TypeParam>(low, chance), low);
+      EXPECT_LE(std::fabs(Rounded<TypeParam>(value, chance) - value),
+                std::max(value / 128, TypeParam::kLeastStep));
+    }
+  }
+}
+
+TYPED_TEST(NarrowFloats, VectorsAreLikeTheirValues) {
+  std::vector<float> values = Values();
+  values.insert(values.end(), {kInfinity, -kInfinity, 70000.f, TypeParam::kLargest});
+  for (const int64_t n : {1, 15, 16, 17, 31, 32, 33, 49}) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(2 * n + 3), 0xee);
+    WriteHalves<TypeParam>(values.data(), n, 99, 64, bytes.data() + 1);
+    EXPECT_EQ(bytes[0], 0xee);
+    EXPECT_EQ(bytes[2 * n + 1], 0xee);
+    std::vector<float> back(static_cast<size_t>(n));
+    ReadHalves<TypeParam>(bytes.data() + 1, n, back.data());
+    for (int64_t i = 0; i < n; ++i) {
+      const uint32_t chance = ChanceOf(99, static_cast<uint32_t>(64 + i));
+      EXPECT_EQ(back[i], Rounded<TypeParam>(values[i], chance)) << values[i];
+    }
+  }
+}
+
+// Neighbours, and the same value in the next update, are rounded apart.
+TEST(ChanceOf, BitsAreEvenAndApart) {
+  int ones[16] = {};
+  int ups = 0;
+  constexpr int kDraws = 1 << 14;
+  for (uint32_t i = 0; i < kDraws; ++i) {
+    const uint32_t bits = ChanceOf(77, i), next = ChanceOf(78, i);
+    for (int b = 0; b < 16; ++b) ones[b] += bits >> b & 1u;
+    ups += bits > next;
+  }
+  for (const int count : ones) EXPECT_NEAR(count, kDraws / 2, 300);
+  EXPECT_NEAR(ups, kDraws / 2, 300);
+}
+
+}  // namespace
+}  // namespace slipstream

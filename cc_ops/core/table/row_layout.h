@@ -1,0 +1,111 @@
+// How a row lies in memory: its values, then its optimizer's slots, as floats or in 16 bits.
+#ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_LAYOUT_H_
+#define SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_LAYOUT_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/base/narrow_floats.h"
+#include "cc_ops/core/base/row_codec.h"
+#include "cc_ops/core/base/simd_clones.h"
+#include "cc_ops/core/memory/row_arena.h"
+
+namespace slipstream {
+
+// A row is computed on as floats, in place where it lies so, else in a copy that is rounded by
+// chance when it is written back: small steps are not lost, but taken now and then. The chance is
+// that of a key in an update, so the same run gives the same bits.
+struct RowLayout {
+  RowDtype dtype = RowDtype::kFloat32;       // of the values; not int8
+  RowDtype slot_dtype = RowDtype::kFloat32;  // float32 or bfloat16: sums need the range
+  int64_t dim = 0;
+  int64_t slots = 0;
+  uint64_t seed = 0;  // tells tables apart
+
+  bool is_floats() const { return dtype == RowDtype::kFloat32 && slot_dtype == RowDtype::kFloat32; }
+  int64_t value_bytes() const { return EncodedBytes(dtype, dim); }
+  int64_t slot_bytes() const { return EncodedBytes(slot_dtype, slots); }
+  // In steps of 16, so that whole rows share cache lines where their size allows it.
+  int64_t bytes() const { return (value_bytes() + slot_bytes() + 15) / 16 * 16; }
+  // Floats of a row that is computed on.
+  int64_t floats() const { return dim + slots; }
+
+  // Where is_floats().
+  static float* Floats(StoredRow* row) { return reinterpret_cast<float*>(row); }
+  static const float* Floats(const StoredRow* row) { return reinterpret_cast<const float*>(row); }
+
+  // row: [floats()].
+  void Read(const StoredRow* stored, float* row) const;
+  // values: [dim].
+  void ReadValues(const StoredRow* stored, float* values) const;
+  // slots: [slots].
+  void ReadSlots(const StoredRow* stored, float* slots) const;
+  // Rounded by chance; rounding: of the update (StepRates).
+  void Write(const float* row, int64_t key, uint64_t rounding, StoredRow* stored) const;
+  // Rounded to the nearest: what comes from outside.
+  void WriteValues(const float* values, StoredRow* stored) const;
+  void WriteSlots(const float* slots, StoredRow* stored) const;
+  // What is read back of values, [dim], and of slots, [slots], that were written.
+  void Round(float* values) const;
+  void RoundSlots(float* values) const;
+
+  // The row as floats, to be changed: itself, or a copy in `copy`, [floats()].
+  float* Open(StoredRow* stored, float* copy) const {
+    if (is_floats()) return Floats(stored);
+    Read(stored, copy);
+    return copy;
+  }
+  // Writes a row back that was opened and changed.
+  void Close(const float* opened, int64_t key, uint64_t rounding, StoredRow* stored) const {
+    if (!is_floats()) Write(opened, key, rounding, stored);
+  }
+
+  // Read and Write for functions that are compiled for several instruction sets and know how much
+  // there is.
+  SLIPSTREAM_ALWAYS_INLINE void ReadInline(const StoredRow* stored, int64_t of_dim,
+                                           int64_t of_slots, float* row) const {
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(stored);
+    ReadPart(dtype, bytes, of_dim, row);
+    ReadPart(slot_dtype, bytes + EncodedWidth(dtype) * of_dim, of_slots, row + of_dim);
+  }
+  SLIPSTREAM_ALWAYS_INLINE void WriteInline(const float* row, int64_t of_dim, int64_t of_slots,
+                                            int64_t key, uint64_t rounding,
+                                            StoredRow* stored) const {
+    auto* const bytes = reinterpret_cast<uint8_t*>(stored);
+    const auto chance =
+        static_cast<uint32_t>(Mix64(static_cast<uint64_t>(key) ^ rounding ^ seed) >> 32);
+    WritePart(dtype, row, of_dim, chance, 0, bytes);
+    // Behind all chances of values.
+    WritePart(slot_dtype, row + of_dim, of_slots, chance, (of_dim + 31) / 32 * 32,
+              bytes + EncodedWidth(dtype) * of_dim);
+  }
+
+ private:
+  static int64_t EncodedWidth(RowDtype dtype) { return dtype == RowDtype::kFloat32 ? 4 : 2; }
+
+  static SLIPSTREAM_ALWAYS_INLINE void ReadPart(RowDtype dtype, const uint8_t* bytes, int64_t n,
+                                                float* values) {
+    if (dtype == RowDtype::kFloat32) {
+      std::memcpy(values, bytes, static_cast<size_t>(n) * sizeof(float));
+    } else if (dtype == RowDtype::kBfloat16) {
+      ReadHalves<Bfloat16Rounding>(bytes, n, values);
+    } else {
+      ReadHalves<Float16Rounding>(bytes, n, values);
+    }
+  }
+  static SLIPSTREAM_ALWAYS_INLINE void WritePart(RowDtype dtype, const float* values, int64_t n,
+                                                 uint32_t chance, int64_t first, uint8_t* bytes) {
+    if (dtype == RowDtype::kFloat32) {
+      std::memcpy(bytes, values, static_cast<size_t>(n) * sizeof(float));
+    } else if (dtype == RowDtype::kBfloat16) {
+      WriteHalves<Bfloat16Rounding>(values, n, chance, first, bytes);
+    } else {
+      WriteHalves<Float16Rounding>(values, n, chance, first, bytes);
+    }
+  }
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_LAYOUT_H_

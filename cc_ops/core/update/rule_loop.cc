@@ -1,0 +1,93 @@
+#include "cc_ops/core/update/rule_loop.h"
+
+#include <algorithm>
+
+#include "cc_ops/core/base/simd_clones.h"
+
+namespace slipstream {
+namespace {
+
+ShardFlags* FlagsOfBucket(const LookupPlan& plan, int64_t bucket) {
+  return plan.tables[bucket / kNumShards]->flags().shard(bucket % kNumShards);
+}
+
+// summed: [2 * dim], overwritten.
+template <bool kWithAll, class Rule>
+SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule& rule, int64_t next,
+                                         int64_t dim, float* summed) {
+  const LookupPlan& plan = *update.plan;
+  const UpdatePolicy& policy = update.table->updates().policy();
+  const RowTransforms transforms = update.table->options().rule.transforms;
+  const bool masks = policy.mode == UpdatePolicy::Mode::kMask &&
+                     update.table->UpdatesByPolicy(update.bucket % kNumShards);
+  const bool transforms_any = transforms.any();
+  const StepRates rates = update.rates;
+  const int64_t row_bytes = (dim + rule.Slots(dim)) * kFloatBytes;
+  ShardFlags* const flags = FlagsOfBucket(plan, update.bucket);
+  const ShardFlags* const next_flags = FlagsOfBucket(plan, next);
+  const CellRange keys = KeysOf(plan, update.bucket);
+  int64_t use = keys.begin, masked = 0;
+  const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_LAMBDA_INLINE {
+    PrefetchBytes(plan.unique_row[u], row_bytes);
+    if (kWithAll) {
+      (is_next ? next_flags : flags)->Prefetch(plan.unique_index[u]);
+    }
+  };
+  UpdateEach(keys, KeysOf(plan, next), prefetch, [&](int64_t u) SLIPSTREAM_LAMBDA_INLINE {
+    const int64_t first_use = use;
+    use = plan.uses_end[u];
+    float* const row = RowLayout::Floats(plan.unique_row[u]);
+    const uint8_t row_flags = kWithAll ? flags->Of(plan.unique_index[u]) : 0;
+    if (kWithAll && masks && (row_flags & kSaturated) != 0) {
+      ++masked;
+      if (!policy.is_shadow) {
+        if (policy.decay_skipped) rule.DecaySlots(dim, row + dim);
+        return;
+      }
+    }
+    SumUses(plan, *update.gradients, first_use, use, dim, summed);
+    const bool is_watched = kWithAll && (row_flags & kWatched) != 0;
+    if (kWithAll && transforms_any) {
+      float* const delta = summed + dim;
+      if (is_watched) std::copy_n(row, dim, delta);
+      transforms.BeforeRule(rates, dim, summed, row);
+      rule.template Apply<false>(rates.rate, dim, summed, row);
+      transforms.AfterRule(rates, dim, row);
+      if (!is_watched) return;
+      SetToStep(rates, dim, row, delta);
+      flags->AddSquaredUpdateLength(plan.unique_index[u], SumOfSquares(dim, delta));
+    } else if (is_watched) {
+      rule.template Apply<true>(rates.rate, dim, summed, row);
+      flags->AddSquaredUpdateLength(plan.unique_index[u], SumOfSquares(dim, summed));
+    } else {
+      rule.template Apply<false>(rates.rate, dim, summed, row);
+    }
+  });
+  UpdateCounts* const counts = CountsOf(update);
+  counts->offered += keys.end - keys.begin;
+  counts->sent += keys.end - keys.begin - masked;
+  counts->masked += masked;
+}
+
+template <bool kWithAll>
+SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfTable(const BucketUpdate& update, int64_t next,
+                                                RowScratch* scratch) {
+  ForRuleAndDim(*update.table, [&](const auto& rule, auto dim) SLIPSTREAM_LAMBDA_INLINE {
+    LocalFloats<decltype(dim), 2> summed(&scratch->sum);
+    UpdateRows<kWithAll>(update, rule, next, dim, summed.data());
+  });
+}
+
+}  // namespace
+
+SLIPSTREAM_SIMD_CLONES void UpdatePlainRows(const BucketUpdate& update, int64_t next,
+                                            RowScratch* scratch) {
+  UpdateRowsOfTable<false>(update, next, scratch);
+}
+
+SLIPSTREAM_SIMD_CLONES void UpdateRowsWithAll(const BucketUpdate& update, int64_t next,
+                                              RowScratch* scratch) {
+  UpdateRowsOfTable<true>(update, next, scratch);
+}
+
+}  // namespace slipstream

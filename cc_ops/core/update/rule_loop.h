@@ -1,0 +1,65 @@
+// The loops over the keys of a bucket whose rows are all there, compiled for each update rule.
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULE_LOOP_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULE_LOOP_H_
+
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "cc_ops/core/base/simd_clones.h"
+#include "cc_ops/core/update/rules/all_rules.h"
+#include "cc_ops/core/update/update_loop.h"
+
+namespace slipstream {
+
+// Sum the gradients of every key of the bucket, and apply the rule. next: the bucket that this
+// thread comes to after it.
+//
+// Of tables whose rows are floats, without transforms; none of the bucket's is masked or watched.
+void UpdatePlainRows(const BucketUpdate& update, int64_t next, RowScratch* scratch);
+// Of tables whose rows are floats: not of masked rows, with the squared update lengths of watched
+// ones and with transforms.
+void UpdateRowsWithAll(const BucketUpdate& update, int64_t next, RowScratch* scratch);
+// As UpdatePlainRows, of tables whose rows are narrow.
+void UpdateNarrowRows(const BucketUpdate& update, int64_t next, RowScratch* scratch);
+
+inline UpdateCounts* CountsOf(const BucketUpdate& update) {
+  return &update.table->updates().shard(update.bucket % kNumShards)->counts;
+}
+
+// Calls update(rule, dim) with the table's rule, and with its dim as a number that the compiler
+// knows, where it is a usual one: loops become a few instructions.
+template <class Update>
+SLIPSTREAM_ALWAYS_INLINE void ForRuleAndDim(const EmbeddingTable& table, const Update& update) {
+  AllRules::Visit(table.options().rule, [&](const auto& rule) SLIPSTREAM_LAMBDA_INLINE {
+    switch (table.dim()) {
+      case 16:
+        return update(rule, std::integral_constant<int64_t, 16>());
+      case 32:
+        return update(rule, std::integral_constant<int64_t, 32>());
+      case 64:
+        return update(rule, std::integral_constant<int64_t, 64>());
+      default:
+        return update(rule, table.dim());
+    }
+  });
+}
+
+// Floats on the stack, `factor` times a dim that the compiler knows and `more`; else those of
+// `longer`.
+template <class Dim, int64_t kFactor, int64_t kMore = 0>
+struct LocalFloats {
+  explicit LocalFloats(std::vector<float>* /*longer*/) {}
+  float* data() { return values; }
+  float values[kFactor * Dim::value + kMore];
+};
+template <int64_t kFactor, int64_t kMore>
+struct LocalFloats<int64_t, kFactor, kMore> {
+  explicit LocalFloats(std::vector<float>* longer) : longer(longer) {}
+  float* data() { return longer->data(); }
+  std::vector<float>* longer;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_RULE_LOOP_H_

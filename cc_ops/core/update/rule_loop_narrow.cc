@@ -1,0 +1,48 @@
+// Apart from rule_loop.cc, so that both compile at the same time.
+#include "cc_ops/core/base/simd_clones.h"
+#include "cc_ops/core/update/rule_loop.h"
+
+namespace slipstream {
+namespace {
+
+// Slots of a rule, at most so many times the dim, and two.
+constexpr int64_t kMostSlotsOfDim = 2, kMoreSlots = 2;
+
+// summed: [dim], row: [dim + slots], both overwritten.
+template <class Rule>
+SLIPSTREAM_ALWAYS_INLINE void UpdateNarrow(const BucketUpdate& update, const Rule& rule,
+                                           int64_t next, int64_t dim, float* summed, float* row) {
+  const LookupPlan& plan = *update.plan;
+  const StepRates rates = update.rates;
+  const RowLayout layout = update.table->rows().layout();
+  const int64_t slots = rule.Slots(dim), row_bytes = layout.bytes();
+  const CellRange keys = KeysOf(plan, update.bucket);
+  int64_t use = keys.begin;
+  const auto prefetch = [&](int64_t u, bool /*is_next*/) SLIPSTREAM_LAMBDA_INLINE {
+    PrefetchBytes(plan.unique_row[u], row_bytes);
+  };
+  UpdateEach(keys, KeysOf(plan, next), prefetch, [&](int64_t u) SLIPSTREAM_LAMBDA_INLINE {
+    StoredRow* const stored = plan.unique_row[u];
+    SumUses(plan, *update.gradients, use, plan.uses_end[u], dim, summed);
+    use = plan.uses_end[u];
+    layout.ReadInline(stored, dim, slots, row);
+    rule.template Apply<false>(rates.rate, dim, summed, row);
+    layout.WriteInline(row, dim, slots, plan.unique_key[u], rates.rounding, stored);
+  });
+  UpdateCounts* const counts = CountsOf(update);
+  counts->offered += keys.end - keys.begin;
+  counts->sent += keys.end - keys.begin;
+}
+
+}  // namespace
+
+SLIPSTREAM_SIMD_CLONES void UpdateNarrowRows(const BucketUpdate& update, int64_t next,
+                                             RowScratch* scratch) {
+  ForRuleAndDim(*update.table, [&](const auto& rule, auto dim) SLIPSTREAM_LAMBDA_INLINE {
+    LocalFloats<decltype(dim), 1> summed(&scratch->sum);
+    LocalFloats<decltype(dim), 1 + kMostSlotsOfDim, kMoreSlots> row(&scratch->copy);
+    UpdateNarrow(update, rule, next, dim, summed.data(), row.data());
+  });
+}
+
+}  // namespace slipstream
