@@ -31,6 +31,7 @@ from slipstream_tf.config import (  # noqa: E402
     MaxLogLossIncrease,
     Retention,
     Saturation,
+    Storage,
     Table,
     Window,
 )
@@ -58,7 +59,7 @@ CLASSES: tuple[type, ...] = (
         MaskGradients,
     ),
     *(CacheRows, Window, HotSet, Saturation, MaxAucLoss, MaxLogLossIncrease),
-    *(LossGuard, DryRun, SkipAtRandom, SimulatedRanks, Table, Retention, FeatureSpec),
+    *(LossGuard, DryRun, SkipAtRandom, SimulatedRanks, Table, Storage, Retention, FeatureSpec),
 )
 
 PAGE = HERE / "settings.md"

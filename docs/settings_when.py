@@ -102,7 +102,12 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "optimizer": "Tables that differ: a lower rate for small ones, `SGD` for biases.",
         "combiner": 'Bags of keys: "mean" if their lengths differ much.',
         "initializer": "As for any embedding; `Constant` or `Zeros` for biases.",
+        "storage": "Memory is short: `Storage(\"bfloat16\")`; see [memory](using/memory.md).",
         "retention": "Memory must be bounded. Not with replicated tables of several ranks.",
+    },
+    "Storage": {
+        "dtype": '"bfloat16": half the bytes. "float16": finer, for rows of values below 65,504.',
+        "slot_dtype": '"bfloat16": half the bytes of the optimizer, too.',
     },
     "Retention": {
         "capacity": "Always: what memory allows.",
@@ -178,6 +183,8 @@ FLAGS: Mapping[str, str] = {
     "batch_norm": "Several epochs, or wide layers.",
     "output_bias": "Clicks are rare.",
     "store": "There is one choice so far; SOK is used [from Python](sok.md).",
+    "row_dtype": "Memory is short: `bfloat16`.",
+    "slot_dtype": "Memory is still short.",
     "capacity": "Memory must be bounded. Not with replicated tables of several ranks.",
     "eviction": "Keys come back after long: `lfu`.",
     "batch_size": "Per rank: divide by the number of ranks to train the same model.",
