@@ -37,6 +37,16 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
       if (!status.ok()) return status;
       for (EmbeddingTable* table : tables) table->rows().NextLookupStep();
     }
+    for (EmbeddingTable* table : tables) {
+      if (table->rows().spilled() == nullptr) continue;
+      std::vector<int64_t> keys;
+      ForEachPart(tables, requests, [&](const BufferPart& part) {
+        if (part.table == table) keys.insert(keys.end(), part.keys, part.keys + part.rows);
+      });
+      status = table->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
+                                     "ranks request", Parallel());
+      if (!status.ok()) return status;
+    }
     pulled->messages.clear();
     pulled->lengths.clear();
     pulled->row_bytes.assign(static_cast<size_t>(requests.ranks), 0);

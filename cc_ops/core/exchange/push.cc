@@ -98,6 +98,15 @@ class TableArrivals {
     return OkStatus();
   }
 
+  // Brings in the rows from the disk.
+  Status BringIn(const Parallel& parallel) const {
+    if (table_->rows().spilled() == nullptr) return OkStatus();
+    std::vector<int64_t> keys;
+    for (const Arrival& arrival : arrivals_) keys.push_back(arrival.key);
+    return table_->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
+                                  "gradients came for", parallel);
+  }
+
   // Finds, or makes, the rows of a task's shards.
   void Find(int task, bool create_missing) {
     const CellRange shards = ShardsOf(task);
@@ -165,7 +174,7 @@ class TableArrivals {
           for (int64_t a = key.begin + 1; a < key.end; ++a) AddTo(sum, arrivals_[a].row, dim);
           for (int64_t j = 0; j < dim; ++j) sum[j] *= scale;
           const int64_t of_key = arrivals_[key.begin].key;
-          UpdateRow(*table_, rates_, of_key, sum, key.found, table_->flags().shard(ShardOf(of_key)),
+          UpdateRow(table_, rates_, of_key, sum, key.found, table_->flags().shard(ShardOf(of_key)),
                     &scratch->row);
         });
     dropped_ += dropped;
@@ -230,6 +239,9 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
   if (!status.ok() && !is_lost) return status;
   const ExclusiveTableLocks locks(plan.tables);
   try {
+    // What is collected of a key depends on its row.
+    const Status rows = BringInForUpdate(plan, /*with_due=*/false, parallel);
+    if (!rows.ok()) return rows;
     const PolicyScratch zeros(plan.tables);
     const std::vector<PooledGradient> none(gradients.size(), {zeros.row.sum.data(), 0});
     std::vector<TableUpdate> updates(num_tables);
@@ -325,6 +337,10 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
     });
     for (const Status& of_table : found) {
       if (!of_table.ok()) return of_table;
+    }
+    for (const TableArrivals& of_table : arrivals) {
+      status = of_table.BringIn(parallel);
+      if (!status.ok()) return status;
     }
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(tables));
     const std::function<void(int)> update_rows = [&](int task) {

@@ -226,7 +226,7 @@ TEST(Exchange, LosesNoDeferredGradient) {
       const SendBuffer buffer = process.Collect();
       take(buffer);
       ASSERT_TRUE(process.Apply(buffer, 1.f, capacity == 0).ok());
-      FlushDeferred(process.tables[0], process.parallel);  // must leave them
+      EXPECT_TRUE(FlushDeferred(process.tables[0], process.parallel).ok());  // must leave them
     }
     EXPECT_GT(process.tables[0]->updates().num_deferred(), 0);
     EXPECT_EQ(process.tables[0]->rows().num_evicted() > 0, capacity > 0);

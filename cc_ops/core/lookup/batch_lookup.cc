@@ -160,12 +160,76 @@ void PoolRows(const std::vector<FeatureView>& features, const std::vector<Combin
        outputs, parallel);
 }
 
+// Brings in the rows of a plan that are on the disk.
+Status BringInMissing(const Parallel& parallel, LookupPlan* plan) {
+  for (size_t t = 0; t < plan->tables.size(); ++t) {
+    RowStore& rows = plan->tables[t]->rows();
+    if (rows.spilled() == nullptr) continue;
+    std::vector<std::vector<int64_t>> missing(kNumShards);
+    const auto for_each_missing = [&](const auto& fn) {
+      for (int s = 0; s < kNumShards; ++s) {
+        const int64_t bucket = static_cast<int64_t>(t) * kNumShards + s;
+        const int64_t begin = plan->unique_begin[bucket];
+        for (int64_t u = begin; u < begin + plan->unique_count[bucket]; ++u) {
+          if (plan->unique_row[u] == nullptr) fn(s, u);
+        }
+      }
+    };
+    for_each_missing([&](int s, int64_t u) { missing[s].push_back(plan->unique_key[u]); });
+    const Status status = rows.spilled()->Load(missing, parallel);
+    if (!status.ok()) return status;
+    for_each_missing([&](int, int64_t u) {
+      plan->unique_row[u] = rows.Find(plan->unique_key[u], &plan->unique_index[u]);
+    });
+    plan->generations[t] = rows.addresses();
+  }
+  return OkStatus();
+}
+
+// InvalidArgument unless tables that spill have memory for a batch's keys.
+Status CheckMemory(const std::vector<EmbeddingTable*>& tables, const SortedKeys& sorted) {
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const SpilledRows* const spilled = tables[t]->rows().spilled();
+    const int64_t begin = sorted.begin[t * kNumShards], end = sorted.begin[(t + 1) * kNumShards];
+    if (spilled == nullptr || end - begin <= spilled->most_rows()) continue;
+    std::vector<int64_t> keys(sorted.key.begin() + begin, sorted.key.begin() + end);
+    std::sort(keys.begin(), keys.end());
+    const int64_t distinct = std::unique(keys.begin(), keys.end()) - keys.begin();
+    if (distinct <= spilled->most_rows()) continue;
+    return ResourceExhausted("a batch needs " + std::to_string(distinct) + " rows of table '" +
+                             tables[t]->options().name + "'; its memory, " +
+                             std::to_string(tables[t]->options().memory) + " bytes, holds " +
+                             std::to_string(spilled->most_rows()) +
+                             ": raise it or make the batches smaller");
+  }
+  return OkStatus();
+}
+
 // resolve(first bucket, last bucket, task) of all buckets, by all threads.
 template <class Resolve>
 void ForEachBucketRange(const SortedKeys& sorted, const Parallel& parallel,
                         const Resolve& resolve) {
   const std::vector<int64_t> bounds = BalancedBuckets(sorted.begin, parallel.threads);
   parallel.run(parallel.threads, [&](int task) { resolve(bounds[task], bounds[task + 1], task); });
+}
+
+// Brings in the rows that a batch has.
+Status BringInBatch(const std::vector<EmbeddingTable*>& tables,
+                    const std::vector<FeatureView>& features, const Parallel& parallel) {
+  for (size_t t = 0; t < tables.size(); ++t) {
+    if (tables[t]->rows().spilled() == nullptr) continue;
+    std::vector<int64_t> keys;
+    for (const FeatureView& view : features) {
+      if (static_cast<size_t>(view.table) != t) continue;
+      for (int64_t i = 0; i < view.batch; ++i) {
+        keys.insert(keys.end(), view.keys + view.begin(i), view.keys + view.end(i));
+      }
+    }
+    const Status status = tables[t]->rows().BringIn(
+        keys.data(), static_cast<int64_t>(keys.size()), "a batch needs", parallel);
+    if (!status.ok()) return status;
+  }
+  return OkStatus();
 }
 
 }  // namespace
@@ -224,12 +288,14 @@ void GroupKeys(const Parallel& parallel, LookupWorkspace* workspace) {
 
 Status BeginLookup(LookupWorkspace* workspace) {
   LookupPlan* plan = &workspace->plan;
+  const Status memory = CheckMemory(plan->tables, workspace->sorted);
+  if (!memory.ok()) return memory;
   const Status room = MakeRoomForBatch(plan->tables, workspace->sorted);
   if (!room.ok()) return room;
   plan->generations.clear();
   for (EmbeddingTable* table : plan->tables) {
     table->rows().NextLookupStep();
-    plan->generations.push_back(table->rows().generation());
+    plan->generations.push_back(table->rows().addresses());
   }
   return OkStatus();
 }
@@ -269,10 +335,22 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     status = BeginLookup(workspace);
     if (!status.ok()) return status;
     const RowTargets targets = TargetsOf(features, combiners, outputs, workspace);
-    ForEachBucketRange(workspace->sorted, parallel, [&](int64_t first, int64_t last, int task) {
-      ResolveBuckets(workspace->sorted, first, last, targets, &workspace->scratches[task],
-                     &workspace->plan);
-    });
+    LookupPlan* const plan = &workspace->plan;
+    const SortedKeys& sorted = workspace->sorted;
+    if (!AnySpilled(tables)) {
+      ForEachBucketRange(sorted, parallel, [&](int64_t first, int64_t last, int task) {
+        ResolveBuckets(sorted, first, last, targets, &workspace->scratches[task], plan);
+      });
+    } else {
+      ForEachBucketRange(sorted, parallel, [&](int64_t first, int64_t last, int task) {
+        FindBuckets(sorted, first, last, &workspace->scratches[task], plan);
+      });
+      status = BringInMissing(parallel, plan);
+      if (!status.ok()) return status;
+      ForEachBucketRange(sorted, parallel, [&](int64_t first, int64_t last, int) {
+        DeliverBuckets(sorted, first, last, targets, plan);
+      });
+    }
     ForEachPaddedCopy(features, targets, *workspace, ClearPadding);
     PoolRows(features, combiners, outputs, targets, parallel, workspace);
   } catch (const std::bad_alloc&) {
@@ -285,8 +363,10 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
                            const std::vector<FeatureView>& features,
                            const std::vector<Combiner>& combiners,
                            const std::vector<PooledOutput>& outputs, const Parallel& parallel) {
-  const SharedTableLocks locks(tables);
+  const ReadingTableLocks locks(tables);
   try {
+    const Status status = BringInBatch(tables, features, parallel);
+    if (!status.ok()) return status;
     const Cells cells(features);
     const auto look_up = [&](int f, int64_t first, int64_t last) {
       const FeatureView& view = features[f];

@@ -116,7 +116,9 @@ class BucketResolver {
       rows[u] =
           table->rows().FindAtOnce(shard, keys[u], hashes[u], static_cast<float>(uses[u]), &index);
       indices[u] = index;
-      if (rows[u] == nullptr) scratch_->missed.push_back(static_cast<int32_t>(u));
+      if (rows[u] == nullptr && !IsOnDisk(index)) {
+        scratch_->missed.push_back(static_cast<int32_t>(u));
+      }
     }
     for (const int32_t u : scratch_->missed) {
       rows[u] = table->rows().FindOrInsert(keys[u], static_cast<float>(uses[u]), &indices[u]);
@@ -240,6 +242,12 @@ class BucketResolver {
   LookupPlan* plan_;
 };
 
+RowTargets Nowhere(const LookupPlan& plan) {
+  RowTargets nowhere;
+  nowhere.copied.resize(plan.feature_table.size());
+  return nowhere;
+}
+
 }  // namespace
 
 void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
@@ -256,10 +264,22 @@ void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
   }
 }
 
+void FindBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
+                 LookupPlan* plan) {
+  const RowTargets nowhere = Nowhere(*plan);
+  BucketResolver resolver(sorted, nowhere, scratch, plan);
+  for (int64_t bucket = first; bucket <= last; ++bucket) {
+    if (bucket + 1 < last) resolver.PrefetchShard(bucket + 1);
+    if (bucket < last) resolver.Deduplicate(bucket, true);
+    if (bucket == first) continue;
+    resolver.Find(bucket - 1);
+    resolver.Group(bucket - 1);
+  }
+}
+
 void GroupBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
                   LookupPlan* plan) {
-  RowTargets nowhere;
-  nowhere.copied.resize(plan->feature_table.size());
+  const RowTargets nowhere = Nowhere(*plan);
   BucketResolver resolver(sorted, nowhere, scratch, plan);
   for (int64_t bucket = first; bucket < last; ++bucket) {
     resolver.Deduplicate(bucket, false);

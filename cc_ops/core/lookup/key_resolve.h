@@ -35,8 +35,12 @@ struct RowTargets {
 void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
                     const RowTargets& targets, ResolveScratch* scratch, LookupPlan* plan);
 
-// The same in two steps, between which somebody else sets the plan's rows: this one fills the
-// plan's entries but for the rows, and looks for none.
+// The same in two steps: this one delivers no rows. Of rows on the disk, accesses are counted, and
+// the plan's row is null: somebody brings them in and sets it.
+void FindBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
+                 LookupPlan* plan);
+// Or this one, between which somebody else sets the plan's rows: it fills the plan's entries but for
+// the rows, and looks for none.
 void GroupBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
                   LookupPlan* plan);
 // Delivers the rows of the plan.

@@ -10,6 +10,15 @@
 
 namespace slipstream {
 
+Status EmbeddingTable::Open() {
+  const Status status = rows_.OpenSpill();
+  if (rows_.spilled() != nullptr) {
+    rows_.spilled()->KeepIf(
+        [this](int shard, uint32_t index) { return flags_.shard(shard)->Of(index) != 0; });
+  }
+  return status;
+}
+
 int64_t EmbeddingTable::bytes() const {
   return rows_.bytes() + flags_.bytes() + updates_.deferred_bytes();
 }
@@ -49,6 +58,16 @@ Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64
     const Status status = EvictFor({{this, std::move(wanted)}}, "rows with flags need");
     if (!status.ok()) return status;
   }
+  if (rows_.spilled() != nullptr) {
+    // They stay in memory.
+    std::vector<int64_t> kept;
+    for (int64_t i = 0; i < n; ++i) {
+      if (flags[i] != 0) kept.push_back(keys[i]);
+    }
+    const Status status =
+        rows_.BringIn(kept.data(), static_cast<int64_t>(kept.size()), "rows with flags are", parallel);
+    if (!status.ok()) return status;
+  }
   flags_.Set(keys, flags, n, parallel, create_missing, &rows_);
   return OkStatus();
 }
@@ -64,12 +83,13 @@ void EmbeddingTable::Evict(int64_t incoming, const std::vector<int64_t>& pinned)
 void EmbeddingTable::ForgetFlags(const std::vector<int64_t>& keys) noexcept {
   for (const int64_t key : keys) {
     uint32_t index = 0;
-    rows_.Find(key, &index);
-    flags_.Clear(key, index);
+    // Rows with flags are in memory.
+    if (rows_.Find(key, &index) != nullptr) flags_.Clear(key, index);
   }
 }
 
-Status EmbeddingTable::Write(const int64_t* keys, const float* rows, int64_t n) {
+Status EmbeddingTable::Write(const int64_t* keys, const float* rows, int64_t n,
+                             const Parallel& parallel) {
   const auto bad = [&](int64_t key, const std::string& what) {
     return InvalidArgument("key " + std::to_string(key) + " to write" + " of table '" +
                            options_.name + "' " + what + ". Nothing was written");
@@ -88,16 +108,19 @@ Status EmbeddingTable::Write(const int64_t* keys, const float* rows, int64_t n) 
     const Status status = EvictFor({{this, std::move(wanted)}}, "rows to write are");
     if (!status.ok()) return status;
   }
-  std::vector<StoredRow*> targets(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) {
-    uint32_t index = 0;
-    targets[i] = rows_.FindOrInsert(keys[i], 0.f, &index);
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    updates_.DropDeferred(keys[i]);
-    rows_.WriteRow(rows + i * dim, targets[i]);
-  }
-  return OkStatus();
+  const auto write = [&](int64_t begin, int64_t end) {
+    std::vector<StoredRow*> targets(static_cast<size_t>(end - begin));
+    for (int64_t i = begin; i < end; ++i) {
+      uint32_t index = 0;
+      targets[i - begin] = rows_.FindOrInsert(keys[i], 0.f, &index);
+      rows_.Change(ShardOf(keys[i]), index);
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      updates_.DropDeferred(keys[i]);
+      rows_.WriteRow(rows + i * dim, targets[i - begin]);
+    }
+  };
+  return rows_.ForPartsInMemory(keys, n, "rows to write are", parallel, write);
 }
 
 int64_t EmbeddingTable::Remove(const int64_t* keys, int64_t n) {
@@ -105,15 +128,15 @@ int64_t EmbeddingTable::Remove(const int64_t* keys, int64_t n) {
   std::sort(leaving.begin(), leaving.end());
   leaving.erase(std::unique(leaving.begin(), leaving.end()), leaving.end());
   for (const int64_t key : leaving) updates_.DropDeferred(key);
-  const auto is_absent = [&](int64_t key) { return rows_.Find(key) == nullptr; };
+  const auto is_absent = [&](int64_t key) { return !rows_.Has(key); };
   leaving.erase(std::remove_if(leaving.begin(), leaving.end(), is_absent), leaving.end());
   ForgetFlags(leaving);
   rows_.Remove(leaving);
   return static_cast<int64_t>(leaving.size());
 }
 
-TableContents EmbeddingTable::Export() const {
-  TableContents contents = rows_.Export();
+TableContents EmbeddingTable::Export(Status* status) const {
+  TableContents contents = rows_.Export(status);
   contents.update_step = updates_.step();
   return contents;
 }

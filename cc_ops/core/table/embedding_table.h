@@ -26,6 +26,10 @@ class EmbeddingTable {
 
   const TableOptions& options() const { return options_; }
   int64_t dim() const { return options_.dim; }
+  // Makes what rows that spill to the disk need; to be called once, before anything else.
+  // InvalidArgument if no file can be made there.
+  Status Open();
+
   int64_t slots_per_row() const { return rows_.layout().slots; }
   std::shared_mutex& mutex() const { return mutex_; }
   int64_t bytes() const;
@@ -66,12 +70,14 @@ class EmbeddingTable {
   // InvalidArgument for a key that comes twice or a value that is not finite, ResourceExhausted if
   // the keys do not fit in the capacity: nothing has changed then. Throws std::bad_alloc: no value
   // has changed then, but some keys may have got their rows.
-  Status Write(const int64_t* keys, const float* rows, int64_t n);
+  Status Write(const int64_t* keys, const float* rows, int64_t n,
+               const Parallel& parallel = Parallel());
   // Removes the rows of keys with their slots, counts and flags, and the keys' deferred gradients.
   // Returns how many rows there were. Throws std::bad_alloc, changing nothing.
   int64_t Remove(const int64_t* keys, int64_t n);
 
-  TableContents Export() const;
+  // status: an error of reading from the disk; what is exported is not whole then.
+  TableContents Export(Status* status = nullptr) const;
   // Replaces all rows; see RowStore::Import. Flags and deferred gradients go.
   Status Import(const TableContents& contents);
 

@@ -22,7 +22,7 @@ Status EvictFor(std::vector<WantedKeys> wanted, const std::string& who) {
   for (WantedKeys& of_table : wanted) {
     std::vector<int64_t>& keys = of_table.keys;
     const size_t rows = keys.size();
-    const auto is_absent = [&](int64_t key) { return of_table.table->rows().Find(key) == nullptr; };
+    const auto is_absent = [&](int64_t key) { return !of_table.table->rows().Has(key); };
     keys.erase(std::remove_if(keys.begin(), keys.end(), is_absent), keys.end());
     of_table.table->Evict(static_cast<int64_t>(rows - keys.size()), keys);
   }

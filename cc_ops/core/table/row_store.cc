@@ -31,6 +31,22 @@ Status ValidateTableOptions(const TableOptions& options) {
   if (options.name.empty()) return InvalidArgument("a table's name is empty; give it one");
   const Status dim = ValidateDim(options.dim, Of(options));
   if (!dim.ok()) return dim;
+  if (options.spill.empty() != (options.memory == 0) || options.memory < 0) {
+    return InvalidArgument("memory" + Of(options) + " is " + std::to_string(options.memory) +
+                           " and spill '" + options.spill +
+                           "'; allowed: both, bytes and a folder, or neither");
+  }
+  if (!options.spill.empty() && (options.rule.transforms.DecaysAll() ||
+                                 options.rule.transforms.SweepsAll())) {
+    return InvalidArgument("spill" + Of(options) + " is '" + options.spill +
+                           "'; allowed where no update touches all rows: a penalty or decay of all "
+                           "rows does");
+  }
+  if (!options.spill.empty() && options.capacity > 0 &&
+      options.eviction == TableOptions::Eviction::kLru) {
+    return InvalidArgument("eviction" + Of(options) +
+                           " is lru; allowed where rows spill to the disk: lfu");
+  }
   if (options.capacity < 0) {
     return InvalidArgument("capacity" + Of(options) + " is " + std::to_string(options.capacity) +
                            "; allowed: 1 or more, or 0 for no bound");
@@ -69,6 +85,12 @@ RowStore::RowStore(const TableOptions& options)
       index_memory_(std::make_unique<IndexMemory>(kNumShards)),
       shards_(EmptyShards(layout_, memory_.get(), index_memory_.get())) {}
 
+Status RowStore::OpenSpill() {
+  if (options_.spill.empty()) return OkStatus();
+  return SpilledRows::Make(options_.name, options_.memory, options_.spill, layout_.bytes(),
+                           &shards_, &spilled_);
+}
+
 int64_t RowStore::size() const {
   int64_t size = 0;
   for (const RowShard& shard : shards_) size += shard.index.size();
@@ -84,7 +106,7 @@ int64_t RowStore::index_capacity() const {
 }
 
 int64_t RowStore::bytes() const {
-  int64_t bytes = memory_->bytes();
+  int64_t bytes = memory_->bytes() + (spilled_ == nullptr ? 0 : spilled_->bytes());
   for (const RowShard& shard : shards_) {
     bytes +=
         shard.index.bytes() + static_cast<int64_t>(shard.last_used.capacity() * sizeof(int64_t));
@@ -94,13 +116,17 @@ int64_t RowStore::bytes() const {
 
 StoredRow* RowStore::InsertRow(RowShard* shard, int64_t key, float count, uint32_t* index) {
   HashIndex::Entry* entry = nullptr;
-  bool has_index = false;
+  const int number = static_cast<int>(shard - shards_.data());
+  bool has_index = false, is_added = false;
   try {
     *index = shard->arena.Allocate();
     has_index = true;
     if (tracks_use() && shard->last_used.size() <= *index) shard->last_used.resize(*index + 1);
+    if (spilled_ != nullptr) spilled_->Add(number, *index, key);
+    is_added = spilled_ != nullptr;
     entry = shard->index.Insert(key, *index);
   } catch (const std::bad_alloc&) {
+    if (is_added) spilled_->Forget(number, *index);
     if (has_index) shard->arena.Release(*index);
     throw TableOutOfMemory(this);
   }
@@ -115,6 +141,8 @@ StoredRow* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* index) 
   if (entry != nullptr) {
     entry->count += accesses;
     *index = entry->index;
+    if (IsOnDisk(*index)) return nullptr;
+    if (spilled_ != nullptr) spilled_->Use(ShardOf(key), *index);
     row = shard.arena.Row(*index);
   } else {
     std::vector<float> copy;
@@ -310,7 +338,9 @@ void RowStore::Remove(const std::vector<int64_t>& keys) noexcept {
   if (keys.empty()) return;
   for (const int64_t key : keys) {
     RowShard& shard = shards_[ShardOf(key)];
-    shard.arena.Release(shard.index.Find(key)->index);
+    const uint32_t index = shard.index.Find(key)->index;
+    if (spilled_ != nullptr) spilled_->Forget(ShardOf(key), index);
+    if (!IsOnDisk(index)) shard.arena.Release(index);
     shard.index.Erase(key);
   }
   ++generation_;
@@ -328,7 +358,8 @@ std::vector<int64_t> RowStore::Keys() const {
   return keys;
 }
 
-TableContents RowStore::Export() const {
+TableContents RowStore::Export(Status* status) const {
+  if (spilled_ != nullptr) return ExportSpilled(status);
   struct Exported {
     int64_t key;
     int shard;
@@ -343,25 +374,49 @@ TableContents RowStore::Export() const {
     }
   }
   std::sort(entries.begin(), entries.end());
-  TableContents contents;
-  contents.lookup_step = lookup_step_;
-  const size_t n = entries.size();
-  contents.keys.reserve(n);
-  contents.counts.reserve(n);
-  contents.rows.reserve(n * static_cast<size_t>(options_.dim));
-  contents.slots.reserve(n * static_cast<size_t>(layout_.slots));
-  for (const Exported& exported : entries) {
+  TableContents contents = EmptyContents(entries.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Exported& exported = entries[i];
     const RowShard& shard = shards_[exported.shard];
-    const StoredRow* row = shard.arena.Row(exported.entry.index);
-    contents.keys.push_back(exported.key);
-    contents.counts.push_back(exported.entry.count);
-    contents.rows.resize(contents.rows.size() + static_cast<size_t>(layout_.dim));
-    CopyRow(exported.key, row, contents.rows.data() + contents.rows.size() - layout_.dim);
-    contents.slots.resize(contents.slots.size() + static_cast<size_t>(layout_.slots));
-    layout_.ReadSlots(row, contents.slots.data() + contents.slots.size() - layout_.slots);
-    if (tracks_use()) contents.last_used.push_back(shard.last_used[exported.entry.index]);
+    contents.keys[i] = exported.key;
+    ExportRow(exported.entry, shard.arena.Row(exported.entry.index), i, &contents);
+    if (tracks_use()) contents.last_used[i] = shard.last_used[exported.entry.index];
   }
   return contents;
+}
+
+TableContents RowStore::ExportSpilled(Status* status) const {
+  // Rows come as they lie on the disk.
+  std::vector<int64_t> keys = Keys();
+  TableContents contents = EmptyContents(keys.size());
+  for (int s = 0; s < kNumShards; ++s) {
+    const Status read =
+        spilled_->ForEachRow(s, [&](const HashIndex::Entry& entry, const StoredRow* row) {
+          const auto at = std::lower_bound(keys.begin(), keys.end(), entry.key) - keys.begin();
+          ExportRow(entry, row, static_cast<size_t>(at), &contents);
+        });
+    if (!read.ok() && status != nullptr) *status = read;
+  }
+  contents.keys = std::move(keys);
+  return contents;
+}
+
+TableContents RowStore::EmptyContents(size_t n) const {
+  TableContents contents;
+  contents.lookup_step = lookup_step_;
+  contents.keys.resize(n);
+  contents.rows.resize(n * static_cast<size_t>(layout_.dim));
+  contents.slots.resize(n * static_cast<size_t>(layout_.slots));
+  contents.counts.resize(n);
+  if (tracks_use()) contents.last_used.resize(n);
+  return contents;
+}
+
+void RowStore::ExportRow(const HashIndex::Entry& entry, const StoredRow* row, size_t i,
+                         TableContents* contents) const {
+  CopyRow(entry.key, row, contents->rows.data() + i * static_cast<size_t>(layout_.dim));
+  layout_.ReadSlots(row, contents->slots.data() + i * static_cast<size_t>(layout_.slots));
+  contents->counts[i] = entry.count;
 }
 
 Status RowStore::CheckValues(const TableContents& contents) const {
@@ -427,16 +482,14 @@ Status RowStore::Import(const TableContents& contents) {
     return InvalidArgument("key " + std::to_string(*twice) + " to import" + Of(options_) +
                            " comes twice; each key may come once");
   }
+  if (spilled_ != nullptr) return ImportSpilled(contents);
   auto memory = std::make_unique<SlabAllocator>();
   auto index_memory = std::make_unique<IndexMemory>(kNumShards);
   std::vector<RowShard> shards = EmptyShards(layout_, memory.get(), index_memory.get());
   for (size_t i = 0; i < n; ++i) {
-    const int64_t key = contents.keys[i];
-    RowShard& shard = shards[ShardOf(key)];
     uint32_t index = 0;
-    StoredRow* const row = InsertRow(&shard, key, contents.counts[i], &index);
-    layout_.WriteValues(contents.rows.data() + i * layout_.dim, row);
-    layout_.WriteSlots(contents.slots.data() + i * layout_.slots, row);
+    RowShard& shard = shards[ShardOf(contents.keys[i])];
+    ImportRow(contents, i, InsertRow(&shard, contents.keys[i], contents.counts[i], &index));
     if (tracks_use()) {
       shard.last_used[index] = contents.last_used.empty() ? 0 : contents.last_used[i];
     }
@@ -448,6 +501,74 @@ Status RowStore::Import(const TableContents& contents) {
   scale_ = 1.0;
   ++generation_;
   return OkStatus();
+}
+
+void RowStore::ImportRow(const TableContents& contents, size_t i, StoredRow* row) const {
+  layout_.WriteValues(contents.rows.data() + i * static_cast<size_t>(layout_.dim), row);
+  layout_.WriteSlots(contents.slots.data() + i * static_cast<size_t>(layout_.slots), row);
+}
+
+Status RowStore::ImportSpilled(const TableContents& contents) {
+  spilled_->Clear();
+  auto memory = std::make_unique<SlabAllocator>();
+  auto index_memory = std::make_unique<IndexMemory>(kNumShards);
+  std::vector<RowShard> shards = EmptyShards(layout_, memory.get(), index_memory.get());
+  shards_.swap(shards);
+  memory_.swap(memory);
+  index_memory_.swap(index_memory);
+  lookup_step_ = contents.lookup_step;
+  ++generation_;
+  const auto at_once = static_cast<size_t>(KeysAtOnce());
+  for (size_t i = 0; i < contents.keys.size(); ++i) {
+    if (i % at_once == 0) {
+      spilled_->BeginUse();
+      const Status room = spilled_->Shrink(Parallel());
+      if (!room.ok()) {
+        return Status(room.code(), room.message() + ". The table has a part of its rows now");
+      }
+    }
+    uint32_t index = 0;
+    RowShard& shard = shards_[ShardOf(contents.keys[i])];
+    ImportRow(contents, i, InsertRow(&shard, contents.keys[i], contents.counts[i], &index));
+  }
+  return OkStatus();
+}
+
+int64_t RowStore::KeysAtOnce() const {
+  return spilled_ == nullptr ? size() : std::max<int64_t>(1, spilled_->most_rows() / 4);
+}
+
+Status RowStore::BringIn(const int64_t* keys, int64_t n, const std::string& who,
+                         const Parallel& parallel) {
+  if (spilled_ == nullptr) return OkStatus();
+  constexpr int64_t kAhead = 16;
+  spilled_->BeginUse();
+  std::vector<std::vector<int64_t>> missing(kNumShards);
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) Prefetch(keys[i + kAhead]);
+    const int s = ShardOf(keys[i]);
+    const HashIndex::Entry* const entry = shards_[s].index.Find(keys[i]);
+    if (entry == nullptr) continue;
+    if (IsOnDisk(entry->index)) {
+      missing[s].push_back(keys[i]);
+    } else {
+      spilled_->Use(s, entry->index);
+    }
+  }
+  int64_t needed = 0;
+  for (std::vector<int64_t>& of_shard : missing) {
+    std::sort(of_shard.begin(), of_shard.end());
+    of_shard.erase(std::unique(of_shard.begin(), of_shard.end()), of_shard.end());
+    needed += static_cast<int64_t>(of_shard.size());
+  }
+  if (needed > spilled_->most_rows()) {
+    return ResourceExhausted(who + " " + std::to_string(needed) + " rows of table '" +
+                             options_.name + "' at once; its memory, " +
+                             std::to_string(options_.memory) + " bytes, holds " +
+                             std::to_string(spilled_->most_rows()) +
+                             ": raise it or make the batches smaller");
+  }
+  return spilled_->Load(missing, parallel);
 }
 
 }  // namespace slipstream

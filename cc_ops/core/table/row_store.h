@@ -3,6 +3,7 @@
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_STORE_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_STORE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -13,12 +14,12 @@
 #include "cc_ops/core/base/parallel.h"
 #include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/base/status.h"
-#include "cc_ops/core/containers/hash_index.h"
 #include "cc_ops/core/memory/index_memory.h"
-#include "cc_ops/core/memory/row_arena.h"
 #include "cc_ops/core/memory/slab_allocator.h"
 #include "cc_ops/core/table/row_initializer.h"
 #include "cc_ops/core/table/row_layout.h"
+#include "cc_ops/core/table/row_shard.h"
+#include "cc_ops/core/table/spilled_rows.h"
 #include "cc_ops/core/update/rules/update_rule.h"
 
 namespace slipstream {
@@ -33,6 +34,8 @@ struct TableOptions {
   UpdateRule rule;
   RowDtype dtype = RowDtype::kFloat32;       // of the values; see RowLayout
   RowDtype slot_dtype = RowDtype::kFloat32;  // of the slots
+  int64_t memory = 0;                        // bytes of rows in memory, where others spill
+  std::string spill;                         // folder on the disk; empty: all rows are in memory
 
   RowLayout layout() const {
     return {dtype, slot_dtype, dim, rule.SlotsPerRow(dim), initializer.seed};
@@ -65,38 +68,32 @@ struct TableContents {
   int64_t lookup_step = 0;
 };
 
-// A part of the keys with its own index and rows; touched by one thread at a time.
-struct RowShard {
-  RowShard(int number, int64_t stride, SlabAllocator* memory, IndexMemory* index_memory)
-      : index(index_memory, number), arena(stride, memory) {}
-  HashIndex index;
-  RowArena arena;
-  std::vector<int64_t> last_used;  // by index; LRU tables only
-
-  // What a lookup reads first; the arena's chunks need this to have come.
-  SLIPSTREAM_PREFETCHES void Prefetch() const {
-    __builtin_prefetch(&index);
-    __builtin_prefetch(&arena);
-    __builtin_prefetch(&arena + 1);
-  }
-};
-
 // Callers hold the table's mutex: shared for const members, exclusive for the others.
 class RowStore {
  public:
-  // `options` must be valid, and outlive the store.
+  // `options` must be valid, and outlive the store. spilled: of the shards, as `MakeSpilled` gives
+  // it, or null.
   explicit RowStore(const TableOptions& options);
+  // Makes what a table with a folder needs; to be called once, before anything else. InvalidArgument
+  // if no file can be made there.
+  Status OpenSpill();
 
   const RowLayout& layout() const { return layout_; }
   int64_t size() const;
   int64_t bytes() const;
   // Entries that the shards' indexes have memory for; size() over it is their load.
   int64_t index_capacity() const;
-  // Changes when a row leaves or all are replaced: row pointers from before may
-  // then belong to other keys.
+  // Changes when a row leaves the table or all are replaced.
   int64_t generation() const { return generation_; }
+  // The same where rows leave memory, too: row pointers from before may then belong to other keys.
+  int64_t addresses() const {
+    return generation_ + (spilled_ == nullptr ? 0 : spilled_->evictions());
+  }
   int64_t num_evicted() const { return num_evicted_; }
-  int64_t NextLookupStep() { return ++lookup_step_; }
+  int64_t NextLookupStep() {
+    if (spilled_ != nullptr) spilled_->BeginUse();
+    return ++lookup_step_;
+  }
   // Rows lie in memory divided by this, so that all of them can decay at once; 1 until they do.
   float scale() const { return static_cast<float>(scale_); }
   // Multiplies the values of all rows, without touching them but once in a long while. kept: above
@@ -105,17 +102,48 @@ class RowStore {
   RowShard* shard(int64_t s) { return &shards_[s]; }
   const RowShard* shard(int64_t s) const { return &shards_[s]; }
 
+  // Whether a key has a row, wherever it is.
+  bool Has(int64_t key) const { return shards_[ShardOf(key)].index.Find(key) != nullptr; }
+
+  // Null unless rows spill to the disk. Those that are there have to be brought in before any of the
+  // functions below finds them.
+  SpilledRows* spilled() { return spilled_.get(); }
+  const SpilledRows* spilled() const { return spilled_.get(); }
+  // Brings in the rows that keys have, and keeps them there until the next use begins. Does nothing
+  // where rows do not spill. Errors as SpilledRows::Load, and ResourceExhausted if they are more than
+  // there is memory for; who: that needs them, for the error.
+  Status BringIn(const int64_t* keys, int64_t n, const std::string& who, const Parallel& parallel);
+  // Calls fn(begin, end) for parts of the keys, one after the other, whose rows are in memory then:
+  // one part, unless rows spill. Errors as BringIn.
+  template <class Fn>
+  Status ForPartsInMemory(const int64_t* keys, int64_t n, const std::string& who,
+                          const Parallel& parallel, const Fn& fn) {
+    const int64_t at_once = spilled_ == nullptr ? std::max<int64_t>(n, 1) : KeysAtOnce();
+    for (int64_t begin = 0; begin < n; begin += at_once) {
+      const int64_t end = std::min(n, begin + at_once);
+      const Status status = BringIn(keys + begin, end - begin, who, parallel);
+      if (!status.ok()) return status;
+      fn(begin, end);
+    }
+    return OkStatus();
+  }
+  // So many keys are brought in at once where there are more than fit.
+  int64_t KeysAtOnce() const;
+  // A row in memory is about to change.
+  void Change(int shard, uint32_t index) {
+    if (spilled_ != nullptr) spilled_->Change(shard, index);
+  }
+
   // The row of a key as it lies in memory, see scale(), or nullptr if it is not there.
   StoredRow* Find(int64_t key) const {
-    const RowShard& shard = shards_[ShardOf(key)];
-    const HashIndex::Entry* entry = shard.index.Find(key);
-    return entry == nullptr ? nullptr : shard.arena.Row(entry->index);
+    uint32_t index = 0;
+    return Find(key, &index);
   }
   // The same; `index` identifies the row within its shard.
   StoredRow* Find(int64_t key, uint32_t* index) const {
     const RowShard& shard = shards_[ShardOf(key)];
     const HashIndex::Entry* entry = shard.index.Find(key);
-    if (entry == nullptr) return nullptr;
+    if (entry == nullptr || IsOnDisk(entry->index)) return nullptr;
     *index = entry->index;
     return shard.arena.Row(entry->index);
   }
@@ -123,18 +151,23 @@ class RowStore {
     shards_[ShardOf(key)].index.Prefetch(KeyedHash(key));
   }
 
-  // The row of a key, made if need be, and `accesses` more of them counted. Calls for
-  // different shards may run at the same time. Throws TableOutOfMemory, changing nothing.
+  // The row of a key, made if need be, and `accesses` more of them counted. Of a row on the disk
+  // these are counted: it returns nullptr, and an index that IsOnDisk. Calls for different shards
+  // may run at the same time. Throws TableOutOfMemory, changing nothing.
   StoredRow* FindOrInsert(int64_t key, float accesses, uint32_t* index);
 
   // The same in a shard by a key's KeyedHash, for one whose entry is in the first line of the index
-  // that is looked at; else prefetches the second one and returns nullptr, changing nothing.
+  // that is looked at; else prefetches the second one and returns nullptr, leaving index as it was.
   StoredRow* FindAtOnce(RowShard* shard, int64_t key, uint64_t hash, float accesses,
                         uint32_t* index) const {
     HashIndex::Entry* const entry = shard->index.FindAtHome(key, hash);
     if (entry == nullptr) return nullptr;
     entry->count += accesses;
     *index = entry->index;
+    if (spilled_ != nullptr) {
+      if (IsOnDisk(*index)) return nullptr;
+      spilled_->Use(static_cast<int>(shard - shards_.data()), *index);
+    }
     if (tracks_use()) shard->last_used[*index] = lookup_step_;
     return shard->arena.Row(*index);
   }
@@ -194,7 +227,8 @@ class RowStore {
   std::vector<int64_t> Keys() const;
 
   // All but the number of updates, which is not the rows'.
-  TableContents Export() const;
+  // status: an error of reading from the disk; what is exported is not whole then.
+  TableContents Export(Status* status = nullptr) const;
   // Replaces everything. InvalidArgument on a key that comes twice, on more keys
   // than the capacity, on arrays of the wrong length, and on a row, slot or count that is not
   // finite or, of counts and times of use, negative; nothing is changed then. Throws
@@ -208,6 +242,14 @@ class RowStore {
   }
   // Of arrays of the right length.
   Status CheckValues(const TableContents& contents) const;
+  TableContents ExportSpilled(Status* status) const;
+  // Of n rows, which are still to be set.
+  TableContents EmptyContents(size_t n) const;
+  void ExportRow(const HashIndex::Entry& entry, const StoredRow* row, size_t i,
+                 TableContents* contents) const;
+  // Writes row i of contents, which were checked.
+  void ImportRow(const TableContents& contents, size_t i, StoredRow* row) const;
+  Status ImportSpilled(const TableContents& contents);
   // Values, [dim], to what lies in memory of them.
   void DivideByScale(float* values) const;
   // The values of a new row.
@@ -219,6 +261,7 @@ class RowStore {
   std::unique_ptr<SlabAllocator> memory_;
   std::unique_ptr<IndexMemory> index_memory_;
   std::vector<RowShard> shards_;
+  std::unique_ptr<SpilledRows> spilled_;
   int64_t generation_ = 0;
   int64_t num_evicted_ = 0;
   int64_t lookup_step_ = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <vector>
 
@@ -28,6 +29,28 @@ class TableLocks {
 
 using ExclusiveTableLocks = TableLocks<std::unique_lock<std::shared_mutex>>;
 using SharedTableLocks = TableLocks<std::shared_lock<std::shared_mutex>>;
+
+inline bool AnySpilled(const std::vector<EmbeddingTable*>& tables) {
+  return std::any_of(tables.begin(), tables.end(), [](const EmbeddingTable* table) {
+    return table->rows().spilled() != nullptr;
+  });
+}
+
+// For reading: shared, unless rows have to be brought in from the disk, which is for one at a time.
+class ReadingTableLocks {
+ public:
+  explicit ReadingTableLocks(const std::vector<EmbeddingTable*>& tables) {
+    if (AnySpilled(tables)) {
+      exclusive_.emplace(tables);
+    } else {
+      shared_.emplace(tables);
+    }
+  }
+
+ private:
+  std::optional<SharedTableLocks> shared_;
+  std::optional<ExclusiveTableLocks> exclusive_;
+};
 
 }  // namespace slipstream
 

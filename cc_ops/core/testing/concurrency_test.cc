@@ -165,7 +165,7 @@ class Concurrency : public testing::Test {
         policy.movement = static_cast<float>(random() % 20);
         policy.max_age = 1 + static_cast<int64_t>(random() % 50);
         policy.max_rows = 1000;
-        FlushDeferred(table, Threads(2));
+        EXPECT_TRUE(FlushDeferred(table, Threads(2)).ok());
         table->updates().SetPolicy(policy);
       }
       ++windows_;
@@ -177,7 +177,7 @@ class Concurrency : public testing::Test {
     while (!is_over_) {
       for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
         const std::unique_lock<std::shared_mutex> lock(table->mutex());
-        FlushDeferred(table, Threads(2));
+        EXPECT_TRUE(FlushDeferred(table, Threads(2)).ok());
         ASSERT_EQ(table->updates().num_deferred(), 0);
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -212,7 +212,7 @@ class Concurrency : public testing::Test {
         ASSERT_TRUE(restored->Import(contents).ok());
         ASSERT_TRUE(ImportDeferred(restored.get(), deferred).ok());
         restored->updates().set_last_learning_rate(kRate);
-        FlushDeferred(restored.get(), Threads(1));
+        EXPECT_TRUE(FlushDeferred(restored.get(), Threads(1)).ok());
         CheckCut(*table, restored->Export(), before, after);
         ++checkpoints_;
       }
@@ -332,7 +332,7 @@ TEST_F(Concurrency, NothingIsLostAndNothingRaces) {
 
   int64_t offered = 0;
   for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
-    FlushDeferred(table, Threads(2));
+    EXPECT_TRUE(FlushDeferred(table, Threads(2)).ok());
     ASSERT_EQ(table->updates().num_deferred(), 0);
     EXPECT_EQ(table->updates().step(), steps_);
     const UpdateCounts counts = table->updates().counts();

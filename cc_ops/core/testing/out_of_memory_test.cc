@@ -248,7 +248,7 @@ TEST(OutOfMemory, ASumThatCannotBeDeferredIsApplied) {
       ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;
     }
     over_budget += subject.table->updates().counts().over_budget;
-    FlushDeferred(subject.table.get(), kOneThread);
+    EXPECT_TRUE(FlushDeferred(subject.table.get(), kOneThread).ok());
     EXPECT_EQ(subject.table->updates().num_deferred(), 0);
   }
   EXPECT_GT(over_budget, 0);
@@ -427,7 +427,7 @@ TEST(OutOfMemory, FlagsAndPoliciesAreSetOrNot) {
 
 TEST(OutOfMemory, FlushesAndRoomAreMadeOrNot) {
   const auto flush = [](Trained* t) {
-    FlushDeferred(t->table.get(), kOneThread);
+    EXPECT_TRUE(FlushDeferred(t->table.get(), kOneThread).ok());
     return OkStatus();
   };
   FailEach<Trained>(Made(0, true), flush, Same);

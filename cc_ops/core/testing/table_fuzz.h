@@ -164,7 +164,7 @@ class TableFuzzer {
   Difference Other(uint8_t what) {
     switch (what % 16) {
       case 11:
-        FlushDeferred(table_.get(), Parallel());
+        SLIPSTREAM_AGREE(FlushDeferred(table_.get(), Parallel()).ok());
         SLIPSTREAM_AGREE(table_->updates().num_deferred() == 0);
         return "";
       case 12:
@@ -205,7 +205,7 @@ class TableFuzzer {
     policy.max_age = 1 + bytes_.Byte() % 20;
     policy.max_rows = bytes_.Byte() * 16;
     SLIPSTREAM_AGREE(ValidateUpdatePolicy(policy).ok());
-    FlushDeferred(table_.get(), Parallel());
+    SLIPSTREAM_AGREE(FlushDeferred(table_.get(), Parallel()).ok());
     table_->updates().SetPolicy(policy);
     return "";
   }

@@ -75,7 +75,7 @@ Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents) {
     if (deferred.Find(key) != DeferredGradients::kNone) {
       return invalid("key", key, "each once per rank");
     }
-    if (!policy.is_exchanged && table->rows().Find(key) == nullptr) {
+    if (!policy.is_exchanged && !table->rows().Has(key)) {
       return invalid("key", key, "keys with a row");
     }
     const uint32_t index = deferred.Insert(key, table->updates().step() - age);

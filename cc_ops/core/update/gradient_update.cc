@@ -92,10 +92,20 @@ void UpdateStaleRows(const BucketUpdate& update, int64_t next, RowScratch* scrat
       return;
     }
     SumUses(plan, *update.gradients, first_use, plan.uses_end[u], dim, summed);
+    update.table->rows().Change(static_cast<int>(update.bucket % kNumShards), found.index);
     float* const row = layout.Open(found.row, scratch->copy.data());
     update.table->options().rule.Update(update.rates, dim, summed, row);
     layout.Close(row, plan.unique_key[u], update.rates.rounding, found.row);
   });
+}
+
+// All rows of the bucket are about to change.
+void ChangeRows(const BucketUpdate& update) {
+  const int shard = static_cast<int>(update.bucket % kNumShards);
+  const CellRange keys = KeysOf(*update.plan, update.bucket);
+  for (int64_t u = keys.begin; u < keys.end; ++u) {
+    update.table->rows().Change(shard, update.plan->unique_index[u]);
+  }
 }
 
 // Updates the bucket's rows as the table's policy says. next: the bucket that this thread comes to
@@ -108,6 +118,8 @@ void UpdateBucket(const BucketUpdate& update, int64_t next, const DeferredOfKeys
   const bool is_plain = !by_policy && !table.options().rule.transforms.any();
   const bool is_narrow = !table.rows().layout().is_floats();
   const bool is_apart = policy.mode == UpdatePolicy::Mode::kDefer || policy.ranks > 1;
+  const bool is_in_order = is_plain || !(is_narrow || (by_policy && is_apart));
+  if (table.rows().spilled() != nullptr && !update.is_stale && is_in_order) ChangeRows(update);
   if (update.is_stale && !by_policy) {
     UpdateStaleRows(update, next, &scratch->row);
   } else if (is_plain && is_narrow) {
@@ -164,6 +176,8 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(plan.tables);
   try {
+    status = BringInForUpdate(plan, /*with_due=*/true, parallel);
+    if (!status.ok()) return status;
     // Whatever needs memory comes first: rows are updated all or none.
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
     std::vector<TableUpdate> updates(plan.tables.size());

@@ -63,7 +63,7 @@ class ShardUpdater {
       updates_->counts.offered += rows;
       (is_masked ? updates_->counts.masked : updates_->counts.sent) += rows;
       if (is_masked && !policy_.is_shadow) {
-        if (policy_.decay_skipped && found.row != nullptr) DecaySlots(key, found.row);
+        if (policy_.decay_skipped && found.row != nullptr) DecaySlots(key, found);
         return;
       }
     }
@@ -157,11 +157,12 @@ class ShardUpdater {
     return update_rule_.Movement(rates_.rate, dim_, sum, opened) < policy_.movement;
   }
 
-  void DecaySlots(int64_t key, StoredRow* row) const {
+  void DecaySlots(int64_t key, FoundRow found) const {
     const RowLayout& layout = table_->rows().layout();
-    float* const opened = layout.Open(row, scratch_->row.copy.data());
+    float* const opened = layout.Open(found.row, scratch_->row.copy.data());
     update_rule_.DecaySlots(dim_, opened);
-    layout.Close(opened, key, rates_.rounding, row);
+    layout.Close(opened, key, rates_.rounding, found.row);
+    table_->rows().Change(static_cast<int>(shard_number_), found.index);
   }
 
   // Begins to defer; false if the part of the budget that a rank has in this shard, or memory, has
@@ -212,7 +213,7 @@ class ShardUpdater {
 
   void Apply(float* gradient, int64_t key, FoundRow found) {
     if (collected_ == nullptr) {
-      return UpdateRow(*table_, rates_, key, gradient, found, flags_, &scratch_->row);
+      return UpdateRow(table_, rates_, key, gradient, found, flags_, &scratch_->row);
     }
     collected_->keys.push_back(key);
     collected_->rows.insert(collected_->rows.end(), gradient, gradient + dim_);
@@ -253,6 +254,15 @@ SLIPSTREAM_SIMD_CLONES void UpdateKeys(const BucketUpdate& update, int64_t next,
                   const uint32_t index = own == nullptr ? DeferredGradients::kNone : deferred.Of(u);
                   updater->Update(update, u, first_use, found, index);
                 });
+}
+
+// fn(key) of the gradients that are due by age, or, without a rule, of all; oldest first.
+template <class Fn>
+void ForEachExpired(const DeferralRule* rule, const DeferredGradients& deferred, const Fn& fn) {
+  for (uint32_t at = deferred.oldest(); at != DeferredGradients::kNone; at = deferred.next(at)) {
+    if (rule != nullptr && !rule->IsExpired(deferred.since(at))) break;
+    fn(deferred.key(at));
+  }
 }
 
 }  // namespace
@@ -306,10 +316,7 @@ int64_t MostCollected(const LookupPlan& plan, int64_t bucket) {
   const DeferralRule rule = RuleOf(table->updates().policy(), table->updates().step() + 1);
   int64_t most = plan.unique_count[static_cast<size_t>(bucket)];
   for (const DeferredGradients& deferred : table->updates().shard(bucket % kNumShards)->deferred) {
-    for (uint32_t at = deferred.oldest(); at != DeferredGradients::kNone; at = deferred.next(at)) {
-      if (!rule.IsExpired(deferred.since(at))) break;
-      ++most;
-    }
+    ForEachExpired(&rule, deferred, [&](int64_t) { ++most; });
   }
   return most;
 }
@@ -321,23 +328,66 @@ void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRow
   }
 }
 
-void FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
-  if (table->updates().num_deferred() == 0 || table->updates().policy().is_exchanged) return;
+Status BringInForUpdate(const LookupPlan& plan, bool with_due, const Parallel& parallel) {
+  for (size_t t = 0; t < plan.tables.size(); ++t) {
+    EmbeddingTable* const table = plan.tables[t];
+    if (table->rows().spilled() == nullptr) continue;
+    std::vector<int64_t> keys;
+    const DeferralRule rule = RuleOf(table->updates().policy(), table->updates().step() + 1);
+    for (int64_t s = 0; with_due && s < kNumShards; ++s) {
+      for (const DeferredGradients& deferred : table->updates().shard(s)->deferred) {
+        ForEachExpired(&rule, deferred, [&](int64_t key) { keys.push_back(key); });
+      }
+    }
+    if (keys.empty() && table->rows().addresses() == plan.generations[t]) continue;
+    for (int64_t s = 0; s < kNumShards; ++s) {
+      const CellRange of_plan = KeysOf(plan, static_cast<int64_t>(t) * kNumShards + s);
+      keys.insert(keys.end(), plan.unique_key.begin() + of_plan.begin,
+                  plan.unique_key.begin() + of_plan.end);
+    }
+    const Status status = table->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
+                                                "an update needs", parallel);
+    if (!status.ok()) return status;
+  }
+  return OkStatus();
+}
+
+Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
+  if (table->updates().num_deferred() == 0 || table->updates().policy().is_exchanged) {
+    return OkStatus();
+  }
   const int64_t step = table->updates().step();
   const float last_rate = table->updates().last_learning_rate();
   // They can be imported before the first update. Without a rate they stay until it tells one.
-  if (step == 0 && last_rate == 0.f && !table->updates().policy().is_shadow) return;
+  if (step == 0 && last_rate == 0.f && !table->updates().policy().is_shadow) return OkStatus();
   // They count as a part of that update: a bias correction of 0 updates is no number.
   const StepRates rates = table->options().rule.RatesOf(last_rate, std::max<int64_t>(step, 1));
   // All that needs memory; from here on they are applied all or none.
   std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch({table}));
-  parallel.run(parallel.threads, [&](int task) {
-    PolicyScratch& scratch = scratches[task];
-    const CellRange range = CellsOf(task, parallel.threads, kNumShards);
-    for (int64_t s = range.begin; s < range.end; ++s) {
-      ShardUpdater(table, s, rates, step, &scratch, nullptr).Flush();
+  // All shards, unless rows have to be brought in: then as many at once as fit.
+  for (int64_t first = 0; first < kNumShards;) {
+    int64_t last = kNumShards;
+    if (table->rows().spilled() != nullptr) {
+      std::vector<int64_t> keys;
+      for (last = first; last < kNumShards; ++last) {
+        if (static_cast<int64_t>(keys.size()) > table->rows().KeysAtOnce()) break;
+        for (const DeferredGradients& deferred : table->updates().shard(last)->deferred) {
+          ForEachExpired(nullptr, deferred, [&](int64_t key) { keys.push_back(key); });
+        }
+      }
+      const Status status = table->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
+                                                  "deferred gradients are of", parallel);
+      if (!status.ok()) return status;
     }
-  });
+    parallel.run(parallel.threads, [&](int task) {
+      const CellRange range = CellsOf(task, parallel.threads, last - first);
+      for (int64_t s = first + range.begin; s < first + range.end; ++s) {
+        ShardUpdater(table, s, rates, step, &scratches[task], nullptr).Flush();
+      }
+    });
+    first = last;
+  }
+  return OkStatus();
 }
 
 Status FlushBeforeReading(const std::vector<EmbeddingTable*>& tables, const Parallel& parallel) {
@@ -348,7 +398,8 @@ Status FlushBeforeReading(const std::vector<EmbeddingTable*>& tables, const Para
     }
     const std::unique_lock<std::shared_mutex> lock(table->mutex());
     try {
-      FlushDeferred(table, parallel);
+      const Status status = FlushDeferred(table, parallel);
+      if (!status.ok()) return status;
     } catch (const std::bad_alloc&) {
       return OutOfMemory("applying deferred gradients", {table});
     }

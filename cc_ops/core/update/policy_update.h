@@ -50,6 +50,11 @@ class DeferredOfKeys {
 void UpdateBucketByPolicy(const BucketUpdate& update, int64_t next, const DeferredOfKeys& deferred,
                           PolicyScratch* scratch, CollectedRows* collected = nullptr);
 
+// Brings in the rows of tables that spill which an update of the plan's keys needs: those that have
+// left memory since the lookup and, with_due, those whose deferred gradients will be due. The caller
+// holds the mutexes.
+Status BringInForUpdate(const LookupPlan& plan, bool with_due, const Parallel& parallel);
+
 // Most rows that are collected of a bucket.
 int64_t MostCollected(const LookupPlan& plan, int64_t bucket);
 
@@ -60,8 +65,9 @@ void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRow
 // Applies all deferred gradients, each as one; in shadow mode, where they were applied when they
 // came, forgets them. Those that are to be exchanged stay, and so do imported
 // ones of a table that has had neither an update nor a learning rate. The caller holds the table's
-// mutex exclusively. Throws std::bad_alloc, changing nothing.
-void FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
+// mutex exclusively. Throws std::bad_alloc, changing nothing. Errors as RowStore::BringIn: some are
+// applied, the others stay.
+Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
 
 // The same of several tables, whose mutexes it takes: an evaluation sees every gradient.
 // ResourceExhausted without memory; tables are flushed one after the other.

@@ -58,7 +58,7 @@ struct BucketUpdate {
 struct TableUpdate {
   void Begin(const LookupPlan& plan, size_t t, StepRates of_table) {
     rates = of_table;
-    is_stale = plan.tables[t]->rows().generation() != plan.generations[t];
+    is_stale = plan.tables[t]->rows().addresses() != plan.generations[t];
   }
 
   StepRates rates;
@@ -220,10 +220,11 @@ struct RowScratch {
 
 // Updates a row; of a watched one, adds the squared length of its step to those before.
 // gradient: [dim], overwritten.
-inline void UpdateRow(const EmbeddingTable& table, const StepRates& rates, int64_t key,
-                      float* gradient, FoundRow found, ShardFlags* flags, RowScratch* scratch) {
-  const RowLayout& layout = table.rows().layout();
-  const UpdateRule& rule = table.options().rule;
+inline void UpdateRow(EmbeddingTable* table, const StepRates& rates, int64_t key, float* gradient,
+                      FoundRow found, ShardFlags* flags, RowScratch* scratch) {
+  const RowLayout& layout = table->rows().layout();
+  const UpdateRule& rule = table->options().rule;
+  table->rows().Change(ShardOf(key), found.index);
   const int64_t dim = layout.dim;
   float* const row = layout.Open(found.row, scratch->copy.data());
   if (!flags->IsWatched(found.index)) {

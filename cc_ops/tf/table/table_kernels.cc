@@ -1,10 +1,12 @@
 // Kernels that make a table and read or replace its rows.
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/saturation/measurement.h"
+#include "cc_ops/core/table/table_locks.h"
 #include "cc_ops/core/update/policy_update.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
@@ -62,12 +64,15 @@ class TableOp : public tf::OpKernel {
                                                             : Init::kNormal;
     OP_REQUIRES_OK(c, ReadDtype(c, "dtype", &options_.dtype));
     OP_REQUIRES_OK(c, ReadDtype(c, "slot_dtype", &options_.slot_dtype));
+    OP_REQUIRES_OK(c, c->GetAttr("memory", &options_.memory));
+    OP_REQUIRES_OK(c, c->GetAttr("spill", &options_.spill));
     OP_REQUIRES_OK(c, ToAbsl(ValidateTableOptions(options_)));
   }
 
   void Compute(tf::OpKernelContext* c) override {
-    OP_REQUIRES_OK(
-        c, OutputResource(c, tf::core::RefCountPtr<TableResource>(new TableResource(options_))));
+    tf::core::RefCountPtr<TableResource> resource(new TableResource(options_));
+    OP_REQUIRES_OK(c, ToAbsl(resource->table()->Open()));
+    OP_REQUIRES_OK(c, OutputResource(c, std::move(resource)));
   }
 
  private:
@@ -87,9 +92,13 @@ absl::Status Gather(tf::OpKernelContext* c, EmbeddingTable* table) {
   bool* found = nullptr;
   TF_RETURN_IF_ERROR(Allocate(c, 0, tf::TensorShape({n, dim}), &rows));
   TF_RETURN_IF_ERROR(Allocate(c, 1, tf::TensorShape({n}), &found));
-  const SharedLock lock(table->mutex());
-  table->rows().Gather(Data<int64_t>(c, 1), n, ParallelOf(c), rows, found);
-  return absl::OkStatus();
+  const ReadingTableLocks lock({table});
+  const int64_t* const keys = Data<int64_t>(c, 1);
+  return ToAbsl(table->rows().ForPartsInMemory(
+      keys, n, "to be read are", ParallelOf(c), [&](int64_t begin, int64_t end) {
+        table->rows().Gather(keys + begin, end - begin, ParallelOf(c), rows + begin * dim,
+                             found + begin);
+      }));
 }
 
 absl::Status Measure(tf::OpKernelContext* c, EmbeddingTable* table) {
@@ -106,10 +115,15 @@ absl::Status Measure(tf::OpKernelContext* c, EmbeddingTable* table) {
   TF_RETURN_IF_ERROR(Allocate(c, 0, c->input(2).shape(), &rows));
   TF_RETURN_IF_ERROR(Allocate(c, 1, shape, &found));
   TF_RETURN_IF_ERROR(Allocate(c, 2, shape, &drift));
-  const SharedLock lock(table->mutex());
-  MeasureRows(*table, Data<int64_t>(c, 1), Data<float>(c, 2), shape.num_elements(), measurement,
-              ParallelOf(c), rows, found, drift);
-  return absl::OkStatus();
+  const ReadingTableLocks lock({table});
+  const int64_t* const keys = Data<int64_t>(c, 1);
+  return ToAbsl(table->rows().ForPartsInMemory(
+      keys, shape.num_elements(), "to be measured are", ParallelOf(c),
+      [&](int64_t begin, int64_t end) {
+        const int64_t first = begin * table->dim();
+        MeasureRows(*table, keys + begin, Data<float>(c, 2) + first, end - begin, measurement,
+                    ParallelOf(c), rows + first, found + begin, drift + begin);
+      }));
 }
 
 absl::Status HotKeys(tf::OpKernelContext* c, EmbeddingTable* table) {
@@ -151,6 +165,28 @@ absl::Status Statistics(tf::OpKernelContext* c, EmbeddingTable* table) {
   return Output(c, 0, values);
 }
 
+absl::Status SpillStatisticsOf(tf::OpKernelContext* c, EmbeddingTable* table) {
+  std::vector<int64_t> values;
+  {
+    const SharedLock lock(table->mutex());
+    const SpilledRows* const spilled = table->rows().spilled();
+    SpillStatistics found;
+    found.rows_in_memory = table->rows().size();
+    if (spilled != nullptr) found = spilled->statistics();
+    values = {found.rows_in_memory, found.rows_on_disk, found.disk_bytes,
+              found.rows_read,      found.reads_ahead,  found.rows_written};
+  }
+  return Output(c, 0, values);
+}
+
+absl::Status Announce(tf::OpKernelContext* c, EmbeddingTable* table) {
+  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n]", *table));
+  const SharedLock lock(table->mutex());
+  SpilledRows* const spilled = table->rows().spilled();
+  if (spilled != nullptr) spilled->Announce(Data<int64_t>(c, 1), c->input(1).NumElements());
+  return absl::OkStatus();
+}
+
 absl::Status Step(tf::OpKernelContext* c, EmbeddingTable* table) {
   const SharedLock lock(table->mutex());
   return OutputScalar(c, 0, table->updates().step());
@@ -168,7 +204,8 @@ absl::Status Keys(tf::OpKernelContext* c, EmbeddingTable* table) {
 absl::Status Write(tf::OpKernelContext* c, EmbeddingTable* table) {
   TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n], rows: [n, d]", *table));
   const ExclusiveLock lock(table->mutex());
-  return ToAbsl(table->Write(Data<int64_t>(c, 1), Data<float>(c, 2), c->input(1).NumElements()));
+  return ToAbsl(table->Write(Data<int64_t>(c, 1), Data<float>(c, 2), c->input(1).NumElements(),
+                             ParallelOf(c)));
 }
 
 absl::Status Remove(tf::OpKernelContext* c, EmbeddingTable* table) {
@@ -183,8 +220,10 @@ absl::Status Export(tf::OpKernelContext* c, EmbeddingTable* table) {
   TableContents contents;
   {
     const ExclusiveLock lock(table->mutex());
-    if (flushes) FlushDeferred(table, ParallelOf(c));
-    contents = table->Export();
+    if (flushes) TF_RETURN_IF_ERROR(ToAbsl(FlushDeferred(table, ParallelOf(c))));
+    Status status;
+    contents = table->Export(&status);
+    TF_RETURN_IF_ERROR(ToAbsl(status));
   }
   const int64_t n = static_cast<int64_t>(contents.keys.size());
   TF_RETURN_IF_ERROR(Output(c, 0, contents.keys));
@@ -217,6 +256,8 @@ SLIPSTREAM_TABLE_KERNEL("Measure", Measure);
 SLIPSTREAM_TABLE_KERNEL("HotKeys", HotKeys);
 SLIPSTREAM_TABLE_KERNEL("DecayCounts", DecayCounts);
 SLIPSTREAM_TABLE_KERNEL("Statistics", Statistics);
+SLIPSTREAM_TABLE_KERNEL("SpillStatistics", SpillStatisticsOf);
+SLIPSTREAM_TABLE_KERNEL("Announce", Announce);
 SLIPSTREAM_TABLE_KERNEL("Step", Step);
 SLIPSTREAM_TABLE_KERNEL("Keys", Keys);
 SLIPSTREAM_TABLE_KERNEL("Write", Write);

@@ -19,6 +19,8 @@ REGISTER_OP("SlipstreamTable")
     .Attr("transforms: list(float) = []")
     .Attr("dtype: {'float32', 'bfloat16', 'float16'} = 'float32'")
     .Attr("slot_dtype: {'float32', 'bfloat16'} = 'float32'")
+    .Attr("memory: int = 0")
+    .Attr("spill: string = ''")
     .SetIsStateful()
     .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
@@ -37,6 +39,8 @@ rule_parameters: of the rule, in the order of its file there.
 transforms: none, or what is done beside the rule, in the order of core/update/rules/row_transforms.h.
 dtype: of a row's values in memory; they are computed on as floats, and rounded by chance.
 slot_dtype: of the optimizer's values beside them.
+memory: bytes of rows in memory where others spill to the disk; 0: all are in memory.
+spill: folder on the disk; empty without memory.
 handle: scalar.
 )doc");
 
@@ -123,6 +127,31 @@ Size of a table.
 handle: scalar.
 statistics: [5]: rows; bytes allocated; rows evicted so far; updates dropped because
   their key was evicted between lookup and update; keys that the index has memory for.
+)doc");
+
+REGISTER_OP("SlipstreamTableSpillStatistics")
+    .Input("handle: resource")
+    .Output("statistics: int64")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[] -> [6]"))
+    .Doc(R"doc(
+Where the rows of a table are, and how many moved since it was made.
+
+handle: scalar.
+statistics: [6]: rows in memory; rows on disk alone; bytes of files; rows read; those of them whose
+  reading had begun before they were needed; rows written.
+)doc");
+
+REGISTER_OP("SlipstreamTableAnnounce")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[], [n]"))
+    .Doc(R"doc(
+Begins to read rows from the disk that a lookup will need; does nothing where rows do not spill.
+
+handle: scalar.
+keys: [n], any.
 )doc");
 
 REGISTER_OP("SlipstreamTableStep")

@@ -38,7 +38,7 @@ absl::Status SetPolicy(tf::OpKernelContext* c, EmbeddingTable* table) {
   const UpdatePolicy& now = table->updates().policy();
   if (now.mode != policy.mode || now.trigger != policy.trigger || now.ranks != policy.ranks ||
       now.is_shadow != policy.is_shadow || now.is_exchanged != policy.is_exchanged) {
-    FlushDeferred(table, ParallelOf(c));
+    TF_RETURN_IF_ERROR(ToAbsl(FlushDeferred(table, ParallelOf(c))));
     if (table->updates().num_deferred() > 0 && !now.is_shadow) {
       const char* why = now.is_exchanged
                             ? "wait to be exchanged with other processes; they must be collected "
@@ -79,8 +79,7 @@ absl::Status GetUpdateCounts(tf::OpKernelContext* c, EmbeddingTable* table) {
 
 absl::Status Flush(tf::OpKernelContext* c, EmbeddingTable* table) {
   const ExclusiveLock lock(table->mutex());
-  FlushDeferred(table, ParallelOf(c));
-  return absl::OkStatus();
+  return ToAbsl(FlushDeferred(table, ParallelOf(c)));
 }
 
 absl::Status GetDeferred(tf::OpKernelContext* c, EmbeddingTable* table) {

@@ -1,0 +1,64 @@
+// Rows in pages of a file, which are read one by one: a head, then rows with their keys.
+#ifndef SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_LAYOUT_H_
+#define SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_LAYOUT_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "cc_ops/core/base/status.h"
+
+namespace slipstream {
+
+// Of direct reads and writes, and of memory for them.
+constexpr int64_t kPageUnit = 4096;
+
+struct PageLayout {
+  struct Head {
+    uint64_t checksum;  // of all that follows in the page
+    uint32_t number;    // of the page in its log
+    uint32_t rows;      // that are in use
+  };
+
+  explicit PageLayout(int64_t of_row_bytes)
+      : row_bytes(of_row_bytes),
+        entry_bytes(row_bytes + static_cast<int64_t>(sizeof(int64_t))),
+        bytes((kHeadBytes + entry_bytes + kPageUnit - 1) / kPageUnit * kPageUnit),
+        rows((bytes - kHeadBytes) / entry_bytes) {}
+
+  const char* Entry(const char* page, int64_t row) const {
+    return page + kHeadBytes + row * entry_bytes;
+  }
+  char* Entry(char* page, int64_t row) const { return page + kHeadBytes + row * entry_bytes; }
+  int64_t KeyOf(const char* page, int64_t row) const {
+    int64_t key;
+    std::memcpy(&key, Entry(page, row), sizeof(key));
+    return key;
+  }
+  const char* RowOf(const char* page, int64_t row) const {
+    return Entry(page, row) + sizeof(int64_t);
+  }
+  void Set(char* page, int64_t row, int64_t key, const void* from) const {
+    std::memcpy(Entry(page, row), &key, sizeof(key));
+    std::memcpy(Entry(page, row) + sizeof(key), from, static_cast<size_t>(row_bytes));
+  }
+
+  // Completes a page whose first `used` rows are set.
+  void Seal(char* page, uint32_t number, int64_t used) const;
+  // False if a page is not what was written as that number.
+  bool IsWhole(const char* page, uint32_t number) const;
+
+  static constexpr int64_t kHeadBytes = sizeof(Head);
+  int64_t row_bytes;    // of a row
+  int64_t entry_bytes;  // and its key
+  int64_t bytes;        // of a page
+  int64_t rows;         // of a page
+
+ private:
+  uint64_t ChecksumOf(const char* page) const;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_LAYOUT_H_

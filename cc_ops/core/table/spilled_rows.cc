@@ -1,0 +1,403 @@
+#include "cc_ops/core/table/spilled_rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "cc_ops/core/base/hash.h"
+
+namespace slipstream {
+namespace {
+
+// Blocks of a log: large writes, and yet little of the memory.
+constexpr int64_t kMostBlockBytes = 256 << 10, kBlocksOfMemory = 16;
+// Pages that were read ahead, of the memory.
+constexpr int64_t kPartAhead = 8, kLeastAhead = 1 << 20;
+// Rows that are looked at for each that leaves, and how many leave at once.
+constexpr int64_t kCandidates = 8, kMostLeaving = 256, kPartLeaving = 64;
+// Pages that are read at once where all rows are.
+constexpr size_t kPagesAtOnce = 1024;
+
+}  // namespace
+
+Status SpilledRows::Make(const std::string& table, int64_t memory, const std::string& folder,
+                         int64_t row_bytes, std::vector<RowShard>* shards,
+                         std::unique_ptr<SpilledRows>* spilled) {
+  const PageLayout layout(row_bytes);
+  const int64_t of_block =
+      std::min(kMostBlockBytes, memory / (kNumShards * kBlocksOfMemory)) / layout.bytes;
+  const int64_t pages = std::max<int64_t>(1, of_block);
+  std::unique_ptr<SpillFiles> files;
+  const Status status = SpillFiles::Open(folder, pages * layout.bytes, &files);
+  if (!status.ok()) return Status(status.code(), "table '" + table + "': " + status.message());
+  spilled->reset(new SpilledRows(table, memory, row_bytes, pages, shards, std::move(files)));
+  return OkStatus();
+}
+
+SpilledRows::SpilledRows(std::string table, int64_t memory, int64_t row_bytes, int64_t block_pages,
+                         std::vector<RowShard>* shards, std::unique_ptr<SpillFiles> files)
+    : table_(std::move(table)),
+      layout_(row_bytes),
+      most_rows_(std::max<int64_t>(memory / row_bytes, kNumShards)),
+      rows_(shards),
+      files_(std::move(files)),
+      reads_(std::max(kLeastAhead, memory / kPartAhead)) {
+  shards_.reserve(kNumShards);
+  for (int s = 0; s < kNumShards; ++s) {
+    shards_.emplace_back(RowLog(&layout_, block_pages, files_.get()));
+  }
+}
+
+int64_t SpilledRows::bytes() const {
+  int64_t bytes = reads_.bytes();
+  for (const ShardSpill& spill : shards_) {
+    bytes += spill.log.buffered_bytes() +
+             static_cast<int64_t>(spill.key_of.capacity() * sizeof(int64_t) +
+                                  (spill.home.capacity() + spill.used.capacity()) *
+                                      sizeof(uint32_t));
+  }
+  return bytes;
+}
+
+SpillStatistics SpilledRows::statistics() const {
+  SpillStatistics sum;
+  sum.disk_bytes = files_->bytes();
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    const ShardSpill& spill = shards_[s];
+    sum.rows_in_memory += spill.in_memory;
+    sum.rows_on_disk += (*rows_)[s].index.size() - spill.in_memory;
+    sum.rows_read += spill.rows_read;
+    sum.rows_written += spill.rows_written;
+    sum.reads_ahead += spill.reads_ahead;
+  }
+  return sum;
+}
+
+void SpilledRows::Add(int shard, uint32_t index, int64_t key) {
+  ShardSpill& spill = shards_[shard];
+  if (spill.used.size() <= index) {
+    spill.key_of.resize(index + 1);
+    spill.home.resize(index + 1, kNoHome);
+    spill.used.resize(index + 1);
+  }
+  spill.key_of[index] = key;
+  spill.home[index] = kNoHome;
+  spill.used[index] = clock_;
+  ++spill.in_memory;
+}
+
+void SpilledRows::Forget(int shard, uint32_t index) {
+  ShardSpill& spill = shards_[shard];
+  if (IsOnDisk(index)) {
+    spill.log.Drop(index - kOnDisk);
+    return;
+  }
+  Change(shard, index);
+  spill.used[index] = 0;
+  --spill.in_memory;
+}
+
+void SpilledRows::Clear() {
+  reads_.Clear();
+  for (ShardSpill& spill : shards_) {
+    spill.log.Clear();
+    spill.key_of.clear();
+    spill.home.clear();
+    spill.used.clear();
+    spill.hand = 0;
+    spill.in_memory = 0;
+  }
+  ++evictions_;
+}
+
+double SpilledRows::ValueOf(const RowShard& shard, const ShardSpill& spill, uint32_t index) const {
+  // A row that has not been used for as long as it takes for all rows to be exchanged is worth half.
+  const double age = clock_ - spill.used[index];
+  const int64_t read = std::max<int64_t>(1, spill.rows_read);
+  const double turns = age * static_cast<double>(read) / clock_ / static_cast<double>(most_rows_) *
+                       kNumShards;
+  return shard.index.Find(spill.key_of[index])->count * std::exp2(-turns);
+}
+
+Status SpilledRows::Evict(int shard, int64_t rows) {
+  ShardSpill& spill = shards_[shard];
+  RowShard& table = (*rows_)[shard];
+  const auto frames = static_cast<uint32_t>(spill.used.size());
+  struct Leaving {
+    double value;
+    uint32_t index;
+    bool operator<(const Leaving& other) const {
+      return value != other.value ? value < other.value : index < other.index;
+    }
+  };
+  std::vector<Leaving> leaving;
+  leaving.reserve(static_cast<size_t>(std::min<int64_t>(kCandidates * rows, frames)));
+  for (uint32_t seen = 0; seen < frames; ++seen) {
+    if (static_cast<int64_t>(leaving.size()) >= kCandidates * rows) break;
+    const uint32_t index = spill.hand;
+    spill.hand = spill.hand + 1 == frames ? 0 : spill.hand + 1;
+    if (spill.used[index] == 0 || spill.used[index] == clock_ || keeps_(shard, index)) continue;
+    table.index.Prefetch(KeyedHash(spill.key_of[index]));
+    leaving.push_back({0., index});
+  }
+  for (Leaving& one : leaving) one.value = ValueOf(table, spill, one.index);
+  if (static_cast<int64_t>(leaving.size()) > rows) {
+    std::nth_element(leaving.begin(), leaving.begin() + rows, leaving.end());
+    leaving.resize(static_cast<size_t>(rows));
+  }
+  // Pages hold rows of like value.
+  std::sort(leaving.begin(), leaving.end());
+  const int64_t changed = std::count_if(leaving.begin(), leaving.end(), [&](const Leaving& one) {
+    return spill.home[one.index] == kNoHome;
+  });
+  const Status status = spill.log.Reserve(changed);
+  if (!status.ok()) return Status(status.code(), "table '" + table_ + "': " + status.message());
+  for (const Leaving& one : leaving) {
+    const int64_t key = spill.key_of[one.index];
+    uint32_t position = spill.home[one.index];
+    if (position == kNoHome) position = spill.log.Append(key, table.arena.Row(one.index));
+    table.index.Find(key)->index = kOnDisk + position;
+    table.arena.Release(one.index);
+    spill.home[one.index] = kNoHome;
+    spill.used[one.index] = 0;
+  }
+  spill.rows_written += changed;
+  spill.in_memory -= static_cast<int64_t>(leaving.size());
+  if (!leaving.empty()) ++evictions_;
+  return OkStatus();
+}
+
+Status SpilledRows::Compact(int shard) {
+  ShardSpill& spill = shards_[shard];
+  HashIndex& index = (*rows_)[shard].index;
+  if (spill.log.NeedsCompaction()) spill.log.BeginCompaction();
+  const Status status = spill.log.EndCompaction(
+      /*waits=*/false, [&](int64_t rows) { return spill.log.Reserve(rows).ok(); },
+      [&](int64_t key, const char* row, uint32_t position) {
+        HashIndex::Entry* const entry = index.Find(key);
+        if (entry == nullptr) return;
+        if (entry->index == kOnDisk + position) {
+          entry->index = kOnDisk + spill.log.Append(key, row);
+          ++spill.rows_written;
+        } else if (!IsOnDisk(entry->index) && spill.home[entry->index] == position) {
+          spill.home[entry->index] = kNoHome;
+        } else {
+          return;
+        }
+        spill.log.Drop(position);
+      });
+  return status.ok() ? status : Status(status.code(), "table '" + table_ + "': " + status.message());
+}
+
+Status SpilledRows::MakeRoom(int shard, int64_t incoming) {
+  ShardSpill& spill = shards_[shard];
+  const int64_t most = (most_rows_ + kNumShards - 1) / kNumShards;
+  const int64_t excess = spill.in_memory + incoming - most;
+  if (excess > 0) {
+    const Status status =
+        Evict(shard, std::max(excess, std::min(kMostLeaving, most / kPartLeaving)));
+    if (!status.ok()) return status;
+  }
+  return OkStatus();
+}
+
+void SpilledRows::Place(int shard, int64_t key, uint32_t position, const char* row) {
+  RowShard& table = (*rows_)[shard];
+  const uint32_t index = table.arena.Allocate();
+  std::memcpy(static_cast<void*>(table.arena.Row(index)), row,
+              static_cast<size_t>(layout_.row_bytes));
+  Add(shard, index, key);
+  shards_[shard].home[index] = position;
+  table.index.Find(key)->index = index;
+}
+
+Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, const Parallel& parallel) {
+  struct FromPages {
+    std::vector<Coming> rows;       // by page
+    std::vector<PageId> pages;      // each once
+    std::vector<PageAhead> ahead;   // of these, without a batch: to be read
+  };
+  std::vector<FromPages> found(kNumShards);
+  const auto for_each_shard = [&](const std::function<void(int)>& fn) {
+    parallel.run(parallel.threads, [&](int task) {
+      const TaskRange range = RangeOf(task, parallel.threads, kNumShards);
+      for (int64_t s = range.begin; s < range.end; ++s) fn(static_cast<int>(s));
+    });
+  };
+  std::vector<Status> statuses(kNumShards);
+  // Rows of a block that is compacted move: that comes first. What is in memory still is there at
+  // once; of the others, which pages are to be read?
+  for_each_shard([&](int s) { statuses[s] = Compact(s); });
+  if (!keys.empty()) {
+    for_each_shard([&](int s) {
+      ShardSpill& spill = shards_[s];
+      FromPages& of_shard = found[s];
+      for (const int64_t key : keys[s]) {
+        const uint32_t position = (*rows_)[s].index.Find(key)->index - kOnDisk;
+        const char* const row = spill.log.InMemory(position);
+        if (row != nullptr) {
+          Place(s, key, position, row);
+        } else {
+          of_shard.rows.push_back({key, position, nullptr});
+        }
+      }
+      std::sort(of_shard.rows.begin(), of_shard.rows.end(),
+                [](const Coming& a, const Coming& b) { return a.position < b.position; });
+      for (const Coming& coming : of_shard.rows) {
+        const uint32_t page = spill.log.PageOf(coming.position);
+        if (!of_shard.pages.empty() && of_shard.pages.back().page == page) continue;
+        of_shard.pages.push_back({s, page, spill.log.VersionOf(page)});
+        of_shard.ahead.push_back(reads_.Take(of_shard.pages.back()));
+      }
+    });
+  }
+  size_t to_read = 0;
+  for (const FromPages& of_shard : found) {
+    to_read += static_cast<size_t>(
+        std::count_if(of_shard.ahead.begin(), of_shard.ahead.end(),
+                      [](const PageAhead& ahead) { return ahead.batch == nullptr; }));
+  }
+  const auto batch = std::make_shared<PageBatch>(layout_, to_read);
+  for (int s = 0; s < kNumShards; ++s) {
+    FromPages& of_shard = found[s];
+    for (size_t p = 0; p < of_shard.pages.size(); ++p) {
+      if (of_shard.ahead[p].batch != nullptr) continue;
+      of_shard.ahead[p] = {batch, batch->size()};
+      batch->Add(shards_[s].log.ReadOf(of_shard.pages[p].page, batch->PageAt(batch->size())));
+    }
+  }
+  batch->Begin();
+  // Meanwhile others leave.
+  for_each_shard([&](int s) {
+    if (!statuses[s].ok()) return;
+    statuses[s] = MakeRoom(s, static_cast<int64_t>(found[s].rows.size()));
+  });
+  for (const Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  for_each_shard([&](int s) {
+    ShardSpill& spill = shards_[s];
+    FromPages& of_shard = found[s];
+    auto coming = of_shard.rows.begin();
+    for (size_t p = 0; p < of_shard.pages.size() && statuses[s].ok(); ++p) {
+      const PageAhead& ahead = of_shard.ahead[p];
+      const uint32_t number = of_shard.pages[p].page;
+      const Transfer& transfer = ahead.batch->transfer(ahead.index);
+      ahead.batch->Wait();
+      std::string problem;
+      if (transfer.error != 0) {
+        problem = "cannot be read: " + transfer.ErrorText();
+      } else if (!layout_.IsWhole(transfer.bytes, number)) {
+        problem = "is not what was written there";
+      }
+      if (!problem.empty()) {
+        statuses[s] = InvalidArgument("table '" + table_ + "': a page of rows in '" +
+                                      files_->folder() + "' " + problem +
+                                      ". Restore the last checkpoint");
+        break;
+      }
+      for (; coming != of_shard.rows.end() && spill.log.PageOf(coming->position) == number;
+           ++coming) {
+        Place(s, coming->key, coming->position, spill.log.RowIn(transfer.bytes, coming->position));
+        ++spill.rows_read;
+        if (ahead.batch != batch) ++spill.reads_ahead;
+      }
+    }
+  });
+  for (const Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return OkStatus();
+}
+
+void SpilledRows::Announce(const int64_t* keys, int64_t n) {
+  std::vector<PageId> pages;
+  for (int64_t i = 0; i < n; ++i) {
+    constexpr int64_t kAhead = 16;
+    if (i + kAhead < n) {
+      (*rows_)[ShardOf(keys[i + kAhead])].index.Prefetch(KeyedHash(keys[i + kAhead]));
+    }
+    const int s = ShardOf(keys[i]);
+    const HashIndex::Entry* const entry = (*rows_)[s].index.Find(keys[i]);
+    if (entry == nullptr || !IsOnDisk(entry->index)) continue;
+    const RowLog& log = shards_[s].log;
+    const uint32_t position = entry->index - kOnDisk;
+    if (log.InMemory(position) != nullptr) continue;
+    const uint32_t page = log.PageOf(position);
+    pages.push_back({s, page, log.VersionOf(page)});
+  }
+  const auto key_of = [](const PageId& id) { return std::make_pair(id.shard, id.page); };
+  std::sort(pages.begin(), pages.end(),
+            [&](const PageId& a, const PageId& b) { return key_of(a) < key_of(b); });
+  pages.erase(std::unique(pages.begin(), pages.end(),
+                          [&](const PageId& a, const PageId& b) { return key_of(a) == key_of(b); }),
+              pages.end());
+  pages.erase(
+      std::remove_if(pages.begin(), pages.end(), [&](const PageId& id) { return reads_.Has(id); }),
+      pages.end());
+  if (pages.empty()) return;
+  const auto batch = std::make_shared<PageBatch>(layout_, pages.size());
+  for (const PageId& id : pages) {
+    batch->Add(shards_[id.shard].log.ReadOf(id.page, batch->PageAt(batch->size())));
+  }
+  batch->Begin();
+  reads_.Add(pages, batch);
+}
+
+Status SpilledRows::ForEachRow(
+    int shard, const std::function<void(const HashIndex::Entry&, const StoredRow*)>& visit) {
+  const ShardSpill& spill = shards_[shard];
+  const RowShard& table = (*rows_)[shard];
+  std::vector<HashIndex::Entry> on_disk;
+  for (const HashIndex::Entry& entry : table.index.entries()) {
+    if (entry.index == HashIndex::kEmpty) continue;
+    if (!IsOnDisk(entry.index)) {
+      visit(entry, table.arena.Row(entry.index));
+      continue;
+    }
+    const char* const row = spill.log.InMemory(entry.index - kOnDisk);
+    if (row != nullptr) {
+      visit(entry, reinterpret_cast<const StoredRow*>(row));
+    } else {
+      on_disk.push_back(entry);
+    }
+  }
+  std::sort(on_disk.begin(), on_disk.end(),
+            [](const auto& a, const auto& b) { return a.index < b.index; });
+  const auto page_of = [&](const HashIndex::Entry& entry) {
+    return spill.log.PageOf(entry.index - kOnDisk);
+  };
+  for (size_t begin = 0; begin < on_disk.size();) {
+    PageBatch batch(layout_, kPagesAtOnce);
+    std::vector<uint32_t> numbers;
+    size_t end = begin;
+    for (; end < on_disk.size(); ++end) {
+      const uint32_t page = page_of(on_disk[end]);
+      if (!numbers.empty() && numbers.back() == page) continue;
+      if (numbers.size() == kPagesAtOnce) break;
+      numbers.push_back(page);
+      batch.Add(spill.log.ReadOf(page, batch.PageAt(batch.size())));
+    }
+    batch.Begin();
+    batch.Wait();
+    for (size_t p = 0; p < numbers.size(); ++p) {
+      const Transfer& transfer = batch.transfer(p);
+      if (transfer.error != 0 || !layout_.IsWhole(transfer.bytes, numbers[p])) {
+        return InvalidArgument(
+            "table '" + table_ + "': a page of rows in '" + files_->folder() + "' " +
+            (transfer.error != 0 ? "cannot be read: " + transfer.ErrorText()
+                                 : std::string("is not what was written there")) +
+            ". Restore the last checkpoint");
+      }
+      for (; begin < end && page_of(on_disk[begin]) == numbers[p]; ++begin) {
+        visit(on_disk[begin],
+              reinterpret_cast<const StoredRow*>(
+                  spill.log.RowIn(transfer.bytes, on_disk[begin].index - kOnDisk)));
+      }
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace slipstream
