@@ -2,6 +2,7 @@
 
 import dataclasses
 import numbers
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,14 +58,40 @@ class Storage:
         dtype: of a row's values: "float32"; "bfloat16" (8 bits of precision, float32's range) or
             "float16" (11 bits, up to 65,504), which take half the bytes.
         slot_dtype: of the optimizer's values beside a row: "float32" or "bfloat16".
+        memory: bytes of rows and slots in memory, or a text such as "2GB"; all others are on disk,
+            the least valuable first, by their access counts and how long ago they were used. A
+            batch's rows must fit. The index, 20 to 25 bytes a key, and about a tenth for what moves
+            come on top. None: all rows are in memory.
+        spill: the folder on a local disk, for files that have no name and end with the process;
+            with `memory` only. Ranks may share it.
     """
 
     dtype: str = "float32"
     slot_dtype: str = "float32"
+    memory: int | str | None = None
+    spill: str | None = None
 
     def __post_init__(self) -> None:
         require_choice("dtype", self.dtype, ROW_DTYPES, "Storage")
         require_choice("slot_dtype", self.slot_dtype, SLOT_DTYPES, "Storage")
+        if (self.memory is None) != (self.spill is None):
+            missing, given = ("memory", "spill") if self.memory is None else ("spill", "memory")
+            place = f"Storage({given}={getattr(self, given)!r})"
+            raise invalid(missing, None, place, "both memory and spill, or neither")
+        if self.memory is not None:
+            parse_bytes("memory", self.memory, "Storage")
+            if not isinstance(self.spill, (str, os.PathLike)) or not os.path.isdir(self.spill):
+                raise invalid("spill", self.spill, "Storage", "a folder that exists")
+            object.__setattr__(self, "spill", os.fspath(self.spill))
+
+    def in_memory(self) -> "Storage":
+        """Returns the same for a table whose rows are all in memory."""
+        return Storage(self.dtype, self.slot_dtype)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of rows in memory; 0: all are."""
+        return 0 if self.memory is None else parse_bytes("memory", self.memory, "Storage")
 
     def row_bytes(self, dim: int, slots: int) -> int:
         """Returns the bytes of memory of a row of `dim` values and of its slots.

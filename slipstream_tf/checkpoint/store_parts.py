@@ -198,7 +198,8 @@ class _Target:
         """Adds the rows of keys that are not in the contents, as before their first gradient."""
         missing = np.setdiff1d(keys, contents["keys"])
         assert self.rule is not None
-        rows = NativeStore([self.table], self.rule).gather(self.table.name, missing)[0].numpy()
+        in_memory = dataclasses.replace(self.table, storage=self.table.storage.in_memory())
+        rows = NativeStore([in_memory], self.rule).gather(self.table.name, missing)[0].numpy()
         initial = self.store.slot_layout(self.table.name).initial
         return tables.with_rows(contents, missing, rows, initial)
 

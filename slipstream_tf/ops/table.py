@@ -44,6 +44,8 @@ def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
         transforms=list(optimizer.op_transforms()),
         dtype=config.storage.dtype,
         slot_dtype=config.storage.slot_dtype,
+        memory=config.storage.memory_bytes,
+        spill=config.storage.spill or "",
     )
 
 
@@ -224,6 +226,38 @@ def to_tensors(contents: Mapping[str, Any], kinds: Mapping[str, Any], what: str)
             f"Invalid {what}: arrays {sorted(contents)}. Allowed: exactly {sorted(kinds)}."
         )
     return {name: tf.constant(np.asarray(contents[name], t)) for name, t in kinds.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class SpillStatistics:
+    """Where the rows of a table are, and how many moved since it was made.
+
+    Attributes:
+        rows_in_memory: rows there.
+        rows_on_disk: rows that are on disk alone.
+        disk_bytes: of the files.
+        rows_read: that lookups, and whatever else needs rows, had to read.
+        rows_read_ahead: those of them whose reading had begun before: they were announced.
+        rows_written: to the disk; that of compaction is in it.
+    """
+
+    rows_in_memory: int
+    rows_on_disk: int
+    disk_bytes: int
+    rows_read: int
+    rows_read_ahead: int
+    rows_written: int
+
+
+def spill_statistics(handle: tf.Tensor) -> SpillStatistics:
+    """Returns where the rows of a table are (eager only)."""
+    values = _loader.library().slipstream_table_spill_statistics(handle=handle).numpy()
+    return SpillStatistics(*(int(v) for v in values))
+
+
+def announce(handle: tf.Tensor, keys: Any) -> tf.Operation | None:
+    """Begins to read rows of keys, int64 [n], from the disk, where they spill; waits for none."""
+    return _loader.library().slipstream_table_announce(handle=handle, keys=keys)
 
 
 def step(handle: tf.Tensor) -> tf.Tensor:

@@ -157,6 +157,28 @@ class NativeStore(EmbeddingStore):
         """
         return values
 
+    def announce_rows(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
+        """Begins to read the rows of a batch to come from the disk, where tables spill.
+
+        Any number of batches may be announced, and a batch need not be looked up. Does nothing
+        where all rows are in memory.
+
+        Args:
+            packed: the batch's keys.
+            specs: its features.
+        """
+        for table, handle in zip(self.tables, self._handles, strict=True):
+            if table.storage.spill is None:
+                continue
+            keys = [packed.of(i)[0] for i, spec in enumerate(specs) if spec.table == table.name]
+            if keys:
+                flat = [tf.reshape(part, [-1]) for part in keys]
+                table_ops.announce(handle, tf.concat(flat, axis=0) if len(flat) > 1 else flat[0])
+
+    def spill_statistics(self, table: str) -> table_ops.SpillStatistics:
+        """Returns where the rows of a table are; see `ops.table.SpillStatistics`."""
+        return table_ops.spill_statistics(self._handle_of(table))
+
     def size(self, table: str) -> int:
         """See `EmbeddingStore.size`."""
         return self.statistics(table).rows

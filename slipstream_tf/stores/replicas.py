@@ -88,7 +88,11 @@ class Replicas(CountingStore):
             optimizer: whose slots replicas have, of tables without one of their own.
             rows: of each table at most, from `rows_within`.
         """
-        bounded = [dataclasses.replace(t, retention=Retention(rows, "lru")) for t in tables]
+        retention = Retention(rows, "lru")
+        bounded = [
+            dataclasses.replace(t, retention=retention, storage=t.storage.in_memory())
+            for t in tables
+        ]
         super().__init__(bounded, optimizer)
         self.most_flagged = int(rows * _READ_ONLY_SHARE)
         self.read_only = {table.name: 0 for table in self.tables}

@@ -104,7 +104,7 @@ class TableArrivals {
     std::vector<int64_t> keys;
     for (const Arrival& arrival : arrivals_) keys.push_back(arrival.key);
     return table_->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
-                                  "gradients came for", parallel);
+                                  /*reads=*/false, "gradients came for", parallel);
   }
 
   // Finds, or makes, the rows of a task's shards.

@@ -176,7 +176,7 @@ Status BringInMissing(const Parallel& parallel, LookupPlan* plan) {
       }
     };
     for_each_missing([&](int s, int64_t u) { missing[s].push_back(plan->unique_key[u]); });
-    const Status status = rows.spilled()->Load(missing, parallel);
+    const Status status = rows.spilled()->Load(missing, /*must_fit=*/true, parallel);
     if (!status.ok()) return status;
     for_each_missing([&](int, int64_t u) {
       plan->unique_row[u] = rows.Find(plan->unique_key[u], &plan->unique_index[u]);
@@ -225,8 +225,8 @@ Status BringInBatch(const std::vector<EmbeddingTable*>& tables,
         keys.insert(keys.end(), view.keys + view.begin(i), view.keys + view.end(i));
       }
     }
-    const Status status = tables[t]->rows().BringIn(
-        keys.data(), static_cast<int64_t>(keys.size()), "a batch needs", parallel);
+    const Status status = tables[t]->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
+                                                    /*reads=*/true, "a batch needs", parallel);
     if (!status.ok()) return status;
   }
   return OkStatus();

@@ -64,8 +64,8 @@ Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64
     for (int64_t i = 0; i < n; ++i) {
       if (flags[i] != 0) kept.push_back(keys[i]);
     }
-    const Status status =
-        rows_.BringIn(kept.data(), static_cast<int64_t>(kept.size()), "rows with flags are", parallel);
+    const Status status = rows_.BringIn(kept.data(), static_cast<int64_t>(kept.size()),
+                                        /*reads=*/false, "rows with flags are", parallel);
     if (!status.ok()) return status;
   }
   flags_.Set(keys, flags, n, parallel, create_missing, &rows_);
@@ -120,7 +120,7 @@ Status EmbeddingTable::Write(const int64_t* keys, const float* rows, int64_t n,
       rows_.WriteRow(rows + i * dim, targets[i - begin]);
     }
   };
-  return rows_.ForPartsInMemory(keys, n, "rows to write are", parallel, write);
+  return rows_.ForPartsInMemory(keys, n, /*reads=*/false, "rows to write are", parallel, write);
 }
 
 int64_t EmbeddingTable::Remove(const int64_t* keys, int64_t n) {

@@ -36,8 +36,8 @@ Status ValidateTableOptions(const TableOptions& options) {
                            " and spill '" + options.spill +
                            "'; allowed: both, bytes and a folder, or neither");
   }
-  if (!options.spill.empty() && (options.rule.transforms.DecaysAll() ||
-                                 options.rule.transforms.SweepsAll())) {
+  if (!options.spill.empty() &&
+      (options.rule.transforms.DecaysAll() || options.rule.transforms.SweepsAll())) {
     return InvalidArgument("spill" + Of(options) + " is '" + options.spill +
                            "'; allowed where no update touches all rows: a penalty or decay of all "
                            "rows does");
@@ -538,7 +538,7 @@ int64_t RowStore::KeysAtOnce() const {
   return spilled_ == nullptr ? size() : std::max<int64_t>(1, spilled_->most_rows() / 4);
 }
 
-Status RowStore::BringIn(const int64_t* keys, int64_t n, const std::string& who,
+Status RowStore::BringIn(const int64_t* keys, int64_t n, bool reads, const std::string& who,
                          const Parallel& parallel) {
   if (spilled_ == nullptr) return OkStatus();
   constexpr int64_t kAhead = 16;
@@ -562,13 +562,12 @@ Status RowStore::BringIn(const int64_t* keys, int64_t n, const std::string& who,
     needed += static_cast<int64_t>(of_shard.size());
   }
   if (needed > spilled_->most_rows()) {
-    return ResourceExhausted(who + " " + std::to_string(needed) + " rows of table '" +
-                             options_.name + "' at once; its memory, " +
-                             std::to_string(options_.memory) + " bytes, holds " +
-                             std::to_string(spilled_->most_rows()) +
-                             ": raise it or make the batches smaller");
+    return ResourceExhausted(
+        who + " " + std::to_string(needed) + " rows of table '" + options_.name +
+        "' at once; its memory, " + std::to_string(options_.memory) + " bytes, holds " +
+        std::to_string(spilled_->most_rows()) + ": raise it or make the batches smaller");
   }
-  return spilled_->Load(missing, parallel);
+  return spilled_->Load(missing, /*must_fit=*/!reads, parallel);
 }
 
 }  // namespace slipstream

@@ -74,8 +74,8 @@ class RowStore {
   // `options` must be valid, and outlive the store. spilled: of the shards, as `MakeSpilled` gives
   // it, or null.
   explicit RowStore(const TableOptions& options);
-  // Makes what a table with a folder needs; to be called once, before anything else. InvalidArgument
-  // if no file can be made there.
+  // Makes what a table with a folder needs; to be called once, before anything else.
+  // InvalidArgument if no file can be made there.
   Status OpenSpill();
 
   const RowLayout& layout() const { return layout_; }
@@ -105,23 +105,25 @@ class RowStore {
   // Whether a key has a row, wherever it is.
   bool Has(int64_t key) const { return shards_[ShardOf(key)].index.Find(key) != nullptr; }
 
-  // Null unless rows spill to the disk. Those that are there have to be brought in before any of the
-  // functions below finds them.
+  // Null unless rows spill to the disk. Those that are there have to be brought in before any of
+  // the functions below finds them.
   SpilledRows* spilled() { return spilled_.get(); }
   const SpilledRows* spilled() const { return spilled_.get(); }
   // Brings in the rows that keys have, and keeps them there until the next use begins. Does nothing
-  // where rows do not spill. Errors as SpilledRows::Load, and ResourceExhausted if they are more than
-  // there is memory for; who: that needs them, for the error.
-  Status BringIn(const int64_t* keys, int64_t n, const std::string& who, const Parallel& parallel);
+  // where rows do not spill. Errors as SpilledRows::Load, and ResourceExhausted if they are more
+  // than there is memory for; who: that needs them, for the error. reads: they are only read: a
+  // full disk is no error.
+  Status BringIn(const int64_t* keys, int64_t n, bool reads, const std::string& who,
+                 const Parallel& parallel);
   // Calls fn(begin, end) for parts of the keys, one after the other, whose rows are in memory then:
   // one part, unless rows spill. Errors as BringIn.
   template <class Fn>
-  Status ForPartsInMemory(const int64_t* keys, int64_t n, const std::string& who,
+  Status ForPartsInMemory(const int64_t* keys, int64_t n, bool reads, const std::string& who,
                           const Parallel& parallel, const Fn& fn) {
     const int64_t at_once = spilled_ == nullptr ? std::max<int64_t>(n, 1) : KeysAtOnce();
     for (int64_t begin = 0; begin < n; begin += at_once) {
       const int64_t end = std::min(n, begin + at_once);
-      const Status status = BringIn(keys + begin, end - begin, who, parallel);
+      const Status status = BringIn(keys + begin, end - begin, reads, who, parallel);
       if (!status.ok()) return status;
       fn(begin, end);
     }

@@ -52,10 +52,10 @@ SpilledRows::SpilledRows(std::string table, int64_t memory, int64_t row_bytes, i
 int64_t SpilledRows::bytes() const {
   int64_t bytes = reads_.bytes();
   for (const ShardSpill& spill : shards_) {
-    bytes += spill.log.buffered_bytes() +
-             static_cast<int64_t>(spill.key_of.capacity() * sizeof(int64_t) +
-                                  (spill.home.capacity() + spill.used.capacity()) *
-                                      sizeof(uint32_t));
+    bytes +=
+        spill.log.buffered_bytes() +
+        static_cast<int64_t>(spill.key_of.capacity() * sizeof(int64_t) +
+                             (spill.home.capacity() + spill.used.capacity()) * sizeof(uint32_t));
   }
   return bytes;
 }
@@ -112,11 +112,12 @@ void SpilledRows::Clear() {
 }
 
 double SpilledRows::ValueOf(const RowShard& shard, const ShardSpill& spill, uint32_t index) const {
-  // A row that has not been used for as long as it takes for all rows to be exchanged is worth half.
+  // A row that has not been used for as long as it takes for all rows to be exchanged is worth
+  // half.
   const double age = clock_ - spill.used[index];
   const int64_t read = std::max<int64_t>(1, spill.rows_read);
-  const double turns = age * static_cast<double>(read) / clock_ / static_cast<double>(most_rows_) *
-                       kNumShards;
+  const double turns =
+      age * static_cast<double>(read) / clock_ / static_cast<double>(most_rows_) * kNumShards;
   return shard.index.Find(spill.key_of[index])->count * std::exp2(-turns);
 }
 
@@ -148,11 +149,13 @@ Status SpilledRows::Evict(int shard, int64_t rows) {
   }
   // Pages hold rows of like value.
   std::sort(leaving.begin(), leaving.end());
-  const int64_t changed = std::count_if(leaving.begin(), leaving.end(), [&](const Leaving& one) {
-    return spill.home[one.index] == kNoHome;
-  });
-  const Status status = spill.log.Reserve(changed);
-  if (!status.ok()) return Status(status.code(), "table '" + table_ + "': " + status.message());
+  const auto is_changed = [&](const Leaving& one) { return spill.home[one.index] == kNoHome; };
+  int64_t changed = std::count_if(leaving.begin(), leaving.end(), is_changed);
+  const Status status = changed == 0 ? OkStatus() : spill.log.Reserve(changed);
+  if (!status.ok()) {
+    leaving.erase(std::remove_if(leaving.begin(), leaving.end(), is_changed), leaving.end());
+    changed = 0;
+  }
   for (const Leaving& one : leaving) {
     const int64_t key = spill.key_of[one.index];
     uint32_t position = spill.home[one.index];
@@ -165,7 +168,8 @@ Status SpilledRows::Evict(int shard, int64_t rows) {
   spill.rows_written += changed;
   spill.in_memory -= static_cast<int64_t>(leaving.size());
   if (!leaving.empty()) ++evictions_;
-  return OkStatus();
+  return status.ok() ? status
+                     : Status(status.code(), "table '" + table_ + "': " + status.message());
 }
 
 Status SpilledRows::Compact(int shard) {
@@ -187,7 +191,8 @@ Status SpilledRows::Compact(int shard) {
         }
         spill.log.Drop(position);
       });
-  return status.ok() ? status : Status(status.code(), "table '" + table_ + "': " + status.message());
+  return status.ok() ? status
+                     : Status(status.code(), "table '" + table_ + "': " + status.message());
 }
 
 Status SpilledRows::MakeRoom(int shard, int64_t incoming) {
@@ -212,11 +217,12 @@ void SpilledRows::Place(int shard, int64_t key, uint32_t position, const char* r
   table.index.Find(key)->index = index;
 }
 
-Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, const Parallel& parallel) {
+Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool must_fit,
+                         const Parallel& parallel) {
   struct FromPages {
-    std::vector<Coming> rows;       // by page
-    std::vector<PageId> pages;      // each once
-    std::vector<PageAhead> ahead;   // of these, without a batch: to be read
+    std::vector<Coming> rows;      // by page
+    std::vector<PageId> pages;     // each once
+    std::vector<PageAhead> ahead;  // of these, without a batch: to be read
   };
   std::vector<FromPages> found(kNumShards);
   const auto for_each_shard = [&](const std::function<void(int)>& fn) {
@@ -271,7 +277,8 @@ Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, const Pa
   // Meanwhile others leave.
   for_each_shard([&](int s) {
     if (!statuses[s].ok()) return;
-    statuses[s] = MakeRoom(s, static_cast<int64_t>(found[s].rows.size()));
+    const Status room = MakeRoom(s, static_cast<int64_t>(found[s].rows.size()));
+    if (must_fit) statuses[s] = room;
   });
   for (const Status& status : statuses) {
     if (!status.ok()) return status;
@@ -292,9 +299,9 @@ Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, const Pa
         problem = "is not what was written there";
       }
       if (!problem.empty()) {
-        statuses[s] = InvalidArgument("table '" + table_ + "': a page of rows in '" +
-                                      files_->folder() + "' " + problem +
-                                      ". Restore the last checkpoint");
+        statuses[s] =
+            InvalidArgument("table '" + table_ + "': a page of rows in '" + files_->folder() +
+                            "' " + problem + ". Restore the last checkpoint");
         break;
       }
       for (; coming != of_shard.rows.end() && spill.log.PageOf(coming->position) == number;
@@ -391,9 +398,8 @@ Status SpilledRows::ForEachRow(
             ". Restore the last checkpoint");
       }
       for (; begin < end && page_of(on_disk[begin]) == numbers[p]; ++begin) {
-        visit(on_disk[begin],
-              reinterpret_cast<const StoredRow*>(
-                  spill.log.RowIn(transfer.bytes, on_disk[begin].index - kOnDisk)));
+        visit(on_disk[begin], reinterpret_cast<const StoredRow*>(
+                                  spill.log.RowIn(transfer.bytes, on_disk[begin].index - kOnDisk)));
       }
     }
   }

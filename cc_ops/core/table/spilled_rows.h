@@ -28,10 +28,10 @@ inline bool IsOnDisk(uint32_t index) { return index >= kOnDisk; }
 struct SpillStatistics {
   int64_t rows_in_memory = 0;
   int64_t rows_on_disk = 0;
-  int64_t disk_bytes = 0;     // of files
-  int64_t rows_read = 0;      // from the disk, since the table was made
-  int64_t rows_written = 0;   // to it, by compaction, too
-  int64_t reads_ahead = 0;    // of rows_read, those that had been announced
+  int64_t disk_bytes = 0;    // of files
+  int64_t rows_read = 0;     // from the disk, since the table was made
+  int64_t rows_written = 0;  // to it, by compaction, too
+  int64_t reads_ahead = 0;   // of rows_read, those that had been announced
 };
 
 // Callers hold the table's mutex exclusively, but for Announce. Calls for different shards may run
@@ -72,14 +72,16 @@ class SpilledRows {
   void Clear();
 
   // Brings the rows of keys, which are on disk, into memory: keys by shard, each once. Others leave
-  // for them, the least valuable first. ResourceExhausted if the disk is full, InvalidArgument if it
-  // does not give back what was written: all rows are where they were, or on disk, and in memory,
-  // whole.
-  Status Load(const std::vector<std::vector<int64_t>>& keys, const Parallel& parallel);
+  // for them, the least valuable first. ResourceExhausted if the disk is full, InvalidArgument if
+  // it does not give back what was written: all rows are where they were, or on disk, and in
+  // memory, whole. must_fit: false brings them in though the disk is full, beyond the memory: where
+  // they are only read, they can leave again.
+  Status Load(const std::vector<std::vector<int64_t>>& keys, bool must_fit,
+              const Parallel& parallel);
   // Lets rows leave memory until no more are there than may be.
-  Status Shrink(const Parallel& parallel) { return Load({}, parallel); }
-  // Begins to read the rows of keys, wherever they are: Load will find them sooner. The caller holds
-  // the table's mutex, shared.
+  Status Shrink(const Parallel& parallel) { return Load({}, true, parallel); }
+  // Begins to read the rows of keys, wherever they are: Load will find them sooner. The caller
+  // holds the table's mutex, shared.
   void Announce(const int64_t* keys, int64_t n);
 
   // visit(key, entry, row) of all rows of a shard, wherever they are, in any order. Errors as Load.
@@ -114,7 +116,8 @@ class SpilledRows {
   double ValueOf(const RowShard& shard, const ShardSpill& spill, uint32_t index) const;
   // Lets rows leave a shard until it has room for so many.
   Status MakeRoom(int shard, int64_t incoming);
-  // Lets the least valuable rows of a shard leave, at least so many, as far as they may.
+  // Lets the least valuable rows of a shard leave, so many as far as they may; of those that have
+  // to be written, none if the disk is full.
   Status Evict(int shard, int64_t rows);
   // Gives room on the disk back that dropped rows have.
   Status Compact(int shard);

@@ -346,7 +346,7 @@ Status BringInForUpdate(const LookupPlan& plan, bool with_due, const Parallel& p
                   plan.unique_key.begin() + of_plan.end);
     }
     const Status status = table->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
-                                                "an update needs", parallel);
+                                                /*reads=*/false, "an update needs", parallel);
     if (!status.ok()) return status;
   }
   return OkStatus();
@@ -375,8 +375,9 @@ Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
           ForEachExpired(nullptr, deferred, [&](int64_t key) { keys.push_back(key); });
         }
       }
-      const Status status = table->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
-                                                  "deferred gradients are of", parallel);
+      const Status status =
+          table->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
+                                /*reads=*/false, "deferred gradients are of", parallel);
       if (!status.ok()) return status;
     }
     parallel.run(parallel.threads, [&](int task) {

@@ -125,6 +125,9 @@ TEST(SpilledTraining, IsThatOfATableInMemory) {
         EXPECT_LE(found.rows_in_memory, most_rows + 200);
         if (most_rows < 1000) {
           EXPECT_GT(found.rows_on_disk, 0);
+        }
+        // Small rows may all lie in pages that are not full yet.
+        if (most_rows < 1000 && dim > 3) {
           EXPECT_GT(found.rows_read, 0);
         }
       }
@@ -149,7 +152,8 @@ TEST(SpilledTraining, SoIsAllElseThatIsDoneWithIt) {
       const auto n = static_cast<int64_t>(distinct.size());
       switch (random() % 12) {
         case 0:
-          EXPECT_EQ(pair.Evaluate(pair.memory.get(), keys), pair.Evaluate(pair.spilled.get(), keys));
+          EXPECT_EQ(pair.Evaluate(pair.memory.get(), keys),
+                    pair.Evaluate(pair.spilled.get(), keys));
           break;
         case 1: {
           std::vector<float> rows(distinct.size() * static_cast<size_t>(options.dim));
@@ -168,7 +172,8 @@ TEST(SpilledTraining, SoIsAllElseThatIsDoneWithIt) {
           std::vector<uint8_t> flags;
           for (int64_t i = 0; i < n; ++i) flags.push_back(static_cast<uint8_t>(random() % 4));
           pair.Both([&](Training* training) {
-            EXPECT_TRUE(training->table->SetFlags(distinct.data(), flags.data(), n, Parallel()).ok());
+            EXPECT_TRUE(
+                training->table->SetFlags(distinct.data(), flags.data(), n, Parallel()).ok());
           });
           break;
         }
@@ -196,7 +201,7 @@ TEST(SpilledTraining, SoIsAllElseThatIsDoneWithIt) {
             std::vector<float> rows(values), drift(distinct.size());
             std::unique_ptr<bool[]> is_there(new bool[distinct.size()]);
             const Status status = store.ForPartsInMemory(
-                distinct.data(), n, "to be measured are", Parallel(),
+                distinct.data(), n, /*reads=*/true, "to be measured are", Parallel(),
                 [&](int64_t begin, int64_t end) {
                   const int64_t first = begin * options.dim;
                   MeasureRows(*training->table, distinct.data() + begin, snapshot.data() + first,
@@ -214,9 +219,8 @@ TEST(SpilledTraining, SoIsAllElseThatIsDoneWithIt) {
         case 7: {
           const TableContents contents = pair.memory->table->Export();
           if (random() % 4 != 0) break;
-          pair.Both([&](Training* training) {
-            EXPECT_TRUE(training->table->Import(contents).ok());
-          });
+          pair.Both(
+              [&](Training* training) { EXPECT_TRUE(training->table->Import(contents).ok()); });
           break;
         }
         default:
@@ -251,8 +255,8 @@ TEST(SpilledTraining, UpdatesFindRowsThatHaveLeftMemorySince) {
       pair.Evaluate(pair.spilled.get(), DrawKeys(&random, 60, 2000));
     }
     pair.Both([&](Training* training) {
-      const Status status = ApplyGradients(training->workspace.plan, {{upstream.data(), 8}}, .1f,
-                                           training->parallel);
+      const Status status =
+          ApplyGradients(training->workspace.plan, {{upstream.data(), 8}}, .1f, training->parallel);
       ASSERT_TRUE(status.ok()) << status.message();
     });
   }

@@ -95,7 +95,7 @@ absl::Status Gather(tf::OpKernelContext* c, EmbeddingTable* table) {
   const ReadingTableLocks lock({table});
   const int64_t* const keys = Data<int64_t>(c, 1);
   return ToAbsl(table->rows().ForPartsInMemory(
-      keys, n, "to be read are", ParallelOf(c), [&](int64_t begin, int64_t end) {
+      keys, n, /*reads=*/true, "to be read are", ParallelOf(c), [&](int64_t begin, int64_t end) {
         table->rows().Gather(keys + begin, end - begin, ParallelOf(c), rows + begin * dim,
                              found + begin);
       }));
@@ -118,7 +118,7 @@ absl::Status Measure(tf::OpKernelContext* c, EmbeddingTable* table) {
   const ReadingTableLocks lock({table});
   const int64_t* const keys = Data<int64_t>(c, 1);
   return ToAbsl(table->rows().ForPartsInMemory(
-      keys, shape.num_elements(), "to be measured are", ParallelOf(c),
+      keys, shape.num_elements(), /*reads=*/true, "to be measured are", ParallelOf(c),
       [&](int64_t begin, int64_t end) {
         const int64_t first = begin * table->dim();
         MeasureRows(*table, keys + begin, Data<float>(c, 2) + first, end - begin, measurement,
