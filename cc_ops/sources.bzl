@@ -174,6 +174,7 @@ CORE_TESTS = [
     "core/containers/key_set_test.cc",
     "core/update/rules/update_rule_test.cc",
     "core/deferral/deferred_gradients_test.cc",
+    "core/spill/row_log_test.cc",
     "core/table/embedding_table_test.cc",
     "core/table/row_flags_test.cc",
     "core/table/written_rows_test.cc",

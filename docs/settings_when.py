@@ -102,12 +102,14 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "optimizer": "Tables that differ: a lower rate for small ones, `SGD` for biases.",
         "combiner": 'Bags of keys: "mean" if their lengths differ much.',
         "initializer": "As for any embedding; `Constant` or `Zeros` for biases.",
-        "storage": "Memory is short: `Storage(\"bfloat16\")`; see [memory](using/memory.md).",
+        "storage": 'Memory is short: `Storage("bfloat16")`; see [memory](using/memory.md).',
         "retention": "Memory must be bounded. Not with replicated tables of several ranks.",
     },
     "Storage": {
         "dtype": '"bfloat16": half the bytes. "float16": finer, for rows of values below 65,504.',
         "slot_dtype": '"bfloat16": half the bytes of the optimizer, too.',
+        "memory": "Tables are larger than memory.",
+        "spill": "The same: a folder on a local SSD.",
     },
     "Retention": {
         "capacity": "Always: what memory allows.",

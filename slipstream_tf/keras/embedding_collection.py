@@ -17,6 +17,7 @@ from slipstream_tf.checkpoint.store_state import StoreState, export_state, resto
 from slipstream_tf.config import Table
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid, require_choice
+from slipstream_tf.inputs.rows_ahead import announce_rows
 from slipstream_tf.keras import feature_layouts as layouts
 from slipstream_tf.keras.contract import (
     require_apply,
@@ -225,6 +226,20 @@ class EmbeddingCollection(keras.layers.Layer):
     def table(self, name: str) -> TableRows:
         """Returns the rows of a table, to be read, written, removed and listed by key."""
         return TableRows(self.store, name)
+
+    def announced(
+        self, dataset: tf.data.Dataset, get_keys: Callable[..., Any] | None = None
+    ) -> tf.data.Dataset:
+        """Returns the same batches, whose rows begin to come from the disk before they are trained.
+
+        For tables that spill (`Storage`), in training and evaluation. Put it last, in front of a
+        `.prefetch(2)`. `Slipstream.apply` does it by itself.
+
+        Args:
+            dataset: elements are batches.
+            get_keys: as of `Slipstream.apply`.
+        """
+        return announce_rows(dataset, self.store, self.specs, get_keys)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer; see `call`."""

@@ -17,6 +17,7 @@ from slipstream_tf.inputs.batches import call_at, sized
 from slipstream_tf.inputs.class_weights import weigh_classes
 from slipstream_tf.inputs.look_ahead import LookAhead
 from slipstream_tf.inputs.notes import note_share
+from slipstream_tf.inputs.rows_ahead import announce_rows
 from slipstream_tf.inputs.spec import SKIPPABLE
 from slipstream_tf.keras import leaving_out, misuse
 from slipstream_tf.keras.callbacks import SaturationCallback
@@ -230,6 +231,8 @@ class Slipstream(tf.train.experimental.PythonState):
         again = functools.partial(self.apply, dataset, batch_size, get_keys, drop_remainder, ahead)
         # Features that have notes are for models that take them off.
         even = even_ends(kept, self.comm, note_share if self.needs_losses else None)
+        for layer in self.layers:
+            even = announce_rows(even, layer.store, layer.specs, get_keys)
         return Applied(
             self.read_ahead(even) if ahead else even,
             self.most_batches,

@@ -50,6 +50,7 @@ class TrackedStore:
         wire: a `distributed.exchange.Wire`: how this package sends the rows between ranks; None: it
             does not.
         prefetches: whether batches may be announced; see `distributed.ShardedStore.announce`.
+        spills: whether rows may be on disk, so that batches should be told to `announce_rows`.
         lists_hot_keys_by_key: whether `hot_keys` takes `by_key=True`: keys are then ascending.
         takes_tables_at_once: whether several threads may ask for several tables.
         collects_gradients: whether gradients can be collected now and applied later:
@@ -67,6 +68,7 @@ class TrackedStore:
     has_read_only_replicas = False
     wire: Any = None
     prefetches = False
+    spills = False
     lists_hot_keys_by_key = False
     takes_tables_at_once = False
     collects_gradients = False
@@ -86,6 +88,16 @@ class TrackedStore:
         """Returns the rate of a table's next update; None: the store does not know it."""
         self._require(table)
         return None if self.learning_rate is None else float(self.learning_rate)
+
+    def announce_rows(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
+        """Begins to read the rows of a batch to come from the disk, where tables spill.
+
+        Any number of batches may be announced, and a batch need not be looked up.
+
+        Args:
+            packed: the batch's keys.
+            specs: its features.
+        """
 
     @property
     def rate_variables(self) -> list[Any]:

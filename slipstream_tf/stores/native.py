@@ -52,6 +52,7 @@ class NativeStore(EmbeddingStore):
         self.rates = Rates(self.tables, self.optimizer, self._step_of)
         _require_room(self.tables, self.rates.rules)
         self._index = {name: i for i, name in enumerate(names)}
+        self.spills = any(table.storage.spill is not None for table in self.tables)
         with tf.init_scope():
             self._handles = [
                 table_ops.create(config, rule)
@@ -158,15 +159,7 @@ class NativeStore(EmbeddingStore):
         return values
 
     def announce_rows(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
-        """Begins to read the rows of a batch to come from the disk, where tables spill.
-
-        Any number of batches may be announced, and a batch need not be looked up. Does nothing
-        where all rows are in memory.
-
-        Args:
-            packed: the batch's keys.
-            specs: its features.
-        """
+        """See `EmbeddingStore.announce_rows`."""
         for table, handle in zip(self.tables, self._handles, strict=True):
             if table.storage.spill is None:
                 continue

@@ -19,6 +19,7 @@ CORE = (
     "gpu",
     "memory",
     "containers",
+    "spill",
     "update/rules",
     "deferral",
     "table",

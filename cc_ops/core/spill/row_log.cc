@@ -28,10 +28,10 @@ Status RowLog::Reserve(int64_t rows) {
   const int64_t left = open_ == kNone ? 0 : RowsOfBlock() - open_rows_;
   const int64_t blocks = (std::max<int64_t>(0, rows - left) + RowsOfBlock() - 1) / RowsOfBlock();
   while (static_cast<int64_t>(reserved_.size()) < blocks) {
-    SpillPlace place;
-    const Status taken = files_->Take(&place);
+    Extent extent;
+    const Status taken = files_->Take(&extent);
     if (!taken.ok()) return taken;
-    reserved_.push_back(place);
+    reserved_.push_back(extent);
   }
   // Memory, too, before anything moves.
   blocks_.reserve(blocks_.size() + static_cast<size_t>(blocks));
@@ -53,7 +53,7 @@ void RowLog::Open() {
   Block& block = blocks_[open_];
   block.buffer = NewBuffer();
   block.buffer->block = open_;
-  block.place = reserved_.back();
+  block.extent = reserved_.back();
   reserved_.pop_back();
   block.is_used = true;
   ++used_blocks_;
@@ -86,13 +86,13 @@ void RowLog::Close() {
 }
 
 void RowLog::BeginWrite(Buffer* buffer) {
-  const SpillPlace place = blocks_[buffer->block].place;
+  const Extent extent = blocks_[buffer->block].extent;
   buffer->transfer = Transfer();
-  buffer->transfer.file = files_->descriptor(place.file);
+  buffer->transfer.file = files_->descriptor(extent.file);
   buffer->transfer.writes = true;
   buffer->transfer.bytes = buffer->begin;
   buffer->transfer.size = BlockBytes();
-  buffer->transfer.offset = place.offset;
+  buffer->transfer.offset = extent.offset;
   DiskThreads::OfProcess().Begin(&buffer->transfer, 1, &buffer->group);
 }
 
@@ -132,8 +132,8 @@ void RowLog::Drop(uint32_t position) {
 void RowLog::FreeIfEmpty(uint32_t number) {
   Block& block = blocks_[number];
   if (block.live > 0 || block.buffer != nullptr || block.is_compacted || !block.is_used) return;
-  files_->Release(block.place);
-  block.place = SpillPlace();
+  files_->Release(block.extent);
+  block.extent = Extent();
   block.is_used = false;
   ++block.version;
   --used_blocks_;
@@ -149,12 +149,12 @@ const char* RowLog::InMemory(uint32_t position) const {
 }
 
 Transfer RowLog::ReadOf(uint32_t page, char* bytes) const {
-  const SpillPlace place = blocks_[static_cast<size_t>(page / pages_)].place;
+  const Extent extent = blocks_[static_cast<size_t>(page / pages_)].extent;
   Transfer transfer;
-  transfer.file = files_->descriptor(place.file);
+  transfer.file = files_->descriptor(extent.file);
   transfer.bytes = bytes;
   transfer.size = layout_->bytes;
-  transfer.offset = place.offset + page % pages_ * layout_->bytes;
+  transfer.offset = extent.offset + page % pages_ * layout_->bytes;
   return transfer;
 }
 

@@ -16,10 +16,10 @@
 namespace slipstream {
 
 // A row has a position until it is dropped, and never changes there: one that changed is appended
-// anew. A block that is full is written in the background, and lies in memory until then. Its place
-// is free again once none of its rows is left, which compaction sees to: it gives out the rows of
-// the block that has the fewest, to be appended anew. Not thread-safe: a shard has one owner at a
-// time, but for what says so.
+// anew. A block that is full is written in the background, and lies in memory until then. Its
+// extent is free again once none of its rows is left, which compaction sees to: it gives out the
+// rows of the block that has the fewest, to be appended anew. Not thread-safe: a shard has one
+// owner at a time, but for what says so.
 class RowLog {
  public:
   // Positions are below it.
@@ -111,7 +111,7 @@ class RowLog {
   };
   struct Block {
     std::unique_ptr<Buffer> buffer;  // until it is on the disk
-    SpillPlace place;
+    Extent extent;
     int64_t live = 0;
     uint32_t version = 0;
     bool is_used = false, is_compacted = false;
@@ -120,7 +120,7 @@ class RowLog {
   int64_t RowsOfBlock() const { return pages_ * layout_->rows; }
   int64_t BlockBytes() const { return pages_ * layout_->bytes; }
   std::unique_ptr<Buffer> NewBuffer();
-  // Begins a block at a place that was reserved.
+  // Begins a block at an extent that was reserved.
   void Open();
   // Has the open block written.
   void Close();
@@ -133,9 +133,9 @@ class RowLog {
   const int64_t pages_;
   SpillFiles* files_;
   std::vector<Block> blocks_;
-  std::vector<uint32_t> unused_;      // numbers of blocks
-  std::vector<SpillPlace> reserved_;  // for blocks to come
-  std::vector<uint32_t> writing_;     // numbers of blocks
+  std::vector<uint32_t> unused_;   // numbers of blocks
+  std::vector<Extent> reserved_;   // for blocks to come
+  std::vector<uint32_t> writing_;  // numbers of blocks
   std::vector<std::unique_ptr<Buffer>> spare_;
   std::unique_ptr<Buffer> compaction_;
   uint32_t open_ = kNone;

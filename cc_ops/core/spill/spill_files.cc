@@ -73,7 +73,7 @@ Status SpillFiles::Begin(int32_t* number) {
   return OkStatus();
 }
 
-Status SpillFiles::Take(SpillPlace* place) {
+Status SpillFiles::Take(Extent* extent) {
   const std::lock_guard<std::mutex> lock(mutex_);
   while (!with_free_.empty()) {
     const int32_t number = with_free_.back();
@@ -82,7 +82,7 @@ Status SpillFiles::Take(SpillPlace* place) {
       with_free_.pop_back();
       continue;
     }
-    *place = {number, file.free.back()};
+    *extent = {number, file.free.back()};
     file.free.pop_back();
     ++file.taken;
     return OkStatus();
@@ -97,30 +97,29 @@ Status SpillFiles::Take(SpillPlace* place) {
   // A disk that is full says so now, not when the rows have left memory.
   if (fallocate(file.descriptor, 0, offset, block_bytes_) != 0 && errno != EOPNOTSUPP) {
     const int error = errno;
-    return ResourceExhausted("there is no room for " + std::to_string(block_bytes_) +
-                             " bytes more in '" + folder_ + "', beside the " +
-                             std::to_string(BytesBegun()) + " of the table: " +
-                             std::strerror(error));
+    return ResourceExhausted(
+        "there is no room for " + std::to_string(block_bytes_) + " bytes more in '" + folder_ +
+        "', beside the " + std::to_string(BytesBegun()) + " of the table: " + std::strerror(error));
   }
   ++file.begun;
   ++file.taken;
-  *place = {open_, offset};
+  *extent = {open_, offset};
   return OkStatus();
 }
 
-void SpillFiles::Release(SpillPlace place) {
+void SpillFiles::Release(Extent extent) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  File& file = files_[static_cast<size_t>(place.file)];
+  File& file = files_[static_cast<size_t>(extent.file)];
   --file.taken;
   // A file stays open: somebody may be reading ahead what is not needed any more.
-  if (file.taken == 0 && place.file != open_ && ftruncate(file.descriptor, 0) == 0) {
+  if (file.taken == 0 && extent.file != open_ && ftruncate(file.descriptor, 0) == 0) {
     file.begun = 0;
     file.free.clear();
-    idle_.push_back(place.file);
+    idle_.push_back(extent.file);
     return;
   }
-  if (file.free.empty()) with_free_.push_back(place.file);
-  file.free.push_back(place.offset);
+  if (file.free.empty()) with_free_.push_back(extent.file);
+  file.free.push_back(extent.offset);
 }
 
 int SpillFiles::descriptor(int32_t file) const {

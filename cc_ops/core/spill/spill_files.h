@@ -14,7 +14,7 @@
 namespace slipstream {
 
 // A block of a file.
-struct SpillPlace {
+struct Extent {
   int32_t file = -1;
   int64_t offset = 0;
 };
@@ -33,8 +33,8 @@ class SpillFiles {
   int64_t block_bytes() const { return block_bytes_; }
 
   // A block that nobody uses, with its room on the disk. ResourceExhausted without any.
-  Status Take(SpillPlace* place);
-  void Release(SpillPlace place);
+  Status Take(Extent* extent);
+  void Release(Extent extent);
 
   // Of a file, for transfers. Valid while a block of it is taken.
   int descriptor(int32_t file) const;
@@ -44,8 +44,8 @@ class SpillFiles {
  private:
   struct File {
     int descriptor = -1;
-    int64_t begun = 0;           // blocks that were ever taken, from the file's start
-    std::vector<int64_t> free;   // offsets of blocks that were released
+    int64_t begun = 0;          // blocks that were ever taken, from the file's start
+    std::vector<int64_t> free;  // offsets of blocks that were released
     int64_t taken = 0;
   };
   SpillFiles(std::string folder, int64_t block_bytes);

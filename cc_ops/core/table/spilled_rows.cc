@@ -207,7 +207,7 @@ Status SpilledRows::MakeRoom(int shard, int64_t incoming) {
   return OkStatus();
 }
 
-void SpilledRows::Place(int shard, int64_t key, uint32_t position, const char* row) {
+void SpilledRows::PutInMemory(int shard, int64_t key, uint32_t position, const char* row) {
   RowShard& table = (*rows_)[shard];
   const uint32_t index = table.arena.Allocate();
   std::memcpy(static_cast<void*>(table.arena.Row(index)), row,
@@ -243,7 +243,7 @@ Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool mus
         const uint32_t position = (*rows_)[s].index.Find(key)->index - kOnDisk;
         const char* const row = spill.log.InMemory(position);
         if (row != nullptr) {
-          Place(s, key, position, row);
+          PutInMemory(s, key, position, row);
         } else {
           of_shard.rows.push_back({key, position, nullptr});
         }
@@ -306,7 +306,8 @@ Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool mus
       }
       for (; coming != of_shard.rows.end() && spill.log.PageOf(coming->position) == number;
            ++coming) {
-        Place(s, coming->key, coming->position, spill.log.RowIn(transfer.bytes, coming->position));
+        PutInMemory(s, coming->key, coming->position,
+                    spill.log.RowIn(transfer.bytes, coming->position));
         ++spill.rows_read;
         if (ahead.batch != batch) ++spill.reads_ahead;
       }

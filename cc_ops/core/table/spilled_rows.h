@@ -122,7 +122,7 @@ class SpilledRows {
   // Gives room on the disk back that dropped rows have.
   Status Compact(int shard);
   // Puts a row into memory.
-  void Place(int shard, int64_t key, uint32_t position, const char* row);
+  void PutInMemory(int shard, int64_t key, uint32_t position, const char* row);
 
   const std::string table_;
   const PageLayout layout_;

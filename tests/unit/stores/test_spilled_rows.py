@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 from store_files import restore, save
 
-from slipstream_tf import Storage, Table, initializers, optimizers
+from slipstream_tf import Slipstream, Storage, Table, Window, initializers, optimizers
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -145,6 +145,32 @@ def test_a_model_trains_and_predicts_as_in_memory(tmp_path: Path) -> None:
         if spill is not None:
             assert layer.store.spill_statistics("t").rows_on_disk > 1000
     np.testing.assert_array_equal(*predictions)
+
+
+@pytest.mark.parametrize("by", ["layer", "engine"])
+def test_data_sets_announce_their_batches(by: str, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    keys = generator.integers(0, 3000, (4096, 2))
+    label = (keys.sum(axis=1) % 2).astype(np.float32)
+    storage = Storage(memory=MEMORY, spill=str(tmp_path))
+    layer = EmbeddingCollection([Table("t", DIM, storage=storage)], optimizers.Adagrad(0.1))
+    inputs = {"t": keras.Input((2,), dtype="int64", name="t")}
+    model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)["t"]))
+    model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
+    data = tf.data.Dataset.from_tensor_slices(({"t": keys}, label)).batch(128)
+    callbacks = []
+    if by == "layer":
+        data = layer.announced(data).prefetch(2)
+    else:
+        slipstream = Slipstream(layer, window=Window(8))
+        data, callbacks = slipstream.apply(data), [slipstream.callback()]
+    model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+    found = layer.store.spill_statistics("t")
+    # An engine also reads the rows of hot keys at its windows' ends, which nobody announces.
+    assert found.rows_read_ahead > 3000
+    # Of tables in memory it is the data set itself.
+    other = EmbeddingCollection([Table("t", DIM)], optimizers.Adagrad(0.1))
+    assert other.announced(data) is data
 
 
 @pytest.mark.parametrize(

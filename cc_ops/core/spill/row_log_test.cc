@@ -1,0 +1,188 @@
+#include "cc_ops/core/spill/row_log.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace slipstream {
+namespace {
+
+constexpr int64_t kRowBytes = 600, kPages = 2;
+
+// A log beside the rows that it should have.
+class KnownLog {
+ public:
+  KnownLog() : layout(kRowBytes) {
+    const Status status = SpillFiles::Open(testing::TempDir(), kPages * layout.bytes, &files);
+    EXPECT_TRUE(status.ok()) << status.message();
+    log = std::make_unique<RowLog>(&layout, kPages, files.get());
+  }
+
+  static std::vector<char> RowOf(int64_t key, int version) {
+    std::vector<char> row(kRowBytes);
+    for (size_t i = 0; i < row.size(); ++i) {
+      row[i] = static_cast<char>(key * 7 + version * 31 + static_cast<int64_t>(i));
+    }
+    return row;
+  }
+
+  void Put(int64_t key, int version) {
+    ASSERT_TRUE(log->Reserve(1).ok());
+    const std::vector<char> row = RowOf(key, version);
+    if (known.count(key) > 0) log->Drop(known[key].position);
+    known[key] = {log->Append(key, row.data()), version};
+  }
+
+  void ExpectAll() {
+    std::vector<char> memory(static_cast<size_t>(layout.bytes + kPageUnit));
+    char* const page = reinterpret_cast<char*>(
+        RoundUp(reinterpret_cast<size_t>(memory.data()), static_cast<size_t>(kPageUnit)));
+    for (const auto& [key, entry] : known) {
+      const char* row = log->InMemory(entry.position);
+      if (row == nullptr) {
+        const uint32_t number = log->PageOf(entry.position);
+        Transfer transfer = log->ReadOf(number, page);
+        TransferGroup group;
+        DiskThreads::OfProcess().Begin(&transfer, 1, &group);
+        group.Wait();
+        ASSERT_EQ(transfer.error, 0);
+        ASSERT_TRUE(layout.IsWhole(page, number));
+        row = log->RowIn(page, entry.position);
+      }
+      ASSERT_EQ(std::memcmp(row, RowOf(key, entry.version).data(), kRowBytes), 0) << key;
+    }
+    ASSERT_EQ(log->live(), static_cast<int64_t>(known.size()));
+  }
+
+  Status Compact(bool waits = true) {
+    log->BeginCompaction();
+    return log->EndCompaction(
+        waits, [&](int64_t rows) { return log->Reserve(rows).ok(); },
+        [&](int64_t key, const char* row, uint32_t position) {
+          const auto found = known.find(key);
+          if (found == known.end() || found->second.position != position) return;
+          found->second.position = log->Append(key, row);
+          log->Drop(position);
+        });
+  }
+
+  struct Entry {
+    uint32_t position;
+    int version;
+  };
+  PageLayout layout;
+  std::unique_ptr<SpillFiles> files;
+  std::unique_ptr<RowLog> log;
+  std::map<int64_t, Entry> known;
+};
+
+TEST(PageLayout, HoldsWholeRows) {
+  for (const int64_t bytes : {16, 256, 600, 4000, 4080, 9000}) {
+    const PageLayout layout(bytes);
+    EXPECT_EQ(layout.bytes % kPageUnit, 0);
+    EXPECT_GE(layout.rows, 1);
+    EXPECT_LE(PageLayout::kHeadBytes + layout.rows * layout.entry_bytes, layout.bytes);
+    EXPECT_GT(PageLayout::kHeadBytes + (layout.rows + 1) * layout.entry_bytes, layout.bytes);
+  }
+}
+
+TEST(PageLayout, SeesEveryChangedByte) {
+  const PageLayout layout(600);
+  std::vector<char> page(static_cast<size_t>(layout.bytes));
+  for (int64_t row = 0; row < layout.rows; ++row) {
+    layout.Set(page.data(), row, row, KnownLog::RowOf(row, 0).data());
+  }
+  layout.Seal(page.data(), 12, layout.rows);
+  EXPECT_TRUE(layout.IsWhole(page.data(), 12));
+  EXPECT_FALSE(layout.IsWhole(page.data(), 13));
+  for (char& byte : page) {
+    byte = static_cast<char>(byte ^ 4);
+    EXPECT_FALSE(layout.IsWhole(page.data(), 12));
+    byte = static_cast<char>(byte ^ 4);
+  }
+}
+
+TEST(RowLog, HasWhatWasPutThere) {
+  KnownLog known;
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 5000; ++i) {
+    known.Put(static_cast<int64_t>(random() % 300), i);
+    if (random() % 10 == 0 && !known.known.empty()) {
+      const auto leaving = known.known.begin();
+      known.log->Drop(leaving->second.position);
+      known.known.erase(leaving);
+    }
+    if (known.log->NeedsCompaction()) {
+      ASSERT_TRUE(known.Compact(random() % 2 == 0).ok());
+    }
+    if (i % 500 == 0) known.ExpectAll();
+  }
+  known.ExpectAll();
+  const int64_t rows = kPages * known.layout.rows;
+  EXPECT_LE(known.files->bytes(), (300 / rows * 4 / 3 + 8) * kPages * known.layout.bytes);
+  known.log->Clear();
+  known.known.clear();
+  known.Put(1, 2);
+  known.ExpectAll();
+}
+
+// As if another process had written to the file.
+TEST(RowLog, DamageIsAnError) {
+  KnownLog known;
+  for (int64_t key = 0; key < 200; ++key) known.Put(key, 0);
+  while (!known.log->Poll().ok() || known.log->InMemory(known.known[0].position) != nullptr) {
+    usleep(1000);
+  }
+  const Transfer where = known.log->ReadOf(0, nullptr);
+  const std::string proc = "/proc/self/fd/" + std::to_string(where.file);
+  const int file = open(proc.c_str(), O_WRONLY);
+  ASSERT_GE(file, 0);
+  ASSERT_EQ(pwrite(file, "x", 1, where.offset + 100), 1);
+  close(file);
+  // The block with the fewest rows is the first.
+  for (int64_t key = 1; key < 3; ++key) known.log->Drop(known.known[key].position);
+  const Status status = known.Compact();
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(status.message().find("is not what was written there"), std::string::npos)
+      << status.message();
+}
+
+TEST(SpillFiles, NamesTheFolderThatIsNone) {
+  std::unique_ptr<SpillFiles> files;
+  const Status status = SpillFiles::Open("/not/there", 4096, &files);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("/not/there"), std::string::npos);
+}
+
+TEST(DiskThreads, TellsHowATransferFailed) {
+  std::unique_ptr<SpillFiles> files;
+  ASSERT_TRUE(SpillFiles::Open(testing::TempDir(), 4096, &files).ok());
+  Extent extent;
+  ASSERT_TRUE(files->Take(&extent).ok());
+  std::vector<char> memory(3 * kPageUnit);
+  char* const page = reinterpret_cast<char*>(
+      RoundUp(reinterpret_cast<size_t>(memory.data()), static_cast<size_t>(kPageUnit)));
+  Transfer transfers[2];
+  for (Transfer& transfer : transfers) {
+    transfer.bytes = page;
+    transfer.size = kPageUnit;
+  }
+  transfers[0].file = files->descriptor(extent.file);
+  transfers[0].offset = 1 << 20;
+  transfers[1].file = -1;
+  TransferGroup group;
+  DiskThreads::OfProcess().Begin(transfers, 2, &group);
+  group.Wait();
+  EXPECT_EQ(transfers[0].error, Transfer::kShort);
+  EXPECT_NE(transfers[0].ErrorText().find("the file ends"), std::string::npos);
+  EXPECT_EQ(transfers[1].ErrorText(), "Bad file descriptor");
+}
+
+}  // namespace
+}  // namespace slipstream
