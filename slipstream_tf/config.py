@@ -88,6 +88,10 @@ class Storage:
         """Returns the same for a table whose rows are all in memory."""
         return Storage(self.dtype, self.slot_dtype)
 
+    def rows_in_memory(self, dim: int, slots: int) -> int:
+        """Returns how many rows of `dim` values, with their slots, `memory` is of."""
+        return self.memory_bytes // self.row_bytes(dim, slots)
+
     @property
     def memory_bytes(self) -> int:
         """Bytes of rows in memory; 0: all are."""

@@ -5,6 +5,7 @@ Method: Slipstream, arXiv 2404.04270, snapshot block.
 """
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,12 @@ class TrackedTable:
         self._counts = store.update_counts(table.name)
         self.name = table.name
         self.dim = table.dim
+        self.most_watched = sys.maxsize
+        if table.storage.spill is not None:
+            # Watched rows are to be in memory, and to leave room there for others.
+            rule = store.rule_of(table.name)
+            slots = 0 if rule is None else rule.slots_per_row(table.dim)
+            self.most_watched = table.storage.rows_in_memory(table.dim, slots) // 2
         self.states = KeyStates.empty()
         self.policy = UpdatePolicy()
         # What the store was told last; None: not known, and so told again.

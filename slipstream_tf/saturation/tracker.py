@@ -478,6 +478,6 @@ class SaturationTracker:
         own = min(memory, hot_set.table_bytes.get(table.name, memory))
         # States need no other order of the keys.
         order = {"by_key": True} if self._lists_by_key else {}
-        most = most_candidates(table.dim, own)
+        most = min(most_candidates(table.dim, own), table.most_watched)
         keys, counts = self._store.hot_keys(table.name, most, **order)
         return np.asarray(keys), np.asarray(counts)

@@ -30,7 +30,8 @@ void PageReads::Add(const std::vector<PageId>& ids, const std::shared_ptr<PageBa
   for (const auto& [known, pages] : batches_) {
     if (const auto alive = known.lock()) kept += alive->bytes();
   }
-  while (batches_.size() > 1) {
+  // One that is about to be used, and the one after it, stay in any case.
+  while (batches_.size() > 2) {
     const std::shared_ptr<PageBatch> oldest = batches_.front().first.lock();
     if (oldest != nullptr && kept <= most_bytes_) break;
     if (oldest != nullptr) {

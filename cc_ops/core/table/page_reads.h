@@ -54,7 +54,8 @@ struct PageAhead {
 // What was read ahead and not taken yet. Thread-safe.
 class PageReads {
  public:
-  // most_bytes: of pages that nobody has taken; the oldest go.
+  // most_bytes: of pages that nobody has taken, but for those of the last two batches; the oldest
+  // go.
   explicit PageReads(int64_t most_bytes) : most_bytes_(most_bytes) {}
 
   // Whether a page is there already.

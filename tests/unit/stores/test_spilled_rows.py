@@ -166,8 +166,9 @@ def test_data_sets_announce_their_batches(by: str, tmp_path: Path) -> None:
         data, callbacks = slipstream.apply(data), [slipstream.callback()]
     model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
     found = layer.store.spill_statistics("t")
+    assert found.rows_read > 3000
     # An engine also reads the rows of hot keys at its windows' ends, which nobody announces.
-    assert found.rows_read_ahead > 3000
+    assert found.rows_read_ahead > 0.5 * found.rows_read
     # Of tables in memory it is the data set itself.
     other = EmbeddingCollection([Table("t", DIM)], optimizers.Adagrad(0.1))
     assert other.announced(data) is data

@@ -1,0 +1,164 @@
+"""A table that is larger than its memory: what a step takes, by how much of it fits.
+
+    python benchmarks/larger_than_memory.py --spill=/local/disk
+    python benchmarks/larger_than_memory.py --spill=/local/disk --keys=160000000 --memory=4GB \\
+        --steps=10000
+
+2,048 examples of 26 keys of one table of rows of 32 with Adagrad's sums, Zipf 1.05. Every case is a
+process of its own. A step is compared with that of a table in memory, and with what the disk can
+give: the rows that are not in memory over the 4-KiB random reads a second that fio reaches, 32 at
+once, before and after. RocksDB stands beside it, used directly, with a cache as large.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import awake
+import summary
+from absl import app, flags
+
+from slipstream_tf.config import Storage, parse_bytes
+
+_SPILL = flags.DEFINE_string("spill", None, "Folder on the disk that is measured.", required=True)
+_KEYS = flags.DEFINE_integer("keys", 20_000_000, "Rows of the table.", lower_bound=1)
+_SHARES = flags.DEFINE_list("shares", ["5", "10", "25", "50"], "Percent of the rows in memory.")
+_MEMORY = flags.DEFINE_string("memory", None, "Bytes of rows in memory, instead of --shares.")
+_MEMORY_KEYS = flags.DEFINE_integer(
+    "memory_keys", None, "Rows of the table in memory; default: as many, where they fit."
+)
+_STEPS = flags.DEFINE_integer("steps", 1000, "Steps that are timed.", lower_bound=10)
+_WARMUP = flags.DEFINE_integer("warmup", 300, "Steps before them.", lower_bound=0)
+_ROCKSDB_STEPS = flags.DEFINE_integer("rocksdb_steps", 100, "Of RocksDB; 0: it is left out.")
+
+_HERE = Path(__file__).resolve().parent
+_DIM, _THREADS = 32, 2
+ROW_BYTES = Storage().row_bytes(_DIM, _DIM)
+# Times the larger of both bounds; beside a step in memory where 98% are served.
+MOST_OVER_BOUND, MOST_OVER_MEMORY, LEAST_OVER_ROCKSDB = 1.3, 2.0, 5.0
+_FIO_BYTES = "8G"
+
+
+def reads_per_second() -> float:
+    """Returns the random reads of 4 KiB that fio reaches, 32 at once."""
+    command = [
+        "fio", "--name=read", f"--filename={_SPILL.value}/fio", f"--size={_FIO_BYTES}",
+        "--rw=randread", "--bs=4k", "--direct=1", "--ioengine=io_uring", "--iodepth=32",
+        "--runtime=10", "--time_based", "--output-format=json",
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    finally:
+        (Path(_SPILL.value) / "fio").unlink(missing_ok=True)
+    return float(json.loads(done.stdout)["jobs"][0]["read"]["iops"])
+
+
+def ours(keys: int, memory: int) -> dict[str, Any]:
+    """Runs a case of our table; memory 0: all of it is there."""
+    case = {
+        "keys": keys, "dim": _DIM, "memory": memory, "spill": _SPILL.value, "seed": 1,
+        "warmup": _WARMUP.value, "steps": _STEPS.value, "announces": True,
+    }  # fmt: skip
+    command = [sys.executable, str(_HERE / "larger_than_memory_case.py"), json.dumps(case)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(json.dumps({**case, **found}), flush=True)
+    return found
+
+
+def rocksdb(keys: int, memory: int) -> dict[str, Any]:
+    """Runs the case on RocksDB."""
+    with tempfile.TemporaryDirectory(dir=_SPILL.value) as folder:
+        program = f"{folder}/program"
+        source = str(_HERE / "larger_than_memory_rocksdb.cc")
+        subprocess.run(
+            ["g++", "-std=c++17", "-O2", "-o", program, source, "-lrocksdb", "-lpthread"],
+            check=True,
+        )
+        steps = [str(_WARMUP.value), str(_ROCKSDB_STEPS.value)]
+        command = [program, str(keys), str(_DIM), str(memory), f"{folder}/rows", *steps, "1"]
+        done = subprocess.run(
+            [*command, str(_THREADS)], stdout=subprocess.PIPE, check=True, text=True
+        )
+    print(done.stdout, flush=True)
+    return json.loads(done.stdout)
+
+
+def table_of(
+    names: Sequence[str], cases: Sequence[Mapping[str, Any]], reads: float
+) -> list[dict[str, Any]]:
+    """Returns the columns of the cases, the first of which is in memory."""
+    in_memory = cases[0]["median_ms"]
+
+    def of(name: str, factor: float = 1.0) -> list[float | None]:
+        return [None if name not in case else case[name] * factor for case in cases]
+
+    disk = [case.get("misses", 0.0) / reads * 1e3 for case in cases]
+    over = [
+        case["median_ms"] / max(in_memory, bound) for case, bound in zip(cases, disk, strict=True)
+    ]
+    return [
+        summary.column("rows in memory", names),
+        summary.column("ms a step", of("median_ms"), "{:.1f}"),
+        summary.column("99.9% of steps within", of("p99_9_ms"), "{:.1f}"),
+        summary.column("accesses not in memory", of("missed_share", 100), "{:.2f}%"),
+        summary.column("ms that reading them takes", disk, "{:.1f}"),
+        summary.column("step over the larger bound", over, "{:.2f}"),
+        summary.column("read ahead", of("read_ahead", 100), "{:.0f}%"),
+        summary.column("GB on disk", of("disk_bytes", 1e-9), "{:.1f}"),
+        summary.column("GB resident", of("resident_bytes", 1e-9), "{:.1f}"),
+        summary.column("MB in the page cache", of("cached_bytes", 1e-6), "{:.0f}"),
+    ]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures, prints and writes."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    if shutil.which("fio") is None:
+        raise app.UsageError("fio is not there. Install it (apt-get install fio).")
+    awake.keep()
+    keys = _KEYS.value
+    budgets = {f"{share}%": int(share) * keys // 100 * ROW_BYTES for share in _SHARES.value}
+    if _MEMORY.value is not None:
+        memory = parse_bytes("memory", _MEMORY.value, "--memory")
+        budgets = {f"{100 * memory / (keys * ROW_BYTES):.0f}%": memory}
+    reads = [reads_per_second()]
+    in_memory = _MEMORY_KEYS.value or keys
+    cases = [ours(in_memory, 0), *(ours(keys, memory) for memory in budgets.values())]
+    reads.append(reads_per_second())
+    rate = sum(reads) / len(reads)
+    names = [f"all of {in_memory:,}", *budgets]
+    columns = table_of(names, cases, rate)
+    over_bound = columns[5]["values"][1:]
+    claims = {
+        "spilled_gb": summary.claim([keys * ROW_BYTES / 1e9], 40, "higher"),
+        "resident_gb": summary.claim([case["resident_bytes"] / 1e9 for case in cases[1:]], 8),
+        "step_over_bound": summary.claim([max(over_bound)], MOST_OVER_BOUND),
+        "p99_9_over_median": summary.claim(
+            [max(case["p99_9_ms"] / case["median_ms"] for case in cases[1:])], 10
+        ),
+    }
+    served = [case for case in cases[1:] if case["missed_share"] <= 0.02]
+    if served:
+        ratios = [case["median_ms"] / cases[0]["median_ms"] for case in served]
+        claims["step_over_memory"] = summary.claim([max(ratios)], MOST_OVER_MEMORY)
+    if _ROCKSDB_STEPS.value:
+        name, memory = next(iter(budgets.items()))
+        other = rocksdb(keys, memory)
+        ratio = other["median_ms"] / cases[1]["median_ms"]
+        claims["over_rocksdb"] = summary.claim([ratio], LEAST_OVER_ROCKSDB, "higher")
+        print(f"RocksDB, {name} of the bytes as its cache: {other['median_ms']:.1f} ms a step.")
+    part = f"{keys:,} rows, {rate:,.0f} reads a second"
+    print(summary.write("larger_than_memory", part, {"": columns}, claims), flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,206 @@
+"""`slipstream-plan`: how much memory the tables of prepared data need, and how to keep them.
+
+In: a folder of `slipstream-prepare`, a memory. Out: a table, and `Table` settings as code.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from slipstream_tf import optimizers
+from slipstream_tf.cli.flag_set import (
+    Choice,
+    Flag,
+    FlagSet,
+    Integer,
+    Size,
+    Text,
+    UsageError,
+    raised_as,
+)
+from slipstream_tf.cli.program import import_tensorflow, run_program
+from slipstream_tf.prepare.memory_plan import MemoryPlan, plan_memory, read_uses
+from slipstream_tf.prepare.statistics import read_statistics
+from slipstream_tf.telemetry.table import format_table
+
+_FLAGS = {
+    "Plan": (
+        Flag("data", Text(), "folder that slipstream-prepare wrote"),
+        Flag("memory", Size(), "bytes of memory for all tables of a rank"),
+        Flag("spill", Text(), "folder on a local disk for rows that do not fit", None, "none"),
+        Flag("dim", Integer(1, 65536), "values per embedding row", 16),
+        Flag("rows_optimizer", Choice(optimizers.NAMES), "update rule of the rows", "adagrad"),
+        Flag("batch_size", Integer(1, 1 << 24), "examples per step", 2048),
+        Flag("reads_per_second", Integer(1, 1 << 30),
+             "rows a second that the disk gives, e.g. as fio's random reads of 4 KiB, 32 at once",
+             80_000),
+        Flag("json", None, "print one JSON object, in bytes, rows and shares"),
+    ),
+}  # fmt: skip
+_MEASURED_ROWS = 200_000
+_MEASURED_SECONDS = 1.0
+
+
+def make_flags() -> FlagSet:
+    """Returns the program's flags."""
+    return FlagSet(
+        "slipstream-plan",
+        "Says what the tables of prepared data need in memory, in each row type; which rows fit, "
+        "what share of the accesses they serve, and what a step takes then. Prints Table settings "
+        "to paste.",
+        ("slipstream-plan --data=criteo --memory=8GB --spill=/local/disk --dim=32",),
+        _FLAGS,
+    )
+
+
+def nanoseconds_per_access(dim: int, rule: Any, batch_size: int) -> float:
+    """Measures a lookup and its update on this machine, of a table in memory.
+
+    Args:
+        dim: values of a row.
+        rule: of the rows.
+        batch_size: examples of a step, of one key.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    from slipstream_tf.config import Table
+    from slipstream_tf.ops.features import FeatureSpec, pack
+    from slipstream_tf.stores import NativeStore
+
+    store = NativeStore([Table("t", dim)], rule)
+    store.write_rows("t", np.arange(_MEASURED_ROWS), np.zeros((_MEASURED_ROWS, dim), np.float32))
+    specs = [FeatureSpec("t", "t")]
+    # As skewed as keys are.
+    keys = np.random.default_rng(0).zipf(1.05, (16, batch_size)) % _MEASURED_ROWS
+    batches = [tf.constant(part) for part in keys]
+    gradient = tf.fill([batch_size, dim], 1e-3)
+
+    @tf.function
+    def train(batch: tf.Tensor) -> None:
+        (rows,), plan = store.lookup(pack({"t": batch}, specs), specs, training=True)
+        with tf.control_dependencies([rows]):
+            store.apply_gradients(plan, [gradient])
+
+    train(batches[0])
+    steps, start = 0, time.perf_counter()
+    while time.perf_counter() - start < _MEASURED_SECONDS:
+        train(batches[steps % len(batches)])
+        steps += 1
+    return (time.perf_counter() - start) / steps / batch_size * 1e9
+
+
+def main(values: dict[str, Any], given: frozenset[str]) -> None:
+    """Prints the plan."""
+    for name in ("data", "memory"):
+        if values[name] is None:
+            raise UsageError(f"Missing flag --{name}. See --help.")
+    import_tensorflow()
+    dim, rule = values["dim"], optimizers.get(values["rows_optimizer"])
+    with raised_as(UsageError, ""):
+        uses = read_uses(values["data"])
+        found = plan_memory(uses, dim, rule.slots_per_row(dim), values["memory"], values["spill"])
+    inputs = read_statistics(values["data"])["inputs"]["train"]
+    accesses = values["batch_size"] * sum(use.lookups for use in uses) / max(1, inputs)
+    # One table's batch is small: as many keys as a step has in all.
+    nanoseconds = nanoseconds_per_access(dim, rule, min(round(accesses) or 1, 1 << 17))
+    misses = accesses * (1 - found.served)
+    step = {
+        "accesses": accesses,
+        "misses": misses,
+        "in_memory_ms": accesses * nanoseconds / 1e6,
+        "disk_ms": misses / values["reads_per_second"] * 1e3,
+    }
+    print(json.dumps(as_json(found, step)) if values["json"] else text_of(found, step, dim))
+
+
+def as_json(found: MemoryPlan, step: dict[str, float]) -> dict[str, Any]:
+    """Returns the plan as JSON."""
+    return {
+        "needs": dict(found.needs),
+        "ranks": found.ranks,
+        "served": found.served,
+        "memory_bytes": found.memory_bytes,
+        "disk_bytes": found.disk_bytes,
+        "step": step,
+        "tables": {
+            table.field.name: {
+                "rows": table.field.rows,
+                "rows_in_memory": table.rows_in_memory,
+                "served": table.served,
+                "row_bytes": table.row_bytes,
+                "memory": table.storage.memory,
+                "dtype": table.storage.dtype,
+                "slot_dtype": table.storage.slot_dtype,
+                "spill": table.storage.spill,
+            }
+            for table in found.tables
+        },
+    }
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} TB"
+
+
+def text_of(found: MemoryPlan, step: dict[str, float], dim: int) -> str:
+    """Returns the plan as a table and code."""
+    needs = [(f"all rows as {kind}", _size(nbytes)) for kind, nbytes in found.needs.items()]
+    rows = [
+        (
+            table.field.name,
+            f"{table.field.rows:,}",
+            _size(table.field.rows * table.row_bytes),
+            f"{table.rows_in_memory / max(1, table.field.rows):.1%}",
+            f"{table.served:.2%}",
+        )
+        for table in found.tables
+    ]
+    header = ("table", "rows", "bytes", "in memory", "accesses served there")
+    longest = max(step["in_memory_ms"], step["disk_ms"])
+    lines = [
+        format_table(("rows, slots and index", "bytes"), needs),
+        "",
+        format_table(header, rows),
+        "",
+        f"Memory {_size(found.memory_bytes)}, disk {_size(found.disk_bytes)}; {found.served:.2%} "
+        "of the accesses find their rows in memory.",
+        f"A step's rows take about {longest:.1f} ms: {step['accesses']:,.0f} accesses "
+        f"{step['in_memory_ms']:.1f} ms, {step['misses']:,.0f} reads {step['disk_ms']:.1f} ms "
+        "beside them.",
+    ]
+    if found.ranks > 1:
+        lines.append(
+            f"Without a disk: {found.ranks} ranks with placement='sharded', each with this memory."
+        )
+    return "\n".join([*lines, "", *code_of(found, dim)])
+
+
+def code_of(found: MemoryPlan, dim: int) -> list[str]:
+    """Returns the tables as lines of Python."""
+    lines = ["tables = ["]
+    for table in found.tables:
+        settings = [repr(table.storage.dtype), repr(table.storage.slot_dtype)]
+        if table.storage.spill is not None:
+            memory = table.storage.memory
+            settings += [f"memory={memory}", f"spill={table.storage.spill!r}"]
+        storage = f"slip.Storage({', '.join(settings)})"
+        lines.append(f"    slip.Table({table.field.name!r}, dim={dim}, storage={storage}),")
+    return [*lines, "]"]
+
+
+def entry_point(arguments: Sequence[str] | None = None) -> None:
+    """Runs the program and ends the process."""
+    sys.exit(run_program(make_flags(), main, arguments))
+
+
+if __name__ == "__main__":
+    entry_point()
