@@ -231,7 +231,11 @@ def _settings_of(table: Table, var_type: str, settings: Mapping[str, Any]) -> di
     """The keyword arguments of a table's variable, checked."""
     place = f"table {table.name!r} of SOK's"
     if table.storage != Storage():
-        raise invalid("storage", table.storage, place, "Storage(): SOK keeps rows as float32")
+        allowed = (
+            "Storage(): HKV keeps rows as float32, and what of them is in the GPU's memory, not the "
+            "host's, is settings['max_hbm_for_vectors'], in GiB"
+        )
+        raise invalid("storage", table.storage, place, allowed)
     if var_type == "hbm":
         if table.capacity is not None or settings:
             given = table.capacity or dict(settings)

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream_tf import Storage, Table
 from slipstream_tf.stores.sok import hkv
+from slipstream_tf.stores.sok.tables import _settings_of
 
 GOOD = {"init_capacity": 1 << 10, "max_capacity": 1 << 20, "max_hbm_for_vectors": 2}
 
@@ -61,3 +63,10 @@ def test_memory_is_all_rows_and_keys(power: int, dim: int, gibibytes: int, slots
     taken = hkv.memory(settings, dim, slots)
     assert sum(taken) == (1 + slots) * (1 << power) * (4 * dim + 17)
     assert taken.host == 0 or taken.gpu >= (1 + slots) * (gibibytes << 30)
+
+
+@pytest.mark.parametrize("var_type", ["hybrid", "hbm"])
+def test_storage_is_refused(var_type):
+    table = Table("items", 8, storage=Storage("bfloat16"))
+    with pytest.raises(ValueError, match=r"`storage`.*'items' of SOK's.*max_hbm_for_vectors"):
+        _settings_of(table, var_type, {})
