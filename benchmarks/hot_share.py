@@ -1,0 +1,83 @@
+"""What share of the accesses the hottest rows serve: of real data, and of the generator's.
+
+    python benchmarks/hot_share.py
+
+The method's paper says that a hot part of 500 MB takes three quarters of the accesses of tables of
+gigabytes. Counts are of the training part, in hindsight: no choice of rows serves more.
+A row has 16 float32 values; its optimizer's are not counted, as in the paper.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import common
+import numpy as np
+import summary
+import tensorflow as tf
+from absl import app, flags
+
+from slipstream_tf.inputs.readers.registry import open_data
+
+_DATA = flags.DEFINE_list(
+    "data",
+    [
+        "globo_clicks.npz",
+        "frappe_x1.npz",
+        "criteo_first10k.tsv",
+        "avazu_first9k.csv",
+        "generated:2000000:1000000",
+        "generated:4000000:20000000",
+    ],
+    "Files of the data, and generated sets.",
+)
+_ROW_BYTES, _HOT_BYTES, _AT_ONCE = 16 * 4, 500_000_000, 1 << 14
+_SHARES = (1, 5, 10, 25, 50)
+
+
+def counts_of(data: str) -> np.ndarray:
+    """Returns the accesses of every key of the training part, highest first."""
+    reader = open_data(data, "train", _AT_ONCE)
+    fields: list[list[np.ndarray]] = []
+    for features, *_ in reader.dataset().prefetch(2):
+        keys = features["keys"]
+        parts = tf.nest.flatten(keys) if isinstance(keys, dict) else tf.unstack(keys, axis=1)
+        fields = fields or [[] for _ in parts]
+        for field, part in zip(fields, parts, strict=True):
+            field.append(part.numpy().ravel())
+    found = [np.unique(np.concatenate(field), return_counts=True)[1] for field in fields]
+    return np.sort(np.concatenate(found))[::-1]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Counts, prints and writes."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    names, sizes, hot, accesses = [], [], [], []
+    shares: dict[int, list[float]] = {share: [] for share in _SHARES}
+    for data in _DATA.value:
+        is_file = not data.startswith("generated")
+        counts = counts_of(common.in_data_folder(data) if is_file else data)
+        total = counts.sum()
+        names.append(os.path.basename(data))
+        sizes.append(counts.size * _ROW_BYTES / 1e6)
+        accesses.append(int(total))
+        hot.append(100 * counts[: _HOT_BYTES // _ROW_BYTES].sum() / total)
+        for share, values in shares.items():
+            values.append(100 * counts[: max(1, counts.size * share // 100)].sum() / total)
+    columns = [
+        summary.column("data", names),
+        summary.column("accesses", accesses, "{:,}"),
+        summary.column("rows of 16, MB", sizes, "{:,.1f}"),
+        summary.column("the hottest 500 MB serve", hot, "{:.1f}%"),
+        *(
+            summary.column(f"{share}% of the rows", values, "{:.1f}%")
+            for share, values in shares.items()
+        ),
+    ]
+    print(summary.write("hot_share", "Hottest rows", {"": columns}, {}), flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)
