@@ -62,8 +62,8 @@ class Storage:
             the least valuable first, by their access counts and how long ago they were used. A
             batch's rows must fit. The index, 20 to 25 bytes a key, and about a tenth for what moves
             come on top. None: all rows are in memory.
-        spill: the folder on a local disk, for files that have no name and end with the process;
-            with `memory` only. Ranks may share it.
+        spill: a folder on a local disk, for files that have no name and end with the process; with
+            `memory` only. It must be there when the table is made. Ranks may share it.
     """
 
     dtype: str = "float32"
@@ -80,8 +80,8 @@ class Storage:
             raise invalid(missing, None, place, "both memory and spill, or neither")
         if self.memory is not None:
             parse_bytes("memory", self.memory, "Storage")
-            if not isinstance(self.spill, (str, os.PathLike)) or not os.path.isdir(self.spill):
-                raise invalid("spill", self.spill, "Storage", "a folder that exists")
+            if not isinstance(self.spill, (str, os.PathLike)) or not os.fspath(self.spill):
+                raise invalid("spill", self.spill, "Storage", "the path of a folder")
             object.__setattr__(self, "spill", os.fspath(self.spill))
 
     def in_memory(self) -> "Storage":

@@ -181,12 +181,21 @@ def test_data_sets_announce_their_batches(by: str, tmp_path: Path) -> None:
         ({"spill": "/tmp"}, r"`memory`: None for Storage\(spill='/tmp'\).*both"),
         ({"memory": 0, "spill": "/tmp"}, r"`memory`: 0 for Storage"),
         ({"memory": "much", "spill": "/tmp"}, r"`memory`: 'much'"),
-        ({"memory": 1, "spill": "/not/there"}, r"`spill`: '/not/there'.*a folder that exists"),
+        ({"memory": 1, "spill": ""}, r"`spill`: ''.*the path of a folder"),
+        ({"memory": 1, "spill": 5}, r"`spill`: 5.*the path of a folder"),
     ],
 )
 def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Storage(**arguments)
+
+
+def test_a_folder_that_is_not_there_is_named_when_the_table_is_made(tmp_path: Path) -> None:
+    # Not before: a configuration may be read on another machine.
+    table = Table("t", DIM, storage=Storage(memory=1 << 20, spill=tmp_path / "none"))
+    assert Table.from_config(table.get_config()) == table
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"'t'.*{tmp_path}/none.*exists"):
+        NativeStore([table])
 
 
 def test_a_batch_that_does_not_fit_is_refused(tmp_path: Path) -> None:
