@@ -232,8 +232,8 @@ def _settings_of(table: Table, var_type: str, settings: Mapping[str, Any]) -> di
     place = f"table {table.name!r} of SOK's"
     if table.storage != Storage():
         allowed = (
-            "Storage(): HKV keeps rows as float32, and what of them is in the GPU's memory, not the "
-            "host's, is settings['max_hbm_for_vectors'], in GiB"
+            "Storage(): HKV keeps rows as float32; how much of them is in the GPU's memory, and "
+            "not the host's, is settings['max_hbm_for_vectors'], in GiB"
         )
         raise invalid("storage", table.storage, place, allowed)
     if var_type == "hbm":
