@@ -86,6 +86,8 @@ def call_table_ops(call: Call) -> None:
     call("SlipstreamTableFlush", handle=table)
     call("SlipstreamTableUpdateCounts", handle=table)
     call("SlipstreamTableStatistics", handle=table)
+    call("SlipstreamTableSpillStatistics", handle=table)
+    call("SlipstreamTableAnnounce", handle=table, keys=keys)
     whole = call("SlipstreamTableExport", handle=table)
     call("SlipstreamTableImport", handle=table, **_as_inputs(whole))
     call("SlipstreamTableStep", handle=table)

@@ -37,7 +37,7 @@ def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_pa
 
 @needs_sources
 def test_interval_is_that_of_students_t(monkeypatch: pytest.MonkeyPatch) -> None:
-    interval = load("skipping", monkeypatch).interval
+    interval = load("common", monkeypatch).interval
     assert interval([1.0]) is None
     low, high = interval([1.0, 2.0, 3.0])
     assert (low, high) == pytest.approx((2.0 - 2.4843, 2.0 + 2.4843), abs=1e-3)

@@ -24,8 +24,8 @@ namespace slipstream {
 // The plan for the update is left in
 // `workspace`, which may come from an earlier lookup. Missing keys are made, accesses counted.
 // InvalidArgument for more than kMaxBatch examples (key_sort.h).
-// Takes the tables' mutexes. On an error no key is made, unless memory ran out (the tables stay
-// intact then too).
+// Takes the tables' mutexes. On an error no key is made, unless memory ran out or the disk failed
+// (the tables stay intact then too).
 Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          const std::vector<FeatureView>& features,
                          const std::vector<Combiner>& combiners,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "cc_ops/core/base/hash.h"
@@ -212,7 +213,12 @@ void SpilledRows::PutInMemory(int shard, int64_t key, uint32_t position, const c
   const uint32_t index = table.arena.Allocate();
   std::memcpy(static_cast<void*>(table.arena.Row(index)), row,
               static_cast<size_t>(layout_.row_bytes));
-  Add(shard, index, key);
+  try {
+    Add(shard, index, key);
+  } catch (const std::bad_alloc&) {
+    table.arena.Release(index);
+    throw;
+  }
   shards_[shard].home[index] = position;
   table.index.Find(key)->index = index;
 }
