@@ -14,12 +14,12 @@ constexpr size_t kLineBytes = 64;
 
 constexpr size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// Owns a block, aligned to kLineBytes. Pages that nobody has written to cost no memory.
+// Owns a block, aligned to kLineBytes or more. Pages that nobody has written to cost no memory.
 class PageMemory {
  public:
   PageMemory() = default;
-  // `bytes` or a little more, uninitialised. Throws std::bad_alloc.
-  explicit PageMemory(size_t bytes);
+  // `bytes` or a little more, uninitialised, aligned to a power of two. Throws std::bad_alloc.
+  explicit PageMemory(size_t bytes, size_t least_alignment = kLineBytes);
 
   char* data() const { return data_.get(); }
   size_t size() const { return data_ == nullptr ? 0 : size_; }  // none once it is moved

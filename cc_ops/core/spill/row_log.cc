@@ -5,11 +5,6 @@
 
 namespace slipstream {
 
-RowLog::Buffer::Buffer(int64_t bytes) : memory(static_cast<size_t>(bytes + kPageUnit)) {
-  begin = reinterpret_cast<char*>(
-      RoundUp(reinterpret_cast<size_t>(memory.data()), static_cast<size_t>(kPageUnit)));
-}
-
 std::unique_ptr<RowLog::Buffer> RowLog::NewBuffer() {
   if (spare_.empty()) return std::make_unique<Buffer>(BlockBytes());
   std::unique_ptr<Buffer> buffer = std::move(spare_.back());
@@ -27,6 +22,10 @@ Status RowLog::Reserve(int64_t rows) {
   if (!status.ok()) return status;
   const int64_t left = open_ == kNone ? 0 : RowsOfBlock() - open_rows_;
   const int64_t blocks = (std::max<int64_t>(0, rows - left) + RowsOfBlock() - 1) / RowsOfBlock();
+  if ((static_cast<int64_t>(blocks_.size()) + blocks) * RowsOfBlock() >= kPositions) {
+    return ResourceExhausted("a shard has no positions for more than " +
+                             std::to_string(kPositions) + " rows on the disk");
+  }
   while (static_cast<int64_t>(reserved_.size()) < blocks) {
     Extent extent;
     const Status taken = files_->Take(&extent);
@@ -65,7 +64,7 @@ uint32_t RowLog::Append(int64_t key, const void* row) {
   const uint32_t number = open_;
   Block& block = blocks_[number];
   const int64_t at = open_rows_++;
-  layout_->Set(block.buffer->begin + at / layout_->rows * layout_->bytes, at % layout_->rows, key,
+  layout_->Set(block.buffer->data() + at / layout_->rows * layout_->bytes, at % layout_->rows, key,
                row);
   ++block.live;
   ++live_;
@@ -78,7 +77,7 @@ void RowLog::Close() {
   open_ = kNone;
   Buffer* const buffer = blocks_[number].buffer.get();
   for (int64_t page = 0; page < pages_; ++page) {
-    layout_->Seal(buffer->begin + page * layout_->bytes,
+    layout_->Seal(buffer->data() + page * layout_->bytes,
                   static_cast<uint32_t>(number * pages_ + page), layout_->rows);
   }
   writing_.push_back(number);
@@ -90,7 +89,7 @@ void RowLog::BeginWrite(Buffer* buffer) {
   buffer->transfer = Transfer();
   buffer->transfer.file = files_->descriptor(extent.file);
   buffer->transfer.writes = true;
-  buffer->transfer.bytes = buffer->begin;
+  buffer->transfer.bytes = buffer->data();
   buffer->transfer.size = BlockBytes();
   buffer->transfer.offset = extent.offset;
   DiskThreads::OfProcess().Begin(&buffer->transfer, 1, &buffer->group);
@@ -144,7 +143,7 @@ const char* RowLog::InMemory(uint32_t position) const {
   const int64_t at = position % RowsOfBlock();
   const Block& block = blocks_[static_cast<size_t>(position / RowsOfBlock())];
   if (block.buffer == nullptr) return nullptr;
-  return layout_->RowOf(block.buffer->begin + at / layout_->rows * layout_->bytes,
+  return layout_->RowOf(block.buffer->data() + at / layout_->rows * layout_->bytes,
                         at % layout_->rows);
 }
 
@@ -177,7 +176,7 @@ void RowLog::BeginCompaction() {
   compaction_->block = fewest;
   blocks_[fewest].is_compacted = true;
   Transfer* const transfer = &compaction_->transfer;
-  *transfer = ReadOf(static_cast<uint32_t>(fewest * pages_), compaction_->begin);
+  *transfer = ReadOf(static_cast<uint32_t>(fewest * pages_), compaction_->data());
   transfer->size = BlockBytes();
   DiskThreads::OfProcess().Begin(transfer, 1, &compaction_->group);
 }
@@ -191,7 +190,7 @@ Status RowLog::CheckCompaction() {
   }
   for (int64_t page = 0; page < pages_; ++page) {
     const auto number = static_cast<uint32_t>(compaction_->block * pages_ + page);
-    if (layout_->IsWhole(compaction_->begin + page * layout_->bytes, number)) continue;
+    if (layout_->IsWhole(compaction_->data() + page * layout_->bytes, number)) continue;
     block.is_compacted = false;
     return InvalidArgument(where + "is not what was written there");
   }

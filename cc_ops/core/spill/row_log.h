@@ -81,7 +81,7 @@ class RowLog {
     if (!status.ok()) return status;
     const int64_t rows = layout_->rows;
     for (int64_t row = 0; row < pages_ * rows; ++row) {
-      const char* page = read->begin + row / rows * layout_->bytes;
+      const char* page = read->data() + row / rows * layout_->bytes;
       if (blocks_[number].live == 0) break;
       visit(layout_->KeyOf(page, row % rows), layout_->RowOf(page, row % rows),
             static_cast<uint32_t>(number * pages_ * rows + row));
@@ -101,10 +101,10 @@ class RowLog {
 
   // The memory of a block, and what moves it.
   struct Buffer {
-    explicit Buffer(int64_t bytes);
-    char* data() { return begin; }
+    explicit Buffer(int64_t bytes)
+        : memory(static_cast<size_t>(bytes), static_cast<size_t>(kPageUnit)) {}
+    char* data() const { return memory.data(); }
     PageMemory memory;
-    char* begin = nullptr;  // aligned for direct transfers
     uint32_t block = kNone;
     Transfer transfer;
     TransferGroup group;

@@ -40,9 +40,8 @@ class KnownLog {
   }
 
   void ExpectAll() {
-    std::vector<char> memory(static_cast<size_t>(layout.bytes + kPageUnit));
-    char* const page = reinterpret_cast<char*>(
-        RoundUp(reinterpret_cast<size_t>(memory.data()), static_cast<size_t>(kPageUnit)));
+    const PageMemory memory(static_cast<size_t>(layout.bytes), static_cast<size_t>(kPageUnit));
+    char* const page = memory.data();
     for (const auto& [key, entry] : known) {
       const char* row = log->InMemory(entry.position);
       if (row == nullptr) {
@@ -165,9 +164,8 @@ TEST(DiskThreads, TellsHowATransferFailed) {
   ASSERT_TRUE(SpillFiles::Open(testing::TempDir(), 4096, &files).ok());
   Extent extent;
   ASSERT_TRUE(files->Take(&extent).ok());
-  std::vector<char> memory(3 * kPageUnit);
-  char* const page = reinterpret_cast<char*>(
-      RoundUp(reinterpret_cast<size_t>(memory.data()), static_cast<size_t>(kPageUnit)));
+  const PageMemory memory(static_cast<size_t>(kPageUnit), static_cast<size_t>(kPageUnit));
+  char* const page = memory.data();
   Transfer transfers[2];
   for (Transfer& transfer : transfers) {
     transfer.bytes = page;

@@ -15,16 +15,6 @@ namespace {
 
 std::string Of(const TableOptions& options) { return " of table '" + options.name + "'"; }
 
-std::vector<RowShard> EmptyShards(const RowLayout& layout, SlabAllocator* memory,
-                                  IndexMemory* index_memory) {
-  std::vector<RowShard> shards;
-  shards.reserve(kNumShards);
-  for (int s = 0; s < kNumShards; ++s) {
-    shards.emplace_back(s, layout.bytes(), memory, index_memory);
-  }
-  return shards;
-}
-
 }  // namespace
 
 Status ValidateTableOptions(const TableOptions& options) {
@@ -83,7 +73,17 @@ RowStore::RowStore(const TableOptions& options)
       layout_(options.layout()),
       memory_(std::make_unique<SlabAllocator>()),
       index_memory_(std::make_unique<IndexMemory>(kNumShards)),
-      shards_(EmptyShards(layout_, memory_.get(), index_memory_.get())) {}
+      shards_(EmptyShards(memory_.get(), index_memory_.get())) {}
+
+std::vector<RowShard> RowStore::EmptyShards(SlabAllocator* memory,
+                                            IndexMemory* index_memory) const {
+  std::vector<RowShard> shards;
+  shards.reserve(kNumShards);
+  for (int s = 0; s < kNumShards; ++s) {
+    shards.emplace_back(s, layout_.bytes(), memory, index_memory);
+  }
+  return shards;
+}
 
 Status RowStore::OpenSpill() {
   if (options_.spill.empty()) return OkStatus();
@@ -116,7 +116,7 @@ int64_t RowStore::bytes() const {
 
 StoredRow* RowStore::InsertRow(RowShard* shard, int64_t key, float count, uint32_t* index) {
   HashIndex::Entry* entry = nullptr;
-  const int number = static_cast<int>(shard - shards_.data());
+  const int number = ShardOf(key);
   bool has_index = false, is_added = false;
   try {
     *index = shard->arena.Allocate();
@@ -356,182 +356,6 @@ std::vector<int64_t> RowStore::Keys() const {
   }
   std::sort(keys.begin(), keys.end());
   return keys;
-}
-
-TableContents RowStore::Export(Status* status) const {
-  if (spilled_ != nullptr) return ExportSpilled(status);
-  struct Exported {
-    int64_t key;
-    int shard;
-    HashIndex::Entry entry;
-    bool operator<(const Exported& other) const { return key < other.key; }
-  };
-  std::vector<Exported> entries;
-  entries.reserve(static_cast<size_t>(size()));
-  for (int s = 0; s < kNumShards; ++s) {
-    for (const HashIndex::Entry& entry : shards_[s].index.entries()) {
-      if (entry.index != HashIndex::kEmpty) entries.push_back({entry.key, s, entry});
-    }
-  }
-  std::sort(entries.begin(), entries.end());
-  TableContents contents = EmptyContents(entries.size());
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const Exported& exported = entries[i];
-    const RowShard& shard = shards_[exported.shard];
-    contents.keys[i] = exported.key;
-    ExportRow(exported.entry, shard.arena.Row(exported.entry.index), i, &contents);
-    if (tracks_use()) contents.last_used[i] = shard.last_used[exported.entry.index];
-  }
-  return contents;
-}
-
-TableContents RowStore::ExportSpilled(Status* status) const {
-  // Rows come as they lie on the disk.
-  std::vector<int64_t> keys = Keys();
-  TableContents contents = EmptyContents(keys.size());
-  for (int s = 0; s < kNumShards; ++s) {
-    const Status read =
-        spilled_->ForEachRow(s, [&](const HashIndex::Entry& entry, const StoredRow* row) {
-          const auto at = std::lower_bound(keys.begin(), keys.end(), entry.key) - keys.begin();
-          ExportRow(entry, row, static_cast<size_t>(at), &contents);
-        });
-    if (!read.ok() && status != nullptr) *status = read;
-  }
-  contents.keys = std::move(keys);
-  return contents;
-}
-
-TableContents RowStore::EmptyContents(size_t n) const {
-  TableContents contents;
-  contents.lookup_step = lookup_step_;
-  contents.keys.resize(n);
-  contents.rows.resize(n * static_cast<size_t>(layout_.dim));
-  contents.slots.resize(n * static_cast<size_t>(layout_.slots));
-  contents.counts.resize(n);
-  if (tracks_use()) contents.last_used.resize(n);
-  return contents;
-}
-
-void RowStore::ExportRow(const HashIndex::Entry& entry, const StoredRow* row, size_t i,
-                         TableContents* contents) const {
-  CopyRow(entry.key, row, contents->rows.data() + i * static_cast<size_t>(layout_.dim));
-  layout_.ReadSlots(row, contents->slots.data() + i * static_cast<size_t>(layout_.slots));
-  contents->counts[i] = entry.count;
-}
-
-Status RowStore::CheckValues(const TableContents& contents) const {
-  const auto bad = [&](const char* what, size_t i, const std::string& value, const char* allowed) {
-    return InvalidArgument(std::string(what) + " of key " + std::to_string(contents.keys[i]) +
-                           " to import" + Of(options_) + ", at index " + std::to_string(i) +
-                           ", is " + value + "; allowed: " + allowed + ". Nothing was imported");
-  };
-  const auto first_bad = [](const std::vector<float>& values, RowDtype dtype) {
-    const auto is_bad = [dtype](float value) { return !IsHeldBy(dtype, value); };
-    return std::find_if(values.begin(), values.end(), is_bad) - values.begin();
-  };
-  const size_t row = static_cast<size_t>(first_bad(contents.rows, layout_.dtype));
-  if (row < contents.rows.size()) {
-    return bad("a value", row / options_.dim, std::to_string(contents.rows[row]),
-               NumbersHeldBy(layout_.dtype));
-  }
-  const size_t slot = static_cast<size_t>(first_bad(contents.slots, layout_.slot_dtype));
-  if (slot < contents.slots.size()) {
-    return bad("a slot", slot / layout_.slots, std::to_string(contents.slots[slot]),
-               NumbersHeldBy(layout_.slot_dtype));
-  }
-  for (size_t i = 0; i < contents.counts.size(); ++i) {
-    if (std::isfinite(contents.counts[i]) && contents.counts[i] >= 0.f) continue;
-    return bad("the access count", i, std::to_string(contents.counts[i]), "a finite number from 0");
-  }
-  for (size_t i = 0; i < contents.last_used.size(); ++i) {
-    if (contents.last_used[i] >= 0 && contents.last_used[i] <= contents.lookup_step) continue;
-    return bad("the time of last use", i, std::to_string(contents.last_used[i]),
-               "from 0 to the number of lookups");
-  }
-  if (contents.update_step < 0 || contents.lookup_step < 0) {
-    return InvalidArgument("the steps to import" + Of(options_) + " are " +
-                           std::to_string(contents.update_step) + " updates and " +
-                           std::to_string(contents.lookup_step) +
-                           " lookups; allowed: from 0. Nothing was imported");
-  }
-  return OkStatus();
-}
-
-Status RowStore::Import(const TableContents& contents) {
-  const size_t n = contents.keys.size();
-  if (options_.capacity > 0 && n > static_cast<size_t>(options_.capacity)) {
-    return InvalidArgument(std::to_string(n) + " keys to import exceed the capacity" +
-                           Of(options_) + ", " + std::to_string(options_.capacity));
-  }
-  if (contents.rows.size() != n * options_.dim || contents.slots.size() != n * layout_.slots ||
-      contents.counts.size() != n ||
-      (!contents.last_used.empty() && contents.last_used.size() != n)) {
-    return InvalidArgument("arrays to import for " + std::to_string(n) + " keys" + Of(options_) +
-                           " have " + std::to_string(contents.rows.size()) + " row values, " +
-                           std::to_string(contents.slots.size()) + " slot values and " +
-                           std::to_string(contents.counts.size()) + " counts; each key has " +
-                           std::to_string(options_.dim) + ", " + std::to_string(layout_.slots) +
-                           " and 1");
-  }
-  const Status values = CheckValues(contents);
-  if (!values.ok()) return values;
-  std::vector<int64_t> sorted = contents.keys;
-  std::sort(sorted.begin(), sorted.end());
-  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  if (twice != sorted.end()) {
-    return InvalidArgument("key " + std::to_string(*twice) + " to import" + Of(options_) +
-                           " comes twice; each key may come once");
-  }
-  if (spilled_ != nullptr) return ImportSpilled(contents);
-  auto memory = std::make_unique<SlabAllocator>();
-  auto index_memory = std::make_unique<IndexMemory>(kNumShards);
-  std::vector<RowShard> shards = EmptyShards(layout_, memory.get(), index_memory.get());
-  for (size_t i = 0; i < n; ++i) {
-    uint32_t index = 0;
-    RowShard& shard = shards[ShardOf(contents.keys[i])];
-    ImportRow(contents, i, InsertRow(&shard, contents.keys[i], contents.counts[i], &index));
-    if (tracks_use()) {
-      shard.last_used[index] = contents.last_used.empty() ? 0 : contents.last_used[i];
-    }
-  }
-  shards_.swap(shards);
-  memory_.swap(memory);
-  index_memory_.swap(index_memory);
-  lookup_step_ = contents.lookup_step;
-  scale_ = 1.0;
-  ++generation_;
-  return OkStatus();
-}
-
-void RowStore::ImportRow(const TableContents& contents, size_t i, StoredRow* row) const {
-  layout_.WriteValues(contents.rows.data() + i * static_cast<size_t>(layout_.dim), row);
-  layout_.WriteSlots(contents.slots.data() + i * static_cast<size_t>(layout_.slots), row);
-}
-
-Status RowStore::ImportSpilled(const TableContents& contents) {
-  spilled_->Clear();
-  auto memory = std::make_unique<SlabAllocator>();
-  auto index_memory = std::make_unique<IndexMemory>(kNumShards);
-  std::vector<RowShard> shards = EmptyShards(layout_, memory.get(), index_memory.get());
-  shards_.swap(shards);
-  memory_.swap(memory);
-  index_memory_.swap(index_memory);
-  lookup_step_ = contents.lookup_step;
-  ++generation_;
-  const auto at_once = static_cast<size_t>(KeysAtOnce());
-  for (size_t i = 0; i < contents.keys.size(); ++i) {
-    if (i % at_once == 0) {
-      spilled_->BeginUse();
-      const Status room = spilled_->Shrink(Parallel());
-      if (!room.ok()) {
-        return Status(room.code(), room.message() + ". The table has a part of its rows now");
-      }
-    }
-    uint32_t index = 0;
-    RowShard& shard = shards_[ShardOf(contents.keys[i])];
-    ImportRow(contents, i, InsertRow(&shard, contents.keys[i], contents.counts[i], &index));
-  }
-  return OkStatus();
 }
 
 int64_t RowStore::KeysAtOnce() const {

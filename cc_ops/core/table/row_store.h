@@ -244,6 +244,7 @@ class RowStore {
   }
   // Of arrays of the right length.
   Status CheckValues(const TableContents& contents) const;
+  std::vector<RowShard> EmptyShards(SlabAllocator* memory, IndexMemory* index_memory) const;
   TableContents ExportSpilled(Status* status) const;
   // Of n rows, which are still to be set.
   TableContents EmptyContents(size_t n) const;

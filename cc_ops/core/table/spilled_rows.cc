@@ -112,6 +112,22 @@ void SpilledRows::Clear() {
   ++evictions_;
 }
 
+Status SpilledRows::OfTable(const Status& status) const {
+  if (status.ok()) return status;
+  return Status(status.code(), "table '" + table_ + "': " + status.message());
+}
+
+Status SpilledRows::CheckPage(const Transfer& transfer, uint32_t number) const {
+  const std::string what = "a page of rows in '" + files_->folder() + "' ";
+  if (transfer.error != 0) {
+    return OfTable(InvalidArgument(what + "cannot be read: " + transfer.ErrorText() +
+                                   ". Restore the last checkpoint"));
+  }
+  if (layout_.IsWhole(transfer.bytes, number)) return OkStatus();
+  return OfTable(
+      InvalidArgument(what + "is not what was written there. Restore the last checkpoint"));
+}
+
 double SpilledRows::ValueOf(const RowShard& shard, const ShardSpill& spill, uint32_t index) const {
   // A row that has not been used for as long as it takes for all rows to be exchanged is worth
   // half.
@@ -169,8 +185,7 @@ Status SpilledRows::Evict(int shard, int64_t rows) {
   spill.rows_written += changed;
   spill.in_memory -= static_cast<int64_t>(leaving.size());
   if (!leaving.empty()) ++evictions_;
-  return status.ok() ? status
-                     : Status(status.code(), "table '" + table_ + "': " + status.message());
+  return OfTable(status);
 }
 
 Status SpilledRows::Compact(int shard) {
@@ -192,20 +207,15 @@ Status SpilledRows::Compact(int shard) {
         }
         spill.log.Drop(position);
       });
-  return status.ok() ? status
-                     : Status(status.code(), "table '" + table_ + "': " + status.message());
+  return OfTable(status);
 }
 
 Status SpilledRows::MakeRoom(int shard, int64_t incoming) {
   ShardSpill& spill = shards_[shard];
   const int64_t most = (most_rows_ + kNumShards - 1) / kNumShards;
   const int64_t excess = spill.in_memory + incoming - most;
-  if (excess > 0) {
-    const Status status =
-        Evict(shard, std::max(excess, std::min(kMostLeaving, most / kPartLeaving)));
-    if (!status.ok()) return status;
-  }
-  return OkStatus();
+  if (excess <= 0) return OkStatus();
+  return Evict(shard, std::max(excess, std::min(kMostLeaving, most / kPartLeaving)));
 }
 
 void SpilledRows::PutInMemory(int shard, int64_t key, uint32_t position, const char* row) {
@@ -251,7 +261,7 @@ Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool mus
         if (row != nullptr) {
           PutInMemory(s, key, position, row);
         } else {
-          of_shard.rows.push_back({key, position, nullptr});
+          of_shard.rows.push_back({key, position});
         }
       }
       std::sort(of_shard.rows.begin(), of_shard.rows.end(),
@@ -293,23 +303,13 @@ Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool mus
     ShardSpill& spill = shards_[s];
     FromPages& of_shard = found[s];
     auto coming = of_shard.rows.begin();
-    for (size_t p = 0; p < of_shard.pages.size() && statuses[s].ok(); ++p) {
+    for (size_t p = 0; p < of_shard.pages.size(); ++p) {
       const PageAhead& ahead = of_shard.ahead[p];
       const uint32_t number = of_shard.pages[p].page;
       const Transfer& transfer = ahead.batch->transfer(ahead.index);
       ahead.batch->Wait();
-      std::string problem;
-      if (transfer.error != 0) {
-        problem = "cannot be read: " + transfer.ErrorText();
-      } else if (!layout_.IsWhole(transfer.bytes, number)) {
-        problem = "is not what was written there";
-      }
-      if (!problem.empty()) {
-        statuses[s] =
-            InvalidArgument("table '" + table_ + "': a page of rows in '" + files_->folder() +
-                            "' " + problem + ". Restore the last checkpoint");
-        break;
-      }
+      statuses[s] = CheckPage(transfer, number);
+      if (!statuses[s].ok()) break;
       for (; coming != of_shard.rows.end() && spill.log.PageOf(coming->position) == number;
            ++coming) {
         PutInMemory(s, coming->key, coming->position,
@@ -397,13 +397,8 @@ Status SpilledRows::ForEachRow(
     batch.Wait();
     for (size_t p = 0; p < numbers.size(); ++p) {
       const Transfer& transfer = batch.transfer(p);
-      if (transfer.error != 0 || !layout_.IsWhole(transfer.bytes, numbers[p])) {
-        return InvalidArgument(
-            "table '" + table_ + "': a page of rows in '" + files_->folder() + "' " +
-            (transfer.error != 0 ? "cannot be read: " + transfer.ErrorText()
-                                 : std::string("is not what was written there")) +
-            ". Restore the last checkpoint");
-      }
+      const Status status = CheckPage(transfer, numbers[p]);
+      if (!status.ok()) return status;
       for (; begin < end && page_of(on_disk[begin]) == numbers[p]; ++begin) {
         visit(on_disk[begin], reinterpret_cast<const StoredRow*>(
                                   spill.log.RowIn(transfer.bytes, on_disk[begin].index - kOnDisk)));

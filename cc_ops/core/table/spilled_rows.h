@@ -13,9 +13,9 @@
 #include "cc_ops/core/base/parallel.h"
 #include "cc_ops/core/base/status.h"
 #include "cc_ops/core/spill/page_layout.h"
+#include "cc_ops/core/spill/page_reads.h"
 #include "cc_ops/core/spill/row_log.h"
 #include "cc_ops/core/spill/spill_files.h"
-#include "cc_ops/core/table/page_reads.h"
 #include "cc_ops/core/table/row_shard.h"
 
 namespace slipstream {
@@ -102,16 +102,19 @@ class SpilledRows {
     int64_t in_memory = 0;
     int64_t rows_read = 0, rows_written = 0, reads_ahead = 0;
   };
-  // A row that is to come, and from where.
+  // A row that is to come.
   struct Coming {
     int64_t key;
     uint32_t position;
-    const char* page;  // null: not yet
   };
 
   SpilledRows(std::string table, int64_t memory, int64_t row_bytes, int64_t block_pages,
               std::vector<RowShard>* shards, std::unique_ptr<SpillFiles> files);
 
+  // An error of the core's, naming the table.
+  Status OfTable(const Status& status) const;
+  // InvalidArgument unless a page was read as it was written.
+  Status CheckPage(const Transfer& transfer, uint32_t number) const;
   // How soon a row may leave: the least value first.
   double ValueOf(const RowShard& shard, const ShardSpill& spill, uint32_t index) const;
   // Lets rows leave a shard until it has room for so many.

@@ -109,7 +109,7 @@ std::vector<int64_t> Distinct(std::vector<int64_t> keys) {
 
 TEST(SpilledTraining, IsThatOfATableInMemory) {
   for (const int64_t most_rows : {100, 300, 5000}) {
-    for (const std::string& rule : {"sgd", "adagrad", "adam"}) {
+    for (const char* rule : {"sgd", "adagrad", "adam"}) {
       for (const int64_t dim : {3, 32, 600}) {
         std::mt19937_64 random(static_cast<uint64_t>(most_rows * dim));
         Pair pair(Options(rule, dim, 0), most_rows);

@@ -1,12 +1,12 @@
-#include "cc_ops/core/table/page_reads.h"
+#include "cc_ops/core/spill/page_reads.h"
+
+#include <algorithm>
 
 namespace slipstream {
 
 PageBatch::PageBatch(const PageLayout& layout, size_t pages)
     : page_bytes_(static_cast<size_t>(layout.bytes)),
-      memory_(pages * page_bytes_ + static_cast<size_t>(kPageUnit)),
-      begin_(reinterpret_cast<char*>(RoundUp(reinterpret_cast<size_t>(memory_.data()),
-                                             static_cast<size_t>(kPageUnit)))) {
+      memory_(std::max<size_t>(1, pages) * page_bytes_, static_cast<size_t>(kPageUnit)) {
   transfers_.reserve(pages);
 }
 

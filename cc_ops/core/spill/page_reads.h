@@ -1,6 +1,6 @@
 // Pages of a table's logs that are being read, some of them ahead of their use.
-#ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_PAGE_READS_H_
-#define SLIPSTREAM_CC_OPS_CORE_TABLE_PAGE_READS_H_
+#ifndef SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_READS_H_
+#define SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_READS_H_
 
 #include <cstdint>
 #include <deque>
@@ -27,7 +27,7 @@ class PageBatch {
  public:
   PageBatch(const PageLayout& layout, size_t pages);
   // The memory of a page that is to be read.
-  char* PageAt(size_t index) { return begin_ + index * page_bytes_; }
+  char* PageAt(size_t index) { return memory_.data() + index * page_bytes_; }
   void Add(const Transfer& transfer) { transfers_.push_back(transfer); }
   size_t size() const { return transfers_.size(); }
   int64_t bytes() const { return static_cast<int64_t>(memory_.size()); }
@@ -40,7 +40,6 @@ class PageBatch {
  private:
   const size_t page_bytes_;
   PageMemory memory_;
-  char* begin_;
   std::vector<Transfer> transfers_;
   TransferGroup group_;
 };
@@ -83,4 +82,4 @@ class PageReads {
 
 }  // namespace slipstream
 
-#endif  // SLIPSTREAM_CC_OPS_CORE_TABLE_PAGE_READS_H_
+#endif  // SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_READS_H_
