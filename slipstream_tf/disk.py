@@ -83,6 +83,15 @@ def write_text(path: Path, text: str) -> None:
         write(file, text.encode())
 
 
+def link(old: Path, new: Path) -> bool:
+    """Gives a file one name more; returns whether it is there and the file system allows it."""
+    try:
+        os.link(old, new)
+    except OSError:
+        return False
+    return True
+
+
 def rename(old: Path, new: Path) -> None:
     """Gives a file or folder another name on the same file system."""
     os.replace(old, new)

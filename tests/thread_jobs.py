@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from engine_settings import engine_settings
 
-from slipstream_tf import Retention, Table, initializers, optimizers
+from slipstream_tf import Retention, Storage, Table, initializers, optimizers
 from slipstream_tf.distributed import JobCheckpoints, ReplicatedStore, ShardedStore, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.saturation.tracker import SaturationTracker
@@ -121,11 +121,13 @@ class Job:
         policies: tuple[str, ...] = ("defer_gradients", "cache_rows"),
         checkpoint: tf.train.Checkpoint | None = None,
         own: tf.train.Checkpoint | None = None,
+        storage: Storage | None = None,
         **settings: Any,
     ) -> None:
         rule = optimizers.Adagrad(0.1, 0.0, 1e-8)
         retention = None if capacity is None else Retention(capacity)
-        tables = [dataclasses.replace(t, retention=retention) for t in TABLES]
+        storage = Storage() if storage is None else storage
+        tables = [dataclasses.replace(t, retention=retention, storage=storage) for t in TABLES]
         self.comm = comm
         if comm.size == 1:
             self.store: Any = NativeStore(tables, rule)

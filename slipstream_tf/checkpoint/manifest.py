@@ -17,6 +17,7 @@ from typing import Any
 from slipstream_tf import disk
 from slipstream_tf.checkpoint.array_file import MAGIC
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from slipstream_tf.checkpoint.spilled import has_rows
 
 FORMAT = 3
 _WITHOUT_CHECKSUM = 2
@@ -218,6 +219,8 @@ def _has_kinds(entry: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> bool
 def entry_of(path: Path) -> dict[str, Any]:
     """Returns what a manifest says of a file."""
     digest, size = hashlib.sha256(), path.stat().st_size
+    if has_rows(path.name):
+        return {"bytes": size}
     with path.open("rb") as file:
         if file.read(len(MAGIC)) == MAGIC:
             return {"bytes": size}

@@ -6,7 +6,7 @@ number of ranks and any kind of store, tables that are made ready before the sto
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from slipstream_tf.checkpoint.array_file import Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest
 from slipstream_tf.config import Table
+from slipstream_tf.ops.sealed_rows import SealedRows
 from slipstream_tf.ops.update_policy import READ_ONLY, SATURATED, WATCHED, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
-from slipstream_tf.stores.base import SavedStore
+from slipstream_tf.stores.base import SavedStore, table_contents
 from slipstream_tf.stores.by_key import counts_of
 from slipstream_tf.stores.native import NativeStore
 
@@ -63,7 +64,8 @@ def cut(
     """Copies all tables as they are now; nothing is flushed.
 
     Needs as much memory as the rows, slots and counts take, until they are written, and as much as
-    those of the largest table once more while it is copied.
+    those of the largest table once more while it is copied. Rows of a table that spills are written
+    to its disk instead, those that changed.
 
     Args:
         store: whose tables they are.
@@ -75,14 +77,14 @@ def cut(
     parts = []
     for table in store.tables:
         name, policy = table.name, (policies or {}).get(table.name, UpdatePolicy())
-        contents = store.export_table(name, flush=False)
+        contents, sealed, counts = _rows_of(store, rank, name)
         deferred = store.export_deferred(name)
         is_leaving = bool(deferred.pop("is_leaving", False))
         accesses = None
         if store.is_in_sok:
             accesses = store.export_accesses(name)
         elif not rank.has_all_rows:
-            accesses = {n: contents[n] for n in ("keys", "counts")}
+            accesses = counts
         part = tables.TablePart(
             name=name,
             dim=table.dim,
@@ -96,9 +98,26 @@ def cut(
             is_shadow=policy.is_shadow and not is_leaving,
             is_leaving=is_leaving,
             storage=table.storage,
+            sealed=sealed,
         )
         parts.append(part)
     return parts
+
+
+def _rows_of(store: SavedStore, rank: Rank, name: str) -> tuple[Arrays, SealedRows | None, Arrays]:
+    """Returns a table's contents, its rows if they are sealed instead, and keys with counts."""
+    if not store.spills_rows(name):
+        contents = store.export_table(name, flush=False)
+        return contents, None, {n: contents[n] for n in ("keys", "counts")}
+    slots, (dim,) = store.slot_layout(name).initial, (t.dim for t in store.tables if t.name == name)
+    none = np.empty(0, np.int64)
+    empty = (np.empty((0, dim), np.float32), np.empty((0, slots.size), np.float32))
+    if rank.has_all_rows:
+        sealed = store.seal_rows(name)
+        return table_contents(none, *empty, steps=sealed.steps), sealed, {}
+    keys, counts = store.hot_keys(name, store.size(name))
+    order = np.argsort(keys)
+    return table_contents(none, *empty), None, {"keys": keys[order], "counts": counts[order]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +127,7 @@ class ReadyTable:
     Attributes:
         name: of the table.
         contents: for `import_table`.
+        blocks: for `add_rows` after that, each before the next is made; None: none are.
         accesses: for `import_accesses`, of a store that counts apart from its rows; or None.
         replicas: for `import_copies`, or None.
         deferred: for `import_deferred`.
@@ -120,10 +140,14 @@ class ReadyTable:
     replicas: Arrays | None
     deferred: Arrays
     saved: tables.SavedTable
+    blocks: Iterator[Arrays] | None = None
 
 
 def prepare(folder: Path, manifest: Manifest, store: SavedStore, rank: Rank) -> list[ReadyTable]:
     """Reads a checkpoint's tables for a rank of any job; the store is not touched.
+
+    Rows of a table that spills are read and checked, a part by each rank, and read once more when
+    they are added.
 
     Args:
         folder: of the checkpoint.
@@ -206,28 +230,38 @@ class _Target:
 
 def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool) -> ReadyTable:
     store, rank, name = target.store, target.rank, target.table.name
-    contents = saved.contents(target.owns if rank.has_a_part else None)
+    spills = store.spills_rows(name)
+    owns = target.owns if rank.has_a_part else None
+    if spills:
+        # They are read twice, as there is no room for them until others go.
+        saved.check(rank.number, rank.size)
+    contents = saved.without_rows() if spills else saved.contents(owns)
     if is_same_job and rank.has_a_part:
         contents["steps"][1] = saved.lookup_steps(rank.number)
     initial = store.slot_layout(name).initial
-    if not target.takes_slots or contents["slots"].shape[1] != initial.size:
-        if contents["keys"].size:
+    keeps_slots = target.takes_slots and contents["slots"].shape[1] == initial.size
+    if not keeps_slots:
+        if spills or contents["keys"].size:
             told = f"start anew, at {initial[0]:g}" if initial.size else "are left out"
             logging.warning("%s: the slots of table %r %s.", target.place, name, told)
         contents["slots"] = np.tile(initial, (contents["keys"].size, 1))
     at_owners = rank.has_a_part and store.defers_at_owners
     deferred = saved.deferred(rank.number, rank.size, target.owns if at_owners else None)
     accesses: Arrays | None = None
+    blocks: Iterator[Arrays] | None = None
     if store.is_in_sok:
         # It makes rows of keys that have none, and counts accesses apart.
         keys, counts = saved.accesses(rank.number, rank.size)
         accesses = {"keys": keys, "counts": counts}
         if saved.powers is not None:
             contents["powers"] = saved.powers
+    elif spills:
+        contents.pop("trained", None)
+        blocks = _blocks(target, saved, contents, keeps_slots, deferred["keys"])
     else:
         contents.pop("trained", None)
         contents = _with_accesses(target, contents, saved)
-    if rank.size == 1 and target.rule is not None:
+    if rank.size == 1 and target.rule is not None and not spills:
         contents = _with_deferred_rows(target, contents, deferred["keys"])
     _require_fit(target, contents["keys"], deferred["keys"])
     return ReadyTable(
@@ -237,16 +271,62 @@ def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool)
         replicas=saved.replicas(rank.number) if is_same_job else None,
         deferred=deferred,
         saved=saved,
+        blocks=blocks,
     )
+
+
+def _blocks(
+    target: _Target,
+    saved: tables.SavedTable,
+    contents: Arrays,
+    keeps_slots: bool,
+    deferred_keys: np.ndarray,
+) -> Iterator[Arrays]:
+    """Yields the rows of a table that spills, as `add_rows` takes them; see `_prepare_table`.
+
+    The last ones, of keys without a row, are made when the others have been added.
+    """
+    store, rank, name = target.store, target.rank, target.table.name
+    initial = store.slot_layout(name).initial
+    apart = _counts_apart(target, saved)
+    beside = {"last_used": np.empty(0, np.int64), "steps": np.zeros(2, np.int64)}
+    for block in saved.content_blocks(target.owns if rank.has_a_part else None):
+        block.pop("trained", None)
+        if not keeps_slots:
+            block["slots"] = np.tile(initial, (block["keys"].size, 1))
+        if apart is not None:
+            order = np.argsort(block["keys"])
+            block = {column: values[order] for column, values in block.items()}
+            block["counts"] = counts_of(block["keys"], *apart)
+        yield {**block, **beside}
+    rowless = deferred_keys if rank.size == 1 else np.empty(0, np.int64)
+    if apart is not None and rank.size > 1 and not rank.has_a_part:
+        rowless = apart[0]
+    missing = np.setdiff1d(rowless, store.keys_of(name)) if rowless.size else rowless
+    if missing.size:
+        made = target.with_initial_rows(contents, missing)
+        counts = made["counts"] if apart is None else counts_of(missing, *apart)
+        yield {**made, "counts": counts}
+
+
+def _counts_apart(
+    target: _Target, saved: tables.SavedTable
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns keys and counts of a rank of a native job; None: they are with its rows."""
+    rank = target.rank
+    if not saved.has_counts_apart and (rank.has_a_part or not saved.is_replicated):
+        return None
+    if not saved.has_counts_apart and saved.world_size == rank.size == 1:
+        return None
+    # An owner counts what all ranks access of its rows.
+    return saved.accesses(*((0, 1) if rank.has_a_part else (rank.number, rank.size)))
 
 
 def _with_accesses(target: _Target, contents: Arrays, saved: tables.SavedTable) -> Arrays:
     """Returns contents with the access counts that a rank of a native job has with its rows."""
-    rank = target.rank
-    if not saved.has_counts_apart and (rank.has_a_part or not saved.is_replicated):
+    rank, accesses = target.rank, _counts_apart(target, saved)
+    if accesses is None:
         return contents
-    # An owner counts what all ranks access of its rows.
-    accesses = saved.accesses(*((0, 1) if rank.has_a_part else (rank.number, rank.size)))
     if rank.size > 1 and not rank.has_a_part and target.rule is not None:
         # A rank has met keys that rank 0 has not, whose gradients are deferred.
         contents = target.with_initial_rows(contents, accesses[0])
@@ -304,6 +384,8 @@ def replace(store: SavedStore, ready: list[ReadyTable]) -> None:
         nothing = {name: values[:0] for name, values in table.deferred.items() if np.ndim(values)}
         store.import_deferred(table.name, {**table.deferred, **nothing})
         store.import_table(table.name, table.contents)
+        for block in table.blocks or ():
+            store.add_rows(table.name, block)
         if table.accesses is not None:
             store.import_accesses(table.name, table.accesses)
 

@@ -2,20 +2,21 @@
 
 In: arrays of a store, or files. Out: files of checked blocks, or arrays for a store. They hold
 (key, row, slots, access count) whatever the store and the number of ranks, so that each rank takes
-the rows that it owns from the files of all. Pure NumPy.
+the rows that it owns from the files of all. Rows that spill to the disk are in files of their own.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from slipstream_tf.checkpoint import array_file
+from slipstream_tf.checkpoint import array_file, spilled
 from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.config import Storage
+from slipstream_tf.ops.sealed_rows import SealedRows
 from slipstream_tf.stores.by_key import added_up
 
 _ROW_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
@@ -44,6 +45,7 @@ class TablePart:
         rule: class name of the update rule; None: the rows are not the store's to update.
         contents: of the rows on this rank, as `store.export_table(name, flush=False)`; None: they
             are the same as on rank 0.
+        sealed: the rows on this rank, if they spill to the disk; the contents have none then.
         accesses: keys int64 [n] and counts float32 [n] of this rank where its contents do not have
             them, or it has none.
         deferred: gradients, as `store.export_deferred` gives them.
@@ -65,14 +67,21 @@ class TablePart:
     is_shadow: bool = False
     is_leaving: bool = False
     storage: Storage = dataclasses.field(default_factory=Storage)
+    sealed: SealedRows | None = None
 
     def entry(self) -> dict[str, Any]:
         """Returns what a manifest says of the table, if it is all of the table."""
         rows = 0 if self.contents is None else len(self.contents["keys"])
+        if self.sealed is not None:
+            rows = self.sealed.rows
         return {**{n: getattr(self, n) for n in _META}, "dtype": self.storage.dtype, "rows": rows}
 
-    def write(self, path: Path, checkpoint: str, rank: int) -> int:
-        """Writes it to a file that is a rank's, and returns the bytes."""
+    def write(self, path: Path, checkpoint: str, rank: int, earlier: Sequence[Path] = ()) -> int:
+        """Writes it to a file that is a rank's, and returns the bytes.
+
+        Rows that spill are in files beside it, which may be those of earlier checkpoints, in the
+        folders `earlier` of the rank.
+        """
         groups: dict[str, Arrays] = {}
         meta: dict[str, Any] = {
             "rank": rank,
@@ -103,6 +112,10 @@ class TablePart:
             meta["copies_have_slots"] = self.replicas["slots"].shape[1] == self.slots
         if self.contents is not None and "powers" in self.contents:
             meta["powers"] = [float(power) for power in self.contents["powers"]]
+        if self.sealed is not None:
+            spilled.save_files(self.sealed, path, earlier)
+            meta["spilled"], of_rows = spilled.described(self.sealed, self.storage)
+            groups.update(of_rows)
         return array_file.write(path, checkpoint, meta, groups)
 
 
@@ -113,6 +126,7 @@ class SavedTable:
         name: of the table.
         dim: values of a row.
         slots: values of a row's slots.
+        world_size: ranks that saved it.
         is_replicated: whether rank 0 has all rows.
         has_counts_apart: whether accesses are not with their rows: each rank counted those of its
             batches.
@@ -150,11 +164,17 @@ class SavedTable:
                     raise CheckpointError(path, f"{told}, but the manifest {entry[name]!r}")
             for group in _KINDS:
                 self._require_columns(path, file, group)
+        self._spilled = [
+            spilled.SavedRows(path, file, self.dim, self.slots) if "spilled" in file.meta else None
+            for path, file in zip(self._paths, self._files, strict=True)
+        ]
         rows = sum(f.groups["contents"].rows for f in self._files if "contents" in f.groups)
+        rows += sum(0 if saved is None else saved.rows for saved in self._spilled)
         if rows != entry["rows"]:
             problem = f"and the files of other ranks have {rows} rows, but the manifest"
             raise CheckpointError(self._paths[0], f"{problem} {entry['rows']}")
         groups, metas = [f.groups for f in self._files], [f.meta for f in self._files]
+        self.world_size = len(self._files)
         self.is_replicated = all("contents" not in found for found in groups[1:])
         self.has_counts_apart = any({"contents", "accesses"} <= set(found) for found in groups)
         powers = metas[0].get("powers")
@@ -205,13 +225,7 @@ class SavedTable:
         Raises:
             CheckpointError: a file is damaged, or a key comes twice.
         """
-        found: list[Arrays] = []
-        sources = self._files[:1] if self.is_replicated else self._files
-        for file in sources:
-            for block in file.blocks("contents"):
-                taken = slice(None) if owns is None else owns(block["keys"])
-                found.append({name: values[taken] for name, values in block.items()})
-        joined = self._joined("contents", found)
+        joined = self._joined("contents", list(self.content_blocks(owns)))
         order = np.argsort(joined["keys"], kind="stable")
         joined = {name: values[order] for name, values in joined.items()}
         twice = joined["keys"][1:] == joined["keys"][:-1]
@@ -219,9 +233,49 @@ class SavedTable:
             key = int(joined["keys"][1:][twice][0])
             raise CheckpointError(self._paths[0], f"key {key} of table {self.name!r} comes twice")
         joined.setdefault("last_used", np.empty(0, np.int64))
-        steps = [file.meta["contents_steps"] for file in sources]
-        joined["steps"] = np.max(np.asarray(steps, np.int64), axis=0)
-        return joined
+        return {**joined, "steps": self.steps}
+
+    def check(self, rank: int, size: int) -> None:
+        """Reads the rows of the files that are a rank's of `size` to check.
+
+        Raises:
+            CheckpointError: one is damaged.
+        """
+        for saved in range(rank, len(self._files), size):
+            if "contents" in self._files[saved].groups:
+                for _ in self._blocks(saved, "contents"):
+                    pass
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Updates and lookups of the rank that had most, int64 [2]."""
+        files = self._files[:1] if self.is_replicated else self._files
+        return np.max(np.asarray([f.meta["contents_steps"] for f in files], np.int64), axis=0)
+
+    def without_rows(self) -> Arrays:
+        """Returns what `contents` does, but no row."""
+        empty = {**self._joined("contents", []), "last_used": np.empty(0, np.int64)}
+        return {**empty, "steps": self.steps}
+
+    def content_blocks(
+        self, owns: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> Iterator[Arrays]:
+        """Yields the rows of some keys, some at a time, in any order; see `contents`.
+
+        Raises:
+            CheckpointError: a file is damaged.
+        """
+        for rank in range(1 if self.is_replicated else len(self._files)):
+            for block in self._blocks(rank, "contents"):
+                taken = slice(None) if owns is None else owns(block["keys"])
+                yield {name: _widened(values[taken]) for name, values in block.items()}
+
+    def _blocks(self, rank: int, group: str) -> Iterator[Arrays]:
+        """Yields the blocks of a group of a rank's, wherever they are."""
+        yield from self._files[rank].blocks(group)
+        saved = self._spilled[rank]
+        if group == "contents" and saved is not None:
+            yield from saved.blocks()
 
     def lookup_steps(self, rank: int) -> int:
         """Returns the lookups of a rank that has rows, so far."""
@@ -234,8 +288,10 @@ class SavedTable:
         modulo `size`.
         """
         blocks: list[Arrays] = []
-        for file in self._files[rank::size]:
-            blocks += file.blocks("accesses" if "accesses" in file.groups else "contents")
+        for saved in range(rank, len(self._files), size):
+            group = "accesses" if "accesses" in self._files[saved].groups else "contents"
+            columns = _KINDS["accesses"]
+            blocks += [{n: block[n] for n in columns} for block in self._blocks(saved, group)]
         joined = self._joined("accesses", blocks)
         ages = np.zeros(joined["keys"].size, np.int64)
         merged, _, total = added_up(joined["keys"], ages, joined["counts"][:, None])

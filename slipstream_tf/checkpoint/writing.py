@@ -91,8 +91,10 @@ def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
     note: dict[str, Any] = {"checkpoint": checkpoint}
     with _signs_of_life(folder):
         try:
+            earlier = [staging.parent / name / folder.name for name in names(staging.parent)]
             for index, part in enumerate(files.tables):
-                part.write(staging / file_name(files.rank, index), checkpoint, files.rank)
+                path = staging / file_name(files.rank, index)
+                part.write(path, checkpoint, files.rank, earlier)
             skeleton, arrays = tree.flatten(files.state)
             rates = files.rates or {"learning_rate": None}
             meta = {"rank": files.rank, "state": skeleton, **rates}

@@ -117,7 +117,9 @@ class JobCheckpoints:
 
     `save` returns as soon as what is to be written has been copied: beside the tables there must be
     room for a copy of their rows, slots and counts, and for a moment for another one of the largest
-    table. What the `tf.train.Checkpoint` reaches is written before it returns.
+    table. What the `tf.train.Checkpoint` reaches is written before it returns. Rows of tables that
+    spill are written to their own files, as far as they have changed, and the checkpoint keeps
+    these: no room is needed for a copy of them.
     """
 
     def __init__(

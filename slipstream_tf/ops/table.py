@@ -313,15 +313,21 @@ def export_table(handle: tf.Tensor, flush: bool = True) -> dict[str, np.ndarray]
     return to_arrays(result, EXPORTED)
 
 
-def import_table(handle: tf.Tensor, contents: Mapping[str, Any]) -> None:
+def import_table(handle: tf.Tensor, contents: Mapping[str, Any], adds: bool = False) -> None:
     """Replaces all of a table by what `export_table` gave; all or nothing.
+
+    Args:
+        handle: the table.
+        contents: the arrays.
+        adds: the rows come beside those that are there, of other keys, and the steps do not
+            matter; of a table whose rows spill, which may have some of them if there is no room.
 
     Raises:
         ValueError: an array is missing or unknown.
         tf.errors.InvalidArgumentError: shapes do not fit the table or a key comes twice.
     """
     tensors = to_tensors(contents, EXPORTED, "table contents")
-    _loader.library().slipstream_table_import(handle=handle, **tensors)
+    _loader.library().slipstream_table_import(handle=handle, adds=adds, **tensors)
 
 
 DEFERRED = {

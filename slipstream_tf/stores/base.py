@@ -14,6 +14,7 @@ from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops.drift import row_drift, signal
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
+from slipstream_tf.ops.sealed_rows import SealedRows
 from slipstream_tf.ops.update_policy import WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.stores.rates import Rates
@@ -287,6 +288,19 @@ class SavedStore(TrackedStore):
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces all of a table by what `export_table` gave; all or nothing."""
+        raise NotImplementedError
+
+    def spills_rows(self, table: str) -> bool:
+        """Whether rows of a table may be on disk: they are sealed, and added, not all at once."""
+        (storage,) = (config.storage for config in self.tables if config.name == table)
+        return self.spills and storage.spill is not None
+
+    def seal_rows(self, table: str) -> SealedRows:
+        """Brings all rows of a table to the disk, where `spills_rows`; says where they are."""
+        raise NotImplementedError
+
+    def add_rows(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Adds rows to a table, where `spills_rows`, as `import_table` takes them."""
         raise NotImplementedError
 
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:

@@ -11,8 +11,8 @@ from slipstream_tf.config import DTYPE_BYTES, Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops import exchange as exchange_ops
+from slipstream_tf.ops import sealed_rows, update_policy
 from slipstream_tf.ops import table as table_ops
-from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.optimizers import Adagrad, SparseOptimizer
 from slipstream_tf.optimizers import get as get_optimizer
@@ -262,6 +262,14 @@ class NativeStore(EmbeddingStore):
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `EmbeddingStore.import_table`."""
         table_ops.import_table(self._handle_of(table), contents)
+
+    def seal_rows(self, table: str) -> sealed_rows.SealedRows:
+        """See `SavedStore.seal_rows`."""
+        return sealed_rows.seal(self._handle_of(table))
+
+    def add_rows(self, table: str, contents: Mapping[str, Any]) -> None:
+        """See `SavedStore.add_rows`."""
+        table_ops.import_table(self._handle_of(table), contents, adds=True)
 
     def export_deferred(self, table: str) -> dict[str, np.ndarray]:
         """Returns the deferred gradients; see `ops.table.export_deferred`."""

@@ -6,6 +6,7 @@ are inputs of another, e.g. packed rows, plans and exported windows.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,7 @@ ROUNDED = np.int32(3)  # to int8
 def call_every_op(call: Call) -> None:
     """Calls them all."""
     call_table_ops(call)
+    call_sealing_ops(call)
     call_exchange_ops(call)
     call_deferred_gradients_ops(call)
     call_counting_ops(call)
@@ -247,6 +249,33 @@ def call_drift_classifier_ops(call: Call) -> None:
     )
     inputs = {"keys": keys, "tables": tables, "row_splits": np.array([0, 2, 3])}
     call("SlipstreamClassifyByDrift", handle=classifier, **inputs)
+
+
+def call_sealing_ops(call: Call) -> None:
+    """Keeps and reads the files of a table whose rows are on disk."""
+    folder = tempfile.mkdtemp()
+    table = call("SlipstreamTable", table_name="s", dim=2, memory=4096, spill=folder)
+    rows = np.zeros((200, 2), np.float32)
+    call("SlipstreamTableWrite", handle=table, keys=np.arange(200), rows=rows)
+    sealed = call("SlipstreamTableSeal", handle=table)
+    path = np.array(f"{folder}/saved")
+    for index in range(len(sealed.names)):
+        call(
+            "SlipstreamSaveSealedFile",
+            files=sealed.files,
+            index=np.int64(index),
+            path=path,
+            copies=True,
+        )
+    call(
+        "SlipstreamReadSealedRows",
+        path=path,
+        offsets=sealed.offsets[:2],
+        pages=sealed.pages[:2],
+        pages_of_block=int(sealed.block[0]),
+        dim=2,
+        slots=0,
+    )
 
 
 def _tables(call: Call) -> list[Any]:

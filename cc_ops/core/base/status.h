@@ -7,7 +7,7 @@
 
 namespace slipstream {
 
-enum class StatusCode { kOk, kInvalidArgument, kResourceExhausted };
+enum class StatusCode { kOk, kInvalidArgument, kResourceExhausted, kDataLoss };
 
 // Result of a call that can fail on user data. The message names the value, the
 // place and what is allowed.
@@ -31,6 +31,10 @@ inline Status InvalidArgument(std::string message) {
 }
 inline Status ResourceExhausted(std::string message) {
   return Status(StatusCode::kResourceExhausted, std::move(message));
+}
+// The disk does not give back what was written.
+inline Status DataLoss(std::string message) {
+  return Status(StatusCode::kDataLoss, std::move(message));
 }
 
 }  // namespace slipstream

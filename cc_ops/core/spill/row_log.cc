@@ -55,7 +55,6 @@ void RowLog::Open() {
   block.extent = reserved_.back();
   reserved_.pop_back();
   block.is_used = true;
-  ++used_blocks_;
   open_rows_ = 0;
 }
 
@@ -77,8 +76,9 @@ void RowLog::Close() {
   open_ = kNone;
   Buffer* const buffer = blocks_[number].buffer.get();
   for (int64_t page = 0; page < pages_; ++page) {
+    const int64_t used = std::clamp<int64_t>(open_rows_ - page * layout_->rows, 0, layout_->rows);
     layout_->Seal(buffer->data() + page * layout_->bytes,
-                  static_cast<uint32_t>(number * pages_ + page), layout_->rows);
+                  static_cast<uint32_t>(number * pages_ + page), used);
   }
   writing_.push_back(number);
   BeginWrite(buffer);
@@ -135,7 +135,6 @@ void RowLog::FreeIfEmpty(uint32_t number) {
   block.extent = Extent();
   block.is_used = false;
   ++block.version;
-  --used_blocks_;
   unused_.push_back(number);
 }
 
@@ -157,26 +156,23 @@ Transfer RowLog::ReadOf(uint32_t page, char* bytes) const {
   return transfer;
 }
 
-bool RowLog::NeedsCompaction() const {
-  // Three quarters of the room are to be of rows, but for some blocks.
-  constexpr int64_t kFew = 3;
-  return (used_blocks_ - kFew) * RowsOfBlock() * 3 > 4 * live_;
+Status RowLog::Flush() {
+  if (open_ != kNone) Close();
+  for (const uint32_t number : writing_) blocks_[number].buffer->group.Wait();
+  for (const Extent& extent : reserved_) files_->Release(extent);
+  reserved_.clear();
+  return Poll();
 }
 
-void RowLog::BeginCompaction() {
-  if (compaction_ != nullptr) return;
-  uint32_t fewest = kNone;
-  for (uint32_t number = 0; number < blocks_.size(); ++number) {
-    const Block& block = blocks_[number];
-    if (!block.is_used || block.buffer != nullptr) continue;
-    if (fewest == kNone || block.live < blocks_[fewest].live) fewest = number;
-  }
-  if (fewest == kNone) return;
+void RowLog::BeginCompaction(uint32_t page, uint32_t version) {
+  const auto number = static_cast<uint32_t>(page / pages_);
+  Block& block = blocks_[number];
+  if (compaction_ != nullptr || !block.is_used || block.version != version) return;
   compaction_ = NewBuffer();
-  compaction_->block = fewest;
-  blocks_[fewest].is_compacted = true;
+  compaction_->block = number;
+  block.is_compacted = true;
   Transfer* const transfer = &compaction_->transfer;
-  *transfer = ReadOf(static_cast<uint32_t>(fewest * pages_), compaction_->data());
+  *transfer = ReadOf(static_cast<uint32_t>(number * pages_), compaction_->data());
   transfer->size = BlockBytes();
   DiskThreads::OfProcess().Begin(transfer, 1, &compaction_->group);
 }
@@ -186,13 +182,13 @@ Status RowLog::CheckCompaction() {
   Block& block = blocks_[compaction_->block];
   if (compaction_->transfer.error != 0) {
     block.is_compacted = false;
-    return InvalidArgument(where + "cannot be read: " + compaction_->transfer.ErrorText());
+    return DataLoss(where + "cannot be read: " + compaction_->transfer.ErrorText());
   }
   for (int64_t page = 0; page < pages_; ++page) {
     const auto number = static_cast<uint32_t>(compaction_->block * pages_ + page);
     if (layout_->IsWhole(compaction_->data() + page * layout_->bytes, number)) continue;
     block.is_compacted = false;
-    return InvalidArgument(where + "is not what was written there");
+    return DataLoss(where + "is not what was written there");
   }
   return OkStatus();
 }

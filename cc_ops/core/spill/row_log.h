@@ -18,7 +18,7 @@ namespace slipstream {
 // A row has a position until it is dropped, and never changes there: one that changed is appended
 // anew. A block that is full is written in the background, and lies in memory until then. Its
 // extent is free again once none of its rows is left, which compaction sees to: it gives out the
-// rows of the block that has the fewest, to be appended anew. Not thread-safe: a shard has one
+// rows of a block, to be appended anew. Not thread-safe: a shard has one
 // owner at a time, but for what says so.
 class RowLog {
  public:
@@ -63,10 +63,24 @@ class RowLog {
   // rows are still in memory, and Reserve writes them again.
   Status Poll();
 
-  // Whether more of its room is of dropped rows than should be.
-  bool NeedsCompaction() const;
-  // Begins to read the block with the fewest rows, unless one is being read.
-  void BeginCompaction();
+  // Has what was appended written, and waits for it. Errors as Poll. What is appended later is in
+  // other blocks, and their files may be sealed.
+  Status Flush();
+  // Of the blocks on the disk: fn(number of the first page, extent, rows that are left).
+  template <class Fn>
+  void ForEachBlock(const Fn& fn) const {
+    for (size_t number = 0; number < blocks_.size(); ++number) {
+      const Block& block = blocks_[number];
+      if (!block.is_used || block.buffer != nullptr) continue;
+      fn(static_cast<uint32_t>(number) * static_cast<uint32_t>(pages_), block.extent, block.live);
+    }
+  }
+  int64_t RowsOfBlock() const { return pages_ * layout_->rows; }
+
+  // Begins to read the block that begins with a page, to give out its rows; if it is still the one
+  // of that version, and no other is being read.
+  void BeginCompaction(uint32_t page, uint32_t version);
+  bool is_compacting() const { return compaction_ != nullptr; }
   // Rows of the block, once it was read: visit(key, row, position) of all that it ever had; who
   // visits appends those that are left and drops their positions. room(rows): for so many more;
   // false: not now. Does nothing before. Waits for the disk if `waits`.
@@ -117,7 +131,6 @@ class RowLog {
     bool is_used = false, is_compacted = false;
   };
 
-  int64_t RowsOfBlock() const { return pages_ * layout_->rows; }
   int64_t BlockBytes() const { return pages_ * layout_->bytes; }
   std::unique_ptr<Buffer> NewBuffer();
   // Begins a block at an extent that was reserved.
@@ -125,7 +138,7 @@ class RowLog {
   // Has the open block written.
   void Close();
   void BeginWrite(Buffer* buffer);
-  // Of the block being compacted: InvalidArgument unless it is whole.
+  // Of the block being compacted: DataLoss unless it is whole.
   Status CheckCompaction();
   void FreeIfEmpty(uint32_t number);
 
@@ -140,7 +153,7 @@ class RowLog {
   std::unique_ptr<Buffer> compaction_;
   uint32_t open_ = kNone;
   int64_t open_rows_ = 0;  // of the open block
-  int64_t live_ = 0, used_blocks_ = 0;
+  int64_t live_ = 0;
 };
 
 }  // namespace slipstream

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <random>
 #include <string>
@@ -59,8 +61,21 @@ class KnownLog {
     ASSERT_EQ(log->live(), static_cast<int64_t>(known.size()));
   }
 
-  Status Compact(bool waits = true) {
-    log->BeginCompaction();
+  // Whether there is more room than should be; the file that has it, then.
+  bool NeedsCompaction(int32_t* file) const {
+    const std::vector<int64_t> rooms = files->ClosedRoom();
+    int64_t all = 0;
+    for (const int64_t room : rooms) all += room;
+    *file = static_cast<int32_t>(std::max_element(rooms.begin(), rooms.end()) - rooms.begin());
+    return all > 0 && all * log->RowsOfBlock() > 2 * log->live();
+  }
+
+  Status Compact(int32_t file, bool waits = true) {
+    log->ForEachBlock([&](uint32_t page, const Extent& extent, int64_t) {
+      if (extent.file == file && !log->is_compacting()) {
+        log->BeginCompaction(page, log->VersionOf(page));
+      }
+    });
     return log->EndCompaction(
         waits, [&](int64_t rows) { return log->Reserve(rows).ok(); },
         [&](int64_t key, const char* row, uint32_t position) {
@@ -117,14 +132,15 @@ TEST(RowLog, HasWhatWasPutThere) {
       known.log->Drop(leaving->second.position);
       known.known.erase(leaving);
     }
-    if (known.log->NeedsCompaction()) {
-      ASSERT_TRUE(known.Compact(random() % 2 == 0).ok());
+    int32_t file = 0;
+    while (known.NeedsCompaction(&file)) {
+      ASSERT_TRUE(known.Compact(file, random() % 2 == 0).ok());
     }
     if (i % 500 == 0) known.ExpectAll();
   }
   known.ExpectAll();
   const int64_t rows = kPages * known.layout.rows;
-  EXPECT_LE(known.files->bytes(), (300 / rows * 4 / 3 + 8) * kPages * known.layout.bytes);
+  EXPECT_LE(known.files->bytes(), (2 * 300 / rows + 64 + 1) * kPages * known.layout.bytes);
   known.log->Clear();
   known.known.clear();
   known.Put(1, 2);
@@ -139,17 +155,73 @@ TEST(RowLog, DamageIsAnError) {
     usleep(1000);
   }
   const Transfer where = known.log->ReadOf(0, nullptr);
+  Extent where_block;
+  known.log->ForEachBlock([&](uint32_t page, const Extent& extent, int64_t) {
+    if (page == 0) where_block = extent;
+  });
   const std::string proc = "/proc/self/fd/" + std::to_string(where.file);
   const int file = open(proc.c_str(), O_WRONLY);
   ASSERT_GE(file, 0);
   ASSERT_EQ(pwrite(file, "x", 1, where.offset + 100), 1);
   close(file);
-  // The block with the fewest rows is the first.
-  for (int64_t key = 1; key < 3; ++key) known.log->Drop(known.known[key].position);
-  const Status status = known.Compact();
+  const Status status = known.Compact(where_block.file);
   EXPECT_FALSE(status.ok());
   EXPECT_NE(status.message().find("is not what was written there"), std::string::npos)
       << status.message();
+}
+
+// What a file held when it was sealed can be read from it after all its rows are gone.
+TEST(SealedFiles, StayAsTheyAre) {
+  KnownLog known;
+  std::mt19937_64 random(2);
+  for (int i = 0; i < 2000; ++i) known.Put(static_cast<int64_t>(random() % 100), i);
+  ASSERT_TRUE(known.log->Flush().ok());
+  SealedFiles sealed;
+  std::vector<int32_t> numbers;
+  ASSERT_TRUE(known.files->Seal(&sealed, &numbers).ok());
+  ASSERT_EQ(sealed.size(), numbers.size());
+  std::map<uint32_t, Extent> blocks;
+  known.log->ForEachBlock(
+      [&](uint32_t page, const Extent& extent, int64_t) { blocks[page] = extent; });
+  const std::map<int64_t, KnownLog::Entry> then = known.known;
+  for (int i = 2000; i < 4000; ++i) known.Put(static_cast<int64_t>(random() % 100), i);
+  int32_t file = 0;
+  while (known.NeedsCompaction(&file)) ASSERT_TRUE(known.Compact(file).ok());
+  known.ExpectAll();
+  const std::string folder = testing::TempDir();
+  for (const bool copies : {false, true}) {
+    std::vector<std::string> paths;
+    for (size_t i = 0; i < sealed.size(); ++i) {
+      paths.push_back(folder + "/" + sealed.name(i) + (copies ? "-copy" : "-link"));
+      bool is_linked = true;
+      ASSERT_TRUE((copies ? sealed.Copy(i, paths[i]) : sealed.Link(i, paths[i], &is_linked)).ok());
+      // The file system may refuse a second name.
+      if (!is_linked) ASSERT_TRUE(sealed.Copy(i, paths[i]).ok());
+      EXPECT_FALSE(sealed.Copy(i, paths[i]).ok());
+    }
+    for (const auto& [key, entry] : then) {
+      const auto block = std::prev(blocks.upper_bound(known.log->PageOf(entry.position)));
+      const auto at = std::find(numbers.begin(), numbers.end(), block->second.file);
+      ASSERT_NE(at, numbers.end());
+      const int64_t number = block->first;
+      PageMemory memory;
+      const Status status =
+          ReadBlocks(paths[static_cast<size_t>(at - numbers.begin())], known.layout,
+                     {kPages, &block->second.offset, &number, 1}, &memory);
+      ASSERT_TRUE(status.ok()) << status.message();
+      const auto page = known.log->PageOf(entry.position) - block->first;
+      const char* const row =
+          known.log->RowIn(memory.data() + page * known.layout.bytes, entry.position);
+      ASSERT_EQ(std::memcmp(row, KnownLog::RowOf(key, entry.version).data(), kRowBytes), 0);
+    }
+    const int64_t offset = 0, number = 77777;
+    PageMemory memory;
+    const Status status =
+        ReadBlocks(paths[0], known.layout, {kPages, &offset, &number, 1}, &memory);
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+    EXPECT_NE(status.message().find(paths[0]), std::string::npos) << status.message();
+    for (const std::string& path : paths) unlink(path.c_str());
+  }
 }
 
 TEST(SpillFiles, NamesTheFolderThatIsNone) {

@@ -5,14 +5,18 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <random>
 #include <utility>
 
 namespace slipstream {
 namespace {
 
-constexpr int64_t kFileBytes = int64_t{256} << 20, kLeastBlocks = 16;
+// A file has room for so many blocks, or for this part of all there are: so a table has some 64
+// files, however large it grows.
+constexpr int64_t kLeastBlocks = 64, kPartOfAll = 64;
 
 // A file that no folder has, open for direct reads and writes where the file system knows them; or
 // -1, with errno.
@@ -34,15 +38,28 @@ int OpenNameless(const std::string& folder) {
   return -1;
 }
 
+std::string NameOfTable() {
+  std::random_device random;
+  std::string name;
+  for (int word = 0; word < 4; ++word) {
+    char digits[9];
+    std::snprintf(digits, sizeof(digits), "%08x", random());
+    name += digits;
+  }
+  return name;
+}
+
 }  // namespace
 
 SpillFiles::SpillFiles(std::string folder, int64_t block_bytes)
     : folder_(std::move(folder)),
       block_bytes_(block_bytes),
-      most_blocks_(std::max(kLeastBlocks, kFileBytes / block_bytes)) {}
+      name_(NameOfTable()),
+      nothing_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
 
 SpillFiles::~SpillFiles() {
   for (const File& file : files_) close(file.descriptor);
+  close(nothing_);
 }
 
 Status SpillFiles::Open(const std::string& folder, int64_t block_bytes,
@@ -57,37 +74,48 @@ Status SpillFiles::Open(const std::string& folder, int64_t block_bytes,
 }
 
 Status SpillFiles::Begin(int32_t* number) {
-  if (!idle_.empty()) {
-    *number = open_ = idle_.back();
-    idle_.pop_back();
-    return OkStatus();
-  }
   files_.reserve(files_.size() + 1);
+  ended_.reserve(files_.size() + 1);
   const int descriptor = OpenNameless(folder_);
   if (descriptor < 0) {
     return ResourceExhausted("no file can be made in '" + folder_ + "': " + std::strerror(errno));
   }
-  *number = open_ = static_cast<int32_t>(files_.size());
-  files_.emplace_back();
-  files_.back().descriptor = descriptor;
+  if (ended_.empty()) {
+    *number = static_cast<int32_t>(files_.size());
+    files_.emplace_back();
+    files_.back().descriptor = descriptor;
+  } else {
+    *number = ended_.back();
+    ended_.pop_back();
+    // Somebody may still know the descriptor by its number.
+    dup3(descriptor, files_[static_cast<size_t>(*number)].descriptor, O_CLOEXEC);
+    close(descriptor);
+  }
+  File& file = files_[static_cast<size_t>(*number)];
+  file.serial = ++serials_;
+  file.room = std::max(kLeastBlocks, BytesBegun() / block_bytes_ / kPartOfAll);
+  open_ = *number;
   return OkStatus();
+}
+
+void SpillFiles::End(int32_t number) {
+  File& file = files_[static_cast<size_t>(number)];
+  // The descriptor stays: somebody may be reading ahead what is not needed any more.
+  dup3(nothing_, file.descriptor, O_CLOEXEC);
+  file.room = file.begun = 0;
+  ended_.push_back(number);
 }
 
 Status SpillFiles::Take(Extent* extent) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  while (!with_free_.empty()) {
-    const int32_t number = with_free_.back();
-    File& file = files_[static_cast<size_t>(number)];
-    if (file.free.empty()) {
-      with_free_.pop_back();
-      continue;
+  if (open_ >= 0) {
+    const File& file = files_[static_cast<size_t>(open_)];
+    if (file.begun == file.room) {
+      const int32_t full = std::exchange(open_, -1);
+      if (file.taken == 0) End(full);
     }
-    *extent = {number, file.free.back()};
-    file.free.pop_back();
-    ++file.taken;
-    return OkStatus();
   }
-  if (open_ < 0 || files_[static_cast<size_t>(open_)].begun == most_blocks_) {
+  if (open_ < 0) {
     int32_t number = -1;
     const Status status = Begin(&number);
     if (!status.ok()) return status;
@@ -111,15 +139,24 @@ void SpillFiles::Release(Extent extent) {
   const std::lock_guard<std::mutex> lock(mutex_);
   File& file = files_[static_cast<size_t>(extent.file)];
   --file.taken;
-  // A file stays open: somebody may be reading ahead what is not needed any more.
-  if (file.taken == 0 && extent.file != open_ && ftruncate(file.descriptor, 0) == 0) {
-    file.begun = 0;
-    file.free.clear();
-    idle_.push_back(extent.file);
-    return;
+  if (file.taken == 0 && extent.file != open_) End(extent.file);
+}
+
+Status SpillFiles::Seal(SealedFiles* sealed, std::vector<int32_t>* numbers) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (open_ >= 0) {
+    const int32_t last = std::exchange(open_, -1);
+    if (files_[static_cast<size_t>(last)].taken == 0) End(last);
   }
-  if (file.free.empty()) with_free_.push_back(extent.file);
-  file.free.push_back(extent.offset);
+  for (size_t number = 0; number < files_.size(); ++number) {
+    const File& file = files_[number];
+    if (file.taken == 0) continue;
+    const std::string name = name_ + "-" + std::to_string(file.serial);
+    const Status status = sealed->Add(file.descriptor, name);
+    if (!status.ok()) return status;
+    numbers->push_back(static_cast<int32_t>(number));
+  }
+  return OkStatus();
 }
 
 int SpillFiles::descriptor(int32_t file) const {
@@ -130,6 +167,23 @@ int SpillFiles::descriptor(int32_t file) const {
 int64_t SpillFiles::bytes() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return BytesBegun();
+}
+
+int64_t SpillFiles::room() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  int64_t blocks = 0;
+  for (const File& file : files_) blocks += file.room;
+  return blocks;
+}
+
+std::vector<int64_t> SpillFiles::ClosedRoom() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<int64_t> rooms(files_.size());
+  for (size_t number = 0; number < files_.size(); ++number) {
+    const bool is_open = static_cast<int32_t>(number) == open_;
+    rooms[number] = is_open ? 0 : files_[number].room;
+  }
+  return rooms;
 }
 
 int64_t SpillFiles::BytesBegun() const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cc_ops/core/base/status.h"
+#include "cc_ops/core/spill/sealed_files.h"
 
 namespace slipstream {
 
@@ -19,7 +20,8 @@ struct Extent {
   int64_t offset = 0;
 };
 
-// Blocks of one size. Thread-safe.
+// Blocks of one size, each of which is given out once: what lies in a file stays as it is until
+// none of its blocks is needed, when the file goes. Thread-safe.
 class SpillFiles {
  public:
   // InvalidArgument if no file can be made in the folder. block_bytes: a multiple of kPageUnit.
@@ -36,30 +38,46 @@ class SpillFiles {
   Status Take(Extent* extent);
   void Release(Extent extent);
 
-  // Of a file, for transfers. Valid while a block of it is taken.
+  // Files as they are now; `numbers`: of each. Blocks that are taken later are in others. All that
+  // are taken must be written, or are released unwritten. ResourceExhausted if the process has too
+  // many files open.
+  Status Seal(SealedFiles* sealed, std::vector<int32_t>* numbers);
+
+  // Of a file, for transfers. Stays valid, but reads what was written as long as a block is taken.
   int descriptor(int32_t file) const;
   // That the files take on the disk.
   int64_t bytes() const;
 
+  // Blocks that all files have room for; blocks that are taken are part of it.
+  int64_t room() const;
+  // Of each file, the blocks it has room for; 0 where no block is to be moved to other files: it
+  // is still being filled, or empty.
+  std::vector<int64_t> ClosedRoom() const;
+
  private:
   struct File {
     int descriptor = -1;
-    int64_t begun = 0;          // blocks that were ever taken, from the file's start
-    std::vector<int64_t> free;  // offsets of blocks that were released
-    int64_t taken = 0;
+    uint64_t serial = 0;  // of no other file
+    int64_t room = 0;     // blocks
+    int64_t begun = 0;    // blocks that were taken so far
+    int64_t taken = 0;    // that still are
   };
   SpillFiles(std::string folder, int64_t block_bytes);
   // A new file without blocks; its number.
   Status Begin(int32_t* number);
+  // Lets a file go whose blocks nobody needs.
+  void End(int32_t number);
   int64_t BytesBegun() const;
 
   const std::string folder_;
-  const int64_t block_bytes_, most_blocks_;
+  const int64_t block_bytes_;
+  const std::string name_;  // of no other table, in any process
+  const int nothing_;       // the descriptor of an empty file
   mutable std::mutex mutex_;
   std::vector<File> files_;
-  std::vector<int32_t> with_free_;  // files with released blocks, at least once each
-  std::vector<int32_t> idle_;       // files without a block
-  int32_t open_ = -1;               // the file that blocks are begun in
+  std::vector<int32_t> ended_;  // numbers of files that went
+  int32_t open_ = -1;           // the file that blocks are begun in
+  uint64_t serials_ = 0;
 };
 
 }  // namespace slipstream

@@ -110,11 +110,11 @@ Status RowStore::CheckValues(const TableContents& contents) const {
   return OkStatus();
 }
 
-Status RowStore::Import(const TableContents& contents) {
+Status RowStore::Check(const TableContents& contents, bool adds) const {
   const std::string of_table = " of table '" + options_.name + "'";
-  const size_t n = contents.keys.size();
-  if (options_.capacity > 0 && n > static_cast<size_t>(options_.capacity)) {
-    return InvalidArgument(std::to_string(n) + " keys to import exceed the capacity" + of_table +
+  const size_t n = contents.keys.size(), all = n + (adds ? static_cast<size_t>(size()) : 0);
+  if (options_.capacity > 0 && all > static_cast<size_t>(options_.capacity)) {
+    return InvalidArgument(std::to_string(all) + " keys to import exceed the capacity" + of_table +
                            ", " + std::to_string(options_.capacity));
   }
   if (contents.rows.size() != n * options_.dim || contents.slots.size() != n * layout_.slots ||
@@ -132,21 +132,37 @@ Status RowStore::Import(const TableContents& contents) {
   std::vector<int64_t> sorted = contents.keys;
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  if (twice != sorted.end()) {
-    return InvalidArgument("key " + std::to_string(*twice) + " to import" + of_table +
-                           " comes twice; each key may come once");
+  const auto known =
+      !adds ? sorted.end()
+            : std::find_if(sorted.begin(), sorted.end(), [&](int64_t key) { return Has(key); });
+  if (twice != sorted.end() || known != sorted.end()) {
+    return InvalidArgument("key " + std::to_string(twice != sorted.end() ? *twice : *known) +
+                           " to import" + of_table + " comes twice; each key may come once");
   }
-  if (spilled_ != nullptr) return ImportSpilled(contents);
+  return OkStatus();
+}
+
+Status RowStore::Add(const TableContents& contents) {
+  if (spilled_ == nullptr) {
+    return InvalidArgument("rows cannot be added to those of table '" + options_.name +
+                           "'; allowed where they spill to the disk: a table in memory takes all "
+                           "at once");
+  }
+  const Status status = Check(contents, /*adds=*/true);
+  return status.ok() ? AddChecked(contents) : status;
+}
+
+Status RowStore::Import(const TableContents& contents) {
+  const Status status = Check(contents, /*adds=*/false);
+  if (!status.ok()) return status;
   auto memory = std::make_unique<SlabAllocator>();
   auto index_memory = std::make_unique<IndexMemory>(kNumShards);
   std::vector<RowShard> shards = EmptyShards(memory.get(), index_memory.get());
-  for (size_t i = 0; i < n; ++i) {
-    uint32_t index = 0;
-    RowShard& shard = shards[ShardOf(contents.keys[i])];
-    ImportRow(contents, i, InsertRow(&shard, contents.keys[i], contents.counts[i], &index));
-    if (tracks_use()) {
-      shard.last_used[index] = contents.last_used.empty() ? 0 : contents.last_used[i];
-    }
+  if (spilled_ != nullptr) {
+    // There is no room for both.
+    spilled_->Clear();
+  } else {
+    ImportRows(contents, 0, contents.keys.size(), &shards);
   }
   shards_.swap(shards);
   memory_.swap(memory);
@@ -154,7 +170,7 @@ Status RowStore::Import(const TableContents& contents) {
   lookup_step_ = contents.lookup_step;
   scale_ = 1.0;
   ++generation_;
-  return OkStatus();
+  return spilled_ == nullptr ? OkStatus() : AddChecked(contents);
 }
 
 void RowStore::ImportRow(const TableContents& contents, size_t i, StoredRow* row) const {
@@ -162,28 +178,30 @@ void RowStore::ImportRow(const TableContents& contents, size_t i, StoredRow* row
   layout_.WriteSlots(contents.slots.data() + i * static_cast<size_t>(layout_.slots), row);
 }
 
-Status RowStore::ImportSpilled(const TableContents& contents) {
-  spilled_->Clear();
-  auto memory = std::make_unique<SlabAllocator>();
-  auto index_memory = std::make_unique<IndexMemory>(kNumShards);
-  std::vector<RowShard> shards = EmptyShards(memory.get(), index_memory.get());
-  shards_.swap(shards);
-  memory_.swap(memory);
-  index_memory_.swap(index_memory);
-  lookup_step_ = contents.lookup_step;
-  ++generation_;
-  const auto at_once = static_cast<size_t>(KeysAtOnce());
-  for (size_t i = 0; i < contents.keys.size(); ++i) {
-    if (i % at_once == 0) {
+void RowStore::ImportRows(const TableContents& contents, size_t begin, size_t end,
+                          std::vector<RowShard>* shards) {
+  for (size_t i = begin; i < end; ++i) {
+    uint32_t index = 0;
+    RowShard& shard = (*shards)[ShardOf(contents.keys[i])];
+    ImportRow(contents, i, InsertRow(&shard, contents.keys[i], contents.counts[i], &index));
+    if (tracks_use()) {
+      shard.last_used[index] = contents.last_used.empty() ? 0 : contents.last_used[i];
+    }
+  }
+}
+
+Status RowStore::AddChecked(const TableContents& contents) {
+  const size_t n = contents.keys.size();
+  const size_t at_once = spilled_ == nullptr ? n : static_cast<size_t>(KeysAtOnce());
+  for (size_t begin = 0; begin < n; begin += at_once) {
+    if (spilled_ != nullptr) {
       spilled_->BeginUse();
       const Status room = spilled_->Shrink(Parallel());
       if (!room.ok()) {
         return Status(room.code(), room.message() + ". The table has a part of its rows now");
       }
     }
-    uint32_t index = 0;
-    RowShard& shard = shards_[ShardOf(contents.keys[i])];
-    ImportRow(contents, i, InsertRow(&shard, contents.keys[i], contents.counts[i], &index));
+    ImportRows(contents, begin, std::min(n, begin + at_once), &shards_);
   }
   return OkStatus();
 }

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/base/parallel.h"
 #include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/containers/hash_index.h"
 #include "cc_ops/core/memory/index_memory.h"
@@ -28,6 +30,15 @@ struct RowShard {
     __builtin_prefetch(&arena + 1);
   }
 };
+
+// Calls fn(shard) for all shards, several at the same time.
+template <class Fn>
+void ForEachShard(const Parallel& parallel, const Fn& fn) {
+  parallel.run(parallel.threads, [&](int task) {
+    const TaskRange range = RangeOf(task, parallel.threads, kNumShards);
+    for (int64_t s = range.begin; s < range.end; ++s) fn(static_cast<int>(s));
+  });
+}
 
 }  // namespace slipstream
 

@@ -89,6 +89,7 @@ class RowStore {
   int64_t addresses() const {
     return generation_ + (spilled_ == nullptr ? 0 : spilled_->evictions());
   }
+  int64_t lookup_step() const { return lookup_step_; }
   int64_t num_evicted() const { return num_evicted_; }
   int64_t NextLookupStep() {
     if (spilled_ != nullptr) spilled_->BeginUse();
@@ -231,17 +232,27 @@ class RowStore {
   // All but the number of updates, which is not the rows'.
   // status: an error of reading from the disk; what is exported is not whole then.
   TableContents Export(Status* status = nullptr) const;
+  // Writes all rows to the disk, where they spill, and tells where they are.
+  Status Seal(const Parallel& parallel, SealedRows* sealed) {
+    return spilled_->Seal(parallel, sealed);
+  }
   // Replaces everything. InvalidArgument on a key that comes twice, on more keys
   // than the capacity, on arrays of the wrong length, and on a row, slot or count that is not
   // finite or, of counts and times of use, negative; nothing is changed then. Throws
   // std::bad_alloc, changing nothing.
   Status Import(const TableContents& contents);
+  // Adds rows of keys that are not there to a table whose rows spill; the steps of the contents do
+  // not matter. Errors as Import; and ResourceExhausted if the disk is full: some rows are there
+  // then.
+  Status Add(const TableContents& contents);
 
  private:
   // Only a bounded table needs to know when its rows were last used.
   bool tracks_use() const {
     return options_.capacity > 0 && options_.eviction == TableOptions::Eviction::kLru;
   }
+  // Errors of Import, and of Add beside the rows that are there.
+  Status Check(const TableContents& contents, bool adds) const;
   // Of arrays of the right length.
   Status CheckValues(const TableContents& contents) const;
   std::vector<RowShard> EmptyShards(SlabAllocator* memory, IndexMemory* index_memory) const;
@@ -252,7 +263,11 @@ class RowStore {
                  TableContents* contents) const;
   // Writes row i of contents, which were checked.
   void ImportRow(const TableContents& contents, size_t i, StoredRow* row) const;
-  Status ImportSpilled(const TableContents& contents);
+  // Those rows of contents, into shards that have none of their keys.
+  void ImportRows(const TableContents& contents, size_t begin, size_t end,
+                  std::vector<RowShard>* shards);
+  // Rows and counts of contents that were checked, beside those that are there.
+  Status AddChecked(const TableContents& contents);
   // Values, [dim], to what lies in memory of them.
   void DivideByScale(float* values) const;
   // The values of a new row.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <utility>
 
 #include "cc_ops/core/base/hash.h"
@@ -17,9 +18,8 @@ constexpr int64_t kMostBlockBytes = 256 << 10, kBlocksOfMemory = 16;
 constexpr int64_t kPartAhead = 8, kLeastAhead = 1 << 20;
 // Rows that are looked at for each that leaves, and how many leave at once.
 constexpr int64_t kCandidates = 8, kMostLeaving = 256, kPartLeaving = 64;
-// Pages that are read at once where all rows are.
-constexpr size_t kPagesAtOnce = 1024;
-
+// Blocks of a shard that are compacted in one step where there is too much room by far.
+constexpr int kMostCompacted = 8;
 }  // namespace
 
 Status SpilledRows::Make(const std::string& table, int64_t memory, const std::string& folder,
@@ -108,6 +108,7 @@ void SpilledRows::Clear() {
     spill.used.clear();
     spill.hand = 0;
     spill.in_memory = 0;
+    spill.to_compact.clear();
   }
   ++evictions_;
 }
@@ -120,12 +121,11 @@ Status SpilledRows::OfTable(const Status& status) const {
 Status SpilledRows::CheckPage(const Transfer& transfer, uint32_t number) const {
   const std::string what = "a page of rows in '" + files_->folder() + "' ";
   if (transfer.error != 0) {
-    return OfTable(InvalidArgument(what + "cannot be read: " + transfer.ErrorText() +
-                                   ". Restore the last checkpoint"));
+    return OfTable(DataLoss(what + "cannot be read: " + transfer.ErrorText() +
+                            ". Restore the last checkpoint"));
   }
   if (layout_.IsWhole(transfer.bytes, number)) return OkStatus();
-  return OfTable(
-      InvalidArgument(what + "is not what was written there. Restore the last checkpoint"));
+  return OfTable(DataLoss(what + "is not what was written there. Restore the last checkpoint"));
 }
 
 double SpilledRows::ValueOf(const RowShard& shard, const ShardSpill& spill, uint32_t index) const {
@@ -188,12 +188,64 @@ Status SpilledRows::Evict(int shard, int64_t rows) {
   return OfTable(status);
 }
 
+void SpilledRows::ChooseCompaction() {
+  const auto has_some = [](const ShardSpill& spill) { return !spill.to_compact.empty(); };
+  // Three quarters of the room are to be of rows, but for that of two files.
+  constexpr int64_t kFew = 2;
+  const int64_t rows_of_block = shards_[0].log.RowsOfBlock();
+  int64_t live = 0;
+  for (const ShardSpill& spill : shards_) live += spill.log.live();
+  const std::vector<int64_t> rooms = files_->ClosedRoom();
+  const int64_t largest = *std::max_element(rooms.begin(), rooms.end());
+  int64_t room = std::accumulate(rooms.begin(), rooms.end(), int64_t{0}) - kFew * largest;
+  const auto is_too_much = [&] { return room * rows_of_block * 3 > 4 * live; };
+  is_behind_ = room * rows_of_block * 3 > 5 * live;
+  if (!is_too_much() || std::any_of(shards_.begin(), shards_.end(), has_some)) return;
+  std::vector<int64_t> rows(rooms.size());
+  for (const ShardSpill& spill : shards_) {
+    spill.log.ForEachBlock([&](uint32_t, const Extent& extent, int64_t of_block) {
+      rows[static_cast<size_t>(extent.file)] += of_block;
+    });
+  }
+  std::vector<size_t> files;
+  for (size_t file = 0; file < rooms.size(); ++file) {
+    if (rows[file] < rooms[file] * rows_of_block) files.push_back(file);
+  }
+  std::sort(files.begin(), files.end(),
+            [&](size_t a, size_t b) { return rows[a] * rooms[b] < rows[b] * rooms[a]; });
+  std::vector<bool> is_chosen(rooms.size());
+  for (const size_t file : files) {
+    if (!is_too_much()) break;
+    is_chosen[file] = true;
+    room -= rooms[file] - rows[file] / rows_of_block;
+  }
+  for (ShardSpill& spill : shards_) {
+    spill.log.ForEachBlock([&](uint32_t page, const Extent& extent, int64_t) {
+      if (!is_chosen[static_cast<size_t>(extent.file)]) return;
+      spill.to_compact.emplace_back(page, spill.log.VersionOf(page));
+    });
+  }
+}
+
 Status SpilledRows::Compact(int shard) {
   ShardSpill& spill = shards_[shard];
+  for (int block = 0; block < (is_behind_ ? kMostCompacted : 1); ++block) {
+    const Status status = EndCompaction(shard, /*waits=*/is_behind_);
+    if (!status.ok()) return status;
+    while (!spill.log.is_compacting() && !spill.to_compact.empty()) {
+      const auto [page, version] = spill.to_compact.back();
+      spill.to_compact.pop_back();
+      spill.log.BeginCompaction(page, version);
+    }
+  }
+  return OkStatus();
+}
+
+Status SpilledRows::EndCompaction(int shard, bool waits) {
+  ShardSpill& spill = shards_[shard];
   HashIndex& index = (*rows_)[shard].index;
-  if (spill.log.NeedsCompaction()) spill.log.BeginCompaction();
   const Status status = spill.log.EndCompaction(
-      /*waits=*/false, [&](int64_t rows) { return spill.log.Reserve(rows).ok(); },
+      waits, [&](int64_t rows) { return spill.log.Reserve(rows).ok(); },
       [&](int64_t key, const char* row, uint32_t position) {
         HashIndex::Entry* const entry = index.Find(key);
         if (entry == nullptr) return;
@@ -241,18 +293,13 @@ Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool mus
     std::vector<PageAhead> ahead;  // of these, without a batch: to be read
   };
   std::vector<FromPages> found(kNumShards);
-  const auto for_each_shard = [&](const std::function<void(int)>& fn) {
-    parallel.run(parallel.threads, [&](int task) {
-      const TaskRange range = RangeOf(task, parallel.threads, kNumShards);
-      for (int64_t s = range.begin; s < range.end; ++s) fn(static_cast<int>(s));
-    });
-  };
+  ChooseCompaction();
   std::vector<Status> statuses(kNumShards);
   // Rows of a block that is compacted move: that comes first. What is in memory still is there at
   // once; of the others, which pages are to be read?
-  for_each_shard([&](int s) { statuses[s] = Compact(s); });
+  ForEachShard(parallel, [&](int s) { statuses[s] = Compact(s); });
   if (!keys.empty()) {
-    for_each_shard([&](int s) {
+    ForEachShard(parallel, [&](int s) {
       ShardSpill& spill = shards_[s];
       FromPages& of_shard = found[s];
       for (const int64_t key : keys[s]) {
@@ -291,7 +338,7 @@ Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool mus
   }
   batch->Begin();
   // Meanwhile others leave.
-  for_each_shard([&](int s) {
+  ForEachShard(parallel, [&](int s) {
     if (!statuses[s].ok()) return;
     const Status room = MakeRoom(s, static_cast<int64_t>(found[s].rows.size()));
     if (must_fit) statuses[s] = room;
@@ -299,7 +346,7 @@ Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool mus
   for (const Status& status : statuses) {
     if (!status.ok()) return status;
   }
-  for_each_shard([&](int s) {
+  ForEachShard(parallel, [&](int s) {
     ShardSpill& spill = shards_[s];
     FromPages& of_shard = found[s];
     auto coming = of_shard.rows.begin();
@@ -357,55 +404,6 @@ void SpilledRows::Announce(const int64_t* keys, int64_t n) {
   }
   batch->Begin();
   reads_.Add(pages, batch);
-}
-
-Status SpilledRows::ForEachRow(
-    int shard, const std::function<void(const HashIndex::Entry&, const StoredRow*)>& visit) {
-  const ShardSpill& spill = shards_[shard];
-  const RowShard& table = (*rows_)[shard];
-  std::vector<HashIndex::Entry> on_disk;
-  for (const HashIndex::Entry& entry : table.index.entries()) {
-    if (entry.index == HashIndex::kEmpty) continue;
-    if (!IsOnDisk(entry.index)) {
-      visit(entry, table.arena.Row(entry.index));
-      continue;
-    }
-    const char* const row = spill.log.InMemory(entry.index - kOnDisk);
-    if (row != nullptr) {
-      visit(entry, reinterpret_cast<const StoredRow*>(row));
-    } else {
-      on_disk.push_back(entry);
-    }
-  }
-  std::sort(on_disk.begin(), on_disk.end(),
-            [](const auto& a, const auto& b) { return a.index < b.index; });
-  const auto page_of = [&](const HashIndex::Entry& entry) {
-    return spill.log.PageOf(entry.index - kOnDisk);
-  };
-  for (size_t begin = 0; begin < on_disk.size();) {
-    PageBatch batch(layout_, kPagesAtOnce);
-    std::vector<uint32_t> numbers;
-    size_t end = begin;
-    for (; end < on_disk.size(); ++end) {
-      const uint32_t page = page_of(on_disk[end]);
-      if (!numbers.empty() && numbers.back() == page) continue;
-      if (numbers.size() == kPagesAtOnce) break;
-      numbers.push_back(page);
-      batch.Add(spill.log.ReadOf(page, batch.PageAt(batch.size())));
-    }
-    batch.Begin();
-    batch.Wait();
-    for (size_t p = 0; p < numbers.size(); ++p) {
-      const Transfer& transfer = batch.transfer(p);
-      const Status status = CheckPage(transfer, numbers[p]);
-      if (!status.ok()) return status;
-      for (; begin < end && page_of(on_disk[begin]) == numbers[p]; ++begin) {
-        visit(on_disk[begin], reinterpret_cast<const StoredRow*>(
-                                  spill.log.RowIn(transfer.bytes, on_disk[begin].index - kOnDisk)));
-      }
-    }
-  }
-  return OkStatus();
 }
 
 }  // namespace slipstream

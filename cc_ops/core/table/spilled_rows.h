@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc_ops/core/base/parallel.h"
@@ -32,6 +33,17 @@ struct SpillStatistics {
   int64_t rows_read = 0;     // from the disk, since the table was made
   int64_t rows_written = 0;  // to it, by compaction, too
   int64_t reads_ahead = 0;   // of rows_read, those that had been announced
+};
+
+// All rows of a table as they were at one time, on the disk.
+struct SealedRows {
+  SealedFiles files;
+  int64_t pages_of_block = 0, rows_of_block = 0;
+  // Of each block: its file, where it begins there, and the number of its first page.
+  std::vector<int32_t> file_of;
+  std::vector<int64_t> offsets, pages;
+  // Of each row of each block, how often it was accessed; -1: the row is somewhere else, or gone.
+  std::vector<float> counts;
 };
 
 // Callers hold the table's mutex exclusively, but for Announce. Calls for different shards may run
@@ -72,8 +84,8 @@ class SpilledRows {
   void Clear();
 
   // Brings the rows of keys, which are on disk, into memory: keys by shard, each once. Others leave
-  // for them, the least valuable first. ResourceExhausted if the disk is full, InvalidArgument if
-  // it does not give back what was written: all rows are where they were, or on disk, and in
+  // for them, the least valuable first. ResourceExhausted if the disk is full, DataLoss if it
+  // does not give back what was written: all rows are where they were, or on disk, and in
   // memory, whole. must_fit: false brings them in though the disk is full, beyond the memory: where
   // they are only read, they can leave again.
   Status Load(const std::vector<std::vector<int64_t>>& keys, bool must_fit,
@@ -83,6 +95,10 @@ class SpilledRows {
   // Begins to read the rows of keys, wherever they are: Load will find them sooner. The caller
   // holds the table's mutex, shared.
   void Announce(const int64_t* keys, int64_t n);
+
+  // Writes what has changed since it was read or written, and tells where all rows are. Rows in
+  // memory stay there. Errors as Load.
+  Status Seal(const Parallel& parallel, SealedRows* sealed);
 
   // visit(key, entry, row) of all rows of a shard, wherever they are, in any order. Errors as Load.
   Status ForEachRow(int shard,
@@ -100,6 +116,7 @@ class SpilledRows {
     std::vector<uint32_t> used;  // when it was used last
     uint32_t hand = 0;           // where the search for rows to leave goes on
     int64_t in_memory = 0;
+    std::vector<std::pair<uint32_t, uint32_t>> to_compact;  // first page of a block, version
     int64_t rows_read = 0, rows_written = 0, reads_ahead = 0;
   };
   // A row that is to come.
@@ -113,7 +130,7 @@ class SpilledRows {
 
   // An error of the core's, naming the table.
   Status OfTable(const Status& status) const;
-  // InvalidArgument unless a page was read as it was written.
+  // DataLoss unless a page was read as it was written.
   Status CheckPage(const Transfer& transfer, uint32_t number) const;
   // How soon a row may leave: the least value first.
   double ValueOf(const RowShard& shard, const ShardSpill& spill, uint32_t index) const;
@@ -122,8 +139,14 @@ class SpilledRows {
   // Lets the least valuable rows of a shard leave, so many as far as they may; of those that have
   // to be written, none if the disk is full.
   Status Evict(int shard, int64_t rows);
-  // Gives room on the disk back that dropped rows have.
+  // Chooses the files with the fewest rows for their room, if there is more room than should be:
+  // their rows are to move to other files, until they go.
+  void ChooseCompaction();
+  // Moves some of a shard's.
   Status Compact(int shard);
+  Status EndCompaction(int shard, bool waits);
+  // Writes the rows of a shard that are not on the disk as they are in memory.
+  Status WriteChanged(int shard);
   // Puts a row into memory.
   void PutInMemory(int shard, int64_t key, uint32_t position, const char* row);
 
@@ -135,6 +158,7 @@ class SpilledRows {
   std::vector<ShardSpill> shards_;
   PageReads reads_;
   std::function<bool(int, uint32_t)> keeps_ = [](int, uint32_t) { return false; };
+  bool is_behind_ = false;  // whether there is too much room by far
   uint32_t clock_ = 1;
   std::atomic<int64_t> evictions_{0};
 };

@@ -19,6 +19,8 @@ absl::Status ToAbsl(const Status& status) {
       return absl::OkStatus();
     case StatusCode::kResourceExhausted:
       return absl::ResourceExhaustedError(status.message());
+    case StatusCode::kDataLoss:
+      return absl::DataLossError(status.message());
     case StatusCode::kInvalidArgument:
       break;
   }

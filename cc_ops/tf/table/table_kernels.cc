@@ -18,16 +18,6 @@ namespace {
 
 namespace tf = tensorflow;
 
-// The registration allows no other name.
-absl::Status ReadDtype(tf::OpKernelConstruction* c, const char* attribute, RowDtype* dtype) {
-  std::string name;
-  TF_RETURN_IF_ERROR(c->GetAttr(attribute, &name));
-  *dtype = name == "bfloat16"  ? RowDtype::kBfloat16
-           : name == "float16" ? RowDtype::kFloat16
-                               : RowDtype::kFloat32;
-  return absl::OkStatus();
-}
-
 class TableOp : public tf::OpKernel {
  public:
   explicit TableOp(tf::OpKernelConstruction* c) : OpKernel(c) {
@@ -62,8 +52,8 @@ class TableOp : public tf::OpKernel {
                                 : initializer == "constant" ? Init::kConstant
                                 : initializer == "uniform"  ? Init::kUniform
                                                             : Init::kNormal;
-    OP_REQUIRES_OK(c, ReadDtype(c, "dtype", &options_.dtype));
-    OP_REQUIRES_OK(c, ReadDtype(c, "slot_dtype", &options_.slot_dtype));
+    OP_REQUIRES_OK(c, ReadRowDtype(c, "dtype", &options_.dtype));
+    OP_REQUIRES_OK(c, ReadRowDtype(c, "slot_dtype", &options_.slot_dtype));
     OP_REQUIRES_OK(c, c->GetAttr("memory", &options_.memory));
     OP_REQUIRES_OK(c, c->GetAttr("spill", &options_.spill));
     OP_REQUIRES_OK(c, ToAbsl(ValidateTableOptions(options_)));
@@ -246,8 +236,10 @@ absl::Status Import(tf::OpKernelContext* c, EmbeddingTable* table) {
                                   ValuesOf<int64_t>(c, 5),
                                   steps[0],
                                   steps[1]};
+  bool adds = false;
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "adds", &adds));
   const ExclusiveLock lock(table->mutex());
-  return ToAbsl(table->Import(contents));
+  return ToAbsl(adds ? table->rows().Add(contents) : table->Import(contents));
 }
 
 SLIPSTREAM_CPU_KERNEL("SlipstreamTable", TableOp);

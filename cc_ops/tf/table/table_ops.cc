@@ -241,12 +241,15 @@ REGISTER_OP("SlipstreamTableImport")
     .Input("counts: float")
     .Input("last_used: int64")
     .Input("steps: int64")
+    .Attr("adds: bool = false")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [?], [?, ?], [?, ?], [?], [?], [?]"))
     .Doc(R"doc(
 Replaces all of a table by what SlipstreamTableExport gave; all or nothing.
 
 handle: scalar.
+adds: the rows come beside those that are there, of other keys; of a table whose rows spill to the
+  disk, which may have some of them if there is no room for all.
 keys: [n], each once.
 rows: [n, dim].
 slots: [n, slots per row].

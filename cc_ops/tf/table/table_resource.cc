@@ -30,4 +30,14 @@ absl::Status ReadTables(tf::OpKernelContext* c, TableResources* resources,
   return absl::OkStatus();
 }
 
+absl::Status ReadRowDtype(tensorflow::OpKernelConstruction* c, const char* attribute,
+                          RowDtype* dtype) {
+  std::string name;
+  TF_RETURN_IF_ERROR(c->GetAttr(attribute, &name));
+  *dtype = name == "bfloat16"  ? RowDtype::kBfloat16
+           : name == "float16" ? RowDtype::kFloat16
+                               : RowDtype::kFloat32;
+  return absl::OkStatus();
+}
+
 }  // namespace slipstream

@@ -42,6 +42,10 @@ using TableResources = std::vector<tensorflow::core::RefCountPtr<TableResource>>
 absl::Status ReadTables(tensorflow::OpKernelContext* context, TableResources* resources,
                         std::vector<EmbeddingTable*>* tables);
 
+// The dtype in an attribute whose registration allows no other name.
+absl::Status ReadRowDtype(tensorflow::OpKernelConstruction* context, const char* attribute,
+                          RowDtype* dtype);
+
 // A function of ResourceKernel that works on the table of input 0, and names it where memory runs
 // out.
 template <absl::Status (*kRun)(tensorflow::OpKernelContext*, EmbeddingTable*)>

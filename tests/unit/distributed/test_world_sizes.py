@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 from thread_jobs import GLOBAL_BATCH, KEYS, SPECS, TABLES, Job, Threads
 
-from slipstream_tf import Retention, Table, optimizers
+from slipstream_tf import Retention, Storage, Table, optimizers
 from slipstream_tf.checkpoint import CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import sealed
 from slipstream_tf.distributed import JobCheckpoints, SingleProcess
@@ -29,8 +29,10 @@ from slipstream_tf.stores import NativeStore, VariableStore
 def start(size: int, placement: str, directory: Path, begin: int, end: int, saves: bool) -> Any:
     """Runs a job: restores if there is something, trains, and saves; returns what ranks have."""
 
+    on_disk = Storage(memory="4KB", spill=str(directory)) if placement.endswith(ON_DISK) else None
+
     def work(comm: Any) -> Any:
-        job = Job(comm, placement, directory)
+        job = Job(comm, placement.removesuffix(ON_DISK), directory, storage=on_disk)
         last = job.checkpoints.restore()
         assert (last is None) == (begin == 0)
         assert last is None or last.step == begin
@@ -46,7 +48,7 @@ def start(size: int, placement: str, directory: Path, begin: int, end: int, save
 
 def total(ranks: list[dict[str, Any]], placement: str, table: str) -> dict[int, Any]:
     """Key -> row and slots, of all ranks; each key of a sharded table is on one rank."""
-    parts = ranks if placement == "sharded" else ranks[:1]
+    parts = ranks if placement.startswith("sharded") else ranks[:1]
     rows: dict[int, Any] = {}
     for part in parts:
         contents = part[table]
@@ -68,11 +70,15 @@ def deferred_sums(ranks: list[dict[str, Any]], table: str) -> dict[int, np.ndarr
     return sums
 
 
+ON_DISK = ", on disk"
 CHAINS = (
     (("sharded", 2), ("native", 1), ("sharded", 3)),
     (("replicated", 2), ("native", 1), ("replicated", 3)),
     (("native", 1), ("sharded", 2), ("replicated", 2)),
     (("sharded", 3), ("sharded", 2), ("replicated", 3)),
+    (("sharded, on disk", 2), ("native, on disk", 1), ("sharded, on disk", 3), ("native", 1)),
+    (("replicated, on disk", 2), ("replicated, on disk", 3), ("sharded, on disk", 2)),
+    (("native", 1), ("replicated, on disk", 2), ("native, on disk", 1), ("replicated", 2)),
 )
 
 

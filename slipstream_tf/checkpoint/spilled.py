@@ -1,0 +1,154 @@
+"""Rows of a table that spill to the disk, in a checkpoint: its files are kept, not read.
+
+Beside the file of a table, RANK/table-000, lie those of its rows, RANK/table-000-rows-NAME. Where
+the file system allows it, they are the files that the rows were spilled to, under one name more; or
+those of an earlier checkpoint; else they are copied. What lies in them never changes, so that a
+checkpoint costs what has changed since the one before. The table's file tells which rows count.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import disk
+from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
+from slipstream_tf.checkpoint.errors import CheckpointError
+from slipstream_tf.config import Storage
+from slipstream_tf.ops import sealed_rows
+from slipstream_tf.ops.sealed_rows import SealedRows
+
+BLOCKS, COUNTS = "spilled", "spilled_counts"
+_INFIX = "-rows-"
+_AT_ONCE_BYTES = 32 << 20
+_KINDS = {BLOCKS: {"file_of": "<i4", "offsets": "<i8", "pages": "<i8"}, COUNTS: {"counts": "<f4"}}
+
+
+def has_rows(name: str) -> bool:
+    """Whether a file, by its name, is one of rows, whose pages have checksums."""
+    return _INFIX in name
+
+
+def save_files(sealed: SealedRows, path: Path, earlier: Sequence[Path]) -> None:
+    """Writes the files of a table's rows beside the table's own.
+
+    Args:
+        sealed: the rows.
+        path: of the table's file.
+        earlier: folders that have a rank's files of earlier checkpoints.
+
+    Raises:
+        OSError: the disk is full, ...
+    """
+    for index, name in enumerate(sealed.names):
+        target = path.with_name(f"{path.name}{_INFIX}{name}")
+        if sealed_rows.save_file(sealed, index, target):
+            continue
+        if not any(disk.link(folder / target.name, target) for folder in earlier):
+            sealed_rows.save_file(sealed, index, target, copies=True)
+
+
+def described(sealed: SealedRows, storage: Storage) -> tuple[dict[str, Any], dict[str, Arrays]]:
+    """Returns what a table's file says of such rows: meta, and groups of columns."""
+    meta = {
+        "names": list(sealed.names),
+        "pages_of_block": sealed.pages_of_block,
+        "rows_of_block": sealed.rows_of_block,
+        "dtype": storage.dtype,
+        "slot_dtype": storage.slot_dtype,
+        "rows": sealed.rows,
+    }
+    blocks = {name: getattr(sealed, name) for name in _KINDS[BLOCKS]}
+    return meta, {BLOCKS: blocks, COUNTS: {"counts": sealed.counts}}
+
+
+class SavedRows:
+    """The rows of a table's file that are in files of their own.
+
+    Attributes:
+        rows: that count.
+    """
+
+    def __init__(self, path: Path, file: ArrayFile, dim: int, slots: int) -> None:
+        """Checks what the table's file says of them.
+
+        Args:
+            path: of the table's file.
+            file: it.
+            dim: values of a row.
+            slots: values of a row's slots.
+
+        Raises:
+            CheckpointError: it is damaged, or a file is missing.
+        """
+        self._path, self._file, self._dim, self._slots = path, file, dim, slots
+        try:
+            meta = file.meta["spilled"]
+            self.rows = int(meta["rows"])
+            self._pages_of_block = int(meta["pages_of_block"])
+            self._rows_of_block = int(meta["rows_of_block"])
+            self._storage = Storage(dtype=meta["dtype"], slot_dtype=meta["slot_dtype"])
+            self._names = [path.with_name(f"{path.name}{_INFIX}{n}") for n in meta["names"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(path, f"has no rows to read ({error!r})") from error
+        for group, columns in _KINDS.items():
+            found = file.groups[group].columns if group in file.groups else {}
+            if found != {name: np.dtype(kind) for name, kind in columns.items()}:
+                raise CheckpointError(path, f"its {group!r} have columns {found}, not {columns}")
+        blocks, counts = file.groups[BLOCKS].rows, file.groups[COUNTS].rows
+        if counts != blocks * self._rows_of_block or self._pages_of_block < 1:
+            told = f"{counts} counts of {blocks} blocks of {self._rows_of_block} rows"
+            raise CheckpointError(path, f"has {told}")
+        for rows_path in self._names:
+            if not rows_path.is_file():
+                raise CheckpointError(rows_path, "is missing")
+
+    def blocks(self) -> Iterator[Arrays]:
+        """Yields keys, rows, slots and counts of the rows, some at a time.
+
+        Raises:
+            CheckpointError: a file is damaged.
+        """
+        layout = self._file.read(BLOCKS)
+        counts = self._file.read(COUNTS)["counts"].reshape((-1, self._rows_of_block))
+        row_bytes = self._storage.row_bytes(self._dim, self._slots)
+        at_once = max(1, _AT_ONCE_BYTES // (self._rows_of_block * row_bytes))
+        read = 0
+        for index, path in enumerate(self._names):
+            in_file = np.flatnonzero(layout["file_of"] == index)
+            in_file = in_file[np.argsort(layout["offsets"][in_file])]
+            for begin in range(0, in_file.size, at_once):
+                chosen = in_file[begin : begin + at_once]
+                found = counts[chosen].reshape(-1)
+                keys, rows, slots = self._read(path, layout, chosen)
+                if keys.size != found.size:
+                    told = f"{keys.size} rows in {chosen.size} blocks, not {found.size}"
+                    raise CheckpointError(path, f"has {told}")
+                lives = found >= 0
+                read += int(np.count_nonzero(lives))
+                yield {
+                    "keys": keys[lives],
+                    "rows": rows[lives],
+                    "slots": slots[lives],
+                    "counts": found[lives],
+                }
+        if read != self.rows:
+            raise CheckpointError(self._path, f"has {read} rows, but says {self.rows}")
+
+    def _read(
+        self, path: Path, layout: Arrays, chosen: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        try:
+            return sealed_rows.read(
+                path,
+                layout["offsets"][chosen],
+                layout["pages"][chosen],
+                self._pages_of_block,
+                self._storage,
+                self._dim,
+                self._slots,
+            )
+        except tf.errors.DataLossError as error:
+            raise CheckpointError(path, error.message) from error
