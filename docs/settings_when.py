@@ -103,7 +103,7 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "combiner": 'Bags of keys: "mean" if their lengths differ much.',
         "initializer": "As for any embedding; `Constant` or `Zeros` for biases.",
         "storage": 'Memory is short: `Storage("bfloat16")`; see [memory](using/memory.md).',
-        "retention": "Memory must be bounded. Not with replicated tables of several ranks.",
+        "retention": "Tables must stay small. Not with replicated tables of several ranks.",
     },
     "Storage": {
         "dtype": '"bfloat16": half the bytes. "float16": finer, for rows of values below 65,504.',
@@ -112,8 +112,10 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "spill": "The same: a folder on a local SSD.",
     },
     "Retention": {
-        "capacity": "Always: what memory allows.",
+        "capacity": "Memory must be bounded.",
         "eviction": 'Keys go out of use for good: "lru".',
+        "admit_after": "Most keys come once: 2.",
+        "expire_after": 'Keys go out of use, and the table is to stay small: "30d".',
     },
     "FeatureSpec": {
         "name": "Always: the key in the input dictionary.",
@@ -189,6 +191,8 @@ FLAGS: Mapping[str, str] = {
     "slot_dtype": "Memory is still short.",
     "capacity": "Memory must be bounded. Not with replicated tables of several ranks.",
     "eviction": "Keys come back after long: `lfu`.",
+    "admit_after": "Most keys come once: 2.",
+    "expire_after": "Keys go out of use, and the table is to stay small: `30d`.",
     "batch_size": "Per rank: divide by the number of ranks to train the same model.",
     "epochs": "As for any model.",
     "rows_optimizer": "`rowwise_adagrad` to save memory: one value per row instead of one per "

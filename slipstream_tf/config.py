@@ -19,30 +19,68 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SLOT_DTYPES = ("float32", "bfloat16")
 MAX_DIM = 65536
 MAX_CAPACITY = 1 << 36
+MAX_ADMIT = 255
 DRIFT_METRICS = ("linf", "l2", "relative", "signal")
 # Of a window's length: so many in planned training, of no fewer steps than say something by their
 # AUC; and where nothing is planned.
 _WINDOWS, _LEAST_WINDOW, _LONGEST_WINDOW, _UNPLANNED_WINDOW = 20, 5, 1000, 200
+_TIME = re.compile(r"(\d{1,9})\s*([smhd])", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGTkmgt])(i)?)?[Bb]?", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """How long a table keeps its rows.
+    """Which keys a table keeps rows for, and how long.
+
+    With a row its access count, drift, snapshot and deferred gradient are forgotten; a key that
+    comes back starts anew.
 
     Attributes:
-        capacity: most rows that the table may hold.
+        capacity: most rows that the table may hold; None: any number. Keys that are admitted in
+            one batch may go beyond it by a few, until the next.
         eviction: which row leaves a full table: "lfu" (the lowest decayed access count) or "lru"
             (the one not accessed for longest).
+        admit_after: accesses until a key gets a row, 1 to 255. Until then it reads its initial row,
+            and its gradients are dropped. A filter of 16 MB a table counts; it may count too many,
+            and halves its counts every 16 million accesses of keys without a row. On ranks whose
+            tables are sharded, accesses of a rank's batch count as one.
+        expire_after: without an access, until a row leaves: steps (lookups of a training batch), or
+            a time such as "90s", "45m", "12h" or "30d". It leaves then, or up to a quarter of that
+            time later. None: never.
     """
 
-    capacity: int
+    capacity: int | None = None
     eviction: str = "lfu"
+    admit_after: int = 1
+    expire_after: int | str | None = None
 
     def __post_init__(self) -> None:
-        capacity = require_integer("capacity", self.capacity, 1, MAX_CAPACITY, "Retention")
-        object.__setattr__(self, "capacity", capacity)
+        if self.capacity is not None:
+            capacity = require_integer("capacity", self.capacity, 1, MAX_CAPACITY, "Retention")
+            object.__setattr__(self, "capacity", capacity)
         require_choice("eviction", self.eviction, EVICTIONS, "Retention")
+        admit_after = require_integer("admit_after", self.admit_after, 1, MAX_ADMIT, "Retention")
+        object.__setattr__(self, "admit_after", admit_after)
+        if self.expire_after is not None:
+            self.expiry  # noqa: B018 (raises)
+        if self.capacity is None and admit_after == 1 and self.expire_after is None:
+            allowed = "a capacity, an admit_after above 1 or an expire_after; or no Retention"
+            raise invalid("capacity", None, "Retention", allowed)
+
+    @property
+    def expiry(self) -> tuple[int, bool]:
+        """How long without an access a row stays, and whether that is in seconds; 0: for ever."""
+        if self.expire_after is None:
+            return 0, False
+        if not isinstance(self.expire_after, str):
+            most = MAX_CAPACITY
+            return require_integer("expire_after", self.expire_after, 1, most, "Retention"), False
+        found = _TIME.fullmatch(self.expire_after)
+        if found is None or not int(found[1]):
+            allowed = 'steps, or a time above 0 such as "90s", "45m", "12h" or "30d"'
+            raise invalid("expire_after", self.expire_after, "Retention", allowed)
+        return int(found[1]) * _SECONDS[found[2]], True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +161,7 @@ class Table:
             name: equal keys of two tables start with different rows, and the same key of a table
             always with the same.
         storage: how its rows are kept; by default as float32, in memory.
-        retention: bounds the table; None: it grows without bound.
+        retention: which keys have rows, and how long; None: all of them, for ever.
     """
 
     name: str
@@ -147,7 +185,7 @@ class Table:
         require_choice("combiner", self.combiner, COMBINERS, place)
         object.__setattr__(self, "initializer", initializers.get(self.initializer))
         if self.retention is not None and not isinstance(self.retention, Retention):
-            allowed = "None or slipstream_tf.Retention(capacity)"
+            allowed = "None or slipstream_tf.Retention(...)"
             raise invalid("retention", self.retention, place, allowed)
         if not isinstance(self.storage, Storage):
             allowed = 'slipstream_tf.Storage(), e.g. Storage(dtype="bfloat16")'
@@ -168,6 +206,19 @@ class Table:
     def eviction(self) -> str:
         """Which row leaves a full table; an unbounded one evicts none."""
         return EVICTIONS[0] if self.retention is None else self.retention.eviction
+
+    @property
+    def admits(self) -> bool:
+        """Whether keys get a row only after some accesses."""
+        return self.retention is not None and self.retention.admit_after > 1
+
+    @property
+    def tracks_use(self) -> bool:
+        """Whether the table knows when its rows were accessed last."""
+        if self.retention is None:
+            return False
+        is_lru = self.capacity is not None and self.eviction == "lru"
+        return is_lru or self.retention.expire_after is not None
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`."""

@@ -122,10 +122,12 @@ class Job:
         checkpoint: tf.train.Checkpoint | None = None,
         own: tf.train.Checkpoint | None = None,
         storage: Storage | None = None,
+        retention: Retention | None = None,
         **settings: Any,
     ) -> None:
         rule = optimizers.Adagrad(0.1, 0.0, 1e-8)
-        retention = None if capacity is None else Retention(capacity)
+        if capacity is not None:
+            retention = Retention(capacity)
         storage = Storage() if storage is None else storage
         tables = [dataclasses.replace(t, retention=retention, storage=storage) for t in TABLES]
         self.comm = comm

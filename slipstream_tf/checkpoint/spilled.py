@@ -24,6 +24,7 @@ BLOCKS, COUNTS = "spilled", "spilled_counts"
 _INFIX = "-rows-"
 _AT_ONCE_BYTES = 32 << 20
 _KINDS = {BLOCKS: {"file_of": "<i4", "offsets": "<i8", "pages": "<i8"}, COUNTS: {"counts": "<f4"}}
+_LAST_USED = {"last_used": np.dtype("<i8")}
 
 
 def has_rows(name: str) -> bool:
@@ -61,7 +62,10 @@ def described(sealed: SealedRows, storage: Storage) -> tuple[dict[str, Any], dic
         "rows": sealed.rows,
     }
     blocks = {name: getattr(sealed, name) for name in _KINDS[BLOCKS]}
-    return meta, {BLOCKS: blocks, COUNTS: {"counts": sealed.counts}}
+    counts = {"counts": sealed.counts}
+    if sealed.last_used.size:
+        counts["last_used"] = sealed.last_used
+    return meta, {BLOCKS: blocks, COUNTS: counts}
 
 
 class SavedRows:
@@ -95,7 +99,8 @@ class SavedRows:
             raise CheckpointError(path, f"has no rows to read ({error!r})") from error
         for group, columns in _KINDS.items():
             found = file.groups[group].columns if group in file.groups else {}
-            if found != {name: np.dtype(kind) for name, kind in columns.items()}:
+            kinds = {name: np.dtype(kind) for name, kind in columns.items()}
+            if found not in (kinds, {**kinds, **_LAST_USED} if group == COUNTS else kinds):
                 raise CheckpointError(path, f"its {group!r} have columns {found}, not {columns}")
         blocks, counts = file.groups[BLOCKS].rows, file.groups[COUNTS].rows
         if counts != blocks * self._rows_of_block or self._pages_of_block < 1:
@@ -112,7 +117,10 @@ class SavedRows:
             CheckpointError: a file is damaged.
         """
         layout = self._file.read(BLOCKS)
-        counts = self._file.read(COUNTS)["counts"].reshape((-1, self._rows_of_block))
+        of_rows = {
+            name: values.reshape((-1, self._rows_of_block))
+            for name, values in self._file.read(COUNTS).items()
+        }
         row_bytes = self._storage.row_bytes(self._dim, self._slots)
         at_once = max(1, _AT_ONCE_BYTES // (self._rows_of_block * row_bytes))
         read = 0
@@ -121,18 +129,18 @@ class SavedRows:
             in_file = in_file[np.argsort(layout["offsets"][in_file])]
             for begin in range(0, in_file.size, at_once):
                 chosen = in_file[begin : begin + at_once]
-                found = counts[chosen].reshape(-1)
+                found = {name: values[chosen].reshape(-1) for name, values in of_rows.items()}
                 keys, rows, slots = self._read(path, layout, chosen)
-                if keys.size != found.size:
-                    told = f"{keys.size} rows in {chosen.size} blocks, not {found.size}"
+                if keys.size != found["counts"].size:
+                    told = f"{keys.size} rows in {chosen.size} blocks, not {found['counts'].size}"
                     raise CheckpointError(path, f"has {told}")
-                lives = found >= 0
+                lives = found["counts"] >= 0
                 read += int(np.count_nonzero(lives))
                 yield {
                     "keys": keys[lives],
                     "rows": rows[lives],
                     "slots": slots[lives],
-                    "counts": found[lives],
+                    **{name: values[lives] for name, values in found.items()},
                 }
         if read != self.rows:
             raise CheckpointError(self._path, f"has {read} rows, but says {self.rows}")

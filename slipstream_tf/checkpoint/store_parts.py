@@ -99,6 +99,7 @@ def cut(
             is_leaving=is_leaving,
             storage=table.storage,
             sealed=sealed,
+            admission=store.export_admission(name) if table.admits else None,
         )
         parts.append(part)
     return parts
@@ -128,6 +129,7 @@ class ReadyTable:
         name: of the table.
         contents: for `import_table`.
         blocks: for `add_rows` after that, each before the next is made; None: none are.
+        admission: for `import_admission`, or None.
         accesses: for `import_accesses`, of a store that counts apart from its rows; or None.
         replicas: for `import_copies`, or None.
         deferred: for `import_deferred`.
@@ -141,6 +143,7 @@ class ReadyTable:
     deferred: Arrays
     saved: tables.SavedTable
     blocks: Iterator[Arrays] | None = None
+    admission: Arrays | None = None
 
 
 def prepare(folder: Path, manifest: Manifest, store: SavedStore, rank: Rank) -> list[ReadyTable]:
@@ -230,7 +233,7 @@ class _Target:
 
 def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool) -> ReadyTable:
     store, rank, name = target.store, target.rank, target.table.name
-    spills = store.spills_rows(name)
+    spills, admits = store.spills_rows(name), target.table.admits and not store.is_in_sok
     owns = target.owns if rank.has_a_part else None
     if spills:
         # They are read twice, as there is no room for them until others go.
@@ -272,6 +275,7 @@ def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool)
         deferred=deferred,
         saved=saved,
         blocks=blocks,
+        admission=saved.admission(rank.number if is_same_job else None) if admits else None,
     )
 
 
@@ -289,7 +293,7 @@ def _blocks(
     store, rank, name = target.store, target.rank, target.table.name
     initial = store.slot_layout(name).initial
     apart = _counts_apart(target, saved)
-    beside = {"last_used": np.empty(0, np.int64), "steps": np.zeros(2, np.int64)}
+    nothing = {"last_used": np.empty(0, np.int64), "steps": np.zeros(2, np.int64)}
     for block in saved.content_blocks(target.owns if rank.has_a_part else None):
         block.pop("trained", None)
         if not keeps_slots:
@@ -298,7 +302,7 @@ def _blocks(
             order = np.argsort(block["keys"])
             block = {column: values[order] for column, values in block.items()}
             block["counts"] = counts_of(block["keys"], *apart)
-        yield {**block, **beside}
+        yield {**nothing, **block}
     rowless = deferred_keys if rank.size == 1 else np.empty(0, np.int64)
     if apart is not None and rank.size > 1 and not rank.has_a_part:
         rowless = apart[0]
@@ -386,6 +390,8 @@ def replace(store: SavedStore, ready: list[ReadyTable]) -> None:
         store.import_table(table.name, table.contents)
         for block in table.blocks or ():
             store.add_rows(table.name, block)
+        if table.admission is not None:
+            store.import_admission(table.name, table.admission)
         if table.accesses is not None:
             store.import_accesses(table.name, table.accesses)
 

@@ -26,6 +26,7 @@ _KINDS = {
     "copies": {**_ROW_KINDS, "marks": "|u1"},
     "accesses": {"keys": "<i8", "counts": "<f4"},
     "pending": {"keys": "<i8", "ages": "<i8", "ranks": "<i4", "sums": "<f4"},
+    "admission": {"counters": "|u1"},
 }
 # Columns that a file need not have.
 _OPTIONAL = ("last_used", "marks", "trained")
@@ -54,6 +55,7 @@ class TablePart:
         is_shadow: whether the sums are shadow mode's, whose gradients were applied when they came.
         is_leaving: whether they all leave with the next step.
         storage: of the table.
+        admission: what a table that admits knows of keys without a row; or None.
     """
 
     name: str
@@ -68,6 +70,7 @@ class TablePart:
     is_leaving: bool = False
     storage: Storage = dataclasses.field(default_factory=Storage)
     sealed: SealedRows | None = None
+    admission: Arrays | None = None
 
     def entry(self) -> dict[str, Any]:
         """Returns what a manifest says of the table, if it is all of the table."""
@@ -95,6 +98,7 @@ class TablePart:
             "copies": self.replicas,
             "accesses": self.accesses,
             "pending": self.deferred,
+            "admission": self.admission,
         }
         dtypes = {"rows": self.storage.dtype, "slots": self.storage.slot_dtype}
         for name, arrays in found.items():
@@ -102,7 +106,9 @@ class TablePart:
                 continue
             if "steps" in arrays:
                 meta[f"{name}_steps"] = [int(step) for step in arrays["steps"]]
-            has_use = len(arrays.get("last_used", ())) == len(arrays["keys"])
+            if name == "admission":
+                meta["admission_added"] = [int(added) for added in arrays["added"]]
+            has_use = len(arrays.get("last_used", ())) == len(arrays.get("keys", ()))
             groups[name] = {
                 column: _narrowed(arrays[column], dtypes.get(column, "float32"))
                 for column in _KINDS[name]
@@ -155,6 +161,7 @@ class SavedTable:
             "copies": {"rows": self.dim, "slots": self.slots},
             "accesses": {},
             "pending": {"sums": self.dim},
+            "admission": {},
         }
         for rank, (path, file) in enumerate(zip(self._paths, self._files, strict=True)):
             require_rank(path, file, rank)
@@ -296,6 +303,22 @@ class SavedTable:
         ages = np.zeros(joined["keys"].size, np.int64)
         merged, _, total = added_up(joined["keys"], ages, joined["counts"][:, None])
         return merged, total[:, 0]
+
+    def admission(self, rank: int | None) -> Arrays | None:
+        """Returns what a rank knew of keys without a row; None: of all ranks together, each key's.
+
+        Of several, each key was counted by one; a count may be too high then, but not too low.
+        """
+        files = self._files if rank is None else [self._files[rank]]
+        files = [file for file in files if "admission" in file.groups]
+        if not files:
+            return None
+        counters = [file.read("admission")["counters"] for file in files]
+        added = [np.asarray(file.meta["admission_added"], np.int64) for file in files]
+        most = max(counters, key=len)
+        for other in counters:
+            most = np.maximum(most, other) if other.size else most
+        return {"counters": most, "added": np.max(added, axis=0)}
 
     def replicas(self, rank: int) -> Arrays | None:
         """Returns a rank's replicas of other ranks' rows, or None."""

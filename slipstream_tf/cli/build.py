@@ -42,8 +42,10 @@ def build_embeddings(
         The layer.
     """
     half_width, retention = settings.rows_init, None
-    if settings.capacity is not None:
-        retention = Retention(settings.capacity, settings.eviction)
+    kept = (settings.capacity, settings.admit_after, settings.expire_after)
+    if kept != (None, 1, None):
+        capacity, admit_after, expire_after = kept
+        retention = Retention(capacity, settings.eviction, admit_after, expire_after)
     tables = [
         Table(
             field,

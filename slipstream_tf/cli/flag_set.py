@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from slipstream_tf.config import parse_bytes
+from slipstream_tf.config import Retention, parse_bytes
 
 USAGE_ERROR = 2  # Exit code: something that the user gave is wrong.
 RUN_ERROR = 1  # Exit code: the run itself went wrong.
@@ -179,6 +179,19 @@ class Names(_Parser):
         if not all(names) or (self.choices and len(set(names)) < len(names)) or not is_chosen:
             raise ValueError
         return names
+
+
+class Lifetime(_Parser):
+    """Steps, or a time such as 12h."""
+
+    allowed = "steps, or a time above 0 such as 90s, 45m, 12h or 30d"
+    brief = "steps, or a time such as 12h"
+
+    def convert(self, argument: Any) -> int | str:
+        text = str(argument)
+        lifetime = int(text) if text.isdecimal() else text
+        Retention(expire_after=lifetime)
+        return lifetime
 
 
 class Size(_Parser):

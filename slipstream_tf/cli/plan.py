@@ -23,8 +23,9 @@ from slipstream_tf.cli.flag_set import (
     raised_as,
 )
 from slipstream_tf.cli.program import import_tensorflow, run_program
-from slipstream_tf.prepare.memory_plan import MemoryPlan, plan_memory, read_uses
+from slipstream_tf.prepare.memory_plan import MemoryPlan, plan_hkv, plan_memory, read_uses
 from slipstream_tf.prepare.statistics import read_statistics
+from slipstream_tf.stores.sok import hkv
 from slipstream_tf.telemetry.table import format_table
 
 _FLAGS = {
@@ -38,6 +39,8 @@ _FLAGS = {
         Flag("reads_per_second", Integer(1, 1 << 30),
              "rows a second that the disk gives, e.g. as fio's random reads of 4 KiB, 32 at once",
              80_000),
+        Flag("gpu_memory", Size(), "bytes of a GPU's memory, for settings of SOK's HKV tables",
+             None, "no such tables"),
         Flag("json", None, "print one JSON object, in bytes, rows and shares"),
     ),
 }  # fmt: skip
@@ -115,7 +118,30 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         "in_memory_ms": accesses * nanoseconds / 1e6,
         "disk_ms": misses / values["reads_per_second"] * 1e3,
     }
-    print(json.dumps(as_json(found, step)) if values["json"] else text_of(found, step, dim))
+    of_hkv: dict[str, dict[str, int]] = {}
+    slot_tables = -(-rule.slots_per_row(dim) // dim)
+    if values["gpu_memory"] is not None:
+        with raised_as(UsageError, ""):
+            of_hkv = plan_hkv(uses, dim, slot_tables, values["gpu_memory"])
+    if values["json"]:
+        print(json.dumps({**as_json(found, step), "hkv": of_hkv}))
+        return
+    print(text_of(found, step, dim))
+    if of_hkv:
+        print("\n".join(["", *hkv_lines(of_hkv, dim, slot_tables)]))
+
+
+def hkv_lines(settings: dict[str, dict[str, int]], dim: int, slot_tables: int) -> list[str]:
+    """Returns what SOK's HKV tables take, and their settings as lines of Python."""
+    taken = [hkv.memory(found, dim, slot_tables) for found in settings.values()]
+    return [
+        f"As SOK's HKV tables: {_size(sum(table.gpu for table in taken))} on the GPU, "
+        f"{_size(sum(table.host for table in taken))} in host memory.",
+        "",
+        "settings = {",
+        *(f"    {name!r}: {found}," for name, found in settings.items()),
+        "}",
+    ]
 
 
 def as_json(found: MemoryPlan, step: dict[str, float]) -> dict[str, Any]:

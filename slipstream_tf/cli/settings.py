@@ -19,8 +19,8 @@ _MUST_MATCH = (
     "data", "split", "negatives", "negatives_from", "clicks", "evaluate_on", "label_column",
     "key_columns", "dense_columns", "shuffle_shards", "max_examples", "batch_size", "model", "dim",
     "bottom", "mlp", "cross_layers", "batch_norm", "epochs", "early_stopping", "store", "row_dtype",
-    "slot_dtype", "capacity", "eviction", "placement", "wire_dtype", "wire_warmup_steps",
-    "window_steps", "warmup_steps",
+    "slot_dtype", "capacity", "eviction", "admit_after", "expire_after", "placement", "wire_dtype",
+    "wire_warmup_steps", "window_steps", "warmup_steps",
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
 _NOT_REPEATED = (
@@ -51,6 +51,7 @@ class Settings(Preset):
         row_dtype, slot_dtype: of rows and slots, see `config.Storage`.
         capacity: most rows of each table, on each rank; None: no bound.
         eviction: which rows leave a full table: "lru" or "lfu".
+        admit_after, expire_after: see `config.Retention`.
         placement: where the embedding rows of a job are: "replicated", all of them on each.
         wire_dtype: in which rows are sent between ranks.
         wire_warmup_steps: steps before rows are rounded to `wire_dtype`; None: those of the
@@ -110,6 +111,8 @@ class Settings(Preset):
     slot_dtype: str = "float32"
     capacity: int | None = None
     eviction: str = "lru"
+    admit_after: int = 1
+    expire_after: int | str | None = None
     tensorboard: str | None = None
     trace: str | None = None
     random_shares: tuple[float, ...] = ()

@@ -12,13 +12,14 @@ from slipstream_tf.cli.flag_set import (
     Flag,
     FlagSet,
     Integer,
+    Lifetime,
     Names,
     Number,
     Size,
     Text,
     Widths,
 )
-from slipstream_tf.config import DRIFT_METRICS, ROW_DTYPES, SLOT_DTYPES
+from slipstream_tf.config import DRIFT_METRICS, MAX_ADMIT, ROW_DTYPES, SLOT_DTYPES
 from slipstream_tf.link import WIRE_DTYPES
 
 DATA_HELP = (
@@ -111,6 +112,9 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("eviction", Choice(("lru", "lfu")),
              "which row leaves a full table: the one not used for longest, or least often", "lru",
              needs=(needs.CAPACITY,)),
+        Flag("admit_after", Integer(1, MAX_ADMIT), "accesses until a key gets a row; it reads its "
+             "initial row until then", 1),
+        Flag("expire_after", Lifetime(), "without an access, until a row leaves", None, "never"),
     ),
     "Training": (
         _preset("batch_size", Integer(1, 1 << 24), "examples per step, of each rank"),

@@ -26,7 +26,7 @@ from slipstream_tf.distributed.exchange import (
 from slipstream_tf.distributed.probe import resolve
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops import exchange as exchange_ops
-from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 from slipstream_tf.stores.native import CollectingStore, NativeStore
 
 
@@ -192,6 +192,10 @@ class ExchangedStore(CollectingStore, NativeStore):
         kind = "deferred" if self._collect_by(table, policy) else "gradients"
         self._kind.assign(KINDS.index(kind))
 
+    def update_counts(self, table: str) -> UpdateCounts:
+        """See `EmbeddingStore.update_counts`; of this rank's gradient rows, and of its rows."""
+        return dataclasses.replace(super().update_counts(table), **self._rows_left(table))
+
     def flush(self) -> None:
         """Exchanges and applies all deferred gradients of all ranks; a collective."""
         if self.comm.size == 1:
@@ -261,7 +265,7 @@ class ReplicatedStore(ExchangedStore):
         """Makes empty tables; a collective.
 
         Args:
-            tables: at least one, of distinct names, without a capacity.
+            tables: at least one, of distinct names, without a retention.
             optimizer: the rule of the tables without one of their own; None: `Adagrad`.
             comm: the ranks.
             wire_dtype: of gradient rows on their way, see `Wire`; they are added up in float32.
@@ -270,14 +274,14 @@ class ReplicatedStore(ExchangedStore):
                 the first ones most.
 
         Raises:
-            ValueError: as `NativeStore`; a table has a capacity; or the ranks' settings differ, in
+            ValueError: as `NativeStore`; a table has a retention; or the ranks' settings differ, in
                 which case the error says in what.
         """
         for table in tables:
-            if table.capacity is not None and comm.size > 1:
+            if table.retention is not None and comm.size > 1:
                 place = f"replicated table {table.name!r}"
-                allowed = "None: ranks would evict different rows (sharded tables may be bounded)"
-                raise invalid("capacity", table.capacity, place, allowed)
+                allowed = "None: ranks would keep different rows (sharded tables may have one)"
+                raise invalid("retention", table.retention, place, allowed)
         require_one_dtype(wire_dtype, "replicated tables")
         wire = make_wire(wire_dtype, wire_warmup_steps, tables, comm, is_spread=False)
         super().__init__(tables, optimizer, comm, wire, "replicated", {})

@@ -28,6 +28,7 @@ class SealedRows:
         steps: int64 [2], updates and lookups so far.
         pages_of_block: pages.
         rows_of_block: rows.
+        last_used: int64 [b * rows_of_block], as of `ops.table.export_table`; or [0].
     """
 
     files: tf.Tensor
@@ -39,6 +40,7 @@ class SealedRows:
     steps: np.ndarray
     pages_of_block: int
     rows_of_block: int
+    last_used: np.ndarray
 
     @property
     def rows(self) -> int:
@@ -59,7 +61,7 @@ def seal(handle: tf.Tensor) -> SealedRows:
     pages_of_block, rows_of_block = (int(value) for value in result.block)
     arrays = {
         name: getattr(result, name).numpy()
-        for name in ("file_of", "offsets", "pages", "counts", "steps")
+        for name in ("file_of", "offsets", "pages", "counts", "steps", "last_used")
     }
     names = tuple(name.decode() for name in result.names.numpy())
     return SealedRows(

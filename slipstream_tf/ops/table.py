@@ -30,6 +30,8 @@ def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
     """
     kind, first, second = initializers.op_attributes(config.initializer)
     rule, parameters = optimizer.op_rule()
+    retention = config.retention
+    expire_after, by_seconds = (0, False) if retention is None else retention.expiry
     return _loader.library().slipstream_table(
         table_name=config.name,
         dim=config.dim,
@@ -46,6 +48,9 @@ def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
         slot_dtype=config.storage.slot_dtype,
         memory=config.storage.memory_bytes,
         spill=config.storage.spill or "",
+        admit_after=1 if retention is None else retention.admit_after,
+        expire_after=expire_after,
+        expires_by_seconds=by_seconds,
     )
 
 
@@ -195,6 +200,8 @@ class TableStatistics:
         evicted_rows: rows that left so far.
         dropped_updates: updates whose key was evicted between lookup and update.
         index_places: keys that the index has places for; it grows at a load of 4/5 at the latest.
+        expired_rows: rows that left so far as they were not accessed.
+        not_admitted: accesses of keys without a row so far, each batch's of a key once.
     """
 
     rows: int
@@ -202,6 +209,8 @@ class TableStatistics:
     evicted_rows: int
     dropped_updates: int
     index_places: int
+    expired_rows: int
+    not_admitted: int
 
 
 def statistics(handle: tf.Tensor) -> TableStatistics:
@@ -306,7 +315,8 @@ def export_table(handle: tf.Tensor, flush: bool = True) -> dict[str, np.ndarray]
 
     Returns:
         keys int64 [n]; rows float32 [n, dim]; slots float32 [n, slots per row]; counts float32
-        [n]; last_used int64 [n] (tables bounded by LRU, else [0]); steps int64 [2] (updates and
+        [n]; last_used int64 [n] (tables bounded by LRU or whose rows expire: lookups, or seconds
+        since 1970; else [0]); steps int64 [2] (updates and
         lookups so far).
     """
     result = _loader.library().slipstream_table_export(handle=handle, flushes=flush)
@@ -328,6 +338,29 @@ def import_table(handle: tf.Tensor, contents: Mapping[str, Any], adds: bool = Fa
     """
     tensors = to_tensors(contents, EXPORTED, "table contents")
     _loader.library().slipstream_table_import(handle=handle, adds=adds, **tensors)
+
+
+ADMISSION = {"counters": np.uint8, "added": np.int64}
+
+
+def export_admission(handle: tf.Tensor) -> dict[str, np.ndarray]:
+    """Returns what a table knows of keys without a row (eager only).
+
+    Returns:
+        counters uint8 [n], 0 if there was no such key; added int64 [shards].
+    """
+    return to_arrays(_loader.library().slipstream_table_export_admission(handle=handle), ADMISSION)
+
+
+def import_admission(handle: tf.Tensor, contents: Mapping[str, Any]) -> None:
+    """Replaces what a table knows of keys without a row by what `export_admission` gave.
+
+    Raises:
+        ValueError: an array is missing or unknown.
+        tf.errors.InvalidArgumentError: they are of other lengths.
+    """
+    tensors = to_tensors(contents, ADMISSION, "counts of keys without a row")
+    _loader.library().slipstream_table_import_admission(handle=handle, **tensors)
 
 
 DEFERRED = {

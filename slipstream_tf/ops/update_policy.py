@@ -99,6 +99,9 @@ class UpdateCounts:
         evicted: sums that left with their row.
         deferred_now: sums that are deferred now.
         deferred_bytes: bytes of the buffers that they are in.
+        rows_evicted, rows_expired: rows of the table that left a full one, or were not accessed for
+            long.
+        not_admitted: accesses of keys that are too rare to have a row, each batch's of a key once.
     """
 
     offered: int = 0
@@ -112,6 +115,9 @@ class UpdateCounts:
     evicted: int = 0
     deferred_now: int = 0
     deferred_bytes: int = 0
+    rows_evicted: int = 0
+    rows_expired: int = 0
+    not_admitted: int = 0
 
     @classmethod
     def from_state(cls, state: Mapping[str, int]) -> "UpdateCounts":

@@ -5,6 +5,7 @@ each table, and the share of the accesses that find their rows in memory.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 from slipstream_tf.config import Storage, parse_bytes
 from slipstream_tf.errors import invalid
 from slipstream_tf.prepare.statistics import COUNTS, STATISTICS, read_statistics
+from slipstream_tf.stores.sok import hkv
 
 # Bytes of a key in the index: entries of 16 that are 64% to 80% in use.
 INDEX_BYTES = 24
@@ -21,6 +23,9 @@ INDEX_BYTES = 24
 FRAME_BYTES = 16
 # Of Storage.memory, that pages on their way take more at most.
 PAGES_SHARE = 0.125
+# Rows that an HKV table has room for, for each key.
+HKV_ROOM = 1.6
+_GIB = 1 << 30
 # In which order row types are tried.
 _ROW_TYPES = (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"))
 
@@ -191,6 +196,46 @@ def plan_memory(
             of_table = storage
         tables.append(TablePlan(use, of_table, row_bytes, kept, use.served(kept)))
     return MemoryPlan(tuple(tables), needs, ranks)
+
+
+def plan_hkv(
+    uses: Sequence[FieldUse], dim: int, slot_tables: int, gpu_memory: int | str
+) -> dict[str, dict[str, int]]:
+    """Chooses the settings of SOK's HKV tables, on one rank.
+
+    A table has room for 1.6 times its keys, so that hardly a bucket is full. The GPU's memory goes
+    first to the tables with most lookups a byte, in whole GiB, as SOK takes it.
+
+    Args:
+        uses: how their keys are used.
+        dim: values of a row.
+        slot_tables: slots of the optimizer, each of which is a table as large.
+        gpu_memory: bytes for all tables, or a text such as "40GB".
+
+    Returns:
+        Table -> keyword arguments of `sok.DynamicVariable`.
+
+    Raises:
+        ValueError: not even the keys fit on the GPU.
+    """
+    most = parse_bytes("gpu_memory", gpu_memory, "a plan")
+    capacity = {
+        use.name: 1 << max(0, math.ceil(HKV_ROOM * use.rows) - 1).bit_length() for use in uses
+    }
+    settings = {
+        name: {"init_capacity": rows, "max_capacity": rows, "max_hbm_for_vectors": 0}
+        for name, rows in capacity.items()
+    }
+    keys = sum(hkv.memory(found, dim, slot_tables).gpu for found in settings.values())
+    if keys > most:
+        allowed = f"at least {keys:,} bytes, which the keys take"
+        raise invalid("gpu_memory", gpu_memory, "a plan", allowed)
+    left = (most - keys) // (1 + slot_tables) // _GIB
+    for use in sorted(uses, key=lambda use: -use.lookups / capacity[use.name]):
+        wanted = -(-4 * dim * capacity[use.name] // _GIB)
+        settings[use.name]["max_hbm_for_vectors"] = min(wanted, left)
+        left -= min(wanted, left)
+    return settings
 
 
 def _all_in_memory(

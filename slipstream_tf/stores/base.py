@@ -303,6 +303,14 @@ class SavedStore(TrackedStore):
         """Adds rows to a table, where `spills_rows`, as `import_table` takes them."""
         raise NotImplementedError
 
+    def export_admission(self, table: str) -> dict[str, np.ndarray]:
+        """Returns what a table that `admits` knows of keys without a row; see `ops.table`."""
+        raise NotImplementedError
+
+    def import_admission(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces that by what `export_admission` gave."""
+        raise NotImplementedError
+
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:
         """Returns what this rank's batches accessed of a table, of any rank's keys.
 

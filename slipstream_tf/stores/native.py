@@ -144,10 +144,10 @@ class NativeStore(EmbeddingStore):
         Raises:
             tf.errors.InvalidArgumentError: a value or scale is not finite; no row is changed then.
         """
-        # A row that left a bounded table since it was looked up is not made anew by its gradient.
-        is_bounded = any(table.capacity is not None for table in self.tables)
+        # A row that left since it was looked up, or was not admitted, is not made by its gradient.
+        keeps_all = all(table.retention is None for table in self.tables)
         return exchange_ops.apply_rows(
-            self._handles, rows, self.rates.now(rows.sizes), scale, create_missing=not is_bounded
+            self._handles, rows, self.rates.now(rows.sizes), scale, create_missing=keeps_all
         )
 
     def sum_of_parts(self, values: tf.Tensor) -> tf.Tensor:
@@ -243,7 +243,17 @@ class NativeStore(EmbeddingStore):
 
     def update_counts(self, table: str) -> update_policy.UpdateCounts:
         """See `EmbeddingStore.update_counts`."""
-        return update_policy.update_counts(self._handle_of(table))
+        counts = update_policy.update_counts(self._handle_of(table))
+        return dataclasses.replace(counts, **self._rows_left(table))
+
+    def _rows_left(self, table: str) -> dict[str, int]:
+        """The fields of `UpdateCounts` that are of rows."""
+        found = self.statistics(table)
+        return {
+            "rows_evicted": found.evicted_rows,
+            "rows_expired": found.expired_rows,
+            "not_admitted": found.not_admitted,
+        }
 
     def flush(self) -> None:
         """See `EmbeddingStore.flush`."""
@@ -270,6 +280,14 @@ class NativeStore(EmbeddingStore):
     def add_rows(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `SavedStore.add_rows`."""
         table_ops.import_table(self._handle_of(table), contents, adds=True)
+
+    def export_admission(self, table: str) -> dict[str, np.ndarray]:
+        """See `SavedStore.export_admission`."""
+        return table_ops.export_admission(self._handle_of(table))
+
+    def import_admission(self, table: str, contents: Mapping[str, Any]) -> None:
+        """See `SavedStore.import_admission`."""
+        table_ops.import_admission(self._handle_of(table), contents)
 
     def export_deferred(self, table: str) -> dict[str, np.ndarray]:
         """Returns the deferred gradients; see `ops.table.export_deferred`."""
@@ -367,7 +385,7 @@ def _require_room(tables: Sequence[Table], rules: Sequence[SparseOptimizer]) -> 
             "slots": DTYPE_BYTES[table.storage.slot_dtype] * rule.slots_per_row(table.dim),
         }
         width["index"] = _INDEX_BYTES
-        if table.eviction == "lru":
+        if table.tracks_use:
             width["last use"] = _LAST_USE_BYTES
         parts = " + ".join(f"{nbytes} {what}" for what, nbytes in width.items())
         sum_up = f"{table.capacity} rows x ({parts}) bytes"

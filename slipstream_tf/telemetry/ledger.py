@@ -14,6 +14,15 @@ from slipstream_tf.saturation.report import WindowReport, added_up, share_of
 from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.telemetry.table import format_table
 
+# Of rows that left, and keys that were too rare for one: columns where there were any.
+_OF_RETENTION = ("rows_evicted", "rows_expired", "not_admitted")
+
+
+def _of_tables(report: WindowReport, name: str) -> int:
+    """The sum of a field of `UpdateCounts` over the tables."""
+    return sum(getattr(table.rows, name) for table in report.tables)
+
+
 # Column -> (title, a window's cell).
 _CELLS: Mapping[str, tuple[str, Callable[[WindowReport], str]]] = {
     "window": ("window", lambda report: str(report.window)),
@@ -31,6 +40,9 @@ _CELLS: Mapping[str, tuple[str, Callable[[WindowReport], str]]] = {
     "hot keys": ("hot keys", lambda report: f"{report.hot_keys:,}"),
     "saturated": ("saturated", lambda report: f"{report.saturated_keys:,}"),
     "T": ("T", lambda report: _threshold(report)),
+    "evicted": ("evicted", lambda report: f"{_of_tables(report, 'rows_evicted'):,}"),
+    "expired": ("expired", lambda report: f"{_of_tables(report, 'rows_expired'):,}"),
+    "not admitted": ("not admitted", lambda report: f"{_of_tables(report, 'not_admitted'):,}"),
     "seconds": ("seconds", lambda report: f"{report.seconds:.3f}"),
 }
 _TOTALS = (
@@ -59,6 +71,9 @@ class Ledger:
             of_policies = {name for policy in settings.policies for name in policy.columns}
             of_keys = {"hot keys", "saturated", "T"} if settings.goes_by_keys else set()
             shown = {"window", "step", "examples", "seconds"} | of_policies | of_keys
+            for name in _OF_RETENTION:
+                if any(_of_tables(report, name) for report in reports):
+                    shown.add(name.removeprefix("rows_").replace("_", " "))
             object.__setattr__(self, "columns", tuple(name for name in _CELLS if name in shown))
 
     @property

@@ -90,6 +90,8 @@ def call_table_ops(call: Call) -> None:
     call("SlipstreamTableStatistics", handle=table)
     call("SlipstreamTableSpillStatistics", handle=table)
     call("SlipstreamTableAnnounce", handle=table, keys=keys)
+    admission = call("SlipstreamTableExportAdmission", handle=table)
+    call("SlipstreamTableImportAdmission", handle=table, **_as_inputs(admission))
     whole = call("SlipstreamTableExport", handle=table)
     call("SlipstreamTableImport", handle=table, **_as_inputs(whole))
     call("SlipstreamTableStep", handle=table)
@@ -280,7 +282,7 @@ def call_sealing_ops(call: Call) -> None:
 
 def _tables(call: Call) -> list[Any]:
     return [
-        call("SlipstreamTable", table_name="a", dim=2, rule="sgd"),
+        call("SlipstreamTable", table_name="a", dim=2, rule="sgd", admit_after=2, expire_after=9),
         call(
             "SlipstreamTable",
             table_name="b",

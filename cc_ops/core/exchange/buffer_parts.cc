@@ -7,7 +7,7 @@
 namespace slipstream {
 
 Status EvictForParts(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
-                     int ignored_rank) {
+                     int ignored_rank, bool is_access) {
   std::vector<WantedKeys> wanted;
   for (EmbeddingTable* bounded : tables) {
     if (!MayOverflow(*bounded, buffer.num_keys)) continue;
@@ -16,7 +16,7 @@ Status EvictForParts(const std::vector<EmbeddingTable*>& tables, const SendBuffe
       if (part.table != bounded || part.rank == ignored_rank) return;
       keys.insert(keys.end(), part.keys, part.keys + part.rows);
     });
-    wanted.push_back({bounded, std::move(keys)});
+    wanted.push_back({bounded, std::move(keys), is_access});
   }
   return EvictFor(std::move(wanted), "the ranks' batches need");
 }

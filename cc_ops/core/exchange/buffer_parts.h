@@ -52,9 +52,10 @@ void FindAhead(const BufferPart& part, Find find, Use use) {
   }
 }
 
-// Evicts rows for the keys' rows, but for those of `ignored_rank`; -1: for all.
+// Evicts rows for the keys' rows, but for those of `ignored_rank`; -1: for all. is_access: see
+// WantedKeys.
 Status EvictForParts(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
-                     int ignored_rank);
+                     int ignored_rank, bool is_access = false);
 
 }  // namespace slipstream
 

@@ -17,7 +17,7 @@ void PackPart(const BufferPart& part, const PullOptions& options, std::vector<ui
   EmbeddingTable* table = part.table;
   RowPacker packer(*table, options.format, part.rows, bytes);
   const auto find = [&](int64_t i, uint32_t* index) {
-    return options.create_missing ? table->rows().FindOrInsert(part.keys[i], 1.f, index)
+    return options.create_missing ? table->rows().FindOrAdmit(part.keys[i], 1.f, index)
                                   : table->rows().Find(part.keys[i], index);
   };
   FindAhead(part, find,
@@ -33,9 +33,9 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
   const ExclusiveTableLocks locks(tables);
   try {
     if (options.create_missing) {
-      status = EvictForParts(tables, requests, -1);
+      status = EvictForParts(tables, requests, -1, /*is_access=*/true);
       if (!status.ok()) return status;
-      for (EmbeddingTable* table : tables) table->rows().NextLookupStep();
+      for (EmbeddingTable* table : tables) table->BeginLookup();
     }
     for (EmbeddingTable* table : tables) {
       if (table->rows().spilled() == nullptr) continue;

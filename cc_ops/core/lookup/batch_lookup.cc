@@ -22,7 +22,8 @@ Status MakeRoomForBatch(const std::vector<EmbeddingTable*>& tables, const Sorted
   for (size_t t = 0; t < tables.size(); ++t) {
     const int64_t begin = sorted.begin[t * kNumShards], end = sorted.begin[(t + 1) * kNumShards];
     if (!MayOverflow(*tables[t], end - begin)) continue;
-    wanted.push_back({tables[t], {sorted.key.begin() + begin, sorted.key.begin() + end}});
+    wanted.push_back(
+        {tables[t], {sorted.key.begin() + begin, sorted.key.begin() + end}, /*is_access=*/true});
   }
   return EvictFor(std::move(wanted), "a batch needs");
 }
@@ -125,7 +126,7 @@ RowTargets TargetsOf(const std::vector<FeatureView>& features,
   targets.row_of_position = &workspace->row_of_position;
   for (const EmbeddingTable* table : workspace->plan.tables) {
     const RowLayout& layout = table->rows().layout();
-    if (layout.dtype == RowDtype::kFloat32) continue;
+    if (layout.dtype == RowDtype::kFloat32 && !table->rows().admits()) continue;
     targets.copy_dim = std::max(targets.copy_dim, layout.dim);
   }
   workspace->copies.resize(workspace->plan.unique_key.size() *
@@ -171,15 +172,18 @@ Status BringInMissing(const Parallel& parallel, LookupPlan* plan) {
         const int64_t bucket = static_cast<int64_t>(t) * kNumShards + s;
         const int64_t begin = plan->unique_begin[bucket];
         for (int64_t u = begin; u < begin + plan->unique_count[bucket]; ++u) {
-          if (plan->unique_row[u] == nullptr) fn(s, u);
+          if (plan->unique_row[u] == nullptr && plan->unique_index[u] != HashIndex::kEmpty) {
+            fn(s, u);
+          }
         }
       }
     };
     for_each_missing([&](int s, int64_t u) { missing[s].push_back(plan->unique_key[u]); });
     const Status status = rows.spilled()->Load(missing, /*must_fit=*/true, parallel);
     if (!status.ok()) return status;
-    for_each_missing([&](int, int64_t u) {
+    for_each_missing([&](int s, int64_t u) {
       plan->unique_row[u] = rows.Find(plan->unique_key[u], &plan->unique_index[u]);
+      rows.SetLastUsed(s, plan->unique_index[u]);
     });
     plan->generations[t] = rows.addresses();
   }
@@ -294,7 +298,7 @@ Status BeginLookup(LookupWorkspace* workspace) {
   if (!room.ok()) return room;
   plan->generations.clear();
   for (EmbeddingTable* table : plan->tables) {
-    table->rows().NextLookupStep();
+    table->BeginLookup();
     plan->generations.push_back(table->rows().addresses());
   }
   return OkStatus();

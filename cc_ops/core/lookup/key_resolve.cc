@@ -121,7 +121,7 @@ class BucketResolver {
       }
     }
     for (const int32_t u : scratch_->missed) {
-      rows[u] = table->rows().FindOrInsert(keys[u], static_cast<float>(uses[u]), &indices[u]);
+      rows[u] = table->rows().FindOrAdmit(keys[u], static_cast<float>(uses[u]), &indices[u]);
     }
     // Many rows would leave the cache again before they are used.
     const int64_t prefetched = std::min(count, kManyKeys);
@@ -210,7 +210,8 @@ class BucketResolver {
   template <class Copy>
   void DeliverBy(int64_t bucket, const Copy& copy) {
     const int64_t begin = sorted_.begin[bucket], end = begin + plan_->unique_count[bucket];
-    const RowLayout& layout = plan_->tables[bucket / kNumShards]->rows().layout();
+    const RowStore& rows = plan_->tables[bucket / kNumShards]->rows();
+    const RowLayout& layout = rows.layout();
     const bool lies_as_floats = layout.dtype == RowDtype::kFloat32;
     int64_t use = begin;
     for (int64_t u = begin; u < end; ++u) {
@@ -218,17 +219,19 @@ class BucketResolver {
         __builtin_prefetch(plan_->unique_row[u + kPrefetchDistance]);
       }
       const StoredRow* const row = plan_->unique_row[u];
-      const float* values = lies_as_floats ? RowLayout::Floats(row) : nullptr;
+      const float* values = lies_as_floats && row != nullptr ? RowLayout::Floats(row) : nullptr;
       for (; use < plan_->uses_end[u]; ++use) {
         const Occurrence& o = plan_->uses[use];
         const PooledOutput& out = targets_.copied[o.feature];
         if (out.data != nullptr) {
-          copy(row, out.data + o.example * out.stride);
+          float* const target = out.data + o.example * out.stride;
+          row == nullptr ? rows.CopyRow(plan_->unique_key[u], row, target) : copy(row, target);
           continue;
         }
         if (values == nullptr) {
           float* const own = targets_.copies + u * targets_.copy_dim;
-          layout.ReadValues(row, own);
+          row == nullptr ? rows.NewAsStored(plan_->unique_key[u], own)
+                         : layout.ReadValues(row, own);
           values = own;
         }
         (*targets_.row_of_position)[plan_->use_position[use]] = values;

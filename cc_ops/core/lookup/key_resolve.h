@@ -23,7 +23,7 @@ struct RowTargets {
   // By position, for the other features; null if there are none.
   std::vector<const float*>* row_of_position = nullptr;
   // Room for copies of the rows that row_of_position points to where they do not lie in memory as
-  // floats: [keys of the plan, copy_dim].
+  // floats, or may be of keys without a row: [keys of the plan, copy_dim].
   float* copies = nullptr;
   int64_t copy_dim = 0;
 };
@@ -36,11 +36,12 @@ void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
                     const RowTargets& targets, ResolveScratch* scratch, LookupPlan* plan);
 
 // The same in two steps: this one delivers no rows. Of rows on the disk, accesses are counted, and
-// the plan's row is null: somebody brings them in and sets it.
+// the plan's row is null: somebody brings them in and sets it. So is the row of keys that have
+// none, whose index is HashIndex::kEmpty.
 void FindBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
                  LookupPlan* plan);
-// Or this one, between which somebody else sets the plan's rows: it fills the plan's entries but for
-// the rows, and looks for none.
+// Or this one, between which somebody else sets the plan's rows: it fills the plan's entries but
+// for the rows, and looks for none.
 void GroupBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
                   LookupPlan* plan);
 // Delivers the rows of the plan.

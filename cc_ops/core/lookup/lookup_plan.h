@@ -27,7 +27,7 @@ struct LookupPlan {
   std::vector<int64_t> unique_begin;  // [buckets + 1]; room for every use
   std::vector<int64_t> unique_count;  // [buckets]
   std::vector<int64_t> unique_key;
-  std::vector<StoredRow*> unique_row;
+  std::vector<StoredRow*> unique_row;  // null: the key has none yet, as it is too rare
   std::vector<uint32_t> unique_index;  // of the row, within its shard
   std::vector<int64_t> uses_end;       // end of the key's uses; they begin where the
                                        // previous key of the bucket ends

@@ -74,10 +74,20 @@ Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64
 
 void EmbeddingTable::Evict(int64_t incoming, const std::vector<int64_t>& pinned) {
   const std::vector<int64_t> evicted = rows_.KeysToEvict(incoming, pinned);
-  for (const int64_t key : evicted) updates_.EvictDeferred(key);
-  ForgetFlags(evicted);
-  rows_.Remove(evicted);
+  Leave(evicted);
   rows_.CountEvicted(static_cast<int64_t>(evicted.size()));
+}
+
+void EmbeddingTable::BeginLookup() {
+  const std::vector<int64_t> expired = rows_.NextLookupStep();
+  Leave(expired);
+  rows_.CountExpired(static_cast<int64_t>(expired.size()));
+}
+
+void EmbeddingTable::Leave(const std::vector<int64_t>& keys) {
+  for (const int64_t key : keys) updates_.EvictDeferred(key);
+  ForgetFlags(keys);
+  rows_.Remove(keys);
 }
 
 void EmbeddingTable::ForgetFlags(const std::vector<int64_t>& keys) noexcept {

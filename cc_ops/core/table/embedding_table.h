@@ -52,6 +52,9 @@ class EmbeddingTable {
   // Begins the next update, whose rate was checked: all rows decay, where they do.
   StepRates BeginUpdate(float learning_rate);
 
+  // Begins a lookup of a batch: rows that expired leave.
+  void BeginLookup();
+
   // Sets the flags of rows; see RowFlags::Set. Rows that are created may evict others of a bounded
   // table. InvalidArgument for bits that are no flags, ResourceExhausted if the keys do not fit in
   // the capacity: nothing has changed then.
@@ -82,6 +85,8 @@ class EmbeddingTable {
   Status Import(const TableContents& contents);
 
  private:
+  // Removes rows that are there, but for deferred gradients that are to be exchanged.
+  void Leave(const std::vector<int64_t>& keys);
   // Of rows that leave, ahead of them.
   void ForgetFlags(const std::vector<int64_t>& keys) noexcept;
 

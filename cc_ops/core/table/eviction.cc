@@ -5,11 +5,27 @@
 #include "cc_ops/core/base/hash.h"
 
 namespace slipstream {
+namespace {
+
+// Of sorted keys, those that have no row and get none by as many accesses as they come times.
+void LeaveOutRare(const RowStore& rows, std::vector<int64_t>* keys) {
+  if (!rows.admits()) return;
+  auto kept = keys->begin();
+  for (auto begin = keys->begin(); begin != keys->end();) {
+    const auto end = std::find_if(begin, keys->end(), [&](int64_t key) { return key != *begin; });
+    if (rows.Has(*begin) || rows.WouldAdmit(*begin, end - begin)) *kept++ = *begin;
+    begin = end;
+  }
+  keys->erase(kept, keys->end());
+}
+
+}  // namespace
 
 Status EvictFor(std::vector<WantedKeys> wanted, const std::string& who) {
   for (WantedKeys& of_table : wanted) {
     std::vector<int64_t>& keys = of_table.keys;
     std::sort(keys.begin(), keys.end());
+    if (of_table.is_access) LeaveOutRare(of_table.table->rows(), &keys);
     keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
     const TableOptions& options = of_table.table->options();
     if (static_cast<int64_t>(keys.size()) > options.capacity) {

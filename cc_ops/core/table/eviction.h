@@ -20,6 +20,7 @@ inline bool MayOverflow(const EmbeddingTable& table, int64_t keys) {
 struct WantedKeys {
   EmbeddingTable* table;      // bounded
   std::vector<int64_t> keys;  // that are to have rows at once; may come several times
+  bool is_access = false;     // whether keys that are too rare get no row
 };
 
 // Evicts as many rows as the keys need, none of a key that is wanted. who: for

@@ -31,8 +31,7 @@ TableContents RowStore::Export(Status* status) const {
     const Exported& exported = entries[i];
     const RowShard& shard = shards_[exported.shard];
     contents.keys[i] = exported.key;
-    ExportRow(exported.entry, shard.arena.Row(exported.entry.index), i, &contents);
-    if (tracks_use()) contents.last_used[i] = shard.last_used[exported.entry.index];
+    ExportRow(exported.shard, exported.entry, shard.arena.Row(exported.entry.index), i, &contents);
   }
   return contents;
 }
@@ -45,7 +44,7 @@ TableContents RowStore::ExportSpilled(Status* status) const {
     const Status read =
         spilled_->ForEachRow(s, [&](const HashIndex::Entry& entry, const StoredRow* row) {
           const auto at = std::lower_bound(keys.begin(), keys.end(), entry.key) - keys.begin();
-          ExportRow(entry, row, static_cast<size_t>(at), &contents);
+          ExportRow(s, entry, row, static_cast<size_t>(at), &contents);
         });
     if (!read.ok() && status != nullptr) *status = read;
   }
@@ -64,11 +63,12 @@ TableContents RowStore::EmptyContents(size_t n) const {
   return contents;
 }
 
-void RowStore::ExportRow(const HashIndex::Entry& entry, const StoredRow* row, size_t i,
+void RowStore::ExportRow(int shard, const HashIndex::Entry& entry, const StoredRow* row, size_t i,
                          TableContents* contents) const {
   CopyRow(entry.key, row, contents->rows.data() + i * static_cast<size_t>(layout_.dim));
   layout_.ReadSlots(row, contents->slots.data() + i * static_cast<size_t>(layout_.slots));
   contents->counts[i] = entry.count;
+  if (tracks_use()) contents->last_used[i] = LastUsed(shard, entry.index);
 }
 
 Status RowStore::CheckValues(const TableContents& contents) const {
@@ -96,7 +96,7 @@ Status RowStore::CheckValues(const TableContents& contents) const {
     if (std::isfinite(contents.counts[i]) && contents.counts[i] >= 0.f) continue;
     return bad("the access count", i, std::to_string(contents.counts[i]), "a finite number from 0");
   }
-  for (size_t i = 0; i < contents.last_used.size(); ++i) {
+  for (size_t i = 0; is_lru() && i < contents.last_used.size(); ++i) {
     if (contents.last_used[i] >= 0 && contents.last_used[i] <= contents.lookup_step) continue;
     return bad("the time of last use", i, std::to_string(contents.last_used[i]),
                "from 0 to the number of lookups");
@@ -162,12 +162,13 @@ Status RowStore::Import(const TableContents& contents) {
     // There is no room for both.
     spilled_->Clear();
   } else {
-    ImportRows(contents, 0, contents.keys.size(), &shards);
+    ImportRows(contents, 0, contents.keys.size(), Now(contents.lookup_step), &shards);
   }
   shards_.swap(shards);
   memory_.swap(memory);
   index_memory_.swap(index_memory);
   lookup_step_ = contents.lookup_step;
+  now_ = Now(lookup_step_);
   scale_ = 1.0;
   ++generation_;
   return spilled_ == nullptr ? OkStatus() : AddChecked(contents);
@@ -178,15 +179,13 @@ void RowStore::ImportRow(const TableContents& contents, size_t i, StoredRow* row
   layout_.WriteSlots(contents.slots.data() + i * static_cast<size_t>(layout_.slots), row);
 }
 
-void RowStore::ImportRows(const TableContents& contents, size_t begin, size_t end,
+void RowStore::ImportRows(const TableContents& contents, size_t begin, size_t end, int64_t now,
                           std::vector<RowShard>* shards) {
   for (size_t i = begin; i < end; ++i) {
     uint32_t index = 0;
     RowShard& shard = (*shards)[ShardOf(contents.keys[i])];
     ImportRow(contents, i, InsertRow(&shard, contents.keys[i], contents.counts[i], &index));
-    if (tracks_use()) {
-      shard.last_used[index] = contents.last_used.empty() ? 0 : contents.last_used[i];
-    }
+    if (tracks_use()) shard.last_used[index] = LastUsedOf(contents, i, now);
   }
 }
 
@@ -201,7 +200,7 @@ Status RowStore::AddChecked(const TableContents& contents) {
         return Status(room.code(), room.message() + ". The table has a part of its rows now");
       }
     }
-    ImportRows(contents, begin, std::min(n, begin + at_once), &shards_);
+    ImportRows(contents, begin, std::min(n, begin + at_once), Now(lookup_step_), &shards_);
   }
   return OkStatus();
 }

@@ -37,6 +37,16 @@ Status ValidateTableOptions(const TableOptions& options) {
     return InvalidArgument("eviction" + Of(options) +
                            " is lru; allowed where rows spill to the disk: lfu");
   }
+  if (options.admit_after < 1 || options.admit_after > CountFilter::kMost) {
+    return InvalidArgument("admit_after" + Of(options) + " is " +
+                           std::to_string(options.admit_after) + "; allowed: 1 to " +
+                           std::to_string(CountFilter::kMost));
+  }
+  if (options.expire_after < 0) {
+    return InvalidArgument("expire_after" + Of(options) + " is " +
+                           std::to_string(options.expire_after) +
+                           "; allowed: 1 or more, or 0 for never");
+  }
   if (options.capacity < 0) {
     return InvalidArgument("capacity" + Of(options) + " is " + std::to_string(options.capacity) +
                            "; allowed: 1 or more, or 0 for no bound");
@@ -73,7 +83,12 @@ RowStore::RowStore(const TableOptions& options)
       layout_(options.layout()),
       memory_(std::make_unique<SlabAllocator>()),
       index_memory_(std::make_unique<IndexMemory>(kNumShards)),
-      shards_(EmptyShards(memory_.get(), index_memory_.get())) {}
+      shards_(EmptyShards(memory_.get(), index_memory_.get())) {
+  now_ = Now(lookup_step_);
+  if (!admits()) return;
+  filters_.resize(kNumShards);
+  not_admitted_.resize(kNumShards);
+}
 
 std::vector<RowShard> RowStore::EmptyShards(SlabAllocator* memory,
                                             IndexMemory* index_memory) const {
@@ -88,7 +103,7 @@ std::vector<RowShard> RowStore::EmptyShards(SlabAllocator* memory,
 Status RowStore::OpenSpill() {
   if (options_.spill.empty()) return OkStatus();
   return SpilledRows::Make(options_.name, options_.memory, options_.spill, layout_.bytes(),
-                           &shards_, &spilled_);
+                           tracks_use(), &shards_, &spilled_);
 }
 
 int64_t RowStore::size() const {
@@ -107,6 +122,7 @@ int64_t RowStore::index_capacity() const {
 
 int64_t RowStore::bytes() const {
   int64_t bytes = memory_->bytes() + (spilled_ == nullptr ? 0 : spilled_->bytes());
+  for (const CountFilter& filter : filters_) bytes += filter.bytes();
   for (const RowShard& shard : shards_) {
     bytes +=
         shard.index.bytes() + static_cast<int64_t>(shard.last_used.capacity() * sizeof(int64_t));
@@ -156,7 +172,7 @@ StoredRow* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* index) 
       layout_.WriteSlots(made + layout_.dim, row);
     }
   }
-  if (tracks_use()) shard.last_used[*index] = lookup_step_;
+  if (tracks_use()) shard.last_used[*index] = now_;
   return row;
 }
 
@@ -319,7 +335,7 @@ std::vector<int64_t> RowStore::KeysToEvict(int64_t incoming,
     for (const HashIndex::Entry& entry : shard.index.entries()) {
       if (entry.index == HashIndex::kEmpty) continue;
       const double value =
-          tracks_use() ? static_cast<double>(shard.last_used[entry.index]) : entry.count;
+          is_lru() ? static_cast<double>(shard.last_used[entry.index]) : entry.count;
       if (value > most_value || std::binary_search(pinned.begin(), pinned.end(), entry.key)) {
         continue;
       }

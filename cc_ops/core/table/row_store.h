@@ -14,6 +14,7 @@
 #include "cc_ops/core/base/parallel.h"
 #include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/base/status.h"
+#include "cc_ops/core/containers/count_filter.h"
 #include "cc_ops/core/memory/index_memory.h"
 #include "cc_ops/core/memory/slab_allocator.h"
 #include "cc_ops/core/table/row_initializer.h"
@@ -23,6 +24,8 @@
 #include "cc_ops/core/update/rules/update_rule.h"
 
 namespace slipstream {
+
+int64_t SystemSeconds();
 
 struct TableOptions {
   enum class Eviction { kLfu, kLru };
@@ -36,6 +39,10 @@ struct TableOptions {
   RowDtype slot_dtype = RowDtype::kFloat32;  // of the slots
   int64_t memory = 0;                        // bytes of rows in memory, where others spill
   std::string spill;                         // folder on the disk; empty: all rows are in memory
+  int64_t admit_after = 1;                   // accesses until a key gets a row
+  int64_t expire_after = 0;                  // without an access, until a row leaves; 0: never
+  bool expires_by_seconds = false;           // else by lookups
+  int64_t (*clock)() = SystemSeconds;        // seconds since 1970
 
   RowLayout layout() const {
     return {dtype, slot_dtype, dim, rule.SlotsPerRow(dim), initializer.seed};
@@ -63,7 +70,7 @@ struct TableContents {
   std::vector<float> rows;         // [n, dim]
   std::vector<float> slots;        // [n, slots per row]
   std::vector<float> counts;       // [n]
-  std::vector<int64_t> last_used;  // [n]: lookup number of the last access; LRU tables only
+  std::vector<int64_t> last_used;  // [n]: when it was accessed last; see RowStore::tracks_use
   int64_t update_step = 0;
   int64_t lookup_step = 0;
 };
@@ -91,10 +98,10 @@ class RowStore {
   }
   int64_t lookup_step() const { return lookup_step_; }
   int64_t num_evicted() const { return num_evicted_; }
-  int64_t NextLookupStep() {
-    if (spilled_ != nullptr) spilled_->BeginUse();
-    return ++lookup_step_;
-  }
+  // Rows that expired, and were not accessed before this lookup, are to leave.
+  std::vector<int64_t> NextLookupStep();
+  int64_t num_expired() const { return num_expired_; }
+  void CountExpired(int64_t rows) { num_expired_ += rows; }
   // Rows lie in memory divided by this, so that all of them can decay at once; 1 until they do.
   float scale() const { return static_cast<float>(scale_); }
   // Multiplies the values of all rows, without touching them but once in a long while. kept: above
@@ -159,8 +166,24 @@ class RowStore {
   // may run at the same time. Throws TableOutOfMemory, changing nothing.
   StoredRow* FindOrInsert(int64_t key, float accesses, uint32_t* index);
 
-  // The same in a shard by a key's KeyedHash, for one whose entry is in the first line of the index
-  // that is looked at; else prefetches the second one and returns nullptr, leaving index as it was.
+  // The same for an access where a key may be too rare to have a row: of one that is, it returns
+  // nullptr, and an index of HashIndex::kEmpty.
+  StoredRow* FindOrAdmit(int64_t key, float accesses, uint32_t* index);
+  // Whether so many accesses more would give a key without a row one.
+  bool WouldAdmit(int64_t key, int64_t accesses) const {
+    return !admits() || Filter(key).Count(key) + accesses >= options_.admit_after;
+  }
+  // Whether keys get a row only after some accesses.
+  bool admits() const { return options_.admit_after > 1; }
+  // Accesses of keys that had no row then, each batch's of a key once.
+  int64_t num_not_admitted() const;
+  // Of the shards; empty unless the table admits.
+  const std::vector<CountFilter>& filters() const { return filters_; }
+  std::vector<CountFilter>& filters() { return filters_; }
+
+  // The same as FindOrInsert in a shard by a key's KeyedHash, for one whose entry is in the first
+  // line of the index that is looked at; else prefetches the second one and returns nullptr,
+  // leaving index as it was.
   StoredRow* FindAtOnce(RowShard* shard, int64_t key, uint64_t hash, float accesses,
                         uint32_t* index) const {
     HashIndex::Entry* const entry = shard->index.FindAtHome(key, hash);
@@ -171,8 +194,12 @@ class RowStore {
       if (IsOnDisk(*index)) return nullptr;
       spilled_->Use(static_cast<int>(shard - shards_.data()), *index);
     }
-    if (tracks_use()) shard->last_used[*index] = lookup_step_;
+    if (tracks_use()) shard->last_used[*index] = now_;
     return shard->arena.Row(*index);
+  }
+  // A row in memory is accessed: it was brought in.
+  void SetLastUsed(int shard, uint32_t index) {
+    if (tracks_use()) shards_[shard].last_used[index] = now_;
   }
 
   // A key that VisitRows comes to.
@@ -201,6 +228,11 @@ class RowStore {
   }
   // The values of a row, or, where there is none, those of a new one. values: [dim].
   void CopyRow(int64_t key, const StoredRow* found, float* values) const;
+  // The values of a key without a row as they would lie in memory, see scale(). values: [dim].
+  void NewAsStored(int64_t key, float* values) const {
+    FillNew(key, values);
+    DivideByScale(values);
+  }
   // Replaces the values of a row. values: [dim].
   void WriteRow(const float* values, StoredRow* row) const;
   // Values and slots of a key's new row, as they are when read back. row: [layout().floats()].
@@ -246,10 +278,25 @@ class RowStore {
   // then.
   Status Add(const TableContents& contents);
 
+  // Whether the table knows when its rows were accessed last: by lookups, or by seconds.
+  bool tracks_use() const { return is_lru() || options_.expire_after > 0; }
+
  private:
-  // Only a bounded table needs to know when its rows were last used.
-  bool tracks_use() const {
+  bool is_lru() const {
     return options_.capacity > 0 && options_.eviction == TableOptions::Eviction::kLru;
+  }
+  // The time that rows are accessed at now.
+  int64_t Now(int64_t lookup_step) const {
+    return options_.expires_by_seconds ? options_.clock() : lookup_step;
+  }
+  // When a row was accessed last; index: as in the hash index.
+  int64_t LastUsed(int shard, uint32_t index) const {
+    return IsOnDisk(index) ? spilled_->LastUsed(shard, index) : shards_[shard].last_used[index];
+  }
+  // When a row was that is imported.
+  int64_t LastUsedOf(const TableContents& contents, size_t i, int64_t now) const;
+  const CountFilter& Filter(int64_t key) const {
+    return filters_[static_cast<size_t>(ShardOf(key))];
   }
   // Errors of Import, and of Add beside the rows that are there.
   Status Check(const TableContents& contents, bool adds) const;
@@ -259,12 +306,13 @@ class RowStore {
   TableContents ExportSpilled(Status* status) const;
   // Of n rows, which are still to be set.
   TableContents EmptyContents(size_t n) const;
-  void ExportRow(const HashIndex::Entry& entry, const StoredRow* row, size_t i,
+  void ExportRow(int shard, const HashIndex::Entry& entry, const StoredRow* row, size_t i,
                  TableContents* contents) const;
   // Writes row i of contents, which were checked.
   void ImportRow(const TableContents& contents, size_t i, StoredRow* row) const;
-  // Those rows of contents, into shards that have none of their keys.
-  void ImportRows(const TableContents& contents, size_t begin, size_t end,
+  // Those rows of contents, into shards that have none of their keys. now: for rows that were never
+  // accessed.
+  void ImportRows(const TableContents& contents, size_t begin, size_t end, int64_t now,
                   std::vector<RowShard>* shards);
   // Rows and counts of contents that were checked, beside those that are there.
   Status AddChecked(const TableContents& contents);
@@ -281,8 +329,11 @@ class RowStore {
   std::vector<RowShard> shards_;
   std::unique_ptr<SpilledRows> spilled_;
   int64_t generation_ = 0;
-  int64_t num_evicted_ = 0;
+  int64_t num_evicted_ = 0, num_expired_ = 0;
   int64_t lookup_step_ = 0;
+  int64_t now_ = 0;  // see Now(), of the last lookup
+  std::vector<CountFilter> filters_;
+  std::vector<int64_t> not_admitted_;  // by shard
   double scale_ = 1.0;
 };
 

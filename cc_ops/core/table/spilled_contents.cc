@@ -51,14 +51,19 @@ Status SpilledRows::Seal(const Parallel& parallel, SealedRows* sealed) {
     });
   }
   sealed->counts.assign(sealed->pages.size() * static_cast<size_t>(sealed->rows_of_block), -1.f);
+  if (tracks_use_) sealed->last_used.resize(sealed->counts.size());
   ForEachShard(parallel, [&](int s) {
     for (const HashIndex::Entry& entry : (*rows_)[s].index.entries()) {
       if (entry.index == HashIndex::kEmpty) continue;
       const int64_t position =
           IsOnDisk(entry.index) ? entry.index - kOnDisk : shards_[s].home[entry.index];
       const int64_t first = at[s][static_cast<size_t>(position / sealed->rows_of_block)];
-      sealed->counts[static_cast<size_t>(first * sealed->rows_of_block +
-                                         position % sealed->rows_of_block)] = entry.count;
+      const auto row =
+          static_cast<size_t>(first * sealed->rows_of_block + position % sealed->rows_of_block);
+      sealed->counts[row] = entry.count;
+      if (!tracks_use_) continue;
+      sealed->last_used[row] =
+          IsOnDisk(entry.index) ? LastUsed(s, entry.index) : (*rows_)[s].last_used[entry.index];
     }
   });
   return OkStatus();

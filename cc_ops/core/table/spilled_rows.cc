@@ -23,7 +23,7 @@ constexpr int kMostCompacted = 8;
 }  // namespace
 
 Status SpilledRows::Make(const std::string& table, int64_t memory, const std::string& folder,
-                         int64_t row_bytes, std::vector<RowShard>* shards,
+                         int64_t row_bytes, bool tracks_use, std::vector<RowShard>* shards,
                          std::unique_ptr<SpilledRows>* spilled) {
   const PageLayout layout(row_bytes);
   const int64_t of_block =
@@ -32,15 +32,18 @@ Status SpilledRows::Make(const std::string& table, int64_t memory, const std::st
   std::unique_ptr<SpillFiles> files;
   const Status status = SpillFiles::Open(folder, pages * layout.bytes, &files);
   if (!status.ok()) return Status(status.code(), "table '" + table + "': " + status.message());
-  spilled->reset(new SpilledRows(table, memory, row_bytes, pages, shards, std::move(files)));
+  spilled->reset(
+      new SpilledRows(table, memory, row_bytes, tracks_use, pages, shards, std::move(files)));
   return OkStatus();
 }
 
-SpilledRows::SpilledRows(std::string table, int64_t memory, int64_t row_bytes, int64_t block_pages,
-                         std::vector<RowShard>* shards, std::unique_ptr<SpillFiles> files)
+SpilledRows::SpilledRows(std::string table, int64_t memory, int64_t row_bytes, bool tracks_use,
+                         int64_t block_pages, std::vector<RowShard>* shards,
+                         std::unique_ptr<SpillFiles> files)
     : table_(std::move(table)),
       layout_(row_bytes),
       most_rows_(std::max<int64_t>(memory / row_bytes, kNumShards)),
+      tracks_use_(tracks_use),
       rows_(shards),
       files_(std::move(files)),
       reads_(std::max(kLeastAhead, memory / kPartAhead)) {
@@ -53,10 +56,11 @@ SpilledRows::SpilledRows(std::string table, int64_t memory, int64_t row_bytes, i
 int64_t SpilledRows::bytes() const {
   int64_t bytes = reads_.bytes();
   for (const ShardSpill& spill : shards_) {
-    bytes +=
-        spill.log.buffered_bytes() +
-        static_cast<int64_t>(spill.key_of.capacity() * sizeof(int64_t) +
-                             (spill.home.capacity() + spill.used.capacity()) * sizeof(uint32_t));
+    bytes += spill.log.buffered_bytes() +
+             static_cast<int64_t>(
+                 spill.key_of.capacity() * sizeof(int64_t) +
+                 (spill.home.capacity() + spill.used.capacity() + spill.last_used.capacity()) *
+                     sizeof(uint32_t));
   }
   return bytes;
 }
@@ -177,6 +181,7 @@ Status SpilledRows::Evict(int shard, int64_t rows) {
     const int64_t key = spill.key_of[one.index];
     uint32_t position = spill.home[one.index];
     if (position == kNoHome) position = spill.log.Append(key, table.arena.Row(one.index));
+    if (tracks_use_) SetLastUsed(&spill, position, table.last_used[one.index]);
     table.index.Find(key)->index = kOnDisk + position;
     table.arena.Release(one.index);
     spill.home[one.index] = kNoHome;
@@ -250,7 +255,9 @@ Status SpilledRows::EndCompaction(int shard, bool waits) {
         HashIndex::Entry* const entry = index.Find(key);
         if (entry == nullptr) return;
         if (entry->index == kOnDisk + position) {
-          entry->index = kOnDisk + spill.log.Append(key, row);
+          const uint32_t moved = spill.log.Append(key, row);
+          if (tracks_use_) SetLastUsed(&spill, moved, spill.last_used[position]);
+          entry->index = kOnDisk + moved;
           ++spill.rows_written;
         } else if (!IsOnDisk(entry->index) && spill.home[entry->index] == position) {
           spill.home[entry->index] = kNoHome;
@@ -270,6 +277,11 @@ Status SpilledRows::MakeRoom(int shard, int64_t incoming) {
   return Evict(shard, std::max(excess, std::min(kMostLeaving, most / kPartLeaving)));
 }
 
+void SpilledRows::SetLastUsed(ShardSpill* spill, uint32_t position, int64_t time) const {
+  if (spill->last_used.size() <= position) spill->last_used.resize(position + 1);
+  spill->last_used[position] = static_cast<uint32_t>(std::min<int64_t>(time, UINT32_MAX));
+}
+
 void SpilledRows::PutInMemory(int shard, int64_t key, uint32_t position, const char* row) {
   RowShard& table = (*rows_)[shard];
   const uint32_t index = table.arena.Allocate();
@@ -277,11 +289,13 @@ void SpilledRows::PutInMemory(int shard, int64_t key, uint32_t position, const c
               static_cast<size_t>(layout_.row_bytes));
   try {
     Add(shard, index, key);
+    if (tracks_use_ && table.last_used.size() <= index) table.last_used.resize(index + 1);
   } catch (const std::bad_alloc&) {
     table.arena.Release(index);
     throw;
   }
   shards_[shard].home[index] = position;
+  if (tracks_use_) table.last_used[index] = shards_[shard].last_used[position];
   table.index.Find(key)->index = index;
 }
 

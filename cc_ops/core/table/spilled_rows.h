@@ -44,6 +44,7 @@ struct SealedRows {
   std::vector<int64_t> offsets, pages;
   // Of each row of each block, how often it was accessed; -1: the row is somewhere else, or gone.
   std::vector<float> counts;
+  std::vector<int64_t> last_used;  // of each, where it is known
 };
 
 // Callers hold the table's mutex exclusively, but for Announce. Calls for different shards may run
@@ -51,8 +52,9 @@ struct SealedRows {
 class SpilledRows {
  public:
   // memory: bytes of rows, at least one page of each shard. row_bytes: of a row in the arenas.
+  // tracks_use: whether the shards know when their rows were accessed last.
   static Status Make(const std::string& table, int64_t memory, const std::string& folder,
-                     int64_t row_bytes, std::vector<RowShard>* shards,
+                     int64_t row_bytes, bool tracks_use, std::vector<RowShard>* shards,
                      std::unique_ptr<SpilledRows>* spilled);
 
   // Most rows in memory, but for those of a batch that do not spread evenly over the shards.
@@ -69,6 +71,10 @@ class SpilledRows {
   void BeginUse() { ++clock_; }
   // A row in memory is used.
   void Use(int shard, uint32_t index) { shards_[shard].used[index] = clock_; }
+  // When a row on disk was accessed last, where that is known.
+  int64_t LastUsed(int shard, uint32_t index) const {
+    return shards_[shard].last_used[index - kOnDisk];
+  }
   // A row in memory is new; it was made, or its key changed. Throws std::bad_alloc.
   void Add(int shard, uint32_t index, int64_t key);
   // A row in memory is no longer what is on disk.
@@ -112,9 +118,10 @@ class SpilledRows {
     RowLog log;
     // By index in the arena.
     std::vector<int64_t> key_of;
-    std::vector<uint32_t> home;  // its position, if it is on disk as it is; else kNoHome
-    std::vector<uint32_t> used;  // when it was used last
-    uint32_t hand = 0;           // where the search for rows to leave goes on
+    std::vector<uint32_t> home;       // its position, if it is on disk as it is; else kNoHome
+    std::vector<uint32_t> used;       // when it was used last
+    std::vector<uint32_t> last_used;  // by position, of rows that are on disk alone
+    uint32_t hand = 0;                // where the search for rows to leave goes on
     int64_t in_memory = 0;
     std::vector<std::pair<uint32_t, uint32_t>> to_compact;  // first page of a block, version
     int64_t rows_read = 0, rows_written = 0, reads_ahead = 0;
@@ -125,8 +132,9 @@ class SpilledRows {
     uint32_t position;
   };
 
-  SpilledRows(std::string table, int64_t memory, int64_t row_bytes, int64_t block_pages,
-              std::vector<RowShard>* shards, std::unique_ptr<SpillFiles> files);
+  SpilledRows(std::string table, int64_t memory, int64_t row_bytes, bool tracks_use,
+              int64_t block_pages, std::vector<RowShard>* shards,
+              std::unique_ptr<SpillFiles> files);
 
   // An error of the core's, naming the table.
   Status OfTable(const Status& status) const;
@@ -147,12 +155,15 @@ class SpilledRows {
   Status EndCompaction(int shard, bool waits);
   // Writes the rows of a shard that are not on the disk as they are in memory.
   Status WriteChanged(int shard);
+  // Remembers when a row was accessed last that is on disk alone now.
+  void SetLastUsed(ShardSpill* spill, uint32_t position, int64_t time) const;
   // Puts a row into memory.
   void PutInMemory(int shard, int64_t key, uint32_t position, const char* row);
 
   const std::string table_;
   const PageLayout layout_;
   const int64_t most_rows_;
+  const bool tracks_use_;
   std::vector<RowShard>* const rows_;
   std::unique_ptr<SpillFiles> files_;
   std::vector<ShardSpill> shards_;

@@ -104,6 +104,7 @@ void ChangeRows(const BucketUpdate& update) {
   const int shard = static_cast<int>(update.bucket % kNumShards);
   const CellRange keys = KeysOf(*update.plan, update.bucket);
   for (int64_t u = keys.begin; u < keys.end; ++u) {
+    if (update.plan->unique_row[u] == nullptr) continue;
     update.table->rows().Change(shard, update.plan->unique_index[u]);
   }
 }

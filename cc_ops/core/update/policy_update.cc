@@ -248,7 +248,7 @@ SLIPSTREAM_SIMD_CLONES void UpdateKeys(const BucketUpdate& update, int64_t next,
   UpdateEachKey(update, next, prefetch,
                 [&](int64_t u, int64_t first_use, FoundRow found) SLIPSTREAM_LAMBDA_INLINE {
                   if (found.row == nullptr && drops_lost) {
-                    ++*update.dropped;
+                    if (update.is_stale) ++*update.dropped;
                     return;
                   }
                   const uint32_t index = own == nullptr ? DeferredGradients::kNone : deferred.Of(u);

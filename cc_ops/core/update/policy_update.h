@@ -51,8 +51,8 @@ void UpdateBucketByPolicy(const BucketUpdate& update, int64_t next, const Deferr
                           PolicyScratch* scratch, CollectedRows* collected = nullptr);
 
 // Brings in the rows of tables that spill which an update of the plan's keys needs: those that have
-// left memory since the lookup and, with_due, those whose deferred gradients will be due. The caller
-// holds the mutexes.
+// left memory since the lookup and, with_due, those whose deferred gradients will be due. The
+// caller holds the mutexes.
 Status BringInForUpdate(const LookupPlan& plan, bool with_due, const Parallel& parallel);
 
 // Most rows that are collected of a bucket.

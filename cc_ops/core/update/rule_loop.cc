@@ -26,7 +26,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
   ShardFlags* const flags = FlagsOfBucket(plan, update.bucket);
   const ShardFlags* const next_flags = FlagsOfBucket(plan, next);
   const CellRange keys = KeysOf(plan, update.bucket);
-  int64_t use = keys.begin, masked = 0;
+  int64_t use = keys.begin, masked = 0, absent = 0;
   const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_LAMBDA_INLINE {
     PrefetchBytes(plan.unique_row[u], row_bytes);
     if (kWithAll) {
@@ -36,6 +36,10 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
   UpdateEach(keys, KeysOf(plan, next), prefetch, [&](int64_t u) SLIPSTREAM_LAMBDA_INLINE {
     const int64_t first_use = use;
     use = plan.uses_end[u];
+    if (plan.unique_row[u] == nullptr) {
+      ++absent;
+      return;
+    }
     float* const row = RowLayout::Floats(plan.unique_row[u]);
     const uint8_t row_flags = kWithAll ? flags->Of(plan.unique_index[u]) : 0;
     if (kWithAll && masks && (row_flags & kSaturated) != 0) {
@@ -64,8 +68,8 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
     }
   });
   UpdateCounts* const counts = CountsOf(update);
-  counts->offered += keys.end - keys.begin;
-  counts->sent += keys.end - keys.begin - masked;
+  counts->offered += keys.end - keys.begin - absent;
+  counts->sent += keys.end - keys.begin - absent - masked;
   counts->masked += masked;
 }
 

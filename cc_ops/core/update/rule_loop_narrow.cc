@@ -17,21 +17,26 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateNarrow(const BucketUpdate& update, const Rul
   const RowLayout layout = update.table->rows().layout();
   const int64_t slots = rule.Slots(dim), row_bytes = layout.bytes();
   const CellRange keys = KeysOf(plan, update.bucket);
-  int64_t use = keys.begin;
+  int64_t use = keys.begin, absent = 0;
   const auto prefetch = [&](int64_t u, bool /*is_next*/) SLIPSTREAM_LAMBDA_INLINE {
     PrefetchBytes(plan.unique_row[u], row_bytes);
   };
   UpdateEach(keys, KeysOf(plan, next), prefetch, [&](int64_t u) SLIPSTREAM_LAMBDA_INLINE {
     StoredRow* const stored = plan.unique_row[u];
-    SumUses(plan, *update.gradients, use, plan.uses_end[u], dim, summed);
+    const int64_t first_use = use;
     use = plan.uses_end[u];
+    if (stored == nullptr) {
+      ++absent;
+      return;
+    }
+    SumUses(plan, *update.gradients, first_use, use, dim, summed);
     layout.ReadInline(stored, dim, slots, row);
     rule.template Apply<false>(rates.rate, dim, summed, row);
     layout.WriteInline(row, dim, slots, plan.unique_key[u], rates.rounding, stored);
   });
   UpdateCounts* const counts = CountsOf(update);
-  counts->offered += keys.end - keys.begin;
-  counts->sent += keys.end - keys.begin;
+  counts->offered += keys.end - keys.begin - absent;
+  counts->sent += keys.end - keys.begin - absent;
 }
 
 }  // namespace

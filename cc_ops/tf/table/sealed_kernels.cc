@@ -59,6 +59,7 @@ absl::Status Seal(tf::OpKernelContext* c, EmbeddingTable* table) {
   TF_RETURN_IF_ERROR(Output(c, 6, steps));
   TF_RETURN_IF_ERROR(
       Output(c, 7, std::vector<int64_t>{sealed->pages_of_block, sealed->rows_of_block}));
+  TF_RETURN_IF_ERROR(Output(c, 8, sealed->last_used));
   files->scalar<tf::Variant>()() = SealedVariant{std::move(sealed)};
   return absl::OkStatus();
 }

@@ -14,8 +14,9 @@ REGISTER_OP("SlipstreamTableSeal")
     .Output("counts: float")
     .Output("steps: int64")
     .Output("block: int64")
+    .Output("last_used: int64")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[] -> [], [f], [b], [b], [b], [r], [2], [2]"))
+    .SetShapeFn(Shapes("[] -> [], [f], [b], [b], [b], [r], [2], [2], [u]"))
     .Doc(R"doc(
 Writes all rows of a table to the disk, but for those that are there as they are, and tells where.
 
@@ -28,6 +29,7 @@ pages: [b], the number of its first page, which the page repeats.
 counts: [b * rows of a block], decayed access counts; -1: the row is in another block, or gone.
 steps: [2]: updates, lookups so far.
 block: [2]: pages of a block, rows of a block.
+last_used: [b * rows of a block], as of SlipstreamTableExport; else [0].
 )doc");
 
 REGISTER_OP("SlipstreamSaveSealedFile")

@@ -1,4 +1,5 @@
 // Kernels that make a table and read or replace its rows.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,6 +57,9 @@ class TableOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, ReadRowDtype(c, "slot_dtype", &options_.slot_dtype));
     OP_REQUIRES_OK(c, c->GetAttr("memory", &options_.memory));
     OP_REQUIRES_OK(c, c->GetAttr("spill", &options_.spill));
+    OP_REQUIRES_OK(c, c->GetAttr("admit_after", &options_.admit_after));
+    OP_REQUIRES_OK(c, c->GetAttr("expire_after", &options_.expire_after));
+    OP_REQUIRES_OK(c, c->GetAttr("expires_by_seconds", &options_.expires_by_seconds));
     OP_REQUIRES_OK(c, ToAbsl(ValidateTableOptions(options_)));
   }
 
@@ -149,8 +153,14 @@ absl::Status Statistics(tf::OpKernelContext* c, EmbeddingTable* table) {
   std::vector<int64_t> values;
   {
     const SharedLock lock(table->mutex());
-    values = {table->rows().size(), table->bytes(), table->rows().num_evicted(),
-              table->updates().num_dropped(), table->rows().index_capacity()};
+    const RowStore& rows = table->rows();
+    values = {rows.size(),
+              table->bytes(),
+              rows.num_evicted(),
+              table->updates().num_dropped(),
+              rows.index_capacity(),
+              rows.num_expired(),
+              rows.num_not_admitted()};
   }
   return Output(c, 0, values);
 }
@@ -224,6 +234,48 @@ absl::Status Export(tf::OpKernelContext* c, EmbeddingTable* table) {
   return Output(c, 5, std::vector<int64_t>{contents.update_step, contents.lookup_step});
 }
 
+absl::Status ExportAdmission(tf::OpKernelContext* c, EmbeddingTable* table) {
+  std::vector<uint8_t> counters;
+  std::vector<int64_t> added(kNumShards);
+  {
+    const SharedLock lock(table->mutex());
+    const std::vector<CountFilter>& filters = table->rows().filters();
+    const bool any = std::any_of(filters.begin(), filters.end(),
+                                 [](const CountFilter& f) { return !f.counters().empty(); });
+    if (any) counters.resize(kNumShards * CountFilter::kCounters);
+    for (size_t s = 0; s < filters.size(); ++s) {
+      const std::vector<uint8_t>& own = filters[s].counters();
+      std::copy(own.begin(), own.end(),
+                counters.begin() + static_cast<int64_t>(s) * CountFilter::kCounters);
+      added[s] = filters[s].added();
+    }
+  }
+  TF_RETURN_IF_ERROR(Output(c, 0, counters));
+  return Output(c, 1, added);
+}
+
+absl::Status ImportAdmission(tf::OpKernelContext* c, EmbeddingTable* table) {
+  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "counters: [n], added: [m]", *table));
+  const int64_t n = c->input(1).NumElements();
+  constexpr int64_t kAll = kNumShards * CountFilter::kCounters;
+  if ((n != 0 && n != kAll) || c->input(2).NumElements() != kNumShards) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("counters and added have ", n, " and ", c->input(2).NumElements(),
+                     " elements; allowed: 0 or ", kAll, ", and ", kNumShards));
+  }
+  const uint8_t* const counters = Data<uint8_t>(c, 1);
+  const int64_t* const added = Data<int64_t>(c, 2);
+  const ExclusiveLock lock(table->mutex());
+  std::vector<CountFilter>& filters = table->rows().filters();
+  for (size_t s = 0; s < filters.size(); ++s) {
+    const uint8_t* const own = counters + static_cast<int64_t>(s) * CountFilter::kCounters;
+    filters[s].Restore(
+        n == 0 ? std::vector<uint8_t>() : std::vector<uint8_t>(own, own + CountFilter::kCounters),
+        std::max<int64_t>(0, added[s]));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Import(tf::OpKernelContext* c, EmbeddingTable* table) {
   TF_RETURN_IF_ERROR(CheckInputs(
       c, 1, "keys: [n], rows: [n, d], slots: [n, s], counts: [?], last_used: [?], steps: [2]",
@@ -255,6 +307,8 @@ SLIPSTREAM_TABLE_KERNEL("Keys", Keys);
 SLIPSTREAM_TABLE_KERNEL("Write", Write);
 SLIPSTREAM_TABLE_KERNEL("Remove", Remove);
 SLIPSTREAM_TABLE_KERNEL("Export", Export);
+SLIPSTREAM_TABLE_KERNEL("ExportAdmission", ExportAdmission);
+SLIPSTREAM_TABLE_KERNEL("ImportAdmission", ImportAdmission);
 SLIPSTREAM_TABLE_KERNEL("Import", Import);
 
 }  // namespace

@@ -21,6 +21,9 @@ REGISTER_OP("SlipstreamTable")
     .Attr("slot_dtype: {'float32', 'bfloat16'} = 'float32'")
     .Attr("memory: int = 0")
     .Attr("spill: string = ''")
+    .Attr("admit_after: int = 1")
+    .Attr("expire_after: int = 0")
+    .Attr("expires_by_seconds: bool = false")
     .SetIsStateful()
     .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
@@ -41,6 +44,10 @@ dtype: of a row's values in memory; they are computed on as floats, and rounded 
 slot_dtype: of the optimizer's values beside them.
 memory: bytes of rows in memory where others spill to the disk; 0: all are in memory.
 spill: folder on the disk; empty without memory.
+admit_after: accesses until a key gets a row; until then it reads its initial row.
+expire_after: lookups, or seconds, without an access until a row leaves, at the latest a quarter
+  more; 0: never.
+expires_by_seconds: else by lookups.
 handle: scalar.
 )doc");
 
@@ -120,13 +127,14 @@ REGISTER_OP("SlipstreamTableStatistics")
     .Input("handle: resource")
     .Output("statistics: int64")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[] -> [5]"))
+    .SetShapeFn(Shapes("[] -> [7]"))
     .Doc(R"doc(
 Size of a table.
 
 handle: scalar.
-statistics: [5]: rows; bytes allocated; rows evicted so far; updates dropped because
-  their key was evicted between lookup and update; keys that the index has memory for.
+statistics: [7]: rows; bytes allocated; rows evicted so far; updates dropped because
+  their key was evicted between lookup and update; keys that the index has memory for; rows expired
+  so far; accesses of keys that were too rare to have a row, each batch's of a key once.
 )doc");
 
 REGISTER_OP("SlipstreamTableSpillStatistics")
@@ -229,8 +237,38 @@ keys: [n].
 rows: [n, dim].
 slots: [n, slots per row], the optimizer's.
 counts: [n], decayed access counts.
-last_used: [n], number of the last lookup, for tables bounded by LRU; else [0].
+last_used: [n], number of the last lookup, or seconds since 1970, for tables bounded by LRU or whose
+  rows expire; else [0].
 steps: [2]: updates, lookups so far.
+)doc");
+
+REGISTER_OP("SlipstreamTableExportAdmission")
+    .Input("handle: resource")
+    .Output("counters: uint8")
+    .Output("added: int64")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[] -> [n], [s]"))
+    .Doc(R"doc(
+What a table knows of keys that are too rare to have a row.
+
+handle: scalar.
+counters: [n], of a filter, shard after shard; [0]: there was no such key.
+added: [s], accesses of each shard since its counters were halved.
+)doc");
+
+REGISTER_OP("SlipstreamTableImportAdmission")
+    .Input("handle: resource")
+    .Input("counters: uint8")
+    .Input("added: int64")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[], [n], [s]"))
+    .Doc(R"doc(
+Replaces what a table knows of keys that are too rare to have a row. A table where no key is forgets
+it.
+
+handle: scalar.
+counters: [n], as SlipstreamTableExportAdmission gave them.
+added: [s].
 )doc");
 
 REGISTER_OP("SlipstreamTableImport")

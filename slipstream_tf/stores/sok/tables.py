@@ -236,6 +236,9 @@ def _settings_of(table: Table, var_type: str, settings: Mapping[str, Any]) -> di
             "not the host's, is settings['max_hbm_for_vectors'], in GiB"
         )
         raise invalid("storage", table.storage, place, allowed)
+    if table.admits or (table.retention is not None and table.retention.expire_after is not None):
+        allowed = "Retention(capacity, eviction): HKV admits every key, and evicts by age alone"
+        raise invalid("retention", table.retention, place, allowed)
     if var_type == "hbm":
         if table.capacity is not None or settings:
             given = table.capacity or dict(settings)

@@ -11,8 +11,9 @@ import pytest
 import slipstream_tf as slip
 from slipstream_tf.cli import plan, prepare
 from slipstream_tf.cli.program import run_program
-from slipstream_tf.prepare.memory_plan import FieldUse, plan_memory, read_uses
+from slipstream_tf.prepare.memory_plan import FieldUse, plan_hkv, plan_memory, read_uses
 from slipstream_tf.prepare.statistics import COUNTS
+from slipstream_tf.stores.sok import hkv
 
 FEW = FieldUse("few", 4, 100, np.array([70, 20, 9, 1]))
 MANY = FieldUse("many", 1000, 600, np.array([200, 100] + [1] * 100))
@@ -41,6 +42,19 @@ def test_rows_are_as_wide_as_fits(memory, dtypes):
         assert table.served == 1.0
     assert found.ranks == 1
     assert found.memory_bytes <= memory
+
+
+def test_hkv_tables_have_room_and_share_the_gpu():
+    many = FieldUse("many", 12_500_000, 600, np.array([200]))
+    found = plan_hkv([FEW, many], 64, 1, "12GB")
+    assert found["few"] == {"init_capacity": 8, "max_capacity": 8, "max_hbm_for_vectors": 1}
+    # As in the documentation of SOK: 5.1 GiB of which are keys and 2 GiB of values, twice.
+    assert found["many"]["max_capacity"] == 1 << 25
+    assert 2 <= found["many"]["max_hbm_for_vectors"] <= 4
+    taken = [hkv.memory(settings, 64, 1).gpu for settings in found.values()]
+    assert sum(taken) <= 12e9
+    with pytest.raises(ValueError, match="which the keys take"):
+        plan_hkv([FEW, many], 64, 1, "1GB")
 
 
 def test_what_does_not_fit_goes_to_the_disk(tmp_path):

@@ -1,0 +1,164 @@
+"""How far slipstream-plan is from what happens: memory, reads and a step of tables it has planned.
+
+    python benchmarks/plan_error.py --spill=/local/disk
+
+Data of the generator, prepared; the plan of a memory for all rows, and for two parts of them. Then
+tables with the settings that it prints: a pass over the training part makes the rows, and another
+is measured, lookups and updates alone, each batch announced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import awake
+import numpy as np
+import summary
+import tensorflow as tf
+from absl import app, flags
+
+import slipstream_tf as slip
+from slipstream_tf.inputs.readers.registry import open_data
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.stores import NativeStore
+
+_SPILL = flags.DEFINE_string("spill", None, "Folder on a local disk.", required=True)
+_DATA = flags.DEFINE_string("data", "generated:4000000:20000000", "What is prepared.")
+_SHARES = flags.DEFINE_list("shares", ["100", "40", "20"], "Percent of what all rows need.")
+_READS = flags.DEFINE_integer("reads_per_second", 80_000, "Of the disk, as fio gives them.")
+_DIM, _BATCH, _STEPS = 32, 2048, 400
+
+
+def plan_of(folder: str, memory: int) -> dict[str, Any]:
+    """Returns what slipstream-plan says."""
+    command = [
+        sys.executable, "-m", "slipstream_tf.cli.plan", f"--data={folder}", f"--memory={memory}",
+        f"--spill={_SPILL.value}", f"--dim={_DIM}", "--json",
+        f"--reads_per_second={_READS.value}",
+    ]  # fmt: skip
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def batches(folder: str, names: Sequence[str]) -> Iterator[dict[str, tf.Tensor]]:
+    """Yields the keys of the training part, again and again."""
+    while True:
+        for features, *_ in open_data(folder, "train", _BATCH).dataset().prefetch(2):
+            keys = features["keys"]
+            parts = keys
+            if not isinstance(keys, dict):
+                parts = dict(zip(names, tf.unstack(keys, axis=1), strict=True))
+            yield {name: parts[name] for name in names}
+
+
+def run(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, float]:
+    """Trains the tables of a plan; returns what a step took, and what they take."""
+    names = list(plan["tables"])
+    tables = [
+        slip.Table(
+            name,
+            _DIM,
+            storage=slip.Storage(
+                table["dtype"], table["slot_dtype"], table["memory"], table["spill"]
+            ),
+        )
+        for name, table in plan["tables"].items()
+    ]
+    store = NativeStore(tables, slip.optimizers.Adagrad(0.01, 0.1))
+    specs = [FeatureSpec(name, name) for name in names]
+    source = batches(folder, names)
+    times, before = [], 0
+    batch = next(source)
+    gradients = [tf.fill([_BATCH, _DIM], 1e-3)] * len(names)
+
+    @tf.function(reduce_retracing=True)
+    def train(now: dict[str, tf.Tensor], following: dict[str, tf.Tensor]) -> None:
+        store.announce_rows(pack(following, specs), specs)
+        rows, plan = store.lookup(pack(now, specs), specs, training=True)
+        with tf.control_dependencies(rows):
+            store.apply_gradients(plan, gradients)
+
+    def reads() -> int:
+        return sum(store.spill_statistics(name).rows_read for name in names)
+
+    for step in itertools.count():
+        if step == steps:
+            before = reads()
+        if step == steps + _STEPS:
+            break
+        following = next(source)
+        while len(following[names[0]]) < _BATCH:
+            following = next(source)
+        start = time.perf_counter()
+        train(batch, following)
+        times.append(time.perf_counter() - start)
+        batch = following
+    found = [store.statistics(name) for name in names]
+    spills = [store.spill_statistics(name) for name in names]
+    return {
+        "step_ms": float(np.median(times[steps:]) * 1e3),
+        "misses": (reads() - before) / _STEPS,
+        "memory_bytes": sum(table.allocated_bytes for table in found),
+        "disk_bytes": sum(table.disk_bytes for table in spills),
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures, prints and writes."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    awake.keep()
+    with tempfile.TemporaryDirectory(dir=_SPILL.value) as folder:
+        data = f"{folder}/data"
+        subprocess.run(
+            [sys.executable, "-m", "slipstream_tf.cli.prepare", f"--data={_DATA.value}",
+             f"--output={data}"],
+            check=True,
+        )  # fmt: skip
+        whole = plan_of(data, 1 << 40)
+        rows = sum(table["rows"] for table in whole["tables"].values())
+        examples = open_data(data, "train", _BATCH).spec.num_examples
+        # Rows are made in a pass over the data.
+        steps = -(-int(examples or 0) // _BATCH)
+        plans, runs = [], []
+        for share in _SHARES.value:
+            memory = int(whole["memory_bytes"] * float(share) / 100)
+            plans.append(plan_of(data, max(memory, 1)))
+            runs.append(run(data, plans[-1], steps))
+            print(json.dumps({"share": share, "plan": plans[-1]["step"], **runs[-1]}), flush=True)
+    planned = [max(p["step"]["in_memory_ms"], p["step"]["disk_ms"]) for p in plans]
+    errors = {
+        "step": [p / r["step_ms"] for p, r in zip(planned, runs, strict=True)],
+        "misses": [
+            p["step"]["misses"] / r["misses"] if r["misses"] else 1.0
+            for p, r in zip(plans, runs, strict=True)
+        ],
+        "memory": [p["memory_bytes"] / r["memory_bytes"] for p, r in zip(plans, runs, strict=True)],
+    }
+    columns = [
+        summary.column("memory, of what all rows need", [f"{s}%" for s in _SHARES.value]),
+        summary.column("ms a step, planned", planned, "{:.1f}"),
+        summary.column("ms a step", [r["step_ms"] for r in runs], "{:.1f}"),
+        summary.column("reads a step, planned", [p["step"]["misses"] for p in plans], "{:,.0f}"),
+        summary.column("reads a step", [r["misses"] for r in runs], "{:,.0f}"),
+        summary.column("GB of memory, planned", [p["memory_bytes"] / 1e9 for p in plans], "{:.2f}"),
+        summary.column("GB of memory", [r["memory_bytes"] / 1e9 for r in runs], "{:.2f}"),
+        summary.column("GB on disk, planned", [p["disk_bytes"] / 1e9 for p in plans], "{:.2f}"),
+        summary.column("GB on disk", [r["disk_bytes"] / 1e9 for r in runs], "{:.2f}"),
+    ]
+    claims = {
+        f"{name}_planned_over_measured": summary.claim(values, None)
+        for name, values in errors.items()
+    }
+    print(summary.write("plan_error", f"{rows:,} rows", {"": columns}, claims), flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)
