@@ -5,6 +5,9 @@ evenly. At every size the table and a small one take turns (A B A B ...), and wh
 ratio within a turn.
 
     python benchmarks/growth.py --runs=7
+    python benchmarks/growth.py --memory=1GB --spill=/local/disk --runs=3 --steps=5
+
+With --memory the other rows are on disk; drawn evenly, most of them are read then.
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ _BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of an op call.", lower_boun
 _FEATURES = flags.DEFINE_integer("features", 26, "Keys of an input.", lower_bound=1)
 _DIM = flags.DEFINE_integer("dim", 16, "Values of a row.", lower_bound=1)
 _THREADS = flags.DEFINE_integer("threads", 2, "Threads of TensorFlow.", lower_bound=1)
+_MEMORY = flags.DEFINE_string("memory", None, "Bytes of rows in memory; growths are left out then.")
+_SPILL = flags.DEFINE_string("spill", None, "Folder on a local disk for the others.")
 _NEW = flags.DEFINE_list("new", ["1", "0.1"], "Shares of new keys in a step that makes it grow.")
 
 _OPS = {"lookup": "lookup (training)", "update": "update (Adagrad)", "evaluation": "evaluation"}
@@ -143,9 +148,11 @@ def available_memory() -> int | None:
 class Table:
     """A table with Adagrad and its ops, called one by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage: slip.Storage | None = None) -> None:
+        """Makes an empty one; storage: None: in memory."""
+        storage = slip.Storage() if storage is None else storage
         self.store = NativeStore(
-            [slip.Table(_TABLE, _DIM.value)],
+            [slip.Table(_TABLE, _DIM.value, storage=storage)],
             slip.optimizers.Adagrad(0.01, initial_accumulator_value=0.0, epsilon=1e-8),
         )
         names = [f"f{i}" for i in range(_FEATURES.value)]
@@ -223,9 +230,9 @@ class Begun:
     resident: int | None
 
 
-def begin() -> tuple[Table, Begun]:
+def begin(storage: slip.Storage) -> tuple[Table, Begun]:
     """Makes a table of one batch of rows."""
-    table, rng = Table(), np.random.default_rng(0)
+    table, rng = Table(storage), np.random.default_rng(0)
     table.grow_to(_BATCH.value * _FEATURES.value, rng, 1.0)
     table.turn(table.batches(rng))
     gc.collect()
@@ -308,7 +315,11 @@ def main(arguments: Sequence[str]) -> None:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     sizes, shares = read_settings()
     payload = 2 * 4 * _DIM.value  # Values and Adagrad's sums.
-    require_memory(sizes[-1], payload, available_memory())
+    storage = slip.Storage(memory=_MEMORY.value, spill=_SPILL.value)
+    if _SPILL.value is None:
+        require_memory(sizes[-1], payload, available_memory())
+    else:
+        shares = []
     tf.config.threading.set_intra_op_parallelism_threads(_THREADS.value)
     tf.config.threading.set_inter_op_parallelism_threads(_THREADS.value)
 
@@ -317,7 +328,7 @@ def main(arguments: Sequence[str]) -> None:
     small = Table()
     small.grow_to(sizes[0], rng, 1.0)
     small.turn(small.batches(rng))
-    table, begun = begin()
+    table, begun = begin(storage)
     found: list[Size] = []
     for size in sizes:
         table.grow_to(size, rng, 1.0)
@@ -339,6 +350,10 @@ def main(arguments: Sequence[str]) -> None:
 def write(found: Sequence[Size], growths: Growths) -> str:
     """Writes the summary; returns its page."""
     part = f"rows of {_DIM.value}, up to {found[-1].keys:,} keys"
+    if _SPILL.value is not None:
+        part = f"{part}, {_MEMORY.value} of rows in memory"
+        tables = {"Time per key, others on disk": tables_of(found, growths)["Time per key"]}
+        return summary.write("growth", part, tables, {})
     return summary.write("growth", part, tables_of(found, growths), claims_of(found, growths))
 
 

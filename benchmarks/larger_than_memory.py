@@ -37,6 +37,7 @@ _MEMORY_KEYS = flags.DEFINE_integer(
 _STEPS = flags.DEFINE_integer("steps", 1000, "Steps that are timed.", lower_bound=10)
 _WARMUP = flags.DEFINE_integer("warmup", 300, "Steps before them.", lower_bound=0)
 _ROCKSDB_STEPS = flags.DEFINE_integer("rocksdb_steps", 100, "Of RocksDB; 0: it is left out.")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "In which ours and RocksDB alternate.", lower_bound=1)
 
 _HERE = Path(__file__).resolve().parent
 _DIM, _THREADS = 32, 2
@@ -138,24 +139,28 @@ def main(arguments: Sequence[str]) -> None:
     names = [f"all of {in_memory:,}", *budgets]
     columns = table_of(names, cases, rate)
     over_bound = columns[5]["values"][1:]
+    # Of one budget, or of the worst of several.
+    which = "" if _MEMORY.value is not None else "curve_"
+    slowest = [max(case["p99_9_ms"] / case["median_ms"] for case in cases[1:])]
     claims = {
-        "spilled_gb": summary.claim([keys * ROW_BYTES / 1e9], 40, "higher"),
-        "resident_gb": summary.claim([case["resident_bytes"] / 1e9 for case in cases[1:]], 8),
-        "step_over_bound": summary.claim([max(over_bound)], MOST_OVER_BOUND),
-        "p99_9_over_median": summary.claim(
-            [max(case["p99_9_ms"] / case["median_ms"] for case in cases[1:])], 10
-        ),
+        f"{which}step_over_bound": summary.claim([max(over_bound)], MOST_OVER_BOUND),
+        f"{which}p99_9_over_median": summary.claim(slowest, 10),
     }
+    if _MEMORY.value is not None:
+        claims["spilled_gb"] = summary.claim([keys * ROW_BYTES / 1e9], 40, "higher")
+        claims["resident_gb"] = summary.claim([cases[1]["resident_bytes"] / 1e9], 8)
     served = [case for case in cases[1:] if case["missed_share"] <= 0.02]
     if served:
         ratios = [case["median_ms"] / cases[0]["median_ms"] for case in served]
         claims["step_over_memory"] = summary.claim([max(ratios)], MOST_OVER_MEMORY)
     if _ROCKSDB_STEPS.value:
         name, memory = next(iter(budgets.items()))
-        other = rocksdb(keys, memory)
-        ratio = other["median_ms"] / cases[1]["median_ms"]
-        claims["over_rocksdb"] = summary.claim([ratio], LEAST_OVER_ROCKSDB, "higher")
-        print(f"RocksDB, {name} of the bytes as its cache: {other['median_ms']:.1f} ms a step.")
+        turns = []
+        for _ in range(_ROUNDS.value):
+            other = rocksdb(keys, memory)["median_ms"]
+            turns.append(other / ours(keys, memory)["median_ms"])
+        claims["over_rocksdb"] = summary.claim(turns, LEAST_OVER_ROCKSDB, "higher")
+        print(f"RocksDB, {name} of the bytes as its cache: {other:.1f} ms a step.")
     part = f"{keys:,} rows, {rate:,.0f} reads a second"
     print(summary.write("larger_than_memory", part, {"": columns}, claims), flush=True)
 

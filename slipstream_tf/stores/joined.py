@@ -63,6 +63,7 @@ class JoinedStore(TrackedStore):
                 place = f"Slipstream with several layers, `{field}` of their stores"
                 raise invalid("embeddings", values, place, "the same of all")
             setattr(self, field, values[0])
+        self.spills = any(part.spills for part in stores)
         optimizers = {id(store.optimizer): store.optimizer for store in stores}
         self.optimizer = stores[0].optimizer if len(optimizers) == 1 else None
 
@@ -100,6 +101,7 @@ class JoinedStore(TrackedStore):
     set_squared_update_lengths = _of_table("set_squared_update_lengths")
     update_counts = _of_table("update_counts")
     read_only_keys = _of_table("read_only_keys")
+    announce_rows = _of_all("announce_rows")
     follow = _of_all("follow")
     decay_counts = _of_all("decay_counts")
     flush = _of_all("flush")

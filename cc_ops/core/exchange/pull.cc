@@ -43,9 +43,9 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
       ForEachPart(tables, requests, [&](const BufferPart& part) {
         if (part.table == table) keys.insert(keys.end(), part.keys, part.keys + part.rows);
       });
-      status =
-          table->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
-                                /*reads=*/!options.create_missing, "ranks request", Parallel());
+      status = table->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
+                                     /*reads=*/!options.create_missing, "ranks request",
+                                     options.parallel);
       if (!status.ok()) return status;
     }
     pulled->messages.clear();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cc_ops/core/base/parallel.h"
 #include "cc_ops/core/base/status.h"
 #include "cc_ops/core/exchange/pulled_rows.h"
 
@@ -17,6 +18,7 @@ struct PullOptions {
   bool create_missing = false;
   int64_t most_rank_bytes = kMostMessageBytes;  // of rows
   RowFormat format;
+  Parallel parallel;
 };
 struct PulledRows {
   std::vector<uint8_t> messages;   // see pulled_rows.h, that to rank 0 first

@@ -146,6 +146,7 @@ class PullRowsOp : public tf::OpKernel {
   void Compute(tf::OpKernelContext* c) override {
     TablesAndBuffer in;
     PullOptions options = options_;
+    options.parallel = ParallelOf(c);
     OP_REQUIRES_OK(c, in.Read(c, false));
     RowFormat& format = options.format;
     const int last = c->num_inputs() - 1;

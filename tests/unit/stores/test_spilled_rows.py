@@ -147,22 +147,24 @@ def test_a_model_trains_and_predicts_as_in_memory(tmp_path: Path) -> None:
     np.testing.assert_array_equal(*predictions)
 
 
-@pytest.mark.parametrize("by", ["layer", "engine"])
+@pytest.mark.parametrize("by", ["layer", "engine", "engine of two layers"])
 def test_data_sets_announce_their_batches(by: str, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     keys = generator.integers(0, 3000, (4096, 2))
     label = (keys.sum(axis=1) % 2).astype(np.float32)
     storage = Storage(memory=MEMORY, spill=str(tmp_path))
     layer = EmbeddingCollection([Table("t", DIM, storage=storage)], optimizers.Adagrad(0.1))
-    inputs = {"t": keras.Input((2,), dtype="int64", name="t")}
-    model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)["t"]))
+    in_memory = EmbeddingCollection([Table("u", DIM)], optimizers.Adagrad(0.1))
+    inputs = {name: keras.Input((2,), dtype="int64", name=name) for name in ("t", "u")}
+    pooled = layer({"t": inputs["t"]})["t"] + in_memory({"u": inputs["u"]})["u"]
+    model = keras.Model(inputs, keras.layers.Dense(1)(pooled))
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
-    data = tf.data.Dataset.from_tensor_slices(({"t": keys}, label)).batch(128)
+    data = tf.data.Dataset.from_tensor_slices(({"t": keys, "u": keys}, label)).batch(128)
     callbacks = []
     if by == "layer":
         data = layer.announced(data).prefetch(2)
     else:
-        slipstream = Slipstream(layer, window=Window(8))
+        slipstream = Slipstream(layer if by == "engine" else [layer, in_memory], window=Window(8))
         data, callbacks = slipstream.apply(data), [slipstream.callback()]
     model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
     found = layer.store.spill_statistics("t")
