@@ -2,9 +2,9 @@
 
     python benchmarks/plan_error.py --spill=/local/disk
 
-Data of the generator, prepared; the plan of a memory for all rows, and for two parts of them. Then
-tables with the settings that it prints: a pass over the training part makes the rows, and another
-is measured, lookups and updates alone, each batch announced.
+Clicks of eight fields whose keys are as skewed as 1 / rank, prepared; the plan of a memory for all
+rows, and for parts of it. Then tables with the settings that it prints: a pass over the training
+part makes the rows, and 400 steps are measured, lookups and updates alone, each batch announced.
 """
 
 from __future__ import annotations
@@ -20,20 +20,37 @@ from typing import Any
 
 import awake
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import summary
 import tensorflow as tf
 from absl import app, flags
 
 import slipstream_tf as slip
-from slipstream_tf.inputs.readers.registry import open_data
+from slipstream_tf.inputs.readers.prepared import PreparedReader
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.stores import NativeStore
 
 _SPILL = flags.DEFINE_string("spill", None, "Folder on a local disk.", required=True)
-_DATA = flags.DEFINE_string("data", "generated:4000000:20000000", "What is prepared.")
+_CLICKS = flags.DEFINE_integer("clicks", 3_000_000, "Examples that are prepared.", lower_bound=1)
+_KEYS = flags.DEFINE_integer("keys", 5_000_000, "Keys that a field may have.", lower_bound=1)
 _SHARES = flags.DEFINE_list("shares", ["100", "40", "20"], "Percent of what all rows need.")
 _READS = flags.DEFINE_integer("reads_per_second", 80_000, "Of the disk, as fio gives them.")
-_DIM, _BATCH, _STEPS = 32, 2048, 400
+_DIM, _BATCH, _STEPS, _FIELDS = 32, 2048, 400, 8
+
+
+def write_clicks(folder: str) -> list[str]:
+    """Writes clicks as Parquet, and their schema; returns flags of slipstream-prepare."""
+    generator = np.random.default_rng(0)
+    names = [f"f{i}" for i in range(_FIELDS)]
+    columns: dict[str, np.ndarray] = {"click": generator.integers(0, 2, _CLICKS.value)}
+    for number, name in enumerate(names):
+        ranks = np.floor(_KEYS.value ** generator.random(_CLICKS.value)).astype(np.int64)
+        columns[name] = ranks * 1_000_003 + number
+    pq.write_table(pa.table(columns), f"{folder}/clicks.parquet")
+    with open(f"{folder}/schema.json", "w", encoding="utf-8") as file:
+        json.dump({"label": "click", "keys": names}, file)
+    return [f"--schema={folder}/schema.json", f"{folder}/clicks.parquet"]
 
 
 def plan_of(folder: str, memory: int) -> dict[str, Any]:
@@ -50,7 +67,7 @@ def plan_of(folder: str, memory: int) -> dict[str, Any]:
 def batches(folder: str, names: Sequence[str]) -> Iterator[dict[str, tf.Tensor]]:
     """Yields the keys of the training part, again and again."""
     while True:
-        for features, *_ in open_data(folder, "train", _BATCH).dataset().prefetch(2):
+        for features, *_ in PreparedReader(folder, _BATCH, "train").dataset().prefetch(2):
             keys = features["keys"]
             parts = keys
             if not isinstance(keys, dict):
@@ -118,13 +135,13 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=_SPILL.value) as folder:
         data = f"{folder}/data"
         subprocess.run(
-            [sys.executable, "-m", "slipstream_tf.cli.prepare", f"--data={_DATA.value}",
-             f"--output={data}"],
+            [sys.executable, "-m", "slipstream_tf.cli.prepare", f"--output={data}",
+             *write_clicks(folder)],
             check=True,
         )  # fmt: skip
         whole = plan_of(data, 1 << 40)
         rows = sum(table["rows"] for table in whole["tables"].values())
-        examples = open_data(data, "train", _BATCH).spec.num_examples
+        examples = PreparedReader(data, _BATCH, "train").spec.num_examples
         # Rows are made in a pass over the data.
         steps = -(-int(examples or 0) // _BATCH)
         plans, runs = [], []
