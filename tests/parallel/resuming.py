@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,12 @@ def die_while_writing() -> None:
     write = tables.TablePart.write
     count = 0
 
-    def torn(part: tables.TablePart, path: Path, checkpoint: str, rank: int) -> int:
+    def torn(
+        part: tables.TablePart, path: Path, checkpoint: str, rank: int, earlier: Sequence[Path]
+    ) -> int:
         nonlocal count
         count += 1
-        written = write(part, path, checkpoint, rank)
+        written = write(part, path, checkpoint, rank, earlier)
         if count == 3 * FIELDS - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return written

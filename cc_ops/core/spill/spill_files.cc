@@ -169,13 +169,6 @@ int64_t SpillFiles::bytes() const {
   return BytesBegun();
 }
 
-int64_t SpillFiles::room() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  int64_t blocks = 0;
-  for (const File& file : files_) blocks += file.room;
-  return blocks;
-}
-
 std::vector<int64_t> SpillFiles::ClosedRoom() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<int64_t> rooms(files_.size());

@@ -48,8 +48,6 @@ class SpillFiles {
   // That the files take on the disk.
   int64_t bytes() const;
 
-  // Blocks that all files have room for; blocks that are taken are part of it.
-  int64_t room() const;
   // Of each file, the blocks it has room for; 0 where no block is to be moved to other files: it
   // is still being filled, or empty.
   std::vector<int64_t> ClosedRoom() const;
