@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 import summary
 import tensorflow as tf
 from absl import app, flags
+from larger_than_memory_case import resident_bytes
 
 import slipstream_tf as slip
 from slipstream_tf.inputs.readers.prepared import PreparedReader
@@ -36,6 +37,7 @@ _CLICKS = flags.DEFINE_integer("clicks", 3_000_000, "Examples that are prepared.
 _KEYS = flags.DEFINE_integer("keys", 5_000_000, "Keys that a field may have.", lower_bound=1)
 _SHARES = flags.DEFINE_list("shares", ["100", "40", "20"], "Percent of what all rows need.")
 _READS = flags.DEFINE_integer("reads_per_second", 80_000, "Of the disk, as fio gives them.")
+_CASE = flags.DEFINE_string("case", None, "One run, as JSON; for this program itself.")
 _DIM, _BATCH, _STEPS, _FIELDS = 32, 2048, 400, 8
 
 
@@ -88,9 +90,11 @@ def run(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, float]:
         )
         for name, table in plan["tables"].items()
     ]
-    store = NativeStore(tables, slip.optimizers.Adagrad(0.01, 0.1))
     specs = [FeatureSpec(name, name) for name in names]
     source = batches(folder, names)
+    next(source)
+    begun = resident_bytes()
+    store = NativeStore(tables, slip.optimizers.Adagrad(0.01, 0.1))
     times, before = [], 0
     batch = next(source)
     gradients = [tf.fill([_BATCH, _DIM], 1e-3)] * len(names)
@@ -117,20 +121,30 @@ def run(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, float]:
         train(batch, following)
         times.append(time.perf_counter() - start)
         batch = following
-    found = [store.statistics(name) for name in names]
     spills = [store.spill_statistics(name) for name in names]
     return {
         "step_ms": float(np.median(times[steps:]) * 1e3),
         "misses": (reads() - before) / _STEPS,
-        "memory_bytes": sum(table.allocated_bytes for table in found),
+        "memory_bytes": resident_bytes() - begun,
         "disk_bytes": sum(table.disk_bytes for table in spills),
     }
+
+
+def run_apart(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, float]:
+    """Does `run` in a process of its own: what it takes is the tables'."""
+    case = json.dumps({"folder": folder, "plan": plan, "steps": steps})
+    command = [sys.executable, __file__, f"--spill={_SPILL.value}", f"--case={case}"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main(arguments: Sequence[str]) -> None:
     """Measures, prints and writes."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    if _CASE.value is not None:
+        print(json.dumps(run(**json.loads(_CASE.value))), flush=True)
+        return
     awake.keep()
     with tempfile.TemporaryDirectory(dir=_SPILL.value) as folder:
         data = f"{folder}/data"
@@ -148,7 +162,7 @@ def main(arguments: Sequence[str]) -> None:
         for share in _SHARES.value:
             memory = int(whole["memory_bytes"] * float(share) / 100)
             plans.append(plan_of(data, max(memory, 1)))
-            runs.append(run(data, plans[-1], steps))
+            runs.append(run_apart(data, plans[-1], steps))
             print(json.dumps({"share": share, "plan": plans[-1]["step"], **runs[-1]}), flush=True)
     planned = [max(p["step"]["in_memory_ms"], p["step"]["disk_ms"]) for p in plans]
     errors = {
