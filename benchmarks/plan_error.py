@@ -92,19 +92,26 @@ def run(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, float]:
     ]
     specs = [FeatureSpec(name, name) for name in names]
     source = batches(folder, names)
-    next(source)
-    begun = resident_bytes()
-    store = NativeStore(tables, slip.optimizers.Adagrad(0.01, 0.1))
-    times, before = [], 0
-    batch = next(source)
     gradients = [tf.fill([_BATCH, _DIM], 1e-3)] * len(names)
 
-    @tf.function(reduce_retracing=True)
-    def train(now: dict[str, tf.Tensor], following: dict[str, tf.Tensor]) -> None:
-        store.announce_rows(pack(following, specs), specs)
-        rows, plan = store.lookup(pack(now, specs), specs, training=True)
-        with tf.control_dependencies(rows):
-            store.apply_gradients(plan, gradients)
+    def make(tables: Sequence[slip.Table]) -> tuple[NativeStore, Any]:
+        store = NativeStore(tables, slip.optimizers.Adagrad(0.01, 0.1))
+
+        @tf.function(reduce_retracing=True)
+        def train(now: dict[str, tf.Tensor], following: dict[str, tf.Tensor]) -> None:
+            store.announce_rows(pack(following, specs), specs)
+            rows, plan = store.lookup(pack(now, specs), specs, training=True)
+            with tf.control_dependencies(rows):
+                store.apply_gradients(plan, gradients)
+
+        return store, train
+
+    # What a process takes beside tables.
+    batch = next(source)
+    make([slip.Table(name, _DIM) for name in names])[1](batch, batch)
+    begun = resident_bytes()
+    store, train = make(tables)
+    times, before = [], 0
 
     def reads() -> int:
         return sum(store.spill_statistics(name).rows_read for name in names)

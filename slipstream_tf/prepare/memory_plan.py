@@ -21,8 +21,9 @@ from slipstream_tf.stores.sok import hkv
 INDEX_BYTES = 24
 # Of a row in memory whose table spills: its key, where it is on disk and when it was used.
 FRAME_BYTES = 16
-# Of Storage.memory, that pages on their way take more at most.
-PAGES_SHARE = 0.125
+# Of Storage.memory: what pages that are read ahead, and blocks that are written, take more at most;
+# blocks of a table take so many bytes in all at most.
+PAGES_SHARE, BLOCKS_SHARE, MOST_BLOCKS_BYTES = 0.125, 0.25, 64 << 20
 # Rows that an HKV table has room for, for each key.
 HKV_ROOM = 1.6
 _GIB = 1 << 30
@@ -81,8 +82,9 @@ class TablePlan:
         """Bytes of memory, the index with it."""
         nbytes = self.rows_in_memory * self.row_bytes + self.field.rows * INDEX_BYTES
         if self.storage.spill is not None:
-            pages = int(PAGES_SHARE * self.rows_in_memory * self.row_bytes)
-            nbytes += self.rows_in_memory * FRAME_BYTES + pages
+            of_rows = self.rows_in_memory * self.row_bytes
+            blocks = min(BLOCKS_SHARE * of_rows, MOST_BLOCKS_BYTES)
+            nbytes += self.rows_in_memory * FRAME_BYTES + int(PAGES_SHARE * of_rows + blocks)
         return nbytes
 
     @property
@@ -184,7 +186,7 @@ def plan_memory(
         return MemoryPlan(_all_in_memory(uses, storage, dim, slots), needs, ranks)
     row_bytes = storage.row_bytes(dim, slots)
     left = most - rows * INDEX_BYTES
-    frames = int(left / (row_bytes * (1 + PAGES_SHARE) + FRAME_BYTES))
+    frames = int(left / (row_bytes * (1 + PAGES_SHARE + BLOCKS_SHARE) + FRAME_BYTES))
     if frames < 1:
         allowed = f"more than {rows * INDEX_BYTES:,} bytes, which the index of {rows:,} keys takes"
         raise invalid("memory", memory, "a plan", allowed)
