@@ -98,8 +98,8 @@ class Storage:
         slot_dtype: of the optimizer's values beside a row: "float32" or "bfloat16".
         memory: bytes of rows and slots in memory, or a text such as "2GB"; all others are on disk,
             the least valuable first, by their access counts and how long ago they were used. A
-            batch's rows must fit. On top come the index, 20 to 25 bytes a key, and for what moves an
-            eighth, and a quarter or 64 MB. None: all rows are in memory.
+            batch's rows must fit. On top come the index, 20 to 25 bytes a key, and, for what moves,
+            an eighth, and a quarter or 64 MB. None: all rows are in memory.
         spill: a folder on a local disk, for files that have no name and end with the process; with
             `memory` only. It must be there when the table is made. Ranks may share it.
     """
