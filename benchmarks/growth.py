@@ -7,7 +7,8 @@ ratio within a turn.
     python benchmarks/growth.py --runs=7
     python benchmarks/growth.py --memory=1GB --spill=/local/disk --runs=3 --steps=5
 
-With --memory the other rows are on disk; drawn evenly, most of them are read then.
+With --memory the other rows are on disk; drawn evenly and not announced, most of them are read. An
+evaluation comes after an update of the same rows.
 """
 
 from __future__ import annotations
@@ -248,6 +249,9 @@ def measure_size(table: Table, small: Table, begun: Begun, payload: int) -> Size
     runs: dict[str, list[float]] = {op: [] for op in _OPS}
     ratios: dict[str, list[float]] = {op: [] for op in _OPS}
     for _ in range(_RUNS.value):
+        if _SPILL.value is not None:
+            # Not those of the turn before, which are in memory.
+            batches = table.batches(rng)
         beside, found = small.turn(of_small), table.turn(batches)
         for op in _OPS:
             runs[op].append(found[op])
