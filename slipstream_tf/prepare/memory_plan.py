@@ -89,7 +89,7 @@ class TablePlan:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk at most: four thirds of the rows there, with their keys."""
+        """Bytes on disk, mostly: four thirds of the rows there, with their keys."""
         if self.storage.spill is None:
             return 0
         return (self.field.rows - self.rows_in_memory) * (self.row_bytes + 8) * 4 // 3
