@@ -36,8 +36,8 @@ _WARM_UP = flags.DEFINE_float("warm_up_minutes", 15.0, "Before memory must be fl
 
 _DIM, _BATCH, _FEATURES, _KEYS, _LIFE = 32, 1024, 8, 4_000_000, 4_000
 _KEEP = 2
-# Of the documentation: five thirds of the rows and their keys at most, and three files more, each of
-# which is a 64th of all.
+# Of the documentation: at most five thirds of the rows and their keys, and three files more, each a
+# 64th of all.
 MOST_DISK, MOST_SLOPE = 5 / 3 + 3 / 64, 32.0
 
 
