@@ -20,6 +20,8 @@ MADE = ("commit", "command", "machine", "date")
 _DIGITS = 6
 # Flags that say where files lie are no part of what was measured.
 _PLACES = ("--output=", "--records=", "--environments=", "--folder=", "--build=")
+# It says that there is a disk, and not where.
+_DISK = "--spill=/local/disk"
 
 Column = Mapping[str, Any]
 Claim = Mapping[str, Any]
@@ -214,6 +216,7 @@ def made_by(machine: str, versions: Mapping[str, str]) -> dict[str, Any]:
     except FileNotFoundError:  # No git.
         commit = ""
     arguments = [text for text in sys.argv[1:] if not text.startswith(_PLACES)]
+    arguments = [_DISK if text.startswith("--spill=") else text for text in arguments]
     return {
         "commit": commit.strip() or "unknown",
         "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments]),

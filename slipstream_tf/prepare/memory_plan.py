@@ -186,7 +186,9 @@ def plan_memory(
         return MemoryPlan(_all_in_memory(uses, storage, dim, slots), needs, ranks)
     row_bytes = storage.row_bytes(dim, slots)
     left = most - rows * INDEX_BYTES
-    frames = int(left / (row_bytes * (1 + PAGES_SHARE + BLOCKS_SHARE) + FRAME_BYTES))
+    # Blocks take a share of the rows' bytes, or the most that they do.
+    of_row, most_blocks = row_bytes * (1 + PAGES_SHARE) + FRAME_BYTES, MOST_BLOCKS_BYTES * len(uses)
+    frames = int(max(left / (of_row + BLOCKS_SHARE * row_bytes), (left - most_blocks) / of_row))
     if frames < 1:
         allowed = f"more than {rows * INDEX_BYTES:,} bytes, which the index of {rows:,} keys takes"
         raise invalid("memory", memory, "a plan", allowed)

@@ -57,16 +57,18 @@ class CountFilter {
       // The top bits of HashKey choose the shard.
       const uint64_t hash = Mix64(HashKey(key));
       const auto line = static_cast<int64_t>(ScaleHash(hash, kCounters / kLine)) * kLine;
-      for (int i = 0; i < 4; ++i)
+      for (int i = 0; i < 4; ++i) {
         of_key[i] = line + static_cast<int64_t>((hash >> (6 * i)) % kLine);
+      }
     }
     int64_t of_key[4];
   };
 
   uint32_t Least(const Positions& positions) const {
     uint32_t least = kMost;
-    for (const int64_t position : positions.of_key)
+    for (const int64_t position : positions.of_key) {
       least = std::min<uint32_t>(least, counters_[position]);
+    }
     return least;
   }
 

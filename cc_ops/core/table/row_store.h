@@ -78,8 +78,7 @@ struct TableContents {
 // Callers hold the table's mutex: shared for const members, exclusive for the others.
 class RowStore {
  public:
-  // `options` must be valid, and outlive the store. spilled: of the shards, as `MakeSpilled` gives
-  // it, or null.
+  // `options` must be valid, and outlive the store.
   explicit RowStore(const TableOptions& options);
   // Makes what a table with a folder needs; to be called once, before anything else.
   // InvalidArgument if no file can be made there.

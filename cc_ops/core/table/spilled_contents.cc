@@ -17,10 +17,15 @@ constexpr size_t kPagesAtOnce = 1024;
 Status SpilledRows::WriteChanged(int shard) {
   ShardSpill& spill = shards_[shard];
   RowShard& table = (*rows_)[shard];
+  int64_t room = 0;
   for (uint32_t index = 0; index < spill.used.size(); ++index) {
     if (spill.used[index] == 0 || spill.home[index] != kNoHome) continue;
-    const Status status = spill.log.Reserve(1);
-    if (!status.ok()) return OfTable(status);
+    if (room-- == 0) {
+      // A block at a time: more would all be in memory at once.
+      room = spill.log.RowsOfBlock() - 1;
+      const Status status = spill.log.Reserve(spill.log.RowsOfBlock());
+      if (!status.ok()) return OfTable(status);
+    }
     spill.home[index] = spill.log.Append(spill.key_of[index], table.arena.Row(index));
     ++spill.rows_written;
   }
