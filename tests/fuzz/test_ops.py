@@ -32,6 +32,8 @@ def test_any_call_gives_a_result_or_an_error(tmp_path: Path, seed: int) -> None:
         **os.environ,
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "",
+        # Where it makes folders.
+        "TMPDIR": str(tmp_path),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     try:

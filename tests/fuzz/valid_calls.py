@@ -260,20 +260,20 @@ def call_sealing_ops(call: Call) -> None:
     rows = np.zeros((200, 2), np.float32)
     call("SlipstreamTableWrite", handle=table, keys=np.arange(200), rows=rows)
     sealed = call("SlipstreamTableSeal", handle=table)
-    path = np.array(f"{folder}/saved")
     for index in range(len(sealed.names)):
         call(
             "SlipstreamSaveSealedFile",
             files=sealed.files,
             index=np.int64(index),
-            path=path,
+            path=np.array(f"{folder}/saved-{index}"),
             copies=True,
         )
+    of_first = np.flatnonzero(sealed.file_of == 0)[:2]
     call(
         "SlipstreamReadSealedRows",
-        path=path,
-        offsets=sealed.offsets[:2],
-        pages=sealed.pages[:2],
+        path=np.array(f"{folder}/saved-0"),
+        offsets=sealed.offsets.numpy()[of_first],
+        pages=sealed.pages.numpy()[of_first],
         pages_of_block=int(sealed.block[0]),
         dim=2,
         slots=0,
