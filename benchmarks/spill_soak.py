@@ -53,7 +53,8 @@ def table_of(memory: str | None) -> slip.Table:
 def distinct_bytes(folder: Path) -> int:
     """Returns the bytes of the files in a folder, each once however many names it has."""
     found = {}
-    for path in folder.rglob("*"):
+    # It goes over folders that leave meanwhile.
+    for path in (Path(root, name) for root, _, names in os.walk(folder) for name in names):
         try:
             status = path.stat()
         except OSError:
