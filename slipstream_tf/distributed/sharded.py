@@ -21,6 +21,7 @@ from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identi
 from slipstream_tf.errors import invalid
 from slipstream_tf.hashing import hash_keys, mix64
 from slipstream_tf.ops import exchange as exchange_ops
+from slipstream_tf.ops import table as table_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.table import LookupLayout
 from slipstream_tf.ops.update_policy import WATCHED, UpdatePolicy
@@ -142,6 +143,8 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     def announce(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
         """Sends the keys of the next training batch to their owners; a collective.
 
+        The owners begin to read those rows from the disk that are there (`Storage`).
+
         Call it after the lookup of the batch before. The next training lookup must be of these
         keys: another one is an error. Where replicas became read-only or left in between
         (`set_read_only`, `set_row_flags`), that lookup sends its keys anew.
@@ -159,7 +162,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         if self.comm.size == 1:
             return
         _, routed = self._route(packed, specs, is_training=True)
-        request = functools.partial(self._request, routed, "next")
+        request = functools.partial(self._request_ahead, routed)
         self._announced.announce(self._identity_of(packed, specs), request)
 
     def forget_announced(self) -> None:
@@ -188,6 +191,19 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         widths = [0] * len(self.tables)
         theirs = exchange.exchange_rows(self.comm, request, widths, self._names, f"{what}.keys")
         return KeyRequest(routed.sizes, theirs.sizes, theirs.keys)
+
+    def _request_ahead(self, routed: exchange_ops.Routed) -> KeyRequest:
+        """Requests the next batch's rows, and begins to read those of others from the disk."""
+        request = self._request(routed, "next")
+        if not self.spills:
+            return request
+        of_rank = tf.tile(tf.range(len(self.tables)), [self.comm.size])
+        table_of_key = tf.repeat(of_rank, tf.reshape(request.sizes, [-1]))
+        for index, (table, handle) in enumerate(zip(self.tables, self._handles, strict=True)):
+            if table.storage.spill is not None:
+                keys = tf.boolean_mask(request.keys, table_of_key == index)
+                table_ops.announce(handle, keys)
+        return request
 
     def _exchanged(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import tensorflow as tf
 from thread_jobs import KEYS, Job, Threads
 
 from slipstream_tf import Retention, Storage, Table, initializers, optimizers
-from slipstream_tf.distributed import JobCheckpoints, ReplicatedStore, SingleProcess
+from slipstream_tf.distributed import JobCheckpoints, ReplicatedStore, ShardedStore, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.stores import NativeStore
 from slipstream_tf.telemetry.ledger import Ledger
@@ -151,6 +152,47 @@ def test_ranks_share_what_they_know_of_rare_keys(tmp_path: Path) -> None:
     everything = np.maximum(before[0][1], before[1][1])
     assert (after[1] >= everything // 2).all() and after[1].any()
     assert set(np.concatenate(owned)) <= set(after[0])
+
+
+def test_owners_give_rows_by_the_requests_of_all_ranks() -> None:
+    admit_after, life, steps, rate = 3, 8, 60, 0.5
+    table = store_of(Retention(admit_after=admit_after, expire_after=life)).tables[0]
+    drawn = np.random.default_rng(0).zipf(1.3, (steps, 2, 12)) % 200
+
+    def run(comm: Any) -> Any:
+        store = ShardedStore([table], optimizers.SGD(rate), comm)
+        for batch in drawn:
+            step(store, batch[comm.rank])
+        return store.keys_of("t"), store.gather("t", store.keys_of("t"))[0].numpy()
+
+    owned = Threads(2).run(run)
+    start = NativeStore([table], optimizers.SGD(rate))
+    # A rank asks once for a key, however often its batch has it.
+    requests, last, moved = Counter(), dict[int, int](), dict[int, float]()
+    certain, possible = set[int](), set[int]()
+    for now, batch in enumerate(drawn):
+        requests.update(key for keys in batch for key in set(keys.tolist()))
+        for key, count in Counter(batch.ravel().tolist()).items():
+            if now - last.get(key, now) > life:
+                # It may have left, or not yet: nothing is certain of its row.
+                moved[key] = np.nan
+            if requests[key] >= admit_after:
+                moved[key] = moved.get(key, 0.0) - rate * count / 2
+                last[key] = now
+    for key, time_of in last.items():
+        age = steps - 1 - time_of
+        certain |= {key} if age <= life else set()
+        possible |= {key} if age <= life + life // 4 + 1 else set()
+    found = {int(key): row for keys, rows in owned for key, row in zip(keys, rows, strict=True)}
+    assert certain <= set(found) <= possible
+    assert len(set(range(200)) - possible) > 100
+    initial = start.gather("t", list(found))[0].numpy()
+    known = 0
+    for first, (key, row) in zip(initial, found.items(), strict=True):
+        if not np.isnan(moved[key]):
+            np.testing.assert_allclose(row, first + moved[key], rtol=1e-5)
+            known += 1
+    assert known > 10
 
 
 def test_a_report_has_columns_for_what_left(tmp_path: Path) -> None:

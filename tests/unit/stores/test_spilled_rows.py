@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from store_files import restore, save
+from thread_jobs import Threads
 
 from slipstream_tf import Slipstream, Storage, Table, Window, initializers, optimizers
+from slipstream_tf.distributed import ShardedStore
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -205,6 +207,32 @@ def test_a_batch_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(tf.errors.ResourceExhaustedError, match=r"a batch needs \d+ rows.*holds 64"):
         train(store, 1)
     assert store.size("t") == 0
+
+
+def test_owners_read_ahead_what_other_ranks_announce(tmp_path: Path) -> None:
+    steps = 40
+
+    def run(comm: Any, spill: Path | None) -> Any:
+        (table,) = store_of(spill).tables
+        store = ShardedStore([table], optimizers.Adagrad(0.1), comm, prefetch=spill is not None)
+        drawn = [*batches(steps, seed=comm.rank), (np.arange(9), np.zeros((9, DIM), np.float32))]
+        packed = [pack({"t": tf.constant(keys)}, SPECS) for keys, _ in drawn]
+        for now, following, (_, gradient) in zip(packed, packed[1:], drawn, strict=False):
+            _, plan = store.lookup(now, SPECS, training=True)
+            if spill is not None:
+                store.announce(following, SPECS)
+            store.apply_gradients(plan, [tf.constant(gradient)])
+        read = store.spill_statistics("t")
+        return store.export_table("t"), read.rows_read, read.rows_read_ahead
+
+    for ours, theirs in zip(
+        Threads(2).run(lambda comm: run(comm, tmp_path)),
+        Threads(2).run(lambda comm: run(comm, None)),
+        strict=True,
+    ):
+        assert_same(ours[0], theirs[0])
+        _, rows_read, rows_read_ahead = ours
+        assert rows_read_ahead > rows_read / 2 > 0
 
 
 @contextlib.contextmanager
