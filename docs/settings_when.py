@@ -188,6 +188,8 @@ FLAGS: Mapping[str, str] = {
     "output_bias": "Clicks are rare.",
     "store": "There is one choice so far; SOK is used [from Python](sok.md).",
     "row_dtype": "Memory is short: `bfloat16`.",
+    "memory": "The tables are larger than memory.",
+    "spill": "With `--memory`.",
     "slot_dtype": "Memory is still short.",
     "capacity": "Memory must be bounded. Not with replicated tables of several ranks.",
     "eviction": "Keys come back after long: `lfu`.",

@@ -55,7 +55,9 @@ def build_embeddings(
                 -half_width, half_width, settings.seed * len(fields) + index
             ),
             retention=retention,
-            storage=Storage(settings.row_dtype, settings.slot_dtype),
+            storage=Storage(
+                settings.row_dtype, settings.slot_dtype, settings.memory, settings.spill
+            ),
         )
         for index, field in enumerate(fields)
     ]

@@ -142,6 +142,8 @@ DECAYING = Need(
         settings.rows_l2 or settings.rows_weight_decay or settings.rows_optimizer == "adamw"
     ),
 )
+MEMORY = Need("--memory", lambda settings: settings.memory is not None)
+SPILL = Need("--spill", lambda settings: settings.spill is not None)
 CAPACITY = Need("--capacity", lambda settings: settings.capacity is not None)
 DLRM = Need("--model=dlrm", lambda settings: settings.model == "dlrm")
 DCN = Need("--model=dcn", lambda settings: settings.model == "dcn")

@@ -20,7 +20,7 @@ from slipstream_tf.inputs.classifier import weigh_last
 from slipstream_tf.inputs.look_ahead import LookAhead
 from slipstream_tf.inputs.notes import note_share
 from slipstream_tf.inputs.segregation import segregate
-from slipstream_tf.keras import Slipstream
+from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.ops.features import num_rows
 
 
@@ -34,6 +34,7 @@ class TrainingInputs:
         settings: of the run.
         dataset: the training part, one pass of it, as all ranks read it; batches of any size.
         comm: the ranks.
+        embeddings: the tables; those on disk are told of each batch ahead.
         slipstream: the engine, which may leave examples out; or None.
         hot_keys: of `profile_hot_keys`: hot and cold examples come in batches of their own.
 
@@ -48,6 +49,7 @@ class TrainingInputs:
         settings: Settings,
         dataset: tf.data.Dataset,
         comm: Communicator,
+        embeddings: EmbeddingCollection,
         slipstream: Slipstream | None,
         hot_keys: Sequence[Any] | None,
     ) -> None:
@@ -79,7 +81,10 @@ class TrainingInputs:
         if not are_even:
             # Ranks ask each other for the next batch while one trains.
             dataset = even_ends(dataset, comm, note_share)
-        dataset = self._handed_out(dataset, ahead=comm.size > 1 and not are_even)
+        is_asked_ahead = comm.size > 1 and not are_even
+        dataset = self._handed_out(
+            embeddings.announced(dataset), ahead=is_asked_ahead or embeddings.store.spills
+        )
         dataset = dataset.with_options(_options(settings))
         self.dataset = with_next(dataset) if settings.prefetch else dataset
 

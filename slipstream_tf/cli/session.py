@@ -124,7 +124,12 @@ class Trainer:
                 )
                 self._slipstream = build.build_engine(settings, self._embeddings, steps)
             self._inputs = TrainingInputs(
-                settings, self._parts.train.dataset(), comm, self._slipstream, self._hot_keys
+                settings,
+                self._parts.train.dataset(),
+                comm,
+                self._embeddings,
+                self._slipstream,
+                self._hot_keys,
             )
             self._predict = predictor(self._model)
             self._test = self._measured_part(self._parts.test)

@@ -19,8 +19,8 @@ _MUST_MATCH = (
     "data", "split", "negatives", "negatives_from", "clicks", "evaluate_on", "label_column",
     "key_columns", "dense_columns", "shuffle_shards", "max_examples", "batch_size", "model", "dim",
     "bottom", "mlp", "cross_layers", "batch_norm", "epochs", "early_stopping", "store", "row_dtype",
-    "slot_dtype", "capacity", "eviction", "admit_after", "expire_after", "placement", "wire_dtype",
-    "wire_warmup_steps", "window_steps", "warmup_steps",
+    "slot_dtype", "memory", "capacity", "eviction", "admit_after", "expire_after", "placement",
+    "wire_dtype", "wire_warmup_steps", "window_steps", "warmup_steps",
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
 _NOT_REPEATED = (
@@ -48,7 +48,7 @@ class Settings(Preset):
         store: which embedding store.
         rows_momentum: of the rows' rule, if that is "sgd".
         rows_clip_norm: of the rows' rule, see `optimizers.SparseOptimizer`; None: not done.
-        row_dtype, slot_dtype: of rows and slots, see `config.Storage`.
+        row_dtype, slot_dtype, memory, spill: of each table's rows and slots, see `config.Storage`.
         capacity: most rows of each table, on each rank; None: no bound.
         eviction: which rows leave a full table: "lru" or "lfu".
         admit_after, expire_after: see `config.Retention`.
@@ -108,6 +108,8 @@ class Settings(Preset):
     rows_momentum: float = 0.0
     rows_clip_norm: float | None = None
     row_dtype: str = "float32"
+    memory: int | str | None = None
+    spill: str | None = None
     slot_dtype: str = "float32"
     capacity: int | None = None
     eviction: str = "lru"

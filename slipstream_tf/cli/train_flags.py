@@ -107,6 +107,10 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "computed in float32 and rounded by chance", "float32"),
         Flag("slot_dtype", Choice(SLOT_DTYPES), "dtype of the optimizer's values beside a row",
              "float32"),
+        Flag("memory", Size(), "of the rows of each table, on each rank; the others are on disk",
+             None, "all rows", needs=(needs.SPILL,)),
+        Flag("spill", Text(), "folder on a local disk, for the rows beyond --memory", None, "none",
+             needs=(needs.MEMORY,)),
         Flag("capacity", Integer(1), "most rows of each table, on each rank; not with replicated "
              "tables of several", None, "no bound"),
         Flag("eviction", Choice(("lru", "lfu")),

@@ -1,6 +1,7 @@
 """Typed wrappers of the native store's ops: one embedding table behind a resource handle."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,32 +27,37 @@ def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
         A scalar resource handle.
 
     Raises:
-        tf.errors.InvalidArgumentError: an option is out of its range.
+        ValueError: an option is out of its range, or does not go with another.
     """
     kind, first, second = initializers.op_attributes(config.initializer)
     rule, parameters = optimizer.op_rule()
     retention = config.retention
     expire_after, by_seconds = (0, False) if retention is None else retention.expiry
-    return _loader.library().slipstream_table(
-        table_name=config.name,
-        dim=config.dim,
-        capacity=config.capacity or 0,
-        eviction=config.eviction,
-        initializer=kind,
-        initializer_a=first,
-        initializer_b=second,
-        seed=config.seed,
-        rule=rule,
-        rule_parameters=list(parameters),
-        transforms=list(optimizer.op_transforms()),
-        dtype=config.storage.dtype,
-        slot_dtype=config.storage.slot_dtype,
-        memory=config.storage.memory_bytes,
-        spill=config.storage.spill or "",
-        admit_after=1 if retention is None else retention.admit_after,
-        expire_after=expire_after,
-        expires_by_seconds=by_seconds,
-    )
+    try:
+        return _loader.library().slipstream_table(
+            table_name=config.name,
+            dim=config.dim,
+            capacity=config.capacity or 0,
+            eviction=config.eviction,
+            initializer=kind,
+            initializer_a=first,
+            initializer_b=second,
+            seed=config.seed,
+            rule=rule,
+            rule_parameters=list(parameters),
+            transforms=list(optimizer.op_transforms()),
+            dtype=config.storage.dtype,
+            slot_dtype=config.storage.slot_dtype,
+            memory=config.storage.memory_bytes,
+            spill=config.storage.spill or "",
+            admit_after=1 if retention is None else retention.admit_after,
+            expire_after=expire_after,
+            expires_by_seconds=by_seconds,
+        )
+    except tf.errors.InvalidArgumentError as error:
+        # Without what TensorFlow says of the op.
+        told = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", error.message)
+        raise ValueError(f"Invalid Table: {told}.") from None
 
 
 @dataclasses.dataclass(frozen=True)

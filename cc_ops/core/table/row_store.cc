@@ -29,8 +29,8 @@ Status ValidateTableOptions(const TableOptions& options) {
   if (!options.spill.empty() &&
       (options.rule.transforms.DecaysAll() || options.rule.transforms.SweepsAll())) {
     return InvalidArgument("spill" + Of(options) + " is '" + options.spill +
-                           "'; allowed where no update touches all rows: a penalty or decay of all "
-                           "rows does");
+                           "', but a penalty or decay of all rows touches each in every step; "
+                           "allowed: decay='batch'");
   }
   if (!options.spill.empty() && options.capacity > 0 &&
       options.eviction == TableOptions::Eviction::kLru) {
