@@ -30,6 +30,10 @@ ENVIRONMENTS: Mapping[str, Sequence[Sequence[str]]] = {
         ("torch==2.14.1", "fbgemm-gpu-cpu==1.9.0", "numpy"),
         ("--no-deps", "torchrec==1.9.2"),
     ),
+    # The last release of Intel's extension.
+    "ipex": (("torch==2.8.0", "intel-extension-for-pytorch==2.8.0", "numpy"),),
+    # Keras 3 does not train with parameter servers.
+    "tf_keras": (("tensorflow-cpu==2.21.*", "tf-keras==2.21.*"),),
     "fuxictr": (("torch==2.13.0", "numpy"), ("fuxictr==2.3.10",)),
     "tfra": (
         ("tensorflow-cpu==2.16.2", "tf-keras==2.16.0", "setuptools<81", "typeguard<3"),

@@ -81,9 +81,9 @@ class TrainingInputs:
         if not are_even:
             # Ranks ask each other for the next batch while one trains.
             dataset = even_ends(dataset, comm, note_share)
-        is_asked_ahead = comm.size > 1 and not are_even
+        requests_ahead = comm.size > 1 and not are_even
         dataset = self._handed_out(
-            embeddings.announced(dataset), ahead=is_asked_ahead or embeddings.store.spills
+            embeddings.announced(dataset), ahead=requests_ahead or embeddings.store.spills
         )
         dataset = dataset.with_options(_options(settings))
         self.dataset = with_next(dataset) if settings.prefetch else dataset

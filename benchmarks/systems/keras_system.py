@@ -1,0 +1,63 @@
+"""Keras 3 as it comes: an Embedding layer a field, Keras's optimizers, a loop in a tf.function."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tf_input
+from task import Recorder, read_arguments
+from tf_model import DenseLayers
+
+
+def main() -> None:
+    task, record = read_arguments(sys.argv)
+    settings = task.settings
+    tf_input.limit_threads(settings["threads"])
+    keras.utils.set_random_seed(settings["seed"])
+    tables = [keras.layers.Embedding(rows, settings["dim"]) for rows in settings["cardinalities"]]
+    for table in tables:
+        table.build()
+    dense_layers = DenseLayers(keras, settings, task.fields)
+    rows = [table.trainable_variables[0] for table in tables]
+    weights = dense_layers.variables
+    of_rows = keras.optimizers.Adagrad(settings["rows_rate"], initial_accumulator_value=0.0)
+    of_weights = keras.optimizers.Adam(settings["rate"])
+    of_rows.build(rows)
+    of_weights.build(weights)
+
+    def logits(keys: tf.Tensor, dense: tf.Tensor) -> tf.Tensor:
+        vectors = [table(keys[:, field]) for field, table in enumerate(tables)]
+        return dense_layers.logits(dense, tf.stack(vectors, axis=1))
+
+    @tf.function(jit_compile=False)
+    def step(features: dict[str, tf.Tensor], labels: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            found = logits(features["keys"], features["dense"])
+            losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, found)
+            loss = tf.reduce_mean(losses)
+        variables = [variable.value for variable in (*rows, *weights)]
+        gradients = tape.gradient(loss, variables)
+        of_rows.apply(gradients[: len(rows)], rows)
+        of_weights.apply(gradients[len(rows) :], weights)
+
+    scores = tf.function(logits, reduce_retracing=True)
+
+    def predict(keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
+        return scores(tf.constant(keys, tf.int64), tf.constant(dense)).numpy()
+
+    recorder = Recorder(task)
+    for features, labels in tf_input.dataset(task).prefetch(2):
+        step(features, labels)
+        recorder.step(predict)
+    recorder.end(predict)
+    recorder.finish(record, {"tensorflow": tf.__version__, "keras": keras.__version__})
+
+
+if __name__ == "__main__":
+    main()

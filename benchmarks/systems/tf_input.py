@@ -1,0 +1,29 @@
+"""The batches of a task as a data set of TensorFlow's own ops, which other processes can run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from task import Task
+
+
+def dataset(task: Task) -> tf.data.Dataset:
+    """Returns ({"keys": int64 [n, fields], "dense": float32 [n, numbers]}, labels float32 [n])."""
+    fields, batch = task.fields, task.batch_size
+
+    def split(record: tf.Tensor) -> Any:
+        rows = tf.reshape(tf.io.decode_raw(record, tf.int32), [batch, task.columns])
+        numbers = tf.bitcast(rows[:, fields:], tf.float32)
+        keys = tf.cast(rows[:, :fields], tf.int64)
+        return {"keys": keys, "dense": numbers[:, :-1]}, numbers[:, -1]
+
+    files = tf.data.FixedLengthRecordDataset(task.settings["train"], 4 * task.columns * batch)
+    batches = files.take(task.steps).map(tf.autograph.experimental.do_not_convert(split))
+    return batches.apply(tf.data.experimental.assert_cardinality(task.steps))
+
+
+def limit_threads(threads: int) -> None:
+    """Gives TensorFlow so many threads; before its first op."""
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)

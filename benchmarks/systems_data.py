@@ -1,0 +1,141 @@
+"""The data of time_to_quality.py as files of rows, which every system reads alike.
+
+See systems/task.py for what lies in them. Keys are numbered from 0 on in each field, as tables of
+fixed size need it; the numbers of the test part's own keys are among them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+
+from slipstream_tf.inputs.readers import registry
+
+_PARTS = ("train", "valid", "test")
+_READ_AT_ONCE = 65536
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """A data set and the model that trains on it.
+
+    Attributes:
+        told: in words.
+        file: of the data folder; or a name of generated data.
+        options: of its reader.
+        epochs: passes.
+        model: "dim", "bottom", "top", "batch".
+        skip_share: of the examples that are left out where some are.
+    """
+
+    told: str
+    file: str
+    epochs: int
+    model: Mapping[str, Any]
+    skip_share: float
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+_CRITEO = {"dim": 16, "bottom": [512, 256, 64, 16], "top": [512, 256, 1], "batch": 2048}
+_GLOBO = {"dim": 32, "bottom": [], "top": [128, 64, 1], "batch": 1024}
+_FRAPPE = {"dim": 16, "bottom": [], "top": [400, 400, 1], "batch": 1024}
+_FILE = "globo_clicks.npz"
+DATA: Mapping[str, Data] = {
+    "criteo": Data("Criteo's shape, 2M", "generated:2000000:100000:0.25", 1, _CRITEO, 0.3),
+    "criteo_2": Data(
+        "Criteo's shape, 2M, 2% clicks", "generated:2000000:100000:0.02", 1, _CRITEO, 0.85
+    ),
+    "criteo_20M": Data("Criteo's shape, 20M", "generated:20000000:100000:0.25", 1, _CRITEO, 0.3),
+    "globo_9": Data(
+        "globo, 9 negatives", _FILE, 1, _GLOBO, 0.5, {"negatives": 9, "clicks": 200_000}
+    ),
+    "globo_49": Data(
+        "globo, 49 negatives", _FILE, 1, _GLOBO, 0.85, {"negatives": 49, "clicks": 100_000}
+    ),
+    "frappe": Data("Frappe", "frappe_x1.npz", 10, _FRAPPE, 0.5),
+}
+
+
+def files_of(name: str, folder: Path, seed: int, examples: int | None) -> dict[str, Any]:
+    """Writes the files of a seed, if they are not there; returns a task's settings.
+
+    Args:
+        name: of `DATA`.
+        folder: of the files.
+        seed: of the order of the training part.
+        examples: of the training part; None: all.
+    """
+    data, files = DATA[name], folder / "data"
+    files.mkdir(parents=True, exist_ok=True)
+    told, train = files / "told.json", files / f"train-{seed}.bin"
+    if not told.exists() or not train.exists():
+        parts = {part: _read(data, part) for part in _PARTS}
+        cardinalities = _number(parts)
+        for part in _PARTS[1:]:
+            _rows(parts[part]).tofile(files / f"{part}.bin")
+        _write_train(_rows(parts["train"]), train, data, seed)
+        numbers, count = parts["train"]["dense"].shape[1], len(parts["train"]["label"])
+        description = {"cardinalities": cardinalities, "numbers": numbers, "examples": count}
+        told.write_text(json.dumps(description), encoding="utf-8")
+    description = json.loads(told.read_text(encoding="utf-8"))
+    count = min(description.pop("examples"), examples or 1 << 60)
+    steps = data.epochs * count // data.model["batch"]
+    return {
+        "train": str(train.resolve()), "valid": str((files / "valid.bin").resolve()),
+        "test": str((files / "test.bin").resolve()), **description, **data.model, "steps": steps,
+        "skip_share": data.skip_share,
+    }  # fmt: skip
+
+
+def _read(data: Data, part: str) -> dict[str, np.ndarray]:
+    """Reads a part: "keys" int64 [n, fields], "dense" float32 [n, numbers], "label" float32 [n]."""
+    if data.file.startswith("generated"):
+        share = 1.0 if part == "train" else 0.1
+        reader = registry.open_generated(data.file, part, _READ_AT_ONCE, 0, share)
+    else:
+        path = common.in_data_folder(data.file)
+        options = {"part": part, "batch_size": _READ_AT_ONCE, "seed": 0, "hold_out": True}
+        reader = registry.open_data(path, **options, **data.options)
+    found: dict[str, list[np.ndarray]] = {"keys": [], "dense": [], "label": []}
+    for features, label in reader.dataset().as_numpy_iterator():
+        found["keys"].append(features["keys"])
+        found["dense"].append(features.get("dense", np.zeros((len(label), 0), np.float32)))
+        found["label"].append(label)
+    return {name: np.concatenate(blocks) for name, blocks in found.items()}
+
+
+def _number(parts: Mapping[str, dict[str, np.ndarray]]) -> list[int]:
+    """Replaces keys by numbers from 0 on in each field, in place; returns how many there are."""
+    sizes = [len(parts[part]["label"]) for part in _PARTS]
+    keys = np.concatenate([parts[part]["keys"] for part in _PARTS])
+    counts = []
+    for field in range(keys.shape[1]):
+        known, keys[:, field] = np.unique(keys[:, field], return_inverse=True)
+        counts.append(len(known))
+    for part, own in zip(_PARTS, np.split(keys, np.cumsum(sizes)[:-1]), strict=True):
+        parts[part]["keys"] = own
+    return counts
+
+
+def _rows(part: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns int32 [n, fields + numbers + 1]."""
+    numbers = np.concatenate([part["dense"], part["label"][:, np.newaxis]], axis=1)
+    return np.concatenate([part["keys"].astype(np.int32), numbers.view(np.int32)], axis=1)
+
+
+def _write_train(rows: np.ndarray, path: Path, data: Data, seed: int) -> None:
+    random, unfinished = np.random.default_rng(seed), Path(f"{path}.part")
+    with unfinished.open("wb") as file:
+        for _ in range(data.epochs):
+            rows[random.permutation(len(rows))].tofile(file)
+        # Whole batches.
+        block = data.model["batch"] * rows.shape[1] * rows.itemsize
+        file.truncate(file.tell() // block * block)
+    os.replace(unfinished, path)

@@ -1,0 +1,327 @@
+"""Seconds to equal AUC beside other systems: each a real program, on the same processors and data.
+
+    python benchmarks/time_to_quality.py --data=criteo --minutes=140
+    python benchmarks/time_to_quality.py --data=criteo --report
+
+First the rates of each system are tuned on the validation part, with as many trials each and the
+same draws. Then all train from three seeds, one after the other, seed by seed, and the test part is
+measured along their runs. All read the same file of rows. What has run is not run again: the same
+command goes on where it was broken off, or where --minutes ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import awake
+import common
+import curves
+import numpy as np
+import peers
+import summary
+from absl import app, flags
+from systems_data import DATA, files_of
+
+from slipstream_tf.telemetry.curves import EXAMPLES, SECONDS, curve, reaching
+from slipstream_tf.telemetry.run_record import write_json
+
+_DATA = flags.DEFINE_enum("data", "criteo", list(DATA), "What is trained.")
+_SYSTEMS = flags.DEFINE_list("systems", [], "Names of systems; none: all of them.")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of the runs.")
+_TRIALS = flags.DEFINE_integer("trials", 6, "Settings that each system tries.", lower_bound=1)
+_POINTS = flags.DEFINE_integer("points", 16, "Measurements along a run.", lower_bound=1)
+_MINUTES = flags.DEFINE_float("minutes", 150.0, "After which no run begins.", lower_bound=0.0)
+_REPORT = flags.DEFINE_bool("report", False, "Runs nothing; writes what there is.")
+_EXAMPLES = flags.DEFINE_integer("examples", None, "Less of the data, to try it.")
+_RECORDS = flags.DEFINE_string("records", "runs/time_to_quality", "Folder of data and runs.")
+_ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of their Pythons.")
+_PROCESSORS = flags.DEFINE_string("processors", "0,1", "That all of a system's processes may use.")
+_THREADS = 2
+# Of the gain over chance of the system that ends lowest of those that train everything.
+_LEVELS = (0.98, 0.995)
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """What trains.
+
+    Attributes:
+        label: in tables.
+        environment: of `peers.ENVIRONMENTS`.
+        program: in systems/, with its arguments.
+        tuned: the system whose rates it takes; None: it has its own trials.
+        trains_all: whether it leaves nothing out.
+    """
+
+    label: str
+    environment: str | None
+    program: Sequence[str]
+    tuned: str | None = None
+    trains_all: bool = True
+
+
+_OURS, _TORCH = "slipstream_system.py", "torch_system.py"
+SYSTEMS: Mapping[str, System] = {
+    "slipstream": System("slipstream_tf", None, [_OURS]),
+    "slipstream_bfloat16": System("with bfloat16", None, [_OURS, "bfloat16"], "slipstream"),
+    "slipstream_skipping": System("with skipping", None, [_OURS, "skipping"], None, False),
+    "slipstream_both": System(
+        "with both", None, [_OURS, "bfloat16", "skipping"], "slipstream_skipping", False
+    ),
+    "slipstream_paper": System("the paper's rule", None, [_OURS, "paper"], "slipstream", False),
+    "torch": System("PyTorch + FBGEMM", "torch", [_TORCH]),
+    "torch_compiled": System("compiled", "torch", [_TORCH, "compiled"], "torch"),
+    "torch_bfloat16": System(
+        "compiled, bfloat16", "torch", [_TORCH, "compiled", "bfloat16"], "torch"
+    ),
+    "ipex": System("PyTorch + Intel's extension", "ipex", [_TORCH, "ipex"], "torch"),
+    "ipex_bfloat16": System("the same, bfloat16", "ipex", [_TORCH, "ipex", "bfloat16"], "torch"),
+    "parameter_server": System(
+        "TensorFlow's parameter servers", "tf_keras", ["parameter_server.py"]
+    ),
+    "tfra": System("TFRA", "tfra", ["tfra_system.py"]),
+    "keras": System("Keras Embedding layers", None, ["keras_system.py"]),
+}
+# Claims: the systems of which the fastest counts, and how many times as long they are to take.
+ASKED: Mapping[str, tuple[Sequence[str], float | None]] = {
+    "over_parameter_server": (("parameter_server",), 2.0),
+    "over_intel_dlrm": (
+        ("torch", "torch_compiled", "torch_bfloat16", "ipex", "ipex_bfloat16"), 2.4,
+    ),
+    "over_tfra": (("tfra",), None),
+    "over_keras": (("keras",), None),
+}  # fmt: skip
+OURS = ("slipstream", "slipstream_bfloat16", "slipstream_skipping", "slipstream_both")
+_NEEDS_BFLOAT16 = ("avx512_bf16", "amx_bf16")
+
+
+class OutOfTime(Exception):
+    """There is no time for another run."""
+
+
+class Runs:
+    """Runs systems, each in a folder of its own; what has run is read."""
+
+    def __init__(self, folder: Path, ends: float) -> None:
+        self._folder, self._ends = folder, ends
+
+    def record(self, name: str, label: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what a system's run has come to; runs it if it has not.
+
+        Raises:
+            OutOfTime: it has not, and no time is left.
+            SystemExit: it failed, or ran with other settings.
+        """
+        folder = self._folder / name / label
+        before = common.finished(folder, settings)
+        if before is not None:
+            return before
+        if time.monotonic() > self._ends:
+            raise OutOfTime
+        folder.mkdir(parents=True, exist_ok=True)
+        told, record = folder / common.FLAGS, folder / common.RECORD
+        write_json(str(told), settings)
+        system = SYSTEMS[name]
+        python = peers.python_of(system.environment, Path(_ENVIRONMENTS.value))
+        program = Path(__file__).resolve().parent / "systems" / system.program[0]
+        arguments = [str(told), str(record), *system.program[1:]]
+        print(f"{name}, {label}: {settings['rate']}, {settings['rows_rate']}", flush=True)
+        environment = {
+            **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": str(_THREADS),
+            "CUDA_VISIBLE_DEVICES": "",
+        }  # fmt: skip
+        if system.environment is not None:
+            environment.pop("PYTHONPATH", None)
+        bound = ["taskset", "-c", _PROCESSORS.value]
+        with (folder / "log.txt").open("w", encoding="utf-8") as log:
+            command = [*bound, python, str(program), *arguments]
+            code = subprocess.run(
+                command, env=environment, stdout=log, stderr=log, check=False
+            ).returncode
+        if code:
+            last = (folder / "log.txt").read_text(encoding="utf-8").strip().splitlines()[-1:]
+            raise SystemExit(f"{name} ended with code {code}: {' '.join(last)}; {folder}/log.txt")
+        return json.loads(record.read_text(encoding="utf-8"))
+
+
+def trial_rates(trial: int) -> dict[str, float]:
+    """Returns the rates of a trial, the same for all systems."""
+    random = np.random.default_rng([11, trial])
+
+    def log_uniform(low: float, high: float) -> float:
+        return float(f"{np.exp(random.uniform(np.log(low), np.log(high))):.1e}")
+
+    return {"rate": log_uniform(5e-4, 8e-3), "rows_rate": log_uniform(0.01, 0.3)}
+
+
+def rates_of(name: str, shared: Mapping[str, Any], runs: Runs) -> dict[str, float]:
+    """Returns the rates of a system that end highest on the validation part."""
+    name = SYSTEMS[name].tuned or name
+    found = []
+    for trial in range(_TRIALS.value):
+        rates = trial_rates(trial)
+        settings = {**shared, **rates, "seed": 0, "every": shared["steps"]}
+        record = runs.record(name, f"trial_{trial}", settings)
+        found.append((record["evaluations"][-1]["auc"], rates))
+    return max(found, key=lambda one: one[0])[1]
+
+
+def run_all(
+    names: Sequence[str], seeds: Sequence[int], folder: Path
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Tunes and trains, as far as time allows; returns the records by system and seed."""
+    minutes = 0.0 if _REPORT.value else _MINUTES.value
+    runs = Runs(folder / "runs", time.monotonic() + 60 * minutes)
+    kept: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in names}
+    files = {seed: files_of(_DATA.value, folder, seed, _EXAMPLES.value) for seed in {0, *seeds}}
+    try:
+        tuned = {}
+        for name in names:
+            files_of_trials = {**files[0], "measured": files[0]["valid"]}
+            tuned[name] = rates_of(name, _settings(files_of_trials), runs)
+        for seed in seeds:
+            for name in names:
+                settings = _settings({**files[seed], "measured": files[seed]["test"]})
+                settings |= {**tuned[name], "seed": seed}
+                settings["every"] = max(1, settings["steps"] // _POINTS.value // 16) * 16
+                kept[name][seed] = runs.record(name, f"seed_{seed}", settings)
+    except OutOfTime:
+        print("No time for another run; the same command goes on.", flush=True)
+    return {name: records for name, records in kept.items() if records}
+
+
+def _settings(of_data: Mapping[str, Any]) -> dict[str, Any]:
+    left_out = ("valid", "test")
+    return {**{n: v for n, v in of_data.items() if n not in left_out}, "threads": _THREADS}
+
+
+def has_bfloat16() -> bool:
+    """Whether these processors multiply bfloat16."""
+    told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return any(flag in told for flag in _NEEDS_BFLOAT16)
+
+
+def choose(names: Sequence[str]) -> list[str]:
+    """Returns the systems that run.
+
+    Raises:
+        app.UsageError: a name is unknown.
+    """
+    for name in names:
+        if name not in SYSTEMS:
+            raise app.UsageError(f"--systems: {name!r}. Allowed: {', '.join(SYSTEMS)}.")
+    chosen = list(names or SYSTEMS)
+    if not has_bfloat16():
+        print("Without bfloat16: these processors do not multiply it.")
+        chosen = [name for name in chosen if "bfloat16" not in SYSTEMS[name].program]
+    return chosen
+
+
+Kept = Mapping[str, Mapping[int, Mapping[str, Any]]]
+
+
+def levels_of(kept: Kept) -> list[float]:
+    """Returns the AUCs that systems are timed to."""
+    ends = [
+        statistics.median(record["evaluations"][-1]["auc"] for record in kept[name].values())
+        for name in kept
+        if SYSTEMS[name].trains_all
+    ]
+    return [round(curves.level(min(ends), share), 4) for share in _LEVELS]
+
+
+def seconds_to(record: Mapping[str, Any], level: float) -> float | None:
+    """Returns the seconds to an AUC; None: it is not reached."""
+    return reaching(curve(record, SECONDS), level)
+
+
+def ratios(kept: Kept, theirs: Sequence[str], ours: str, level: float) -> list[float] | None:
+    """Returns how many times as long others take, the fastest of them, by seed; None: not known."""
+    found = []
+    for seed, own in kept.get(ours, {}).items():
+        others = [seconds_to(kept[n][seed], level) for n in theirs if seed in kept.get(n, {})]
+        there, mine = [other for other in others if other is not None], seconds_to(own, level)
+        if there and mine:
+            found.append(min(there) / mine)
+    return found or None
+
+
+def tables_of(kept: Kept, levels: Sequence[float]) -> dict[str, Any]:
+    """Returns what each system took, and how much of it the parts of ours make."""
+    records = [list(of_seeds.values()) for of_seeds in kept.values()]
+    taken = [summary.column("system", [SYSTEMS[name].label for name in kept])]
+    for level in levels:
+        for axis, form, title in ((SECONDS, "{:.1f}", "s"), (EXAMPLES, "{:.2f}", "M examples")):
+            scale = 1.0 if axis == SECONDS else 1e-6
+            cells = []
+            for of_seeds in records:
+                found = [reaching(curve(record, axis), level) for record in of_seeds]
+                there = [value * scale for value in found if value is not None]
+                cells.append(there if len(there) == len(found) else None)
+            taken.append(summary.column(f"{title} to {level:.4f}", cells, form, "median each"))
+    for measure, form in (("auc", "{:.4f}"), ("log_loss", "{:.4f}")):
+        ends = [[r["evaluations"][-1][measure] for r in of_seeds] for of_seeds in records]
+        taken.append(summary.column(measure.replace("_", " "), ends, form, "at the end"))
+    all_seconds = [[r["evaluations"][-1]["seconds"] for r in of_seeds] for of_seeds in records]
+    taken.append(summary.column("s in all", all_seconds, "{:.1f}", "median each"))
+    times = [
+        summary.column("beside", list(ASKED)),
+        *(
+            summary.column(
+                SYSTEMS[ours].label,
+                [ratios(kept, theirs, ours, levels[-1]) for theirs, _ in ASKED.values()],
+                "{:.2f}",
+                "median each",
+            )
+            for ours in OURS
+            if ours in kept
+        ),
+    ]
+    return {"": taken, f"Times as long to {levels[-1]:.4f}": times}
+
+
+def claims_of(kept: Kept, level: float) -> dict[str, Any]:
+    """Returns the claims: beside what of ours is fastest."""
+    found = {}
+    for claim, (theirs, target) in ASKED.items():
+        of_ours = [ratios(kept, theirs, ours, level) for ours in OURS if ours in kept]
+        known = [values for values in of_ours if values]
+        if known:
+            best = max(known, key=statistics.median)
+            found[f"{_DATA.value}_{claim}"] = summary.claim(best, target, "higher")
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs what has not run, prints and writes."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    names, seeds = choose(_SYSTEMS.value), common.integers("seeds", _SEEDS.value)
+    folder = Path(_RECORDS.value) / _DATA.value
+    if not _REPORT.value:
+        awake.keep()
+    kept = run_all(names, seeds, folder)
+    if not any(SYSTEMS[name].trains_all for name in kept):
+        return
+    levels = levels_of(kept)
+    versions: dict[str, str] = {}
+    for of_seeds in kept.values():
+        for record in of_seeds.values():
+            versions.update(record["versions"])
+    tables, claims = tables_of(kept, levels), claims_of(kept, levels[-1])
+    print(summary.write("time_to_quality", DATA[_DATA.value].told, tables, claims, versions))
+    shown = {SYSTEMS[name].label: list(of_seeds.values()) for name, of_seeds in kept.items()}
+    picture = summary.output() / f"time_to_quality_{_DATA.value}.png"
+    curves.plot(DATA[_DATA.value].told, shown, picture, levels[0] - 0.02)
+
+
+if __name__ == "__main__":
+    app.run(main)
