@@ -196,7 +196,9 @@ TEST(SealedFiles, StayAsTheyAre) {
       bool is_linked = true;
       ASSERT_TRUE((copies ? sealed.Copy(i, paths[i]) : sealed.Link(i, paths[i], &is_linked)).ok());
       // The file system may refuse a second name.
-      if (!is_linked) ASSERT_TRUE(sealed.Copy(i, paths[i]).ok());
+      if (!is_linked) {
+        ASSERT_TRUE(sealed.Copy(i, paths[i]).ok());
+      }
       EXPECT_FALSE(sealed.Copy(i, paths[i]).ok());
     }
     for (const auto& [key, entry] : then) {

@@ -246,7 +246,8 @@ TEST(Measure, GivesRowsAndDriftsAsOneByOne) {
             EXPECT_FALSE(std::isfinite(drift[i]));
           } else {
             EXPECT_EQ(drift[i], expected[i]) << keys[i];
-            EXPECT_TRUE(std::equal(&rows[i * kDim], &rows[(i + 1) * kDim], &measured[i * kDim]));
+            const float* row = rows.data() + i * kDim;
+            EXPECT_TRUE(std::equal(row, row + kDim, measured.data() + i * kDim));
           }
         }
       }

@@ -67,11 +67,11 @@ TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
     const std::vector<float> initial = flushed.State();
     flushed.table->updates().SetPolicy(Defer(1e9f, 1000));
     ASSERT_TRUE(ImportDeferred(flushed.table.get(), contents).ok());
-    FlushDeferred(flushed.table.get(), flushed.parallel);
+    ASSERT_TRUE(FlushDeferred(flushed.table.get(), flushed.parallel).ok());
     EXPECT_EQ(flushed.table->updates().num_deferred(), 3);
     EXPECT_EQ(flushed.State(), initial);
     flushed.table->updates().set_last_learning_rate(updated.rate);
-    FlushDeferred(flushed.table.get(), flushed.parallel);
+    ASSERT_TRUE(FlushDeferred(flushed.table.get(), flushed.parallel).ok());
     EXPECT_EQ(flushed.table->updates().num_deferred(), 0);
     updated.Step(contents.keys, gradients);
     EXPECT_EQ(flushed.State(), updated.State());
@@ -95,7 +95,7 @@ TEST(Flush, ShadowSumsOfBeforeTheFirstUpdateAreForgotten) {
   training.table->updates().SetPolicy(policy);
   ASSERT_TRUE(ImportDeferred(training.table.get(), contents).ok());
   EXPECT_GT(training.table->updates().num_deferred(), 0);
-  FlushDeferred(training.table.get(), training.parallel);
+  ASSERT_TRUE(FlushDeferred(training.table.get(), training.parallel).ok());
   EXPECT_EQ(training.table->updates().num_deferred(), 0);
 }
 
@@ -114,7 +114,7 @@ TEST(Defer, LosesNoGradient) {
       TrainAtRandom(&plain, 60, 2, 6);
       TrainAtRandom(&deferred, 60, 2, 6);
       EXPECT_GT(deferred.table->updates().num_deferred(), 0);
-      FlushDeferred(deferred.table.get(), deferred.parallel);
+      ASSERT_TRUE(FlushDeferred(deferred.table.get(), deferred.parallel).ok());
       EXPECT_EQ(deferred.table->updates().num_deferred(), 0);
       const std::vector<float> expected = plain.State(), actual = deferred.State();
       ASSERT_EQ(expected.size(), actual.size());
@@ -225,7 +225,7 @@ TEST(Defer, ForgetsTheSumsOfEvictedRows) {
   EXPECT_EQ(training.table->updates().num_deferred(), 4);
   EXPECT_EQ(training.table->updates().counts().evicted, 4);
   training.Step({1}, {0.f});
-  FlushDeferred(training.table.get(), training.parallel);
+  ASSERT_TRUE(FlushDeferred(training.table.get(), training.parallel).ok());
   EXPECT_EQ(training.Row(1)[0], 0.f);
 }
 
@@ -237,7 +237,7 @@ TEST(Defer, IsTheSameWithAnyNumberOfThreads) {
     policy.max_rows = 200;
     training.table->updates().SetPolicy(policy);
     TrainAtRandom(&training, 40, 2);
-    FlushDeferred(training.table.get(), training.parallel);
+    ASSERT_TRUE(FlushDeferred(training.table.get(), training.parallel).ok());
     states.push_back(training.State());
   }
   EXPECT_EQ(states[0], states[1]);
@@ -311,7 +311,7 @@ TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
     shadow.SetFlags(keys, kSaturated);
     TrainAtRandom(&plain, 30);
     TrainAtRandom(&shadow, 30);
-    FlushDeferred(shadow.table.get(), shadow.parallel);
+    ASSERT_TRUE(FlushDeferred(shadow.table.get(), shadow.parallel).ok());
     EXPECT_EQ(plain.State(), shadow.State());
     const UpdateCounts counts = shadow.table->updates().counts();
     EXPECT_GT(counts.offered, 0);
