@@ -20,6 +20,7 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 import numpy as np
 import tensorflow as tf
 import tf_input
+import tf_keras
 from task import Recorder, Task, read_arguments
 from tf_model import DenseLayers
 
@@ -166,7 +167,8 @@ def train(task: Task, record: str, cluster: Cluster) -> None:
         recorder.step(predict, count)
     coordinator.join()
     recorder.end(predict)
-    recorder.finish(record, {"tensorflow": tf.__version__, "tf_keras": tf.keras.__version__})
+    versions = {"tensorflow": tf.__version__, "tf_keras": tf_keras.__version__}
+    recorder.finish(record, versions)
 
 
 if __name__ == "__main__":
