@@ -70,13 +70,14 @@ def files_of(name: str, folder: Path, seed: int, examples: int | None) -> dict[s
         name: of `DATA`.
         folder: of the files.
         seed: of the order of the training part.
-        examples: of the training part; None: all.
+        examples: at most, of the training part; None: all. The other parts of generated data are
+            a tenth of it each.
     """
     data, files = DATA[name], folder / "data"
     files.mkdir(parents=True, exist_ok=True)
     told, train = files / "told.json", files / f"train-{seed}.bin"
     if not told.exists() or not train.exists():
-        parts = {part: _read(data, part) for part in _PARTS}
+        parts = {part: _read(data, part, examples) for part in _PARTS}
         cardinalities = _number(parts)
         for part in _PARTS[1:]:
             _rows(parts[part]).tofile(files / f"{part}.bin")
@@ -85,8 +86,7 @@ def files_of(name: str, folder: Path, seed: int, examples: int | None) -> dict[s
         description = {"cardinalities": cardinalities, "numbers": numbers, "examples": count}
         told.write_text(json.dumps(description), encoding="utf-8")
     description = json.loads(told.read_text(encoding="utf-8"))
-    count = min(description.pop("examples"), examples or 1 << 60)
-    steps = data.epochs * count // data.model["batch"]
+    steps = data.epochs * description.pop("examples") // data.model["batch"]
     return {
         "train": str(train.resolve()), "valid": str((files / "valid.bin").resolve()),
         "test": str((files / "test.bin").resolve()), **description, **data.model, "steps": steps,
@@ -94,11 +94,13 @@ def files_of(name: str, folder: Path, seed: int, examples: int | None) -> dict[s
     }  # fmt: skip
 
 
-def _read(data: Data, part: str) -> dict[str, np.ndarray]:
+def _read(data: Data, part: str, most: int | None) -> dict[str, np.ndarray]:
     """Reads a part: "keys" int64 [n, fields], "dense" float32 [n, numbers], "label" float32 [n]."""
     if data.file.startswith("generated"):
         share = 1.0 if part == "train" else 0.1
-        reader = registry.open_generated(data.file, part, _READ_AT_ONCE, 0, share)
+        _, count, *law = data.file.split(":")
+        file = ":".join(["generated", str(min(int(count), most or int(count))), *law])
+        reader = registry.open_generated(file, part, _READ_AT_ONCE, 0, share)
     else:
         path = common.in_data_folder(data.file)
         options = {"part": part, "batch_size": _READ_AT_ONCE, "seed": 0, "hold_out": True}
@@ -108,7 +110,8 @@ def _read(data: Data, part: str) -> dict[str, np.ndarray]:
         found["keys"].append(features["keys"])
         found["dense"].append(features.get("dense", np.zeros((len(label), 0), np.float32)))
         found["label"].append(label)
-    return {name: np.concatenate(blocks) for name, blocks in found.items()}
+    taken = most if part == "train" else None
+    return {name: np.concatenate(blocks)[:taken] for name, blocks in found.items()}
 
 
 def _number(parts: Mapping[str, dict[str, np.ndarray]]) -> list[int]:

@@ -40,7 +40,7 @@ _TRIALS = flags.DEFINE_integer("trials", 6, "Settings that each system tries.", 
 _POINTS = flags.DEFINE_integer("points", 16, "Measurements along a run.", lower_bound=1)
 _MINUTES = flags.DEFINE_float("minutes", 150.0, "After which no run begins.", lower_bound=0.0)
 _REPORT = flags.DEFINE_bool("report", False, "Runs nothing; writes what there is.")
-_EXAMPLES = flags.DEFINE_integer("examples", None, "Less of the data, to try it.")
+_EXAMPLES = flags.DEFINE_integer("examples", None, "So few of the data, to try it.")
 _RECORDS = flags.DEFINE_string("records", "runs/time_to_quality", "Folder of data and runs.")
 _ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of their Pythons.")
 _PROCESSORS = flags.DEFINE_string("processors", "0,1", "That all of a system's processes may use.")
@@ -305,7 +305,8 @@ def main(arguments: Sequence[str]) -> None:
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     names, seeds = choose(_SYSTEMS.value), common.integers("seeds", _SEEDS.value)
-    folder = Path(_RECORDS.value) / _DATA.value
+    few = "" if _EXAMPLES.value is None else f"-{_EXAMPLES.value}"
+    folder = Path(_RECORDS.value) / f"{_DATA.value}{few}"
     if not _REPORT.value:
         awake.keep()
     kept = run_all(names, seeds, folder)

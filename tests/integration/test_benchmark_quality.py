@@ -1,0 +1,93 @@
+"""benchmarks/time_to_quality.py: systems train the same file of rows and are told alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmark_programs import BENCHMARKS, claims_of, load, needs_sources, rows_of, run_benchmark
+
+from slipstream_tf.telemetry.metrics import click_metrics
+
+
+@pytest.fixture(name="task")
+def fixture_task(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What systems/ share."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "systems"))
+    return load("systems/task", monkeypatch)
+
+
+@needs_sources
+def test_systems_train_and_are_timed_to_the_same_quality(warm: list[str], tmp_path: Path) -> None:
+    systems = ["slipstream", "slipstream_both", "keras"]
+    flags = [
+        "--data=criteo", "--examples=40000", "--trials=1", "--seeds=0", "--points=1",
+        f"--systems={','.join(systems)}", f"--output={tmp_path}", f"--records={tmp_path}/runs",
+    ]  # fmt: skip
+    done = run_benchmark("time_to_quality.py", *flags, warm=warm)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = rows_of(tmp_path, "time_to_quality")
+    assert [row["system"] for row in rows] == [
+        "slipstream_tf",
+        "with both",
+        "Keras Embedding layers",
+    ]
+    for row in rows:
+        assert 0.5 < row["auc"][0] < 1.0 and row["s in all"][0] > 0
+    (ours, _, keras) = (
+        json.loads((tmp_path / f"runs/criteo-40000/runs/{name}/seed_0/metrics.json").read_text())
+        for name in systems
+    )
+    # 40,000 examples are 19 batches of 2,048; the same rows and rates end alike.
+    assert ours["evaluations"][-1]["steps"] == keras["evaluations"][-1]["steps"] == 19
+    ends = [record["evaluations"][-1]["auc"] for record in (ours, keras)]
+    assert ends[0] == pytest.approx(ends[1], abs=0.02)
+    assert claims_of(tmp_path, "time_to_quality")["criteo_over_keras"]["value"] > 0
+    # What has run is not run again.
+    again = run_benchmark("time_to_quality.py", *flags, "--report", warm=warm)
+    assert again.returncode == 0 and "keras, seed_0:" not in again.stdout
+
+
+@needs_sources
+def test_what_systems_measure_is_what_the_package_does(task: Any) -> None:
+    random = np.random.default_rng(0)
+    labels = (random.random(2000) < 0.3).astype(np.float32)
+    # With ties.
+    logits = np.round(labels + random.normal(size=2000), 1).astype(np.float32)
+    found = click_metrics(labels, logits)
+    assert task.auc(labels, logits) == pytest.approx(found.auc, abs=1e-6)
+    assert task.log_loss(labels, logits) == pytest.approx(found.log_loss, abs=1e-6)
+
+
+@needs_sources
+def test_the_clock_leaves_out_what_is_built_and_measured(
+    task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = np.arange(8, dtype=np.int32).reshape(4, 2)  # a key and a label
+    rows[:, 1] = np.array([0, 1, 0, 1], np.float32).view(np.int32)
+    rows.tofile(tmp_path / "measured.bin")
+    settings = {"cardinalities": [8], "numbers": 0, "steps": 6, "batch": 2, "every": 2}
+    settings["measured"] = str(tmp_path / "measured.bin")
+    now = [0.0]
+    monkeypatch.setattr(task.time, "perf_counter", lambda: now[0])
+    recorder = task.Recorder(task.Task(settings))
+
+    def predict(keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
+        now[0] += 100.0
+        return keys[:, 0].astype(np.float32)
+
+    for seconds in (50.0, 1.0, 2.0, 3.0, 1.0):  # the first one builds a graph
+        now[0] += seconds
+        recorder.step(predict)
+    recorder.end(predict)
+    recorder.finish(str(tmp_path / "record.json"), {})
+    points = json.loads((tmp_path / "record.json").read_text())["evaluations"]
+    assert [(point["steps"], point["seconds"]) for point in points] == [
+        (2, 2.0),
+        (4, 7.0),
+        (5, 8.0),
+    ]
+    assert points[0]["examples_trained"] == 4 and points[0]["auc"] == 0.75
