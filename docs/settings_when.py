@@ -218,7 +218,7 @@ FLAGS: Mapping[str, str] = {
     "prefetch": "Sharded tables and time to hide; memory for one batch more.",
     "control": "After every skipping run: without its controls it says nothing.",
     "match": "With `--control`.",
-    "segregate": "The FAE schedule, as a baseline.",
+    "schedule": "As a [baseline](baselines.md).",
     "policies": "Always, after a `--dry_run`; then its controls.",
     "dry_run": "First of all; and whenever data or model have changed.",
     "watch": "What would be saturated, without any saving.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -18,6 +19,7 @@ from slipstream_tf.cli.settings import Settings
 from slipstream_tf.config import Retention, Storage, Table, Window
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
+from slipstream_tf.keras.hot_rows import Hotline, HotRows
 from slipstream_tf.keras.loss_feedback import binary_cross_entropy
 from slipstream_tf.models import DLRM, DCNv2, DeepFM
 
@@ -29,6 +31,7 @@ def build_embeddings(
     fields: tuple[str, ...],
     comm: Communicator,
     planned_steps: int | None = None,
+    hot_keys: Sequence[Any] | None = None,
 ) -> EmbeddingCollection:
     """Makes a table per field.
 
@@ -37,6 +40,7 @@ def build_embeddings(
         fields: names of the categorical fields, in the order of the key columns.
         comm: the ranks that train them; making the tables is a collective.
         planned_steps: as of `build_engine`.
+        hot_keys: of each field, where a baseline's schedule has them.
 
     Returns:
         The layer.
@@ -61,6 +65,9 @@ def build_embeddings(
         )
         for index, field in enumerate(fields)
     ]
+    if hot_keys is not None and (settings.schedule == "hotline" or comm.size > 1):
+        rule = _rows_optimizer(settings)
+        return HotRows(tables, rule, hot_keys, comm, dtype=settings.precision)
     return EmbeddingCollection(
         tables,
         _rows_optimizer(settings),
@@ -119,15 +126,18 @@ def build_model(
         "l2": settings.layers_l2,
         "dtype": settings.precision,
     }
+    kind: Any = {"dlrm": DLRM, "deepfm": DeepFM, "dcn": DCNv2}[settings.model]
+    if settings.schedule == "hotline":
+        kind = type(f"Hotline{kind.__name__}", (Hotline, kind), {})
     model: Any
     if settings.model == "dlrm":
         bottom, top = [*settings.bottom, settings.dim], [*settings.mlp, 1]
-        model = DLRM(embeddings, num_dense, bottom, top, **common)
+        model = kind(embeddings, num_dense, bottom, top, **common)
     elif settings.model == "deepfm":
-        model = DeepFM(embeddings, num_dense, settings.mlp, **common)
+        model = kind(embeddings, num_dense, settings.mlp, **common)
     else:
         depth = settings.cross_layers
-        model = DCNv2(embeddings, num_dense, depth, deep=settings.mlp, **common)
+        model = kind(embeddings, num_dense, depth, deep=settings.mlp, **common)
     if base_rate is not None:
         model.start_at(base_rate)
     optimizer: Any = keras.optimizers.Adam(settings.learning_rate)

@@ -101,7 +101,9 @@ CACHE = Need("--policies=cache_rows", _reads_replicas)
 KEYS = Need("--policies that go by drift, or --watch", goes_by_keys)
 HOT_SET = Need(
     KEYS.words,
-    lambda settings: goes_by_keys(settings) or _reads_replicas(settings) or settings.segregate,
+    lambda settings: (
+        goes_by_keys(settings) or _reads_replicas(settings) or settings.schedule != "plain"
+    ),
 )
 NO_THRESHOLD = Need(
     "no --threshold, which decides it",

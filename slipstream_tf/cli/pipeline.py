@@ -60,17 +60,18 @@ class TrainingInputs:
         self._slipstream, self._reading, self._asking = slipstream, LookAhead(), LookAhead()
         leaves = slipstream is not None and slipstream.settings.skips_examples
         # Else ranks must ask each other whether there are more, and how many.
-        are_even = comm.size > 1 and not leaves and hot_keys is None
+        are_even = comm.size > 1 and not leaves
         at_once = settings.batch_size * comm.size if are_even else settings.read_batch_size
         dataset = _counted(_all_epochs(settings, dataset, at_once), self.read)
+        if hot_keys is not None:
+            # Before ranks take their parts: a step is hot on all of them, or on none.
+            dataset = segregate(dataset, hot_keys, settings.batch_size * comm.size)
         dataset = (
             part_of_rank(dataset, settings.batch_size, comm)
             if are_even
             else share_of_rank(dataset, comm)
         )
         dataset = _counted(self._reading.read(dataset), self.seen)
-        if hot_keys is not None:
-            dataset = segregate(dataset, hot_keys, settings.batch_size)
         if slipstream is not None:
             # Where nothing leaves, batches stay as they are.
             batch_size = settings.batch_size if slipstream.settings.skips_examples else None

@@ -33,6 +33,7 @@ from slipstream_tf.export import saved_model
 from slipstream_tf.inputs.segregation import profile_hot_keys
 from slipstream_tf.inputs.spec import Reader
 from slipstream_tf.keras import RanksCallback
+from slipstream_tf.keras.hot_rows import HotRows
 from slipstream_tf.saturation.hot_set import snapshot_bytes
 from slipstream_tf.telemetry.metrics import ClickMetrics
 from slipstream_tf.telemetry.progress import TrainingBar
@@ -98,11 +99,15 @@ class Trainer:
         if self._saving.is_used:
             with agreed(comm, "resume"):
                 require_same_run(self._saving, self._saved_run)
-        with self._clock.phase("reading"), agreed(comm, "segregate"):
-            if settings.segregate:
+        with self._clock.phase("reading"), agreed(comm, "hot_keys"):
+            if settings.schedule != "plain":
                 budget = HotSet(settings.engine.get("hot_set_memory", HotSet.memory)).memory_bytes
                 bytes_per_key = snapshot_bytes(settings.dim)
-                with raised_as(UsageError, "Flag --segregate cannot be used here. ", ValueError):
+                with raised_as(
+                    UsageError,
+                    f"Flag --schedule={settings.schedule} cannot be used here. ",
+                    ValueError,
+                ):
                     dataset = self._parts.train.dataset()
                     self._hot_keys = profile_hot_keys(dataset, budget, bytes_per_key)
 
@@ -117,7 +122,9 @@ class Trainer:
         with self._clock.phase("training"):
             with agreed(comm, "build"), raised_as(UsageError, "", ValueError):
                 fields = tuple(spec.fields)
-                self._embeddings = build.build_embeddings(settings, fields, comm, steps)
+                self._embeddings = build.build_embeddings(
+                    settings, fields, comm, steps, self._hot_keys
+                )
                 rate = _base_rate(self._parts.train.dataset()) if settings.output_bias else None
                 self._model = build.build_model(
                     settings, self._embeddings, spec.num_dense, comm, rate
@@ -129,11 +136,11 @@ class Trainer:
                 comm,
                 self._embeddings,
                 self._slipstream,
-                self._hot_keys,
+                self._hot_keys if settings.schedule == "fae" else None,
             )
             self._predict = predictor(self._model)
             self._test = self._measured_part(self._parts.test)
-            self._exchanged = Exchanged(self._embeddings.store, comm)
+            self._exchanged = Exchanged(self._stores, comm)
             every = settings.evaluate_every
             self._validation: Validation | None = None
             if settings.early_stopping:
@@ -361,11 +368,18 @@ class Trainer:
 
     def _rows(self) -> dict[str, int]:
         """Rows of each table: of sharded ones, those of all ranks."""
-        store = self._embeddings.store
-        own = {table.name: store.size(table.name) for table in self._embeddings.tables}
-        if self._settings.placement == "replicated":
-            return own
-        return {name: total(self._comm, rows, f"rows.{name}") for name, rows in own.items()}
+        rows = dict.fromkeys((table.name for table in self._embeddings.tables), 0)
+        for store in self._stores:
+            for name in rows:
+                own = store.size(name)
+                rows[name] += total(self._comm, own, f"rows.{name}") if store.is_spread else own
+        return rows
+
+    @property
+    def _stores(self) -> list[Any]:
+        """Of the embedding rows; each has all tables."""
+        layer = self._embeddings
+        return [layer.store, layer.hot.store] if isinstance(layer, HotRows) else [layer.store]
 
     def _title(self) -> str:
         settings, comm = self._settings, self._comm

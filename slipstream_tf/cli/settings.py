@@ -24,7 +24,7 @@ _MUST_MATCH = (
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
 _NOT_REPEATED = (
-    "policies", "dry_run", "control", "watch", "segregate", "random_shares", "stop_after", "engine",
+    "policies", "dry_run", "control", "watch", "schedule", "random_shares", "stop_after", "engine",
     "tensorboard", "trace", "data_name",
 )  # fmt: skip
 # Examples that are read at once.
@@ -61,7 +61,8 @@ class Settings(Preset):
         dry_run: whether all is done but the saving.
         control: "none", "random" or "stop".
         watch: whether windows are followed though nothing is skipped.
-        segregate: whether hot and cold examples are trained in batches of their own.
+        schedule: of a baseline: "fae", hot and cold examples in batches of their own; "hotline",
+            each batch in two parts; or "plain".
         warmup: share of the planned steps before anything is skipped, 0 to 1.
         warmup_steps: the same in steps; None: by `warmup`.
         max_examples: most examples of the training part that the run sees, over all epochs; or
@@ -90,7 +91,7 @@ class Settings(Preset):
     max_examples: int | None
     control: str
     watch: bool
-    segregate: bool
+    schedule: str
     warmup: float
     warmup_steps: int | None
     seed: int

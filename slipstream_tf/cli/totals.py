@@ -6,7 +6,7 @@ Every total is summed over ranks and is a collective.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,12 +87,13 @@ class Exchanged:
     """What became of gradient rows, and what was sent, in all parts of a run that was resumed.
 
     Args:
-        store: of the embedding rows.
+        stores: of the embedding rows, each with all tables.
         comm: the ranks.
     """
 
-    def __init__(self, store: Any, comm: Communicator) -> None:
-        self._store, self._comm = store, comm
+    def __init__(self, stores: Sequence[Any], comm: Communicator) -> None:
+        self._stores, self._comm = tuple(stores), comm
+        self._tables = [table.name for table in self._stores[0].tables]
         # Of this rank, from parts of the run before this one.
         self._bytes: dict[str, int] = {}
         self._rows: dict[str, dict[str, int]] = {}
@@ -101,7 +102,7 @@ class Exchanged:
         """Returns this rank's bytes by kind and gradient rows by table, JSON-serialisable."""
         return {
             "bytes": self._own_bytes(),
-            "gradient_rows": {t.name: self._own_rows(t.name) for t in self._store.tables},
+            "gradient_rows": {name: self._own_rows(name) for name in self._tables},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -115,13 +116,14 @@ class Exchanged:
 
     def gradient_rows(self) -> dict[str, dict[str, int]]:
         """Returns what became of each table's gradient rows, by table. A collective."""
-        names = [table.name for table in self._store.tables]
         counts = [
-            dataclasses.replace(self._store.update_counts(name), **self._own_rows(name))
-            for name in names
+            dataclasses.replace(self._stores[0].update_counts(name), **self._own_rows(name))
+            for name in self._tables
         ]
         totals = Ranks(self._comm).total_counts(counts, "gradient_rows")
-        return {name: dataclasses.asdict(sums) for name, sums in zip(names, totals, strict=True)}
+        return {
+            name: dataclasses.asdict(sums) for name, sums in zip(self._tables, totals, strict=True)
+        }
 
     def traffic(self) -> dict[str, Any]:
         """Returns the record's entry "ranks": how many, and what they sent so far. A collective.
@@ -137,7 +139,7 @@ class Exchanged:
 
     def _own_rows(self, table: str) -> dict[str, int]:
         before = self._rows.get(table, {})
-        counts = dataclasses.asdict(self._store.update_counts(table))
+        counts = added_up(dataclasses.asdict(s.update_counts(table)) for s in self._stores)
         # Deferred gradients are no flow: those of now are all.
         flows = {kind: n for kind, n in counts.items() if not kind.startswith("deferred_")}
         return {kind: n + before.get(kind, 0) for kind, n in flows.items()}

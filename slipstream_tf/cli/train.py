@@ -76,6 +76,8 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
             "Invalid flag --prefetch with --pilot=model: which of the next batch are trained is "
             "not known when their rows are requested. Allowed: --noprefetch, or another pilot."
         )
+    if settings.schedule == "hotline" or (settings.schedule == "fae" and launch.rank() is not None):
+        _require_fresh_run(settings, saving, values)
     if settings.early_stopping and saving.is_used:
         name = "resume" if saving.resume else "checkpoint_every"
         raise UsageError(
@@ -94,6 +96,25 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     import_tensorflow()
     _set_threads(settings.threads)
     return _Prepared(values, given, settings, saving, clock)
+
+
+def _require_fresh_run(settings: Settings, saving: Saving, values: dict[str, Any]) -> None:
+    """Refuses what the tables of the baselines, of hot and of other rows, do not have."""
+    found = {
+        "checkpoint_every": saving.is_used,
+        "early_stopping": settings.early_stopping,
+        "export": values["export"] is not None,
+        "prefetch": settings.prefetch,
+        "wire_dtype": settings.wire_dtype != "float32",
+        "placement": settings.placement != "sharded" and launch.rank() is not None,
+    }
+    for name, is_given in found.items():
+        if is_given:
+            allowed = "--placement=sharded" if name == "placement" else "without it"
+            raise UsageError(
+                f"Invalid flag --{name} with --schedule={settings.schedule}: rows of hot keys are "
+                f"on all ranks, the others spread over them. Allowed: {allowed}."
+            )
 
 
 def carry_out(prepared: _Prepared, comm: Communicator, callbacks: Sequence[Any] = ()) -> None:

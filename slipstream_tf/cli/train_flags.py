@@ -28,6 +28,7 @@ DATA_HELP = (
     "or 'generated' or 'generated:COUNT', examples drawn from a fixed law "
     "('generated:COUNT:KEYS:RATE': with fields of at most so many keys, and such a click rate)"
 )
+SCHEDULES = ("plain", "fae", "hotline")
 POLICIES = ("skip_examples", "defer_gradients", "mask_gradients", "cache_rows")
 # What a run's engine is set by, beside `Settings`' own fields; names as of `cli.engine`.
 ENGINE_FLAGS = (
@@ -259,9 +260,9 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "none"),
         Flag("match", Text(), "metrics.json of the run that the control repeats; settings not "
              "given come from it"),
-        Flag("segregate", None, "train on batches of hot and batches of cold examples; hot keys, "
-             "within --hot_set_memory, are chosen in a pass over the data before training",
-             needs=(needs.NO_SAVING,)),
+        Flag("schedule", Choice(SCHEDULES), "fae: batches of hot and batches of cold examples; "
+             "hotline: each batch in two parts; hot keys, within --hot_set_memory, are chosen in a "
+             "pass over the data before training", "plain", needs=(needs.NO_SAVING,)),
     ),
 }  # fmt: skip
 # What `--help` lists: a screen of them.

@@ -54,7 +54,7 @@ def segregate(
     full = batch_size * block
 
     def sort(waiting: Any, is_end: tf.Tensor, batch: Any) -> Any:
-        is_hot = _is_hot(batch[0]["keys"], hot)
+        is_hot = tf.reduce_all(are_hot(batch[0]["keys"], hot), axis=1)
         kinds = (chosen_rows(batch, is_hot), chosen_rows(batch, ~is_hot))
         joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), waiting, kinds)
         taken, rest = zip(*(_first_rows(kind, full, is_end) for kind in joined), strict=True)
@@ -137,8 +137,16 @@ def _empty(element_spec: Any) -> Any:
     )
 
 
-def _is_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
-    """Which inputs have hot keys only: bool [batch]."""
+def are_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
+    """Returns which keys are hot, or padding.
+
+    Args:
+        keys: integers [batch, columns].
+        hot: of each column, int64 [n], ascending.
+
+    Returns:
+        bool [batch, columns].
+    """
     keys = tf.cast(keys, tf.int64)
     found = []
     for column, hot_column in zip(tf.unstack(keys, axis=1), hot, strict=True):
@@ -148,7 +156,7 @@ def _is_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
             index = tf.minimum(index, hot_column.size - 1)
             is_found |= tf.equal(tf.gather(hot_column, index), column)
         found.append(is_found)
-    return tf.reduce_all(tf.stack(found, axis=1), axis=1)
+    return tf.stack(found, axis=1)
 
 
 def _first_rows(batch: Any, full: int, is_end: tf.Tensor) -> tuple[Any, Any]:

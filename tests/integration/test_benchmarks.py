@@ -463,23 +463,14 @@ def test_gpu_launchers_compile(tmp_path: Path) -> None:
         assert rows_of(tmp_path, "gpu_launchers", "Launchers beside a copy")
 
 
-def test_segregated_training_trains_every_input_once(tmp_path: Path) -> None:
-    arguments = ["--data=generated:3000", *(f"--{flag}" for flag in TINY), "--segregate"]
-    arguments += ["--hot_set_memory=50KiB", f"--output={tmp_path}"]
-    assert run_program(train.make_flags(), train.main, arguments) == 0
-    record = json.loads((tmp_path / "metrics.json").read_text())
-    assert record["examples"]["trained"] == record["examples"]["seen"] == 3000
-    engine = {"hot_set_memory": "50KiB"}
-    assert record["settings"]["segregate"] and record["settings"]["engine"] == engine
-
-
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
-        (("--segregate", "--policies=skip_examples"), "no --policies and --control=none"),
+        (("--schedule=fae", "--policies=skip_examples"), "no --policies and --control=none"),
         (("--simulated_ranks=2",), "or --watch"),
         (("--watch", "--dry_run"), "no --policies"),
-        (("--segregate", "--hot_set_memory=0"), "bytes above 0"),
+        (("--schedule=fae", "--hot_set_memory=0"), "bytes above 0"),
+        (("--schedule=hotline", "--early_stopping=2"), "--early_stopping with --schedule=hotline"),
     ],
 )
 def test_flags_of_the_baselines_that_do_nothing_are_refused(

@@ -15,7 +15,6 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.cli import build as train_build
 from slipstream_tf.cli import train
 from slipstream_tf.cli.program import run_program
 from slipstream_tf.cli.settings import resolve
@@ -105,34 +104,6 @@ def test_same_seed_gives_the_same_model_and_another_does_not(run_train: Train) -
     first, second = (run_train(*SMALL, name=name) for name in ("a", "b"))
     assert first["test"] == second["test"] and first["training"] == second["training"]
     assert run_train(*SMALL, "--seed=1", name="c")["test"] != first["test"]
-
-
-@pytest.mark.parametrize("policy", ["", SKIPS])
-def test_tables_on_disk_end_with_the_same_metrics(
-    run_train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
-) -> None:
-    spill = tmp_path / "spill"
-    spill.mkdir()
-    stores = []
-    build = train_build.build_embeddings
-    monkeypatch.setattr(
-        train_build, "build_embeddings", lambda *a: stores.append(build(*a)) or stores[-1]
-    )
-    # As many values as make a page of four rows.
-    flags = (*SMALL, "--dim=128", *filter(None, [policy]))
-    on_disk = run_train(*flags, "--memory=1MB", f"--spill={spill}", name="a")
-    assert on_disk["test"] == run_train(*flags, name="b")["test"]
-    tables = stores[0].store.tables
-    read = [stores[0].store.spill_statistics(table.name) for table in tables]
-    assert sum(r.rows_read_ahead for r in read) > sum(r.rows_read for r in read) / 2 > 100
-
-
-def test_what_a_disk_needs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spill = f"--spill={tmp_path / 'none'}"
-    assert "no file can be made in" in refused(capsys, *SMALL, "--memory=1MB", spill)
-    assert refused(capsys, *SMALL, spill).endswith("Allowed: with --memory.")
-    few = refused(capsys, *SMALL, "--memory=1KB", f"--spill={tmp_path}", code=1)
-    assert "a batch needs" in few and "its memory, 1000 bytes, holds 64" in few
 
 
 def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:

@@ -42,7 +42,7 @@ WAYS = {
     ),
     "foreseen": ("--policies=skip_examples", "--skip_share=0.4"),
     "dry_run": ("--dry_run", "--skip_by=row_drift", "--skip_alpha=0.5"),
-    "segregate": ("--segregate", "--hot_set_memory=10KiB"),
+    "fae": ("--schedule=fae", "--hot_set_memory=10KiB"),
 }  # fmt: skip
 # Of the record, what is not of the run itself.
 TIMES = ("seconds", "wall_seconds", "seconds_per_step_after_warmup")
@@ -67,7 +67,7 @@ def fixture_data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def flags_of(way: str, data: str) -> list[str]:
-    window = () if way in ("none", "segregate") else ("--window_steps=5",)
+    window = () if way in ("none", "fae") else ("--window_steps=5",)
     return [f"--data={data}", *SMALL, *WAYS[way], *window, f"--checkpoint_every={EVERY}"]
 
 

@@ -219,3 +219,24 @@ def test_a_rank_that_breaks_off_ends_the_job_and_says_why(run_ranks: Any, tmp_pa
     assert done.returncode != 0 and os.listdir(output) == []
     assert "slipstream-train: rank 1: Training broke off. the third batch is torn" in done.stderr
     assert "test AUC" not in done.stdout
+
+
+def test_baselines_train_what_plain_training_does(
+    run_ranks: Any, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    flags = ("--placement=sharded", "--hot_set_memory=100KB")
+    records = {
+        schedule: train_on_two(run_ranks, tmp_path / schedule, f"--schedule={schedule}", *given)[0]
+        for schedule, given in {"plain": flags[:1], "fae": flags, "hotline": flags}.items()
+    }
+    plain = records.pop("plain")
+    for record in records.values():
+        assert record["examples"] == alone["examples"] and record["rows"] == alone["rows"]
+        # Hot rows are there: but for some, none come from the other rank.
+        assert record["ranks"]["bytes"]["rows"] < plain["ranks"]["bytes"]["rows"] / 2
+        sent = sum(counts["sent"] for counts in record["gradient_rows"].values())
+        assert 0 < sent <= sum(counts["offered"] for counts in record["gradient_rows"].values())
+    # A step of Hotline is that of the whole batch; FAE's have other examples.
+    for name in ("auc", "log_loss"):
+        assert records["hotline"]["test"][name] == pytest.approx(plain["test"][name], abs=1e-4)
+    assert records["fae"]["test"]["auc"] == pytest.approx(plain["test"]["auc"], abs=0.02)

@@ -1,0 +1,67 @@
+"""slipstream-train with rows on disk, and by the schedules of baselines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream_tf.cli import build as train_build
+from slipstream_tf.cli import train
+from slipstream_tf.cli.program import run_program
+
+SMALL = ("--data=generated:18000", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8")
+
+
+def trained(output: Path, *flags: str) -> dict[str, Any]:
+    """Runs slipstream-train in this process; returns its record."""
+    assert run_program(train.make_flags(), train.main, [*flags, f"--output={output}"]) == 0
+    return json.loads((output / "metrics.json").read_text())
+
+
+def refused(capsys: pytest.CaptureFixture[str], *flags: str, code: int = 2) -> str:
+    """Runs slipstream-train with flags that it must refuse; returns its one line."""
+    assert run_program(train.make_flags(), train.main, flags) == code
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if line.startswith("slipstream-train:")]
+    assert len(lines) == 1 and "Traceback" not in captured.err
+    return lines[0]
+
+
+@pytest.mark.parametrize("policy", ["", "--policies=skip_examples"])
+def test_tables_on_disk_end_with_the_same_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    stores = []
+    build = train_build.build_embeddings
+    monkeypatch.setattr(
+        train_build, "build_embeddings", lambda *a: stores.append(build(*a)) or stores[-1]
+    )
+    # As many values as make a page of four rows.
+    flags = (*SMALL, "--dim=128", *filter(None, [policy]))
+    on_disk = trained(tmp_path / "a", *flags, "--memory=1MB", f"--spill={spill}")
+    assert on_disk["test"] == trained(tmp_path / "b", *flags)["test"]
+    tables = stores[0].store.tables
+    read = [stores[0].store.spill_statistics(table.name) for table in tables]
+    assert sum(r.rows_read_ahead for r in read) > sum(r.rows_read for r in read) / 2 > 100
+
+
+def test_what_a_disk_needs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spill = f"--spill={tmp_path / 'none'}"
+    assert "no file can be made in" in refused(capsys, *SMALL, "--memory=1MB", spill)
+    assert refused(capsys, *SMALL, spill).endswith("Allowed: with --memory.")
+    few = refused(capsys, *SMALL, "--memory=1KB", f"--spill={tmp_path}", code=1)
+    assert "a batch needs" in few and "its memory, 1000 bytes, holds 64" in few
+
+
+@pytest.mark.parametrize("schedule", ["fae", "hotline"])
+def test_a_baseline_trains_every_input_once(tmp_path: Path, schedule: str) -> None:
+    flags = (*SMALL, "--max_examples=3000", f"--schedule={schedule}", "--hot_set_memory=50KiB")
+    record = trained(tmp_path, *flags)
+    assert record["examples"]["trained"] == record["examples"]["seen"] == 3000
+    engine = {"hot_set_memory": "50KiB"}
+    assert record["settings"]["schedule"] == schedule and record["settings"]["engine"] == engine
