@@ -41,7 +41,10 @@ GLOBO_49: Mapping[str, Any] = {
 
 
 # Student's t for a 95% interval, from one degree of freedom on.
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+)  # fmt: skip
 
 
 def rates(rate: float, rows_rate: float | None = None) -> dict[str, float]:
