@@ -8,10 +8,9 @@ import sys
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
 import keras
-import numpy as np
 import tensorflow as tf
 import tf_input
-from task import Recorder, read_arguments
+from task import read_arguments
 from tf_model import DenseLayers
 
 
@@ -46,16 +45,7 @@ def main() -> None:
         of_rows.apply(gradients[: len(rows)], rows)
         of_weights.apply(gradients[len(rows) :], weights)
 
-    scores = tf.function(logits, reduce_retracing=True)
-
-    def predict(keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
-        return scores(tf.constant(keys, tf.int64), tf.constant(dense)).numpy()
-
-    recorder = Recorder(task)
-    for features, labels in tf_input.dataset(task).prefetch(2):
-        step(features, labels)
-        recorder.step(predict)
-    recorder.end(predict)
+    recorder = tf_input.train(task, step, logits)
     recorder.finish(record, {"tensorflow": tf.__version__, "keras": keras.__version__})
 
 

@@ -42,7 +42,7 @@ def policies_of(ways: Sequence[str], settings: Mapping[str, Any]) -> list[Any]:
     if "skipping" in ways:
         return [slip.SkipExamples(by=slip.ForeseenLoss(), share=settings["skip_share"])]
     if "paper" in ways:
-        return [slip.SkipExamples(by=slip.RowDrift(alpha=settings["skip_alpha"]))]
+        return [slip.SkipExamples(by=slip.RowDrift())]
     return []
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
-from task import Task
+from task import Recorder, Task
 
 
 def dataset(task: Task) -> tf.data.Dataset:
@@ -21,6 +23,27 @@ def dataset(task: Task) -> tf.data.Dataset:
     files = tf.data.FixedLengthRecordDataset(task.settings["train"], 4 * task.columns * batch)
     batches = files.take(task.steps).map(tf.autograph.experimental.do_not_convert(split))
     return batches.apply(tf.data.experimental.assert_cardinality(task.steps))
+
+
+def train(task: Task, step: Callable[..., Any], logits: Callable[..., tf.Tensor]) -> Recorder:
+    """Makes a step of every batch, in a loop; returns what was recorded.
+
+    Args:
+        task: what is trained.
+        step: of an element of `dataset`.
+        logits: of keys and numbers.
+    """
+    scores = tf.function(logits, reduce_retracing=True)
+
+    def predict(keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
+        return scores(tf.constant(keys, tf.int64), tf.constant(dense)).numpy()
+
+    recorder = Recorder(task)
+    for features, labels in dataset(task).prefetch(2):
+        step(features, labels)
+        recorder.step(predict)
+    recorder.end(predict)
+    return recorder
 
 
 def limit_threads(threads: int) -> None:

@@ -7,10 +7,9 @@ import sys
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
-import numpy as np
 import tensorflow as tf
 import tf_input
-from task import Recorder, read_arguments
+from task import read_arguments
 from tensorflow_recommenders_addons import dynamic_embedding
 from tf_model import DenseLayers
 
@@ -55,16 +54,7 @@ def main() -> None:
         of_rows.apply_gradients(zip(gradients[: len(rows)], rows, strict=True))
         of_weights.apply_gradients(zip(gradients[len(rows) :], dense_layers.variables, strict=True))
 
-    scores = tf.function(logits, reduce_retracing=True)
-
-    def predict(keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
-        return scores(tf.constant(keys, tf.int64), tf.constant(dense)).numpy()
-
-    recorder = Recorder(task)
-    for features, labels in tf_input.dataset(task).prefetch(2):
-        step(features, labels)
-        recorder.step(predict)
-    recorder.end(predict)
+    recorder = tf_input.train(task, step, logits)
     recorder.finish(record, {"tensorflow": tf.__version__, "tfra": addons.__version__})
 
 
