@@ -90,12 +90,15 @@ class Storage:
     What is narrower than float32 is computed in float32 and rounded when it is written back: to one
     of its two neighbours, by a chance that makes the mean right (stochastic rounding). So steps
     smaller than the neighbours' distance are not lost. The chance is a function of key and update:
-    the same run gives the same bits.
+    the same run gives the same bits. Where each value has a float32 slot (momentum, Adagrad, Adam,
+    FTRL), that lends it 8 bits: value and slot are updated with 24 bits each, and take no more
+    memory; lookups read the nearest value of `dtype`.
 
     Attributes:
         dtype: of a row's values: "float32"; "bfloat16" (8 bits of precision, float32's range) or
             "float16" (11 bits, up to 65,504), which take half the bytes.
-        slot_dtype: of the optimizer's values beside a row: "float32" or "bfloat16".
+        slot_dtype: of the optimizer's values beside a row: "float32" or "bfloat16", with which no
+            bits are lent.
         memory: bytes of rows and slots in memory, or a text such as "2GB"; all others are on disk,
             the least valuable first, by their access counts and how long ago they were used. A
             batch's rows must fit. On top come the index, 20 to 25 bytes a key, and, for what moves,

@@ -170,6 +170,9 @@ def _read(store: Any, config: Table, name: str, wanted: np.ndarray | None) -> Ta
     if wanted is not None:
         is_wanted = np.isin(keys, wanted, assume_unique=True)
         keys, rows = keys[is_wanted], rows[is_wanted]
+    if config.storage.dtype != "float32":
+        # As lookups read them: their slots may lend them bits, which updates alone see.
+        rows = store.gather(config.name, keys)[0].numpy()
     return TableRows(name, config, keys, rows, int(contents["steps"][0]))
 
 

@@ -1,5 +1,5 @@
-// Floats in 16 bits, rounded by chance, and back: to be inlined into functions that are compiled
-// for several instruction sets.
+// Floats in 16 bits, or in 24 of which others lend 8, rounded by chance, and back: to be inlined
+// into functions that are compiled for several instruction sets.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_NARROW_FLOATS_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_NARROW_FLOATS_H_
 
@@ -54,15 +54,16 @@ inline uint32_t ChanceOf(uint32_t seed, uint32_t index) {
 
 // bits: of floats, which are rounded to one of their two neighbours, such that the mean, over
 // evenly drawn 16 bits of `chance`, is the value. What is representable stays. What is beyond the
-// largest becomes infinite, and what is not finite stays so. In the lower half of the result.
+// largest becomes infinite, and what is not finite stays so. In the lower 16 + kMore bits of the
+// result: kMore, 0 or 8, are bits of precision. Only the upper 16 - kMore bits of a chance matter.
 struct Bfloat16Rounding {
-  template <class Bits>
+  template <int kMore, class Bits>
   static SLIPSTREAM_ALWAYS_INLINE Bits Round(Bits bits, Bits chance) {
-    return (bits + chance) >> 16;
+    return (bits + (chance >> kMore)) >> (16 - kMore);
   }
-  template <class Bits>
-  static SLIPSTREAM_ALWAYS_INLINE Bits Widen(Bits half) {
-    return half << 16;
+  template <int kMore, class Bits>
+  static SLIPSTREAM_ALWAYS_INLINE Bits Widen(Bits narrow) {
+    return narrow << (16 - kMore);
   }
 };
 
@@ -78,44 +79,54 @@ struct Float16Rounding {
   static SLIPSTREAM_ALWAYS_INLINE Bits16 AtLeast(Bits16 value, uint32_t least) {
     return SameBits<Bits16>(value >= least);
   }
-  // Multiples of 2^-24 below 2048 of them, and back; what is above that is not used.
-  static SLIPSTREAM_ALWAYS_INLINE uint32_t ToSteps(uint32_t bits, uint32_t chance) {
-    const float more = static_cast<float>(static_cast<int32_t>(chance)) * 0x1p-13f;
-    return static_cast<uint32_t>(static_cast<int32_t>(FloatOf(bits) * 0x1p24f + more));
+  // `per_unit` times a float below 2^20 of these, and `more` of one, rounded down; and back. What
+  // is above that is not used.
+  static SLIPSTREAM_ALWAYS_INLINE uint32_t ToSteps(uint32_t bits, float per_unit, uint32_t parts,
+                                                   float part) {
+    const float more = static_cast<float>(static_cast<int32_t>(parts)) * part;
+    return static_cast<uint32_t>(static_cast<int32_t>(FloatOf(bits) * per_unit + more));
   }
-  static SLIPSTREAM_ALWAYS_INLINE Bits16 ToSteps(Bits16 bits, Bits16 chance) {
-    const Floats16 more = __builtin_convertvector(SameBits<Ints16>(chance), Floats16) * 0x1p-13f;
+  static SLIPSTREAM_ALWAYS_INLINE Bits16 ToSteps(Bits16 bits, float per_unit, Bits16 parts,
+                                                 float part) {
+    const Floats16 more = __builtin_convertvector(SameBits<Ints16>(parts), Floats16) * part;
     return SameBits<Bits16>(
-        __builtin_convertvector(SameBits<Floats16>(bits) * 0x1p24f + more, Ints16));
+        __builtin_convertvector(SameBits<Floats16>(bits) * per_unit + more, Ints16));
   }
-  static SLIPSTREAM_ALWAYS_INLINE uint32_t FromSteps(uint32_t steps) {
-    return BitsOf(static_cast<float>(static_cast<int32_t>(steps)) * 0x1p-24f);
+  static SLIPSTREAM_ALWAYS_INLINE uint32_t FromSteps(uint32_t steps, float unit) {
+    return BitsOf(static_cast<float>(static_cast<int32_t>(steps)) * unit);
   }
-  static SLIPSTREAM_ALWAYS_INLINE Bits16 FromSteps(Bits16 steps) {
-    return SameBits<Bits16>(__builtin_convertvector(SameBits<Ints16>(steps), Floats16) * 0x1p-24f);
+  static SLIPSTREAM_ALWAYS_INLINE Bits16 FromSteps(Bits16 steps, float unit) {
+    return SameBits<Bits16>(__builtin_convertvector(SameBits<Ints16>(steps), Floats16) * unit);
   }
 
-  template <class Bits>
+  template <int kMore, class Bits>
   static SLIPSTREAM_ALWAYS_INLINE Bits Round(Bits bits, Bits chance) {
-    constexpr uint32_t kLeastNormal = 113u << 23, kInfinity = 0x7c00u;
-    chance >>= 3;
+    constexpr int kDropped = 13 - kMore;
+    constexpr uint32_t kLeastNormal = 113u << 23, kInfinity = 0x7c00u << kMore;
+    chance >>= 16 - kDropped;
     const Bits magnitude = bits & 0x7fffffffu;
-    // Below the least normal half the halves lie 2^-24 apart: fewer than 1,024 of them, which with
-    // the bits of the chance fill no float. A larger one would not fit an integer.
+    // Below the least normal half the halves lie 2^-24 apart: fewer than 2^(10 + kMore) of them,
+    // which with the bits of the chance fill no float. A larger one would not fit an integer.
     const Bits is_normal = AtLeast(magnitude, kLeastNormal);
-    const Bits small = ToSteps(magnitude & ~is_normal, chance);
-    const Bits normal = Min((magnitude - (112u << 23) + chance) >> 13, kInfinity);
-    return (bits >> 16 & 0x8000u) | (small & ~is_normal) | (normal & is_normal);
+    constexpr float kPerUnit = kMore == 0 ? 0x1p24f : 0x1p32f;
+    constexpr float kPart = 1.f / static_cast<float>(1 << kDropped);
+    const Bits small = ToSteps(magnitude & ~is_normal, kPerUnit, chance, kPart);
+    const Bits normal = Min((magnitude - (112u << 23) + chance) >> kDropped, kInfinity);
+    return (bits >> (16 - kMore) & (0x8000u << kMore)) | (small & ~is_normal) |
+           (normal & is_normal);
   }
   // Makes no subnormal float in between: threads may take those for 0.
-  template <class Bits>
-  static SLIPSTREAM_ALWAYS_INLINE Bits Widen(Bits half) {
-    constexpr uint32_t kInfinity = 0x7c00u, kLeastNormal = 0x400u;
-    const Bits magnitude = half & 0x7fffu, is_normal = AtLeast(magnitude, kLeastNormal);
+  template <int kMore, class Bits>
+  static SLIPSTREAM_ALWAYS_INLINE Bits Widen(Bits narrow) {
+    constexpr uint32_t kSign = 0x8000u << kMore, kInfinity = 0x7c00u << kMore;
+    constexpr uint32_t kLeastNormal = 0x400u << kMore;
+    const Bits magnitude = narrow & (kSign - 1), is_normal = AtLeast(magnitude, kLeastNormal);
     // The largest exponent of a half is that of a float, too.
     const Bits beyond = AtLeast(magnitude, kInfinity) & (112u << 23);
-    const Bits large = (magnitude << 13) + (112u << 23) + beyond;
-    return (FromSteps(magnitude) & ~is_normal) | (large & is_normal) | (half & 0x8000u) << 16;
+    const Bits large = (magnitude << (13 - kMore)) + (112u << 23) + beyond;
+    constexpr float kUnit = kMore == 0 ? 0x1p-24f : 0x1p-32f;
+    return (FromSteps(magnitude, kUnit) & ~is_normal) | (large & is_normal) |
+           (narrow & kSign) << (16 - kMore);
   }
 };
 
@@ -126,13 +137,13 @@ SLIPSTREAM_ALWAYS_INLINE void ReadHalves(const uint8_t* bytes, int64_t n, float*
   for (int64_t i = 0; i < whole; i += 16) {
     Halves16 halves;
     std::memcpy(&halves, bytes + 2 * i, sizeof(halves));
-    const Bits16 wide = Rounding::Widen(__builtin_convertvector(halves, Bits16));
+    const Bits16 wide = Rounding::template Widen<0>(__builtin_convertvector(halves, Bits16));
     std::memcpy(values + i, &wide, sizeof(wide));
   }
   for (int64_t i = whole; i < n; ++i) {
     uint16_t half;
     std::memcpy(&half, bytes + 2 * i, sizeof(half));
-    values[i] = FloatOf(Rounding::Widen(static_cast<uint32_t>(half)));
+    values[i] = FloatOf(Rounding::template Widen<0>(static_cast<uint32_t>(half)));
   }
 }
 
@@ -144,7 +155,8 @@ SLIPSTREAM_ALWAYS_INLINE void WriteHalves(const float* values, int64_t n, uint32
   const auto write = [&](int64_t i, Bits16 chance) SLIPSTREAM_LAMBDA_INLINE {
     Bits16 bits;
     std::memcpy(&bits, values + i, sizeof(bits));
-    const Halves16 halves = __builtin_convertvector(Rounding::Round(bits, chance), Halves16);
+    const Halves16 halves =
+        __builtin_convertvector(Rounding::template Round<0>(bits, chance), Halves16);
     std::memcpy(bytes + 2 * i, &halves, sizeof(halves));
   };
   const int64_t whole = n / 16 * 16;
@@ -156,10 +168,75 @@ SLIPSTREAM_ALWAYS_INLINE void WriteHalves(const float* values, int64_t n, uint32
   }
   for (int64_t i = whole; i < n; ++i) {
     const uint32_t chance = ChanceOf(seed, static_cast<uint32_t>(first + i));
-    const auto half = static_cast<uint16_t>(Rounding::Round(BitsOf(values[i]), chance));
+    const auto half = static_cast<uint16_t>(Rounding::template Round<0>(BitsOf(values[i]), chance));
     std::memcpy(bytes + 2 * i, &half, sizeof(half));
   }
 }
+
+// A value in 24 bits has the nearest 16 among the halves, as above, and its lowest 8 in those of a
+// float, a word, that lends them and has 24 bits then, too. A half may be one above the value's
+// upper 16 bits: the lowest count as from -128 to 127.
+constexpr uint32_t kLentBits = 0xffu, kHalfOfLent = 0x80u;
+
+template <class Rounding>
+SLIPSTREAM_ALWAYS_INLINE void ReadLent(const uint8_t* halves, const uint8_t* words, int64_t n,
+                                       float* values, float* lenders) {
+  const auto read = [&](int64_t i, auto half, auto word) SLIPSTREAM_LAMBDA_INLINE {
+    std::memcpy(&half, halves + 2 * i, sizeof(half));
+    std::memcpy(&word, words + 4 * i, sizeof(word));
+    decltype(word) wide;
+    if constexpr (sizeof(word) == sizeof(uint32_t)) {
+      wide = half;
+    } else {
+      wide = __builtin_convertvector(half, Bits16);
+    }
+    wide = (wide << 8) + (word & kLentBits) - ((word & kHalfOfLent) << 1);
+    wide = Rounding::template Widen<8>(wide);
+    std::memcpy(values + i, &wide, sizeof(wide));
+    word &= ~kLentBits;
+    std::memcpy(lenders + i, &word, sizeof(word));
+  };
+  const int64_t whole = n / 16 * 16;
+  for (int64_t i = 0; i < whole; i += 16) read(i, Halves16{}, Bits16{});
+  for (int64_t i = whole; i < n; ++i) read(i, uint16_t{0}, uint32_t{0});
+}
+
+// Value and lender i by chance number first + i of the row's `seed`; first: a multiple of 32.
+template <class Rounding>
+SLIPSTREAM_ALWAYS_INLINE void WriteLent(const float* values, const float* lenders, int64_t n,
+                                        uint32_t seed, int64_t first, uint8_t* halves,
+                                        uint8_t* words) {
+  constexpr Bits16 kCount = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const auto write = [&](int64_t i, auto half, auto chance) SLIPSTREAM_LAMBDA_INLINE {
+    decltype(chance) value, word;
+    std::memcpy(&value, values + i, sizeof(value));
+    std::memcpy(&word, lenders + i, sizeof(word));
+    // Each by bits of the chance that the other does not use.
+    value = Rounding::template Round<8>(value, chance);
+    word = ((word + (chance & kLentBits)) & ~kLentBits) | (value & kLentBits);
+    std::memcpy(words + 4 * i, &word, sizeof(word));
+    value = (value + kHalfOfLent) >> 8;
+    if constexpr (sizeof(value) == sizeof(uint32_t)) {
+      half = static_cast<uint16_t>(value);
+    } else {
+      half = __builtin_convertvector(value, Halves16);
+    }
+    std::memcpy(halves + 2 * i, &half, sizeof(half));
+  };
+  const int64_t whole = n / 16 * 16;
+  for (int64_t i = 0; i < whole; i += 32) {
+    const Bits16 index = kCount + static_cast<uint32_t>((first + i) / 2);
+    const Bits16 both = Mix32(SpreadIndex(index) + seed);
+    write(i, Halves16{}, both & 0xffffu);
+    if (i + 16 < whole) write(i + 16, Halves16{}, both >> 16);
+  }
+  for (int64_t i = whole; i < n; ++i) {
+    write(i, uint16_t{0}, ChanceOf(seed, static_cast<uint32_t>(first + i)));
+  }
+}
+
+// The chance with which what is dropped is rounded to the nearest.
+constexpr uint32_t kToNearest = 0x8000u;
 
 }  // namespace slipstream
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -14,22 +15,43 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr uint32_t kChances = 1 << 16;
 
-struct Bfloat16 : Bfloat16Rounding {
-  static constexpr float kLargest = 3.3895314e38f, kLeastStep = 1e-40f;
+template <class Format, int kMoreBits>
+struct FormatOf {
+  using Rounding = Format;
+  static constexpr int kMore = kMoreBits;
 };
 
-struct Float16 : Float16Rounding {
-  static constexpr float kLargest = 65504.f, kLeastStep = 0x1p-24f;
+struct Bfloat16 : FormatOf<Bfloat16Rounding, 0> {
+  static constexpr float kLargest = 3.3895314e38f, kLeastStep = 1e-40f, kPrecision = 0x1p-7f;
+};
+struct LentBfloat16 : FormatOf<Bfloat16Rounding, 8> {
+  static constexpr float kLargest = 0x1.fffep127f, kLeastStep = 1e-40f, kPrecision = 0x1p-15f;
+};
+struct Float16 : FormatOf<Float16Rounding, 0> {
+  static constexpr float kLargest = 65504.f, kLeastStep = 0x1p-24f, kPrecision = 0x1p-10f;
+};
+struct LentFloat16 : FormatOf<Float16Rounding, 8> {
+  static constexpr float kLargest = 0x1.ffffcp15f, kLeastStep = 0x1p-32f, kPrecision = 0x1p-18f;
 };
 
 template <class Format>
 float Rounded(float value, uint32_t chance) {
-  return FloatOf(Format::Widen(Format::Round(BitsOf(value), chance)));
+  constexpr int kMore = Format::kMore;
+  using Rounding = typename Format::Rounding;
+  return FloatOf(
+      Rounding::template Widen<kMore>(Rounding::template Round<kMore>(BitsOf(value), chance)));
+}
+
+// Ties go up.
+template <class Rounding>
+float Nearest(float value) {
+  return FloatOf(
+      Rounding::template Widen<0>(Rounding::template Round<0>(BitsOf(value), kToNearest)));
 }
 
 template <class Format>
 class NarrowFloats : public testing::Test {};
-using Formats = testing::Types<Bfloat16, Float16>;
+using Formats = testing::Types<Bfloat16, LentBfloat16, Float16, LentFloat16>;
 TYPED_TEST_SUITE(NarrowFloats, Formats);
 
 // Of all sizes that rows have.
@@ -56,8 +78,8 @@ TYPED_TEST(NarrowFloats, TheMeanOverAllChancesIsTheValue) {
     const double step = *seen.rbegin() - *seen.begin();
     EXPECT_LE(*seen.begin(), value);
     EXPECT_GE(*seen.rbegin(), value);
-    // A chance has 16 bits, of float16 13.
-    EXPECT_NEAR(sum / kChances, value, step / 8000) << value;
+    // Of a chance's 16 bits there are 5 at least.
+    EXPECT_NEAR(sum / kChances, value, step / 30) << value;
   }
 }
 
@@ -90,24 +112,43 @@ TYPED_TEST(NarrowFloats, AllNumbersComeBackFromTheirOwnBits) {
       const float low = Rounded<TypeParam>(value, 0);
       EXPECT_EQ(Rounded<TypeParam>(low, chance), low);
       EXPECT_LE(std::fabs(Rounded<TypeParam>(value, chance) - value),
-                std::max(value / 128, TypeParam::kLeastStep));
+                std::max(value * TypeParam::kPrecision, TypeParam::kLeastStep));
     }
   }
 }
 
 TYPED_TEST(NarrowFloats, VectorsAreLikeTheirValues) {
-  std::vector<float> values = Values();
+  using Rounding = typename TypeParam::Rounding;
+  std::vector<float> values = Values(), lenders = Values();
   values.insert(values.end(), {kInfinity, -kInfinity, 70000.f, TypeParam::kLargest});
+  std::reverse(lenders.begin(), lenders.end());
+  lenders.insert(lenders.end(), {1e30f, -1e30f, 3.f, 1e-30f});
   for (const int64_t n : {1, 15, 16, 17, 31, 32, 33, 49}) {
     std::vector<uint8_t> bytes(static_cast<size_t>(2 * n + 3), 0xee);
-    WriteHalves<TypeParam>(values.data(), n, 99, 64, bytes.data() + 1);
+    std::vector<uint8_t> words(static_cast<size_t>(4 * n + 3), 0xee);
+    std::vector<float> back(static_cast<size_t>(n)), halves(back), lent(back);
+    if constexpr (TypeParam::kMore == 0) {
+      WriteHalves<Rounding>(values.data(), n, 99, 64, bytes.data() + 1);
+      ReadHalves<Rounding>(bytes.data() + 1, n, back.data());
+    } else {
+      WriteLent<Rounding>(values.data(), lenders.data(), n, 99, 64, bytes.data() + 1,
+                          words.data() + 1);
+      ReadLent<Rounding>(bytes.data() + 1, words.data() + 1, n, back.data(), lent.data());
+      ReadHalves<Rounding>(bytes.data() + 1, n, halves.data());
+    }
     EXPECT_EQ(bytes[0], 0xee);
     EXPECT_EQ(bytes[2 * n + 1], 0xee);
-    std::vector<float> back(static_cast<size_t>(n));
-    ReadHalves<TypeParam>(bytes.data() + 1, n, back.data());
+    EXPECT_EQ(words[0], 0xee);
+    EXPECT_EQ(words[4 * n + 1], 0xee);
     for (int64_t i = 0; i < n; ++i) {
       const uint32_t chance = ChanceOf(99, static_cast<uint32_t>(64 + i));
       EXPECT_EQ(back[i], Rounded<TypeParam>(values[i], chance)) << values[i];
+      if (TypeParam::kMore == 0) continue;
+      // The nearest; beyond the middle of the last one and infinity, that.
+      const float nearest = Nearest<Rounding>(back[i]);
+      EXPECT_EQ(halves[i], nearest) << back[i];
+      const uint32_t lender = BitsOf(lenders[i]) + (chance & kLentBits);
+      EXPECT_EQ(BitsOf(lent[i]), lender & ~kLentBits) << lenders[i];
     }
   }
 }

@@ -65,8 +65,9 @@ TableContents RowStore::EmptyContents(size_t n) const {
 
 void RowStore::ExportRow(int shard, const HashIndex::Entry& entry, const StoredRow* row, size_t i,
                          TableContents* contents) const {
-  CopyRow(entry.key, row, contents->rows.data() + i * static_cast<size_t>(layout_.dim));
-  layout_.ReadSlots(row, contents->slots.data() + i * static_cast<size_t>(layout_.slots));
+  float* const values = contents->rows.data() + i * static_cast<size_t>(layout_.dim);
+  layout_.Read(row, values, contents->slots.data() + i * static_cast<size_t>(layout_.slots));
+  for (int64_t j = 0; scale_ != 1.0 && j < layout_.dim; ++j) values[j] *= scale();
   contents->counts[i] = entry.count;
   if (tracks_use()) contents->last_used[i] = LastUsed(shard, entry.index);
 }

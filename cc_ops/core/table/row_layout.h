@@ -1,7 +1,9 @@
-// How a row lies in memory: its values, then its optimizer's slots, as floats or in 16 bits.
+// How a row lies in memory: its values, then its optimizer's slots, as floats, in 16 bits, or both
+// in 24.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_LAYOUT_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_LAYOUT_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -16,6 +18,9 @@ namespace slipstream {
 // A row is computed on as floats, in place where it lies so, else in a copy that is rounded by
 // chance when it is written back: small steps are not lost, but taken now and then. The chance is
 // that of a key in an update, so the same run gives the same bits.
+//
+// Where each value in 16 bits has a float as a slot, that one lends it its lowest 8: steps are
+// rounded 256 times finer, and the row takes no more memory. Lookups read the nearest 16 bits.
 struct RowLayout {
   RowDtype dtype = RowDtype::kFloat32;       // of the values; not int8
   RowDtype slot_dtype = RowDtype::kFloat32;  // float32 or bfloat16: sums need the range
@@ -24,6 +29,10 @@ struct RowLayout {
   uint64_t seed = 0;  // tells tables apart
 
   bool is_floats() const { return dtype == RowDtype::kFloat32 && slot_dtype == RowDtype::kFloat32; }
+  // Whether the first `dim` slots lend values bits.
+  bool lends() const {
+    return dtype != RowDtype::kFloat32 && slot_dtype == RowDtype::kFloat32 && slots >= dim;
+  }
   int64_t value_bytes() const { return EncodedBytes(dtype, dim); }
   int64_t slot_bytes() const { return EncodedBytes(slot_dtype, slots); }
   // In steps of 16, so that whole rows share cache lines where their size allows it.
@@ -35,9 +44,10 @@ struct RowLayout {
   static float* Floats(StoredRow* row) { return reinterpret_cast<float*>(row); }
   static const float* Floats(const StoredRow* row) { return reinterpret_cast<const float*>(row); }
 
-  // row: [floats()].
-  void Read(const StoredRow* stored, float* row) const;
-  // values: [dim].
+  // What an update computes on, and what a checkpoint keeps: all bits. values: [dim],
+  // slots: [slots].
+  void Read(const StoredRow* stored, float* values, float* slots) const;
+  // As lookups read them. values: [dim].
   void ReadValues(const StoredRow* stored, float* values) const;
   // slots: [slots].
   void ReadSlots(const StoredRow* stored, float* slots) const;
@@ -46,14 +56,14 @@ struct RowLayout {
   // Rounded to the nearest: what comes from outside.
   void WriteValues(const float* values, StoredRow* stored) const;
   void WriteSlots(const float* slots, StoredRow* stored) const;
-  // What is read back of values, [dim], and of slots, [slots], that were written.
+  // What lookups read of values, [dim], and what is read of slots, [slots], that were written.
   void Round(float* values) const;
   void RoundSlots(float* values) const;
 
   // The row as floats, to be changed: itself, or a copy in `copy`, [floats()].
   float* Open(StoredRow* stored, float* copy) const {
     if (is_floats()) return Floats(stored);
-    Read(stored, copy);
+    Read(stored, copy, copy + dim);
     return copy;
   }
   // Writes a row back that was opened and changed.
@@ -64,10 +74,20 @@ struct RowLayout {
   // Read and Write for functions that are compiled for several instruction sets and know how much
   // there is.
   SLIPSTREAM_ALWAYS_INLINE void ReadInline(const StoredRow* stored, int64_t of_dim,
-                                           int64_t of_slots, float* row) const {
+                                           int64_t of_slots, float* values, float* slots_to) const {
     const auto* const bytes = reinterpret_cast<const uint8_t*>(stored);
-    ReadPart(dtype, bytes, of_dim, row);
-    ReadPart(slot_dtype, bytes + EncodedWidth(dtype) * of_dim, of_slots, row + of_dim);
+    const uint8_t* const of_first_slot = bytes + EncodedWidth(dtype) * of_dim;
+    if (!lends()) {
+      ReadPart(dtype, bytes, of_dim, values);
+      return ReadPart(slot_dtype, of_first_slot, of_slots, slots_to);
+    }
+    if (dtype == RowDtype::kBfloat16) {
+      ReadLent<Bfloat16Rounding>(bytes, of_first_slot, of_dim, values, slots_to);
+    } else {
+      ReadLent<Float16Rounding>(bytes, of_first_slot, of_dim, values, slots_to);
+    }
+    const int64_t others = std::max<int64_t>(of_slots - of_dim, 0);
+    ReadPart(slot_dtype, of_first_slot + 4 * of_dim, others, slots_to + of_dim);
   }
   SLIPSTREAM_ALWAYS_INLINE void WriteInline(const float* row, int64_t of_dim, int64_t of_slots,
                                             int64_t key, uint64_t rounding,
@@ -75,10 +95,20 @@ struct RowLayout {
     auto* const bytes = reinterpret_cast<uint8_t*>(stored);
     const auto chance =
         static_cast<uint32_t>(Mix64(static_cast<uint64_t>(key) ^ rounding ^ seed) >> 32);
-    WritePart(dtype, row, of_dim, chance, 0, bytes);
-    // Behind all chances of values.
-    WritePart(slot_dtype, row + of_dim, of_slots, chance, (of_dim + 31) / 32 * 32,
-              bytes + EncodedWidth(dtype) * of_dim);
+    uint8_t* const of_first_slot = bytes + EncodedWidth(dtype) * of_dim;
+    if (!lends()) {
+      WritePart(dtype, row, of_dim, chance, 0, bytes);
+      // Behind all chances of values.
+      return WritePart(slot_dtype, row + of_dim, of_slots, chance, (of_dim + 31) / 32 * 32,
+                       of_first_slot);
+    }
+    if (dtype == RowDtype::kBfloat16) {
+      WriteLent<Bfloat16Rounding>(row, row + of_dim, of_dim, chance, 0, bytes, of_first_slot);
+    } else {
+      WriteLent<Float16Rounding>(row, row + of_dim, of_dim, chance, 0, bytes, of_first_slot);
+    }
+    const int64_t others = std::max<int64_t>(of_slots - of_dim, 0);
+    WritePart(slot_dtype, row + 2 * of_dim, others, 0, 0, of_first_slot + 4 * of_dim);
   }
 
  private:

@@ -180,13 +180,14 @@ float RowStore::DecayValues(double kept) {
   // Far from the ends of float's range.
   constexpr double kSmallest = 1e-12;
   if (scale_ < kSmallest) {
-    std::vector<float> values(static_cast<size_t>(layout_.dim));
+    std::vector<float> copy(static_cast<size_t>(layout_.floats()));
     for (RowShard& shard : shards_) {
       for (const HashIndex::Entry& entry : shard.index.entries()) {
         if (entry.index == HashIndex::kEmpty) continue;
         StoredRow* const row = shard.arena.Row(entry.index);
-        CopyRow(entry.key, row, values.data());
-        layout_.WriteValues(values.data(), row);
+        layout_.Read(row, copy.data(), copy.data() + layout_.dim);
+        for (int64_t j = 0; j < layout_.dim; ++j) copy[j] *= scale();
+        layout_.WriteValues(copy.data(), row);
       }
     }
     scale_ = 1.0;

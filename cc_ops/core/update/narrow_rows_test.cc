@@ -1,5 +1,5 @@
-// Rows that are stored in 16 bits: every update of one is that of a row of floats, rounded to one
-// of its neighbours.
+// Rows that are stored in 16 bits, or in 24 of which slots lend 8: every update of one is that of a
+// row of floats, rounded to one of its neighbours.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,21 +38,31 @@ TableOptions Options(const std::string& rule, int64_t dim, Dtypes dtypes) {
   return options;
 }
 
+// Ties go up.
+float Nearest(RowDtype dtype, float value) {
+  const uint32_t bits = BitsOf(value);
+  if (dtype == RowDtype::kFloat32) return value;
+  return FloatOf(dtype == RowDtype::kBfloat16
+                     ? Bfloat16Rounding::Widen<0>(Bfloat16Rounding::Round<0>(bits, kToNearest))
+                     : Float16Rounding::Widen<0>(Float16Rounding::Round<0>(bits, kToNearest)));
+}
+
 constexpr Dtypes kFloats = {RowDtype::kFloat32, RowDtype::kFloat32};
 
-// The largest distance of the two neighbours of a value.
-float StepOf(RowDtype dtype, float value) {
-  const float magnitude = std::fabs(value);
-  if (dtype == RowDtype::kFloat32) return 0.f;
-  return dtype == RowDtype::kBfloat16 ? magnitude / 128 + 1e-38f : magnitude / 1024 + 0x1p-24f;
+// The largest distance of the two neighbours of a value. lent: in 24 bits.
+float StepOf(RowDtype dtype, bool lent, float value) {
+  const float magnitude = std::fabs(value), finer = lent ? 0x1p-8f : 1.f;
+  if (dtype == RowDtype::kFloat32) return lent ? magnitude * 0x1p-15f : 0.f;
+  if (dtype == RowDtype::kBfloat16) return finer * magnitude / 128 + 1e-38f;
+  return finer * (magnitude / 1024 + 0x1p-24f);
 }
 
 // Expects every value of `narrow` to be a neighbour of that of `floats`.
 void ExpectRounded(const std::vector<float>& narrow, const std::vector<float>& floats,
-                   RowDtype dtype, const std::string& what) {
+                   RowDtype dtype, bool lent, const std::string& what) {
   ASSERT_EQ(narrow.size(), floats.size());
   for (size_t i = 0; i < floats.size(); ++i) {
-    ASSERT_NEAR(narrow[i], floats[i], StepOf(dtype, floats[i])) << what << " " << i;
+    ASSERT_NEAR(narrow[i], floats[i], StepOf(dtype, lent, floats[i])) << what << " " << i;
   }
 }
 
@@ -60,8 +70,10 @@ void ExpectRounded(const EmbeddingTable& narrow, const EmbeddingTable& floats,
                    const std::string& what) {
   const TableContents ours = narrow.Export(), theirs = floats.Export();
   ASSERT_EQ(ours.keys, theirs.keys);
-  ExpectRounded(ours.rows, theirs.rows, narrow.options().dtype, what + " values");
-  ExpectRounded(ours.slots, theirs.slots, narrow.options().slot_dtype, what + " slots");
+  const TableOptions& options = narrow.options();
+  const bool lends = narrow.rows().layout().lends();
+  ExpectRounded(ours.rows, theirs.rows, options.dtype, lends, what + " values");
+  ExpectRounded(ours.slots, theirs.slots, options.slot_dtype, lends, what + " slots");
 }
 
 // A step on some of 40 keys.
@@ -150,6 +162,24 @@ TEST(NarrowRows, ContentsComeBackAsTheyWereAndGoOnAlike) {
   }
 }
 
+// Values that are set stay as finely as they lie, and leave the slots as they are.
+TEST(NarrowRows, SlotsLendBitsAndKeepTheirs) {
+  for (const RowDtype dtype : {RowDtype::kBfloat16, RowDtype::kFloat16}) {
+    const TableOptions options = Options("adam", 16, {dtype, RowDtype::kFloat32});
+    ASSERT_TRUE(options.layout().lends());
+    ASSERT_FALSE(Options("rowwise_adagrad", 16, {dtype, RowDtype::kFloat32}).layout().lends());
+    Training training(options);
+    TrainAtRandom(&training, 5);
+    const TableContents before = training.table->Export();
+    std::vector<float> values = before.rows;
+    for (float& value : values) value = 1.f + value / 1000;
+    ASSERT_TRUE(training.table->Write(before.keys.data(), values.data(), before.keys.size()).ok());
+    const TableContents after = training.table->Export();
+    EXPECT_EQ(after.slots, before.slots);
+    for (size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(after.rows[i], values[i], 0x1p-16f);
+  }
+}
+
 // A hundred steps, each up to a tenth of what lies between two neighbours, are not lost.
 TEST(NarrowRows, SmallStepsAddUp) {
   for (const RowDtype dtype : {RowDtype::kBfloat16, RowDtype::kFloat16}) {
@@ -175,13 +205,15 @@ TEST(NarrowRows, SmallStepsAddUp) {
   }
 }
 
+// In 16 bits, if not all of them.
 TEST(NarrowRows, LookupsReadWhatIsExported) {
   for (const Dtypes dtypes : kNarrow) {
     for (const int64_t dim : {3, 16, 32, 64, 128}) {
       Training training(Options("adagrad", dim, dtypes));
       TrainAtRandom(&training, 3);
-      const TableContents contents = training.table->Export();
+      TableContents contents = training.table->Export();
       const int64_t n = static_cast<int64_t>(contents.keys.size());
+      for (float& value : contents.rows) value = Nearest(dtypes.values, value);
       // Alone, in bags of three with the absent key -5, and both in one batch.
       FeatureView alone, bags;
       alone.batch = alone.num_keys = n;

@@ -134,8 +134,7 @@ class ReadSealedRowsOp : public tf::OpKernel {
           const int64_t i = p * pages.rows + row;
           keys[i] = pages.KeyOf(page, row);
           const auto* const stored = reinterpret_cast<const StoredRow*>(pages.RowOf(page, row));
-          layout_.ReadValues(stored, values + i * layout_.dim);
-          layout_.ReadSlots(stored, slots + i * layout_.slots);
+          layout_.Read(stored, values + i * layout_.dim, slots + i * layout_.slots);
         }
       }
     });
