@@ -84,7 +84,8 @@ RUNS: Mapping[str, Sequence[str]] = {
 }
 _NUMBER = r"\d+(?:\.\d+)?"
 _NAME = re.compile(
-    rf"(?:(?P<skip>plain|unwatched|mask|defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
+    r"(?:(?P<skip>plain|unwatched|fae|hotline|mask|"
+    rf"defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
     rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?)?"
     r"(?:_age(?P<age>\d+))?(?:_(?P<wire>bf16|int8|auto))?(?P<prefetch>_prefetch)?"
 )
@@ -93,6 +94,8 @@ _SKIPS: Mapping[str, Mapping[str, Any]] = {
     # Watched for the traffic of its windows, with next to no hot keys, of which their ends tell.
     "plain": {"watch": True, "hot_set_memory": "10KiB", "window_steps": 100},
     "unwatched": {},
+    "fae": {"schedule": "fae"},
+    "hotline": {"schedule": "hotline"},
     "mask": {"policies": "mask_gradients"},
     "defer": {"policies": "defer_gradients"},
 }
@@ -106,10 +109,11 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     """Returns the flags of slipstream-train that a run's name stands for.
 
     A name is plain, unwatched (plain, but without the engine, whose windows tell what plain sends),
-    mask, defer or defer_M (--defer_movement=M); then _frozen (read-only replicas of saturated rows,
-    by the program's defaults) or _frozen_X_W (--cache_max_drift=X --window_steps=W), of sharded
-    tables; _ageA (--defer_max_age=A); _bf16, _int8 or _auto (--wire_dtype); _prefetch, of sharded
-    tables. A name that begins with frozen is short for defer_frozen.
+    fae or hotline (baselines, of sharded tables), mask, defer or defer_M (--defer_movement=M);
+    then _frozen (read-only replicas of saturated rows, by the program's defaults) or _frozen_X_W
+    (--cache_max_drift=X --window_steps=W), of sharded tables; _ageA (--defer_max_age=A); _bf16,
+    _int8 or _auto (--wire_dtype); _prefetch, of sharded tables. A name that begins with frozen is
+    short for defer_frozen.
 
     Raises:
         UsageError: it is none.
@@ -117,13 +121,13 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     found = _NAME.fullmatch(name)
     if found is None:
         raise app.UsageError(
-            f"--runs: {name!r} is unknown. Allowed: plain, unwatched, mask, defer or defer_M, then "
-            "_frozen or _frozen_X_W, then _ageA, _bf16, _int8 or _auto, and _prefetch, in this "
-            "order, e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16."
+            f"--runs: {name!r} is unknown. Allowed: plain, unwatched, fae, hotline, mask, defer or "
+            "defer_M, then _frozen or _frozen_X_W, then _ageA, _bf16, _int8 or _auto, and "
+            "_prefetch, in this order, e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16."
         )
     skip = (found["skip"] or "defer").split("_")[0]
-    is_plain = skip in ("plain", "unwatched")
-    if (is_plain and found["frozen"]) or (skip != "defer" and found["age"]):
+    keeps_nothing = skip in ("plain", "unwatched", "fae", "hotline")
+    if (keeps_nothing and found["frozen"]) or (skip != "defer" and found["age"]):
         raise app.UsageError(f"--runs: {name!r}: nothing is frozen or held in a run of {skip}.")
     given: dict[str, Any] = {
         "placement": placement,
@@ -166,7 +170,8 @@ def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) 
 
 
 def _needs_sharded(name: str) -> bool:
-    return "frozen" in name or name.endswith("prefetch")
+    is_baseline = name.split("_")[0] in ("fae", "hotline")
+    return is_baseline or "frozen" in name or name.endswith("prefetch")
 
 
 def all_flags(case: Case, data: str, seed: int, batch: int, extra: Mapping[str, Any]) -> dict:

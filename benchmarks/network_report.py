@@ -48,7 +48,8 @@ def collect(trials: Iterable[tuple[Case, int, int, Mapping[str, Any]]]) -> list[
     Bytes are those of all ranks from the first step after the run's warm-up to the end of training,
     the exchange of what was held until then included. What plain training sends is counted over the
     same steps, by its windows (in parts, where its windows are others). Plain training has windows
-    for nothing else: the time of their ends is not in its seconds.
+    for nothing else: the time of their ends is not in its seconds. Of a run without windows all
+    bytes count.
 
     Args:
         trials: case, seed, repeat, metrics.json; `ALONE` and the plain runs are among them.
@@ -85,7 +86,7 @@ def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, A
     names = ("bytes_per_step", "steps_after_warmup", "bytes_share", "bytes_share_with_control")
     start = _first_step(record) if record["windows"] else 0
     steps = _steps(record) - start
-    if not record["windows"] or record["ranks"]["size"] == 1 or steps <= 0:
+    if record["ranks"]["size"] == 1 or steps <= 0:
         return dict.fromkeys(names)
     own, others = ({k: b / steps for k, b in sent_after(r, start).items()} for r in (record, plain))
     shares = [
@@ -185,7 +186,7 @@ def results_of(figures: Figures, label: str, is_shaped: bool) -> tuple[Any, Any]
             [trial[name] for trial in trials]
             for name in ("seconds_share", "bytes_share", "auc_difference_plain")
         )
-        if run in ("one process", "plain", "unwatched"):
+        if run in ("one process", "plain", "unwatched", "fae", "hotline"):
             continue
         if is_shaped:
             claims[f"{label}_{run}_seconds"] = summary.claim(seconds, SECONDS)

@@ -16,6 +16,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,6 +60,7 @@ class System:
         program: in systems/, with its arguments.
         tuned: the system whose rates it takes; None: it has its own trials.
         trains_all: whether it leaves nothing out.
+        ranks: processes, started by Open MPI.
     """
 
     label: str
@@ -66,6 +68,7 @@ class System:
     program: Sequence[str]
     tuned: str | None = None
     trains_all: bool = True
+    ranks: int = 1
 
 
 _OURS, _TORCH = "slipstream_system.py", "torch_system.py"
@@ -77,6 +80,23 @@ SYSTEMS: Mapping[str, System] = {
         "with both", None, [_OURS, "bfloat16", "skipping"], "slipstream_skipping", False
     ),
     "slipstream_paper": System("the paper's rule", None, [_OURS, "paper"], "slipstream", False),
+    "slipstream_normalised": System(
+        "the same, normalised", None, [_OURS, "paper", "normalised"], "slipstream", False
+    ),
+    "slipstream_ranks": System(
+        "with skipping, 2 ranks",
+        None,
+        [_OURS, "skipping", "ranks"],
+        "slipstream_skipping",
+        False,
+        2,
+    ),
+    "fae": System("FAE's schedule", None, [_OURS, "fae"], "slipstream"),
+    "fae_ranks": System("the same, 2 ranks", None, [_OURS, "fae", "ranks"], "slipstream", True, 2),
+    "hotline": System("Hotline's schedule", None, [_OURS, "hotline"], "slipstream"),
+    "hotline_ranks": System(
+        "the same, 2 ranks", None, [_OURS, "hotline", "ranks"], "slipstream", True, 2
+    ),
     "torch": System("PyTorch + FBGEMM", "torch", [_TORCH]),
     "torch_compiled": System("compiled", "torch", [_TORCH, "compiled"], "torch"),
     "torch_bfloat16": System(
@@ -96,10 +116,15 @@ ASKED: Mapping[str, tuple[Sequence[str], float | None]] = {
     "over_intel_dlrm": (
         ("torch", "torch_compiled", "torch_bfloat16", "ipex", "ipex_bfloat16"), 2.4,
     ),
+    "over_fae": (("fae", "fae_ranks"), 1.2),
+    "over_hotline": (("hotline", "hotline_ranks"), 1.175),
     "over_tfra": (("tfra",), None),
     "over_keras": (("keras",), None),
 }  # fmt: skip
-OURS = ("slipstream", "slipstream_bfloat16", "slipstream_skipping", "slipstream_both")
+OURS = (
+    "slipstream", "slipstream_bfloat16", "slipstream_skipping", "slipstream_both",
+    "slipstream_ranks",
+)  # fmt: skip
 _NEEDS_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 
 
@@ -136,13 +161,14 @@ class Runs:
         print(f"{name}, {label}: {settings['rate']}, {settings['rows_rate']}", flush=True)
         environment = {
             **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": str(_THREADS),
-            "CUDA_VISIBLE_DEVICES": "",
+            "CUDA_VISIBLE_DEVICES": "", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }  # fmt: skip
         if system.environment is not None:
             environment.pop("PYTHONPATH", None)
         bound = ["taskset", "-c", _PROCESSORS.value]
         with (folder / "log.txt").open("w", encoding="utf-8") as log:
-            command = [*bound, python, str(program), *arguments]
+            command = [*bound, *_launcher(system.ranks), python, str(program), *arguments]
             code = subprocess.run(
                 command, env=environment, stdout=log, stderr=log, check=False
             ).returncode
@@ -150,6 +176,13 @@ class Runs:
             last = (folder / "log.txt").read_text(encoding="utf-8").strip().splitlines()[-1:]
             raise SystemExit(f"{name} ended with code {code}: {' '.join(last)}; {folder}/log.txt")
         return json.loads(record.read_text(encoding="utf-8"))
+
+
+def _launcher(ranks: int) -> list[str]:
+    if ranks == 1:
+        return []
+    horovodrun = str(Path(sys.executable).with_name("horovodrun"))
+    return [horovodrun, "-np", str(ranks), "--mpi", "-H", f"localhost:{ranks}"]
 
 
 def trial_rates(trial: int) -> dict[str, float]:

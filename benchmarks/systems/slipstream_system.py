@@ -1,6 +1,7 @@
-"""This library: its DLRM in `model.fit`, plain or with what it saves.
+"""This library: its DLRM in `model.fit`, plain or with what it saves, or by another's schedule.
 
-Arguments beside the settings and the record: "bfloat16", "skipping", "paper".
+Arguments beside the settings and the record: "bfloat16", "skipping", "paper", "normalised", "fae",
+"hotline"; and "ranks", under a launcher: tables are sharded, and the wire's dtype is measured.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ from typing import Any
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
+import hot_keys
 import keras
 import numpy as np
 import tensorflow as tf
 import tf_input
-from task import Predict, Recorder, read_arguments
+from hot_keys import HotKeys
+from normalised_rows import FollowsWindows, NormalisedRows
+from task import Predict, Recorder, Task, read_arguments
 
 import slipstream_tf as slip
+from slipstream_tf.inputs.segregation import segregate
+from slipstream_tf.keras.hot_rows import Hotline, HotRows
 from slipstream_tf.models import DLRM
 
 _STEPS_AT_ONCE = 16
@@ -46,33 +52,72 @@ def policies_of(ways: Sequence[str], settings: Mapping[str, Any]) -> list[Any]:
     return []
 
 
-def main() -> None:
-    task, record = read_arguments(sys.argv)
-    ways = sys.argv[3:]
+def tables_of(ways: Sequence[str], task: Task, comm: Any, hot: HotKeys | None) -> Any:
+    """Returns the layer of the tables."""
     settings = task.settings
-    tf_input.limit_threads(settings["threads"])
-    keras.utils.set_random_seed(settings["seed"])
     dtype = "mixed_bfloat16" if "bfloat16" in ways else "float32"
     tables = [slip.Table(f"t{i}", settings["dim"]) for i in range(task.fields)]
-    embeddings = slip.keras.EmbeddingCollection(
-        tables, slip.optimizers.Adagrad(settings["rows_rate"], 0.0), dtype=dtype
-    )
-    model = DLRM(
+    rule = slip.optimizers.Adagrad(settings["rows_rate"], 0.0)
+    if hot is not None and ("hotline" in ways or comm is not None):
+        return HotRows(tables, rule, hot.keys, comm, dtype=dtype)
+    if "normalised" in ways:
+        return NormalisedRows(tables, rule, cardinalities=settings["cardinalities"], dtype=dtype)
+    placed = {"placement": "sharded", "wire_dtype": "auto"} if comm is not None else {}
+    return slip.keras.EmbeddingCollection(tables, rule, comm=comm, dtype=dtype, **placed)
+
+
+def model_of(ways: Sequence[str], task: Task, embeddings: Any, comm: Any) -> Any:
+    """Returns the compiled model."""
+    settings = task.settings
+    kind: Any = type("HotlineDLRM", (Hotline, DLRM), {}) if "hotline" in ways else DLRM
+    model = kind(
         embeddings, task.numbers, settings["bottom"] or (1,), settings["top"],
-        returns_logits=True, dtype=dtype,
+        returns_logits=True, dtype=embeddings.dtype_policy,
     )  # fmt: skip
+    optimizer: Any = keras.optimizers.Adam(settings["rate"])
+    if comm is not None:
+        optimizer = slip.distributed.DistributedOptimizer(optimizer, comm)
     model.compile(
-        optimizer=keras.optimizers.Adam(settings["rate"]),
+        optimizer=optimizer,
         loss=keras.losses.BinaryCrossentropy(from_logits=True),
         steps_per_execution=_STEPS_AT_ONCE,
         jit_compile=False,
     )
+    return model
+
+
+def batches_of(ways: Sequence[str], task: Task, comm: Any, hot: HotKeys | None) -> tf.data.Dataset:
+    """Returns the batches, or a rank's parts of them."""
     data = tf_input.dataset(task)
+    if hot is not None and "fae" in ways:
+        # The last batches of each kind, which are not whole, are left out.
+        data = segregate(data, hot.keys, task.batch_size)
+        data = data.filter(lambda _, labels: tf.equal(tf.shape(labels)[0], task.batch_size))
+    if comm is None:
+        return data
+    size = task.batch_size // comm.size
+    own = slice(comm.rank * size, (comm.rank + 1) * size)
+    return data.map(lambda *batch: tf.nest.map_structure(lambda part: part[own], batch))
+
+
+def main() -> None:
+    task, record = read_arguments(sys.argv)
+    ways, settings = sys.argv[3:], task.settings
+    # A rank has one processor.
+    tf_input.limit_threads(1 if "ranks" in ways else settings["threads"])
+    comm = slip.distributed.init() if "ranks" in ways else None
+    keras.utils.set_random_seed(settings["seed"])
+    hot = hot_keys.choose(task) if {"fae", "hotline"} & set(ways) else None
+    embeddings = tables_of(ways, task, comm, hot)
+    model = model_of(ways, task, embeddings, comm)
+    data = batches_of(ways, task, comm, hot)
     callbacks: list[Any] = []
     if policies := policies_of(ways, settings):
         engine = slip.Slipstream(embeddings, policies)
         data = engine.apply(data)
         callbacks.append(engine.callback)
+        if "normalised" in ways:
+            callbacks.append(FollowsWindows(engine, embeddings))
     else:
         data = data.prefetch(2)
 
@@ -84,10 +129,13 @@ def main() -> None:
         found = scores(tf.constant(keys, tf.int64), tf.constant(dense))
         return np.asarray(tf.cast(found, tf.float32))
 
+    # Ranks measure alike: rows come from all of them.
     recorder = Recorder(task)
     model.fit(data, verbose=0, callbacks=[*callbacks, Measures(recorder, predict)])
     recorder.end(predict)
-    recorder.finish(record, {"tensorflow": tf.__version__, "slipstream_tf": slip.__version__})
+    if comm is None or comm.rank == 0:
+        versions = {"tensorflow": tf.__version__, "slipstream_tf": slip.__version__}
+        recorder.finish(record, versions, **({} if hot is None else hot.told(settings["dim"])))
 
 
 if __name__ == "__main__":

@@ -85,10 +85,12 @@ def test_every_network_run_has_flags_that_the_program_takes(
     assert read_only["policies"] == "defer_gradients,cache_rows"
     assert (read_only["cache_max_drift"], read_only["window_steps"]) == ("0.1", "25")
     assert network.flags_of("unwatched", "sharded").get("watch") is None
+    assert network.flags_of("hotline", "sharded")["schedule"] == "hotline"
     for name in (
         "deferred",
         "defer_packed",
         "plain_frozen",
+        "fae_frozen",
         "defer_copies_0.01",
         "mask_age20",
         "defer_0.01_fp16",

@@ -22,7 +22,7 @@ def fixture_task(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @needs_sources
 def test_systems_train_and_are_timed_to_the_same_quality(warm: list[str], tmp_path: Path) -> None:
-    systems = ["slipstream", "slipstream_both", "keras"]
+    systems = ["slipstream", "slipstream_both", "hotline", "keras"]
     flags = [
         "--data=criteo", "--examples=40000", "--trials=1", "--seeds=0", "--points=1",
         f"--systems={','.join(systems)}", f"--output={tmp_path}", f"--records={tmp_path}/runs",
@@ -33,11 +33,12 @@ def test_systems_train_and_are_timed_to_the_same_quality(warm: list[str], tmp_pa
     assert [row["system"] for row in rows] == [
         "slipstream_tf",
         "with both",
+        "Hotline's schedule",
         "Keras Embedding layers",
     ]
     for row in rows:
         assert 0.5 < row["auc"][0] < 1.0 and row["s in all"][0] > 0
-    (ours, _, keras) = (
+    (ours, _, hotline, keras) = (
         json.loads((tmp_path / f"runs/criteo-40000/runs/{name}/seed_0/metrics.json").read_text())
         for name in systems
     )
@@ -45,6 +46,9 @@ def test_systems_train_and_are_timed_to_the_same_quality(warm: list[str], tmp_pa
     assert ours["evaluations"][-1]["steps"] == keras["evaluations"][-1]["steps"] == 19
     ends = [record["evaluations"][-1]["auc"] for record in (ours, keras)]
     assert ends[0] == pytest.approx(ends[1], abs=0.02)
+    # The same steps, but for the order of sums.
+    assert hotline["evaluations"][-1]["auc"] == pytest.approx(ends[0], abs=1e-3)
+    assert hotline["hot_examples"] >= 0.75 and hotline["hot_rows"] > 0
     assert claims_of(tmp_path, "time_to_quality")["criteo_over_keras"]["value"] > 0
     # What has run is not run again.
     again = run_benchmark("time_to_quality.py", *flags, "--report", warm=warm)
@@ -60,6 +64,25 @@ def test_what_systems_measure_is_what_the_package_does(task: Any) -> None:
     found = click_metrics(labels, logits)
     assert task.auc(labels, logits) == pytest.approx(found.auc, abs=1e-6)
     assert task.log_loss(labels, logits) == pytest.approx(found.log_loss, abs=1e-6)
+
+
+@needs_sources
+def test_hot_keys_are_those_with_enough_accesses(
+    task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hot_keys = load("systems/hot_keys", monkeypatch)
+    # Two fields and a label. Key 0 of both comes three times; the others once.
+    keys = np.array([[0, 0], [0, 0], [0, 0], [1, 2]], np.int32)
+    np.concatenate([keys, np.zeros((4, 1), np.int32)], axis=1).tofile(tmp_path / "train.bin")
+    settings = {"cardinalities": [3, 3], "numbers": 0, "steps": 2, "batch": 2}
+    settings["train"] = str(tmp_path / "train.bin")
+    found = hot_keys.choose(task.Task(settings), share=0.75)
+    assert [keys.tolist() for keys in found.keys] == [[0], [0]]
+    assert (found.share, found.accesses) == (0.75, 0.75)
+    assert found.told(dim=16)["hot_bytes"] == 128
+    # Keys that never come are not hot.
+    every = hot_keys.choose(task.Task(settings), share=1.0)
+    assert [keys.tolist() for keys in every.keys] == [[0, 1], [0, 2]]
 
 
 @needs_sources
