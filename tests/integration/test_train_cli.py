@@ -14,13 +14,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import tensorflow as tf
+from train_programs import SMALL, refused
 
 from slipstream_tf.cli import train
 from slipstream_tf.cli.program import run_program
 from slipstream_tf.cli.settings import resolve
 from slipstream_tf.inputs.readers import movielens
 
-SMALL = ("--data=generated:18000", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8")
 BY_DRIFT = ("--skip_by=row_drift", "--skip_alpha=0.6", "--skip_share=0.6")
 SKIPPING = ("--policies=skip_examples", *BY_DRIFT, "--window_steps=6")
 SKIPS, DEFERS, MASKS = (
@@ -64,15 +64,6 @@ def fixture_run_train(tmp_path: Path) -> Train:
         return json.loads((output / "metrics.json").read_text())
 
     return run
-
-
-def refused(capsys: pytest.CaptureFixture[str], *flags: str, code: int = 2) -> str:
-    """Runs slipstream-train with flags that it must refuse; returns its one line."""
-    assert run_program(train.make_flags(), train.main, flags) == code
-    captured = capsys.readouterr()
-    lines = [line for line in captured.err.splitlines() if line.startswith("slipstream-train:")]
-    assert len(lines) == 1 and "Traceback" not in captured.err
-    return lines[0]
 
 
 def test_plain_run_writes_a_complete_record(
