@@ -1,6 +1,5 @@
 """Every branch on the version of TensorFlow, Keras or Horovod lives here and nowhere else."""
 
-import gc
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -155,32 +154,6 @@ def layers_in(model: Any) -> list[Any]:
     if flatten is None:
         raise TypeError(f"{model!r} is no Keras model or layer.")
     return list(flatten(include_self=True, recursive=True))
-
-
-def callbacks_beside(callback: Any) -> list[Any]:
-    """The callbacks of the `fit` that a callback was last given to, itself included.
-
-    No version of Keras 3 tells a callback of the others. But all of them are in the lists that it
-    is in, and a `fit` gives its callbacks one dictionary of parameters, which no other has.
-
-    Args:
-        callback: a `keras.callbacks.Callback`.
-
-    Returns:
-        The callbacks, in order; empty before the first `fit`.
-    """
-    keras = importlib.import_module("keras")
-    if callback.params is None:
-        return []
-    lists = [referrer for referrer in gc.get_referrers(callback) if isinstance(referrer, list)]
-    # The longest first: Keras's own, to which a nested one is a part.
-    members = [member for found in sorted(lists, key=len, reverse=True) for member in found]
-    found = {
-        id(member): member
-        for member in members
-        if isinstance(member, keras.callbacks.Callback) and member.params is callback.params
-    }
-    return list(found.values())
 
 
 def functional_class() -> Any:

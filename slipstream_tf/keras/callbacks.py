@@ -12,12 +12,12 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from slipstream_tf._compat import callbacks_beside
 from slipstream_tf.distributed.agreement import gather_json, require_same, require_same_rows
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchanged import ExchangedStore, ReplicatedStore
 from slipstream_tf.distributed.optimizer import flush_deferred
 from slipstream_tf.errors import invalid
+from slipstream_tf.keras.among_others import AmongOthers
 from slipstream_tf.keras.contract import refuse_scaled_gradients
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.misuse import require_fit
@@ -160,7 +160,7 @@ def _number(value: Any) -> Any:
     return array.item() if array.ndim == 0 else array
 
 
-class RanksCallback(keras.callbacks.Callback):
+class RanksCallback(AmongOthers):
     """Starts all ranks with the Keras weights of rank 0, and averages their gradients rightly.
 
     `Slipstream.callback` does the same; this is for a `fit` without an engine. Every rank must give
@@ -334,7 +334,7 @@ class SaturationCallback(RanksCallback):
         """Refuses what does not fit together; connects losses, plans the steps."""
         self.slipstream.is_validating = False
         refuse_scaled_gradients(self.model.optimizer, self.slipstream.settings.policies)
-        others = callbacks_beside(self)
+        others = self.beside()
         if self._fit is self.params:
             raise invalid("callbacks", "one callback twice", "fit", "each callback once")
         self._fit = self.params
@@ -364,7 +364,7 @@ class SaturationCallback(RanksCallback):
         if self._writer is not None or self._comm.rank:
             return
         folder = self._log_dir
-        for other in callbacks_beside(self) if folder is None else ():
+        for other in self.beside() if folder is None else ():
             if isinstance(other, keras.callbacks.TensorBoard):
                 folder = other.log_dir
         if folder is not None:

@@ -1,4 +1,4 @@
-"""_compat.callbacks_beside: what a callback can tell of the others in its `fit`."""
+"""keras.among_others: what a callback can tell of the others in its `fit`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from slipstream_tf._compat import callbacks_beside
+from slipstream_tf.keras.among_others import AmongOthers
 
 
-class Asks(keras.callbacks.Callback):
+class Asks(AmongOthers):
     """Asks when a `fit` begins, from a thread if it is told to."""
 
     def __init__(self, is_in_thread: bool = False) -> None:
@@ -21,9 +21,9 @@ class Asks(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         if self.is_in_thread:
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                self.found = pool.submit(callbacks_beside, self).result()
+                self.found = pool.submit(self.beside).result()
         else:
-            self.found = callbacks_beside(self)
+            self.found = self.beside()
 
 
 def fit(callbacks: Any) -> None:
@@ -47,13 +47,14 @@ def test_those_of_another_fit_are_not_beside() -> None:
     asks, before, now = Asks(), keras.callbacks.Callback(), keras.callbacks.Callback()
     kept = [asks, before]
     fit(kept)
+    assert own(asks.found) == [asks, before]
     fit([asks, now])
-    assert own(asks.found) == [asks, now] and kept
+    assert own(asks.found) == [asks, now]
 
 
 def test_alone_and_before_a_fit() -> None:
     asks = Asks()
-    assert callbacks_beside(asks) == []
+    assert asks.beside() == []
     fit(asks)
     assert own(asks.found) == [asks]
 
@@ -62,3 +63,10 @@ def test_whoever_asks_is_told_the_same() -> None:
     asks, other = Asks(is_in_thread=True), keras.callbacks.Callback()
     fit([other, asks])
     assert own(asks.found) == [other, asks]
+
+
+def test_a_list_of_keras_s_own_within_another() -> None:
+    first, asks = keras.callbacks.Callback(), Asks()
+    inner = keras.callbacks.CallbackList([asks])
+    fit([first, inner])
+    assert own(asks.found) == [first, inner, asks]
