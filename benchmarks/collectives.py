@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import common
 import peers
 import summary
 from absl import app, flags
@@ -43,7 +44,6 @@ _WAYS = {
     "Horovod by Open MPI, 0.1 ms": (False, 0.1, "mpi"),
     "as init has it, by Open MPI": (True, 0.1, "mpi"),
 }
-_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _HERE = Path(__file__).resolve().parent
 _SUM, _GATHER = "sum of the weights' gradients", "gather of one message"
 
@@ -56,11 +56,10 @@ def horovod(as_init: bool, cycle: float, controller: str) -> dict[str, float]:
             "dense": _DENSE.value, "keys": _KEYS.value, "values": _VALUES.value,
             "loops": _LOOPS.value, "rounds": _ROUNDS.value, "as_init": as_init, "output": output,
         }  # fmt: skip
-        launcher = str(Path(sys.executable).parent / "horovodrun")
-        launch = [launcher, "-np", str(_RANKS), f"--{controller}", "-H", f"localhost:{_RANKS}"]
+        launch = common.horovodrun(_RANKS, controller)
         rank = [sys.executable, str(_HERE / "collectives_rank.py"), json.dumps(given)]
         yields = {"OMPI_MCA_mpi_yield_when_idle": "1"} if as_init else {}
-        _run([*launch, *rank], {"HOROVOD_CYCLE_TIME": str(cycle), **yields, **_AS_ROOT})
+        _run([*launch, *rank], {"HOROVOD_CYCLE_TIME": str(cycle), **yields, **common.AS_ROOT})
         return json.loads(Path(output).read_text(encoding="utf-8"))
 
 
@@ -95,7 +94,7 @@ def mpi() -> dict[str, float] | None:
         program = os.path.join(folder, "peer")
         _run(["mpicxx", "-O2", "-o", program, str(_HERE / "collectives_peer.cc")], {})
         sizes = map(str, (_DENSE.value, _message(), _LOOPS.value, _ROUNDS.value))
-        done = _run(["mpirun", "-np", str(_RANKS), program, *sizes], _AS_ROOT)
+        done = _run(["mpirun", "-np", str(_RANKS), program, *sizes], common.AS_ROOT)
         return json.loads(done.splitlines()[-1])
 
 

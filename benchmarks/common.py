@@ -27,6 +27,9 @@ TRAIN = (
     "from slipstream_tf.cli.train import entry_point; entry_point()",
 )
 
+# What Open MPI asks for, where root starts it.
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
 # Settings by which results on globo were measured before `tuning.py`: found by hand, when there was
 # no validation part, on the test part.
 GLOBO_BY_HAND: Mapping[str, Any] = {
@@ -146,6 +149,12 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
     half = error * (_T[len(values) - 2] if len(values) - 2 < len(_T) else 1.96)
     return mean - half, mean + half
+
+
+def horovodrun(ranks: int, controller: str) -> list[str]:
+    """Returns what starts ranks on this host, before their command; controller: gloo or mpi."""
+    launcher = str(Path(sys.executable).parent / "horovodrun")
+    return [launcher, "-np", str(ranks), f"--{controller}", "-H", f"localhost:{ranks}"]
 
 
 def zipf_keys(

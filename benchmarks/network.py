@@ -99,8 +99,6 @@ _SKIPS: Mapping[str, Mapping[str, Any]] = {
     "mask": {"policies": "mask_gradients"},
     "defer": {"policies": "defer_gradients"},
 }
-# What Open MPI asks for, where root starts it.
-_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # A rank has one core of a small machine; --train_flag=threads=N for others.
 _SEVERAL = {"threads": 1}
 
@@ -207,9 +205,7 @@ class Launcher:
         if ranks == 1 or self.rate is None:
             command = [sys.executable, *program]
             if ranks > 1:
-                launcher = str(Path(sys.executable).parent / "horovodrun")
-                launch = [launcher, "-np", str(ranks), f"--{self.controller}"]
-                command = [*launch, "-H", f"localhost:{ranks}", *command]
+                command = [*common.horovodrun(ranks, self.controller), *command]
             return (*self._run(command), None)
         with _hosts().Hosts(ranks, rate=self.rate) as hosts:
             ended = hosts.start(program).wait(self.timeout)
@@ -218,7 +214,7 @@ class Launcher:
         return code, "\n".join(rank.output for rank in ended), sent
 
     def _run(self, command: Sequence[str]) -> tuple[int, str]:
-        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **_AS_ROOT, **os.environ}
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **common.AS_ROOT, **os.environ}
         process = subprocess.Popen(
             command, env=environment, text=True, errors="replace",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

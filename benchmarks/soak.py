@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import common
 import soak_report
 import summary
 from absl import app, flags
@@ -133,8 +134,7 @@ class Soak:
         return self._notes / f"part-{part.number:03d}"
 
     def _command(self, part: Part) -> list[str]:
-        launcher = str(Path(sys.executable).parent / "horovodrun")
-        launch = [launcher, "-np", str(_RANKS), "--gloo", "-H", f"localhost:{_RANKS}"]
+        launch = common.horovodrun(_RANKS, "gloo")
         program = [sys.executable, str(HERE / "soak_rank.py"), str(self._notes_of(part))]
         program.append(str(_STEP.value))
         given = [flag if flag.startswith("--") else f"--{flag}" for flag in _TRAIN_FLAG.value]

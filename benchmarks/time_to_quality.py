@@ -16,7 +16,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -161,14 +160,14 @@ class Runs:
         print(f"{name}, {label}: {settings['rate']}, {settings['rows_rate']}", flush=True)
         environment = {
             **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": str(_THREADS),
-            "CUDA_VISIBLE_DEVICES": "", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "CUDA_VISIBLE_DEVICES": "", **common.AS_ROOT,
         }  # fmt: skip
         if system.environment is not None:
             environment.pop("PYTHONPATH", None)
         bound = ["taskset", "-c", _PROCESSORS.value]
         with (folder / "log.txt").open("w", encoding="utf-8") as log:
-            command = [*bound, *_launcher(system.ranks), python, str(program), *arguments]
+            launch = common.horovodrun(system.ranks, "mpi") if system.ranks > 1 else []
+            command = [*bound, *launch, python, str(program), *arguments]
             code = subprocess.run(
                 command, env=environment, stdout=log, stderr=log, check=False
             ).returncode
@@ -176,13 +175,6 @@ class Runs:
             last = (folder / "log.txt").read_text(encoding="utf-8").strip().splitlines()[-1:]
             raise SystemExit(f"{name} ended with code {code}: {' '.join(last)}; {folder}/log.txt")
         return json.loads(record.read_text(encoding="utf-8"))
-
-
-def _launcher(ranks: int) -> list[str]:
-    if ranks == 1:
-        return []
-    horovodrun = str(Path(sys.executable).with_name("horovodrun"))
-    return [horovodrun, "-np", str(ranks), "--mpi", "-H", f"localhost:{ranks}"]
 
 
 def trial_rates(trial: int) -> dict[str, float]:

@@ -59,27 +59,31 @@ class HotRows(EmbeddingCollection):
         """Returns which keys, integers [batch, tables], are hot or padding: bool, alike."""
         return are_hot(keys, self.hot_keys)
 
-    def call(
-        self,
-        inputs: Any,
-        weights: Any = None,
-        training: bool | None = None,
-        next_inputs: Any = None,
+    def call(  # type: ignore[override]
+        self, inputs: Any, training: bool | None = None, **others: Any
     ) -> tf.Tensor:
-        """Returns rows [batch, tables, dim] of a key matrix; see `EmbeddingCollection.call`."""
-        return self.hot_rows(inputs, training) + self.other_rows(inputs, training)
+        """Returns rows [batch, tables, dim] of a key matrix; see `EmbeddingCollection.call`.
 
-    def hot_rows(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
-        """Returns rows [batch, tables, dim] of hot keys, zeros of others."""
-        hot = tf.where(self.are_hot(keys), keys, tf.constant(PADDING_KEY, keys.dtype))
+        Raises:
+            ValueError: there are weights or next inputs.
+        """
+        for name, value in others.items():
+            if value is not None:
+                raise invalid(name, value, f"layer {self.name!r}", "None: a baseline has none")
+        is_hot = self.are_hot(inputs)
+        return self.hot_rows(inputs, is_hot, training) + self.other_rows(inputs, is_hot, training)
+
+    def hot_rows(self, keys: tf.Tensor, is_hot: tf.Tensor, training: bool | None) -> tf.Tensor:
+        """Returns rows [batch, tables, dim] of hot keys (`are_hot`), zeros of others."""
+        hot = tf.where(is_hot, keys, tf.constant(PADDING_KEY, keys.dtype))
         return self.hot(hot, training=training)
 
-    def other_rows(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
+    def other_rows(self, keys: tf.Tensor, is_hot: tf.Tensor, training: bool | None) -> tf.Tensor:
         """Returns rows [batch, tables, dim] of keys that are not hot, zeros of those that are.
 
         A collective.
         """
-        others = tf.where(self.are_hot(keys), tf.constant(PADDING_KEY, keys.dtype), keys)
+        others = tf.where(is_hot, tf.constant(PADDING_KEY, keys.dtype), keys)
         return super().call(others, training=training)
 
 
@@ -96,11 +100,13 @@ class Hotline:
         model: Any = self
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         dense, keys = model._split(without_wrapping(x))
-        is_popular = tf.reduce_all(model.embeddings.are_hot(keys), axis=1)
+        is_hot = model.embeddings.are_hot(keys)
+        is_popular = tf.reduce_all(is_hot, axis=1)
         parts = [tf.where(is_popular)[:, 0], tf.where(~is_popular)[:, 0]]
         with tf.GradientTape() as tape:
-            hot = model.embeddings.hot_rows(keys, training=True)
-            others = model.embeddings.other_rows(tf.gather(keys, parts[1]), training=True)
+            hot = model.embeddings.hot_rows(keys, is_hot, training=True)
+            not_popular = tf.gather(keys, parts[1]), tf.gather(is_hot, parts[1])
+            others = model.embeddings.other_rows(*not_popular, training=True)
             rows = [tf.gather(hot, parts[0]), tf.gather(hot, parts[1]) + others]
             outputs = [
                 self._output(None if dense is None else tf.gather(dense, part), vectors)
