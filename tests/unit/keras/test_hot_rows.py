@@ -56,3 +56,10 @@ def test_training_is_that_of_a_plain_layer(kind: type[DLRM]) -> None:
     np.testing.assert_allclose(split(x), plain(x), rtol=2e-4, atol=1e-5)
     assert set(split.embeddings.hot.store.keys_of("t1")) == {0, 1, 2}
     assert not {0, 1, 2} & set(split.embeddings.store.keys_of("t1").tolist())
+
+
+def test_weights_are_refused_and_not_dropped() -> None:
+    layer = HotRows(TABLES, optimizers.Adagrad(0.1), HOT)
+    keys = np.zeros((2, FIELDS), np.int64)
+    with pytest.raises(ValueError, match="`weights`.*a baseline has none"):
+        layer.call(keys, weights={"t0": np.ones(2, np.float32)})
