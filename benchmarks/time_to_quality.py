@@ -4,7 +4,7 @@
     python benchmarks/time_to_quality.py --data=criteo --report
 
 First the rates of each system are tuned on the validation part, with as many trials each and the
-same draws. Then all train from three seeds, one after the other, seed by seed, and the test part is
+same draws, on a quarter of the examples. Then all train from three seeds, one after the other, seed by seed, and the test part is
 measured along their runs. All read the same file of rows. What has run is not run again: the same
 command goes on where it was broken off, or where --minutes ended.
 """
@@ -37,6 +37,9 @@ _DATA = flags.DEFINE_enum("data", "criteo", list(DATA), "What is trained.")
 _SYSTEMS = flags.DEFINE_list("systems", [], "Names of systems; none: all of them.")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of the runs.")
 _TRIALS = flags.DEFINE_integer("trials", 6, "Settings that each system tries.", lower_bound=1)
+_TRIAL_SHARE = flags.DEFINE_float(
+    "trial_share", 0.25, "Of the steps, for a trial.", lower_bound=0.0, upper_bound=1.0
+)
 _POINTS = flags.DEFINE_integer("points", 16, "Measurements along a run.", lower_bound=1)
 _MINUTES = flags.DEFINE_float("minutes", 150.0, "After which no run begins.", lower_bound=0.0)
 _REPORT = flags.DEFINE_bool("report", False, "Runs nothing; writes what there is.")
@@ -157,7 +160,8 @@ class Runs:
         python = peers.python_of(system.environment, Path(_ENVIRONMENTS.value))
         program = Path(__file__).resolve().parent / "systems" / system.program[0]
         arguments = [str(told), str(record), *system.program[1:]]
-        print(f"{name}, {label}: {settings['rate']}, {settings['rows_rate']}", flush=True)
+        rates = ", ".join(f"{settings[rate]:g}" for rate in ("rate", "rows_rate", "damping"))
+        print(f"{name}, {label}: {rates}", flush=True)
         environment = {
             **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": str(_THREADS),
             "CUDA_VISIBLE_DEVICES": "", **common.AS_ROOT,
@@ -184,7 +188,8 @@ def trial_rates(trial: int) -> dict[str, float]:
     def log_uniform(low: float, high: float) -> float:
         return float(f"{np.exp(random.uniform(np.log(low), np.log(high))):.1e}")
 
-    return {"rate": log_uniform(5e-4, 8e-3), "rows_rate": log_uniform(0.01, 0.3)}
+    rates = {"rate": log_uniform(5e-4, 8e-3), "rows_rate": log_uniform(0.01, 0.3)}
+    return {**rates, "damping": log_uniform(1e-9, 1e-5)}
 
 
 def rates_of(name: str, shared: Mapping[str, Any], runs: Runs) -> dict[str, float]:
@@ -193,7 +198,8 @@ def rates_of(name: str, shared: Mapping[str, Any], runs: Runs) -> dict[str, floa
     found = []
     for trial in range(_TRIALS.value):
         rates = trial_rates(trial)
-        settings = {**shared, **rates, "seed": 0, "every": shared["steps"]}
+        steps = max(1, round(shared["steps"] * _TRIAL_SHARE.value) // 16 * 16)
+        settings = {**shared, **rates, "seed": 0, "steps": steps, "every": steps}
         record = runs.record(name, f"trial_{trial}", settings)
         found.append((record["evaluations"][-1]["auc"], rates))
     return max(found, key=lambda one: one[0])[1]

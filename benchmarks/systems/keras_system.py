@@ -25,7 +25,8 @@ def main() -> None:
     dense_layers = DenseLayers(keras, settings, task.fields)
     rows = [table.trainable_variables[0] for table in tables]
     weights = dense_layers.variables
-    of_rows = keras.optimizers.Adagrad(settings["rows_rate"], initial_accumulator_value=0.0)
+    # Its epsilon is below the root, too, and 1e-7 unless it is given.
+    of_rows = keras.optimizers.Adagrad(settings["rows_rate"], settings["damping"], epsilon=1e-12)
     of_weights = keras.optimizers.Adam(settings["rate"])
     of_rows.build(rows)
     of_weights.build(weights)

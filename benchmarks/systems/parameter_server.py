@@ -122,7 +122,7 @@ def train(task: Task, record: str, cluster: Cluster) -> None:
             for i, rows in enumerate(settings["cardinalities"])
         ]
         dense_layers = DenseLayers(tf.keras, settings, task.fields)
-        of_rows = _LEGACY.Adagrad(settings["rows_rate"], initial_accumulator_value=0.0)
+        of_rows = _LEGACY.Adagrad(settings["rows_rate"], settings["damping"])
         of_weights = _LEGACY.Adam(settings["rate"])
     rows = [shard for table in tables for shard in getattr(table, "variables", [table])]
     weights = dense_layers.variables

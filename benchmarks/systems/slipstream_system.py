@@ -57,7 +57,7 @@ def tables_of(ways: Sequence[str], task: Task, comm: Any, hot: HotKeys | None) -
     settings = task.settings
     dtype = "mixed_bfloat16" if "bfloat16" in ways else "float32"
     tables = [slip.Table(f"t{i}", settings["dim"]) for i in range(task.fields)]
-    rule = slip.optimizers.Adagrad(settings["rows_rate"], 0.0)
+    rule = slip.optimizers.Adagrad(settings["rows_rate"], settings["damping"])
     if hot is not None and ("hotline" in ways or comm is not None):
         return HotRows(tables, rule, hot.keys, comm, dtype=dtype)
     if "normalised" in ways:

@@ -43,7 +43,9 @@ class Task:
     Attributes:
         settings: "train", "measured": files of rows; "cardinalities": keys of each field;
             "numbers"; "dim"; "bottom", "top": widths of the MLPs, the last one included; "batch",
-            "steps", "every" (steps between measurements), "rate", "rows_rate", "seed", "threads".
+            "steps", "every" (steps between measurements), "rate" (of Adam, for the MLPs),
+            "rows_rate", "damping" (of Adagrad, for the rows: their first sum of squares), "seed",
+            "threads".
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:

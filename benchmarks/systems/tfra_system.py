@@ -35,7 +35,7 @@ def main() -> None:
     ]
     dense_layers = DenseLayers(tf.keras, settings, task.fields)
     of_rows = dynamic_embedding.DynamicEmbeddingOptimizer(
-        _LEGACY.Adagrad(settings["rows_rate"], initial_accumulator_value=0.0)
+        _LEGACY.Adagrad(settings["rows_rate"], settings["damping"])
     )
     of_weights = _LEGACY.Adam(settings["rate"])
 

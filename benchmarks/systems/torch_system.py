@@ -67,7 +67,7 @@ class Fbgemm:
             [(rows, settings["dim"], host, cpu) for rows in settings["cardinalities"]],
             optimizer=EmbOptimType.EXACT_ADAGRAD,
             learning_rate=settings["rows_rate"],
-            eps=1e-8,
+            eps=settings["damping"] ** 0.5,  # Added to the root, not below it.
             pooling_mode=common.PoolingMode.SUM,
         )
         with torch.no_grad():
@@ -96,7 +96,9 @@ class Merged:
         for table in tables:
             torch.nn.init.uniform_(table.weight, -_HALF_WIDTH, _HALF_WIDTH)
         merged = ipex.nn.modules.MergedEmbeddingBagWithAdaGrad
-        self._layer = merged.from_embeddingbag_list(tables, lr=settings["rows_rate"], eps=1e-8)
+        # Added to the root, not below it.
+        rule = {"lr": settings["rows_rate"], "eps": settings["damping"] ** 0.5}
+        self._layer = merged.from_embeddingbag_list(tables, **rule)
         self._fields = len(tables)
 
     def __call__(self, keys: np.ndarray) -> torch.Tensor:
