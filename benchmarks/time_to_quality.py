@@ -4,9 +4,9 @@
     python benchmarks/time_to_quality.py --data=criteo --report
 
 First the rates of each system are tuned on the validation part, with as many trials each and the
-same draws, on a quarter of the examples. Then all train from three seeds, one after the other, seed by seed, and the test part is
-measured along their runs. All read the same file of rows. What has run is not run again: the same
-command goes on where it was broken off, or where --minutes ended.
+same draws, on a quarter of the examples. Then all train from three seeds, one after the other, seed
+by seed, and the test part is measured along their runs. All read the same file of rows. What has
+run is not run again: the same command goes on where it was broken off, or where --minutes ended.
 """
 
 from __future__ import annotations

@@ -89,6 +89,8 @@ def model_of(ways: Sequence[str], task: Task, embeddings: Any, comm: Any) -> Any
 def batches_of(ways: Sequence[str], task: Task, comm: Any, hot: HotKeys | None) -> tf.data.Dataset:
     """Returns the batches, or a rank's parts of them."""
     data = tf_input.dataset(task)
+    if not task.numbers:
+        data = data.map(lambda features, labels: ({"keys": features["keys"]}, labels))
     if hot is not None and "fae" in ways:
         # The last batches of each kind, which are not whole, are left out.
         data = segregate(data, hot.keys, task.batch_size)
@@ -123,7 +125,8 @@ def main() -> None:
 
     @tf.function(reduce_retracing=True)
     def scores(keys: tf.Tensor, dense: tf.Tensor) -> tf.Tensor:
-        return model({"keys": keys, "dense": dense}, training=False)[:, 0]
+        features = {"keys": keys, "dense": dense} if task.numbers else {"keys": keys}
+        return model(features, training=False)[:, 0]
 
     def predict(keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
         found = scores(tf.constant(keys, tf.int64), tf.constant(dense))
