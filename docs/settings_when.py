@@ -177,6 +177,7 @@ FLAGS: Mapping[str, str] = {
     "evaluate_every": "Curves of test quality in the report.",
     "checkpoint_every": "Training takes hours, or the machine may be taken away.",
     "keep_checkpoints": "Disk is short: 1. A run may have to go back further: more.",
+    "elastic": "Machines are taken away, or come, while it trains.",
     "resume": "Always, in a job that is started again by itself; else after it was ended.",
     "model": "Data without numbers, or many crosses: `dcn`.",
     "dim": "As for any embedding.",

@@ -21,6 +21,11 @@ def rank() -> int | None:
     return None if variable is None else int(os.environ[variable])
 
 
+def is_elastic() -> bool:
+    """Whether Horovod's launcher lets ranks come and go (`horovodrun --host-discovery-script`)."""
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
 def is_on_one_host() -> bool:
     """Whether the launcher says that all ranks of the job run on this host."""
     variable = rank_variable()

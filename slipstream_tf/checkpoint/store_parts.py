@@ -146,7 +146,9 @@ class ReadyTable:
     admission: Arrays | None = None
 
 
-def prepare(folder: Path, manifest: Manifest, store: SavedStore, rank: Rank) -> list[ReadyTable]:
+def prepare(
+    folder: Path, manifest: Manifest, store: SavedStore, rank: Rank, evicts: bool = False
+) -> list[ReadyTable]:
     """Reads a checkpoint's tables for a rank of any job; the store is not touched.
 
     Rows of a table that spills are read and checked, a part by each rank, and read once more when
@@ -157,6 +159,7 @@ def prepare(folder: Path, manifest: Manifest, store: SavedStore, rank: Rank) -> 
         manifest: of it.
         store: that is to have them.
         rank: whose store it is.
+        evicts: whether rows beyond a table's capacity are left out, the least valuable ones.
 
     Raises:
         CheckpointMismatchError: tables, dimensions or update rules differ, or a capacity is too
@@ -189,7 +192,7 @@ def prepare(folder: Path, manifest: Manifest, store: SavedStore, rank: Rank) -> 
         has_slots = taken[table.name] == by_name.WHOLE
         saved.require(table.dim, store.slot_layout(table.name).rule if has_slots else None, place)
         is_same_job = (manifest.world_size, manifest.placement) == (rank.size, rank.placement)
-        target = _Target(store, table, rank, place, has_slots)
+        target = _Target(store, table, rank, place, has_slots, evicts)
         ready.append(_prepare_table(target, saved, is_same_job))
     return ready
 
@@ -204,6 +207,7 @@ class _Target:
         rank: of the store.
         place: the manifest's file, for errors.
         takes_slots: whether the saved slots are those of the table's rule.
+        evicts: whether rows beyond the capacity are left out.
     """
 
     store: SavedStore
@@ -211,6 +215,7 @@ class _Target:
     rank: Rank
     place: str
     takes_slots: bool = True
+    evicts: bool = False
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
         """Returns bool [n]: whether this rank owns keys, int64 [n]."""
@@ -266,6 +271,9 @@ def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool)
         contents = _with_accesses(target, contents, saved)
     if rank.size == 1 and target.rule is not None and not spills:
         contents = _with_deferred_rows(target, contents, deferred["keys"])
+    if target.evicts and target.table.capacity is not None:
+        most, eviction = target.table.capacity, target.table.eviction
+        contents = tables.without_least(contents, most, deferred["keys"], eviction)
     _require_fit(target, contents["keys"], deferred["keys"])
     return ReadyTable(
         name=name,

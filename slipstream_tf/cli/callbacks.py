@@ -23,7 +23,8 @@ LOG_LOSS = "log_loss"
 
 _SECONDS_BETWEEN_UPDATES = 0.2
 _MOST_POINTS = 100
-_SUMMED = ("examples_seen", "examples_trained")
+SUMMED = ("examples_seen", "examples_trained")
+"""What is summed over ranks, of a point of the curve."""
 _Point = dict[str, Any]
 
 
@@ -252,7 +253,7 @@ class CurveCallback(keras.callbacks.Callback):
         """
         own = [self._points, [point for point, _ in self._evaluated], self._last]
         ranks = gather_json(comm, own, "slipstream.curve")
-        points, evaluated, last = (_merged([own[part] for own in ranks]) for part in range(3))
+        points, evaluated, last = (merged_points([own[part] for own in ranks]) for part in range(3))
         measured = [quality for _, quality in self._evaluated]
         for point in last:
             # After the last step nothing is on its way; rank 0 stopped its clock here.
@@ -265,17 +266,17 @@ class CurveCallback(keras.callbacks.Callback):
             measured.append(final.to_dict())
             if not points or points[-1]["step"] < point["step"]:
                 points.append(point)
-        keys = ("step", "seconds", *_SUMMED)
+        keys = ("step", "seconds", *SUMMED)
         pairs = zip(evaluated, measured, strict=True)
         evaluations = [{**{key: point[key] for key in keys}, **found} for point, found in pairs]
         return {"progress": points, "evaluations": evaluations}
 
 
-def _merged(of_ranks: Sequence[Sequence[_Point]]) -> list[_Point]:
+def merged_points(of_ranks: Sequence[Sequence[_Point]]) -> list[_Point]:
     """Puts the ranks' points of the same steps together."""
     merged = []
     for points in zip(*of_ranks, strict=True):
-        whole = {**points[0], **{name: sum(point[name] for point in points) for name in _SUMMED}}
+        whole = {**points[0], **{name: sum(point[name] for point in points) for name in SUMMED}}
         trained = [point for point in points if point["examples_trained"]]
         for name in ("loss", "auc") if trained else ():
             parts = (point["examples_trained"] * point[name] for point in trained)

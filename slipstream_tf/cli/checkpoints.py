@@ -24,6 +24,7 @@ from slipstream_tf.telemetry.run_record import to_json, write_json
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from slipstream_tf.cli.elastic import ElasticRun
     from slipstream_tf.cli.settings import Settings
     from slipstream_tf.distributed import Communicator
     from slipstream_tf.keras import Slipstream
@@ -44,12 +45,14 @@ class Saving:
         every: steps of the job from one to the next; 0: none are saved.
         keep: so many are kept.
         resume: whether to go on from the newest.
+        is_elastic: whether ranks come and go meanwhile.
     """
 
     output: str | None
     every: int
     keep: int
     resume: bool
+    is_elastic: bool = False
 
     @property
     def directory(self) -> Path:
@@ -74,7 +77,17 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
         UsageError: a flag that does nothing, or checkpoints that would be mixed with others.
     """
     names = ("output", "checkpoint_every", "keep_checkpoints", "resume")
+    is_elastic = values["elastic"]
     saving = Saving(*(values[name] for name in names))
+    for name in ("output", "checkpoint_every"):
+        if is_elastic and not values[name]:
+            raise UsageError(
+                f"Missing flag --{name} with --elastic: when ranks change, training goes on from "
+                "the newest checkpoint."
+            )
+    if is_elastic:
+        # Whoever joins does; so do all of a job that is started again.
+        saving = dataclasses.replace(saving, resume=True, is_elastic=True)
     for name in ("checkpoint_every", "resume"):
         if values[name] and saving.output is None:
             raise does_nothing(name, "--output")
@@ -92,6 +105,15 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
     return saving
 
 
+def window_steps_of(saving: Saving) -> int | None:
+    """Returns the steps of a window of the run that was saved; None: there is none yet."""
+    path = saving.directory / RUN
+    if not path.exists():
+        return None
+    steps: int | None = _read(path)["settings"].get("window_steps")
+    return steps
+
+
 def require_same_run(saving: Saving, run: Mapping[str, Any]) -> None:
     """Refuses to go on with another run than the one that was saved.
 
@@ -106,7 +128,7 @@ def require_same_run(saving: Saving, run: Mapping[str, Any]) -> None:
         return
     path = saving.directory / RUN
     saved = _read(path)
-    if saved["ranks"] != run["ranks"]:
+    if saved["ranks"] != run["ranks"] and not saving.is_elastic:
         raise UsageError(
             f"Invalid flag --resume: {path} is of {saved['ranks']} rank(s), and this job has "
             f"{run['ranks']}. Allowed: as many ranks, since each one's position in the data is its "
@@ -155,6 +177,7 @@ class RunCheckpoints:
         slipstream: the engine, or None.
         batches: the iterator of this rank's batches.
         counters: variables of this rank that count inputs.
+        elastic: of a run whose ranks come and go; else None.
 
     Attributes:
         resumed_at: steps after which the run was gone on with.
@@ -170,12 +193,13 @@ class RunCheckpoints:
         slipstream: Slipstream | None,
         batches: Any,
         counters: Sequence[tf.Variable],
+        elastic: ElasticRun | None = None,
     ) -> None:
         import tensorflow as tf
 
         from slipstream_tf.distributed import JobCheckpoints
 
-        self._saving, self._run, self._comm = saving, run, comm
+        self._saving, self._run, self._comm, self._elastic = saving, run, comm, elastic
         self.resumed_at: list[int] = []
         self._stop_is_requested = False
         if not saving.is_used:
@@ -183,6 +207,7 @@ class RunCheckpoints:
         # Random numbers of layers and metrics are each rank's own.
         states = [v.value for v in model.variables if not v.value.dtype.is_floating]
         states += [v.value for v in model.metrics_variables]
+        own = tf.train.Checkpoint(inputs=batches, counters=list(counters), states=states)
         self._saved = JobCheckpoints(
             saving.directory,
             tf.train.Checkpoint(model=model, optimizer=model.optimizer),
@@ -190,7 +215,9 @@ class RunCheckpoints:
             store,
             keep=saving.keep,
             engine=slipstream,
-            own=tf.train.Checkpoint(inputs=batches, counters=list(counters), states=states),
+            # Of an elastic run, nothing is one rank's: it may be gone.
+            own=None if elastic is not None else own,
+            evicts=elastic is not None,
         )
 
     @contextlib.contextmanager
@@ -229,12 +256,16 @@ class RunCheckpoints:
         cause = (RuntimeError, ValueError)
         with raised_as(RunError, "The run cannot go on. ", *cause), self._comm.uncounted():
             last = self._saved.restore()
+            if self._elastic is not None:
+                self._elastic.begin(last)
         if last is None:
             self._say(f"no checkpoint in {self._saving.directory}: from the beginning")
             return 0, None
-        self.resumed_at = [*last.position["resumed_at"], last.step]
-        self._say(f"goes on from {last.path}, step {last.step:,}")
-        return last.step, last.position
+        noted = last.position if self._elastic is None else self._elastic.noted
+        self.resumed_at = [*noted["resumed_at"], last.step]
+        if self._elastic is None:
+            self._say(f"goes on from {last.path}, step {last.step:,}")
+        return last.step, noted
 
     def begin(self) -> None:
         """Says in the folder what run it is of; called before the first step."""
@@ -256,6 +287,8 @@ class RunCheckpoints:
         if every and (stops or step % every == 0):
             with raised_as(RunError, _NOT_WRITTEN, OSError):
                 self._saved.save(step, position={**notes(), "resumed_at": self.resumed_at})
+            if self._elastic is not None:
+                self._elastic.job.committed(self._saved)
         if stops:
             self.wait()
             raise StoppedError(
@@ -275,7 +308,8 @@ class RunCheckpoints:
 
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:
-            print(f"slipstream-train --resume: {text}", flush=True)
+            flag = "elastic" if self._saving.is_elastic else "resume"
+            print(f"slipstream-train --{flag}: {text}", flush=True)
 
 
 def _names(directory: Path) -> list[str]:

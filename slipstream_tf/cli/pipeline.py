@@ -16,12 +16,15 @@ import tensorflow as tf
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.distributed import Communicator, even_ends, with_next
 from slipstream_tf.distributed.batches import element_of
+from slipstream_tf.distributed.blocks import BlocksLeft
 from slipstream_tf.inputs.classifier import weigh_last
 from slipstream_tf.inputs.look_ahead import LookAhead
 from slipstream_tf.inputs.notes import note_share
 from slipstream_tf.inputs.segregation import segregate
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.ops.features import num_rows
+
+_ALL = BlocksLeft()
 
 
 class TrainingInputs:
@@ -37,11 +40,14 @@ class TrainingInputs:
         embeddings: the tables; those on disk are told of each batch ahead.
         slipstream: the engine, which may leave examples out; or None.
         hot_keys: of `profile_hot_keys`: hot and cold examples come in batches of their own.
+        left: blocks that are to be trained, of `read_batch_size` examples where some are left out,
+            else of `batch_size`.
 
     Attributes:
         dataset: the batches.
         read, seen, pulled: int64 variables on the CPU: examples that were read by now, that came in
             to this rank, and that had come in when the batch that is pulled had been made.
+        counts_as_read: whether a rank's blocks are read at another pace than its steps.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class TrainingInputs:
         embeddings: EmbeddingCollection,
         slipstream: Slipstream | None,
         hot_keys: Sequence[Any] | None,
+        left: BlocksLeft = _ALL,
     ) -> None:
         with tf.device("CPU:0"):
             self.read, self.seen, self.pulled = (
@@ -59,10 +66,17 @@ class TrainingInputs:
             )
         self._slipstream, self._reading, self._asking = slipstream, LookAhead(), LookAhead()
         leaves = slipstream is not None and slipstream.settings.skips_examples
+        self.counts_as_read = leaves
+        self._block = settings.read_batch_size if leaves else settings.batch_size
+        self._begun_at = 0
         # Else ranks must ask each other whether there are more, and how many.
         are_even = comm.size > 1 and not leaves
         at_once = settings.batch_size * comm.size if are_even else settings.read_batch_size
-        dataset = _counted(_all_epochs(settings, dataset, at_once), self.read)
+        if left == _ALL:
+            dataset = _all_epochs(settings, dataset, at_once)
+        else:
+            dataset = left.of(_all_epochs(settings, dataset, self._block)).rebatch(at_once)
+        dataset = _counted(dataset, self.read)
         if hot_keys is not None:
             # Before ranks take their parts: a step is hot on all of them, or on none.
             dataset = segregate(dataset, hot_keys, settings.batch_size * comm.size)
@@ -88,6 +102,29 @@ class TrainingInputs:
         )
         dataset = dataset.with_options(_options(settings))
         self.dataset = with_next(dataset) if settings.prefetch else dataset
+
+    def taken(self, steps: int) -> int:
+        """Returns how many of the blocks that were left this rank has taken.
+
+        Args:
+            steps: that it has trained since.
+        """
+        if not self.counts_as_read:
+            return steps
+        return -(-(int(self.seen.numpy()) - self._begun_at) // self._block)
+
+    def begin_at(self, seen: int, is_counting: bool) -> None:
+        """Counts on from examples that came in before the blocks that are left.
+
+        Args:
+            seen: of all ranks together.
+            is_counting: whether this rank counts them; one does.
+        """
+        self.read.assign_add(seen)
+        if is_counting:
+            self._begun_at = seen
+            self.seen.assign_add(seen)
+            self.pulled.assign_add(seen)
 
     def settle(self) -> None:
         """Waits until no batch is being made."""

@@ -74,16 +74,19 @@ def run_program(
 def run_rank(
     flag_set: FlagSet,
     prepare: Callable[[dict[str, Any], frozenset[str]], _Prepared],
-    carry_out: Callable[[_Prepared, Communicator], None],
+    carry_out: Callable[..., None],
     arguments: Sequence[str] | None = None,
+    is_elastic: Callable[[_Prepared], bool] = lambda _: False,
 ) -> int:
     """Runs a program as a rank of the job that its launcher started.
 
     Args:
         flag_set: its flags.
         prepare: takes what `FlagSet.parse` returns; TensorFlow must not yet run after it.
-        carry_out: takes what `prepare` returned, and the ranks.
+        carry_out: takes what `prepare` returned, and the ranks; where these come and go, the `job`
+            besides, and is called again whenever they have changed.
         arguments: of the command line; default: those of this process.
+        is_elastic: whether ranks come and go, by what `prepare` returned.
 
     Returns:
         The exit code, as of `run_program`.
@@ -103,20 +106,27 @@ def run_rank(
     comm: Communicator | None = None
     try:
         import_tensorflow()
-        from slipstream_tf.distributed import init
+        from slipstream_tf.distributed import elastic, init
 
-        comm = init()
-        with agreed(comm, "flags"):
-            if problem is not None:
-                raise problem
-        assert prepared is not None
-        carry_out(prepared, comm)
+        def start(ranks: Communicator, **beside: Any) -> None:
+            nonlocal comm
+            comm = ranks
+            with agreed(comm, "flags"):
+                if problem is not None:
+                    raise problem
+            assert prepared is not None
+            carry_out(prepared, comm, **beside)
+
+        if prepared is not None and is_elastic(prepared):
+            elastic.run(lambda job: start(job.comm, job=job))
+        else:
+            start(init())
     except StoppedError as error:  # of a job of one rank
         print(f"{flag_set.program}: {error}", file=sys.stderr, flush=True)
         return error.code
     except AgreedError as error:
         assert comm is not None
-        if own_rank == 0:
+        if comm.rank == 0:
             print(f"{flag_set.program}: {error}", file=sys.stderr, flush=True)
         from slipstream_tf.distributed.agreement import gather_json
 

@@ -18,6 +18,7 @@ from slipstream_tf.cli import build
 from slipstream_tf.cli.callbacks import BarCallback, CurveCallback, StepCount, StepTimer
 from slipstream_tf.cli.checkpoints import RunCheckpoints, Saving, describe, require_same_run
 from slipstream_tf.cli.data import Parts, best_auc
+from slipstream_tf.cli.elastic import ElasticRun
 from slipstream_tf.cli.flag_set import RunError, UsageError, raised_as
 from slipstream_tf.cli.pipeline import TrainingInputs, inputs_of_rank, share_of_rank
 from slipstream_tf.cli.program import agreed
@@ -29,6 +30,9 @@ from slipstream_tf.config import HotSet
 from slipstream_tf.distributed import Communicator, even_ends
 from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.batches import no_inputs
+from slipstream_tf.distributed.blocks import BlocksLeft
+from slipstream_tf.distributed.elastic import ElasticJob
+from slipstream_tf.distributed.watch import is_of_collective
 from slipstream_tf.export import saved_model
 from slipstream_tf.inputs.segregation import profile_hot_keys
 from slipstream_tf.inputs.spec import Reader
@@ -51,6 +55,7 @@ class Trainer:
         clock: has the time that opening the data took; the other phases are added.
         comm: the ranks. Rank 0 shows progress.
         saving: of checkpoints.
+        job: whose ranks come and go; None: they stay the same.
     """
 
     def __init__(
@@ -60,9 +65,10 @@ class Trainer:
         clock: PhaseClock,
         comm: Communicator,
         saving: Saving,
+        job: ElasticJob | None = None,
     ) -> None:
         self._settings, self._parts, self._clock, self._comm = settings, parts, clock, comm
-        self._saving = saving
+        self._saving, self._job = saving, job
         self._planned = build.planned_inputs(settings, parts.num_examples)
         self._planned_steps = build.planned_steps(settings, parts.num_examples, comm.size)
         self._validation_steps = 0
@@ -130,6 +136,9 @@ class Trainer:
                     settings, self._embeddings, spec.num_dense, comm, rate
                 )
                 self._slipstream = build.build_engine(settings, self._embeddings, steps)
+            self._elastic: ElasticRun | None = None
+            if self._job is not None:
+                self._elastic = ElasticRun(self._job, self._saving.directory)
             self._inputs = TrainingInputs(
                 settings,
                 self._parts.train.dataset(),
@@ -137,6 +146,7 @@ class Trainer:
                 self._embeddings,
                 self._slipstream,
                 self._hot_keys if settings.schedule == "fae" else None,
+                BlocksLeft() if self._elastic is None else self._elastic.left,
             )
             self._predict = predictor(self._model)
             self._test = self._measured_part(self._parts.test)
@@ -182,7 +192,7 @@ class Trainer:
                 counters = (self._inputs.read, self._inputs.seen, self._inputs.pulled)
                 self._saved = RunCheckpoints(
                     self._saving, self._saved_run, self._comm, self._model,
-                    self._embeddings.store, self._slipstream, batches, counters,
+                    self._embeddings.store, self._slipstream, batches, counters, self._elastic,
                 )  # fmt: skip
                 with self._saved.noticing():
                     self._fit(batches, bar, callbacks)
@@ -207,6 +217,8 @@ class Trainer:
             "trained": self._training.pop("trained"),
             "skipped": skipped,
         }
+        if self._elastic is not None:
+            self._account["lost"] = self._elastic.lost
         if self._is_stopped:
             # Batches that were read ahead of the stop came to nobody.
             self._account["seen"] = self._account["trained"] + skipped
@@ -251,6 +263,7 @@ class Trainer:
             "ranks": self._traffic,
             "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
             "resumed_at": self._saved.resumed_at,
+            "changes_of_ranks": None if self._elastic is None else self._elastic.changes,
             "wall_seconds": clock.wall_seconds,
             "seconds_per_step_after_warmup": self._timer.seconds_per_step,
             **self._windows,
@@ -336,11 +349,15 @@ class Trainer:
             listed.on_epoch_end(0, logs)
             listed.on_train_end(logs)
         except tf.errors.OpError as error:
+            if self._job is not None and is_of_collective(error):
+                raise  # Training goes on with the ranks that are left.
             raise RunError(f"Training broke off. {_cause(error)}") from None
 
     def _go_on(self) -> int:
         """Restores a run that is to go on; returns its trained steps."""
         step, notes = self._saved.restore()
+        if self._elastic is not None and notes is not None:
+            self._elastic.restore(self._inputs, self._model, self._slipstream)
         if notes is not None:
             self._curve.restore(notes["curve"])
             self._timer.restore(notes["timer"])
@@ -355,6 +372,8 @@ class Trainer:
         # A batch that is being made is in the iterator, and counted.
         self._inputs.settle()
         notes = {"curve": self._curve.state(), "timer": self._timer.state()}
+        if self._elastic is not None:
+            notes.update(self._elastic.notes(self._inputs, self._model, self._count.steps))
         return {**notes, **clock, **self._exchanged.state()}
 
     def _validated(self) -> dict[str, Any]:
@@ -421,7 +440,8 @@ def _cause(error: tf.errors.OpError) -> str:
 
 
 def _check_account(inputs: dict[str, int], read: int) -> None:
-    if not inputs["trained"] + inputs["skipped"] == inputs["seen"] == read:
+    accounted = inputs["trained"] + inputs["skipped"] + inputs.get("lost", 0)
+    if not accounted == inputs["seen"] == read:
         raise RunError(
             f"Examples got lost: {read:,} were read and {inputs['seen']:,} came in, but "
             f"{inputs['trained']:,} were trained and {inputs['skipped']:,} skipped. No record is "

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slipstream_tf import launch
+from slipstream_tf import agent, launch
 from slipstream_tf.cli import data
-from slipstream_tf.cli.checkpoints import Saving, saving_of
+from slipstream_tf.cli.checkpoints import Saving, saving_of, window_steps_of
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.needs import has_pilot
 from slipstream_tf.cli.program import agreed, import_tensorflow, make_output, run_program, run_rank
@@ -28,6 +28,7 @@ from slipstream_tf.telemetry.table import format_table, number, seconds
 
 if TYPE_CHECKING:
     from slipstream_tf.distributed import Communicator
+    from slipstream_tf.distributed.elastic import ElasticJob
 
 
 _SAVES = {"skip_examples": "examples", "defer_gradients": "gradient rows"}
@@ -65,6 +66,11 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     clock = PhaseClock()
     settings = resolve(values, given, lambda path: data.name_of(path, clock), make_flags())
     saving = saving_of(values, given)
+    if launch.is_elastic() and not saving.is_elastic:
+        raise UsageError(
+            "Missing flag --elastic: horovodrun was given hosts that come and go. Allowed: "
+            "--elastic, or horovodrun with -H or without hosts."
+        )
     if settings.early_stopping and settings.prefetch:
         raise UsageError(
             f"Invalid flag --prefetch with --early_stopping={settings.early_stopping}, which "
@@ -117,11 +123,26 @@ def _require_fresh_run(settings: Settings, saving: Saving, values: dict[str, Any
             )
 
 
-def carry_out(prepared: _Prepared, comm: Communicator, callbacks: Sequence[Any] = ()) -> None:
-    """Runs, with callbacks beside; rank 0 writes the record and prints the table."""
+def carry_out(
+    prepared: _Prepared,
+    comm: Communicator,
+    callbacks: Sequence[Any] = (),
+    job: ElasticJob | None = None,
+) -> None:
+    """Runs, with callbacks beside; rank 0 writes the record and prints the table.
+
+    Args:
+        prepared: the run.
+        comm: the ranks.
+        callbacks: Keras callbacks of a caller's own.
+        job: whose ranks come and go; None: they stay the same.
+    """
     from slipstream_tf.cli.build import planned_steps
     from slipstream_tf.cli.session import Trainer
 
+    if job is not None:
+        # What a start before this one took is told by the checkpoint.
+        prepared = dataclasses.replace(prepared, clock=PhaseClock())
     values, given, settings = prepared.values, prepared.given, prepared.settings
     with agreed(comm, "data"):
         _require_matched_size(values["match"], comm.size)
@@ -132,12 +153,15 @@ def carry_out(prepared: _Prepared, comm: Communicator, callbacks: Sequence[Any] 
                 f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
                 "Allowed: with data that has dense columns."
             )
+    if settings.uses_engine and settings.window_steps is None and prepared.saving.is_elastic:
+        # Other ranks take other steps; windows stay as they are.
+        settings = dataclasses.replace(settings, window_steps=window_steps_of(prepared.saving))
     if settings.uses_engine and settings.window_steps is None:
         steps = planned_steps(settings, parts.num_examples, comm.size)
         settings = dataclasses.replace(settings, window_steps=Window().length(steps))
     train_part = parts.train.in_batches_of(settings.block_size)
     parts = dataclasses.replace(parts, train=train_part)
-    trainer = Trainer(settings, parts, prepared.clock, comm, prepared.saving)
+    trainer = Trainer(settings, parts, prepared.clock, comm, prepared.saving, job)
     trainer.open()
     trainer.build()
     trainer.fit(callbacks)
@@ -331,10 +355,25 @@ def entry_point(arguments: Sequence[str] | None = None, callbacks: Sequence[Any]
         arguments: of the command line; default: those of this process.
         callbacks: Keras callbacks of the steps, beside the program's own.
     """
+    if _is_elastic(arguments):
+        # This process outlives the ranks that it starts.
+        sys.exit(agent.run_under_launcher([sys.executable, *sys.orig_argv[1:]]))
     if launch.rank() is None:
         sys.exit(run_program(make_flags(), functools.partial(main, callbacks=callbacks), arguments))
     run = functools.partial(carry_out, callbacks=callbacks)
-    sys.exit(run_rank(make_flags(), prepare, run, arguments))
+    sys.exit(run_rank(make_flags(), prepare, run, arguments, lambda p: p.saving.is_elastic))
+
+
+def _is_elastic(arguments: Sequence[str] | None) -> bool:
+    """Whether ranks come and go, by the launcher and the flags; wrong flags are told later."""
+    if not launch.is_elastic():
+        return False
+    try:
+        return bool(
+            make_flags().parse(sys.argv[1:] if arguments is None else list(arguments))[0]["elastic"]
+        )
+    except UsageError:
+        return False
 
 
 if __name__ == "__main__":

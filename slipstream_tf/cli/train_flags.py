@@ -169,6 +169,9 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("prefetch", None,
              "with --placement=sharded: send the next batch's keys while this one trains",
              needs=(needs.RANKS, needs.SHARDED)),
+        Flag("elastic", None, "ranks may come and go (horovodrun --host-discovery-script): "
+             "training goes on from the newest checkpoint with those that there are",
+             needs=(needs.RANKS,)),
     ),
     "Saving": (
         Flag("policies", Names(POLICIES), "what is saved: examples that teach nothing are left "

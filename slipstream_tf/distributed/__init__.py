@@ -2,6 +2,7 @@
 
 from slipstream_tf.distributed.batches import even_ends, scale_loss, with_next
 from slipstream_tf.distributed.comm import Communicator, SingleProcess, Traffic
+from slipstream_tf.distributed.elastic_state import ElasticState, run_elastic
 from slipstream_tf.distributed.exchanged import ReplicatedStore
 from slipstream_tf.distributed.gradients import DistributedGradientTape
 from slipstream_tf.distributed.horovod import init
@@ -16,6 +17,7 @@ __all__ = [
     "Communicator",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "ElasticState",
     "JobCheckpoints",
     "Link",
     "PeerLostError",
@@ -28,6 +30,7 @@ __all__ = [
     "flush_deferred",
     "init",
     "link_of",
+    "run_elastic",
     "scale_loss",
     "with_next",
 ]

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf import launch
+from slipstream_tf import agent, launch
 from slipstream_tf.distributed import comm, processors, watch
 from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.errors import require_number
@@ -166,6 +166,8 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
     A rank that does not end by itself, because it is not in a collective or catches the error, is
     ended when the timeout has passed once more.
 
+    Ranks that come and go (see `agent`) are not watched: they are started again.
+
     Args:
         timeout_seconds: at least 1. Gloo's own timeout is set to it as well, rounded up, unless the
             environment has HOROVOD_GLOO_TIMEOUT_SECONDS; by Gloo, ranks must also start within it
@@ -208,7 +210,8 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
     with processors.giving_way():
         horovod.init()
     processors.keep_to_share(horovod.local_rank(), horovod.local_size())
-    if timeout_seconds is not None and horovod.size() > 1:
+    is_watched = not agent.is_started_by_agent()
+    if timeout_seconds is not None and horovod.size() > 1 and is_watched:
         # By a communicator of its own, whose bytes nobody counts.
         own = HorovodCommunicator(horovod)
         gather = functools.partial(gather_json, own, name="slipstream_watch")

@@ -132,6 +132,7 @@ class JobCheckpoints:
         engine: Engine | None = None,
         own: tf.train.Checkpoint | None = None,
         background: bool = True,
+        evicts: bool = False,
     ) -> None:
         """Takes what to save and where; nothing is read or written yet.
 
@@ -146,6 +147,8 @@ class JobCheckpoints:
             own: what is this rank's alone, e.g. `tf.train.Checkpoint(inputs=iter(dataset))`, so
                 that the data go on where they were, with the inputs that wait to fill a batch.
             background: whether `save` returns before all is on the disk.
+            evicts: whether `restore` leaves out rows for which a table with a capacity has no room,
+                as where fewer ranks go on: the least valuable ones. Else that is an error.
 
         Raises:
             ValueError: `keep` is no integer >= 1, or the store is no embedding store.
@@ -162,7 +165,7 @@ class JobCheckpoints:
             self._placement = "spread"
         self._rank = store_parts.Rank(comm.rank, comm.size, self._placement)
         self._names = Names("checkpoints")
-        self._background = background
+        self._background, self._evicts = background, evicts
         # Python waits for its thread before it ends.
         self._thread = futures.ThreadPoolExecutor(1, "slipstream-checkpoint")
         self._work: futures.Future[None] | None = None
@@ -325,7 +328,7 @@ class JobCheckpoints:
                         "restores that.",
                     )
             elif self._store is not None:
-                tables = store_parts.prepare(path, manifest, self._store, self._rank)
+                tables = store_parts.prepare(path, manifest, self._store, self._rank, self._evicts)
             rates, states = writing.read_engines(path, manifest)
         except CheckpointMismatchError:
             raise

@@ -34,6 +34,12 @@ _LONGEST_REASON = 500
 _LONGEST_MESSAGE = 1 << 14
 
 
+def is_of_collective(error: BaseException) -> bool:
+    """Whether an error may come from a collective that broke off."""
+    text = f"{type(error).__name__}: {error}"
+    return any(word in text for word in _TELLTALES)
+
+
 class PeerLostError(RuntimeError):
     """Another rank of the job is gone, so that this one cannot go on.
 
@@ -106,8 +112,7 @@ class Watch:
         Returns:
             The error to report in its place; None: it has another cause.
         """
-        text = f"{type(error).__name__}: {error}"
-        if self._is_over or not any(word in text for word in _TELLTALES):
+        if self._is_over or not is_of_collective(error):
             return None
         waited = self._timeout / 2 + 5.0
         self._tell_urgently({"event": "ask"})

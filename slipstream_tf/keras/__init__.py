@@ -1,6 +1,7 @@
 """The Keras 3 side: the embedding layer, and the front object of saturation with its callback."""
 
 from slipstream_tf.keras.callbacks import RanksCallback, SaturationCallback
+from slipstream_tf.keras.elastic_callback import ElasticCallback
 from slipstream_tf.keras.embedding import Embedding
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
@@ -13,6 +14,7 @@ from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.telemetry.ledger import Ledger
 
 __all__ = [
+    "ElasticCallback",
     "Embedding",
     "EmbeddingCollection",
     "FeatureSpec",

@@ -32,14 +32,25 @@ def hosts() -> ModuleType:
     """Gives the module hosts.py; tests that use it are skipped, visibly, where it cannot work."""
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("no Horovod: run `make horovod`")
-    spec = importlib.util.spec_from_file_location("slipstream_hosts", HERE / "hosts.py")
+    module = _load("hosts")
+    reason = module.unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    return module
+
+
+@pytest.fixture(scope="session")
+def elastic_cluster() -> ModuleType:
+    """Gives the module elastic_cluster.py."""
+    return _load("elastic_cluster")
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"slipstream_{name}", HERE / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    reason = module.unavailable()
-    if reason is not None:
-        pytest.skip(reason)
     return module
 
 

@@ -231,6 +231,10 @@ class Hosts:
         """Cuts a host's link. What is sent from then on is lost; nobody is told."""
         _run("ip", "-n", self._switch, "link", "set", f"port{number}", "down")
 
+    def mend(self, number: int) -> None:
+        """Undoes `cut`."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{number}", "up")
+
     def _make_switch(self, cleanup: contextlib.ExitStack) -> None:
         _add_namespace(self._switch, cleanup)
         _run("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge")

@@ -107,3 +107,33 @@ def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> N
     done = run_ranks("train_rank.py", 1, *SMALL, *flags, "--resume", f"--output={killed}")
     assert done.returncode != 0
     assert "is of 2 rank(s), and this job has 1" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["replicated", "sharded"])
+def test_elastic_goes_on_with_other_ranks(
+    run_ranks: Any, way: str, data: str, tmp_path: Path
+) -> None:
+    flags = (*SMALL, data, *WAYS[way], "--elastic", f"--output={tmp_path}")
+    done = run_ranks("train_rank.py", 2, "kill-1-at", "21", *flags)
+    assert done.returncode != 0 and not (tmp_path / "metrics.json").exists()
+    done = run_ranks("train_rank.py", 3, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("--elastic: 3 rank(s), 2 before. Goes on from step ") == 1
+    record = record_of(tmp_path)
+    (change,) = record["changes_of_ranks"]
+    assert record["resumed_at"] == [change["step"]] and change["step"] in (8, 16)
+    assert (change["ranks"], change["before"]) == (3, 2) and 0.0 < change["seconds"] < 240.0
+    examples = record["examples"]
+    assert examples["seen"] == 3_000 and examples["trained"] > 1_000
+    assert examples["trained"] + examples["skipped"] + examples["lost"] == 3_000
+    if way == "sharded":
+        # Where nothing is left out, nothing waits to fill a batch.
+        assert examples["lost"] == examples["skipped"] == 0
+    else:
+        assert examples["skipped"] > 0 and 0 <= examples["lost"] < 2 * 3 * 32
+    last = record["progress"][-1]
+    assert last["examples_seen"] == 3_000 and last["examples_trained"] == examples["trained"]
+    assert len(record["ranks"]["bytes_by_rank"]) == 3
+    # A job that has ended, and is started again, has nothing left to train.
+    done = run_ranks("train_rank.py", 2, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr

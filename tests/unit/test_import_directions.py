@@ -32,6 +32,7 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 LEAVES = {
     "_compat",
     "_version",
+    "agent",
     "config",
     "disk",
     "errors",

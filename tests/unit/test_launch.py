@@ -31,3 +31,10 @@ def test_ranks_of_one_host_are_told_from_others(
     monkeypatch.setenv(f"{prefix}_SIZE", size)
     monkeypatch.setenv(f"{prefix}_LOCAL_SIZE", local)
     assert launch.is_on_one_host() == expected
+
+
+def test_an_elastic_launcher_is_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOROVOD_ELASTIC", raising=False)
+    assert not launch.is_elastic()
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    assert launch.is_elastic()

@@ -1,0 +1,184 @@
+"""A cluster whose hosts come and go, and an elastic job on it; of `hosts`' network namespaces.
+
+In: a command. Out: what it says, with the time of each line; and ranks that are killed, hosts that
+are silenced, taken away and brought back meanwhile. The first host has Horovod's launcher, which
+starts ranks by remote_shell.py in place of ssh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_REMOTE = Path(__file__).with_name("remote_shell.py")
+_SSH = f'#!/bin/sh\nexec {sys.executable} -S {_REMOTE} "$@"\n'
+_DISCOVER = "#!/bin/sh\ncat FOLDER/hosts\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """What the job said.
+
+    Attributes:
+        at: when, of `time.monotonic`.
+        text: the line.
+    """
+
+    at: float
+    text: str
+
+
+class ElasticCluster:
+    """Hosts 1 to `count`, one rank on each that is up; host 0 launches.
+
+    Args:
+        network: `hosts.Hosts(count + 1)`, entered.
+        folder: for files of its own.
+        up: hosts that there are at the beginning.
+    """
+
+    def __init__(self, network: Any, folder: Path, up: Sequence[int]) -> None:
+        self._network, self._folder = network, folder
+        self.lines: list[Line] = []
+        self._process: subprocess.Popen[str] | None = None
+        self._servers: list[subprocess.Popen[bytes]] = []
+        self.up: set[int] = set()
+        self.set_up(up)
+        for name, text in (("ssh", _SSH), ("discover", _DISCOVER)):
+            path = folder / name
+            path.write_text(text.replace("FOLDER", str(folder)), encoding="utf-8")
+            path.chmod(0o755)
+
+    def set_up(self, up: Sequence[int]) -> None:
+        """Says which hosts the launcher is to use from now on."""
+        self.up = set(up)
+        text = "".join(f"{self._network.addresses[host]}:1\n" for host in sorted(up))
+        # The launcher must never read half of it.
+        unfinished = self._folder / "hosts.part"
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, self._folder / "hosts")
+
+    def start(self, command: Sequence[str], most: int) -> None:
+        """Starts a job of 1 to `most` ranks."""
+        for name in self._network.names[1:]:
+            serve = [sys.executable, "-S", str(_REMOTE), "serve", "7722"]
+            self._servers.append(subprocess.Popen(["ip", "netns", "exec", name, *serve]))
+        # The launcher calls hosts that may be silent; see docs/clusters.md.
+        inside = ["ip", "netns", "exec", self._network.names[0]]
+        subprocess.run([*inside, "sysctl", "-qw", "net.ipv4.tcp_syn_retries=2"], check=True)
+        launcher = [
+            *inside,
+            str(Path(sys.executable).parent / "horovodrun"), "--gloo",
+            "-np", str(len(self.up)), "--min-np", "1", "--max-np", str(most),
+            "--host-discovery-script", str(self._folder / "discover"),
+            "--network-interface", "eth0", "--blacklist-cooldown-range", "1", "2",
+        ]  # fmt: skip
+        environment = {
+            **{n: v for n, v in os.environ.items() if not n.startswith("HOROVOD_")},
+            "PATH": f"{self._folder}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            "PYTHONUNBUFFERED": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        self._process = subprocess.Popen(
+            [*launcher, *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines += [Line(time.monotonic(), part) for part in line.rstrip().split("\r")]
+
+    def wait_for(self, text: str, timeout: float, since: float = 0.0) -> float:
+        """Waits for a line with a text that comes after a time; returns the seconds since then.
+
+        Raises:
+            TimeoutError: there is none in time, or the job has ended.
+        """
+        assert self._process is not None
+        begin = time.monotonic()
+        while time.monotonic() < begin + timeout:
+            for line in list(self.lines):
+                if line.at > since and text in line.text:
+                    return line.at - since
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise TimeoutError(f"No {text!r} within {timeout:g} s:\n{self.output()}")
+
+    def wait(self, timeout: float) -> int:
+        """Waits for the job's end; returns its exit code."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"No end within {timeout:g} s:\n{self.output()}") from None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the job has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def output(self) -> str:
+        """Returns the last lines."""
+        shown = [line.text for line in self.lines if "examples/s" not in line.text]
+        return "\n".join(shown[-80:])
+
+    def processes_of(self, host: int) -> list[int]:
+        """Returns a host's processes that are Python's, the oldest first."""
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self._network.names[host]],
+            capture_output=True, text=True, check=True,
+        ).stdout.split()  # fmt: skip
+        found = []
+        for process in map(int, listed):
+            try:
+                name = Path(f"/proc/{process}/comm").read_text(encoding="utf-8").strip()
+            except OSError:
+                continue
+            if name.startswith(("python", "slipstream")):
+                found.append(process)
+        return sorted(found)
+
+    def kill(self, host: int, agent: bool = False) -> None:
+        """Kills the rank on a host, or its agent, and with it the rank."""
+        # The host's own server is the first.
+        own = self.processes_of(host)[1:]
+        os.kill(own[0] if agent else own[-1], signal.SIGKILL)
+
+    def silence(self, host: int) -> None:
+        """Cuts a host off; the launcher's script does not know of it."""
+        self._network.cut(host)
+
+    def mend(self, host: int) -> None:
+        """Undoes `silence`."""
+        self._network.mend(host)
+
+    def close(self) -> None:
+        """Ends the job with all of its processes."""
+        if self._process is not None:
+            for host in range(len(self._network.names)):
+                for process in self.processes_of(host):
+                    try:
+                        os.kill(process, signal.SIGKILL)
+                    except ProcessLookupError:
+                        continue
+            self._process.wait()
+        for server in self._servers:
+            server.wait()
