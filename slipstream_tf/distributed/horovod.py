@@ -1,4 +1,4 @@
-"""The ranks of a Horovod job. The only file that imports Horovod.
+"""The ranks of a Horovod job. The only file that imports Horovod, but for its launcher's files.
 
 In: the environment that a launcher has made. Out: the job's communicator, whose ranks watch each
 other.

@@ -20,7 +20,7 @@ EXAMPLES = 600_000 + 500_000 * EVENTS
 WITHIN = {"kill": 60.0, "kill agent": 60.0, "silence": 90.0, "join": 90.0, "leave": 90.0}
 WAYS = {
     "replicated": ["--placement=replicated"],
-    "sharded": ["--placement=sharded", "--policies=skip_examples,defer_gradients"],
+    "sharded": ["--placement=sharded", "--policies=skip_examples,defer_gradients", "--warmup=0.05"],
 }
 _GOES_ON = "Goes on from step"
 
@@ -85,7 +85,7 @@ def test_every_example_is_trained_skipped_or_lost(
     output = tmp_path / "run"
     train = [
         sys.executable, "-m", "slipstream_tf.cli.train", "--elastic", f"--output={output}",
-        f"--data=generated:{EXAMPLES}", "--checkpoint_every=100", "--batch_size=512", "--dim=8",
+        f"--data=generated:{EXAMPLES}", "--checkpoint_every=75", "--batch_size=512", "--dim=8",
         "--bottom=32", "--mlp=32", *WAYS[way],
     ]  # fmt: skip
     with hosts.Hosts(5) as network:

@@ -51,7 +51,7 @@ TF_KERAS = ("tf.keras", "tensorflow.keras")
 RESTRICTED = {
     "keras": {"keras", "models", "cli", "_compat"},
     "tf_keras": set(),
-    "horovod": {"distributed.horovod"},
+    "horovod": {"distributed.horovod", "agent"},
     "sparse_operation_kit": {"stores.sok.library"},
     "inspect": set(),  # Nobody goes by who calls.
 }

@@ -12,9 +12,9 @@ from slipstream_tf.cli.flag_set import Choice, Integer, Number, Text, Widths
 from slipstream_tf.cli.program import run_program
 
 PROJECT = pathlib.Path(__file__).parents[3] / "pyproject.toml"
-PROGRAMS = dict(
-    re.findall(r'(slipstream-[a-z]+) = "([\w.]+):entry_point"', PROJECT.read_text(encoding="utf-8"))
-)
+# That of slipstream-elastic has no flags.
+_SCRIPT = r'(slipstream-[a-z]+) = "(slipstream_tf\.cli\.\w+):entry_point"'
+PROGRAMS = dict(re.findall(_SCRIPT, PROJECT.read_text(encoding="utf-8")))
 LINES, COLUMNS = 50, 100
 # One of these is in the text of a number that may be of any size, or is a share.
 UNITS = re.compile(
