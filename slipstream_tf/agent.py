@@ -27,6 +27,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -68,7 +69,8 @@ class Agent:
         self._environment = {**environment}
         del self._environment[_ELASTIC]  # A start stays in the job that it joins.
         self._process: subprocess.Popen[bytes] | None = None
-        self._notice: tuple[int, int] | None = None
+        # To be told of hosts, on another thread.
+        self._notice, self._lock = os.pipe(), threading.Lock()
 
     def run(self) -> int:
         """Starts the command until it ends for good; returns its exit code."""
@@ -101,12 +103,10 @@ class Agent:
 
     def on_hosts_updated(self, timestamp: int, update: Any) -> None:
         """Is called on another thread when the launcher says that hosts have joined or left."""
-        if self._notice is not None:
+        with self._lock:
             os.write(self._notice[1], b"!")
 
     def _start(self) -> int:
-        if self._notice is None:
-            self._notice = os.pipe()
         told = self._notice[0]
         self._process = subprocess.Popen(
             self._command,
@@ -118,9 +118,11 @@ class Agent:
 
     def _next_place(self) -> dict[str, str] | None:
         """Waits until all that are left have asked for their places; None: there is none."""
-        before, self._notice = self._notice, os.pipe()
-        for end in before or ():
-            os.close(end)
+        # What is told from now on may have come too late for the new place.
+        with self._lock:
+            for end in self._notice:
+                os.close(end)
+            self._notice = os.pipe()
         own = self._environment
         address, port = (own[f"HOROVOD_GLOO_RENDEZVOUS_{name}"] for name in ("ADDR", "PORT"))
         who = f"{own['HOROVOD_HOSTNAME']}:{own['HOROVOD_LOCAL_RANK']}"

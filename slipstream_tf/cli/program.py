@@ -84,7 +84,7 @@ def run_rank(
         flag_set: its flags.
         prepare: takes what `FlagSet.parse` returns; TensorFlow must not yet run after it.
         carry_out: takes what `prepare` returned, and the ranks; where these come and go, the `job`
-            besides, and is called again whenever they have changed.
+            besides.
         arguments: of the command line; default: those of this process.
         is_elastic: whether ranks come and go, by what `prepare` returned.
 

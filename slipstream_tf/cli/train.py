@@ -140,9 +140,6 @@ def carry_out(
     from slipstream_tf.cli.build import planned_steps
     from slipstream_tf.cli.session import Trainer
 
-    if job is not None:
-        # What a start before this one took is told by the checkpoint.
-        prepared = dataclasses.replace(prepared, clock=PhaseClock())
     values, given, settings = prepared.values, prepared.given, prepared.settings
     with agreed(comm, "data"):
         _require_matched_size(values["match"], comm.size)

@@ -151,8 +151,13 @@ class ElasticState:
             self.commit()
 
     def commit(self) -> None:
-        """Saves all that was restored, and hears of hosts that join or leave; a collective."""
-        assert self._saved is not None, "restore() comes first"
+        """Saves all that was restored, and hears of hosts that join or leave; a collective.
+
+        Raises:
+            RuntimeError: nothing was restored.
+        """
+        if self._saved is None:
+            raise RuntimeError("ElasticState: restore() comes before the first step.")
         if self._read is None:
             taken = self._steps - self._begun
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from typing import Any
 
 _REMOTE = Path(__file__).with_name("remote_shell.py")
 _SSH = f'#!/bin/sh\nexec {sys.executable} -S {_REMOTE} "$@"\n'
+_GOES_ON = "Goes on from step"
+# Seconds until training must go on, on a busy machine, too.
+WITHIN = {"kill": 60.0, "kill agent": 60.0, "silence": 120.0, "join": 90.0, "leave": 90.0}
 _DISCOVER = "#!/bin/sh\ncat FOLDER/hosts\n"
 
 
@@ -73,7 +77,8 @@ class ElasticCluster:
             self._servers.append(subprocess.Popen(["ip", "netns", "exec", name, *serve]))
         # The launcher calls hosts that may be silent; see docs/clusters.md.
         inside = ["ip", "netns", "exec", self._network.names[0]]
-        subprocess.run([*inside, "sysctl", "-qw", "net.ipv4.tcp_syn_retries=2"], check=True)
+        retries = "echo 2 > /proc/sys/net/ipv4/tcp_syn_retries"
+        subprocess.run([*inside, "sh", "-c", retries], check=False)
         launcher = [
             *inside,
             str(Path(sys.executable).parent / "horovodrun"), "--gloo",
@@ -182,3 +187,66 @@ class ElasticCluster:
             self._process.wait()
         for server in self._servers:
             server.wait()
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """What has happened to a cluster.
+
+    Attributes:
+        what: "kill", "kill agent", "silence", "join" or "leave".
+        hosts: that the launcher was told of then.
+        seconds: until training went on.
+    """
+
+    what: str
+    hosts: int
+    seconds: float
+
+
+class RandomEvents:
+    """Random events on a cluster of 4 hosts, one after the other.
+
+    Args:
+        cluster: of hosts 1 to 4.
+        seed: of the choice.
+        commits: folder of the job's checkpoints.
+    """
+
+    def __init__(self, cluster: ElasticCluster, seed: int, commits: Path) -> None:
+        self._cluster, self._random, self._commits = cluster, random.Random(seed), commits
+        self.took: list[Event] = []
+
+    def event(self) -> None:
+        """Makes one happen, when something new is saved, and waits until training has gone on."""
+        cluster, up = self._cluster, sorted(self._cluster.up)
+        self._wait_for_commit()
+        possible = ["kill", "kill agent", *(["join"] * 2 if len(up) < 4 else [])]
+        if len(up) > 1:
+            possible += ["silence", "leave"]
+        what, host = self._random.choice(possible), self._random.choice(up)
+        since = time.monotonic()
+        if what in ("kill", "kill agent"):
+            cluster.kill(host, agent=what == "kill agent")
+        elif what == "join":
+            host = min({1, 2, 3, 4} - set(up))
+            cluster.mend(host)
+            cluster.set_up([*up, host])
+        else:
+            if what == "silence":
+                cluster.silence(host)
+                # Who asks the hosts whether they are there gives them some time.
+                time.sleep(5.0)
+            cluster.set_up([other for other in up if other != host])
+        seconds = cluster.wait_for(_GOES_ON, WITHIN[what], since)
+        self.took.append(Event(what, len(cluster.up), round(seconds, 1)))
+
+    def _wait_for_commit(self) -> None:
+        newest, deadline = self._newest(), time.monotonic() + 60.0
+        while self._newest() == newest:
+            if time.monotonic() > deadline or not self._cluster.is_running:
+                raise TimeoutError(f"Nothing new is saved:\n{self._cluster.output()}")
+            time.sleep(0.05)
+
+    def _newest(self) -> str:
+        return max((path.name for path in self._commits.glob("checkpoint-*")), default="")

@@ -4,77 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-# 20 ran once: SEQUENCES=20, and EVENTS=4.
 SEQUENCES = int(os.environ.get("SEQUENCES", "1"))
 EVENTS = int(os.environ.get("EVENTS", "2"))
 EXAMPLES = 600_000 + 500_000 * EVENTS
-# Seconds until training goes on, on a busy machine, too.
-WITHIN = {"kill": 60.0, "kill agent": 60.0, "silence": 90.0, "join": 90.0, "leave": 90.0}
 WAYS = {
     "replicated": ["--placement=replicated"],
-    "sharded": ["--placement=sharded", "--policies=skip_examples,defer_gradients", "--warmup=0.05"],
-}
-_GOES_ON = "Goes on from step"
-
-
-class Sequence:
-    """Random events on a cluster, one after the other.
-
-    Args:
-        cluster: of hosts 1 to 4.
-        seed: of the choice.
-        commits: folder of the job's checkpoints.
-    """
-
-    def __init__(self, cluster: Any, seed: int, commits: Path) -> None:
-        self._cluster, self._random, self._commits = cluster, random.Random(seed), commits
-        self.took: list[tuple[str, int, float]] = []
-
-    def event(self) -> None:
-        """Makes one happen, and waits until training has gone on and saved something."""
-        cluster, up = self._cluster, sorted(self._cluster.up)
-        self._wait_for_commit()
-        possible = ["kill", "kill agent"]
-        if len(up) > 2:
-            possible += ["silence", "leave"]
-        if len(up) < 4:
-            possible += ["join"] * 2
-        what = self._random.choice(possible)
-        host = self._random.choice(up)
-        since = time.monotonic()
-        if what in ("kill", "kill agent"):
-            cluster.kill(host, agent=what == "kill agent")
-        elif what == "silence":
-            cluster.silence(host)
-            # Who asks the hosts whether they are there gives them some time.
-            time.sleep(5.0)
-            cluster.set_up([other for other in up if other != host])
-        elif what == "leave":
-            cluster.set_up([other for other in up if other != host])
-        else:
-            host = min({1, 2, 3, 4} - set(up))
-            cluster.mend(host)
-            cluster.set_up([*up, host])
-        seconds = cluster.wait_for(_GOES_ON, WITHIN[what], since)
-        self.took.append((what, len(cluster.up), seconds))
-
-    def _wait_for_commit(self) -> None:
-        newest, deadline = self._newest(), time.monotonic() + 60.0
-        while self._newest() == newest:
-            if time.monotonic() > deadline or not self._cluster.is_running:
-                raise TimeoutError(f"Nothing new is saved:\n{self._cluster.output()}")
-            time.sleep(0.05)
-
-    def _newest(self) -> str:
-        return max((path.name for path in self._commits.glob("checkpoint-*")), default="")
+    "sharded": [
+        "--placement=sharded", "--policies=skip_examples,defer_gradients", "--warmup=0.05",
+    ],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("number", range(SEQUENCES))
@@ -92,15 +36,15 @@ def test_every_example_is_trained_skipped_or_lost(
         cluster = elastic_cluster.ElasticCluster(network, tmp_path, up=[1, 2])
         try:
             cluster.start(train, most=4)
-            sequence = Sequence(cluster, number, output / "checkpoints")
+            sequence = elastic_cluster.RandomEvents(cluster, number, output / "checkpoints")
             for _ in range(EVENTS):
                 sequence.event()
             code = cluster.wait(240.0)
             assert code == 0, cluster.output()
         finally:
             cluster.close()
-    for what, ranks, seconds in sequence.took:
-        print(f"sequence {number}, {way}: {what}, {ranks} host(s) then: {seconds:.1f} s")
+    for event in sequence.took:
+        print(f"sequence {number}, {way}: {event}")
     record = json.loads((output / "metrics.json").read_text(encoding="utf-8"))
     examples = record["examples"]
     print(f"sequence {number}: {examples}, AUC {record['test']['auc']:.4f}")

@@ -1,0 +1,199 @@
+"""What it costs a job that ranks may come and go, and that they do.
+
+    python benchmarks/elastic.py --part=cost
+    python benchmarks/elastic.py --part=events --sequences=20 --events=4
+
+cost: two ranks by Gloo, with `--elastic` and a checkpoint every 200 steps, and without both, in
+turn. events: hosts of network namespaces; ranks and agents are killed, hosts are silenced, leave
+and join at random, with replicated and sharded tables in turn; seconds until training goes on, and
+what became of the examples. Its AUC is compared with that of undisturbed jobs of two ranks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import awake
+import common
+import summary
+from absl import app, flags
+
+_PART = flags.DEFINE_enum("part", "cost", ["cost", "events"], "What is measured.")
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Turns, of the cost.", lower_bound=1)
+_COST_DATA = flags.DEFINE_string("data", "generated:800000:100000:0.25", "Of the cost.")
+_SEQUENCES = flags.DEFINE_integer("sequences", 20, "Jobs.", lower_bound=1)
+_EVENTS = flags.DEFINE_integer("events", 4, "Of each job.", lower_bound=1)
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of undisturbed jobs.")
+_EXAMPLES = flags.DEFINE_integer("examples_of_events", 2_600_000, "Of each job.", lower_bound=1)
+_ASKED = {"kill": 30.0, "kill agent": 30.0, "silence": 60.0}
+_SMALL = ("--batch_size=512", "--dim=8", "--bottom=32", "--mlp=32", "--checkpoint_every=75")
+_WAYS: Mapping[str, Sequence[str]] = {
+    "replicated": ("--placement=replicated",),
+    "sharded": (
+        "--placement=sharded", "--policies=skip_examples,defer_gradients", "--warmup=0.05",
+    ),
+}  # fmt: skip
+
+
+def module(name: str) -> ModuleType:
+    """Returns a module of tests/parallel."""
+    path = Path(__file__).resolve().parents[1] / "tests" / "parallel" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"slipstream_{name}", path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise SystemExit(f"No {path}. This needs the sources, with their tests.")
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found
+    spec.loader.exec_module(found)
+    return found
+
+
+def undisturbed(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """Runs a job of two ranks to its end; returns its record."""
+    launch = [*common.horovodrun(2, "gloo"), sys.executable, *common.TRAIN]
+    done = subprocess.run(
+        [*launch, *arguments, f"--output={folder}"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        said = done.stdout[-2000:] + done.stderr[-2000:]
+        raise SystemExit(f"{' '.join(arguments)} failed:\n{said}")
+    return dict(json.loads((folder / common.RECORD).read_text(encoding="utf-8")))
+
+
+def measure_cost() -> str:
+    """Trains in turn; writes the part."""
+    plain = [f"--data={_COST_DATA.value}", "--batch_size=1024"]
+    ways = {"without": plain, "elastic": [*plain, "--elastic", "--checkpoint_every=200"]}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(_REPEATS.value):
+        for name, arguments in ways.items():
+            with tempfile.TemporaryDirectory() as folder:
+                record = undisturbed(Path(folder) / "run", arguments)
+            seconds[name].append(record["seconds"]["training"])
+            print(f"turn {turn}, {name}: {seconds[name][-1]:.2f} s", flush=True)
+    ratios = [on / off for on, off in zip(seconds["elastic"], seconds["without"], strict=True)]
+    table = [
+        summary.column("two ranks", list(ways)),
+        summary.column("s of training", list(seconds.values()), "{:.2f}", "median each"),
+    ]
+    claims = {"elastic_cost": summary.claim(ratios, 1.03, "lower")}
+    return summary.write("elastic", f"cost, {_COST_DATA.value}", {"": table}, claims)
+
+
+def run_sequence(number: int, way: str, hosts: ModuleType, cluster: ModuleType) -> Any:
+    """Runs a job with random events; returns these, and its record."""
+    folder = Path(tempfile.mkdtemp())
+    output = folder / "run"
+    train = [
+        sys.executable, *common.TRAIN, "--elastic", f"--output={output}",
+        f"--data=generated:{_EXAMPLES.value}", *_SMALL, *_WAYS[way],
+    ]  # fmt: skip
+    with hosts.Hosts(5) as network:
+        job = cluster.ElasticCluster(network, folder, up=[1, 2])
+        try:
+            job.start(train, most=4)
+            events = cluster.RandomEvents(job, number, output / "checkpoints")
+            for _ in range(_EVENTS.value):
+                events.event()
+                print(f"sequence {number}, {way}: {events.took[-1]}", flush=True)
+            if job.wait(600.0):
+                raise SystemExit(f"Sequence {number} failed:\n{job.output()}")
+        finally:
+            job.close()
+    record = json.loads((output / common.RECORD).read_text(encoding="utf-8"))
+    shutil.rmtree(folder)
+    return events.took, record
+
+
+def measure_events() -> str:
+    """Disturbs jobs at random; writes the part."""
+    hosts, cluster = module("hosts"), module("elastic_cluster")
+    if (reason := hosts.unavailable()) is not None:
+        raise app.UsageError(f"--part=events is not possible here: {reason}.")
+    took: dict[str, list[float]] = {}
+    ends: dict[str, list[dict[str, Any]]] = {way: [] for way in _WAYS}
+    for number in range(_SEQUENCES.value):
+        way = list(_WAYS)[number % 2]
+        events, record = run_sequence(number, way, hosts, cluster)
+        for event in events:
+            took.setdefault(event.what, []).append(event.seconds)
+        found = record["examples"]
+        if found["trained"] + found["skipped"] + found["lost"] != _EXAMPLES.value:
+            raise SystemExit(f"Sequence {number}: {found}: they do not add up.")
+        ends[way].append(record)
+        print(f"sequence {number}, {way}: {found}, AUC {record['test']['auc']:.4f}", flush=True)
+    calm: dict[str, list[float]] = {}
+    for way, more in _WAYS.items():
+        for seed in common.integers("seeds", _SEEDS.value):
+            with tempfile.TemporaryDirectory() as folder:
+                data = f"--data=generated:{_EXAMPLES.value}"
+                arguments = [data, f"--seed={seed}", *_SMALL, *more]
+                record = undisturbed(Path(folder) / "run", arguments)
+            calm.setdefault(way, []).append(record["test"]["auc"])
+    return summary.write("elastic", "events", tables_of(took, ends, calm), claims_of(took))
+
+
+def tables_of(
+    took: Mapping[str, Sequence[float]],
+    ends: Mapping[str, Sequence[Mapping[str, Any]]],
+    calm: Mapping[str, Sequence[float]],
+) -> dict[str, Any]:
+    """Returns the tables of events, and of how the jobs ended."""
+    kinds = sorted(took)
+    ways = [way for way in ends if ends[way]]
+    examples = [[record["examples"] for record in ends[way]] for way in ways]
+    return {
+        "Seconds until training goes on": [
+            summary.column("event", kinds),
+            summary.column("events", [len(took[kind]) for kind in kinds], "{:d}"),
+            summary.column("median", [statistics.median(took[kind]) for kind in kinds], "{:.1f}"),
+            summary.column("longest", [max(took[kind]) for kind in kinds], "{:.1f}"),
+        ],
+        "How the jobs ended": [
+            summary.column("tables", ways),
+            summary.column("jobs", [len(ends[way]) for way in ways], "{:d}"),
+            summary.column(
+                "lost, of a million",
+                [[1e6 * e["lost"] / e["seen"] for e in found] for found in examples],
+                "{:.0f}",
+                "median each",
+            ),
+            summary.column(
+                "AUC",
+                [[r["test"]["auc"] for r in ends[way]] for way in ways],
+                "{:.4f}",
+                "at the end",
+            ),
+            summary.column("AUC undisturbed", [calm[way] for way in ways], "{:.4f}", "at the end"),
+        ],
+    }
+
+
+def claims_of(took: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Returns the claims: the longest of each kind of event."""
+    return {
+        f"longest_{kind.replace(' ', '_')}": summary.claim([max(took[kind])], target, "lower")
+        for kind, target in _ASKED.items()
+        if kind in took
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures a part."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    awake.keep()
+    print(measure_cost() if _PART.value == "cost" else measure_events())
+
+
+if __name__ == "__main__":
+    app.run(main)
