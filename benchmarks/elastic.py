@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -36,13 +35,6 @@ _EVENTS = flags.DEFINE_integer("events", 4, "Of each job.", lower_bound=1)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of undisturbed jobs.")
 _EXAMPLES = flags.DEFINE_integer("examples_of_events", 2_600_000, "Of each job.", lower_bound=1)
 _ASKED = {"kill": 30.0, "kill agent": 30.0, "silence": 60.0}
-_SMALL = ("--batch_size=512", "--dim=8", "--bottom=32", "--mlp=32", "--checkpoint_every=75")
-_WAYS: Mapping[str, Sequence[str]] = {
-    "replicated": ("--placement=replicated",),
-    "sharded": (
-        "--placement=sharded", "--policies=skip_examples,defer_gradients", "--warmup=0.05",
-    ),
-}  # fmt: skip
 
 
 def module(name: str) -> ModuleType:
@@ -89,42 +81,21 @@ def measure_cost() -> str:
     return summary.write("elastic", f"cost, {_COST_DATA.value}", {"": table}, claims)
 
 
-def run_sequence(number: int, way: str, hosts: ModuleType, cluster: ModuleType) -> Any:
-    """Runs a job with random events; returns these, and its record."""
-    folder = Path(tempfile.mkdtemp())
-    output = folder / "run"
-    train = [
-        sys.executable, *common.TRAIN, "--elastic", f"--output={output}",
-        f"--data=generated:{_EXAMPLES.value}", *_SMALL, *_WAYS[way],
-    ]  # fmt: skip
-    with hosts.Hosts(5) as network:
-        job = cluster.ElasticCluster(network, folder, up=[1, 2])
-        try:
-            job.start(train, most=4)
-            events = cluster.RandomEvents(job, number, output / "checkpoints")
-            for _ in range(_EVENTS.value):
-                events.event()
-                print(f"sequence {number}, {way}: {events.took[-1]}", flush=True)
-            if job.wait(600.0):
-                raise SystemExit(f"Sequence {number} failed:\n{job.output()}")
-        finally:
-            job.close()
-    record = json.loads((output / common.RECORD).read_text(encoding="utf-8"))
-    shutil.rmtree(folder)
-    return events.took, record
-
-
 def measure_events() -> str:
     """Disturbs jobs at random; writes the part."""
     hosts, cluster = module("hosts"), module("elastic_cluster")
     if (reason := hosts.unavailable()) is not None:
         raise app.UsageError(f"--part=events is not possible here: {reason}.")
     took: dict[str, list[float]] = {}
-    ends: dict[str, list[dict[str, Any]]] = {way: [] for way in _WAYS}
+    ends: dict[str, list[dict[str, Any]]] = {way: [] for way in cluster.WAYS}
     for number in range(_SEQUENCES.value):
-        way = list(_WAYS)[number % 2]
-        events, record = run_sequence(number, way, hosts, cluster)
+        way = list(cluster.WAYS)[number % 2]
+        data = [f"--data=generated:{_EXAMPLES.value}", *cluster.SMALL, *cluster.WAYS[way]]
+        train = [sys.executable, *common.TRAIN, *data]
+        with tempfile.TemporaryDirectory() as folder:
+            events, record = cluster.disturb(hosts, Path(folder), train, number, _EVENTS.value)
         for event in events:
+            print(f"sequence {number}, {way}: {event}", flush=True)
             took.setdefault(event.what, []).append(event.seconds)
         found = record["examples"]
         if found["trained"] + found["skipped"] + found["lost"] != _EXAMPLES.value:
@@ -132,11 +103,11 @@ def measure_events() -> str:
         ends[way].append(record)
         print(f"sequence {number}, {way}: {found}, AUC {record['test']['auc']:.4f}", flush=True)
     calm: dict[str, list[float]] = {}
-    for way, more in _WAYS.items():
+    for way, more in cluster.WAYS.items():
         for seed in common.integers("seeds", _SEEDS.value):
             with tempfile.TemporaryDirectory() as folder:
                 data = f"--data=generated:{_EXAMPLES.value}"
-                arguments = [data, f"--seed={seed}", *_SMALL, *more]
+                arguments = [data, f"--seed={seed}", *cluster.SMALL, *more]
                 record = undisturbed(Path(folder) / "run", arguments)
             calm.setdefault(way, []).append(record["test"]["auc"])
     return summary.write("elastic", "events", tables_of(took, ends, calm), claims_of(took))

@@ -32,11 +32,12 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from slipstream_tf import launch
+
 # Exit codes of a start after which another one is to come: it has saved something, or has not.
 AGAIN, AGAIN_WITHOUT_COMMIT = 75, 76
 # In the environment of a start: the end of a pipe that has a byte when hosts join or leave.
 _NOTICE = "SLIPSTREAM_ELASTIC_NOTICE"
-_ELASTIC = "HOROVOD_ELASTIC"
 # What the launcher tells of a place, in this order.
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 # Starts one after the other that have saved nothing.
@@ -67,7 +68,7 @@ class Agent:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = list(command)
         self._environment = {**environment}
-        del self._environment[_ELASTIC]  # A start stays in the job that it joins.
+        del self._environment[launch.ELASTIC]  # A start stays in the job that it joins.
         self._process: subprocess.Popen[bytes] | None = None
         # To be told of hosts, on another thread.
         self._notice, self._lock = os.pipe(), threading.Lock()
@@ -175,7 +176,7 @@ def run_under_launcher(command: Sequence[str]) -> int:
         command: the program and its arguments; under another launcher, or none, it takes this
             process's place.
     """
-    if os.environ.get(_ELASTIC) != "1":
+    if not launch.is_elastic():
         os.execvp(command[0], list(command))
     return Agent(command, os.environ).run()
 

@@ -8,6 +8,8 @@ import os
 
 # Set by horovodrun (Gloo) and by Open MPI, MPICH or Slurm launchers.
 RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+# "1": Horovod lets ranks come and go.
+ELASTIC = "HOROVOD_ELASTIC"
 
 
 def rank_variable() -> str | None:
@@ -23,7 +25,7 @@ def rank() -> int | None:
 
 def is_elastic() -> bool:
     """Whether Horovod's launcher lets ranks come and go (`horovodrun --host-discovery-script`)."""
-    return os.environ.get("HOROVOD_ELASTIC") == "1"
+    return os.environ.get(ELASTIC) == "1"
 
 
 def is_on_one_host() -> bool:

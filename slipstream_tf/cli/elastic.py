@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from slipstream_tf.cli.callbacks import SUMMED, merged_points
+from slipstream_tf.cli.pipeline import TrainingInputs
 from slipstream_tf.cli.totals import total
+from slipstream_tf.distributed import SavedJob
+from slipstream_tf.distributed.elastic import ElasticJob
+from slipstream_tf.distributed.elastic_state import (
+    LEFT,
+    TAKEN,
+    left_after,
+    newest,
+    require_restored,
+)
 from slipstream_tf.saturation.report import added_up
-
-if TYPE_CHECKING:
-    from slipstream_tf.cli.pipeline import TrainingInputs
-    from slipstream_tf.distributed import SavedJob
-    from slipstream_tf.distributed.elastic import ElasticJob
 
 
 class ElasticRun:
@@ -38,8 +43,6 @@ class ElasticRun:
     """
 
     def __init__(self, job: ElasticJob, directory: Path) -> None:
-        from slipstream_tf.distributed.elastic_state import left_after, newest
-
         self.job = job
         self._path, self._positions = newest(directory, job.comm)
         self.left = left_after(self._positions)
@@ -52,8 +55,6 @@ class ElasticRun:
         Raises:
             RuntimeError: another checkpoint was restored than the one that the data go by.
         """
-        from slipstream_tf.distributed.elastic_state import require_restored
-
         require_restored(last, self._path)
         if last is None:
             return
@@ -71,8 +72,6 @@ class ElasticRun:
 
     def notes(self, inputs: TrainingInputs, model: Any, step: int) -> dict[str, Any]:
         """Returns what a checkpoint after a step has of this rank; no batch is being made."""
-        from slipstream_tf.distributed.elastic_state import LEFT, TAKEN
-
         trained = int(model.get_metrics_result()["trained"])
         return {
             LEFT: [self.left.first, self.left.taken],

@@ -8,6 +8,7 @@ starts ranks by remote_shell.py in place of ssh.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import random
 import signal
@@ -21,6 +22,14 @@ from typing import Any
 
 _REMOTE = Path(__file__).with_name("remote_shell.py")
 _SSH = f'#!/bin/sh\nexec {sys.executable} -S {_REMOTE} "$@"\n'
+# Of slipstream-train: a small model, and how tables are placed.
+SMALL = ("--batch_size=512", "--dim=8", "--bottom=32", "--mlp=32", "--checkpoint_every=75")
+WAYS = {
+    "replicated": ("--placement=replicated",),
+    "sharded": (
+        "--placement=sharded", "--policies=skip_examples,defer_gradients", "--warmup=0.05",
+    ),
+}  # fmt: skip
 _GOES_ON = "Goes on from step"
 # Seconds until training must go on, on a busy machine, too.
 WITHIN = {"kill": 60.0, "kill agent": 60.0, "silence": 120.0, "join": 90.0, "leave": 90.0}
@@ -73,7 +82,7 @@ class ElasticCluster:
     def start(self, command: Sequence[str], most: int) -> None:
         """Starts a job of 1 to `most` ranks."""
         for name in self._network.names[1:]:
-            serve = [sys.executable, "-S", str(_REMOTE), "serve", "7722"]
+            serve = [sys.executable, "-S", str(_REMOTE), "serve"]
             self._servers.append(subprocess.Popen(["ip", "netns", "exec", name, *serve]))
         # The launcher calls hosts that may be silent; see docs/clusters.md.
         inside = ["ip", "netns", "exec", self._network.names[0]]
@@ -250,3 +259,38 @@ class RandomEvents:
 
     def _newest(self) -> str:
         return max((path.name for path in self._commits.glob("checkpoint-*")), default="")
+
+
+def disturb(
+    hosts: Any, folder: Path, train: Sequence[str], seed: int, events: int
+) -> tuple[list[Event], dict[str, Any]]:
+    """Runs an elastic job, on two hosts at first, with random events.
+
+    Args:
+        hosts: the module.
+        folder: for all files.
+        train: what starts slipstream-train, and its flags but --elastic and --output.
+        seed: of the choice of events.
+        events: how many.
+
+    Returns:
+        What happened, and the job's metrics.json.
+
+    Raises:
+        TimeoutError: training did not go on in time.
+        RuntimeError: the job failed.
+    """
+    output = folder / "run"
+    with hosts.Hosts(5) as network:
+        cluster = ElasticCluster(network, folder, up=[1, 2])
+        try:
+            cluster.start([*train, "--elastic", f"--output={output}"], most=4)
+            happened = RandomEvents(cluster, seed, output / "checkpoints")
+            for _ in range(events):
+                happened.event()
+            if cluster.wait(600.0):
+                raise RuntimeError(f"The job failed:\n{cluster.output()}")
+        finally:
+            cluster.close()
+    record = json.loads((output / "metrics.json").read_text(encoding="utf-8"))
+    return happened.took, record

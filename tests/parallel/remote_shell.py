@@ -1,6 +1,6 @@
 """In place of ssh: commands on another host, whose silence ends the caller and nothing there.
 
-    remote_shell.py serve PORT            runs what it is sent, until it is killed
+    remote_shell.py serve                 runs what it is sent, until it is killed
     remote_shell.py OPTIONS HOST COMMAND  as ssh is called; ends as the command does, or with 255
 
 The caller notices a silent host after 15 seconds, as ssh does by ServerAliveInterval=5 and
@@ -23,9 +23,9 @@ _NO_ANSWER = 255
 _OUTPUT, _ENDED = b"o", b"e"
 
 
-def serve(port: int) -> None:
+def serve() -> None:
     """Runs commands, each in a process group of its own."""
-    with socket.create_server(("0.0.0.0", port), backlog=64) as server:
+    with socket.create_server(("0.0.0.0", PORT), backlog=64) as server:
         while True:
             connection, _ = server.accept()
             threading.Thread(target=_run, args=(connection,), daemon=True).start()
@@ -90,7 +90,7 @@ def main() -> int:
     """Serves, or calls."""
     arguments = sys.argv[1:]
     if arguments[0] == "serve":
-        serve(int(arguments[1]))
+        serve()
     while arguments[0] in ("-o", "-p", "-i"):
         del arguments[:2]
     return call(arguments[0], " ".join(arguments[1:]))

@@ -13,39 +13,20 @@ import pytest
 SEQUENCES = int(os.environ.get("SEQUENCES", "1"))
 EVENTS = int(os.environ.get("EVENTS", "2"))
 EXAMPLES = 600_000 + 500_000 * EVENTS
-WAYS = {
-    "replicated": ["--placement=replicated"],
-    "sharded": [
-        "--placement=sharded", "--policies=skip_examples,defer_gradients", "--warmup=0.05",
-    ],
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("number", range(SEQUENCES))
 def test_every_example_is_trained_skipped_or_lost(
     hosts: Any, elastic_cluster: Any, tmp_path: Path, number: int
 ) -> None:
-    way = list(WAYS)[number % 2]
-    output = tmp_path / "run"
+    way = list(elastic_cluster.WAYS)[number % 2]
     train = [
-        sys.executable, "-m", "slipstream_tf.cli.train", "--elastic", f"--output={output}",
-        f"--data=generated:{EXAMPLES}", "--checkpoint_every=75", "--batch_size=512", "--dim=8",
-        "--bottom=32", "--mlp=32", *WAYS[way],
+        sys.executable, "-m", "slipstream_tf.cli.train", f"--data=generated:{EXAMPLES}",
+        *elastic_cluster.SMALL, *elastic_cluster.WAYS[way],
     ]  # fmt: skip
-    with hosts.Hosts(5) as network:
-        cluster = elastic_cluster.ElasticCluster(network, tmp_path, up=[1, 2])
-        try:
-            cluster.start(train, most=4)
-            sequence = elastic_cluster.RandomEvents(cluster, number, output / "checkpoints")
-            for _ in range(EVENTS):
-                sequence.event()
-            code = cluster.wait(240.0)
-            assert code == 0, cluster.output()
-        finally:
-            cluster.close()
-    for event in sequence.took:
+    took, record = elastic_cluster.disturb(hosts, tmp_path, train, number, EVENTS)
+    for event in took:
         print(f"sequence {number}, {way}: {event}")
-    record = json.loads((output / "metrics.json").read_text(encoding="utf-8"))
     examples = record["examples"]
     print(f"sequence {number}: {examples}, AUC {record['test']['auc']:.4f}")
     assert examples["seen"] == EXAMPLES
