@@ -80,10 +80,16 @@ class ElasticCluster:
         os.replace(unfinished, self._folder / "hosts")
 
     def start(self, command: Sequence[str], most: int) -> None:
-        """Starts a job of 1 to `most` ranks."""
+        """Starts a job of 1 to `most` ranks.
+
+        In this cluster's folder: `python -m` looks for packages where it is started, and would find
+        sources that were not built.
+        """
         for name in self._network.names[1:]:
             serve = [sys.executable, "-S", str(_REMOTE), "serve"]
-            self._servers.append(subprocess.Popen(["ip", "netns", "exec", name, *serve]))
+            self._servers.append(
+                subprocess.Popen(["ip", "netns", "exec", name, *serve], cwd=self._folder)
+            )
         # The launcher calls hosts that may be silent; see docs/clusters.md.
         inside = ["ip", "netns", "exec", self._network.names[0]]
         retries = "echo 2 > /proc/sys/net/ipv4/tcp_syn_retries"
@@ -104,6 +110,7 @@ class ElasticCluster:
         }
         self._process = subprocess.Popen(
             [*launcher, *command],
+            cwd=self._folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
