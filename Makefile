@@ -33,7 +33,7 @@ NETWORK_PACKAGES := ip:iproute2
 BROWSER_PACKAGES := $(if $(shell command -v chromium-browser google-chrome),,chromium:chromium)
 MPI_PACKAGES := mpicxx:libopenmpi-dev mpirun:openmpi-bin
 TEST_TOOLS := hypothesis matplotlib pytest pytest-xdist tensorboard
-LINT_TOOLS := clang-format mypy ruff
+LINT_TOOLS := check-jsonschema clang-format mypy ruff
 DOC_TOOLS := 'mkdocs==1.*' 'mkdocs-material==9.*' 'mkdocstrings[python]==1.*' 'mkdocstrings-python==2.*' ruff
 
 # Everything that goes into the package: a change to any of it installs it anew.
@@ -43,7 +43,12 @@ SOURCES := setup.py pyproject.toml MANIFEST.in \
 # Its text changes when a source appears or goes.
 SOURCE_LIST := $(STAMPS)/sources.txt
 
+# Releases that `make wheels` builds for, and Debians that `make wheels-test` tries them in.
+RELEASES ?= 2.18,2.19,2.20,2.21
+DEBIANS ?= bookworm,trixie
+
 .PHONY: help demo test test-all docs build venv lint format horovod cuda clean test-packages \
+	wheels wheels-test wheel-test \
 	core-test bazel-test gpu-test sanitize fuzz fuzz-core FORCE
 
 help:  ## This list
@@ -131,16 +136,37 @@ build: $(STAMPS)/installed  ## Install the package, with its op library, into th
 
 venv: $(STAMPS)/tensorflow  ## Make the environment and install TensorFlow
 
-lint: $(STAMPS)/lint-tools $(STAMPS)/installed  ## ruff, mypy and clang-format, without changing a file
+lint: $(STAMPS)/lint-tools $(STAMPS)/installed  ## ruff, mypy, clang-format, the workflow's schema, without changing a file
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy slipstream_tf
+	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@find cc_ops \( -name '*.h' -o -name '*.cc' \) -print0 | xargs -0 $(BIN)/clang-format --dry-run -Werror
 
 format: $(STAMPS)/lint-tools  ## Rewrite the sources in the house's form
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 	@find cc_ops \( -name '*.h' -o -name '*.cc' \) -print0 | xargs -0 $(BIN)/clang-format -i
+
+wheels: $(BIN)/python  ## A wheel with a library for each TensorFlow of RELEASES, in dist/
+	@$(BIN)/python build_support/wheels.py --tensorflow=$(RELEASES)
+
+wheels-test: $(BIN)/python  ## Install and train with it in clean Debians (DEBIANS; root, debootstrap)
+	@build_support/system_packages.sh debootstrap:debootstrap
+	@$(BIN)/python build_support/try_wheel.py --debian=$(DEBIANS) --tensorflow=$(RELEASES)
+
+# The same of the TensorFlow at hand; the objects are those of the installation.
+wheel-test: $(STAMPS)/installed
+	@if ! { [ "$$(id -u)" -eq 0 ] && unshare --mount true; } 2> /dev/null; then \
+		echo "No root, or one that may not mount: a wheel in a clean Debian is not tried."; \
+	else \
+		build_support/system_packages.sh debootstrap:debootstrap; \
+		$(BIN)/python build_support/wheels.py --python=$(BIN)/python --output=build/wheel; \
+		release=$$($(BIN)/python -c 'from importlib.metadata import version as v; \
+			print(".".join(v("tensorflow-cpu").split(".")[:2]))'); \
+		$(BIN)/python build_support/try_wheel.py --wheels=build/wheel --debian=bookworm \
+			--tensorflow=$$release; \
+	fi
 
 horovod: $(STAMPS)/horovod  ## Build Horovod for the environment's TensorFlow (Gloo; MPI with apt's Open MPI)
 

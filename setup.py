@@ -1,7 +1,8 @@
 """Builds slipstream_tf and its op library against the TensorFlow that is installed.
 
 SLIPSTREAM_WITH_CUDA=1 adds the CUDA kernels; PYTHON_BIN_PATH names another Python whose TensorFlow
-is to be used; CXX another compiler. The metadata are in pyproject.toml.
+is to be used; CXX another compiler. SLIPSTREAM_PYTHONS names several, as PATH does: then there is a
+library for the TensorFlow of each (build_support/wheels.py). The metadata are in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # Older than the build needs; makes source packages.
+    bdist_wheel = None
+
 ROOT = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(ROOT, "build_support"))
 
-from native_build import BuildError, NativeBuild  # noqa: E402  (lies beside this file)
+from native_build import BuildError, NativeBuild, find_tensorflow  # noqa: E402  (lies beside this file)
 
 PACKAGE = "slipstream_tf"
 
@@ -33,24 +39,46 @@ class BuildPython(build_py):
 
 
 class BuildOps(build_ext):
-    """Puts one library, named without a Python version (it uses no Python), into the package."""
+    """Puts libraries, named without a Python version (they use no Python), into the package."""
 
     def get_ext_filename(self, fullname: str) -> str:
         return fullname.replace(".", os.sep) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
+        only = self.get_ext_fullpath(ext.name)
+        os.makedirs(os.path.dirname(only), exist_ok=True)
+        pythons = os.environ.get("SLIPSTREAM_PYTHONS")
         try:
-            built = NativeBuild(self.build_temp, self.parallel or None).run()
+            if not pythons:
+                self._build(only, self.build_temp)
+            for python in (pythons or "").split(os.pathsep):
+                if python:
+                    release = find_tensorflow(python)["version"].split(".")[:2]
+                    of_release = "_tf" + "_".join(release)
+                    target = only.removesuffix(".so") + of_release + ".so"
+                    self._build(target, self.build_temp + of_release, python)
         except BuildError as error:
             raise SystemExit(str(error)) from None
-        target = self.get_ext_fullpath(ext.name)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+
+    def _build(self, target: str, folder: str, python: str | None = None) -> None:
+        built = NativeBuild(folder, self.parallel or None, python).run()
         # Replaced, not overwritten: a running process may have the old library mapped.
         shutil.copyfile(built, target + ".new")
         os.replace(target + ".new", target)
 
 
+COMMANDS = {"build_ext": BuildOps, "build_py": BuildPython}
+if bdist_wheel is not None:
+
+    class BuildWheel(bdist_wheel):
+        """Names a wheel for any Python 3, on machines like this one."""
+
+        def get_tag(self) -> tuple[str, str, str]:
+            return "py3", "none", super().get_tag()[2]
+
+    COMMANDS["bdist_wheel"] = BuildWheel
+
 setup(
     ext_modules=[Extension(PACKAGE + "._slipstream_ops", sources=[])],
-    cmdclass={"build_ext": BuildOps, "build_py": BuildPython},
+    cmdclass=COMMANDS,
 )

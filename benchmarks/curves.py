@@ -18,6 +18,17 @@ def level(best: float, share: float) -> float:
     return CHANCE + share * (best - CHANCE)
 
 
+def without_rest(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a record that ends with its last whole part.
+
+    Of some programs the few steps behind it took half a minute, of others none: what ends there is
+    the reading of the data, or the program.
+    """
+    points, every = record["evaluations"], record["settings"]["every"]
+    is_whole = len(points) < 2 or points[-1]["steps"] - points[-2]["steps"] >= every
+    return {**record, "evaluations": points if is_whole else points[:-1]}
+
+
 def reach_cell(records: Sequence[Mapping[str, Any]], levels: Sequence[float]) -> str | None:
     """Returns what the seeds of a run took to a level: mean of examples and of seconds.
 
@@ -58,7 +69,7 @@ def plot(
     units = {EXAMPLES: ("examples trained, millions", 1e-6), SECONDS: ("seconds", 1.0)}
     for side, (axis, (label, unit)) in zip(sides, units.items(), strict=True):
         for index, (name, records) in enumerate(runs.items()):
-            at, means = _mean_curve([curve(record, axis) for record in records])
+            at, means = mean_curve([curve(record, axis) for record in records])
             line = "-" if index % 2 == 0 else "--"
             side.plot(at * unit, means, line, color=f"C{index}", label=name)
             side.plot(at[-1] * unit, means[-1], "o", color=f"C{index}", markersize=4)
@@ -73,7 +84,7 @@ def plot(
     plots.close(figure)
 
 
-def _mean_curve(of_seeds: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+def mean_curve(of_seeds: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Returns where, and the means there; each seed is stretched to the mean's length."""
     ends = [points[-1][0] for points in of_seeds]
     at = np.linspace(0.0, 1.0, 61)

@@ -223,7 +223,7 @@ def run_all(
                 settings = _settings({**files[seed], "measured": files[seed]["test"]})
                 settings |= {**tuned[name], "seed": seed}
                 settings["every"] = max(1, settings["steps"] // _POINTS.value // 16) * 16
-                kept[name][seed] = runs.record(name, f"seed_{seed}", settings)
+                kept[name][seed] = curves.without_rest(runs.record(name, f"seed_{seed}", settings))
     except OutOfTime:
         print("No time for another run; the same command goes on.", flush=True)
     return {name: records for name, records in kept.items() if records}

@@ -34,15 +34,15 @@ def _run_script(python: str, script: str, env: dict[str, str]) -> dict[str, str]
     return dict(line.split("=", 1) for line in answer.stdout.splitlines() if "=" in line)
 
 
-def find_tensorflow() -> dict[str, str]:
-    """TensorFlow of the environment that pip installs into.
+def find_tensorflow(python: str | None = None) -> dict[str, str]:
+    """TensorFlow of a Python; of none: of the environment that pip installs into.
 
     pip runs the build with that environment's interpreter but hides its packages by means of
     PYTHONPATH; a child process without that variable sees them.
     """
     hiding = ("PYTHONPATH", "PYTHONNOUSERSITE", "PYTHONHOME")
     env = {key: value for key, value in os.environ.items() if key not in hiding}
-    python = os.environ.get("PYTHON_BIN_PATH", sys.executable)
+    python = python or os.environ.get("PYTHON_BIN_PATH", sys.executable)
     try:
         return _run_script(python, "find_tf.py", env)
     except BuildError as error:
@@ -69,14 +69,14 @@ def find_cuda() -> dict[str, str]:
 class NativeBuild:
     """One build of the library into `folder`, which keeps objects and stamps between runs."""
 
-    def __init__(self, folder: str, jobs: int | None = None):
+    def __init__(self, folder: str, jobs: int | None = None, python: str | None = None):
         self._folder = folder
         self._jobs = jobs or len(os.sched_getaffinity(0))
         self._cxx = os.environ.get("CXX", "g++")
         if shutil.which(self._cxx) is None:
             raise BuildError(f"slipstream_tf: no C++ compiler {self._cxx!r} on PATH. Install g++.")
         self._lists = read_sources()
-        self._tf = find_tensorflow()
+        self._tf = find_tensorflow(python)
         self._cuda = find_cuda() if os.environ.get("SLIPSTREAM_WITH_CUDA", "0") == "1" else None
 
     def run(self) -> str:

@@ -131,7 +131,7 @@ OPTIMIZERS: Mapping[str, str] = {
     "Adagrad.learning_rate": "Always worth a try: 0.05 to 0.2.",
     "Adagrad.initial_accumulator_value": "0.1 for the steps of `keras.optimizers.Adagrad`, which "
     "hardly move rows; SOK needs one above 0.",
-    "Adagrad.epsilon": "1e-7 for the steps of `keras.optimizers.Adagrad`.",
+    "Adagrad.epsilon": "To be tuned, from 1e-8 to 1e-5: it shortens first steps of rare rows.",
     "Adam.learning_rate": "Always worth a try: 0.001 to 0.01.",
     "Adam.beta_1": "As for any Adam.",
     "Adam.beta_2": "As for any Adam.",

@@ -5,6 +5,7 @@ misbehave, so the check reads the build stamp (cc_ops/tf/base/build_info.cc) fro
 beforehand.
 """
 
+import glob
 import mmap
 import os
 import re
@@ -42,8 +43,30 @@ class BuildInfo:
 
 
 def library_path() -> str:
-    """Path of the library to load: $SLIPSTREAM_OPS_LIBRARY, else the installed one."""
-    return os.environ.get(OVERRIDE) or _INSTALLED
+    """Path of the library to load: $SLIPSTREAM_OPS_LIBRARY, else the installed one.
+
+    Of a wheel, which has one for each of several minor releases of TensorFlow, that for this one;
+    if there is none, the newest.
+    """
+    named = os.environ.get(OVERRIDE)
+    if named or os.path.exists(_INSTALLED):
+        return named or _INSTALLED
+    of_wheel = _of_wheel()
+    if not of_wheel:
+        return _INSTALLED
+    import tensorflow as tf
+
+    return of_wheel.get(_minor(tf.__version__), of_wheel[max(of_wheel)])
+
+
+def _of_wheel() -> dict[tuple[int, ...], str]:
+    """Libraries of a wheel by the minor release of TensorFlow that they are for."""
+    start = _INSTALLED.removesuffix(".so") + "_tf"
+    found = {}
+    for path in glob.glob(glob.escape(start) + "*.so"):
+        release = path.removeprefix(start).removesuffix(".so")
+        found[tuple(map(int, release.split("_")))] = path
+    return found
 
 
 def build_info(path: str | None = None) -> BuildInfo:
@@ -103,8 +126,8 @@ def library() -> ModuleType:
         return _library
 
 
-def _minor(version: str) -> tuple[str, ...]:
-    return tuple(version.split(".")[:2])
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def _load(path: str) -> ModuleType:
@@ -112,6 +135,13 @@ def _load(path: str) -> ModuleType:
 
     built = build_info(path)
     if _minor(built.tensorflow) != _minor(tf.__version__):
+        of_wheel = [".".join(map(str, release)) for release in sorted(_of_wheel())]
+        if of_wheel:
+            raise ImportError(
+                f"This wheel of slipstream_tf is for TensorFlow {', '.join(of_wheel)}, but "
+                f"TensorFlow {tf.__version__} is installed. Install one of these, or slipstream_tf "
+                "from its sources: 'pip install .' in their folder."
+            )
         raise ImportError(
             f"slipstream_tf's op library was built for TensorFlow {built.tensorflow}, but "
             f"TensorFlow {tf.__version__} is installed ({path}). Rebuild it with '{REBUILD}' in "

@@ -129,3 +129,36 @@ def test_nothing_is_loaded_before_the_first_op():
     folder = os.path.dirname(os.path.dirname(os.path.dirname(_loader.__file__)))
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     subprocess.run([sys.executable, "-c", program], env=environment, cwd=folder, check=True)
+
+
+class TestWheel:
+    """A wheel has a library for each of several minor releases of TensorFlow."""
+
+    @pytest.fixture
+    def of_wheel(self, tmp_path, monkeypatch):
+        """A function that makes a library for a release; nothing is installed beside them."""
+        monkeypatch.delenv(_loader.OVERRIDE, raising=False)
+        library = _loader.library_path()
+        monkeypatch.setattr(_loader, "_INSTALLED", str(tmp_path / "_slipstream_ops.so"))
+
+        def make(major, minor):
+            path = tmp_path / f"_slipstream_ops_tf{major}_{minor}.so"
+            shutil.copyfile(library, path)
+            return str(path)
+
+        return make
+
+    def test_the_one_for_this_tensorflow_is_loaded(self, of_wheel):
+        own = of_wheel(*_loader._minor(tf.__version__))
+        of_wheel(2, 9)
+        of_wheel(99, 0)
+        assert _loader.library_path() == own
+
+    def test_another_tensorflow_is_told_which_there_are(self, of_wheel, monkeypatch):
+        of_wheel(2, 9)
+        newest = of_wheel(2, 10)
+        monkeypatch.setattr(tf, "__version__", "2.11.0")
+        assert _loader.library_path() == newest
+        told = r"is for TensorFlow 2\.9, 2\.10, but TensorFlow 2\.11\.0 is installed"
+        with pytest.raises(ImportError, match=told):
+            _loader._load(newest)

@@ -29,3 +29,16 @@ def test_links(page):
         assert target.exists(), link
         if anchor:
             assert anchor in headings(target), link
+
+
+def test_the_readme_is_short():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 110] == []
+
+
+def test_sentences_of_the_readme_are_short():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```$|^[|#!<][^\n]*$", "", text, flags=re.MULTILINE | re.DOTALL)
+    sentences = re.split(r"[.:;?!]\s|\n\n|^- ", prose, flags=re.MULTILINE)
+    assert [one for one in sentences if len(one.split()) > 25] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
+import random
 import socket
 import threading
 import time
@@ -124,6 +125,42 @@ def test_strangers_hold_nobody_up(greeting):
             link.connection.close()
     for stranger in strangers:
         stranger.close()
+
+
+def test_thousands_of_strangers_change_nothing():
+    """They come while ranks do, say anything or nothing, and some of them stay."""
+    ends, told = threading.Event(), []
+
+    def flood(place: tuple[str, int], seed: int) -> int:
+        draw, staying, came = random.Random(seed), [], 0
+        with contextlib.ExitStack() as stack:
+            for _ in range(1000):
+                with contextlib.suppress(OSError):  # Turned away; or the door is closed.
+                    stranger = socket.create_connection(place, 1.0)
+                    came += 1
+                    stranger.sendall(draw.randbytes(draw.randrange(64)))
+                    staying.append(stack.enter_context(stranger))
+                if len(staying) > 50:
+                    staying.pop(draw.randrange(50)).close()
+            ends.wait(TIMEOUT)
+        return came
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+
+        def meet(text: str) -> None:
+            told.extend(pool.submit(flood, place_of(text), seed) for seed in range(2))
+            time.sleep(0.05)
+
+        links = connected(3, timeout=20.0, before=meet)
+        watches = [Watch(rank, own, peers, TIMEOUT) for rank, (own, peers) in enumerate(links)]
+        ends.set()
+        assert sum(task.result(TIMEOUT) for task in told) > 100
+    assert [set(peers) for _, peers in links] == [{1, 2}, {0, 2}, {0, 1}]
+    assert watches[0].explain(HOROVOD_ERROR) is None  # Nobody is lost.
+    for watch in watches:
+        watch.leave()
+    for watch in watches:
+        watch.close()
 
 
 def test_only_the_interface_of_the_job_is_listened_at(monkeypatch):

@@ -27,7 +27,7 @@ def auc_of(rule: Any) -> float:
 
 
 def test_the_default_learns_as_the_three_arguments_did_and_kerass_values_do_not() -> None:
-    assert optimizers.Adagrad(0.05) == optimizers.Adagrad(0.05, 0.0, 1e-10)
+    assert optimizers.Adagrad(0.05) == optimizers.Adagrad(0.05, 0.0, 1e-7)
     by_default = auc_of(None)
     assert by_default > 0.70, by_default
     assert by_default > auc_of(optimizers.Adagrad(0.05, 0.1, 1e-7)) + 0.1

@@ -1,0 +1,127 @@
+"""Installs a wheel in clean Debians without a compiler, and trains with it there.
+
+    python build_support/try_wheel.py --debian=bookworm,trixie --tensorflow=2.18,2.19,2.20,2.21
+
+In: the wheel in dist/, debootstrap, and root's rights. Out: a line for each Debian and TensorFlow;
+exit code 1 if one does not work. What is installed is downloaded outside, by this Python's pip.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from wheels import RELEASES, ROOT
+
+_WORK = ROOT / "build" / "debian"
+_MIRROR = "http://deb.debian.org/debian"
+_MOST_SECONDS = 20.0
+_STEP = "slipstream-train --data=generated:20000 --output=/tmp/run"
+
+
+class Debian:
+    """A Debian of its own, with Python and nothing that compiles.
+
+    Args:
+        suite: its name, e.g. "bookworm".
+        mirror: where its packages are.
+    """
+
+    def __init__(self, suite: str, mirror: str) -> None:
+        self.root = _WORK / suite
+        whole = self.root / "whole"
+        if not whole.exists():
+            print(f"Making a Debian {suite}", flush=True)
+            self.root.mkdir(parents=True, exist_ok=True)
+            included = "--include=python3,python3-venv"
+            command = ["debootstrap", "--variant=minbase", included, suite, self.root, mirror]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            whole.touch()
+        self.python = self.run("python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'")
+        if self.run("command -v g++ gcc cc || true"):
+            raise RuntimeError(f"{self.root} has a compiler.")
+
+    def run(self, command: str) -> str:
+        """Runs a command of its shell; returns what it prints.
+
+        Raises:
+            RuntimeError: it failed; with what it said.
+        """
+        # Mounts end with the process.
+        inside = (
+            'mount --bind /proc "$0/proc" && mount --bind /dev "$0/dev" && '
+            'exec chroot "$0" /usr/bin/env -i HOME=/root TF_CPP_MIN_LOG_LEVEL=3 '
+            'PATH=/usr/local/bin:/usr/bin:/bin sh -ec "$1"'
+        )
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-ec", inside, self.root, command],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{command!r} failed: {(done.stdout + done.stderr)[-3000:]}")
+        return done.stdout.strip()
+
+
+def download(debian: Debian, release: str, wheel: Path) -> bool:
+    """Gets a TensorFlow and what the wheel needs; returns whether there is one for its Python."""
+    folder = debian.root / "wheels"
+    command = [
+        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+        "--only-binary=:all:", f"--python-version={debian.python}", f"--dest={folder}",
+        f"tensorflow-cpu=={release}.*", wheel,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and "No matching distribution found for tensorflow-cpu" not in done.stderr:
+        raise RuntimeError(done.stderr)
+    return not done.returncode
+
+
+def try_one(debian: Debian, release: str, wheel: Path) -> float:
+    """Installs and trains; returns the seconds that installing took after TensorFlow was there.
+
+    Raises:
+        RuntimeError: something failed.
+    """
+    python = f"/{release}/bin/python"
+    install = f"{python} -m pip install --quiet --no-index --find-links=/wheels"
+    debian.run(f"rm -rf /{release}; python3 -m venv /{release}")
+    debian.run(f"{install} 'tensorflow-cpu=={release}.*'")
+    begin = time.perf_counter()
+    debian.run(f"{install} /wheels/{wheel.name}")
+    seconds = time.perf_counter() - begin
+    debian.run(f"/{release}/bin/slipstream-doctor")
+    debian.run(f"rm -rf /tmp/run; /{release}/bin/{_STEP}")
+    debian.run(f"rm -rf /{release}")
+    return seconds
+
+
+def main() -> int:
+    """Tries the wheel; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--debian", default="bookworm,trixie", help="default: %(default)s")
+    parser.add_argument("--tensorflow", default=",".join(RELEASES), help="default: %(default)s")
+    parser.add_argument("--mirror", default=_MIRROR, help="default: %(default)s")
+    parser.add_argument("--wheels", type=Path, default=ROOT / "dist", help="default: %(default)s")
+    chosen = parser.parse_args()
+    (wheel,) = chosen.wheels.glob("*.whl")
+    works = 0
+    for suite in chosen.debian.split(","):
+        debian = Debian(suite, chosen.mirror)
+        for release in chosen.tensorflow.split(","):
+            told = f"Debian {suite}, Python {debian.python}, TensorFlow {release}"
+            if not download(debian, release, wheel):
+                print(f"{told}: there is none for this Python", flush=True)
+                continue
+            seconds = try_one(debian, release, wheel)
+            print(f"{told}: works; installed in {seconds:.1f} s", flush=True)
+            if seconds > _MOST_SECONDS:
+                raise SystemExit(f"Installing took more than {_MOST_SECONDS:g} s.")
+            works += 1
+    return 0 if works else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
