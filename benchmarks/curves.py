@@ -12,6 +12,9 @@ from common import pyplot
 
 from slipstream_tf.telemetry.curves import CHANCE, EXAMPLES, SECONDS, curve, reaching, standing
 
+# Names of runs for which a plot has room.
+_MOST_WITHIN = 8
+
 
 def level(best: float, share: float) -> float:
     """Returns the AUC that is a share of the way from chance to `best`."""
@@ -65,7 +68,13 @@ def plot(
     plots = pyplot(path.name)
     if plots is None:
         return
-    figure, sides = plots.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    figure, sides = plots.subplots(
+        1,
+        2,
+        figsize=(10 if len(runs) <= _MOST_WITHIN else 13, 4),
+        sharey=True,
+        layout="constrained",
+    )
     units = {EXAMPLES: ("examples trained, millions", 1e-6), SECONDS: ("seconds", 1.0)}
     for side, (axis, (label, unit)) in zip(sides, units.items(), strict=True):
         for index, (name, records) in enumerate(runs.items()):
@@ -77,7 +86,10 @@ def plot(
         side.grid(alpha=0.3)
     sides[0].set_ylabel("test AUC")
     sides[0].set_ylim(bottom=least)
-    sides[1].legend(loc="lower right")
+    if len(runs) > _MOST_WITHIN:
+        figure.legend(*sides[1].get_legend_handles_labels(), loc="outside right center")
+    else:
+        sides[1].legend(loc="lower right")
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

@@ -76,17 +76,17 @@ class System:
 _OURS, _TORCH = "slipstream_system.py", "torch_system.py"
 SYSTEMS: Mapping[str, System] = {
     "slipstream": System("slipstream_tf", None, [_OURS]),
-    "slipstream_bfloat16": System("with bfloat16", None, [_OURS, "bfloat16"], "slipstream"),
-    "slipstream_skipping": System("with skipping", None, [_OURS, "skipping"], None, False),
+    "slipstream_bfloat16": System("ours, bfloat16", None, [_OURS, "bfloat16"], "slipstream"),
+    "slipstream_skipping": System("ours, skipping", None, [_OURS, "skipping"], None, False),
     "slipstream_both": System(
-        "with both", None, [_OURS, "bfloat16", "skipping"], "slipstream_skipping", False
+        "ours, both", None, [_OURS, "bfloat16", "skipping"], "slipstream_skipping", False
     ),
     "slipstream_paper": System("the paper's rule", None, [_OURS, "paper"], "slipstream", False),
     "slipstream_normalised": System(
-        "the same, normalised", None, [_OURS, "paper", "normalised"], "slipstream", False
+        "the paper's rule, normalised", None, [_OURS, "paper", "normalised"], "slipstream", False
     ),
     "slipstream_ranks": System(
-        "with skipping, 2 ranks",
+        "ours, skipping, 2 ranks",
         None,
         [_OURS, "skipping", "ranks"],
         "slipstream_skipping",
@@ -94,18 +94,22 @@ SYSTEMS: Mapping[str, System] = {
         2,
     ),
     "fae": System("FAE's schedule", None, [_OURS, "fae"], "slipstream"),
-    "fae_ranks": System("the same, 2 ranks", None, [_OURS, "fae", "ranks"], "slipstream", True, 2),
+    "fae_ranks": System(
+        "FAE's schedule, 2 ranks", None, [_OURS, "fae", "ranks"], "slipstream", True, 2
+    ),
     "hotline": System("Hotline's schedule", None, [_OURS, "hotline"], "slipstream"),
     "hotline_ranks": System(
-        "the same, 2 ranks", None, [_OURS, "hotline", "ranks"], "slipstream", True, 2
+        "Hotline's schedule, 2 ranks", None, [_OURS, "hotline", "ranks"], "slipstream", True, 2
     ),
     "torch": System("PyTorch + FBGEMM", "torch", [_TORCH]),
-    "torch_compiled": System("compiled", "torch", [_TORCH, "compiled"], "torch"),
+    "torch_compiled": System("PyTorch + FBGEMM, compiled", "torch", [_TORCH, "compiled"], "torch"),
     "torch_bfloat16": System(
-        "compiled, bfloat16", "torch", [_TORCH, "compiled", "bfloat16"], "torch"
+        "PyTorch + FBGEMM, compiled, bfloat16", "torch", [_TORCH, "compiled", "bfloat16"], "torch"
     ),
     "ipex": System("PyTorch + Intel's extension", "ipex", [_TORCH, "ipex"], "torch"),
-    "ipex_bfloat16": System("the same, bfloat16", "ipex", [_TORCH, "ipex", "bfloat16"], "torch"),
+    "ipex_bfloat16": System(
+        "PyTorch + Intel's extension, bfloat16", "ipex", [_TORCH, "ipex", "bfloat16"], "torch"
+    ),
     "parameter_server": System(
         "TensorFlow's parameter servers", "tf_keras", ["parameter_server.py"]
     ),
