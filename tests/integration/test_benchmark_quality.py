@@ -32,7 +32,7 @@ def test_systems_train_and_are_timed_to_the_same_quality(warm: list[str], tmp_pa
     rows = rows_of(tmp_path, "time_to_quality")
     assert [row["system"] for row in rows] == [
         "slipstream_tf",
-        "with both",
+        "ours, both",
         "Hotline's schedule",
         "Keras Embedding layers",
     ]

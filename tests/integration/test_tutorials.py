@@ -55,7 +55,7 @@ def test_tutorial_runs(page, tmp_path, monkeypatch):
         if kind == "python":
             exec(compile(text, page, "exec"), names)
             continue
-        for line in text.splitlines():
+        for line in text.replace("\\\n", " ").splitlines():
             run_line(line)
 
 
