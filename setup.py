@@ -23,7 +23,7 @@ except ImportError:  # Older than the build needs; makes source packages.
 ROOT = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(ROOT, "build_support"))
 
-from native_build import BuildError, NativeBuild, find_tensorflow  # noqa: E402  (lies beside this file)
+from native_build import BuildError, NativeBuild  # noqa: E402  (lies beside this file)
 
 PACKAGE = "slipstream_tf"
 
@@ -50,20 +50,18 @@ class BuildOps(build_ext):
         pythons = os.environ.get("SLIPSTREAM_PYTHONS")
         try:
             if not pythons:
-                self._build(only, self.build_temp)
-            for python in (pythons or "").split(os.pathsep):
-                if python:
-                    release = find_tensorflow(python)["version"].split(".")[:2]
-                    of_release = "_tf" + "_".join(release)
-                    target = only.removesuffix(".so") + of_release + ".so"
-                    self._build(target, self.build_temp + of_release, python)
+                self._build(NativeBuild(self.build_temp, self.parallel or None), only)
+            for number, python in enumerate(pythons.split(os.pathsep) if pythons else ()):
+                folder = os.path.join(self.build_temp, f"tensorflow_{number}")
+                build = NativeBuild(folder, self.parallel or None, python)
+                release = build.tensorflow.split(".")
+                self._build(build, f"{only.removesuffix('.so')}_tf{release[0]}_{release[1]}.so")
         except BuildError as error:
             raise SystemExit(str(error)) from None
 
-    def _build(self, target: str, folder: str, python: str | None = None) -> None:
-        built = NativeBuild(folder, self.parallel or None, python).run()
+    def _build(self, build: NativeBuild, target: str) -> None:
         # Replaced, not overwritten: a running process may have the old library mapped.
-        shutil.copyfile(built, target + ".new")
+        shutil.copyfile(build.run(), target + ".new")
         os.replace(target + ".new", target)
 
 

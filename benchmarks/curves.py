@@ -68,13 +68,9 @@ def plot(
     plots = pyplot(path.name)
     if plots is None:
         return
-    figure, sides = plots.subplots(
-        1,
-        2,
-        figsize=(10 if len(runs) <= _MOST_WITHIN else 13, 4),
-        sharey=True,
-        layout="constrained",
-    )
+    has_room = len(runs) <= _MOST_WITHIN
+    size = (10 if has_room else 13, 4)
+    figure, sides = plots.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
     units = {EXAMPLES: ("examples trained, millions", 1e-6), SECONDS: ("seconds", 1.0)}
     for side, (axis, (label, unit)) in zip(sides, units.items(), strict=True):
         for index, (name, records) in enumerate(runs.items()):
@@ -86,10 +82,10 @@ def plot(
         side.grid(alpha=0.3)
     sides[0].set_ylabel("test AUC")
     sides[0].set_ylim(bottom=least)
-    if len(runs) > _MOST_WITHIN:
-        figure.legend(*sides[1].get_legend_handles_labels(), loc="outside right center")
-    else:
+    if has_room:
         sides[1].legend(loc="lower right")
+    else:
+        figure.legend(*sides[1].get_legend_handles_labels(), loc="outside right center")
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

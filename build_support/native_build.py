@@ -79,6 +79,11 @@ class NativeBuild:
         self._tf = find_tensorflow(python)
         self._cuda = find_cuda() if os.environ.get("SLIPSTREAM_WITH_CUDA", "0") == "1" else None
 
+    @property
+    def tensorflow(self) -> str:
+        """The version that it is built for."""
+        return self._tf["version"]
+
     def run(self) -> str:
         """Builds what is out of date; returns the library's path."""
         os.makedirs(self._folder, exist_ok=True)

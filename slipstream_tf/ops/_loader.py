@@ -135,10 +135,11 @@ def _load(path: str) -> ModuleType:
 
     built = build_info(path)
     if _minor(built.tensorflow) != _minor(tf.__version__):
-        of_wheel = [".".join(map(str, release)) for release in sorted(_of_wheel())]
-        if of_wheel:
+        of_wheel = _of_wheel()
+        if path in of_wheel.values():
+            releases = ", ".join(".".join(map(str, release)) for release in sorted(of_wheel))
             raise ImportError(
-                f"This wheel of slipstream_tf is for TensorFlow {', '.join(of_wheel)}, but "
+                f"This wheel of slipstream_tf is for TensorFlow {releases}, but "
                 f"TensorFlow {tf.__version__} is installed. Install one of these, or slipstream_tf "
                 "from its sources: 'pip install .' in their folder."
             )
