@@ -212,7 +212,7 @@ def _answer(connection: socket.socket, until: float) -> str:
     return received.decode(errors="replace").strip()
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Caller:
     """Who has connected and not said yet who it is."""
 
@@ -259,7 +259,7 @@ class _Door:
                 for key, _ in self._selector.select(_PAUSE):
                     if key.data is None:
                         self._take_in(key.fileobj)
-                    else:
+                    elif key.data in self._callers:  # Not turned away for one of this round.
                         self._listen_to(key.data)
                 for caller in [c for c in self._callers if c.until < now]:
                     self._turn_away(caller)

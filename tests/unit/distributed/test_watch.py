@@ -163,6 +163,26 @@ def test_thousands_of_strangers_change_nothing():
         watch.close()
 
 
+def test_a_stranger_turned_away_for_another_is_not_listened_to():
+    """The oldest speaks at the moment when one too many comes."""
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=100))
+
+        def come() -> socket.socket:
+            return opened.enter_context(socket.create_connection(server.getsockname()))
+
+        door = mesh._Door([server], "job", 0, 2, time.monotonic() + 0.3)
+        oldest = come()
+        for _ in range(mesh._MOST_STRANGERS):
+            come()
+        for _ in range(mesh._MOST_STRANGERS + 1):
+            door._take_in(server)
+        come()  # Before the oldest speaks: the selector tells of both, in this order.
+        oldest.sendall(b"x")
+        with pytest.raises(ConnectionError, match="waited in vain"):
+            door.wait()
+
+
 def test_only_the_interface_of_the_job_is_listened_at(monkeypatch):
     """All of 127.0.0.0/8 is this host; of it, the job has one address."""
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
