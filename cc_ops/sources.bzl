@@ -183,6 +183,7 @@ CORE_TESTS = [
     "core/deferral/deferred_gradients_test.cc",
     "core/spill/row_log_test.cc",
     "core/table/embedding_table_test.cc",
+    "core/table/row_changes_test.cc",
     "core/table/row_flags_test.cc",
     "core/table/row_lifetime_test.cc",
     "core/table/written_rows_test.cc",

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import Table, initializers, optimizers
-from slipstream_tf.checkpoint import store_parts
+from slipstream_tf.checkpoint import store_parts, table_parts
 from slipstream_tf.checkpoint.manifest import Manifest
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -100,7 +100,7 @@ def save(folder: Path, stores: Sequence[Any], placement: str) -> Manifest:
     (folder / "rank-0").parent.mkdir(exist_ok=True)
     entries: list[dict[str, Any]] = []
     for number, store in enumerate(stores):
-        (part,) = store_parts.cut(store, store_parts.Rank(number, len(stores), placement))
+        (part,) = table_parts.cut(store, store_parts.Rank(number, len(stores), placement))
         (folder / f"rank-{number}").mkdir()
         part.write(folder / store_parts.file_name(number, 0), "this", number)
         entries.append(part.entry())

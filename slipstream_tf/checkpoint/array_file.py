@@ -107,9 +107,10 @@ def write(
             for begin in range(0, group["rows"], block_rows):
                 crc = 0
                 for array in columns.values():
-                    part = array[begin : begin + block_rows].tobytes()
-                    crc = zlib.crc32(part, crc)
-                    disk.write(file, part)
+                    part = np.ascontiguousarray(array[begin : begin + block_rows])
+                    data = part.reshape(-1).view(np.uint8).data
+                    crc = zlib.crc32(data, crc)
+                    disk.write(file, data)
                 disk.write(file, _CRC.pack(crc))
         size = file.tell()
     disk.sync(path)

@@ -61,8 +61,10 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Writes it into a folder, and waits until it is on the disk."""
-        values = sealed({"format": FORMAT, **dataclasses.asdict(self)})
-        disk.write_text(folder / NAME, json.dumps(values, indent=1) + "\n")
+        values = sealed({"format": FORMAT, **vars(self)})
+        # A line each. `indent` would be slow: positions may be long.
+        lines = (f" {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
+        disk.write_text(folder / NAME, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:

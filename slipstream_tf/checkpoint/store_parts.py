@@ -1,7 +1,7 @@
-"""What a checkpoint takes from a store, and gives to another: rows, deferred gradients, replicas.
+"""What a checkpoint gives to a store: rows, deferred gradients, replicas.
 
-In: a store, of one process or of a rank. Out: `TablePart`s to be written; or, from the files of any
-number of ranks and any kind of store, tables that are made ready before the store is touched.
+In: the files of any number of ranks and any kind of store. Out: tables that are made ready before
+the store is touched, of one process or of a rank.
 """
 
 import dataclasses
@@ -18,10 +18,9 @@ from slipstream_tf.checkpoint.array_file import Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest
 from slipstream_tf.config import Table
-from slipstream_tf.ops.sealed_rows import SealedRows
 from slipstream_tf.ops.update_policy import READ_ONLY, SATURATED, WATCHED, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
-from slipstream_tf.stores.base import SavedStore, table_contents
+from slipstream_tf.stores.base import SavedStore
 from slipstream_tf.stores.by_key import counts_of
 from slipstream_tf.stores.native import NativeStore
 
@@ -56,69 +55,6 @@ class Rank:
 def file_name(rank: int, index: int) -> str:
     """Returns the name, below a checkpoint's folder, of a rank's part of a table."""
     return f"rank-{rank}/table-{index:03d}"
-
-
-def cut(
-    store: SavedStore, rank: Rank, policies: Mapping[str, UpdatePolicy] | None = None
-) -> list[tables.TablePart]:
-    """Copies all tables as they are now; nothing is flushed.
-
-    Needs as much memory as the rows, slots and counts take, until they are written, and as much as
-    those of the largest table once more while it is copied. Rows of a table that spills are written
-    to its disk instead, those that changed.
-
-    Args:
-        store: whose tables they are.
-        rank: whose.
-        policies: of now, by table; those of tables not named are no dry run.
-    """
-    is_apart = rank.size > 1 or store.is_in_sok
-    has_replicas = rank.placement != "replicated" and is_apart and store.has_replicas
-    parts = []
-    for table in store.tables:
-        name, policy = table.name, (policies or {}).get(table.name, UpdatePolicy())
-        contents, sealed, counts = _rows_of(store, rank, name)
-        deferred = store.export_deferred(name)
-        is_leaving = bool(deferred.pop("is_leaving", False))
-        accesses = None
-        if store.is_in_sok:
-            accesses = store.export_accesses(name)
-        elif not rank.has_all_rows:
-            accesses = counts
-        part = tables.TablePart(
-            name=name,
-            dim=table.dim,
-            slots=int(contents["slots"].shape[1]),
-            rule=store.slot_layout(name).rule,
-            contents=contents if rank.has_all_rows else None,
-            accesses=accesses,
-            deferred=deferred,
-            replicas=store.export_copies(name) if has_replicas else None,
-            # What is on its way out was deferred in earnest, whatever the policy is now.
-            is_shadow=policy.is_shadow and not is_leaving,
-            is_leaving=is_leaving,
-            storage=table.storage,
-            sealed=sealed,
-            admission=store.export_admission(name) if table.admits else None,
-        )
-        parts.append(part)
-    return parts
-
-
-def _rows_of(store: SavedStore, rank: Rank, name: str) -> tuple[Arrays, SealedRows | None, Arrays]:
-    """Returns a table's contents, its rows if they are sealed instead, and keys with counts."""
-    if not store.spills_rows(name):
-        contents = store.export_table(name, flush=False)
-        return contents, None, {n: contents[n] for n in ("keys", "counts")}
-    slots, (dim,) = store.slot_layout(name).initial, (t.dim for t in store.tables if t.name == name)
-    none = np.empty(0, np.int64)
-    empty = (np.empty((0, dim), np.float32), np.empty((0, slots.size), np.float32))
-    if rank.has_all_rows:
-        sealed = store.seal_rows(name)
-        return table_contents(none, *empty, steps=sealed.steps), sealed, {}
-    keys, counts = store.hot_keys(name, store.size(name))
-    order = np.argsort(keys)
-    return table_contents(none, *empty), None, {"keys": keys[order], "counts": counts[order]}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,30 +1,29 @@
-"""A table in a checkpoint: what a rank writes of it, and what a rank of another job makes of that.
+"""A table in a checkpoint: what a rank makes of the files that the ranks of any job wrote.
 
-In: arrays of a store, or files. Out: files of checked blocks, or arrays for a store. They hold
-(key, row, slots, access count) whatever the store and the number of ranks, so that each rank takes
-the rows that it owns from the files of all. Rows that spill to the disk are in files of their own.
+In: files of checked blocks. Out: arrays for a store. They hold (key, row, slots, access count)
+whatever the store and the number of ranks, so that each rank takes the rows that it owns from the
+files of all. Rows that spill to the disk are in files of their own.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from slipstream_tf.checkpoint import array_file, spilled
+from slipstream_tf.checkpoint import spilled
 from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from slipstream_tf.config import Storage
-from slipstream_tf.ops.sealed_rows import SealedRows
 from slipstream_tf.stores.by_key import added_up
 
 _ROW_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
 # Of each group of a file, its columns.
-_KINDS = {
+KINDS = {
     "contents": {**_ROW_KINDS, "trained": "<f4"},
     "copies": {**_ROW_KINDS, "marks": "|u1"},
     "accesses": {"keys": "<i8", "counts": "<f4"},
+    "removed": {"keys": "<i8"},
+    "decays": {"counts": "<f4"},
     "pending": {"keys": "<i8", "ages": "<i8", "ranks": "<i4", "sums": "<f4"},
     "admission": {"counters": "|u1"},
 }
@@ -32,97 +31,7 @@ _KINDS = {
 _OPTIONAL = ("last_used", "marks", "trained")
 # Columns that lie as they do in a narrow table, as float16 or the upper half of a float32.
 _NARROW = {"rows": ("<f2", "<u2"), "slots": ("<u2",)}
-_META = ("name", "dim", "slots", "rule")
-
-
-@dataclasses.dataclass(frozen=True)
-class TablePart:
-    """What one rank has of one table.
-
-    Attributes:
-        name: of the table.
-        dim: values of a row.
-        slots: values of a row's slots.
-        rule: class name of the update rule; None: the rows are not the store's to update.
-        contents: of the rows on this rank, as `store.export_table(name, flush=False)`; None: they
-            are the same as on rank 0.
-        sealed: the rows on this rank, if they spill to the disk; the contents have none then.
-        accesses: keys int64 [n] and counts float32 [n] of this rank where its contents do not have
-            them, or it has none.
-        deferred: gradients, as `store.export_deferred` gives them.
-        replicas: of other ranks' rows, with this rank's accesses, like contents, and their flags;
-            or None.
-        is_shadow: whether the sums are shadow mode's, whose gradients were applied when they came.
-        is_leaving: whether they all leave with the next step.
-        storage: of the table.
-        admission: what a table that admits knows of keys without a row; or None.
-    """
-
-    name: str
-    dim: int
-    slots: int
-    rule: str | None
-    contents: Arrays | None
-    accesses: Arrays | None
-    deferred: Arrays
-    replicas: Arrays | None = None
-    is_shadow: bool = False
-    is_leaving: bool = False
-    storage: Storage = dataclasses.field(default_factory=Storage)
-    sealed: SealedRows | None = None
-    admission: Arrays | None = None
-
-    def entry(self) -> dict[str, Any]:
-        """Returns what a manifest says of the table, if it is all of the table."""
-        rows = 0 if self.contents is None else len(self.contents["keys"])
-        if self.sealed is not None:
-            rows = self.sealed.rows
-        return {**{n: getattr(self, n) for n in _META}, "dtype": self.storage.dtype, "rows": rows}
-
-    def write(self, path: Path, checkpoint: str, rank: int, earlier: Sequence[Path] = ()) -> int:
-        """Writes it to a file that is a rank's, and returns the bytes.
-
-        Rows that spill are in files beside it, which may be those of earlier checkpoints, in the
-        folders `earlier` of the rank.
-        """
-        groups: dict[str, Arrays] = {}
-        meta: dict[str, Any] = {
-            "rank": rank,
-            **{name: getattr(self, name) for name in _META},
-            "learning_rate": float(self.deferred["learning_rate"]),
-            "pending_is_shadow": self.is_shadow,
-            "pending_is_leaving": self.is_leaving,
-        }
-        found = {
-            "contents": self.contents,
-            "copies": self.replicas,
-            "accesses": self.accesses,
-            "pending": self.deferred,
-            "admission": self.admission,
-        }
-        dtypes = {"rows": self.storage.dtype, "slots": self.storage.slot_dtype}
-        for name, arrays in found.items():
-            if arrays is None:
-                continue
-            if "steps" in arrays:
-                meta[f"{name}_steps"] = [int(step) for step in arrays["steps"]]
-            if name == "admission":
-                meta["admission_added"] = [int(added) for added in arrays["added"]]
-            has_use = len(arrays.get("last_used", ())) == len(arrays.get("keys", ()))
-            groups[name] = {
-                column: _narrowed(arrays[column], dtypes.get(column, "float32"))
-                for column in _KINDS[name]
-                if column in arrays and (has_use or column != "last_used")
-            }
-        if self.replicas is not None:
-            meta["copies_have_slots"] = self.replicas["slots"].shape[1] == self.slots
-        if self.contents is not None and "powers" in self.contents:
-            meta["powers"] = [float(power) for power in self.contents["powers"]]
-        if self.sealed is not None:
-            spilled.save_files(self.sealed, path, earlier)
-            meta["spilled"], of_rows = spilled.described(self.sealed, self.storage)
-            groups.update(of_rows)
-        return array_file.write(path, checkpoint, meta, groups)
+META = ("name", "dim", "slots", "rule")
 
 
 class SavedTable:
@@ -160,22 +69,26 @@ class SavedTable:
             "contents": {"rows": self.dim, "slots": self.slots, "trained": self.dim},
             "copies": {"rows": self.dim, "slots": self.slots},
             "accesses": {},
+            "removed": {},
+            "decays": {},
             "pending": {"sums": self.dim},
             "admission": {},
         }
+        self._before: list[list[ArrayFile]] = []
         for rank, (path, file) in enumerate(zip(self._paths, self._files, strict=True)):
             require_rank(path, file, rank)
-            for name in _META:
+            for name in META:
                 if file.meta.get(name) != entry[name]:
                     told = f"has {name} {file.meta.get(name)!r}"
                     raise CheckpointError(path, f"{told}, but the manifest {entry[name]!r}")
-            for group in _KINDS:
+            for group in KINDS:
                 self._require_columns(path, file, group)
+            self._before.append(self._files_before(path, file))
         self._spilled = [
             spilled.SavedRows(path, file, self.dim, self.slots) if "spilled" in file.meta else None
             for path, file in zip(self._paths, self._files, strict=True)
         ]
-        rows = sum(f.groups["contents"].rows for f in self._files if "contents" in f.groups)
+        rows = sum(_rows_of(file) for file in self._files)
         rows += sum(0 if saved is None else saved.rows for saved in self._spilled)
         if rows != entry["rows"]:
             problem = f"and the files of other ranks have {rows} rows, but the manifest"
@@ -190,6 +103,17 @@ class SavedTable:
         self.is_shadow = any(meta.get("pending_is_shadow", False) for meta in metas)
         self.is_leaving = any(meta.get("pending_is_leaving", False) for meta in metas)
 
+    def _files_before(self, path: Path, file: ArrayFile) -> list[ArrayFile]:
+        """Returns the files that have the rows which a file does not have, oldest first."""
+        found = []
+        for index, checkpoint in enumerate(file.meta.get("before", ())):
+            earlier = name_before(path, index)
+            found.append(ArrayFile(earlier, str(checkpoint)))
+            self._require_columns(earlier, found[-1], "contents")
+            if "contents" not in found[-1].groups:
+                raise CheckpointError(earlier, "has no 'contents'")
+        return found
+
     def _require_columns(self, path: Path, file: ArrayFile, group: str) -> None:
         """Raises CheckpointError unless a group, if it is there, has columns of its kinds."""
         if group not in file.groups:
@@ -200,7 +124,7 @@ class SavedTable:
         if group == "copies" and not file.meta.get("copies_have_slots", True):
             # Replicas in front of tables in SOK have none.
             widths = {**widths, "slots": 0}
-        for name, kind in _KINDS[group].items():
+        for name, kind in KINDS[group].items():
             shape = (widths[name],) if name in widths else ()
             columns = [np.dtype((one, shape)) for one in (kind, *_NARROW.get(name, ()))]
             if found.get(name, columns[0] if name in _OPTIONAL else None) not in columns:
@@ -214,10 +138,10 @@ class SavedTable:
             name: np.concatenate(
                 [
                     np.empty((0, widths[name]) if name in widths else 0, kind),
-                    *(_widened(block[name]) for block in blocks),
+                    *(widened(block[name]) for block in blocks),
                 ]
             )
-            for name, kind in _KINDS[group].items()
+            for name, kind in KINDS[group].items()
             if name not in _OPTIONAL or (blocks and all(name in block for block in blocks))
         }
 
@@ -275,14 +199,39 @@ class SavedTable:
         for rank in range(1 if self.is_replicated else len(self._files)):
             for block in self._blocks(rank, "contents"):
                 taken = slice(None) if owns is None else owns(block["keys"])
-                yield {name: _widened(values[taken]) for name, values in block.items()}
+                yield {name: widened(values[taken]) for name, values in block.items()}
 
     def _blocks(self, rank: int, group: str) -> Iterator[Arrays]:
         """Yields the blocks of a group of a rank's, wherever they are."""
+        if group == "contents" and self._before[rank]:
+            yield from self._blocks_with_before(rank)
+            return
         yield from self._files[rank].blocks(group)
         saved = self._spilled[rank]
         if group == "contents" and saved is not None:
             yield from saved.blocks()
+
+    def _blocks_with_before(self, rank: int) -> Iterator[Arrays]:
+        """Yields each row of a rank's as the newest of its files has it."""
+        newer, decays, read = np.empty(0, np.int64), np.empty(0, np.float32), 0
+        for file in (self._files[rank], *reversed(self._before[rank])):
+            keys = [newer]
+            for block in file.blocks("contents"):
+                is_newest = ~np.isin(block["keys"], newer)
+                read += int(np.count_nonzero(is_newest))
+                found = {name: values[is_newest] for name, values in block.items()}
+                for factor in decays:
+                    found["counts"] *= factor
+                yield found
+                keys.append(block["keys"])
+            if "removed" in file.groups:
+                keys.append(file.read("removed")["keys"])
+            if "decays" in file.groups:
+                decays = np.concatenate([file.read("decays")["counts"], decays])
+            newer = np.unique(np.concatenate(keys))
+        if read != _rows_of(self._files[rank]):
+            told = f"has {read} rows with those before, but says {_rows_of(self._files[rank])}"
+            raise CheckpointError(self._paths[rank], told)
 
     def lookup_steps(self, rank: int) -> int:
         """Returns the lookups of a rank that has rows, so far."""
@@ -297,7 +246,7 @@ class SavedTable:
         blocks: list[Arrays] = []
         for saved in range(rank, len(self._files), size):
             group = "accesses" if "accesses" in self._files[saved].groups else "contents"
-            columns = _KINDS["accesses"]
+            columns = KINDS["accesses"]
             blocks += [{n: block[n] for n in columns} for block in self._blocks(saved, group)]
         joined = self._joined("accesses", blocks)
         ages = np.zeros(joined["keys"].size, np.int64)
@@ -325,7 +274,7 @@ class SavedTable:
         file = self._files[rank]
         if "copies" not in file.groups:
             return None
-        replicas = {name: _widened(values) for name, values in file.read("copies").items()}
+        replicas = {name: widened(values) for name, values in file.read("copies").items()}
         replicas.setdefault("last_used", np.empty(0, np.int64))
         return {**replicas, "steps": np.asarray(file.meta["copies_steps"], np.int64)}
 
@@ -374,23 +323,19 @@ class SavedTable:
             )
 
 
-def _narrowed(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Returns values as they lie in a table of a dtype, if they are what it can hold.
-
-    Those of rows that lie divided by a scale, since all of them decay, are not.
-    """
-    if dtype == "float32" or values.dtype != np.float32:
-        return values
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            narrow: np.ndarray = values.astype(np.float16)
-    else:
-        narrow = (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
-    return narrow if np.array_equal(_widened(narrow), values) else values
+def name_before(path: Path, index: int) -> Path:
+    """Returns the path of file `index` of those that a table's file goes on from, oldest first."""
+    return path.with_name(f"{path.name}-before-{index}")
 
 
-def _widened(values: np.ndarray) -> np.ndarray:
-    """Returns what `_narrowed` was given; other values as they are."""
+def _rows_of(file: ArrayFile) -> int:
+    """Returns the rows that a file stands for, with those of the files before."""
+    here = file.groups["contents"].rows if "contents" in file.groups else 0
+    return int(file.meta.get("rows", here))
+
+
+def widened(values: np.ndarray) -> np.ndarray:
+    """Returns values that lie as in a narrow table as float32; others as they are."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32) if values.dtype == np.float16 else values

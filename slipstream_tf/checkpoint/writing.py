@@ -25,7 +25,8 @@ from slipstream_tf.checkpoint.array_file import ArrayFile
 from slipstream_tf.checkpoint.errors import CheckpointError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest, entry_of, read_manifest, require_whole
 from slipstream_tf.checkpoint.store_parts import file_name
-from slipstream_tf.checkpoint.tables import TablePart, require_rank
+from slipstream_tf.checkpoint.table_parts import TablePart
+from slipstream_tf.checkpoint.tables import require_rank
 
 _PAUSE_SECONDS = 0.02
 # How often a rank that writes gives a sign of life, and how long rank 0 waits without one: some
@@ -101,8 +102,10 @@ def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
             groups = {name: {"values": array} for name, array in arrays.items()}
             array_file.write(folder / _ENGINE, checkpoint, meta, groups)
             written = sorted(folder.iterdir())
+            of_parts = {Path(file_name(0, i)).name for i in range(len(files.tables))}
             for path in [*written, folder]:
-                disk.sync(path)
+                if path.name not in of_parts:  # On the disk already.
+                    disk.sync(path)
             note["files"] = {f"{folder.name}/{path.name}": entry_of(path) for path in written}
             note["tables"] = [part.entry() for part in files.tables]
             note["position"], note["rng"] = files.position, files.rng
@@ -150,15 +153,16 @@ def finish_with_all(directory: Path, name: str, manifest: Manifest, keep: int) -
     )
     whole.write(staging)
     disk.commit(staging, directory / name)
-    found = names(directory)
-    are_whole = [other for other in found if is_whole(directory / other)]
-    if len(are_whole) >= keep:
+    found = 0
+    for other in names(directory):
         # Damaged ones stay as long as they are newer than one that is kept: to be looked at.
-        for old in found[found.index(are_whole[keep - 1]) + 1 :]:
-            # The manifest first: what is half removed is no checkpoint.
-            with contextlib.suppress(FileNotFoundError):
-                disk.remove(directory / old / NAME)
-            disk.remove(directory / old)
+        if found < keep:
+            found += other == name or is_whole(directory / other)
+            continue
+        # The manifest first: what is half removed is no checkpoint.
+        with contextlib.suppress(FileNotFoundError):
+            disk.remove(directory / other / NAME)
+        disk.remove(directory / other)
 
 
 def is_whole(path: Path) -> bool:

@@ -198,8 +198,8 @@ def run_elastic(
     Started otherwise, ranks stay the same, and training goes on from the newest commit all the
     same. What was trained since that is trained anew.
 
-    A commit has everything that `JobCheckpoints` saves, for any number of ranks: it writes all rows
-    of a table in memory, and of one that spills (`Storage(spill=...)`) those that have changed.
+    A commit has everything that `JobCheckpoints` saves, for any number of ranks, and writes the
+    rows that have changed since the one before.
 
     Args:
         train: makes tables, model, engine and data for `state.comm`.

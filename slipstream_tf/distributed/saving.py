@@ -27,7 +27,7 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf._version import __version__
-from slipstream_tf.checkpoint import by_name, store_parts, writing
+from slipstream_tf.checkpoint import by_name, store_parts, table_parts, writing
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import (
     NAME,
@@ -116,10 +116,15 @@ class JobCheckpoints:
     tables in SOK are within each rank's `tf.train.Checkpoint`, are read by the first two.
 
     `save` returns as soon as what is to be written has been copied: beside the tables there must be
-    room for a copy of their rows, slots and counts, and for a moment for another one of the largest
-    table. What the `tf.train.Checkpoint` reaches is written before it returns. Rows of tables that
-    spill are written to their own files, as far as they have changed, and the checkpoint keeps
-    these: no room is needed for a copy of them.
+    room for a copy of their rows, slots and counts. What the `tf.train.Checkpoint` reaches is
+    written before it returns.
+
+    Of native tables it writes the rows that have changed since its checkpoint before, whose files
+    become the new one's, too, under one name more: a checkpoint costs what was trained since, and a
+    folder may be copied or removed by itself. All rows are written by the first one; after eight
+    with changes, or as soon as these have as many rows as the table had; always where all rows
+    decay in each step, or where the file system gives a file one name only. Rows of tables that spill are written to their own files, as
+    far as they have changed, and the checkpoint keeps these: no room is needed for a copy.
     """
 
     def __init__(
@@ -169,6 +174,9 @@ class JobCheckpoints:
         # Python waits for its thread before it ends.
         self._thread = futures.ThreadPoolExecutor(1, "slipstream-checkpoint")
         self._work: futures.Future[None] | None = None
+        # What the next checkpoint may go on from, when the one that is being written is whole.
+        self._before: Mapping[str, table_parts.FilesBefore] = {}
+        self._before_next: Mapping[str, table_parts.FilesBefore] = {}
 
     def save(self, step: int, position: Any = None, rng: Any = None) -> SavedJob:
         """Writes a checkpoint, once the one before is written; a collective.
@@ -197,6 +205,8 @@ class JobCheckpoints:
         files: list[writing.RankFiles] = []
         part = "write its part of a checkpoint"
         self._together(lambda: files.append(self._cut(position, rng)), part)
+        folder = self._directory / name / f"rank-{self._comm.rank}"
+        self._before_next = table_parts.next_before(files[0].tables, folder, identity)
         versions = {"slipstream_tf": __version__, "tensorflow": tf.__version__}
         manifest = Manifest(identity, step, self._comm.size, self._placement, versions=versions)
         self._work = self._thread.submit(self._write, name, manifest, files.pop())
@@ -215,8 +225,11 @@ class JobCheckpoints:
         if work is not None:
             # Nothing else may be written before, even if the wait is interrupted.
             futures.wait([work])
+            self._before = {}
         self._work = None
         self._together(lambda: work and work.result(), "write a checkpoint")
+        if work is not None:
+            self._before = self._before_next
 
     def restore(self) -> SavedJob | None:
         """Restores the newest whole checkpoint; a collective, to be called before training.
@@ -295,7 +308,7 @@ class JobCheckpoints:
         parts, rates = [], None
         if self._store is not None:
             policies = None if self._engine is None else self._engine.policies
-            parts = store_parts.cut(self._store, self._rank, policies)
+            parts = table_parts.cut(self._store, self._rank, policies, folder, self._before)
             if self._store.updates_rows:
                 saved = self._store.rates.export()
                 rates = {name: values.tolist() for name, values in saved.items()}

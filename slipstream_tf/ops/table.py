@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -225,7 +225,7 @@ def statistics(handle: tf.Tensor) -> TableStatistics:
     return TableStatistics(*(int(v) for v in values))
 
 
-def to_arrays(result: Any, kinds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def to_arrays(result: Any, kinds: Iterable[str]) -> dict[str, np.ndarray]:
     """Returns what an op that exports gave, by name, of those in `kinds` (eager only)."""
     return {name: getattr(result, name).numpy() for name in kinds}
 
@@ -327,6 +327,46 @@ def export_table(handle: tf.Tensor, flush: bool = True) -> dict[str, np.ndarray]
     """
     result = _loader.library().slipstream_table_export(handle=handle, flushes=flush)
     return to_arrays(result, EXPORTED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """What became of a table's rows since an earlier look at them.
+
+    Attributes:
+        contents: as `export_table` returns them, of rows that changed or are new.
+        removed: keys int64 [m] that have left; some may be back, and among these rows.
+        decays: float32 [d], factors that the counts of all other rows were multiplied by, in turn.
+        is_all: whether they are all rows, whatever changed.
+        number: of this look; 0: the next one will have all rows, too.
+    """
+
+    contents: dict[str, np.ndarray]
+    removed: np.ndarray
+    decays: np.ndarray
+    is_all: bool
+    number: int
+
+
+def export_changes(handle: tf.Tensor, since: int) -> Changes:
+    """Returns the rows that changed since an earlier call, sorted by key; nothing is flushed.
+
+    Args:
+        handle: the table, whose rows are in memory (eager only).
+        since: number of the last call; of any other one, or 0, all rows come.
+
+    Raises:
+        tf.errors.InvalidArgumentError: rows of the table spill to the disk.
+    """
+    result = _loader.library().slipstream_table_export_changes(handle=handle, since=since)
+    beside = to_arrays(result, ("removed", "decays", "is_all", "number"))
+    return Changes(
+        to_arrays(result, EXPORTED),
+        beside["removed"],
+        beside["decays"],
+        bool(beside["is_all"]),
+        int(beside["number"]),
+    )
 
 
 def import_table(handle: tf.Tensor, contents: Mapping[str, Any], adds: bool = False) -> None:

@@ -22,16 +22,6 @@ from slipstream_tf.stores.native import NativeStore
 class CountingStore(NativeStore):
     """Native tables that are there for their access counts, whatever their rows are."""
 
-    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the keys of a table that were accessed, and their counts.
-
-        Returns:
-            "keys" int64 [n], ascending; "counts" float32 [n], above 0.
-        """
-        contents = self.export_table(table, flush=False)
-        is_accessed = contents["counts"] > 0.0
-        return {name: contents[name][is_accessed] for name in ("keys", "counts")}
-
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
         """Replaces all of a table by keys and counts; its rows are zeros, nothing is deferred.
 

@@ -15,6 +15,7 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.ops.drift import row_drift, signal
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.sealed_rows import SealedRows
+from slipstream_tf.ops.table import Changes
 from slipstream_tf.ops.update_policy import WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.stores.rates import Rates
@@ -286,6 +287,15 @@ class SavedStore(TrackedStore):
         """
         raise NotImplementedError
 
+    def export_changes(self, table: str, since: int) -> Changes:
+        """Returns the rows that changed, or all; see `ops.table.export_changes`.
+
+        Nothing is flushed. Where `spills_rows` they are sealed instead.
+        """
+        contents = self.export_table(table, flush=False)
+        none = np.empty(0, np.int64)
+        return Changes(contents, none, none.astype(np.float32), is_all=True, number=0)
+
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces all of a table by what `export_table` gave; all or nothing."""
         raise NotImplementedError
@@ -317,7 +327,9 @@ class SavedStore(TrackedStore):
         Returns:
             "keys" int64 [n], ascending; "counts" float32 [n], decayed, above 0.
         """
-        raise NotImplementedError
+        contents = self.export_table(table, flush=False)
+        is_accessed = contents["counts"] > 0.0
+        return {name: contents[name][is_accessed] for name in ("keys", "counts")}
 
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
         """Replaces access counts by what `export_accesses` gave."""

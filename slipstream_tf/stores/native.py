@@ -269,6 +269,10 @@ class NativeStore(EmbeddingStore):
         """
         return table_ops.export_table(self._handle_of(table), flush)
 
+    def export_changes(self, table: str, since: int) -> table_ops.Changes:
+        """See `SavedStore.export_changes`."""
+        return table_ops.export_changes(self._handle_of(table), since)
+
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `EmbeddingStore.import_table`."""
         table_ops.import_table(self._handle_of(table), contents)
@@ -280,6 +284,12 @@ class NativeStore(EmbeddingStore):
     def add_rows(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `SavedStore.add_rows`."""
         table_ops.import_table(self._handle_of(table), contents, adds=True)
+
+    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
+        """See `SavedStore.export_accesses`."""
+        handle = self._handle_of(table)
+        keys, counts = table_ops.hot_keys(handle, NativeStore.size(self, table), True)
+        return {"keys": keys.numpy(), "counts": counts.numpy()}
 
     def export_admission(self, table: str) -> dict[str, np.ndarray]:
         """See `SavedStore.export_admission`."""

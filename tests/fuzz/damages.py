@@ -190,7 +190,10 @@ def manifest_edited(directory: Path, draw: random.Random) -> str:
         nested = opening * depth + "1" + closing * depth
         path.write_text(text.replace('"step": ', f'"nested": {nested}, "step": '))
         return f"{path} nested {depth} deep"
-    values, told = json.loads(text), []
+    try:
+        values, told = json.loads(text), []
+    except ValueError:
+        return f"{path}, which is damaged already"
     for _ in range(draw.choice((1, 1, 2))):
         told.append(edited(values, draw))
     is_sealed = draw.random() < 0.7

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.checkpoint.array_file import ArrayFile
+from slipstream_tf.checkpoint.tables import SavedTable
 from slipstream_tf.cli import train
 from slipstream_tf.cli.program import run_program
 
@@ -105,18 +105,18 @@ def require_same_checkpoint(one: Path, other: Path) -> None:
     """The newest checkpoints hold bitwise the same rows, slots, counts, weights and optimizer."""
     manifests = [json.loads((p / "manifest.json").read_text()) for p in (one, other)]
     assert manifests[0]["step"] == manifests[1]["step"]
-    identities = [manifest["checkpoint"] for manifest in manifests]
-    tables = sorted(path.name for path in (one / "rank-0").glob("table-*"))
-    assert len(tables) == 3
-    for name in tables:
-        paths = [path / "rank-0" / name for path in (one, other)]
-        files = [ArrayFile(*pair) for pair in zip(paths, identities, strict=True)]
-        assert set(files[0].groups) == set(files[1].groups) >= {"contents", "pending"}
-        for group in files[0].groups:
-            columns = [file.read(group) for file in files]
+    assert len(manifests[0]["tables"]) == len(manifests[1]["tables"]) == 3
+    for index in range(3):
+        tables = [
+            SavedTable([path / "rank-0" / f"table-{index:03d}"], found["checkpoint"], entry)
+            for path, found in zip((one, other), manifests, strict=True)
+            for entry in found["tables"][index : index + 1]
+        ]
+        for read in (SavedTable.contents, lambda table: table.deferred(0, 1)):
+            columns = [read(table) for table in tables]
             assert set(columns[0]) == set(columns[1]) >= {"keys"}
             for part, values in columns[0].items():
-                np.testing.assert_array_equal(values, columns[1][part], err_msg=f"{name} {part}")
+                np.testing.assert_array_equal(values, columns[1][part], err_msg=f"{index} {part}")
     states = [tf.train.load_checkpoint(str(path / "rank-0" / "state")) for path in (one, other)]
     names = states[0].get_variable_to_shape_map()
     assert set(names) == set(states[1].get_variable_to_shape_map()) and len(names) > 10

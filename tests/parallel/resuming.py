@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf.checkpoint import tables
+from slipstream_tf.checkpoint import table_parts
 
 STEPS, EVERY, BATCH, FIELDS = 30, 5, 16, 2
 TIMEOUT = 12.0
@@ -41,11 +41,11 @@ def batch(step: int, rank: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
 
 def die_while_writing() -> None:
     """Has this process killed when its third part of a checkpoint is half written."""
-    write = tables.TablePart.write
+    write = table_parts.TablePart.write
     count = 0
 
     def torn(
-        part: tables.TablePart, path: Path, checkpoint: str, rank: int, earlier: Sequence[Path]
+        part: table_parts.TablePart, path: Path, checkpoint: str, rank: int, earlier: Sequence[Path]
     ) -> int:
         nonlocal count
         count += 1
@@ -54,7 +54,7 @@ def die_while_writing() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return written
 
-    tables.TablePart.write = torn
+    table_parts.TablePart.write = torn
 
 
 def main() -> None:

@@ -6,50 +6,111 @@
 #include <utility>
 #include <vector>
 
+#include "cc_ops/core/base/radix_sort.h"
 #include "cc_ops/core/table/row_store.h"
 
 namespace slipstream {
+namespace {
 
-TableContents RowStore::Export(Status* status) const {
-  if (spilled_ != nullptr) return ExportSpilled(status);
-  struct Exported {
-    int64_t key;
-    int shard;
-    HashIndex::Entry entry;
-    bool operator<(const Exported& other) const { return key < other.key; }
-  };
-  std::vector<Exported> entries;
-  entries.reserve(static_cast<size_t>(size()));
-  for (int s = 0; s < kNumShards; ++s) {
-    for (const HashIndex::Entry& entry : shards_[s].index.entries()) {
-      if (entry.index != HashIndex::kEmpty) entries.push_back({entry.key, s, entry});
-    }
-  }
-  std::sort(entries.begin(), entries.end());
-  TableContents contents = EmptyContents(entries.size());
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const Exported& exported = entries[i];
-    const RowShard& shard = shards_[exported.shard];
-    contents.keys[i] = exported.key;
-    ExportRow(exported.shard, exported.entry, shard.arena.Row(exported.entry.index), i, &contents);
-  }
-  return contents;
+void SortByKey(std::vector<HashIndex::Entry>* entries) {
+  RadixSort(entries, [](const HashIndex::Entry& entry) { return AscendingBits(entry.key); });
 }
 
-TableContents RowStore::ExportSpilled(Status* status) const {
+}  // namespace
+
+std::vector<HashIndex::Entry> RowStore::Entries() const {
+  std::vector<HashIndex::Entry> entries;
+  entries.reserve(static_cast<size_t>(size()));
+  for (const RowShard& shard : shards_) {
+    for (const HashIndex::Entry& entry : shard.index.entries()) {
+      if (entry.index != HashIndex::kEmpty) entries.push_back(entry);
+    }
+  }
+  SortByKey(&entries);
+  return entries;
+}
+
+Status RowStore::Export(const std::vector<HashIndex::Entry>& entries,
+                        const ContentsRoom& room) const {
+  if (spilled_ != nullptr) return ExportSpilled(entries, room);
+  constexpr size_t kAhead = 16, kLine = 64;
+  const auto row_of = [&](const HashIndex::Entry& entry) {
+    return shards_[ShardOf(entry.key)].arena.Row(entry.index);
+  };
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (i + kAhead < entries.size()) {
+      const char* const ahead = reinterpret_cast<const char*>(row_of(entries[i + kAhead]));
+      for (int64_t b = 0; b < layout_.bytes(); b += kLine) __builtin_prefetch(ahead + b);
+    }
+    ExportRow(ShardOf(entries[i].key), entries[i], row_of(entries[i]), i, room);
+  }
+  return OkStatus();
+}
+
+Status RowStore::ExportSpilled(const std::vector<HashIndex::Entry>& entries,
+                               const ContentsRoom& room) const {
   // Rows come as they lie on the disk.
-  std::vector<int64_t> keys = Keys();
-  TableContents contents = EmptyContents(keys.size());
+  const auto is_before = [](const HashIndex::Entry& a, const HashIndex::Entry& b) {
+    return a.key < b.key;
+  };
   for (int s = 0; s < kNumShards; ++s) {
     const Status read =
         spilled_->ForEachRow(s, [&](const HashIndex::Entry& entry, const StoredRow* row) {
-          const auto at = std::lower_bound(keys.begin(), keys.end(), entry.key) - keys.begin();
-          ExportRow(s, entry, row, static_cast<size_t>(at), &contents);
+          const auto at = std::lower_bound(entries.begin(), entries.end(), entry, is_before);
+          ExportRow(s, entry, row, static_cast<size_t>(at - entries.begin()), room);
         });
-    if (!read.ok() && status != nullptr) *status = read;
+    if (!read.ok()) return read;
   }
-  contents.keys = std::move(keys);
+  return OkStatus();
+}
+
+TableContents RowStore::Export(Status* status) const {
+  const std::vector<HashIndex::Entry> entries = Entries();
+  TableContents contents = EmptyContents(entries.size());
+  const Status exported =
+      Export(entries, {contents.keys.data(), contents.rows.data(), contents.slots.data(),
+                       contents.counts.data(), contents.last_used.data()});
+  if (!exported.ok() && status != nullptr) *status = exported;
   return contents;
+}
+
+RowChanges RowStore::TakeChanges(int64_t since) {
+  const RowTransforms& transforms = options_.rule.transforms;
+  const bool touches_all = transforms.DecaysAll() || transforms.SweepsAll();
+  RowChanges changes;
+  changes.rows = Entries();
+  changes.is_all = touches_all || all_changed_ || !tracks_changes_ || since != changes_taken_;
+  const auto changed = [this](const HashIndex::Entry& entry) -> uint8_t& {
+    return shards_[ShardOf(entry.key)].changed[entry.index];
+  };
+  if (!changes.is_all) {
+    const auto is_old = [&](const HashIndex::Entry& entry) { return changed(entry) == 0; };
+    changes.rows.erase(std::remove_if(changes.rows.begin(), changes.rows.end(), is_old),
+                       changes.rows.end());
+    changes.removed.swap(removed_);
+    changes.decays.swap(decays_);
+    for (const HashIndex::Entry& entry : changes.rows) changed(entry) = 0;
+  } else if (!touches_all) {
+    for (RowShard& shard : shards_) {
+      size_t most = 0;
+      for (const HashIndex::Entry& entry : shard.index.entries()) {
+        if (entry.index != HashIndex::kEmpty) most = std::max<size_t>(most, entry.index + 1);
+      }
+      shard.changed.assign(most, 0);
+    }
+  }
+  tracks_changes_ = !touches_all;
+  all_changed_ = false;
+  removed_.clear();
+  decays_.clear();
+  changes.number = ++changes_taken_;
+  return changes;
+}
+
+void RowStore::ChangeAll() noexcept {
+  all_changed_ = true;
+  removed_ = {};
+  decays_ = {};
 }
 
 TableContents RowStore::EmptyContents(size_t n) const {
@@ -64,12 +125,13 @@ TableContents RowStore::EmptyContents(size_t n) const {
 }
 
 void RowStore::ExportRow(int shard, const HashIndex::Entry& entry, const StoredRow* row, size_t i,
-                         TableContents* contents) const {
-  float* const values = contents->rows.data() + i * static_cast<size_t>(layout_.dim);
-  layout_.Read(row, values, contents->slots.data() + i * static_cast<size_t>(layout_.slots));
+                         const ContentsRoom& room) const {
+  float* const values = room.rows + i * static_cast<size_t>(layout_.dim);
+  layout_.Read(row, values, room.slots + i * static_cast<size_t>(layout_.slots));
   for (int64_t j = 0; scale_ != 1.0 && j < layout_.dim; ++j) values[j] *= scale();
-  contents->counts[i] = entry.count;
-  if (tracks_use()) contents->last_used[i] = LastUsed(shard, entry.index);
+  room.keys[i] = entry.key;
+  room.counts[i] = entry.count;
+  if (tracks_use()) room.last_used[i] = LastUsed(shard, entry.index);
 }
 
 Status RowStore::CheckValues(const TableContents& contents) const {
@@ -171,6 +233,7 @@ Status RowStore::Import(const TableContents& contents) {
   lookup_step_ = contents.lookup_step;
   now_ = Now(lookup_step_);
   scale_ = 1.0;
+  ChangeAll();
   ++generation_;
   return spilled_ == nullptr ? OkStatus() : AddChecked(contents);
 }

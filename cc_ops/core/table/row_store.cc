@@ -125,7 +125,8 @@ int64_t RowStore::bytes() const {
   for (const CountFilter& filter : filters_) bytes += filter.bytes();
   for (const RowShard& shard : shards_) {
     bytes +=
-        shard.index.bytes() + static_cast<int64_t>(shard.last_used.capacity() * sizeof(int64_t));
+        shard.index.bytes() + static_cast<int64_t>(shard.changed.capacity() +
+                                                   shard.last_used.capacity() * sizeof(int64_t));
   }
   return bytes;
 }
@@ -138,6 +139,7 @@ StoredRow* RowStore::InsertRow(RowShard* shard, int64_t key, float count, uint32
     *index = shard->arena.Allocate();
     has_index = true;
     if (tracks_use() && shard->last_used.size() <= *index) shard->last_used.resize(*index + 1);
+    if (tracks_changes_ && shard->changed.size() <= *index) shard->changed.resize(*index + 1);
     if (spilled_ != nullptr) spilled_->Add(number, *index, key);
     is_added = spilled_ != nullptr;
     entry = shard->index.Insert(key, *index);
@@ -147,6 +149,7 @@ StoredRow* RowStore::InsertRow(RowShard* shard, int64_t key, float count, uint32
     throw TableOutOfMemory(this);
   }
   entry->count = count;
+  if (tracks_changes_) shard->changed[*index] = 1;
   return shard->arena.Row(*index);
 }
 
@@ -159,6 +162,7 @@ StoredRow* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* index) 
     *index = entry->index;
     if (IsOnDisk(*index)) return nullptr;
     if (spilled_ != nullptr) spilled_->Use(ShardOf(key), *index);
+    if (tracks_changes_) shard.changed[*index] = 1;
     row = shard.arena.Row(*index);
   } else {
     std::vector<float> copy;
@@ -300,6 +304,7 @@ void RowStore::HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel,
 }
 
 void RowStore::DecayCounts(float factor) {
+  if (tracks_changes_ && !all_changed_) decays_.push_back(factor);
   for (RowShard& shard : shards_) {
     for (HashIndex::Entry& entry : shard.index.entries()) entry.count *= factor;
   }
@@ -360,7 +365,21 @@ void RowStore::Remove(const std::vector<int64_t>& keys) noexcept {
     if (!IsOnDisk(index)) shard.arena.Release(index);
     shard.index.Erase(key);
   }
+  NoteRemoved(keys);
   ++generation_;
+}
+
+void RowStore::NoteRemoved(const std::vector<int64_t>& keys) noexcept {
+  if (!tracks_changes_ || all_changed_) return;
+  try {
+    removed_.insert(removed_.end(), keys.begin(), keys.end());
+  } catch (const std::bad_alloc&) {
+    return ChangeAll();
+  }
+  if (static_cast<int64_t>(removed_.size()) <= size() + options_.capacity) return;
+  // Nobody seems to ask any more.
+  ChangeAll();
+  tracks_changes_ = false;
 }
 
 std::vector<int64_t> RowStore::Keys() const {

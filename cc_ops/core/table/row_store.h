@@ -75,6 +75,24 @@ struct TableContents {
   int64_t lookup_step = 0;
 };
 
+// Room for the arrays of as many rows; see TableContents.
+struct ContentsRoom {
+  int64_t* keys;
+  float* rows;
+  float* slots;
+  float* counts;
+  int64_t* last_used;  // of a table that tracks use
+};
+
+// What became of a table's rows since RowStore::TakeChanges was called before.
+struct RowChanges {
+  std::vector<HashIndex::Entry> rows;  // that changed or are new, ascending by key
+  std::vector<int64_t> removed;        // keys that have left; some may be back, and in `rows`
+  std::vector<float> decays;           // what the counts of all others were multiplied by, in turn
+  bool is_all = true;                  // it is not known, and all rows are in `rows`
+  int64_t number = 0;                  // of this call
+};
+
 // Callers hold the table's mutex: shared for const members, exclusive for the others.
 class RowStore {
  public:
@@ -141,7 +159,10 @@ class RowStore {
   // A row in memory is about to change.
   void Change(int shard, uint32_t index) {
     if (spilled_ != nullptr) spilled_->Change(shard, index);
+    if (tracks_changes_) shards_[shard].changed[index] = 1;
   }
+  // Whether Change has to be called.
+  bool hears_of_changes() const { return spilled_ != nullptr || tracks_changes_; }
 
   // The row of a key as it lies in memory, see scale(), or nullptr if it is not there.
   StoredRow* Find(int64_t key) const {
@@ -194,6 +215,7 @@ class RowStore {
       spilled_->Use(static_cast<int>(shard - shards_.data()), *index);
     }
     if (tracks_use()) shard->last_used[*index] = now_;
+    if (tracks_changes_) shard->changed[*index] = 1;
     return shard->arena.Row(*index);
   }
   // A row in memory is accessed: it was brought in.
@@ -260,9 +282,18 @@ class RowStore {
   // All keys, ascending.
   std::vector<int64_t> Keys() const;
 
+  // All rows, ascending by key.
+  std::vector<HashIndex::Entry> Entries() const;
+  // Rows of entries of this table, whose room it fills. Errors of reading from the disk.
+  Status Export(const std::vector<HashIndex::Entry>& entries, const ContentsRoom& room) const;
   // All but the number of updates, which is not the rows'.
   // status: an error of reading from the disk; what is exported is not whole then.
   TableContents Export(Status* status = nullptr) const;
+  // The rows whose values, slots, counts or times have changed since the call that had this number,
+  // by more than a decay of all counts;
+  // all, if that was not the last one, or none. Of a table in memory, which keeps track of it from
+  // the first call on, at a byte a row, and until nobody asks for too long.
+  RowChanges TakeChanges(int64_t since);
   // Writes all rows to the disk, where they spill, and tells where they are.
   Status Seal(const Parallel& parallel, SealedRows* sealed) {
     return spilled_->Seal(parallel, sealed);
@@ -302,11 +333,15 @@ class RowStore {
   // Of arrays of the right length.
   Status CheckValues(const TableContents& contents) const;
   std::vector<RowShard> EmptyShards(SlabAllocator* memory, IndexMemory* index_memory) const;
-  TableContents ExportSpilled(Status* status) const;
+  Status ExportSpilled(const std::vector<HashIndex::Entry>& entries,
+                       const ContentsRoom& room) const;
   // Of n rows, which are still to be set.
   TableContents EmptyContents(size_t n) const;
   void ExportRow(int shard, const HashIndex::Entry& entry, const StoredRow* row, size_t i,
-                 TableContents* contents) const;
+                 const ContentsRoom& room) const;
+  // From here on all rows count as changed.
+  void ChangeAll() noexcept;
+  void NoteRemoved(const std::vector<int64_t>& keys) noexcept;
   // Writes row i of contents, which were checked.
   void ImportRow(const TableContents& contents, size_t i, StoredRow* row) const;
   // Those rows of contents, into shards that have none of their keys. now: for rows that were never
@@ -334,6 +369,10 @@ class RowStore {
   std::vector<CountFilter> filters_;
   std::vector<int64_t> not_admitted_;  // by shard
   double scale_ = 1.0;
+  bool tracks_changes_ = false, all_changed_ = true;
+  std::vector<int64_t> removed_;
+  std::vector<float> decays_;
+  int64_t changes_taken_ = 0;
 };
 
 }  // namespace slipstream

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <random>
 #include <vector>
@@ -45,6 +46,7 @@ struct Training {
     const std::vector<Combiner> combiners(features, Combiner::kSum);
     ASSERT_TRUE(
         LookupForTraining({table.get()}, views, combiners, outputs, parallel, &workspace).ok());
+    if (between) between();
     ASSERT_TRUE(ApplyGradients(workspace.plan, gradients, rate, parallel).ok());
   }
 
@@ -71,6 +73,7 @@ struct Training {
   Parallel parallel;
   std::unique_ptr<EmbeddingTable> table;
   LookupWorkspace workspace;
+  std::function<void()> between;  // a step's lookup and its update
 };
 
 // The same random steps for every training.

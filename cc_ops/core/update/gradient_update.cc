@@ -120,7 +120,7 @@ void UpdateBucket(const BucketUpdate& update, int64_t next, const DeferredOfKeys
   const bool is_narrow = !table.rows().layout().is_floats();
   const bool is_apart = policy.mode == UpdatePolicy::Mode::kDefer || policy.ranks > 1;
   const bool is_in_order = is_plain || !(is_narrow || (by_policy && is_apart));
-  if (table.rows().spilled() != nullptr && !update.is_stale && is_in_order) ChangeRows(update);
+  if (table.rows().hears_of_changes() && !update.is_stale && is_in_order) ChangeRows(update);
   if (update.is_stale && !by_policy) {
     UpdateStaleRows(update, next, &scratch->row);
   } else if (is_plain && is_narrow) {

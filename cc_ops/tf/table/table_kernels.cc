@@ -214,24 +214,45 @@ absl::Status Remove(tf::OpKernelContext* c, EmbeddingTable* table) {
   return OutputScalar(c, 0, table->Remove(Data<int64_t>(c, 1), c->input(1).NumElements()));
 }
 
+// The first six outputs: of rows of entries, in their order.
+absl::Status OutputRows(tf::OpKernelContext* c, const EmbeddingTable& table,
+                        const std::vector<HashIndex::Entry>& entries) {
+  const RowStore& rows = table.rows();
+  const auto n = static_cast<int64_t>(entries.size());
+  const int64_t timed = rows.tracks_use() ? n : 0;
+  ContentsRoom room = {};
+  TF_RETURN_IF_ERROR(Allocate(c, 0, tf::TensorShape({n}), &room.keys));
+  TF_RETURN_IF_ERROR(Allocate(c, 1, tf::TensorShape({n, table.dim()}), &room.rows));
+  TF_RETURN_IF_ERROR(Allocate(c, 2, tf::TensorShape({n, table.slots_per_row()}), &room.slots));
+  TF_RETURN_IF_ERROR(Allocate(c, 3, tf::TensorShape({n}), &room.counts));
+  TF_RETURN_IF_ERROR(Allocate(c, 4, tf::TensorShape({timed}), &room.last_used));
+  TF_RETURN_IF_ERROR(ToAbsl(rows.Export(entries, room)));
+  return Output(c, 5, std::vector<int64_t>{table.updates().step(), rows.lookup_step()});
+}
+
 absl::Status Export(tf::OpKernelContext* c, EmbeddingTable* table) {
   bool flushes = true;
   TF_RETURN_IF_ERROR(ReadAttribute(c, "flushes", &flushes));
-  TableContents contents;
-  {
-    const ExclusiveLock lock(table->mutex());
-    if (flushes) TF_RETURN_IF_ERROR(ToAbsl(FlushDeferred(table, ParallelOf(c))));
-    Status status;
-    contents = table->Export(&status);
-    TF_RETURN_IF_ERROR(ToAbsl(status));
+  const ExclusiveLock lock(table->mutex());
+  if (flushes) TF_RETURN_IF_ERROR(ToAbsl(FlushDeferred(table, ParallelOf(c))));
+  return OutputRows(c, *table, table->rows().Entries());
+}
+
+absl::Status ExportChanges(tf::OpKernelContext* c, EmbeddingTable* table) {
+  int64_t since = 0;
+  TF_RETURN_IF_ERROR(ReadScalar(c, 1, "since", &since));
+  const ExclusiveLock lock(table->mutex());
+  if (table->rows().spilled() != nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("table '", table->options().name,
+                     "' spills its rows to the disk; allowed: a table whose rows are in memory"));
   }
-  const int64_t n = static_cast<int64_t>(contents.keys.size());
-  TF_RETURN_IF_ERROR(Output(c, 0, contents.keys));
-  TF_RETURN_IF_ERROR(Output(c, 1, tf::TensorShape({n, table->dim()}), contents.rows));
-  TF_RETURN_IF_ERROR(Output(c, 2, tf::TensorShape({n, table->slots_per_row()}), contents.slots));
-  TF_RETURN_IF_ERROR(Output(c, 3, contents.counts));
-  TF_RETURN_IF_ERROR(Output(c, 4, contents.last_used));
-  return Output(c, 5, std::vector<int64_t>{contents.update_step, contents.lookup_step});
+  const RowChanges changes = table->rows().TakeChanges(since);
+  TF_RETURN_IF_ERROR(OutputRows(c, *table, changes.rows));
+  TF_RETURN_IF_ERROR(Output(c, 6, changes.removed));
+  TF_RETURN_IF_ERROR(Output(c, 7, changes.decays));
+  TF_RETURN_IF_ERROR(OutputScalar(c, 8, changes.is_all));
+  return OutputScalar(c, 9, changes.number);
 }
 
 absl::Status ExportAdmission(tf::OpKernelContext* c, EmbeddingTable* table) {
@@ -307,6 +328,7 @@ SLIPSTREAM_TABLE_KERNEL("Keys", Keys);
 SLIPSTREAM_TABLE_KERNEL("Write", Write);
 SLIPSTREAM_TABLE_KERNEL("Remove", Remove);
 SLIPSTREAM_TABLE_KERNEL("Export", Export);
+SLIPSTREAM_TABLE_KERNEL("ExportChanges", ExportChanges);
 SLIPSTREAM_TABLE_KERNEL("ExportAdmission", ExportAdmission);
 SLIPSTREAM_TABLE_KERNEL("ImportAdmission", ImportAdmission);
 SLIPSTREAM_TABLE_KERNEL("Import", Import);

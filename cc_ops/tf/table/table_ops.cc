@@ -242,6 +242,35 @@ last_used: [n], number of the last lookup, or seconds since 1970, for tables bou
 steps: [2]: updates, lookups so far.
 )doc");
 
+REGISTER_OP("SlipstreamTableExportChanges")
+    .Input("handle: resource")
+    .Input("since: int64")
+    .Output("keys: int64")
+    .Output("rows: float")
+    .Output("slots: float")
+    .Output("counts: float")
+    .Output("last_used: int64")
+    .Output("steps: int64")
+    .Output("removed: int64")
+    .Output("decays: float")
+    .Output("is_all: bool")
+    .Output("number: int64")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[], [] -> [n], [n, d], [n, s], [n], [?], [2], [?], [?], [], []"))
+    .Doc(R"doc(
+What became of a table's rows since this op was run before; nothing is flushed. The table is in
+memory.
+
+handle: scalar.
+since: scalar, the number of that run; of any but the last one, or another number, all rows come.
+keys, rows, slots, counts, last_used: of rows that changed or are new, as of SlipstreamTableExport.
+steps: [2]: updates, lookups so far.
+removed: [m], keys that have left; some may be back, and in keys.
+decays: [d], factors by which the counts of all other rows were multiplied, in turn.
+is_all: scalar, whether these are all rows, whatever changed.
+number: scalar, of this run.
+)doc");
+
 REGISTER_OP("SlipstreamTableExportAdmission")
     .Input("handle: resource")
     .Output("counters: uint8")

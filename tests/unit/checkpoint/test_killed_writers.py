@@ -20,7 +20,8 @@ import pytest
 from slipstream_tf import disk
 from slipstream_tf.checkpoint import writing
 from slipstream_tf.checkpoint.manifest import Manifest, read_manifest, require_whole
-from slipstream_tf.checkpoint.tables import SavedTable, TablePart
+from slipstream_tf.checkpoint.table_parts import TablePart
+from slipstream_tf.checkpoint.tables import SavedTable
 from slipstream_tf.checkpoint.writing import RankFiles, finish_with_all, read_engines, write_rank
 
 ROWS, DIM, POINTS = 100, 2, 60
@@ -45,7 +46,7 @@ def part(step: int, table: int) -> TablePart:
         "sums": np.full((3, DIM), step, np.float32),
         "learning_rate": np.float32(step),
     }
-    return TablePart(f"t{table}", DIM, DIM, "Adagrad", contents, None, deferred)
+    return TablePart(f"t{table}", DIM, DIM, "Adagrad", contents, None, deferred, rows=ROWS)
 
 
 def save(directory: Path, step: int, keep: int = 2) -> None:

@@ -339,6 +339,48 @@ def contents(keys: np.ndarray, value: float, dim: int = 4, slots: int = 4) -> di
     }
 
 
+def test_only_changed_rows_are_written_unless_a_write_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = NativeStore([Table("t", 4)], Adagrad(0.1))
+    kept = JobCheckpoints(
+        tmp_path, tf.train.Checkpoint(), SingleProcess(), store, keep=1, background=False
+    )
+    expected = np.zeros((2000, 4), np.float32)
+
+    def change(rows: int, value: float) -> None:
+        expected[:rows] = value
+        store.write_rows("t", np.arange(rows), expected[:rows])
+
+    def save(step: int) -> int:
+        return (kept.save(step).path / "rank-0" / "table-000").stat().st_size
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    change(2000, 1.0)
+    whole = save(1)
+    change(10, 2.0)
+    assert save(2) < whole / 20
+    change(20, 3.0)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            kept.save(3)
+    change(5, 4.0)
+    assert save(4) > whole * 0.9
+    change(5, 5.0)
+    assert save(5) < whole / 20
+    change(2000, -1.0)  # Of no checkpoint.
+    found = kept.restore()
+    assert found is not None and found.step == 5
+    expected[:20], expected[20:] = 3.0, 1.0
+    expected[:5] = 5.0
+    np.testing.assert_array_equal(store.export_table("t")["rows"], expected)
+    change(1, 6.0)
+    assert save(6) > whole * 0.9
+
+
 def test_a_folder_that_may_not_be_written_to(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         (tmp_path / "c").write_text("a file in its place")

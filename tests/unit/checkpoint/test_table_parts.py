@@ -1,0 +1,161 @@
+"""Files with what changed in a table: together with those before they are the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream_tf import Table, initializers
+from slipstream_tf.checkpoint import CheckpointError, table_parts
+from slipstream_tf.checkpoint.store_parts import Rank, file_name
+from slipstream_tf.checkpoint.table_parts import FilesBefore
+from slipstream_tf.checkpoint.tables import SavedTable, name_before
+from slipstream_tf.config import Retention
+from slipstream_tf.stores.native import NativeStore
+
+DIM = 4
+ALONE = Rank(0, 1, "replicated")
+
+
+def store_of(capacity: int | None = None) -> NativeStore:
+    initializer = initializers.RandomUniform(seed=3)
+    retention = Retention(capacity=capacity, eviction="lru") if capacity else None
+    return NativeStore([Table("t", DIM, initializer=initializer, retention=retention)])
+
+
+class Saved:
+    """The checkpoints of a store, one after the other."""
+
+    def __init__(self, store: NativeStore, folder: Path) -> None:
+        self._store, self._folder = store, folder
+        self._before: dict[str, FilesBefore] = {}
+        self.parts: list[table_parts.TablePart] = []
+
+    @property
+    def newest(self) -> Path:
+        """Its file."""
+        return self._folder / str(len(self.parts)) / file_name(0, 0)
+
+    def save(self) -> SavedTable:
+        """Writes one more; returns it as it is read."""
+        name = str(len(self.parts) + 1)
+        folder = self._folder / name / "rank-0"
+        folder.mkdir(parents=True)
+        (part,) = table_parts.cut(self._store, ALONE, None, folder, self._before)
+        part.write(folder / "table-000", name, 0)
+        self._before = table_parts.next_before([part], folder, name)
+        self.parts.append(part)
+        return self.read()
+
+    def read(self) -> SavedTable:
+        """Returns the newest one as it is read."""
+        return SavedTable([self.newest], str(len(self.parts)), self.parts[-1].entry())
+
+
+def write(store: NativeStore, keys: np.ndarray, value: float) -> None:
+    store.write_rows("t", keys, np.full((len(keys), DIM), value, np.float32))
+
+
+def assert_is(store: NativeStore, saved: SavedTable) -> None:
+    expected, found = store.export_table("t", flush=False), saved.contents()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, name)
+
+
+@pytest.mark.parametrize("capacity", [None, 50])
+def test_any_changes_are_read_as_the_table_is(tmp_path, capacity):
+    draw, store = np.random.default_rng(5), store_of(capacity)
+    saved = Saved(store, tmp_path)
+    for number in range(40):
+        for _ in range(draw.integers(4)):
+            write(store, draw.choice(200, draw.integers(1, 12), replace=False), number)
+            store.remove_rows("t", draw.choice(200, 5, replace=False))
+        if draw.random() < 0.3:
+            store.decay_counts(0.7)
+        assert_is(store, saved.save())
+    goes_on = [part.before is not None for part in saved.parts]
+    assert any(goes_on) and not all(goes_on)
+
+
+def test_a_file_has_what_changed_and_the_others_stay(tmp_path):
+    store = store_of()
+    write(store, np.arange(1000), 1.0)
+    saved = Saved(store, tmp_path)
+    saved.save()
+    first = saved.newest
+    write(store, np.arange(5), 2.0)
+    store.remove_rows("t", np.array([999]))
+    assert_is(store, saved.save())
+    assert len(saved.parts[-1].contents["keys"]) == 5
+    assert saved.newest.stat().st_size < first.stat().st_size / 20
+    before = name_before(saved.newest, 0)
+    assert before.samefile(first)
+    first.unlink()  # As when the checkpoint is removed.
+    assert_is(store, saved.read())
+
+
+def test_all_rows_come_again_before_changes_are_more(tmp_path):
+    store = store_of()
+    write(store, np.arange(100), 0.0)
+    saved = Saved(store, tmp_path)
+    for number in range(12):
+        write(store, np.arange(40), number)
+        assert_is(store, saved.save())
+    rows = [len(part.contents["keys"]) for part in saved.parts]
+    assert rows == [100, 40, 40, 40] * 3
+    write(store, np.arange(1), 1.0)
+    saved = Saved(store, tmp_path / "small")
+    for number in range(20):
+        write(store, np.arange(1), number)
+        saved.save()
+    rows = [len(part.contents["keys"]) for part in saved.parts]
+    assert rows == [100, *[1] * 8] * 2 + [100, 1]
+
+
+def test_where_files_have_one_name_only_all_rows_come(tmp_path, monkeypatch):
+    store = store_of()
+    write(store, np.arange(10), 1.0)
+    saved = Saved(store, tmp_path)
+    saved.save()
+    monkeypatch.setattr(table_parts.disk, "link", lambda old, new: False)
+    write(store, np.arange(2), 2.0)
+    assert_is(store, saved.save())
+    assert len(saved.parts[-1].contents["keys"]) == 10
+    monkeypatch.undo()
+    write(store, np.arange(2), 3.0)
+    assert_is(store, saved.save())
+    assert len(saved.parts[-1].contents["keys"]) == 2
+
+
+def test_a_file_of_before_is_checked(tmp_path):
+    store = store_of()
+    write(store, np.arange(100), 1.0)
+    saved = Saved(store, tmp_path)
+    saved.save()
+    write(store, np.arange(2), 2.0)
+    saved.save()
+    before = name_before(saved.newest, 0)
+    damaged = bytearray(before.read_bytes())
+    damaged[-40] ^= 1
+    before.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match="table-000-before-0"):
+        saved.read().contents()
+    before.unlink()
+    with pytest.raises(CheckpointError, match="table-000-before-0"):
+        saved.read()
+
+
+def test_rows_that_do_not_add_up_are_an_error(tmp_path):
+    store = store_of()
+    write(store, np.arange(100), 1.0)
+    saved = Saved(store, tmp_path)
+    saved.save()
+    write(store, np.arange(2), 2.0)
+    saved.save()
+    (part,) = saved.parts[-1:]
+    object.__setattr__(part, "rows", 99)
+    part.write(saved.newest, "2", 0)
+    with pytest.raises(CheckpointError, match="has 100 rows with those before, but says 99"):
+        saved.read().contents()
