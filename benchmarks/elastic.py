@@ -3,11 +3,12 @@
     python benchmarks/elastic.py --part=cost
     python benchmarks/elastic.py --part=events --sequences=20 --events=4
 
-cost: two ranks by Gloo, with `--elastic` and a checkpoint every 200 steps, and without both, in
-turn, with replicated and with sharded tables. events: hosts of network namespaces; ranks and agents
-are killed, hosts are silenced, leave and join at random, with replicated and sharded tables in
-turn; seconds until training goes on, and what became of the examples. Its AUC is compared with that
-of undisturbed jobs of two ranks.
+cost: two ranks by Gloo, with `--elastic` and a checkpoint every 400 steps: how long 200 steps take
+with a checkpoint among them, written in the background as it is, and the 200 before and after it
+without; replicated and sharded. events: hosts of network namespaces; ranks and agents are killed,
+hosts are silenced, leave and join at random, with replicated and sharded tables in turn; seconds
+until training goes on, and what became of the examples. Its AUC is compared with that of
+undisturbed jobs of two ranks.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ from typing import Any
 
 import awake
 import common
+import numpy as np
 import summary
 from absl import app, flags
 
 _PART = flags.DEFINE_enum("part", "cost", ["cost", "events"], "What is measured.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Turns, of the cost.", lower_bound=1)
-_COST_DATA = flags.DEFINE_string("data", "generated:800000:100000:0.25", "Of the cost.")
+_REPEATS = flags.DEFINE_integer("repeats", 3, "Runs, of the cost.", lower_bound=1)
+_COST_DATA = flags.DEFINE_string("data", "generated:4800000:100000:0.25", "Of the cost.")
 _SEQUENCES = flags.DEFINE_integer("sequences", 20, "Jobs.", lower_bound=1)
 _EVENTS = flags.DEFINE_integer("events", 4, "Of each job.", lower_bound=1)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of undisturbed jobs.")
 _EXAMPLES = flags.DEFINE_integer("examples_of_events", 2_600_000, "Of each job.", lower_bound=1)
+# Of which the cost of a checkpoint is told.
+_STEPS = 200
 _ASKED = {"kill": 30.0, "kill agent": 30.0, "silence": 60.0}
 
 
@@ -63,29 +67,51 @@ def undisturbed(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def measure_cost() -> str:
-    """Trains in turn; writes the part."""
-    elastic = ["--elastic", "--checkpoint_every=200"]
-    ways = {f"{placement}{way}": [f"--placement={placement}", *more]
-            for placement in ("replicated", "sharded")
-            for way, more in (("", []), (", elastic", elastic))}  # fmt: skip
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(_REPEATS.value):
-        for name, arguments in ways.items():
+    """Trains with checkpoints; writes the part."""
+    shown: dict[str, list[list[float]]] = {"with": [], "without": []}
+    claims, placements = {}, ("replicated", "sharded")
+    for placement in placements:
+        pairs: list[tuple[float, float]] = []
+        for turn in range(_REPEATS.value):
             with tempfile.TemporaryDirectory() as folder:
-                plain = [f"--data={_COST_DATA.value}", "--batch_size=1024", *arguments]
-                record = undisturbed(Path(folder) / "run", plain)
-            seconds[name].append(record["seconds"]["training"])
-            print(f"turn {turn}, {name}: {seconds[name][-1]:.2f} s", flush=True)
-    claims = {}
-    for placement in ("replicated", "sharded"):
-        both = zip(seconds[f"{placement}, elastic"], seconds[placement], strict=True)
-        ratios = [on / off for on, off in both]
+                arguments = [
+                    *(f"--data={_COST_DATA.value}", f"--seed={turn}", "--batch_size=1024"),
+                    *(f"--placement={placement}", "--elastic", f"--checkpoint_every={2 * _STEPS}"),
+                ]
+                record = undisturbed(Path(folder) / "run", arguments)
+            pairs += seconds_beside(record["progress"])
+            print(f"{placement}, turn {turn}: {pairs}", flush=True)
+        ratios = [with_one / without for with_one, without in pairs]
         claims[f"elastic_cost_{placement}"] = summary.claim(ratios, 1.03, "lower")
+        shown["with"].append([with_one for with_one, _ in pairs])
+        shown["without"].append([without for _, without in pairs])
     table = [
-        summary.column("two ranks", list(ways)),
-        summary.column("s of training", list(seconds.values()), "{:.2f}", "median each"),
+        summary.column("two ranks", placements),
+        *(
+            summary.column(f"s of {_STEPS} steps {way} a checkpoint", values, "{:.2f}", "median")
+            for way, values in shown.items()
+        ),
     ]
     return summary.write("elastic", f"cost, {_COST_DATA.value}", {"": table}, claims)
+
+
+def seconds_beside(progress: Sequence[Mapping[str, float]]) -> list[tuple[float, float]]:
+    """Returns seconds of steps with a checkpoint among them, and of as many around without.
+
+    Args:
+        progress: of a run with a checkpoint every 2 * _STEPS.
+    """
+    steps, seconds = ([point[name] for point in progress] for name in ("step", "seconds"))
+
+    def between(begin: float) -> float:
+        return float(np.diff(np.interp([begin, begin + _STEPS], steps, seconds))[0])
+
+    found = []
+    for saved in range(2 * _STEPS, int(steps[-1]) - 2 * _STEPS, 2 * _STEPS):
+        begin = saved - _STEPS / 4
+        around = (between(begin - _STEPS) + between(begin + _STEPS)) / 2
+        found.append((between(begin), around))
+    return found
 
 
 def measure_events() -> str:

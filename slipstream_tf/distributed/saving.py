@@ -123,8 +123,9 @@ class JobCheckpoints:
     become the new one's, too, under one name more: a checkpoint costs what was trained since, and a
     folder may be copied or removed by itself. All rows are written by the first one; after eight
     with changes, or as soon as these have as many rows as the table had; always where all rows
-    decay in each step, or where the file system gives a file one name only. Rows of tables that spill are written to their own files, as
-    far as they have changed, and the checkpoint keeps these: no room is needed for a copy.
+    decay in each step, or where the file system gives a file one name only. Rows of tables that
+    spill are written to their own files, as far as they have changed, and the checkpoint keeps
+    these: no room is needed for a copy.
     """
 
     def __init__(

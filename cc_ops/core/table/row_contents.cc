@@ -10,23 +10,17 @@
 #include "cc_ops/core/table/row_store.h"
 
 namespace slipstream {
-namespace {
 
-void SortByKey(std::vector<HashIndex::Entry>* entries) {
-  RadixSort(entries, [](const HashIndex::Entry& entry) { return AscendingBits(entry.key); });
-}
-
-}  // namespace
-
-std::vector<HashIndex::Entry> RowStore::Entries() const {
+std::vector<HashIndex::Entry> RowStore::Entries(bool only_changed) const {
   std::vector<HashIndex::Entry> entries;
-  entries.reserve(static_cast<size_t>(size()));
+  if (!only_changed) entries.reserve(static_cast<size_t>(size()));
   for (const RowShard& shard : shards_) {
     for (const HashIndex::Entry& entry : shard.index.entries()) {
-      if (entry.index != HashIndex::kEmpty) entries.push_back(entry);
+      if (entry.index == HashIndex::kEmpty) continue;
+      if (!only_changed || shard.changed[entry.index] != 0) entries.push_back(entry);
     }
   }
-  SortByKey(&entries);
+  RadixSort(&entries, [](const HashIndex::Entry& entry) { return AscendingBits(entry.key); });
   return entries;
 }
 
@@ -78,26 +72,18 @@ RowChanges RowStore::TakeChanges(int64_t since) {
   const RowTransforms& transforms = options_.rule.transforms;
   const bool touches_all = transforms.DecaysAll() || transforms.SweepsAll();
   RowChanges changes;
-  changes.rows = Entries();
   changes.is_all = touches_all || all_changed_ || !tracks_changes_ || since != changes_taken_;
-  const auto changed = [this](const HashIndex::Entry& entry) -> uint8_t& {
-    return shards_[ShardOf(entry.key)].changed[entry.index];
-  };
+  changes.rows = Entries(/*only_changed=*/!changes.is_all);
   if (!changes.is_all) {
-    const auto is_old = [&](const HashIndex::Entry& entry) { return changed(entry) == 0; };
-    changes.rows.erase(std::remove_if(changes.rows.begin(), changes.rows.end(), is_old),
-                       changes.rows.end());
     changes.removed.swap(removed_);
     changes.decays.swap(decays_);
-    for (const HashIndex::Entry& entry : changes.rows) changed(entry) = 0;
-  } else if (!touches_all) {
-    for (RowShard& shard : shards_) {
-      size_t most = 0;
-      for (const HashIndex::Entry& entry : shard.index.entries()) {
-        if (entry.index != HashIndex::kEmpty) most = std::max<size_t>(most, entry.index + 1);
-      }
-      shard.changed.assign(most, 0);
+  }
+  for (RowShard& shard : shards_) {
+    size_t most = 0;
+    for (const HashIndex::Entry& entry : shard.index.entries()) {
+      if (entry.index != HashIndex::kEmpty) most = std::max<size_t>(most, entry.index + 1);
     }
+    shard.changed.assign(touches_all ? 0 : most, 0);
   }
   tracks_changes_ = !touches_all;
   all_changed_ = false;

@@ -282,8 +282,8 @@ class RowStore {
   // All keys, ascending.
   std::vector<int64_t> Keys() const;
 
-  // All rows, ascending by key.
-  std::vector<HashIndex::Entry> Entries() const;
+  // All rows, or those that are marked as changed, ascending by key.
+  std::vector<HashIndex::Entry> Entries(bool only_changed = false) const;
   // Rows of entries of this table, whose room it fills. Errors of reading from the disk.
   Status Export(const std::vector<HashIndex::Entry>& entries, const ContentsRoom& room) const;
   // All but the number of updates, which is not the rows'.
