@@ -215,6 +215,7 @@ CORE_TESTS = [
 TEST_HDRS = [
     "core/testing/container_fuzz.h",
     "core/testing/failing_memory.h",
+    "core/testing/followed_rows.h",
     "core/testing/fuzz_targets.h",
     "core/testing/pull_request.h",
     "core/testing/table_fuzz.h",

@@ -21,8 +21,9 @@ from slipstream_tf.config import Storage, Table
 from slipstream_tf.ops.sealed_rows import SealedRows
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores.base import SavedStore, table_contents
+from slipstream_tf.stores.by_key import counts_of
 
-# A file with all rows comes again after so many with changes, or when these have as many rows.
+# A file with all rows comes again after so many with changes, or when these have more rows.
 _MOST_BEFORE = 8
 
 
@@ -33,12 +34,14 @@ class FilesBefore:
     Attributes:
         folder: of the newest checkpoint that a rank has written.
         checkpoints: that the files are of, the one with all rows first.
+        sizes: of the files in bytes.
         rows: that each has.
         number: of the changes that the newest has.
     """
 
     folder: Path
     checkpoints: tuple[str, ...]
+    sizes: tuple[int, ...]
     rows: tuple[int, ...]
     number: int
 
@@ -48,11 +51,16 @@ class FilesBefore:
         return len(self.rows) > _MOST_BEFORE or sum(self.rows[1:]) > self.rows[0]
 
     def link(self, name: str, folder: Path) -> bool:
-        """Gives them names in another folder, beside the file `name`; returns whether all are."""
-        last = len(self.checkpoints) - 1
-        for index in range(last + 1):
-            target = name_before(folder / name, index)
-            if not disk.link(self.folder / (name if index == last else target.name), target):
+        """Gives them names in another folder, beside the file `name`; all or none.
+
+        Returns whether they have them: no if one is missing, or not as long as when it was written.
+        """
+        targets = [name_before(folder / name, index) for index in range(len(self.sizes))]
+        sources = [self.folder / target.name for target in targets[:-1]] + [self.folder / name]
+        for source, target, size in zip(sources, targets, self.sizes, strict=True):
+            if not disk.link(source, target) or target.stat().st_size != size:
+                for linked in targets:
+                    linked.unlink(missing_ok=True)
                 return False
         return True
 
@@ -169,7 +177,8 @@ def cut(
     """Copies all tables as they are now, as far as files before do not have them.
 
     Nothing is flushed. Needs as much memory as the rows, slots and counts take that are copied,
-    until they are written. Rows of a table that spills are written to its disk instead, those that
+    until they are written, and as much as those of the largest table once more while it is copied.
+    Rows of a table that spills are written to its disk instead, those that
     changed.
 
     Args:
@@ -206,16 +215,29 @@ def cut(
 
 
 def next_before(
-    parts: Sequence[TablePart], folder: Path, checkpoint: str
+    parts: Sequence[TablePart], folder: Path, checkpoint: str, rank: int
 ) -> dict[str, FilesBefore]:
-    """Returns what the next checkpoint may go on from, once these parts are whole in a folder."""
+    """Returns, by table, what the next checkpoint may go on from.
+
+    Args:
+        parts: of the newest one, all of its tables.
+        folder: of a rank's files of it, which are whole.
+        checkpoint: its identity.
+        rank: whose files they are.
+    """
     found = {}
-    for part in parts:
+    for index, part in enumerate(parts):
         if not part.number or part.contents is None:
             continue
-        checkpoints = (*(part.before.checkpoints if part.before else ()), checkpoint)
-        rows = (*(part.before.rows if part.before else ()), len(part.contents["keys"]))
-        found[part.name] = FilesBefore(folder, checkpoints, rows, part.number)
+        old = part.before or FilesBefore(folder, (), (), (), 0)
+        size = (folder / Path(file_name(rank, index)).name).stat().st_size
+        found[part.name] = FilesBefore(
+            folder,
+            (*old.checkpoints, checkpoint),
+            (*old.sizes, size),
+            (*old.rows, len(part.contents["keys"])),
+            part.number,
+        )
     return found
 
 
@@ -229,10 +251,13 @@ def _rows_of(
 ) -> dict[str, Any]:
     """Returns those of a `TablePart`'s attributes that tell of rows, of a rank's table."""
     name, slots = table.name, store.slot_layout(table.name).initial.size
-    apart = store.is_in_sok or not rank.has_all_rows
-    accesses = store.export_accesses(name) if apart else None
     if not rank.has_all_rows:
-        return {"slots": slots, "contents": None, "accesses": accesses}
+        # Of all keys, though some have been accessed by others alone: rows are made for them.
+        keys = store.keys_of(name)
+        counts = counts_of(keys, **store.export_accesses(name))
+        own = {"keys": keys, "counts": counts}
+        return {"slots": slots, "contents": None, "accesses": own}
+    accesses = store.export_accesses(name) if store.is_in_sok else None
     if store.spills_rows(name):
         none = np.empty(0, np.int64)
         empty = (np.empty((0, table.dim), np.float32), np.empty((0, slots), np.float32))
@@ -245,8 +270,9 @@ def _rows_of(
             "sealed": sealed,
             "rows": sealed.rows,
         }
-    usable = before is not None and folder is not None and not before.are_too_many
-    changes = store.export_changes(name, before.number if usable and before else 0)
+    if before is not None and before.are_too_many:
+        before = None
+    changes = store.export_changes(name, 0 if before is None else before.number)
     if changes.is_all or before is None or folder is None:
         before = None
     elif not before.link(file, folder):

@@ -74,16 +74,11 @@ class SavedTable:
             "pending": {"sums": self.dim},
             "admission": {},
         }
-        self._before: list[list[ArrayFile]] = []
+        self._entry, self._before = entry, list[list[ArrayFile]]()
         for rank, (path, file) in enumerate(zip(self._paths, self._files, strict=True)):
             require_rank(path, file, rank)
-            for name in META:
-                if file.meta.get(name) != entry[name]:
-                    told = f"has {name} {file.meta.get(name)!r}"
-                    raise CheckpointError(path, f"{told}, but the manifest {entry[name]!r}")
-            for group in KINDS:
-                self._require_columns(path, file, group)
-            self._before.append(self._files_before(path, file))
+            self._require_meta(path, file)
+            self._before.append(self._files_before(path, file, rank))
         self._spilled = [
             spilled.SavedRows(path, file, self.dim, self.slots) if "spilled" in file.meta else None
             for path, file in zip(self._paths, self._files, strict=True)
@@ -103,16 +98,30 @@ class SavedTable:
         self.is_shadow = any(meta.get("pending_is_shadow", False) for meta in metas)
         self.is_leaving = any(meta.get("pending_is_leaving", False) for meta in metas)
 
-    def _files_before(self, path: Path, file: ArrayFile) -> list[ArrayFile]:
+    def _files_before(self, path: Path, file: ArrayFile, rank: int) -> list[ArrayFile]:
         """Returns the files that have the rows which a file does not have, oldest first."""
         found = []
-        for index, checkpoint in enumerate(file.meta.get("before", ())):
+        before = file.meta.get("before", [])
+        if not isinstance(before, list) or not isinstance(file.meta.get("rows", 0), int):
+            told = f"goes on from {before!r} to {file.meta.get('rows')!r} rows"
+            raise CheckpointError(path, told)
+        for index, checkpoint in enumerate(before):
             earlier = name_before(path, index)
             found.append(ArrayFile(earlier, str(checkpoint)))
-            self._require_columns(earlier, found[-1], "contents")
+            require_rank(earlier, found[-1], rank)
+            self._require_meta(earlier, found[-1])
             if "contents" not in found[-1].groups:
                 raise CheckpointError(earlier, "has no 'contents'")
         return found
+
+    def _require_meta(self, path: Path, file: ArrayFile) -> None:
+        """Raises CheckpointError unless a file is of this table, and has columns of its kinds."""
+        for name in META:
+            if file.meta.get(name) != self._entry[name]:
+                told = f"has {name} {file.meta.get(name)!r}, but the manifest {self._entry[name]!r}"
+                raise CheckpointError(path, told)
+        for group in KINDS:
+            self._require_columns(path, file, group)
 
     def _require_columns(self, path: Path, file: ArrayFile, group: str) -> None:
         """Raises CheckpointError unless a group, if it is there, has columns of its kinds."""
@@ -214,21 +223,22 @@ class SavedTable:
     def _blocks_with_before(self, rank: int) -> Iterator[Arrays]:
         """Yields each row of a rank's as the newest of its files has it."""
         newer, decays, read = np.empty(0, np.int64), np.empty(0, np.float32), 0
-        for file in (self._files[rank], *reversed(self._before[rank])):
+        oldest_last = (self._files[rank], *reversed(self._before[rank]))
+        for file in oldest_last:
             keys = [newer]
             for block in file.blocks("contents"):
-                is_newest = ~np.isin(block["keys"], newer)
+                is_newest = ~_are_in(block["keys"], newer)
                 read += int(np.count_nonzero(is_newest))
                 found = {name: values[is_newest] for name, values in block.items()}
                 for factor in decays:
                     found["counts"] *= factor
                 yield found
-                keys.append(block["keys"])
-            if "removed" in file.groups:
+                if file is not oldest_last[-1]:
+                    keys.append(block["keys"])
+            if file is not oldest_last[-1]:
                 keys.append(file.read("removed")["keys"])
-            if "decays" in file.groups:
                 decays = np.concatenate([file.read("decays")["counts"], decays])
-            newer = np.unique(np.concatenate(keys))
+                newer = np.unique(np.concatenate(keys))
         if read != _rows_of(self._files[rank]):
             told = f"has {read} rows with those before, but says {_rows_of(self._files[rank])}"
             raise CheckpointError(self._paths[rank], told)
@@ -326,6 +336,15 @@ class SavedTable:
 def name_before(path: Path, index: int) -> Path:
     """Returns the path of file `index` of those that a table's file goes on from, oldest first."""
     return path.with_name(f"{path.name}-before-{index}")
+
+
+def _are_in(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Returns bool [n]: which keys are among others, ascending."""
+    if not among.size:
+        return np.zeros(keys.size, bool)
+    at = np.searchsorted(among, keys)
+    found: np.ndarray = among[np.minimum(at, among.size - 1)] == keys
+    return found
 
 
 def _rows_of(file: ArrayFile) -> int:

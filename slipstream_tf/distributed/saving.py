@@ -7,6 +7,7 @@ damaged; see the room `checkpoint` for its files.
     DIRECTORY/checkpoint-000007/manifest.json
                                 rank-0/state.index, state.data-...   the tf.train.Checkpoint
                                 rank-0/table-000, table-001, ...     rows, slots, counts, gradients
+                                rank-0/table-000-before-0, ...       rows unchanged since then
                                 rank-0/engine                        the saturation engine
                                 rank-0/own.index, own.data-...       what is this rank's alone
                                 rank-1/...
@@ -116,15 +117,17 @@ class JobCheckpoints:
     tables in SOK are within each rank's `tf.train.Checkpoint`, are read by the first two.
 
     `save` returns as soon as what is to be written has been copied: beside the tables there must be
-    room for a copy of their rows, slots and counts. What the `tf.train.Checkpoint` reaches is
-    written before it returns.
+    room for a copy of their rows, slots and counts, and for a moment for another one of the largest
+    table. What the `tf.train.Checkpoint` reaches is written before it returns.
 
-    Of native tables it writes the rows that have changed since its checkpoint before, whose files
-    become the new one's, too, under one name more: a checkpoint costs what was trained since, and a
-    folder may be copied or removed by itself. All rows are written by the first one; after eight
-    with changes, or as soon as these have as many rows as the table had; always where all rows
-    decay in each step, or where the file system gives a file one name only. Rows of tables that
-    spill are written to their own files, as far as they have changed, and the checkpoint keeps
+    Of native tables it writes the rows that have changed since its checkpoint before. The files of
+    that one become the new one's, too, under one name more, so that a folder may be copied or
+    removed by itself; what damages such a file damages all checkpoints that share it. All rows are
+    written by the first checkpoint, after a failed one and after `restore`; after eight with
+    changes, or when these have more rows than the table had; always where all rows decay in each
+    step, where more rows left than the table holds, or where the file system gives a file one name
+    only. Replicas, and counts of replicated ranks but rank 0, are written whole. Rows of tables
+    that spill are written to their own files, as far as they have changed, and the checkpoint keeps
     these: no room is needed for a copy.
     """
 
@@ -175,9 +178,9 @@ class JobCheckpoints:
         # Python waits for its thread before it ends.
         self._thread = futures.ThreadPoolExecutor(1, "slipstream-checkpoint")
         self._work: futures.Future[None] | None = None
-        # What the next checkpoint may go on from, when the one that is being written is whole.
+        # What is being written, and what the next checkpoint may go on from when that is whole.
+        self._saved: tuple[Sequence[table_parts.TablePart], Path, str] = ((), Path(), "")
         self._before: Mapping[str, table_parts.FilesBefore] = {}
-        self._before_next: Mapping[str, table_parts.FilesBefore] = {}
 
     def save(self, step: int, position: Any = None, rng: Any = None) -> SavedJob:
         """Writes a checkpoint, once the one before is written; a collective.
@@ -206,10 +209,9 @@ class JobCheckpoints:
         files: list[writing.RankFiles] = []
         part = "write its part of a checkpoint"
         self._together(lambda: files.append(self._cut(position, rng)), part)
-        folder = self._directory / name / f"rank-{self._comm.rank}"
-        self._before_next = table_parts.next_before(files[0].tables, folder, identity)
         versions = {"slipstream_tf": __version__, "tensorflow": tf.__version__}
         manifest = Manifest(identity, step, self._comm.size, self._placement, versions=versions)
+        self._saved = (files[0].tables, self._directory / name, identity)
         self._work = self._thread.submit(self._write, name, manifest, files.pop())
         if not self._background:
             self.wait()
@@ -230,7 +232,9 @@ class JobCheckpoints:
         self._work = None
         self._together(lambda: work and work.result(), "write a checkpoint")
         if work is not None:
-            self._before = self._before_next
+            (parts, path, identity), rank = self._saved, self._comm.rank
+            self._before = table_parts.next_before(parts, path / f"rank-{rank}", identity, rank)
+            self._saved = ((), Path(), "")
 
     def restore(self) -> SavedJob | None:
         """Restores the newest whole checkpoint; a collective, to be called before training.

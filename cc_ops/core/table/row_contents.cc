@@ -74,29 +74,22 @@ RowChanges RowStore::TakeChanges(int64_t since) {
   RowChanges changes;
   changes.is_all = touches_all || all_changed_ || !tracks_changes_ || since != changes_taken_;
   changes.rows = Entries(/*only_changed=*/!changes.is_all);
-  if (!changes.is_all) {
-    changes.removed.swap(removed_);
-    changes.decays.swap(decays_);
-  }
-  for (RowShard& shard : shards_) {
-    size_t most = 0;
-    for (const HashIndex::Entry& entry : shard.index.entries()) {
-      if (entry.index != HashIndex::kEmpty) most = std::max<size_t>(most, entry.index + 1);
-    }
-    shard.changed.assign(touches_all ? 0 : most, 0);
-  }
+  if (changes.is_all) ChangeAll();
+  changes.removed.swap(removed_);
+  changes.decays.swap(decays_);
+  // Unless there is memory for what follows.
+  all_changed_ = true;
+  for (RowShard& shard : shards_) shard.changed.assign(touches_all ? 0 : shard.arena.end(), 0);
   tracks_changes_ = !touches_all;
   all_changed_ = false;
-  removed_.clear();
-  decays_.clear();
   changes.number = ++changes_taken_;
   return changes;
 }
 
 void RowStore::ChangeAll() noexcept {
   all_changed_ = true;
-  removed_ = {};
-  decays_ = {};
+  std::vector<int64_t>().swap(removed_);
+  decays_.clear();
 }
 
 TableContents RowStore::EmptyContents(size_t n) const {

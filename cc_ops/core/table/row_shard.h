@@ -22,7 +22,7 @@ struct RowShard {
   HashIndex index;
   RowArena arena;
   std::vector<int64_t> last_used;  // by index; LRU tables only
-  std::vector<uint8_t> changed;    // by index; see RowStore::TakeChanges
+  std::vector<uint8_t> changed;    // by index, while RowStore tracks changes
 
   // What a lookup reads first; the arena's chunks need this to have come.
   SLIPSTREAM_PREFETCHES void Prefetch() const {

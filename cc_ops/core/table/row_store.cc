@@ -122,6 +122,7 @@ int64_t RowStore::index_capacity() const {
 
 int64_t RowStore::bytes() const {
   int64_t bytes = memory_->bytes() + (spilled_ == nullptr ? 0 : spilled_->bytes());
+  bytes += static_cast<int64_t>(removed_.capacity() * sizeof(int64_t));
   for (const CountFilter& filter : filters_) bytes += filter.bytes();
   for (const RowShard& shard : shards_) {
     bytes +=
@@ -304,7 +305,15 @@ void RowStore::HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel,
 }
 
 void RowStore::DecayCounts(float factor) {
-  if (tracks_changes_ && !all_changed_) decays_.push_back(factor);
+  if (tracks_changes_ && !all_changed_) {
+    // Readers apply each to all rows.
+    constexpr size_t kMostDecays = 64;
+    if (decays_.size() == kMostDecays) {
+      ChangeAll();
+    } else {
+      decays_.push_back(factor);
+    }
+  }
   for (RowShard& shard : shards_) {
     for (HashIndex::Entry& entry : shard.index.entries()) entry.count *= factor;
   }
@@ -380,6 +389,7 @@ void RowStore::NoteRemoved(const std::vector<int64_t>& keys) noexcept {
   // Nobody seems to ask any more.
   ChangeAll();
   tracks_changes_ = false;
+  for (RowShard& shard : shards_) std::vector<uint8_t>().swap(shard.changed);
 }
 
 std::vector<int64_t> RowStore::Keys() const {

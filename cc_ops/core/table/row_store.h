@@ -289,10 +289,9 @@ class RowStore {
   // All but the number of updates, which is not the rows'.
   // status: an error of reading from the disk; what is exported is not whole then.
   TableContents Export(Status* status = nullptr) const;
-  // The rows whose values, slots, counts or times have changed since the call that had this number,
-  // by more than a decay of all counts;
-  // all, if that was not the last one, or none. Of a table in memory, which keeps track of it from
-  // the first call on, at a byte a row, and until nobody asks for too long.
+  // What became of the rows since the call with this number. All rows come if that was not the last
+  // call, or none. For a table in memory: from the first call on it keeps track, at a byte a row.
+  // It stops when more rows have left since than it has room for.
   RowChanges TakeChanges(int64_t since);
   // Writes all rows to the disk, where they spill, and tells where they are.
   Status Seal(const Parallel& parallel, SealedRows* sealed) {

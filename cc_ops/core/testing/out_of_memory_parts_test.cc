@@ -12,7 +12,10 @@
 #include "cc_ops/core/deferral/deferred_buffers.h"
 #include "cc_ops/core/memory/index_memory.h"
 #include "cc_ops/core/saturation/input_classifier.h"
+#include "cc_ops/core/table/embedding_table.h"
 #include "cc_ops/core/testing/failing_memory.h"
+#include "cc_ops/core/testing/followed_rows.h"
+#include "cc_ops/core/testing/test_rules.h"
 #include "cc_ops/core/testing/test_threads.h"
 
 namespace slipstream {
@@ -76,6 +79,40 @@ TEST(OutOfMemory, DeferredGradientsOfAVariableStay) {
     EXPECT_EQ(deferred_keys[2], 5);
     EXPECT_EQ(deferred_keys[4], 9);
     EXPECT_EQ(std::count(deferred_keys.begin(), deferred_keys.end(), DeferredBuffers::kFree), 6);
+  }
+}
+
+TEST(OutOfMemory, NoChangeOfRowsIsForgotten) {
+  TableOptions options;
+  options.name = "t";
+  options.dim = kDim;
+  options.rule = RuleNamed("adagrad", {0.5f, 1e-7f});
+  // The first look, which begins to keep track, and one at what has changed.
+  for (const bool is_first : {true, false}) {
+    bool has_ended = false;
+    for (int64_t n = 0; !has_ended; ++n) {
+      EmbeddingTable table(options);
+      std::vector<int64_t> keys(200);
+      std::iota(keys.begin(), keys.end(), 0);
+      std::vector<float> rows(keys.size() * kDim, 1.f);
+      ASSERT_TRUE(table.Write(keys.data(), rows.data(), 200).ok());
+      FollowedRows copy;
+      if (!is_first) copy.Follow(&table);
+      rows[0] = 2.f;
+      ASSERT_TRUE(table.Write(keys.data(), rows.data(), 1).ok());
+      EXPECT_EQ(table.Remove(keys.data() + 100, 50), 50);
+      table.rows().DecayCounts(0.5f);
+      FailsAt(
+          n,
+          [&] {
+            table.rows().TakeChanges(copy.number);
+            copy.number = 0;  // It was for nobody.
+            return OkStatus();
+          },
+          &has_ended);
+      copy.Follow(&table);
+      ASSERT_EQ(copy.rows, RowsOf(table, table.rows().Entries())) << n;
+    }
   }
 }
 

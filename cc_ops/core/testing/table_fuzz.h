@@ -17,6 +17,7 @@
 #include "cc_ops/core/lookup/batch_lookup.h"
 #include "cc_ops/core/table/embedding_table.h"
 #include "cc_ops/core/testing/container_fuzz.h"
+#include "cc_ops/core/testing/followed_rows.h"
 #include "cc_ops/core/update/deferred_export.h"
 #include "cc_ops/core/update/gradient_update.h"
 #include "cc_ops/core/update/policy_update.h"
@@ -262,6 +263,8 @@ class TableFuzzer {
   }
 
   Difference Compare() {
+    followed_.Follow(table_.get());
+    SLIPSTREAM_AGREE(followed_.rows == RowsOf(*table_, table_->rows().Entries()));
     const TableContents contents = table_->Export();
     SLIPSTREAM_AGREE(table_->rows().size() == static_cast<int64_t>(model_.size()));
     SLIPSTREAM_AGREE(options_.capacity == 0 || table_->rows().size() <= options_.capacity);
@@ -296,6 +299,7 @@ class TableFuzzer {
   Bytes bytes_;
   TableOptions options_;
   std::unique_ptr<EmbeddingTable> table_;
+  FollowedRows followed_;
   std::unordered_map<int64_t, Row> model_;
   int64_t lookups_ = 0;
   std::vector<int64_t> keys_;  // of the last lookup

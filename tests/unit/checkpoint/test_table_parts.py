@@ -6,23 +6,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from slipstream_tf import Table, initializers
-from slipstream_tf.checkpoint import CheckpointError, table_parts
+from slipstream_tf import Table
+from slipstream_tf.checkpoint import CheckpointError, array_file, table_parts
 from slipstream_tf.checkpoint.store_parts import Rank, file_name
 from slipstream_tf.checkpoint.table_parts import FilesBefore
 from slipstream_tf.checkpoint.tables import SavedTable, name_before
 from slipstream_tf.config import Retention
+from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.stores.native import NativeStore
 
 DIM = 4
 ALONE = Rank(0, 1, "replicated")
 
 
-def store_of(capacity: int | None = None) -> NativeStore:
-    initializer = initializers.RandomUniform(seed=3)
-    retention = Retention(capacity=capacity, eviction="lru") if capacity else None
-    return NativeStore([Table("t", DIM, initializer=initializer, retention=retention)])
+def store_of() -> NativeStore:
+    return NativeStore([Table("t", DIM)])
 
 
 class Saved:
@@ -45,7 +45,7 @@ class Saved:
         folder.mkdir(parents=True)
         (part,) = table_parts.cut(self._store, ALONE, None, folder, self._before)
         part.write(folder / "table-000", name, 0)
-        self._before = table_parts.next_before([part], folder, name)
+        self._before = table_parts.next_before([part], folder, name, 0)
         self.parts.append(part)
         return self.read()
 
@@ -66,17 +66,26 @@ def assert_is(store: NativeStore, saved: SavedTable) -> None:
 
 @pytest.mark.parametrize("capacity", [None, 50])
 def test_any_changes_are_read_as_the_table_is(tmp_path, capacity):
-    draw, store = np.random.default_rng(5), store_of(capacity)
+    draw = np.random.default_rng(5)
+    retention = Retention(capacity=capacity, eviction="lru") if capacity else None
+    layer = EmbeddingCollection([Table("t", DIM, retention=retention)], features={"f": "t"})
+    store = layer.store
     saved = Saved(store, tmp_path)
-    for number in range(40):
+    decays = 0
+    for number in range(60):
         for _ in range(draw.integers(4)):
+            layer({"f": tf.constant(draw.choice(200, (10, 1)))}, training=True)
             write(store, draw.choice(200, draw.integers(1, 12), replace=False), number)
             store.remove_rows("t", draw.choice(200, 5, replace=False))
-        if draw.random() < 0.3:
-            store.decay_counts(0.7)
+        for _ in range(draw.integers(3)):
+            store.decay_counts(draw.uniform(0.3, 1.0))
         assert_is(store, saved.save())
+        decays += saved.parts[-1].decays.size
     goes_on = [part.before is not None for part in saved.parts]
-    assert any(goes_on) and not all(goes_on)
+    assert any(goes_on) and not all(goes_on[1:])
+    assert decays > 5
+    contents = store.export_table("t", flush=False)
+    assert contents["counts"].any() and (capacity is None or contents["last_used"].any())
 
 
 def test_a_file_has_what_changed_and_the_others_stay(tmp_path):
@@ -145,6 +154,50 @@ def test_a_file_of_before_is_checked(tmp_path):
     before.unlink()
     with pytest.raises(CheckpointError, match="table-000-before-0"):
         saved.read()
+
+
+def test_a_file_that_was_cut_short_is_not_gone_on_from(tmp_path):
+    store = store_of()
+    write(store, np.arange(100), 1.0)
+    saved = Saved(store, tmp_path)
+    saved.save()
+    with saved.newest.open("r+b") as file:
+        file.truncate(100)
+    write(store, np.arange(2), 2.0)
+    assert_is(store, saved.save())
+    assert saved.parts[-1].before is None
+    assert not name_before(saved.newest, 0).exists()
+
+
+def test_a_file_of_another_table_is_refused(tmp_path):
+    tables = [Table(name, DIM) for name in "ab"]
+    store, folder, before = NativeStore(tables), tmp_path / "rank-0", {}
+    for number in range(2):
+        folder = tmp_path / str(number) / "rank-0"
+        folder.mkdir(parents=True)
+        for table in tables:
+            store.write_rows(table.name, np.arange(10 - number), np.ones((10 - number, DIM)))
+        parts = table_parts.cut(store, ALONE, None, folder, before)
+        for index, part in enumerate(parts):
+            part.write(folder.parent / file_name(0, index), str(number), 0)
+        before = table_parts.next_before(parts, folder, str(number), 0)
+    name_before(folder / "table-001", 0).rename(name_before(folder / "table-000", 0))
+    with pytest.raises(CheckpointError, match=r"table-000-before-0.*has name 'b'"):
+        SavedTable([folder / "table-000"], "1", parts[0].entry())
+
+
+@pytest.mark.parametrize("told", [{"before": 5}, {"rows": "x"}, {"before": [7]}])
+def test_a_forged_header_is_an_error(tmp_path, monkeypatch, told):
+    store = store_of()
+    write(store, np.arange(10), 1.0)
+    saved, plain = Saved(store, tmp_path), array_file.write
+
+    def forged(path, checkpoint, meta, groups):
+        return plain(path, checkpoint, {**meta, **told}, groups)
+
+    monkeypatch.setattr(array_file, "write", forged)
+    with pytest.raises(CheckpointError):
+        saved.save()
 
 
 def test_rows_that_do_not_add_up_are_an_error(tmp_path):
