@@ -46,8 +46,8 @@ class TransferGroup {
 // Thread-safe. Threads start when the first transfer comes, and stay.
 class DiskThreads {
  public:
-  // As many transfers are under way at once. Disks answer single pages best when asked for many, and
-  // a thread that waits has to wake up before it asks again.
+  // As many transfers are under way at once. Disks answer single pages best when asked for many,
+  // and a thread that waits has to wake up before it asks again.
   static constexpr int kThreads = 64;
 
   // Those of the process, which are never ended.
