@@ -5,6 +5,7 @@ from those of earlier checkpoints, back to one with all rows. These are kept, no
 RANK/table-000-before-0, -1, ... are the same files under one name more.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,8 @@ class FilesBefore:
     """The files of a table that the next checkpoint may go on from.
 
     Attributes:
-        folder: of the newest checkpoint that a rank has written.
+        folder: of a rank's files of its newest checkpoint.
+        name: of the newest file.
         checkpoints: that the files are of, the one with all rows first.
         sizes: of the files in bytes.
         rows: that each has.
@@ -40,6 +42,7 @@ class FilesBefore:
     """
 
     folder: Path
+    name: str
     checkpoints: tuple[str, ...]
     sizes: tuple[int, ...]
     rows: tuple[int, ...]
@@ -50,13 +53,23 @@ class FilesBefore:
         """Whether all rows are to be written again."""
         return len(self.rows) > _MOST_BEFORE or sum(self.rows[1:]) > self.rows[0]
 
-    def link(self, name: str, folder: Path) -> bool:
-        """Gives them names in another folder, beside the file `name`; all or none.
+    def written(self) -> "FilesBefore":
+        """Returns the same with the size of the newest file, once it is there.
+
+        Where a file system shows that late, no size fits, and all rows are written again.
+        """
+        size = -1
+        with contextlib.suppress(OSError):
+            size = (self.folder / self.name).stat().st_size
+        return dataclasses.replace(self, sizes=(*self.sizes, size))
+
+    def link(self, folder: Path) -> bool:
+        """Gives them names in another folder, beside a file of the same name; all or none.
 
         Returns whether they have them: no if one is missing, or not as long as when it was written.
         """
-        targets = [name_before(folder / name, index) for index in range(len(self.sizes))]
-        sources = [self.folder / target.name for target in targets[:-1]] + [self.folder / name]
+        targets = [name_before(folder / self.name, index) for index in range(len(self.sizes))]
+        sources = [self.folder / path.name for path in targets[:-1]] + [self.folder / self.name]
         for source, target, size in zip(sources, targets, self.sizes, strict=True):
             if not disk.link(source, target) or target.stat().st_size != size:
                 for linked in targets:
@@ -191,10 +204,10 @@ def cut(
     is_apart = rank.size > 1 or store.is_in_sok
     has_replicas = rank.placement != "replicated" and is_apart and store.has_replicas
     parts = []
-    for index, table in enumerate(store.tables):
+    for table in store.tables:
         name, policy = table.name, (policies or {}).get(table.name, UpdatePolicy())
         found = None if folder is None else (before or {}).get(name)
-        rows = _rows_of(store, rank, table, found, folder, Path(file_name(0, index)).name)
+        rows = _rows_of(store, rank, table, found, folder)
         deferred = store.export_deferred(name)
         is_leaving = bool(deferred.pop("is_leaving", False))
         part = TablePart(
@@ -215,26 +228,26 @@ def cut(
 
 
 def next_before(
-    parts: Sequence[TablePart], folder: Path, checkpoint: str, rank: int
+    parts: Sequence[TablePart], folder: Path, checkpoint: str
 ) -> dict[str, FilesBefore]:
-    """Returns, by table, what the next checkpoint may go on from.
+    """Returns, by table, what the next checkpoint may go on from once its files are `written`.
 
     Args:
         parts: of the newest one, all of its tables.
-        folder: of a rank's files of it, which are whole.
+        folder: where a rank's files of it will be.
         checkpoint: its identity.
-        rank: whose files they are.
     """
     found = {}
     for index, part in enumerate(parts):
         if not part.number or part.contents is None:
             continue
-        old = part.before or FilesBefore(folder, (), (), (), 0)
-        size = (folder / Path(file_name(rank, index)).name).stat().st_size
+        name = Path(file_name(0, index)).name
+        old = part.before or FilesBefore(folder, name, (), (), (), 0)
         found[part.name] = FilesBefore(
             folder,
+            name,
             (*old.checkpoints, checkpoint),
-            (*old.sizes, size),
+            old.sizes,
             (*old.rows, len(part.contents["keys"])),
             part.number,
         )
@@ -247,7 +260,6 @@ def _rows_of(
     table: Table,
     before: FilesBefore | None,
     folder: Path | None,
-    file: str,
 ) -> dict[str, Any]:
     """Returns those of a `TablePart`'s attributes that tell of rows, of a rank's table."""
     name, slots = table.name, store.slot_layout(table.name).initial.size
@@ -275,7 +287,7 @@ def _rows_of(
     changes = store.export_changes(name, 0 if before is None else before.number)
     if changes.is_all or before is None or folder is None:
         before = None
-    elif not before.link(file, folder):
+    elif not before.link(folder):
         # Somebody has removed them, or the file system gives a file one name.
         before, changes = None, store.export_changes(name, 0)
     contents = changes.contents

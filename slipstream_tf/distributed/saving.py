@@ -178,8 +178,8 @@ class JobCheckpoints:
         # Python waits for its thread before it ends.
         self._thread = futures.ThreadPoolExecutor(1, "slipstream-checkpoint")
         self._work: futures.Future[None] | None = None
-        # What is being written, and what the next checkpoint may go on from when that is whole.
-        self._saved: tuple[Sequence[table_parts.TablePart], Path, str] = ((), Path(), "")
+        # What the next checkpoint may go on from; and the one after, when this one is whole.
+        self._before_next: Mapping[str, table_parts.FilesBefore] = {}
         self._before: Mapping[str, table_parts.FilesBefore] = {}
 
     def save(self, step: int, position: Any = None, rng: Any = None) -> SavedJob:
@@ -211,7 +211,8 @@ class JobCheckpoints:
         self._together(lambda: files.append(self._cut(position, rng)), part)
         versions = {"slipstream_tf": __version__, "tensorflow": tf.__version__}
         manifest = Manifest(identity, step, self._comm.size, self._placement, versions=versions)
-        self._saved = (files[0].tables, self._directory / name, identity)
+        folder = self._directory / name / f"rank-{self._comm.rank}"
+        self._before_next = table_parts.next_before(files[0].tables, folder, identity)
         self._work = self._thread.submit(self._write, name, manifest, files.pop())
         if not self._background:
             self.wait()
@@ -232,9 +233,7 @@ class JobCheckpoints:
         self._work = None
         self._together(lambda: work and work.result(), "write a checkpoint")
         if work is not None:
-            (parts, path, identity), rank = self._saved, self._comm.rank
-            self._before = table_parts.next_before(parts, path / f"rank-{rank}", identity, rank)
-            self._saved = ((), Path(), "")
+            self._before = {name: files.written() for name, files in self._before_next.items()}
 
     def restore(self) -> SavedJob | None:
         """Restores the newest whole checkpoint; a collective, to be called before training.

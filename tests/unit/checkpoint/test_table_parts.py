@@ -25,6 +25,11 @@ def store_of() -> NativeStore:
     return NativeStore([Table("t", DIM)])
 
 
+def written(parts: list, folder: Path, checkpoint: str) -> dict[str, FilesBefore]:
+    found = table_parts.next_before(parts, folder, checkpoint)
+    return {name: files.written() for name, files in found.items()}
+
+
 class Saved:
     """The checkpoints of a store, one after the other."""
 
@@ -45,7 +50,7 @@ class Saved:
         folder.mkdir(parents=True)
         (part,) = table_parts.cut(self._store, ALONE, None, folder, self._before)
         part.write(folder / "table-000", name, 0)
-        self._before = table_parts.next_before([part], folder, name, 0)
+        self._before = written([part], folder, name)
         self.parts.append(part)
         return self.read()
 
@@ -180,7 +185,7 @@ def test_a_file_of_another_table_is_refused(tmp_path):
         parts = table_parts.cut(store, ALONE, None, folder, before)
         for index, part in enumerate(parts):
             part.write(folder.parent / file_name(0, index), str(number), 0)
-        before = table_parts.next_before(parts, folder, str(number), 0)
+        before = written(parts, folder, str(number))
     name_before(folder / "table-001", 0).rename(name_before(folder / "table-000", 0))
     with pytest.raises(CheckpointError, match=r"table-000-before-0.*has name 'b'"):
         SavedTable([folder / "table-000"], "1", parts[0].entry())
