@@ -42,7 +42,9 @@ _DENSE_OPTIMIZER = flags.DEFINE_enum(
     "dense_optimizer", "adagrad", ["adagrad", "sgd"], "Of the MLPs, on all sides."
 )
 _WAYS = flags.DEFINE_list(
-    "ways", ["step", "fit", "collected", "clipped", "torch", "compiled"], "What takes turns."
+    "ways",
+    ["step", "fit", "collected", "clipped", "torch", "compiled", "layers", "compiled_layers"],
+    "What takes turns.",
 )
 _DTYPES = flags.DEFINE_list("dtypes", ["float32", "mixed_bfloat16"], "Of the MLPs and dots.")
 _CHECKED = flags.DEFINE_integer("checked", 4, "Turns after which losses agree.", lower_bound=1)
@@ -71,8 +73,14 @@ WAYS: Mapping[str, Peer] = {
     "torch": Peer("PyTorch + FBGEMM", "torch", ["dlrm_fbgemm.py"]),
     "build": Peer("another build, tf.function", None, ["dlrm_native.py"], is_other_build=True),
     "compiled": Peer("PyTorch + FBGEMM, torch.compile", "torch", ["dlrm_fbgemm.py", "compiled"]),
+    "layers": Peer("slipstream_tf, tf.function, layers alone", None, ["dlrm_native.py", "layers"]),
+    "compiled_layers": Peer(
+        "PyTorch, torch.compile, layers alone", "torch", ["dlrm_fbgemm.py", "compiled", "layers"]
+    ),
 }
 _OURS = ("step", "fit")
+# The same rows in each step, with gradients that nobody takes: what a step is without its tables.
+_LAYERS = {"step": "layers", "compiled": "compiled_layers"}
 # Ways in which the optimizer gets the gradients of rows, too; beside "fit", not beside others.
 _COLLECTED = ("collected", "clipped")
 _DTYPE_CHOICES = ("float32", "mixed_bfloat16")
@@ -122,12 +130,12 @@ def make_inputs(cardinalities: Sequence[int], steps: int, batch: int) -> dict[st
 
 
 def sides_agree(losses: Mapping[Side, Sequence[float]]) -> None:
-    """Compares the losses of all sides after the last turn with the first one's.
+    """Compares the losses of sides after the last turn with the first one's.
 
     Raises:
         SystemExit: a difference is above the tolerance, or the loss has not fallen.
     """
-    reference, *_ = losses
+    reference = next(iter(losses), None)
     for side, found in losses.items():
         difference = found[-1] - losses[reference][-1]
         tolerance = max(TOLERANCE[side.dtype], TOLERANCE[reference.dtype])
@@ -158,9 +166,9 @@ def measure(
             worker = Worker(WAYS[side.way], Path(_ENVIRONMENTS.value), _THREADS.value)
             workers[side] = stack.enter_context(worker)
             versions.update(worker.make({**settings, "dtype": side.dtype}))
-            losses[side] = [
-                statistics.mean(worker.losses(calls[side])) for _ in range(_CHECKED.value)
-            ]
+            first = [statistics.mean(worker.losses(calls[side])) for _ in range(_CHECKED.value)]
+            if side.way not in _LAYERS.values():
+                losses[side] = first
         sides_agree(losses)
         found: dict[Side, list[float]] = {side: [] for side in sides}
         for _ in range(_RUNS.value):
@@ -174,13 +182,24 @@ def comparisons(found: Mapping[Side, Sequence[float]]) -> dict[tuple[Side, Side]
     return {
         (ours, theirs): [b / a for a, b in zip(found[ours], found[theirs], strict=True)]
         for ours in found if ours.is_ours
-        for theirs in found if theirs.way not in (*_OURS, *_COLLECTED)
+        for theirs in found if theirs.way not in (*_OURS, *_COLLECTED, *_LAYERS.values())
     }  # fmt: skip
+
+
+def parts_of(found: Mapping[Side, Sequence[float]]) -> dict[Side, Side]:
+    """Returns the sides whose layers ran alone, too, and these."""
+    pairs = {side: Side(side.dtype, _LAYERS.get(side.way, "")) for side in found}
+    return {side: alone for side, alone in pairs.items() if alone in found}
 
 
 def tables_of(found: Mapping[Side, Sequence[float]], batch: int) -> dict[str, Any]:
     """Returns the tables: ratios, and milliseconds of every turn."""
-    compared = comparisons(found)
+    compared, parts = comparisons(found), parts_of(found)
+    alone = [list(found[layers]) for layers in parts.values()]
+    tables = [
+        [whole - part for whole, part in zip(found[side], times, strict=True)]
+        for side, times in zip(parts, alone, strict=True)
+    ]
     rates = [[1e3 * batch / ms for ms in runs] for runs in found.values()]
     return {
         "Times as many inputs per second": [
@@ -192,6 +211,11 @@ def tables_of(found: Mapping[Side, Sequence[float]], batch: int) -> dict[str, An
             summary.column("library", [side.label for side in found]),
             summary.column("inputs/s", rates, "{:,.0f}", "median"),
             summary.column("ms a step", list(map(list, found.values())), "{:.2f}", "median each"),
+        ],
+        "Parts of a step": [
+            summary.column("library", [side.label for side in parts]),
+            summary.column("ms of its layers", alone, "{:.2f}", "median each"),
+            summary.column("ms of its tables", tables, "{:.2f}", "median each"),
         ],
     }
 
@@ -212,6 +236,13 @@ def claims_of(found: Mapping[Side, Sequence[float]]) -> dict[str, Any]:
         target = MOST_CLIPPED if side.way == "clipped" else None
         name = f"{side.way}_{side.dtype.removeprefix('mixed_')}_over_fit"
         claims[name] = summary.claim(ratios, target, "lower")
+    for dtype in _DTYPE_CHOICES:
+        # What no table could exceed: the others' whole step beside our layers.
+        whole, layers = found.get(Side(dtype, "compiled")), found.get(Side(dtype, "layers"))
+        if whole and layers:
+            ratios = [theirs / own for theirs, own in zip(whole, layers, strict=True)]
+            name = f"{dtype.removeprefix('mixed_')}_over_compiled_without_tables"
+            claims[name] = summary.claim(ratios, None, "higher")
     return claims
 
 

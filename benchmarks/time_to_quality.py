@@ -353,9 +353,10 @@ def main(arguments: Sequence[str]) -> None:
         for record in of_seeds.values():
             versions.update(record["versions"])
     tables, claims = tables_of(kept, levels), claims_of(kept, levels[-1])
-    print(summary.write("time_to_quality", DATA[_DATA.value].told, tables, claims, versions))
-    shown = {SYSTEMS[name].label: list(of_seeds.values()) for name, of_seeds in kept.items()}
-    picture = summary.output() / f"time_to_quality_{_DATA.value}.png"
+    name = f"time_to_quality_{_DATA.value}"
+    print(summary.write(name, DATA[_DATA.value].told, tables, claims, versions))
+    shown = {SYSTEMS[of].label: list(of_seeds.values()) for of, of_seeds in kept.items()}
+    picture = summary.output() / f"{name}.png"
     curves.plot(DATA[_DATA.value].told, shown, picture, levels[0] - 0.02)
 
 

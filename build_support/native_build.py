@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import groupby
 from pathlib import Path
 
@@ -85,11 +86,19 @@ class NativeBuild:
         return self._tf["version"]
 
     def run(self) -> str:
-        """Builds what is out of date; returns the library's path."""
+        """Builds what is out of date, and says how far it is; returns the library's path."""
         os.makedirs(self._folder, exist_ok=True)
+        units, begun = self._units(), time.monotonic()
         with ThreadPoolExecutor(self._jobs) as pool:
-            objects = list(pool.map(lambda unit: self._compile(*unit), self._units()))
-        return self._link(objects)
+            parts = [pool.submit(self._compile, *unit) for unit in units]
+            try:
+                for number, part in enumerate(as_completed(parts), 1):
+                    name, seconds = os.path.basename(part.result()), time.monotonic() - begun
+                    print(f"[{number}/{len(parts)}] {seconds:.0f} s: {name}", flush=True)
+            except BuildError:
+                pool.shutdown(cancel_futures=True)
+                raise
+        return self._link([part.result() for part in parts])
 
     def _units(self) -> list[tuple[list[str], list[str]]]:
         """Sources that are compiled as one, and the command."""
@@ -135,10 +144,10 @@ class NativeBuild:
         text = "\0".join([self._tf["version"], *command])
         if os.path.exists(target) and _read(stamp) == _digest(text, inputs()):
             return
-        print(" ".join(command), flush=True)
         if os.path.exists(stamp):
             os.remove(stamp)
         if subprocess.run(command, check=False).returncode:
+            print(" ".join(command), flush=True)
             name = os.path.basename(target)
             raise BuildError(f"slipstream_tf: could not make {name}; see above.")
         Path(stamp).write_text(_digest(text, inputs()), encoding="utf-8")

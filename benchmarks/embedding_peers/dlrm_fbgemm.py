@@ -1,6 +1,7 @@
 """A DLRM in PyTorch with FBGEMM's table-batched embeddings; dense layers as they are or compiled.
 
-What is compiled is all from pooled rows to the loss: the embedding op stays itself.
+What is compiled is all from pooled rows to the loss: the embedding op stays itself. With "layers"
+it gets the same rows in each step, and their gradients are left.
 """
 
 from __future__ import annotations
@@ -100,10 +101,13 @@ def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
     ]
     offsets = torch.arange(0, tables * batch + 1, dtype=torch.int64)
     is_mixed = settings["dtype"] == "mixed_bfloat16"
+    same = torch.randn(batch, tables * settings["dim"]).mul_(0.1).requires_grad_()
+    is_alone = "layers" in sys.argv[1:]
 
     def step(number: int) -> float:
         dense, indices, labels = batches[number]
-        pooled = layer(indices, offsets)
+        same.grad = None
+        pooled = same if is_alone else layer(indices, offsets)
         mixed = torch.autocast("cpu", torch.bfloat16) if is_mixed else contextlib.nullcontext()
         with mixed:
             loss = loss_of(dense, pooled, labels)

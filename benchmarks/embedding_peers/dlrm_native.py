@@ -1,4 +1,7 @@
-"""slipstream_tf's DLRM: a training step in a tf.function of one's own, or `model.fit`."""
+"""slipstream_tf's DLRM: a training step in a tf.function of one's own, or `model.fit`.
+
+With "layers" a step of one's own gets the same rows each time, and leaves their gradients.
+"""
 
 from __future__ import annotations
 
@@ -88,6 +91,22 @@ def make_step(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
         tuple(map(tf.constant, of_batch))
         for of_batch in zip(given.dense, keys, given.labels, strict=True)
     ]
+
+    shape = (settings["batch"], len(settings["cardinalities"]), settings["dim"])
+    rows = tf.constant(np.random.default_rng(0).normal(0.0, 0.1, shape), model.compute_dtype)
+
+    @tf.function
+    def layers(dense: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            loss = loss_of(labels, model.logits(dense, rows, True)[:, 0])
+        variables = model.trainable_variables
+        gradients, of_rows = tape.gradient(loss, ([v.value for v in variables], rows))
+        optimizer.apply(gradients, variables)
+        return loss, of_rows
+
+    if "layers" in sys.argv[1:]:
+        return lambda number: float(layers(batches[number][0], batches[number][2])[0])
 
     @tf.function
     def one(dense: tf.Tensor, of_batch: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

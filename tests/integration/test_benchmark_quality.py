@@ -29,7 +29,7 @@ def test_systems_train_and_are_timed_to_the_same_quality(warm: list[str], tmp_pa
     ]  # fmt: skip
     done = run_benchmark("time_to_quality.py", *flags, warm=warm)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = rows_of(tmp_path, "time_to_quality")
+    rows = rows_of(tmp_path, "time_to_quality_criteo")
     assert [row["system"] for row in rows] == [
         "slipstream_tf",
         "ours, both",
@@ -50,7 +50,7 @@ def test_systems_train_and_are_timed_to_the_same_quality(warm: list[str], tmp_pa
     # The same steps, but for the order of sums.
     assert hotline["evaluations"][-1]["auc"] == pytest.approx(ends[0], abs=1e-3)
     assert hotline["hot_examples"] >= 0.75 and hotline["hot_rows"] > 0
-    assert claims_of(tmp_path, "time_to_quality")["criteo_over_keras"]["value"] > 0
+    assert claims_of(tmp_path, "time_to_quality_criteo")["criteo_over_keras"]["value"] > 0
     # What has run is not run again.
     again = run_benchmark("time_to_quality.py", *flags, "--report", warm=warm)
     assert again.returncode == 0 and "keras, seed_0:" not in again.stdout
