@@ -324,13 +324,13 @@ def tables_of(kept: Kept, levels: Sequence[float]) -> dict[str, Any]:
 
 
 def claims_of(kept: Kept, level: float) -> dict[str, Any]:
-    """Returns the claims: beside what of ours is fastest."""
+    """Returns the claims: beside what of ours is fastest, of those that most seeds bring there."""
     found = {}
     for claim, (theirs, target) in ASKED.items():
         of_ours = [ratios(kept, theirs, ours, level) for ours in OURS if ours in kept]
         known = [values for values in of_ours if values]
         if known:
-            best = max(known, key=statistics.median)
+            best = max(known, key=lambda values: (len(values), statistics.median(values)))
             found[f"{_DATA.value}_{claim}"] = summary.claim(best, target, "higher")
     return found
 
