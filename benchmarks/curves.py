@@ -75,7 +75,8 @@ def plot(
     for side, (axis, (label, unit)) in zip(sides, units.items(), strict=True):
         for index, (name, records) in enumerate(runs.items()):
             at, means = mean_curve([curve(record, axis) for record in records])
-            line = "-" if index % 2 == 0 else "--"
+            # There are ten colours: the next ten have the other kind of line.
+            line = "-" if (index + index // 10) % 2 == 0 else "--"
             side.plot(at * unit, means, line, color=f"C{index}", label=name)
             side.plot(at[-1] * unit, means[-1], "o", color=f"C{index}", markersize=4)
         side.set_xlabel(label)

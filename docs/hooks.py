@@ -22,6 +22,8 @@ _INCLUDE = re.compile(r'^--8<-- "([^":]+)(?::[^"]+)?"$', re.MULTILINE)
 _LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+# What the theme loads from the network for search in files that no server gives.
+_FROM_NETWORK = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
 
 
 def slug(heading: str) -> str:
@@ -135,3 +137,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Puts in what a page includes."""
     assert _site is not None  # on_files comes first.
     return _site.expand(page.file.src_uri, markdown)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Lets pages search without a network."""
+    own = (ROOT / DOCS / "offline_search.js").read_text(encoding="utf-8")
+    return output.replace(_FROM_NETWORK, f"<script>{own}</script>")
