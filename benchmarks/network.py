@@ -20,7 +20,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -99,6 +99,8 @@ _SKIPS: Mapping[str, Mapping[str, Any]] = {
     "mask": {"policies": "mask_gradients"},
     "defer": {"policies": "defer_gradients"},
 }
+# Schedules of others, of sharded tables.
+_BASELINES = ("fae", "hotline")
 # A rank has one core of a small machine; --train_flag=threads=N for others.
 _SEVERAL = {"threads": 1}
 
@@ -124,7 +126,7 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
             "_prefetch, in this order, e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16."
         )
     skip = (found["skip"] or "defer").split("_")[0]
-    keeps_nothing = skip in ("plain", "unwatched", "fae", "hotline")
+    keeps_nothing = skip in ("plain", "unwatched", *_BASELINES)
     if (keeps_nothing and found["frozen"]) or (skip != "defer" and found["age"]):
         raise app.UsageError(f"--runs: {name!r}: nothing is frozen or held in a run of {skip}.")
     given: dict[str, Any] = {
@@ -168,7 +170,7 @@ def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) 
 
 
 def _needs_sharded(name: str) -> bool:
-    is_baseline = name.split("_")[0] in ("fae", "hotline")
+    is_baseline = name.split("_")[0] in _BASELINES
     return is_baseline or "frozen" in name or name.endswith("prefetch")
 
 
@@ -335,9 +337,17 @@ def write(title: str, trials: Sequence[tuple[Case, int, int, Mapping[str, Any]]]
         beside = {(ALONE.placement, ALONE.ranks), (placement, ranks)}
         chosen = [f for f in figures if (f["placement"], f["ranks"]) in beside]
         results = network_report.results_of(chosen, label, _RATE.value is not None)
-        of_host = "network" if _CONTROLLER.value == "gloo" else "network_shared_memory"
-        page = summary.write("network_links" if _RATE.value else of_host, part, *results)
+        page = summary.write(_page({figure["run"] for figure in figures}), part, *results)
     return page
+
+
+def _page(runs: Set[str]) -> str:
+    """Returns the name of the page that has such runs."""
+    if not runs.isdisjoint(_BASELINES):
+        return "network_baselines"
+    if _RATE.value:
+        return "network_links"
+    return "network" if _CONTROLLER.value == "gloo" else "network_shared_memory"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -28,6 +28,7 @@ from slipstream_tf.cli.tracing import STEPS
 # `--data`, `--global_batch` and `--rate` are those of `network`.
 _TURNS = flags.DEFINE_integer("turns", 3, "Traces of each schedule.", lower_bound=1)
 _DIM = flags.DEFINE_integer("dim", 64, "Values of a row.", lower_bound=1)
+_HOT = flags.DEFINE_string("hot_set_memory", "32MiB", "Of Hotline's hot rows.")
 _RANKS, _SCHEDULES = 2, ("plain", "hotline")
 # In the names of operations, and of what Horovod does with a tensor.
 _COMPUTES = ("MatMul", "Slipstream", "Relu", "Segment", "Gather", "Transpose")
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str]) -> None:
                 print(f"[{turn + 1}/{_TURNS.value}] {schedule}", flush=True)
                 folder = Path(scratch) / f"{schedule}_{turn}"
                 trace = Path(scratch) / f"{schedule}_{turn}.json"
-                extra = {"dim": _DIM.value, "trace": str(trace)}
+                extra = {"dim": _DIM.value, "trace": str(trace), "hot_set_memory": _HOT.value}
                 case = Case(schedule, "sharded", _RANKS)
                 given = network.all_flags(case, data, 0, flags.FLAGS.global_batch, extra)
                 network.train(launcher, _RANKS, given, folder)

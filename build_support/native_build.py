@@ -16,6 +16,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CC_OPS = os.path.join(ROOT, "cc_ops")
 
 
+# Most of the time of what includes them.
+_TF_HEADERS = ("op_kernel.h", "op.h", "shape_inference.h", "resource_mgr.h")
+
+
 class BuildError(Exception):
     """The build cannot go on; the message says what to do."""
 
@@ -88,9 +92,13 @@ class NativeBuild:
     def run(self) -> str:
         """Builds what is out of date, and says how far it is; returns the library's path."""
         os.makedirs(self._folder, exist_ok=True)
-        units, begun = self._units(), time.monotonic()
+        begun, (units, with_tf) = time.monotonic(), self._units()
         with ThreadPoolExecutor(self._jobs) as pool:
+            # First, and what waits for it last.
+            headers = pool.submit(self._headers, with_tf)
             parts = [pool.submit(self._compile, *unit) for unit in units]
+            for room in self._rooms():
+                parts.append(pool.submit(lambda r=room: self._compile(r, headers.result())))
             try:
                 for number, part in enumerate(as_completed(parts), 1):
                     name, seconds = os.path.basename(part.result()), time.monotonic() - begun
@@ -100,8 +108,25 @@ class NativeBuild:
                 raise
         return self._link([part.result() for part in parts])
 
-    def _units(self) -> list[tuple[list[str], list[str]]]:
-        """Sources that are compiled as one, and the command."""
+    def _headers(self, command: list[str]) -> list[str]:
+        """Compiles TensorFlow's headers once; returns the command of what includes them."""
+        header = Path(self._folder) / "tensorflow.h"
+        lines = [f"#include \"tensorflow/core/framework/{name}\"\n" for name in _TF_HEADERS]
+        header.write_text("".join(lines), encoding="utf-8")
+        target = f"{header}.gch"
+        self._make(
+            target, [*command, "-x", "c++-header", str(header), "-o", target], lambda: [str(header)]
+        )
+        return [*command, "-include", str(header)]
+
+    def _rooms(self) -> list[list[str]]:
+        """Sources with TensorFlow's headers, those of a room as one."""
+        lists = self._lists
+        sources = [lists["TF_SRCS"], lists["TF_GPU_SRCS"] if self._cuda else []]
+        return [list(room) for part in sources for _, room in groupby(part, os.path.dirname)]
+
+    def _units(self) -> tuple[list[tuple[list[str], list[str]]], list[str]]:
+        """Other sources, each with its command; and the command of those with TensorFlow's."""
         lists, tf = self._lists, self._tf
         own = [self._cxx, "-c", "-fPIC", "-I", ROOT, *lists["COPTS"]]
         with_tf = [*own, *tf["copts"].split(), "-isystem", tf["include_dir"]]
@@ -111,12 +136,8 @@ class NativeBuild:
             with_tf += on_gpu
             command = [self._cuda["nvcc"], "-c", "-x", "cu", "-I", ROOT, *lists["NVCC_COPTS"]]
             nvcc = [([s], [*command, *on_gpu]) for s in lists["GPU_SRCS"]]
-        # TensorFlow's headers take most of the time: once a room. Those take longest, so first.
-        sources = [lists["TF_SRCS"], lists["TF_GPU_SRCS"] if self._cuda else []]
-        rooms = [list(room) for part in sources for _, room in groupby(part, os.path.dirname)]
-        units = [(room, with_tf) for room in rooms]
-        units += [([s], [*own, *lists["CORE_COPTS"]]) for s in lists["CORE_SRCS"]]
-        return units + nvcc
+        core = [([s], [*own, *lists["CORE_COPTS"]]) for s in lists["CORE_SRCS"]]
+        return core + nvcc, with_tf
 
     def _compile(self, sources: list[str], command: list[str]) -> str:
         *before, last = [os.path.join(CC_OPS, source) for source in sources]

@@ -28,6 +28,9 @@ from slipstream_tf.keras.hot_rows import Hotline, HotRows
 from slipstream_tf.models import DLRM
 
 _STEPS_AT_ONCE = 16
+# Skipping by a foreseen loss: of the steps, before the pilot has learned enough; and batches that
+# are read at once, of which whole ones are made of what is kept.
+_WARMUP, _READ_AT_ONCE = 0.05, 8
 
 
 class Measures(keras.callbacks.Callback):
@@ -115,8 +118,14 @@ def main() -> None:
     data = batches_of(ways, task, comm, hot)
     callbacks: list[Any] = []
     if policies := policies_of(ways, settings):
-        engine = slip.Slipstream(embeddings, policies)
-        data = engine.apply(data)
+        size = task.batch_size // (1 if comm is None else comm.size)
+        window = None
+        if "skipping" in ways:
+            window = slip.Window(warmup=_WARMUP)
+            reads = tf.data.experimental.assert_cardinality(-(-task.steps // _READ_AT_ONCE))
+            data = data.rebatch(_READ_AT_ONCE * size).apply(reads)
+        engine = slip.Slipstream(embeddings, policies, window=window)
+        data = engine.apply(data, batch_size=size)
         callbacks.append(engine.callback)
         if "normalised" in ways:
             callbacks.append(FollowsWindows(engine, embeddings))

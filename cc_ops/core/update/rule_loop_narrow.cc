@@ -39,14 +39,22 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateNarrow(const BucketUpdate& update, const Rul
   counts->sent += keys.end - keys.begin - absent;
 }
 
-}  // namespace
-
-SLIPSTREAM_SIMD_CLONES void UpdateNarrowRows(const BucketUpdate& update, int64_t next,
-                                             RowScratch* scratch) {
-  ForRuleAndDim(*update.table, [&](const auto& rule, auto dim) SLIPSTREAM_LAMBDA_INLINE {
+// A function for each rule, as in rule_loop.cc.
+template <class Rule>
+SLIPSTREAM_SIMD_CLONES void UpdateNarrowBy(const Rule& rule, const BucketUpdate& update,
+                                           int64_t next, RowScratch* scratch) {
+  ForDim(*update.table, [&](auto dim) SLIPSTREAM_LAMBDA_INLINE {
     LocalFloats<decltype(dim), 1> summed(&scratch->sum);
     LocalFloats<decltype(dim), 1 + kMostSlotsOfDim, kMoreSlots> row(&scratch->copy);
     UpdateNarrow(update, rule, next, dim, summed.data(), row.data());
+  });
+}
+
+}  // namespace
+
+void UpdateNarrowRows(const BucketUpdate& update, int64_t next, RowScratch* scratch) {
+  AllRules::Visit(update.table->options().rule, [&](const auto& rule) {
+    UpdateNarrowBy(rule, update, next, scratch);
   });
 }
 
