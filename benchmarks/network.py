@@ -343,11 +343,9 @@ def write(title: str, trials: Sequence[tuple[Case, int, int, Mapping[str, Any]]]
 
 def _page(runs: Set[str]) -> str:
     """Returns the name of the page that has such runs."""
-    if not runs.isdisjoint(_BASELINES):
-        return "network_baselines"
-    if _RATE.value:
-        return "network_links"
-    return "network" if _CONTROLLER.value == "gloo" else "network_shared_memory"
+    of_host = "network" if _CONTROLLER.value == "gloo" else "network_shared_memory"
+    name = "network_links" if _RATE.value else of_host
+    return name if runs.isdisjoint(_BASELINES) else f"{name}_baselines"
 
 
 def main(arguments: Sequence[str]) -> None:
