@@ -73,20 +73,19 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
   counts->masked += masked;
 }
 
-// A function for each rule: of all in one, the compiler's time grows faster than its length.
-template <bool kWithAll, class Rule>
-SLIPSTREAM_SIMD_CLONES void UpdateRowsBy(const Rule& rule, const BucketUpdate& update,
+// A function for each rule and dim: of all in one, the compiler's time grows faster than its
+// length. The rule is a copy, which no row can be.
+template <bool kWithAll, class Rule, class Dim>
+SLIPSTREAM_SIMD_CLONES void UpdateRowsBy(Rule rule, Dim dim, const BucketUpdate& update,
                                          int64_t next, RowScratch* scratch) {
-  ForDim(*update.table, [&](auto dim) SLIPSTREAM_LAMBDA_INLINE {
-    LocalFloats<decltype(dim), 2> summed(&scratch->sum);
-    UpdateRows<kWithAll>(update, rule, next, dim, summed.data());
-  });
+  LocalFloats<Dim, 2> summed(&scratch->sum);
+  UpdateRows<kWithAll>(update, rule, next, dim, summed.data());
 }
 
 template <bool kWithAll>
 void UpdateRowsOfTable(const BucketUpdate& update, int64_t next, RowScratch* scratch) {
-  AllRules::Visit(update.table->options().rule, [&](const auto& rule) {
-    UpdateRowsBy<kWithAll>(rule, update, next, scratch);
+  ForRuleAndDim(*update.table, [&](const auto& rule, auto dim) {
+    UpdateRowsBy<kWithAll>(rule, dim, update, next, scratch);
   });
 }
 

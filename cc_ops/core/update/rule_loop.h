@@ -27,20 +27,22 @@ inline UpdateCounts* CountsOf(const BucketUpdate& update) {
   return &update.table->updates().shard(update.bucket % kNumShards)->counts;
 }
 
-// Calls update(dim) with the table's dim as a number that the compiler knows, where it is a usual
-// one: loops become a few instructions.
+// Calls update(rule, dim) with the table's rule, and with its dim as a number that the compiler
+// knows, where it is a usual one: loops become a few instructions.
 template <class Update>
-SLIPSTREAM_ALWAYS_INLINE void ForDim(const EmbeddingTable& table, const Update& update) {
-  switch (table.dim()) {
-    case 16:
-      return update(std::integral_constant<int64_t, 16>());
-    case 32:
-      return update(std::integral_constant<int64_t, 32>());
-    case 64:
-      return update(std::integral_constant<int64_t, 64>());
-    default:
-      return update(table.dim());
-  }
+void ForRuleAndDim(const EmbeddingTable& table, const Update& update) {
+  AllRules::Visit(table.options().rule, [&](const auto& rule) {
+    switch (table.dim()) {
+      case 16:
+        return update(rule, std::integral_constant<int64_t, 16>());
+      case 32:
+        return update(rule, std::integral_constant<int64_t, 32>());
+      case 64:
+        return update(rule, std::integral_constant<int64_t, 64>());
+      default:
+        return update(rule, table.dim());
+    }
+  });
 }
 
 // Floats on the stack, `factor` times a dim that the compiler knows and `more`; else those of

@@ -39,22 +39,20 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateNarrow(const BucketUpdate& update, const Rul
   counts->sent += keys.end - keys.begin - absent;
 }
 
-// A function for each rule, as in rule_loop.cc.
-template <class Rule>
-SLIPSTREAM_SIMD_CLONES void UpdateNarrowBy(const Rule& rule, const BucketUpdate& update,
+// A function for each rule and dim, as in rule_loop.cc.
+template <class Rule, class Dim>
+SLIPSTREAM_SIMD_CLONES void UpdateNarrowBy(Rule rule, Dim dim, const BucketUpdate& update,
                                            int64_t next, RowScratch* scratch) {
-  ForDim(*update.table, [&](auto dim) SLIPSTREAM_LAMBDA_INLINE {
-    LocalFloats<decltype(dim), 1> summed(&scratch->sum);
-    LocalFloats<decltype(dim), 1 + kMostSlotsOfDim, kMoreSlots> row(&scratch->copy);
-    UpdateNarrow(update, rule, next, dim, summed.data(), row.data());
-  });
+  LocalFloats<Dim, 1> summed(&scratch->sum);
+  LocalFloats<Dim, 1 + kMostSlotsOfDim, kMoreSlots> row(&scratch->copy);
+  UpdateNarrow(update, rule, next, dim, summed.data(), row.data());
 }
 
 }  // namespace
 
 void UpdateNarrowRows(const BucketUpdate& update, int64_t next, RowScratch* scratch) {
-  AllRules::Visit(update.table->options().rule, [&](const auto& rule) {
-    UpdateNarrowBy(rule, update, next, scratch);
+  ForRuleAndDim(*update.table, [&](const auto& rule, auto dim) {
+    UpdateNarrowBy(rule, dim, update, next, scratch);
   });
 }
 
