@@ -227,8 +227,8 @@ def run_all(
                 settings = _settings({**files[seed], "measured": files[seed]["test"]})
                 settings |= {**tuned[name], "seed": seed}
                 share = settings["skip_share"] if "skipping" in SYSTEMS[name].program else 0.0
-                kept = round(settings["steps"] * (1.0 - share))
-                settings["every"] = max(1, kept // _POINTS.value // 16) * 16
+                trained = round(settings["steps"] * (1.0 - share))
+                settings["every"] = max(1, trained // _POINTS.value // 16) * 16
                 kept[name][seed] = curves.without_rest(runs.record(name, f"seed_{seed}", settings))
     except OutOfTime:
         print("No time for another run; the same command goes on.", flush=True)
