@@ -121,9 +121,8 @@ def main() -> None:
         size = task.batch_size // (1 if comm is None else comm.size)
         window = None
         if "skipping" in ways:
-            window = slip.Window(warmup=_WARMUP)
-            reads = tf.data.experimental.assert_cardinality(-(-task.steps // _READ_AT_ONCE))
-            data = data.rebatch(_READ_AT_ONCE * size).apply(reads)
+            window = slip.Window(warmup=_WARMUP, planned_steps=task.steps)
+            data = data.rebatch(_READ_AT_ONCE * size)
         engine = slip.Slipstream(embeddings, policies, window=window)
         data = engine.apply(data, batch_size=size)
         callbacks.append(engine.callback)

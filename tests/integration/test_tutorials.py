@@ -11,14 +11,14 @@ import sys
 
 import pytest
 
-from slipstream_tf.cli import prepare, train
+from slipstream_tf.cli import prepare, report, train
 from slipstream_tf.cli.program import run_program
 
 ROOT = pathlib.Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
 PAGES = sorted(path.name for path in TUTORIALS.glob("*.md") if path.name != "index.md")
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-OWN = {"slipstream-prepare": prepare, "slipstream-train": train}
+OWN = {"slipstream-prepare": prepare, "slipstream-report": report, "slipstream-train": train}
 
 
 def run_line(line: str) -> None:
