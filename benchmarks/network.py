@@ -29,7 +29,7 @@ import common
 import network_report
 import summary
 from absl import app, flags
-from network_report import ALONE, Case
+from network_report import ALONE, BASELINES, Case
 
 from slipstream_tf.cli import data as train_data
 from slipstream_tf.cli.flag_set import UsageError
@@ -99,8 +99,6 @@ _SKIPS: Mapping[str, Mapping[str, Any]] = {
     "mask": {"policies": "mask_gradients"},
     "defer": {"policies": "defer_gradients"},
 }
-# Schedules of others, of sharded tables.
-_BASELINES = ("fae", "hotline")
 # A rank has one core of a small machine; --train_flag=threads=N for others.
 _SEVERAL = {"threads": 1}
 
@@ -126,7 +124,7 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
             "_prefetch, in this order, e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16."
         )
     skip = (found["skip"] or "defer").split("_")[0]
-    keeps_nothing = skip in ("plain", "unwatched", *_BASELINES)
+    keeps_nothing = skip in ("plain", "unwatched", *BASELINES)
     if (keeps_nothing and found["frozen"]) or (skip != "defer" and found["age"]):
         raise app.UsageError(f"--runs: {name!r}: nothing is frozen or held in a run of {skip}.")
     given: dict[str, Any] = {
@@ -170,7 +168,7 @@ def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) 
 
 
 def _needs_sharded(name: str) -> bool:
-    is_baseline = name.split("_")[0] in _BASELINES
+    is_baseline = name.split("_")[0] in BASELINES
     return is_baseline or "frozen" in name or name.endswith("prefetch")
 
 
@@ -345,7 +343,7 @@ def _page(runs: Set[str]) -> str:
     """Returns the name of the page that has such runs."""
     of_host = "network" if _CONTROLLER.value == "gloo" else "network_shared_memory"
     name = "network_links" if _RATE.value else of_host
-    return name if runs.isdisjoint(_BASELINES) else f"{name}_baselines"
+    return name if runs.isdisjoint(BASELINES) else f"{name}_baselines"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -14,6 +14,8 @@ from common import difference
 
 EMBEDDING = ("keys", "rows", "gradients", "deferred")
 _KINDS = (*EMBEDDING, "dense", "control")
+# Schedules of others, of sharded tables.
+BASELINES = ("fae", "hotline")
 # What is asked of the bytes of runs that defer, in float32 and rounded, of the seconds of runs on
 # links of their own, and of AUC.
 SHARES, SECONDS, AUC_LOSS = (0.6, 0.3), 0.75, 0.0005
@@ -186,7 +188,7 @@ def results_of(figures: Figures, label: str, is_shaped: bool) -> tuple[Any, Any]
             [trial[name] for trial in trials]
             for name in ("seconds_share", "bytes_share", "auc_difference_plain")
         )
-        if run in ("one process", "plain", "unwatched", "fae", "hotline"):
+        if run in ("one process", "plain", "unwatched", *BASELINES):
             continue
         if is_shaped:
             claims[f"{label}_{run}_seconds"] = summary.claim(seconds, SECONDS)

@@ -111,7 +111,7 @@ class NativeBuild:
     def _headers(self, command: list[str]) -> list[str]:
         """Compiles TensorFlow's headers once; returns the command of what includes them."""
         header = Path(self._folder) / "tensorflow.h"
-        lines = [f"#include \"tensorflow/core/framework/{name}\"\n" for name in _TF_HEADERS]
+        lines = [f'#include "tensorflow/core/framework/{name}"\n' for name in _TF_HEADERS]
         header.write_text("".join(lines), encoding="utf-8")
         target = f"{header}.gch"
         self._make(

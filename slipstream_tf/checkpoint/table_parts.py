@@ -191,8 +191,7 @@ def cut(
 
     Nothing is flushed. Needs as much memory as the rows, slots and counts take that are copied,
     until they are written, and as much as those of the largest table once more while it is copied.
-    Rows of a table that spills are written to its disk instead, those that
-    changed.
+    Rows of a table that spills are written to its disk instead, those that changed.
 
     Args:
         store: whose tables they are.

@@ -6,7 +6,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/update/rules/all_rules.h"
 #include "cc_ops/core/update/update_loop.h"
 
