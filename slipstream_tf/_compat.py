@@ -210,34 +210,58 @@ def weighs_classes(function: Any) -> bool:
 
 
 # Transformations that leave the batches of the data set that they are made of as large as they are,
-# by the names of TensorFlow's own classes, and those that make batches.
+# by the names of TensorFlow's own classes, and those that may not.
 _KEEP_BATCHES = {
-    *("Map", "ParallelMap", "Prefetch", "Shuffle", "Take", "Skip", "Repeat", "Cache"),
-    *("Options", "Shard", "AssertCardinality", "Scan", "Filter", "TakeWhile", "IgnoreErrors"),
+    *("Prefetch", "Shuffle", "Take", "Skip", "Repeat", "Cache", "Options", "Shard"),
+    *("AssertCardinality", "Filter", "TakeWhile", "IgnoreErrors"),
 }
+_MAP_BATCHES = {"Map", "ParallelMap", "Scan"}
+
+
+def tell_batch_size(dataset: Any, size: int) -> Any:
+    """Returns a data set of which `told_batch_size` finds that its batches have `size` inputs."""
+    dataset._told_batch_size = size
+    return dataset
+
+
+def _where_batches_are_made(dataset: Any, passing: set[str]) -> Any:
+    """Returns the data set that the batches come from through some transformations."""
+    while not hasattr(dataset, "_told_batch_size"):
+        inputs = dataset._inputs() if _kind_of(dataset) in passing else []
+        if len(inputs) != 1:
+            break
+        (dataset,) = inputs
+    return dataset
+
+
+def _kind_of(dataset: Any) -> str:
+    return type(dataset).__name__.strip("_").removesuffix("Dataset").removesuffix("V2")
 
 
 def told_batch_size(dataset: Any) -> int | None:
-    """Returns the batch size that was given to a data set's `.batch(n)`, or None.
+    """Returns the batch size that was given to `.batch(n)`, `.rebatch(n)` or a reader, or None.
 
     TensorFlow has no public way to ask: its shape is not known without `drop_remainder`. No element
-    is made. What follows `.batch` may be what keeps batches as large as they are, and `.map` or
-    `.scan`, which may not: check the batches that come.
+    is made. What follows may be what keeps batches as large as they are, and `.map` or `.scan`,
+    which may not: check the batches that come.
 
     Args:
         dataset: a `tf.data.Dataset`.
     """
     import tensorflow as tf
 
-    while True:
-        kind = type(dataset).__name__.strip("_").removesuffix("Dataset").removesuffix("V2")
-        if kind in ("Batch", "ParallelBatch", "PaddedBatch"):
-            size = tf.get_static_value(getattr(dataset, "_batch_size", None))
-            return None if size is None or size.ndim else int(size)
-        inputs = dataset._inputs() if kind in _KEEP_BATCHES else []
-        if len(inputs) != 1:
-            return None
-        (dataset,) = inputs
+    made = _where_batches_are_made(dataset, _KEEP_BATCHES | _MAP_BATCHES)
+    if hasattr(made, "_told_batch_size"):
+        return int(made._told_batch_size)
+    names = {"Batch": "_batch_size", "ParallelBatch": "_batch_size", "PaddedBatch": "_batch_size"}
+    name = {**names, "Rebatch": "_batch_sizes"}.get(_kind_of(made), "")
+    size = tf.get_static_value(getattr(made, name, None))
+    return None if size is None or size.ndim else int(size)
+
+
+def is_sized_by_reader(dataset: Any) -> bool:
+    """Whether batches are as a reader made them, so that their size need not be checked."""
+    return hasattr(_where_batches_are_made(dataset, _KEEP_BATCHES), "_told_batch_size")
 
 
 def track_variable(layer: Any, variable: Any) -> None:

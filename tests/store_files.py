@@ -95,12 +95,13 @@ class InSok(SavedStore):
         self.flushed += 1
 
 
-def save(folder: Path, stores: Sequence[Any], placement: str) -> Manifest:
-    """Writes the files of a job's tables."""
+def save(folder: Path, stores: Sequence[Any], placement: str, writer: int = 0) -> Manifest:
+    """Writes the files of a job's tables; of a replicated one, `writer` has the rows."""
     (folder / "rank-0").parent.mkdir(exist_ok=True)
     entries: list[dict[str, Any]] = []
     for number, store in enumerate(stores):
-        (part,) = table_parts.cut(store, store_parts.Rank(number, len(stores), placement))
+        rank = store_parts.Rank(number, len(stores), placement)
+        (part,) = table_parts.cut(store, rank, writers={"t": writer})
         (folder / f"rank-{number}").mkdir()
         part.write(folder / store_parts.file_name(number, 0), "this", number)
         entries.append(part.entry())

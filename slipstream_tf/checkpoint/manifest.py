@@ -19,8 +19,9 @@ from slipstream_tf.checkpoint.array_file import MAGIC
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.spilled import has_rows
 
-FORMAT = 3
+FORMAT = 4
 _WITHOUT_CHECKSUM = 2
+_READ = (_WITHOUT_CHECKSUM, 3, FORMAT)
 NAME = "manifest.json"
 PLACEMENTS = ("replicated", "sharded", "spread")
 _FILE = re.compile(r"rank-(0|[1-9]\d{0,8})/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", re.ASCII)
@@ -109,14 +110,14 @@ def read_manifest(folder: Path) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"is damaged ({type(error).__name__}: {error})"
         raise CheckpointError(path, problem, _SAVE_AGAIN) from error
-    if found not in (FORMAT, _WITHOUT_CHECKSUM):
+    if found not in _READ:
         remedy = "Restore it with the version of slipstream_tf that wrote it"
         versions = values.get("versions")
         if isinstance(versions, dict):
             remedy += f", {versions.get('slipstream_tf')}"
-        problem = f"its format is {found!r}, this version reads {_WITHOUT_CHECKSUM} and {FORMAT}"
+        problem = f"its format is {found!r}, this version reads {', '.join(map(str, _READ))}"
         raise CheckpointMismatchError(path, problem, remedy + ".")
-    if found == FORMAT and told != checksum:
+    if found != _WITHOUT_CHECKSUM and told != checksum:
         raise CheckpointError(path, "is damaged (has another checksum)", _SAVE_AGAIN)
     for problem in _problems(values):
         raise CheckpointError(path, problem, _SAVE_AGAIN)

@@ -42,11 +42,6 @@ class Rank:
     placement: str
 
     @property
-    def has_all_rows(self) -> bool:
-        """Whether this rank's rows are those that others may read for all."""
-        return self.number == 0 or self.placement != "replicated"
-
-    @property
     def has_a_part(self) -> bool:
         """Whether other ranks have rows that this one has not."""
         return self.size > 1 and self.placement != "replicated"
@@ -354,12 +349,10 @@ def replace_replicas(store: SavedStore, ready: list[ReadyTable], is_in_window: b
         # Of stores that hold tables in SOK one kind alone has copies.
         if table.replicas is not None and store.has_replicas:
             replicas = dict(table.replicas)
-            if not is_in_window:
-                replicas.pop("marks", None)
-            elif "marks" in replicas:
+            if "marks" in replicas:
                 # Files of before have a flag for replicas that owners refreshed.
                 replicas["marks"] = replicas["marks"] & (SATURATED | WATCHED | READ_ONLY)
-            store.import_copies(table.name, replicas)
+            store.import_copies(table.name, replicas, takes_flags=is_in_window)
 
 
 def defer(

@@ -88,9 +88,9 @@ class TablePart:
         slots: values of a row's slots.
         rule: class name of the update rule; None: the rows are not the store's to update.
         contents: of the rows on this rank, as `store.export_table(name, flush=False)`; None: they
-            are the same as on rank 0.
+            are the same as on the rank that writes them.
         sealed: the rows on this rank, if they spill to the disk; the contents have none then.
-        rows: on this rank, wherever they are; 0: they are as on rank 0.
+        rows: on this rank, wherever they are; 0: another rank writes them.
         removed: keys int64 [n] that have left since the files before.
         decays: float32 [n], what the counts of all other rows were multiplied by since, in turn.
         before: what the contents are changes of; none: they are all rows.
@@ -98,7 +98,7 @@ class TablePart:
         accesses: keys int64 [n] and counts float32 [n] of this rank where its contents do not have
             them, or it has none.
         deferred: gradients, as `store.export_deferred` gives them.
-        replicas: of other ranks' rows, with this rank's accesses, like contents, and their flags;
+        replicas: of other ranks' rows, with this rank's accesses, as `store.export_copies(name)`;
             or None.
         is_shadow: whether the sums are shadow mode's, whose gradients were applied when they came.
         is_leaving: whether they all leave with the next step.
@@ -147,6 +147,7 @@ class TablePart:
         found = {
             "contents": self.contents,
             "copies": self.replicas,
+            "read_only": self.replicas and {n: self.replicas[n] for n in KINDS["read_only"]},
             "accesses": self.accesses,
             "pending": self.deferred,
             "admission": self.admission,
@@ -180,12 +181,34 @@ class TablePart:
         return array_file.write(path, checkpoint, meta, groups)
 
 
+def writers_of(store: SavedStore, ranks: int) -> dict[str, int]:
+    """Returns the rank that writes each table whose rows are the same on all.
+
+    Each gets about as many values to write.
+
+    Args:
+        store: of one rank.
+        ranks: in all.
+    """
+    values = {
+        table.name: (store.size(table.name) + 1)
+        * (table.dim + store.slot_layout(table.name).initial.size)
+        for table in store.tables
+    }
+    found, of_rank = {}, [0] * ranks
+    for name in sorted(values, key=lambda name: -values[name]):
+        found[name] = of_rank.index(min(of_rank))
+        of_rank[found[name]] += values[name]
+    return found
+
+
 def cut(
     store: SavedStore,
     rank: Rank,
     policies: Mapping[str, UpdatePolicy] | None = None,
     folder: Path | None = None,
     before: Mapping[str, FilesBefore] | None = None,
+    writers: Mapping[str, int] | None = None,
 ) -> list[TablePart]:
     """Copies all tables as they are now, as far as files before do not have them.
 
@@ -199,6 +222,7 @@ def cut(
         policies: of now, by table; those of tables not named are no dry run.
         folder: where the rank's files will be; the files before get names there.
         before: of tables, by name, what `next_before` returned; others are copied whole.
+        writers: of replicated tables, by name, the rank that copies them; 0: of those not named.
     """
     is_apart = rank.size > 1 or store.is_in_sok
     has_replicas = rank.placement != "replicated" and is_apart and store.has_replicas
@@ -206,7 +230,10 @@ def cut(
     for table in store.tables:
         name, policy = table.name, (policies or {}).get(table.name, UpdatePolicy())
         found = None if folder is None else (before or {}).get(name)
-        rows = _rows_of(store, rank, table, found, folder)
+        if rank.placement == "replicated" and (writers or {}).get(name, 0) != rank.number:
+            rows = _accesses_of(store, name)
+        else:
+            rows = _rows_of(store, table, found, folder)
         deferred = store.export_deferred(name)
         is_leaving = bool(deferred.pop("is_leaving", False))
         part = TablePart(
@@ -253,21 +280,26 @@ def next_before(
     return found
 
 
+def _accesses_of(store: SavedStore, name: str) -> dict[str, Any]:
+    """Returns those of a `TablePart`'s attributes that tell of rows, of a table of another's."""
+    # Of all keys, though some have been accessed by others alone: rows are made for them.
+    keys = store.keys_of(name)
+    own = {"keys": keys, "counts": counts_of(keys, **store.export_accesses(name))}
+    return {
+        "slots": store.slot_layout(name).initial.size,
+        "contents": None,
+        "accesses": own,
+    }
+
+
 def _rows_of(
     store: SavedStore,
-    rank: Rank,
     table: Table,
     before: FilesBefore | None,
     folder: Path | None,
 ) -> dict[str, Any]:
     """Returns those of a `TablePart`'s attributes that tell of rows, of a rank's table."""
     name, slots = table.name, store.slot_layout(table.name).initial.size
-    if not rank.has_all_rows:
-        # Of all keys, though some have been accessed by others alone: rows are made for them.
-        keys = store.keys_of(name)
-        counts = counts_of(keys, **store.export_accesses(name))
-        own = {"keys": keys, "counts": counts}
-        return {"slots": slots, "contents": None, "accesses": own}
     accesses = store.export_accesses(name) if store.is_in_sok else None
     if store.spills_rows(name):
         none = np.empty(0, np.int64)

@@ -14,13 +14,16 @@ import numpy as np
 from slipstream_tf.checkpoint import spilled
 from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from slipstream_tf.ops.update_policy import READ_ONLY
 from slipstream_tf.stores.by_key import added_up
 
 _ROW_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
 # Of each group of a file, its columns.
 KINDS = {
     "contents": {**_ROW_KINDS, "trained": "<f4"},
-    "copies": {**_ROW_KINDS, "marks": "|u1"},
+    "copies": {"keys": "<i8", "counts": "<f4", "last_used": "<i8", "marks": "|u1"},
+    # Of the copies that are read-only; older files have those of all among the copies.
+    "read_only": {"rows": "<f4", "slots": "<f4"},
     "accesses": {"keys": "<i8", "counts": "<f4"},
     "removed": {"keys": "<i8"},
     "decays": {"counts": "<f4"},
@@ -42,7 +45,7 @@ class SavedTable:
         dim: values of a row.
         slots: values of a row's slots.
         world_size: ranks that saved it.
-        is_replicated: whether rank 0 has all rows.
+        is_replicated: whether one rank has written all rows.
         has_counts_apart: whether accesses are not with their rows: each rank counted those of its
             batches.
         powers: what Adam's bias correction goes by in SOK, float32; None: steps tell it.
@@ -67,7 +70,8 @@ class SavedTable:
         self.name, self.dim, self.slots = entry["name"], entry["dim"], entry["slots"]
         self._widths: dict[str, dict[str, int]] = {
             "contents": {"rows": self.dim, "slots": self.slots, "trained": self.dim},
-            "copies": {"rows": self.dim, "slots": self.slots},
+            "copies": {},
+            "read_only": {"rows": self.dim, "slots": self.slots},
             "accesses": {},
             "removed": {},
             "decays": {},
@@ -90,7 +94,9 @@ class SavedTable:
             raise CheckpointError(self._paths[0], f"{problem} {entry['rows']}")
         groups, metas = [f.groups for f in self._files], [f.meta for f in self._files]
         self.world_size = len(self._files)
-        self.is_replicated = all("contents" not in found for found in groups[1:])
+        # Ranks that have written rows.
+        self._writers = [r for r, found in enumerate(groups) if "contents" in found] or [0]
+        self.is_replicated = len(self._writers) == 1
         self.has_counts_apart = any({"contents", "accesses"} <= set(found) for found in groups)
         powers = metas[0].get("powers")
         self.powers = None if powers is None else np.asarray(powers, np.float32)
@@ -130,7 +136,7 @@ class SavedTable:
                 raise CheckpointError(path, f"has no {group!r}")
             return
         widths, found = self._widths[group], file.groups[group].columns
-        if group == "copies" and not file.meta.get("copies_have_slots", True):
+        if group == "read_only" and not file.meta.get("copies_have_slots", True):
             # Replicas in front of tables in SOK have none.
             widths = {**widths, "slots": 0}
         for name, kind in KINDS[group].items():
@@ -189,8 +195,8 @@ class SavedTable:
     @property
     def steps(self) -> np.ndarray:
         """Updates and lookups of the rank that had most, int64 [2]."""
-        files = self._files[:1] if self.is_replicated else self._files
-        return np.max(np.asarray([f.meta["contents_steps"] for f in files], np.int64), axis=0)
+        found = [self._files[rank].meta["contents_steps"] for rank in self._writers]
+        return np.max(np.asarray(found, np.int64), axis=0)
 
     def without_rows(self) -> Arrays:
         """Returns what `contents` does, but no row."""
@@ -205,7 +211,7 @@ class SavedTable:
         Raises:
             CheckpointError: a file is damaged.
         """
-        for rank in range(1 if self.is_replicated else len(self._files)):
+        for rank in self._writers:
             for block in self._blocks(rank, "contents"):
                 taken = slice(None) if owns is None else owns(block["keys"])
                 yield {name: widened(values[taken]) for name, values in block.items()}
@@ -280,11 +286,22 @@ class SavedTable:
         return {"counters": most, "added": np.max(added, axis=0)}
 
     def replicas(self, rank: int) -> Arrays | None:
-        """Returns a rank's replicas of other ranks' rows, or None."""
+        """Returns a rank's replicas of other ranks' rows, for `store.import_copies`, or None."""
         file = self._files[rank]
         if "copies" not in file.groups:
             return None
-        replicas = {name: widened(values) for name, values in file.read("copies").items()}
+        found = file.read("copies")
+        if "read_only" in file.groups:
+            found |= file.read("read_only")
+        number = len(found["keys"])
+        read_only = np.count_nonzero(found.get("marks", np.empty(0, np.uint8)) & READ_ONLY)
+        slots = self.slots if file.meta.get("copies_have_slots", True) else 0
+        for name, width in (("rows", self.dim), ("slots", slots)):
+            shape = found[name].shape if name in found else ()
+            if shape not in ((number, width), (read_only, width)):
+                told = f"{number} copies, {read_only} of them read-only, but {name} {list(shape)}"
+                raise CheckpointError(self._paths[rank], f"has {told}")
+        replicas = {name: widened(values) for name, values in found.items()}
         replicas.setdefault("last_used", np.empty(0, np.int64))
         return {**replicas, "steps": np.asarray(file.meta["copies_steps"], np.int64)}
 

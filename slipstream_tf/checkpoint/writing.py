@@ -140,9 +140,8 @@ def finish_with_all(directory: Path, name: str, manifest: Manifest, keep: int) -
     for rank in range(manifest.world_size):
         disk.remove(_note(staging, rank))
     tables = [dict(table) for table in notes[0]["tables"]]
-    if manifest.placement != "replicated":
-        for i, table in enumerate(tables):
-            table["rows"] = sum(note["tables"][i]["rows"] for note in notes)
+    for i, table in enumerate(tables):
+        table["rows"] = sum(note["tables"][i]["rows"] for note in notes)
     whole = dataclasses.replace(
         manifest,
         tables=tables,

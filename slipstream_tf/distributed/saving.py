@@ -126,9 +126,10 @@ class JobCheckpoints:
     written by the first checkpoint, after a failed one and after `restore`; after eight with
     changes, or when these have more rows than the table had; always where all rows decay in each
     step, where more rows left than the table holds, or where the file system gives a file one name
-    only. Replicas, and counts of replicated ranks but rank 0, are written whole. Rows of tables
-    that spill are written to their own files, as far as they have changed, and the checkpoint keeps
-    these: no room is needed for a copy.
+    only. Replicated tables are written by one rank each. The counts of the others are written
+    whole, as are those of replicas, whose rows are not written unless they are read-only. Rows of
+    tables that spill are written to their own files, as far as they have changed, and the
+    checkpoint keeps these: no room is needed for a copy.
     """
 
     def __init__(
@@ -181,6 +182,8 @@ class JobCheckpoints:
         # What the next checkpoint may go on from; and the one after, when this one is whole.
         self._before_next: Mapping[str, table_parts.FilesBefore] = {}
         self._before: Mapping[str, table_parts.FilesBefore] = {}
+        # Of replicated tables, by name, the rank that writes its rows.
+        self._writers: dict[str, int] = {}
 
     def save(self, step: int, position: Any = None, rng: Any = None) -> SavedJob:
         """Writes a checkpoint, once the one before is written; a collective.
@@ -205,7 +208,8 @@ class JobCheckpoints:
         same = {"step": step, "placement": self._placement}
         require_same(self._comm, same, self._names.of("same"), "a checkpoint")
         self.wait()
-        name, identity = self._together(self._begin, "make a folder for a checkpoint")[0]
+        begin = self._together(self._begin, "make a folder for a checkpoint")
+        name, identity, self._writers = begin[0]
         files: list[writing.RankFiles] = []
         part = "write its part of a checkpoint"
         self._together(lambda: files.append(self._cut(position, rng)), part)
@@ -275,10 +279,15 @@ class JobCheckpoints:
     def _together(self, work: Callable[[], Any], what: str) -> list[Any]:
         return together(self._comm, work, self._names.of("done"), what)
 
-    def _begin(self) -> list[str]:
+    def _begin(self) -> list[Any]:
+        """Of rank 0: a name, an identity, and who writes which table, from the first time on."""
         if self._comm.rank > 0:
-            return ["", ""]
-        return [writing.stage(self._directory), uuid.uuid4().hex]
+            return []
+        writers = self._writers
+        is_shared = self._placement == "replicated" and not writers
+        if is_shared and self._store is not None and self._store.updates_rows:
+            writers = table_parts.writers_of(self._store, self._comm.size)
+        return [writing.stage(self._directory), uuid.uuid4().hex, writers]
 
     def _parts(self, manifest: Manifest) -> list[str]:
         """The folders whose `tf.train.Checkpoint` this rank reads."""
@@ -312,7 +321,9 @@ class JobCheckpoints:
         parts, rates = [], None
         if self._store is not None:
             policies = None if self._engine is None else self._engine.policies
-            parts = table_parts.cut(self._store, self._rank, policies, folder, self._before)
+            parts = table_parts.cut(
+                self._store, self._rank, policies, folder, self._before, self._writers
+            )
             if self._store.updates_rows:
                 saved = self._store.rates.export()
                 rates = {name: values.tolist() for name, values in saved.items()}

@@ -303,9 +303,11 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         )
         self._announced.outdate()
 
-    def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
+    def import_copies(
+        self, table: str, contents: Mapping[str, Any], takes_flags: bool = True
+    ) -> None:
         """See `ReplicatingStore.import_copies`."""
-        super().import_copies(table, contents)
+        super().import_copies(table, contents, takes_flags)
         self._announced.outdate()
 
     def decay_counts(self, factor: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf._compat import told_batch_size
+from slipstream_tf._compat import is_sized_by_reader, told_batch_size
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops.features import num_rows
 
@@ -62,7 +62,7 @@ def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = 
     Args:
         dataset: its elements are batches.
         batch_size: inputs of a batch that is made of them; None: that of `dataset`, as its
-            element_spec tells it or as it was given to `.batch(n)`.
+            element_spec tells it or as it was given to `.batch(n)`, `.rebatch(n)` or a reader.
         is_refilled: whether batches are refilled; else they stay as they are where `batch_size` is
             None.
 
@@ -86,7 +86,7 @@ def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = 
         known = before or told
         batches = cardinality if not (known and size) else math.ceil(cardinality * known / size)
         most = math.ceil(cardinality * before / size) if before and size else None
-    if told is not None and is_told:
+    if told is not None and is_told and not is_sized_by_reader(dataset):
         dataset = dataset.map(functools.partial(_require_at_most, told))
     return Sized(dataset, size, batches, most, static or told)
 
@@ -95,8 +95,8 @@ def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = 
 def _require_at_most(size: int, *element: Any) -> Any:
     rows = num_rows(tf.nest.flatten(element)[0])
     message = (
-        f"A batch has more inputs than the {size} of .batch({size}): give Slipstream.apply the "
-        "batch_size that the batches have after .map."
+        f"A batch has more inputs than the {size} that were told, as by .batch({size}): give "
+        "Slipstream.apply the batch_size that the batches have after .map."
     )
     with tf.control_dependencies([tf.debugging.assert_less_equal(rows, np.int64(size), message)]):
         same = tf.nest.map_structure(tf.identity, element, expand_composites=True)

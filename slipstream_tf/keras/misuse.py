@@ -44,6 +44,8 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
         engine: a `Slipstream`.
         report: the window's.
     """
+    if engine.settings.policies and engine.plan.is_exceeded_by(report.step):
+        warn_of_more_steps(report.step, engine.plan.steps)
     if report.window > 0:
         return
     if engine.needs_losses and not engine.are_losses_told:
@@ -161,6 +163,23 @@ def warn_of_batches_ahead(steps: int, seen: int, batch_size: int, read_size: int
         "take effect late. Put Slipstream.apply last, behind .prefetch.",
         RuntimeWarning,
         stacklevel=5,
+    )
+
+
+def warn_of_more_steps(step: int, planned: int) -> None:
+    """Warns that training goes on beyond its plan.
+
+    Args:
+        step: that has been trained.
+        planned: steps that training was to take, by the number of batches that are read.
+    """
+    warnings.warn(
+        f"Training has taken {step:,} steps, but {planned:,} were planned: the warm-up and the "
+        "windows were too short. Batches that are read may be larger than the batch_size that was "
+        "given to Slipstream.apply. Make them by `.batch(n)` or `.rebatch(n)`, which tell their "
+        "size, or give Window(planned_steps=).",
+        RuntimeWarning,
+        stacklevel=4,
     )
 
 

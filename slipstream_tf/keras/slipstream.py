@@ -190,7 +190,8 @@ class Slipstream(tf.train.experimental.PythonState):
         Args:
             dataset: elements are batches, e.g. `(features, label)`.
             batch_size: examples of an output batch; default: that of `dataset`, where its
-                element_spec or its `.batch(n)` tells it. No batch is read to find out.
+                element_spec, `.batch(n)`, `.rebatch(n)` or a reader tells it. No batch is read to
+                find out.
             get_keys: called like a function for `dataset.map`, returns the keys in a format that
                 the embedding layer takes. Default: what the features have under the names of the
                 layer's; or `features["keys"]`; see `inputs.classifier.skip_inputs`.
@@ -225,7 +226,7 @@ class Slipstream(tf.train.experimental.PythonState):
         read = self._reading.read(weighed) if ahead else weighed
         kept = self.leave_out(read, source.size, get_keys, drop_remainder)
         self.plan.batches = source.batches
-        self.batch_sizes = source.size or source.given, source.given or source.size
+        self.batch_sizes = source.size or source.given, source.given
         # Ranks that have fewer batches get empty ones.
         self.most_batches = most_known(self.comm, source.most, "slipstream.batches")
         again = functools.partial(self.apply, dataset, batch_size, get_keys, drop_remainder, ahead)

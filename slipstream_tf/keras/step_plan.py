@@ -32,7 +32,7 @@ class StepPlan:
         self.batches: int | None = None
         self.steps = 0
         self._of_epoch = 0
-        self._next_fit_is_planned = False
+        self._next_fit_is_planned = self._was_exceeded = False
 
     def add_epochs(self, epochs: int, steps: int | None = None) -> bool:
         """Plans more training; with several ranks a collective.
@@ -57,6 +57,13 @@ class StepPlan:
         self._of_epoch = steps
         self._set(self.steps + epochs * steps)
         return True
+
+    def is_exceeded_by(self, step: int) -> bool:
+        """Whether a step is beyond what this process planned; once."""
+        if self._was_exceeded or not self._of_epoch or step <= self.steps:
+            return False
+        self._was_exceeded = self._tracker.goes_by_plan
+        return self._was_exceeded
 
     def leave_out_epochs(self, epochs: int) -> None:
         """Takes back epochs that the last `add_epochs` planned, of a `fit` that begins later."""

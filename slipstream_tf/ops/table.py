@@ -329,6 +329,25 @@ def export_table(handle: tf.Tensor, flush: bool = True) -> dict[str, np.ndarray]
     return to_arrays(result, EXPORTED)
 
 
+def export_replicas(handle: tf.Tensor) -> dict[str, np.ndarray]:
+    """Returns what `export_table` does of replicas, sorted by key; nothing is flushed.
+
+    Values of replicas that lookups request anew are left out.
+
+    Args:
+        handle: the table, whose rows are in memory (eager only).
+
+    Returns:
+        As `export_table`, but rows and slots only of the read-only ones; and marks uint8 [n], row
+        flags.
+
+    Raises:
+        tf.errors.InvalidArgumentError: rows of the table spill to the disk.
+    """
+    result = _loader.library().slipstream_table_export_replicas(handle=handle)
+    return {**to_arrays(result, EXPORTED), "marks": result.flags.numpy()}
+
+
 @dataclasses.dataclass(frozen=True)
 class Changes:
     """What became of a table's rows since an earlier look at them.

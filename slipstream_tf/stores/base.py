@@ -355,8 +355,16 @@ class SavedStore(TrackedStore):
         """Returns this rank's copies of rows, where it `has_replicas`; see `ShardedStore`."""
         raise NotImplementedError
 
-    def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces this rank's copies by those of `export_copies`."""
+    def import_copies(
+        self, table: str, contents: Mapping[str, Any], takes_flags: bool = True
+    ) -> None:
+        """Replaces this rank's copies by those of `export_copies`.
+
+        Args:
+            table: name of the table.
+            contents: as `export_copies` returned them.
+            takes_flags: whether rows get the flags that they had; else those that they have now.
+        """
         raise NotImplementedError
 
 

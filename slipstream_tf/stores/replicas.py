@@ -16,9 +16,10 @@ from absl import logging
 from slipstream_tf.config import Retention, Table
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.memory import require_room
+from slipstream_tf.ops import table as table_ops
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.key_map import KeyMap
-from slipstream_tf.ops.update_policy import SATURATED
+from slipstream_tf.ops.update_policy import READ_ONLY, SATURATED
 from slipstream_tf.optimizers import SparseOptimizer, rule_of
 from slipstream_tf.stores.access_counts import CountingStore
 from slipstream_tf.stores.native import CollectingStore, NativeStore
@@ -152,27 +153,32 @@ class ReplicatingStore(CollectingStore):
         return self._replicas.read_only[self._require(table)]
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
-        """Returns this rank's replicas, with its own accesses, as `NativeStore.export_table`.
+        """Returns this rank's replicas, with its own accesses; see `ops.table.export_replicas`.
 
-        Beside these: marks uint8 [n], the row flags of this window. Gradients stay deferred.
+        Values of those that lookups request anew are left out. Gradients stay deferred.
         """
-        contents = NativeStore.export_table(self._collector, table, flush=False)
-        return {
-            **contents,
-            "marks": NativeStore.row_flags(self._collector, table, contents["keys"]),
-        }
+        return table_ops.export_replicas(self._collector._handle_of(table))
 
-    def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
+    def import_copies(
+        self, table: str, contents: Mapping[str, Any], takes_flags: bool = True
+    ) -> None:
         """Replaces this rank's replicas by those of `export_copies`.
 
         Read-only ones are as old as they were. Call it in the midst of a window, after
-        `set_row_flags` and `set_read_only`, whose flags replicas keep where the contents have none;
-        and before `import_deferred`: deferred gradients leave without a trace.
+        `set_row_flags` and `set_read_only`, and before `import_deferred`: deferred gradients leave
+        without a trace. Where flags are not taken, or there are none, replicas keep those of now,
+        but none is read-only until the next `set_read_only`.
         """
         rows = dict(contents)
         keys, flags = rows["keys"], rows.pop("marks", None)
-        if flags is None:
-            flags = self._replicas.row_flags(table, keys)
+        for name in ("rows", "slots"):
+            values = rows[name]
+            if len(values) != len(keys):  # The others' are requested before they are read.
+                rows[name] = np.zeros((len(keys), values.shape[1]), np.float32)
+                rows[name][(flags & READ_ONLY) > 0] = values
+        if flags is None or not takes_flags:
+            flags = self._replicas.row_flags(table, keys) & ~READ_ONLY
+            self._replicas.read_only[table] = 0
         self._replicas.import_table(table, rows)
         self._replicas.set_row_flags(table, keys, flags)
 

@@ -63,10 +63,9 @@ class Saving:
         text = f"{self.saved:,} of {self.offered:,} {self.what} ({self.share:.1%}"
         if self.bytes_offered:
             text += f"; {self.bytes_saved / 2**20:,.1f} of {self.bytes_offered / 2**20:,.1f} MiB"
-        text += ") at an estimated cost of "
         if self.least_cost is None or self.most_cost is None:
-            return text + "nobody knows what"
-        return text + f"{self.least_cost:.4f} to {self.most_cost:.4f} AUC"
+            return text + "), at a cost that is not estimated"
+        return text + f") at an estimated cost of {self.least_cost:.4f} to {self.most_cost:.4f} AUC"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +162,8 @@ def _by_curve(
     fit = fit_learning_curve(curve)
     if fit is None:
         if not curve:
-            return None, None, "none: no losses of the examples came in."
+            words = "none: no losses came in, which dry_run=DryRun(estimates_cost=True) asks for."
+            return None, None, words
         words = f"none: a learning curve needs {MIN_POINTS} windows in its later three quarters."
         return None, None, words
     all_missing = float(sum(missing))

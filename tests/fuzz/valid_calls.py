@@ -93,6 +93,7 @@ def call_table_ops(call: Call) -> None:
     admission = call("SlipstreamTableExportAdmission", handle=table)
     call("SlipstreamTableImportAdmission", handle=table, **_as_inputs(admission))
     call("SlipstreamTableExportChanges", handle=table, since=np.array(0, np.int64))
+    call("SlipstreamTableExportReplicas", handle=table)
     whole = call("SlipstreamTableExport", handle=table)
     call("SlipstreamTableImport", handle=table, **_as_inputs(whole))
     call("SlipstreamTableStep", handle=table)

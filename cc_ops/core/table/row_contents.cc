@@ -32,7 +32,7 @@ Status RowStore::Export(const std::vector<HashIndex::Entry>& entries,
     return shards_[ShardOf(entry.key)].arena.Row(entry.index);
   };
   for (size_t i = 0; i < entries.size(); ++i) {
-    if (i + kAhead < entries.size()) {
+    if (room.rows != nullptr && i + kAhead < entries.size()) {
       const char* const ahead = reinterpret_cast<const char*>(row_of(entries[i + kAhead]));
       for (int64_t b = 0; b < layout_.bytes(); b += kLine) __builtin_prefetch(ahead + b);
     }
@@ -105,9 +105,11 @@ TableContents RowStore::EmptyContents(size_t n) const {
 
 void RowStore::ExportRow(int shard, const HashIndex::Entry& entry, const StoredRow* row, size_t i,
                          const ContentsRoom& room) const {
-  float* const values = room.rows + i * static_cast<size_t>(layout_.dim);
-  layout_.Read(row, values, room.slots + i * static_cast<size_t>(layout_.slots));
-  for (int64_t j = 0; scale_ != 1.0 && j < layout_.dim; ++j) values[j] *= scale();
+  if (room.rows != nullptr) {
+    float* const values = room.rows + i * static_cast<size_t>(layout_.dim);
+    layout_.Read(row, values, room.slots + i * static_cast<size_t>(layout_.slots));
+    for (int64_t j = 0; scale_ != 1.0 && j < layout_.dim; ++j) values[j] *= scale();
+  }
   room.keys[i] = entry.key;
   room.counts[i] = entry.count;
   if (tracks_use()) room.last_used[i] = LastUsed(shard, entry.index);

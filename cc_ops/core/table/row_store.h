@@ -78,7 +78,7 @@ struct TableContents {
 // Room for the arrays of as many rows; see TableContents.
 struct ContentsRoom {
   int64_t* keys;
-  float* rows;
+  float* rows;  // null: neither rows nor slots are asked for
   float* slots;
   float* counts;
   int64_t* last_used;  // of a table that tracks use

@@ -214,18 +214,37 @@ absl::Status Remove(tf::OpKernelContext* c, EmbeddingTable* table) {
   return OutputScalar(c, 0, table->Remove(Data<int64_t>(c, 1), c->input(1).NumElements()));
 }
 
+absl::Status SpillsError(const EmbeddingTable& table) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("table '", table.options().name,
+                   "' spills its rows to the disk; allowed: a table whose rows are in memory"));
+}
+
 // The first six outputs: of rows of entries, in their order.
+// valued: those of them whose rows and slots come; null: all.
 absl::Status OutputRows(tf::OpKernelContext* c, const EmbeddingTable& table,
-                        const std::vector<HashIndex::Entry>& entries) {
+                        const std::vector<HashIndex::Entry>& entries,
+                        const std::vector<HashIndex::Entry>* valued = nullptr) {
   const RowStore& rows = table.rows();
   const auto n = static_cast<int64_t>(entries.size());
+  const auto m = valued == nullptr ? n : static_cast<int64_t>(valued->size());
   const int64_t timed = rows.tracks_use() ? n : 0;
   ContentsRoom room = {};
+  float *values = nullptr, *slots = nullptr;
   TF_RETURN_IF_ERROR(Allocate(c, 0, tf::TensorShape({n}), &room.keys));
-  TF_RETURN_IF_ERROR(Allocate(c, 1, tf::TensorShape({n, table.dim()}), &room.rows));
-  TF_RETURN_IF_ERROR(Allocate(c, 2, tf::TensorShape({n, table.slots_per_row()}), &room.slots));
+  TF_RETURN_IF_ERROR(Allocate(c, 1, tf::TensorShape({m, table.dim()}), &values));
+  TF_RETURN_IF_ERROR(Allocate(c, 2, tf::TensorShape({m, table.slots_per_row()}), &slots));
   TF_RETURN_IF_ERROR(Allocate(c, 3, tf::TensorShape({n}), &room.counts));
   TF_RETURN_IF_ERROR(Allocate(c, 4, tf::TensorShape({timed}), &room.last_used));
+  if (valued == nullptr) {
+    room.rows = values;
+    room.slots = slots;
+  } else {
+    std::vector<int64_t> keys(valued->size()), used(valued->size());
+    std::vector<float> counts(valued->size());
+    TF_RETURN_IF_ERROR(
+        ToAbsl(rows.Export(*valued, {keys.data(), values, slots, counts.data(), used.data()})));
+  }
   TF_RETURN_IF_ERROR(ToAbsl(rows.Export(entries, room)));
   return Output(c, 5, std::vector<int64_t>{table.updates().step(), rows.lookup_step()});
 }
@@ -238,15 +257,25 @@ absl::Status Export(tf::OpKernelContext* c, EmbeddingTable* table) {
   return OutputRows(c, *table, table->rows().Entries());
 }
 
+absl::Status ExportReplicas(tf::OpKernelContext* c, EmbeddingTable* table) {
+  const SharedLock lock(table->mutex());
+  if (table->rows().spilled() != nullptr) return SpillsError(*table);
+  const std::vector<HashIndex::Entry> entries = table->rows().Entries();
+  std::vector<uint8_t> flags(entries.size());
+  std::vector<HashIndex::Entry> read_only;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    flags[i] = table->flags().shard(ShardOf(entries[i].key))->Of(entries[i].index);
+    if ((flags[i] & kReadOnlyReplica) != 0) read_only.push_back(entries[i]);
+  }
+  TF_RETURN_IF_ERROR(OutputRows(c, *table, entries, &read_only));
+  return Output(c, 6, flags);
+}
+
 absl::Status ExportChanges(tf::OpKernelContext* c, EmbeddingTable* table) {
   int64_t since = 0;
   TF_RETURN_IF_ERROR(ReadScalar(c, 1, "since", &since));
   const ExclusiveLock lock(table->mutex());
-  if (table->rows().spilled() != nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("table '", table->options().name,
-                     "' spills its rows to the disk; allowed: a table whose rows are in memory"));
-  }
+  if (table->rows().spilled() != nullptr) return SpillsError(*table);
   const RowChanges changes = table->rows().TakeChanges(since);
   TF_RETURN_IF_ERROR(OutputRows(c, *table, changes.rows));
   TF_RETURN_IF_ERROR(Output(c, 6, changes.removed));
@@ -328,6 +357,7 @@ SLIPSTREAM_TABLE_KERNEL("Keys", Keys);
 SLIPSTREAM_TABLE_KERNEL("Write", Write);
 SLIPSTREAM_TABLE_KERNEL("Remove", Remove);
 SLIPSTREAM_TABLE_KERNEL("Export", Export);
+SLIPSTREAM_TABLE_KERNEL("ExportReplicas", ExportReplicas);
 SLIPSTREAM_TABLE_KERNEL("ExportChanges", ExportChanges);
 SLIPSTREAM_TABLE_KERNEL("ExportAdmission", ExportAdmission);
 SLIPSTREAM_TABLE_KERNEL("ImportAdmission", ImportAdmission);

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf._compat import tell_batch_size
 from slipstream_tf.errors import require_choice, require_integer
 from slipstream_tf.inputs.spec import PARTS, BadLines, DataSpec
 
@@ -266,6 +267,7 @@ class BatchReader:
         if self.spec.num_dense:
             features["dense"] = tf.TensorSpec([batch, self.spec.num_dense], tf.float32)
         dataset = self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
+        dataset = tell_batch_size(dataset, self._batch_size)
         known = [n for n in (self.spec.num_examples, self._max_inputs) if n is not None]
         if self.spec.num_examples is None:
             return dataset

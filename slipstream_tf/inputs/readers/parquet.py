@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pa_dataset
 import tensorflow as tf
 
+from slipstream_tf._compat import tell_batch_size
 from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.inputs.readers.base import BatchReader, Rows
 from slipstream_tf.inputs.readers.hashing import hash_strings
@@ -93,7 +94,9 @@ class ParquetReader(BatchReader):
         """Returns the batches; each iteration reads the files anew."""
         batches = super().dataset()
         # A RaggedTensor made here, in the graph, is many times cheaper than one made in Python.
-        return batches.map(self._with_ragged) if self._lists else batches
+        if not self._lists:
+            return batches
+        return tell_batch_size(batches.map(self._with_ragged), self._batch_size)
 
     def _key_spec(self, batch: int | None) -> Any:
         if not self._lists:

@@ -112,10 +112,10 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, changes: dict[str, Any]) 
 
 
 def test_another_version_is_named(tmp_path: Path) -> None:
-    manifest(tmp_path, format=4, versions={"slipstream_tf": "9.1"})
+    manifest(tmp_path, format=5, versions={"slipstream_tf": "9.1"})
     with pytest.raises(
         CheckpointMismatchError,
-        match=r"format is 4, this version reads 2 and 3\. .* wrote it, 9\.1\.",
+        match=r"format is 5, this version reads 2, 3, 4\. .* wrote it, 9\.1\.",
     ):
         read_manifest(tmp_path)
 

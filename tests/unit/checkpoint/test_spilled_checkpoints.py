@@ -144,7 +144,9 @@ def test_damage_is_found_before_the_store_is_touched(tmp_path: Path) -> None:
     new = [path for name, path in files_of(last).items() if name not in files_of(first)]
     with new[0].open("r+b") as file:
         file.seek(5000)
-        file.write(b"?")
+        (byte,) = file.read(1)
+        file.seek(5000)
+        file.write(bytes([byte ^ 1]))
     back, whole = store_of(tmp_path / "other"), store_of(None)
     restored = checkpoints(tmp_path / "saved", back).restore()
     assert restored is not None and restored.step == 20

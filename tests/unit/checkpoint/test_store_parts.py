@@ -38,7 +38,9 @@ class WithCopies(InSok):
             "marks": (keys % 2).astype(np.uint8),
         }
 
-    def import_copies(self, table: str, contents: dict[str, np.ndarray]) -> None:
+    def import_copies(
+        self, table: str, contents: dict[str, np.ndarray], takes_flags: bool = True
+    ) -> None:
         self.copies = contents
 
 
@@ -102,6 +104,32 @@ def test_native_tables_go_into_sok_and_back(tmp_path: Path) -> None:
     assert total([back.export_deferred("t")], "sums") == total([deferred], "sums")
 
 
+@pytest.mark.parametrize("writer", [0, 1, 2])
+def test_rows_that_all_ranks_have_come_from_the_one_that_wrote_them(
+    writer: int, tmp_path: Path
+) -> None:
+    keys = [8, 3, 11, 6, 1, 40]
+    saved = [native(keys) for _ in range(3)]
+    was = saved[0].export_table("t", flush=False)
+    manifest = save(tmp_path / "a", saved, "replicated", writer)
+    files = [array_file.ArrayFile(tmp_path / "a" / store_parts.file_name(r, 0), "this") for r in
+             range(3)]  # fmt: skip
+    assert ["contents" in file.groups for file in files] == [r == writer for r in range(3)]
+    for size in (1, 3):
+        now = [NativeStore([TABLE], RULE) for _ in range(size)]
+        restore(tmp_path / "a", manifest, now, "replicated")
+        for store in now:
+            found = store.export_table("t", flush=False)
+            for column in ("keys", "rows", "slots", "steps"):
+                np.testing.assert_array_equal(found[column], was[column], column)
+            np.testing.assert_array_equal(found["counts"], was["counts"] * 3 / size)
+    spread = [InSok(r, 2) for r in range(2)]
+    restore(tmp_path / "a", manifest, spread, "spread")
+    assert rows(spread, "rows") == dict(
+        zip(was["keys"].tolist(), was["rows"].tolist(), strict=True)
+    )
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_tables_in_sok_go_to_any_number_of_ranks(size: int, tmp_path: Path) -> None:
     keys = [2, 3, 5, 7, 11, 13, 17, 19]
@@ -150,7 +178,7 @@ def test_an_owner_counts_what_all_ranks_accessed(tmp_path: Path) -> None:
         def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
             return (keys // 2) % 2
 
-        def import_copies(self, table: str, contents: Any) -> None:
+        def import_copies(self, table: str, contents: Any, takes_flags: bool = True) -> None:
             raise AssertionError("copies of another kind of store")
 
     saved = [WithCopies(r, 2).fill([2, 3, 5, 7, 11, 13]) for r in range(2)]

@@ -69,6 +69,17 @@ def assert_is(store: NativeStore, saved: SavedTable) -> None:
         np.testing.assert_array_equal(found[name], values, name)
 
 
+@pytest.mark.parametrize("sizes", [(0, 0, 0, 0), (1000, 600, 300, 250)])
+def test_tables_that_all_ranks_have_are_shared_out_by_their_size(sizes: tuple[int, ...]) -> None:
+    store = NativeStore([Table(f"t{i}", DIM) for i in range(len(sizes))])
+    for index, size in enumerate(sizes):
+        store.write_rows(f"t{index}", np.arange(size), np.zeros((size, DIM), np.float32))
+    found = table_parts.writers_of(store, 2)
+    of_rank = [sum(sizes[int(n[1:])] for n, r in found.items() if r == rank) for rank in (0, 1)]
+    assert set(found.values()) == {0, 1} and abs(of_rank[0] - of_rank[1]) <= 150
+    assert table_parts.writers_of(store, 1) == dict.fromkeys(found, 0)
+
+
 @pytest.mark.parametrize("capacity", [None, 50])
 def test_any_changes_are_read_as_the_table_is(tmp_path, capacity):
     draw = np.random.default_rng(5)

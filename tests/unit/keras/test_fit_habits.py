@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import warnings
 
 import keras
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 import slipstream_tf as slip
 from slipstream_tf import Table, Window, optimizers
+from slipstream_tf.inputs.readers.generator import GeneratedReader
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 
 BATCH, COUNT = 8, 240
@@ -31,16 +33,17 @@ def batches():
 class Run:
     """A functional model and its engine."""
 
-    def __init__(self, kind=slip.keras.Model, policies=(), steps=5, warmup=0.25):
+    def __init__(
+        self, kind=slip.keras.Model, policies=(), steps=5, warmup=0.25, planned_steps=None
+    ):
         keras.utils.set_random_seed(0)
         self.embeddings = EmbeddingCollection([Table("a", 4), Table("b", 4)], optimizers.SGD(0.05))
         inputs = keras.Input((2,), dtype="int64")
         vectors = keras.layers.Flatten()(self.embeddings(inputs))
         self.model = kind(inputs, keras.layers.Dense(1, "sigmoid")(vectors))
         self.model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy")
-        self.slipstream = Slipstream(
-            self.embeddings, policies, window=Window(steps=steps, warmup=warmup)
-        )
+        window = Window(steps=steps, warmup=warmup, planned_steps=planned_steps)
+        self.slipstream = Slipstream(self.embeddings, policies, window=window)
 
     def fit(self, data, **options):
         options = {"callbacks": [self.slipstream.callback()], "verbose": 0, **options}
@@ -175,6 +178,49 @@ def test_batches_that_are_larger_than_they_were_said_to_be_are_an_error():
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\.batch\(8\): give .*batch_size"):
         list(run.slipstream.apply(doubled))
     assert [len(y) for _, y in run.slipstream.apply(doubled, 2 * BATCH)] == [2 * BATCH] * BATCHES
+
+
+@pytest.mark.parametrize("read", ["generated", "rebatched", "mapped"])
+def test_larger_batches_that_a_reader_or_rebatch_made_are_planned_as_those_trained(read, said):
+    run = Run(policies=BY_DRIFT, warmup=0.5)
+    if read == "rebatched":
+        data = (
+            unknown_length()
+            .rebatch(4 * BATCH)
+            .apply(tf.data.experimental.assert_cardinality(math.ceil(BATCHES / 4)))
+        )
+    else:
+        reader = GeneratedReader(COUNT, "train", 4 * BATCH, fields=2, cardinalities=(20, 20))
+        data = reader.dataset()
+    if read == "mapped":
+        data = data.map(lambda features, label: (features["keys"], label))
+    applied = run.slipstream.apply(data, BATCH)
+    assert run.slipstream.plan.batches == 4 * math.ceil(BATCHES / 4)
+    assert [len(parts[-1]) for parts in applied.take(9)] == [BATCH] * 9
+    assert said() == []
+
+
+def test_the_size_that_a_reader_tells_is_the_default():
+    run = Run(policies=BY_DRIFT)
+    reader = GeneratedReader(COUNT, "train", BATCH, fields=2, cardinalities=(20, 20))
+    data = run.slipstream.apply(reader.dataset())
+    assert [len(label) for _, label in data] == [BATCH] * BATCHES
+
+
+@pytest.mark.parametrize("planned_steps", [None, BATCHES])
+def test_larger_batches_of_a_size_that_nothing_tells_are_warned_of(planned_steps, said):
+    run = Run(policies=BY_DRIFT, planned_steps=planned_steps)
+
+    def fours():
+        return iter(batches().rebatch(4 * BATCH))
+
+    spec = (tf.TensorSpec([None, 2], tf.int64), tf.TensorSpec([None]))
+    data = tf.data.Dataset.from_generator(fours, output_signature=spec)
+    data = data.apply(tf.data.experimental.assert_cardinality(math.ceil(BATCHES / 4)))
+    run.fit(run.slipstream.apply(data, BATCH))
+    words = [w for w in said() if "steps, but 8 were planned" in w]
+    assert len(words) == (planned_steps is None) == len(said())
+    assert all(".rebatch(n)" in w and "planned_steps" in w for w in words)
 
 
 def test_a_batch_size_that_nothing_tells_is_asked_for():

@@ -61,13 +61,15 @@ def test_deferred_rows_cost_what_the_rule_says():
     assert max(map(len, text.splitlines())) <= 100
     unknown = only(dry("defer_gradients"), made)
     assert unknown.least_cost is None and unknown.basis.startswith("none:")
-    assert "estimated cost of nobody knows what" in str(unknown)
+    assert "), at a cost that is not estimated" in str(unknown)
 
 
 @pytest.mark.parametrize("made", [reports(auc=False), reports()[: WARMUP + 1]])
 def test_without_a_curve_there_is_no_estimate(made):
     saving = only(dry("skip_examples"), made)
     assert saving.saved > 0 and saving.most_cost is None and saving.basis.startswith("none:")
+    names_switch = "DryRun(estimates_cost=True)" in saving.basis
+    assert names_switch == all(report.auc is None for report in made)
 
 
 def test_nothing_is_told_of_a_warm_up():

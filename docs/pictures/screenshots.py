@@ -1,0 +1,77 @@
+"""Takes the documentation's screenshots, of the runs of docs/tutorials/skipping.md.
+
+    python docs/pictures/screenshots.py FOLDER
+
+In: a folder in which the tutorial's commands have run, "foreseen" with `--tensorboard=board`.
+Out: report.png and tensorboard.png beside this program. It needs Chromium and TensorBoard.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+HERE = pathlib.Path(__file__).resolve().parent
+_WIDTH = 1280
+
+
+def shoot(address: str, name: str, height: int, seconds: float) -> None:
+    """Writes what a page looks like some seconds after it was opened."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        raise SystemExit("No chromium or google-chrome on PATH.")
+    options = [
+        *("--headless=new", "--no-sandbox", "--hide-scrollbars", "--disable-gpu"),
+        *(f"--window-size={_WIDTH},{height}", f"--timeout={int(1000 * seconds)}"),
+        f"--screenshot={HERE / name}",
+    ]
+    subprocess.run([browser, *options, address], check=True, capture_output=True)
+
+
+def free_port() -> int:
+    """Returns a port of loopback that nobody listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def shoot_board(folder: pathlib.Path) -> None:
+    """Serves a folder by TensorBoard, and takes its picture."""
+    port = free_port()
+    address = f"http://127.0.0.1:{port}/"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tensorboard.main", f"--logdir={folder}", f"--port={port}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(120):
+            try:
+                urllib.request.urlopen(address + "data/runs").read()
+                break
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.5)
+        shoot(f"{address}?pinnedCards=#scalars", "tensorboard.png", 900, 15)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def main() -> int:
+    """Takes both."""
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    folder = pathlib.Path(sys.argv[1]).resolve()
+    shoot((folder / "runs/report/report.html").as_uri(), "report.png", 1000, 5)
+    shoot_board(folder / "board")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
