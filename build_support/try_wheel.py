@@ -3,7 +3,7 @@
     python build_support/try_wheel.py --debian=bookworm,trixie --tensorflow=2.18,2.19,2.20,2.21
 
 In: the wheel in dist/, debootstrap, and root's rights. Out: a line for each Debian and TensorFlow;
-exit code 1 if one does not work. What is installed is downloaded outside, by this Python's pip.
+exit code 1 if one does not work, 75 if no Debian could be made to try it in. What is installed is downloaded outside, by this Python's pip.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from wheels import RELEASES, ROOT
 _WORK = ROOT / "build" / "debian"
 _MIRROR = "http://deb.debian.org/debian"
 _MOST_SECONDS = 20.0
+_NO_DEBIAN = 75  # As sysexits.h has it: what failed may work another time.
 _STEP = "slipstream-train --data=generated:20000 --output=/tmp/run"
 
 
@@ -109,7 +110,11 @@ def main() -> int:
     (wheel,) = chosen.wheels.glob("*.whl")
     works = 0
     for suite in chosen.debian.split(","):
-        debian = Debian(suite, chosen.mirror)
+        try:
+            debian = Debian(suite, chosen.mirror)
+        except subprocess.CalledProcessError as error:
+            print(f"No Debian {suite} could be made of {chosen.mirror}: {error}", flush=True)
+            return _NO_DEBIAN
         for release in chosen.tensorflow.split(","):
             told = f"Debian {suite}, Python {debian.python}, TensorFlow {release}"
             if not download(debian, release, wheel):
