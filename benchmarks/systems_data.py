@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,35 +63,40 @@ DATA: Mapping[str, Data] = {
 }
 
 
-def files_of(name: str, folder: Path, seed: int, examples: int | None) -> dict[str, Any]:
-    """Writes the files of a seed, if they are not there; returns a task's settings.
+def files_of(
+    name: str, folder: Path, seeds: Iterable[int], examples: int | None
+) -> dict[int, dict[str, Any]]:
+    """Writes the files of some seeds, if they are not there; returns each task's settings.
 
     Args:
         name: of `DATA`.
         folder: of the files.
-        seed: of the order of the training part.
+        seeds: of the order of the training part.
         examples: at most, of the training part; None: all. The other parts of generated data are
             a tenth of it each.
     """
     data, files = DATA[name], folder / "data"
     files.mkdir(parents=True, exist_ok=True)
-    told, train = files / "told.json", files / f"train-{seed}.bin"
-    if not told.exists() or not train.exists():
+    told, trains = files / "told.json", {seed: files / f"train-{seed}.bin" for seed in seeds}
+    missing = {seed: train for seed, train in trains.items() if not train.exists()}
+    if not told.exists() or missing:
         parts = {part: _read(data, part, examples) for part in _PARTS}
         cardinalities = _number(parts)
         for part in _PARTS[1:]:
-            _rows(parts[part]).tofile(files / f"{part}.bin")
-        _write_train(_rows(parts["train"]), train, data, seed)
-        numbers, count = parts["train"]["dense"].shape[1], len(parts["train"]["label"])
-        description = {"cardinalities": cardinalities, "numbers": numbers, "examples": count}
+            _rows(parts.pop(part)).tofile(files / f"{part}.bin")
+        numbers, rows = parts["train"]["dense"].shape[1], _rows(parts.pop("train"))
+        for seed, train in missing.items():
+            _write_train(rows, train, data, seed)
+        description = {"cardinalities": cardinalities, "numbers": numbers, "examples": len(rows)}
         told.write_text(json.dumps(description), encoding="utf-8")
     description = json.loads(told.read_text(encoding="utf-8"))
     steps = data.epochs * description.pop("examples") // data.model["batch"]
-    return {
-        "train": str(train.resolve()), "valid": str((files / "valid.bin").resolve()),
+    shared = {
+        "valid": str((files / "valid.bin").resolve()),
         "test": str((files / "test.bin").resolve()), **description, **data.model, "steps": steps,
         "skip_share": data.skip_share,
     }  # fmt: skip
+    return {seed: {"train": str(train.resolve()), **shared} for seed, train in trains.items()}
 
 
 def _read(data: Data, part: str, most: int | None) -> dict[str, np.ndarray]:
@@ -116,14 +121,14 @@ def _read(data: Data, part: str, most: int | None) -> dict[str, np.ndarray]:
 
 def _number(parts: Mapping[str, dict[str, np.ndarray]]) -> list[int]:
     """Replaces keys by numbers from 0 on in each field, in place; returns how many there are."""
-    sizes = [len(parts[part]["label"]) for part in _PARTS]
-    keys = np.concatenate([parts[part]["keys"] for part in _PARTS])
+    ends = np.cumsum([len(parts[part]["label"]) for part in _PARTS])[:-1]
     counts = []
-    for field in range(keys.shape[1]):
-        known, keys[:, field] = np.unique(keys[:, field], return_inverse=True)
+    for field in range(parts["train"]["keys"].shape[1]):
+        columns = [parts[part]["keys"][:, field] for part in _PARTS]
+        known, numbers = np.unique(np.concatenate(columns), return_inverse=True)
+        for column, own in zip(columns, np.split(numbers, ends), strict=True):
+            column[:] = own
         counts.append(len(known))
-    for part, own in zip(_PARTS, np.split(keys, np.cumsum(sizes)[:-1]), strict=True):
-        parts[part]["keys"] = own
     return counts
 
 

@@ -216,7 +216,7 @@ def run_all(
     minutes = 0.0 if _REPORT.value else _MINUTES.value
     runs = Runs(folder / "runs", time.monotonic() + 60 * minutes)
     kept: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in names}
-    files = {seed: files_of(_DATA.value, folder, seed, _EXAMPLES.value) for seed in {0, *seeds}}
+    files = files_of(_DATA.value, folder, {0, *seeds}, _EXAMPLES.value)
     try:
         tuned = {}
         for name in names:
