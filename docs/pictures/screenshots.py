@@ -8,6 +8,7 @@ Out: report.png and tensorboard.png beside this program. It needs Chromium and T
 
 from __future__ import annotations
 
+import json
 import pathlib
 import shutil
 import socket
@@ -28,7 +29,7 @@ def shoot(address: str, name: str, height: int, seconds: float) -> None:
         raise SystemExit("No chromium or google-chrome on PATH.")
     options = [
         *("--headless=new", "--no-sandbox", "--hide-scrollbars", "--disable-gpu"),
-        *(f"--window-size={_WIDTH},{height}", f"--timeout={int(1000 * seconds)}"),
+        *(f"--window-size={_WIDTH},{height}", f"--virtual-time-budget={int(1000 * seconds)}"),
         f"--screenshot={HERE / name}",
     ]
     subprocess.run([browser, *options, address], check=True, capture_output=True)
@@ -46,18 +47,20 @@ def shoot_board(folder: pathlib.Path) -> None:
     port = free_port()
     address = f"http://127.0.0.1:{port}/"
     server = subprocess.Popen(
-        [sys.executable, "-m", "tensorboard.main", f"--logdir={folder}", f"--port={port}"],
+        [sys.executable, "-m", "tensorboard.main", f"--logdir={folder.name}", f"--port={port}"],
+        cwd=folder.parent,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
         for _ in range(120):
             try:
-                urllib.request.urlopen(address + "data/runs").read()
-                break
+                if len(json.load(urllib.request.urlopen(address + "data/runs"))):
+                    break
             except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.5)
-        shoot(f"{address}?pinnedCards=#scalars", "tensorboard.png", 900, 15)
+                pass
+            time.sleep(0.5)
+        shoot(f"{address}#timeseries", "tensorboard.png", 1000, 30)
     finally:
         server.terminate()
         server.wait()
