@@ -166,8 +166,8 @@ wheel-test: $(STAMPS)/installed
 	else \
 		build_support/system_packages.sh debootstrap:debootstrap; \
 		$(BIN)/python build_support/wheels.py --python=$(BIN)/python --output=build/wheel; \
-		release=$$($(BIN)/python -c 'from importlib.metadata import version as v; \
-			print(".".join(v("tensorflow-cpu").split(".")[:2]))'); \
+		release=$$($(BIN)/python -c 'import tensorflow as tf; \
+			print(".".join(tf.__version__.split(".")[:2]))' 2> /dev/null); \
 		$(BIN)/python build_support/try_wheel.py --wheels=build/wheel --debian=bookworm \
 			--tensorflow=$$release || [ $$? -eq 75 ]; \
 	fi

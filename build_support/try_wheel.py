@@ -3,7 +3,8 @@
     python build_support/try_wheel.py --debian=bookworm,trixie --tensorflow=2.18,2.19,2.20,2.21
 
 In: the wheel in dist/, debootstrap, and root's rights. Out: a line for each Debian and TensorFlow;
-exit code 1 if one does not work, 75 if no Debian could be made to try it in. What is installed is downloaded outside, by this Python's pip.
+exit code 1 if one does not work, 75 if no Debian could be made to try it in. What is installed is
+downloaded outside, by this Python's pip.
 """
 
 from __future__ import annotations

@@ -60,6 +60,8 @@ def shoot_board(folder: pathlib.Path) -> None:
             except (urllib.error.URLError, ConnectionError):
                 pass
             time.sleep(0.5)
+        else:
+            raise SystemExit(f"TensorBoard shows no run of {folder}.")
         shoot(f"{address}#timeseries", "tensorboard.png", 1000, 30)
     finally:
         server.terminate()

@@ -190,8 +190,7 @@ class SaturationTracker:
     @property
     def goes_by_plan(self) -> bool:
         """Whether the warm-up is a share of the steps that `plan` is told."""
-        window = self._settings.window
-        return window.planned_steps is None and window.warmup_steps(None) is None
+        return self._settings.window.warmup_steps(None) is None
 
     def plan(self, steps: int) -> None:
         """Says how many steps training would take without skipping; takes effect at a window's end.
