@@ -177,9 +177,12 @@ class ElasticCluster:
                 found.append(process)
         return sorted(found)
 
+    def has_rank(self, host: int) -> bool:
+        """Whether more runs on a host than its own server, which is the first."""
+        return len(self.processes_of(host)) > 1
+
     def kill(self, host: int, agent: bool = False) -> None:
         """Kills the rank on a host, or its agent, and with it the rank."""
-        # The host's own server is the first.
         own = self.processes_of(host)[1:]
         os.kill(own[0] if agent else own[-1], signal.SIGKILL)
 
@@ -243,6 +246,9 @@ class RandomEvents:
         what, host = self._random.choice(possible), self._random.choice(up)
         since = time.monotonic()
         if what in ("kill", "kill agent"):
+            # The launcher leaves a host alone for a while after its rank has been killed.
+            running = [other for other in up if cluster.has_rank(other)]
+            host = host if host in running else self._random.choice(running)
             cluster.kill(host, agent=what == "kill agent")
         elif what == "join":
             host = min({1, 2, 3, 4} - set(up))
