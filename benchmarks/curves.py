@@ -21,15 +21,18 @@ def level(best: float, share: float) -> float:
     return CHANCE + share * (best - CHANCE)
 
 
-def without_rest(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a record that ends with its last whole part.
+def with_even_rest(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a record whose steps behind its last whole part take as long as the others.
 
-    Of some programs the few steps behind it took half a minute, of others none: what ends there is
-    the reading of the data, or the program.
+    Of some programs these few steps took half a minute, of others none: what ends there is the
+    reading of the data, or the program.
     """
     points, every = record["evaluations"], record["settings"]["every"]
-    is_whole = len(points) < 2 or points[-1]["steps"] - points[-2]["steps"] >= every
-    return {**record, "evaluations": points if is_whole else points[:-1]}
+    if len(points) < 2 or points[-1]["steps"] - points[-2]["steps"] >= every:
+        return dict(record)
+    last, whole = points[-1], points[-2]
+    seconds = whole["seconds"] * last["steps"] / whole["steps"]
+    return {**record, "evaluations": [*points[:-1], {**last, "seconds": seconds}]}
 
 
 def reach_cell(records: Sequence[Mapping[str, Any]], levels: Sequence[float]) -> str | None:

@@ -70,7 +70,7 @@ def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
         if not paths:
             raise SystemExit(f"No records in {folder / name}: run time_to_quality.py first.")
         each = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        found[name] = [curves.without_rest(record) for record in each]
+        found[name] = [curves.with_even_rest(record) for record in each]
     return found
 
 

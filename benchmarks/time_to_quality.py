@@ -229,7 +229,8 @@ def run_all(
                 share = settings["skip_share"] if "skipping" in SYSTEMS[name].program else 0.0
                 trained = round(settings["steps"] * (1.0 - share))
                 settings["every"] = max(1, trained // _POINTS.value // 16) * 16
-                kept[name][seed] = curves.without_rest(runs.record(name, f"seed_{seed}", settings))
+                record = runs.record(name, f"seed_{seed}", settings)
+                kept[name][seed] = curves.with_even_rest(record)
     except OutOfTime:
         print("No time for another run; the same command goes on.", flush=True)
     return {name: records for name, records in kept.items() if records}
