@@ -237,18 +237,19 @@ class RandomEvents:
         self.took: list[Event] = []
 
     def event(self) -> None:
-        """Makes one happen, when something new is saved, and waits until training has gone on."""
+        """Makes one happen, and waits until training has gone on.
+
+        All hosts have ranks then, and something has been saved since.
+        """
         cluster, up = self._cluster, sorted(self._cluster.up)
         self._wait_for_commit()
-        possible = ["kill", "kill agent", *(["join"] * 2 if len(up) < 4 else [])]
+        possible = ["kill", *(["join"] * 2 if len(up) < 4 else [])]
+        # With its last agent a job ends.
         if len(up) > 1:
-            possible += ["silence", "leave"]
+            possible += ["kill agent", "silence", "leave"]
         what, host = self._random.choice(possible), self._random.choice(up)
         since = time.monotonic()
         if what in ("kill", "kill agent"):
-            # The launcher leaves a host alone for a while after its rank has been killed.
-            running = [other for other in up if cluster.has_rank(other)]
-            host = host if host in running else self._random.choice(running)
             cluster.kill(host, agent=what == "kill agent")
         elif what == "join":
             host = min({1, 2, 3, 4} - set(up))
@@ -264,7 +265,13 @@ class RandomEvents:
         self.took.append(Event(what, len(cluster.up), round(seconds, 1)))
 
     def _wait_for_commit(self) -> None:
-        newest, deadline = self._newest(), time.monotonic() + 60.0
+        # The launcher leaves a host alone for a while after its rank has been killed.
+        deadline = time.monotonic() + 60.0
+        while not all(map(self._cluster.has_rank, self._cluster.up)):
+            if time.monotonic() > deadline or not self._cluster.is_running:
+                raise TimeoutError(f"A host has no rank:\n{self._cluster.output()}")
+            time.sleep(0.05)
+        newest = self._newest()
         while self._newest() == newest:
             if time.monotonic() > deadline or not self._cluster.is_running:
                 raise TimeoutError(f"Nothing new is saved:\n{self._cluster.output()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent import futures
 from typing import Any
 
@@ -137,21 +138,24 @@ def test_an_error_comes_where_its_element_is_pulled():
     assert float(next(elements)) == -1.0
 
 
-def test_iterators_that_are_left_wait_for_nothing():
-    stays = threading.Event()
+def test_an_iterator_that_is_left_ends_with_the_element_that_is_being_made():
+    begun = []
 
-    def wait(number):
-        if number == 1:
-            stays.wait(WAIT)
+    def make(number):
+        begun.append(int(number))
+        time.sleep(0.05)
         return number
 
     ahead = LookAhead()
-    dataset = tf.data.Dataset.range(3)
-    dataset = dataset.map(lambda n: tf.numpy_function(wait, [n], tf.int64))
+    dataset = tf.data.Dataset.range(5)
+    dataset = dataset.map(lambda n: tf.numpy_function(make, [n], tf.int64))
     for _ in range(5):
         next(iter(ahead.read(dataset)))
-    stays.set()
     ahead.settle()
+    made = len(begun)
+    time.sleep(0.2)
+    assert set(begun) <= {0, 1}
+    assert len(begun) == made
 
 
 class Stalled:
