@@ -310,12 +310,13 @@ def tables_of(kept: Kept, levels: Sequence[float]) -> dict[str, Any]:
         taken.append(summary.column(measure.replace("_", " "), ends, form, "at the end"))
     all_seconds = [[r["evaluations"][-1]["seconds"] for r in of_seeds] for of_seeds in records]
     taken.append(summary.column("s in all", all_seconds, "{:.1f}", "median each"))
+    ran = {n: theirs for n, (theirs, _) in ASKED.items() if any(one in kept for one in theirs)}
     times = [
-        summary.column("beside", list(ASKED)),
+        summary.column("beside", list(ran)),
         *(
             summary.column(
                 SYSTEMS[ours].label,
-                [ratios(kept, theirs, ours, levels[-1]) for theirs, _ in ASKED.values()],
+                [ratios(kept, theirs, ours, levels[-1]) for theirs in ran.values()],
                 "{:.2f}",
                 "median each",
             )
