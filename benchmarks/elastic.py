@@ -8,18 +8,21 @@ with a checkpoint among them, written in the background as it is, and the 200 be
 without; replicated and sharded. events: hosts of network namespaces; ranks and agents are killed,
 hosts are silenced, leave and join at random, with replicated and sharded tables in turn; seconds
 until training goes on, and what became of the examples. Its AUC is compared with that of
-undisturbed jobs of two ranks.
+undisturbed jobs of two and of four ranks: more ranks make fewer, larger steps. A job that has ended
+lies in --records, and is not run again.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib.util
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +33,8 @@ import numpy as np
 import summary
 from absl import app, flags
 
+from slipstream_tf.telemetry.run_record import write_json
+
 _PART = flags.DEFINE_enum("part", "cost", ["cost", "events"], "What is measured.")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Runs, of the cost.", lower_bound=1)
 _COST_DATA = flags.DEFINE_string("data", "generated:4800000:100000:0.25", "Of the cost.")
@@ -37,6 +42,9 @@ _SEQUENCES = flags.DEFINE_integer("sequences", 20, "Jobs.", lower_bound=1)
 _EVENTS = flags.DEFINE_integer("events", 4, "Of each job.", lower_bound=1)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of undisturbed jobs.")
 _EXAMPLES = flags.DEFINE_integer("examples_of_events", 2_600_000, "Of each job.", lower_bound=1)
+_RECORDS = flags.DEFINE_string("records", "runs/elastic", "Folder of jobs that have ended.")
+# Of undisturbed jobs: the fewest and most that a disturbed one begins with and may have.
+_RANKS = (2, 4)
 # Of which the cost of a checkpoint is told.
 _STEPS = 200
 _ASKED = {"kill": 30.0, "kill agent": 30.0, "silence": 60.0}
@@ -54,9 +62,9 @@ def module(name: str) -> ModuleType:
     return found
 
 
-def undisturbed(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """Runs a job of two ranks to its end; returns its record."""
-    launch = [*common.horovodrun(2, "gloo"), sys.executable, *common.TRAIN]
+def undisturbed(folder: Path, arguments: Sequence[str], ranks: int = 2) -> dict[str, Any]:
+    """Runs a job to its end; returns its record."""
+    launch = [*common.horovodrun(ranks, "gloo"), sys.executable, *common.TRAIN]
     done = subprocess.run(
         [*launch, *arguments, f"--output={folder}"], capture_output=True, text=True, check=False
     )
@@ -121,40 +129,68 @@ def measure_events() -> str:
         raise app.UsageError(f"--part=events is not possible here: {reason}.")
     took: dict[str, list[float]] = {}
     ends: dict[str, list[dict[str, Any]]] = {way: [] for way in cluster.WAYS}
+    data = [f"--data=generated:{_EXAMPLES.value}", *cluster.SMALL]
     for number in range(_SEQUENCES.value):
         way = list(cluster.WAYS)[number % 2]
-        data = [f"--data=generated:{_EXAMPLES.value}", *cluster.SMALL, *cluster.WAYS[way]]
-        train = [sys.executable, *common.TRAIN, *data]
-        with tempfile.TemporaryDirectory() as folder:
-            events, record = cluster.disturb(hosts, Path(folder), train, number, _EVENTS.value)
-        for event in events:
-            print(f"sequence {number}, {way}: {event}", flush=True)
-            took.setdefault(event.what, []).append(event.seconds)
-        found = record["examples"]
+        train = [sys.executable, *common.TRAIN, *data, *cluster.WAYS[way]]
+        job = functools.partial(disturbed, hosts, cluster, train, number)
+        ended = once(f"sequence_{number}", job)
+        for event in ended["events"]:
+            took.setdefault(event["what"], []).append(event["seconds"])
+        found = ended["examples"]
         if found["trained"] + found["skipped"] + found["lost"] != _EXAMPLES.value:
             raise SystemExit(f"Sequence {number}: {found}: they do not add up.")
-        ends[way].append(record)
-        print(f"sequence {number}, {way}: {found}, AUC {record['test']['auc']:.4f}", flush=True)
-    calm: dict[str, list[float]] = {}
-    for way, more in cluster.WAYS.items():
-        for seed in common.integers("seeds", _SEEDS.value):
-            with tempfile.TemporaryDirectory() as folder:
-                data = f"--data=generated:{_EXAMPLES.value}"
-                arguments = [data, f"--seed={seed}", *cluster.SMALL, *more]
-                record = undisturbed(Path(folder) / "run", arguments)
-            calm.setdefault(way, []).append(record["test"]["auc"])
+        ends[way].append(ended)
+    calm: dict[tuple[str, int], list[float]] = {}
+    for seed in common.integers("seeds", _SEEDS.value):
+        for way, more in cluster.WAYS.items():
+            for ranks in _RANKS:
+                job = functools.partial(calmly, [*data, *more, f"--seed={seed}"], ranks)
+                ended = once(f"undisturbed_{way}_{ranks}_{seed}", job)
+                calm.setdefault((way, ranks), []).append(ended["auc"])
     return summary.write("elastic", "events", tables_of(took, ends, calm), claims_of(took))
+
+
+def disturbed(
+    hosts: ModuleType, cluster: ModuleType, train: Sequence[str], seed: int
+) -> dict[str, Any]:
+    """Runs a job with random events; returns "events", "examples" and "auc"."""
+    with tempfile.TemporaryDirectory() as folder:
+        events, record = cluster.disturb(hosts, Path(folder), train, seed, _EVENTS.value)
+    return {"events": list(map(dataclasses.asdict, events)), **_end_of(record)}
+
+
+def calmly(arguments: Sequence[str], ranks: int) -> dict[str, Any]:
+    """Runs an undisturbed job; returns "examples" and "auc"."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _end_of(undisturbed(Path(folder) / "run", arguments, ranks))
+
+
+def once(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Returns what a job came to; runs it if it has not ended before."""
+    folder = Path(_RECORDS.value) / f"{_EXAMPLES.value}_examples_{_EVENTS.value}_events"
+    path = folder / f"{name}.json"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(str(path), run())
+    ended = dict(json.loads(path.read_text(encoding="utf-8")))
+    print(f"{name}: {ended}", flush=True)
+    return ended
+
+
+def _end_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {"examples": record["examples"], "auc": record["test"]["auc"]}
 
 
 def tables_of(
     took: Mapping[str, Sequence[float]],
     ends: Mapping[str, Sequence[Mapping[str, Any]]],
-    calm: Mapping[str, Sequence[float]],
+    calm: Mapping[tuple[str, int], Sequence[float]],
 ) -> dict[str, Any]:
     """Returns the tables of events, and of how the jobs ended."""
     kinds = sorted(took)
     ways = [way for way in ends if ends[way]]
-    examples = [[record["examples"] for record in ends[way]] for way in ways]
+    examples = [[ended["examples"] for ended in ends[way]] for way in ways]
     return {
         "Seconds until training goes on": [
             summary.column("event", kinds),
@@ -173,11 +209,19 @@ def tables_of(
             ),
             summary.column(
                 "AUC",
-                [[r["test"]["auc"] for r in ends[way]] for way in ways],
+                [[ended["auc"] for ended in ends[way]] for way in ways],
                 "{:.4f}",
                 "at the end",
             ),
-            summary.column("AUC undisturbed", [calm[way] for way in ways], "{:.4f}", "at the end"),
+            *(
+                summary.column(
+                    f"AUC undisturbed, {ranks} ranks",
+                    [calm[way, ranks] for way in ways],
+                    "{:.4f}",
+                    "at the end",
+                )
+                for ranks in _RANKS
+            ),
         ],
     }
 
