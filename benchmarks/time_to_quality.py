@@ -335,7 +335,7 @@ def claims_of(kept: Kept, level: float) -> dict[str, Any]:
         known = [values for values in of_ours if values]
         if known:
             best = max(known, key=lambda values: (len(values), statistics.median(values)))
-            found[f"{_DATA.value}_{claim}"] = summary.claim(best, target, "higher")
+            found[f"{_DATA.value.lower()}_{claim}"] = summary.claim(best, target, "higher")
     return found
 
 
