@@ -132,9 +132,10 @@ def measure_events() -> str:
     data = [f"--data=generated:{_EXAMPLES.value}", *cluster.SMALL]
     for number in range(_SEQUENCES.value):
         way = list(cluster.WAYS)[number % 2]
-        train = [sys.executable, *common.TRAIN, *data, *cluster.WAYS[way]]
-        job = functools.partial(disturbed, hosts, cluster, train, number)
-        ended = once(f"sequence_{number}", job)
+        arguments = [*data, *cluster.WAYS[way]]
+        job = functools.partial(disturbed, hosts, cluster, arguments, number)
+        given = {"arguments": arguments, "events": _EVENTS.value}
+        ended = once(f"sequence_{number}", given, job)
         for event in ended["events"]:
             took.setdefault(event["what"], []).append(event["seconds"])
         found = ended["examples"]
@@ -145,16 +146,19 @@ def measure_events() -> str:
     for seed in common.integers("seeds", _SEEDS.value):
         for way, more in cluster.WAYS.items():
             for ranks in _RANKS:
-                job = functools.partial(calmly, [*data, *more, f"--seed={seed}"], ranks)
-                ended = once(f"undisturbed_{way}_{ranks}_{seed}", job)
+                arguments = [*data, *more, f"--seed={seed}"]
+                job = functools.partial(calmly, arguments, ranks)
+                name = f"undisturbed_{way}_{ranks}_{seed}"
+                ended = once(name, {"arguments": arguments, "ranks": ranks}, job)
                 calm.setdefault((way, ranks), []).append(ended["auc"])
     return summary.write("elastic", "events", tables_of(took, ends, calm), claims_of(took))
 
 
 def disturbed(
-    hosts: ModuleType, cluster: ModuleType, train: Sequence[str], seed: int
+    hosts: ModuleType, cluster: ModuleType, arguments: Sequence[str], seed: int
 ) -> dict[str, Any]:
     """Runs a job with random events; returns "events", "examples" and "auc"."""
+    train = [sys.executable, *common.TRAIN, *arguments]
     with tempfile.TemporaryDirectory() as folder:
         events, record = cluster.disturb(hosts, Path(folder), train, seed, _EVENTS.value)
     return {"events": list(map(dataclasses.asdict, events)), **_end_of(record)}
@@ -166,14 +170,18 @@ def calmly(arguments: Sequence[str], ranks: int) -> dict[str, Any]:
         return _end_of(undisturbed(Path(folder) / "run", arguments, ranks))
 
 
-def once(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Returns what a job came to; runs it if it has not ended before."""
-    folder = Path(_RECORDS.value) / f"{_EXAMPLES.value}_examples_{_EVENTS.value}_events"
-    path = folder / f"{name}.json"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(str(path), run())
-    ended = dict(json.loads(path.read_text(encoding="utf-8")))
+def once(name: str, given: Mapping[str, Any], run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Returns what a job of these settings came to; runs it if it has not ended before.
+
+    Raises:
+        SystemExit: one of other settings has.
+    """
+    folder = Path(_RECORDS.value) / name
+    ended = common.finished(folder, given)
+    if ended is None:
+        ended = run()
+        write_json(str(folder / common.FLAGS), given)
+        write_json(str(folder / common.RECORD), ended)
     print(f"{name}: {ended}", flush=True)
     return ended
 
