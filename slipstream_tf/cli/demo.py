@@ -41,6 +41,8 @@ _EXAMPLES, _QUICK_EXAMPLES = 999_424, 39_936  # In whole batches.
 _GENERATED = "generated:{}:100000:0.02"
 # Chosen on its validation part: batch size, and rate of the rows.
 _PLAIN, _THINNED = (1024, 0.006), (512, 0.0125)
+# A share to skip for click rates of at most so much: what came nearest to paying, docs/limits.md.
+_SHARES = ((0.05, 0.85), (0.15, 0.5), (1.0, 0.3))
 # AUCs closer than this count as equal: other seeds move them by more.
 _EQUAL_AUC = 0.001
 _POINTS, _WARMUP = 16, 0.05
@@ -68,7 +70,8 @@ _FLAGS = {
         Flag("quick", None, f"{_QUICK_EXAMPLES:,} examples"),
     ),
     "Runs": (
-        Flag("skip_share", Number(0, 1), "share of the examples to skip", 0.85),
+        Flag("skip_share", Number(0, 1), "share of the examples to skip, after the warm-up", None,
+             "by the click rate; 0.85 where it is at most 5%, 0.5 at most 15%, else 0.3"),
         Flag("seed", Integer(0, (1 << 31) - 1), "of all runs", 0),
         Flag("threads", Integer(1, 1024), "threads of TensorFlow and the data", None, "all cores"),
     ),
@@ -83,59 +86,83 @@ def make_flags() -> FlagSet:
         "examples that a pilot foresees badly, beside controls: as many by uniform negative "
         "sampling, as many at random, and a stop after as many. Prints what that did to quality "
         "and seconds, and draws the curves.",
-        ("slipstream-demo", "slipstream-demo --data=globo_clicks.npz --skip_share=0.3"),
+        ("slipstream-demo", "slipstream-demo --data=globo_clicks.npz"),
         _FLAGS,
     )
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
     """Measures the layer, makes the five runs, prints and writes all of it."""
+    output = values["output"]
     examples = values["examples"] or (_QUICK_EXAMPLES if values["quick"] else _EXAMPLES)
     data = values["data"] or _GENERATED.format(examples)
     data_set.name_of(data)  # What cannot be read is refused at once.
     speed = _speed(_ROWS, values["threads"] or 0)
     print(f"{speed_words(**speed)}\n{_STORY}\n\nData: {data}", flush=True)
-    records = {}
-    for name, flags in flags_of(values, data, examples).items():
-        output = os.path.join(values["output"], name)
-        _train({**flags, "output": output})
-        records[name] = read_record(os.path.join(output, RECORD), "output")
+    own = values["data"] is not None
+    common = {"seed": values["seed"], "threads": values["threads"]}
+    seen = {**common, "data": data, "max_examples": examples}
+    records = {"plain": _trained(output, "plain", {**seen, **plain_flags(examples, own)})}
+    share = values["skip_share"]
+    share = share_for(records["plain"]) if share is None else share
+    for name, flags in thinned_flags(examples, share, own).items():
+        records[name] = _trained(output, name, {**seen, **flags})
+    for name in ("random", "stop"):
+        matched = {"control": name, "match": os.path.join(output, "foreseen", RECORD)}
+        records[name] = _trained(output, name, {**common, **matched})
     sentence = verdict(records)
     print(f"\n{comparison(records)}\n\n{sentence}", flush=True)
-    path = os.path.join(values["output"], "demo.json")
+    path = os.path.join(output, "demo.json")
     write_json(path, {"data": data, "speed": speed, "verdict": sentence, "runs": records})
-    print(f"Details: {path}\n{_drawn(values['output'])}")
+    print(f"Details: {path}\n{_drawn(output)}")
 
 
-def flags_of(values: Mapping[str, Any], data: str, examples: int) -> dict[str, dict[str, Any]]:
-    """Returns the flags of slipstream-train by run; they see the same examples."""
-    common = {"seed": values["seed"], "threads": values["threads"]}
-    share = values["skip_share"]
+def plain_flags(examples: int, own: bool) -> dict[str, Any]:
+    """Returns the flags of slipstream-train that plain training needs.
+
+    Args:
+        examples: that it sees.
+        own: whether the data are the user's, whose rates and sizes are those of the preset.
+    """
+    return _flags(_PLAIN, examples, own)
+
+
+def thinned_flags(examples: int, share: float, own: bool) -> dict[str, dict[str, Any]]:
+    """Returns the flags by run of what skips by a pilot, over the same examples.
+
+    Args:
+        examples, own: as for `plain_flags`.
+        share: of the examples after the warm-up, to be skipped.
+    """
     kept = _WARMUP + (1 - _WARMUP) * (1 - share)
-
-    def of(chosen: tuple[int, float], trained: float) -> dict[str, Any]:
-        size, rate = chosen
-        # None of the runs may stop by itself.
-        found = {
-            **common, "data": data, "max_examples": examples, "batch_size": size, "epochs": 1,
-            "early_stopping": 0, "evaluate_every": max(1, round(trained / size / _POINTS)),
-        }  # fmt: skip
-        return {**found, "rows_learning_rate": rate} if values["data"] is None else found
-
-    plain = of(_PLAIN, examples)
     window = max(5, min(100, round(examples / _THINNED[0] / 40)))
     thinned = {
-        **of(_THINNED, examples * kept), "policies": "skip_examples", "skip_by": "foreseen_loss",
-        "skip_share": share, "warmup": _WARMUP, "window_steps": window,
+        **_flags(_THINNED, examples * kept, own), "policies": "skip_examples",
+        "skip_by": "foreseen_loss", "skip_share": share, "warmup": _WARMUP, "window_steps": window,
     }  # fmt: skip
-    match = os.path.join(values["output"], "foreseen", RECORD)
-    return {
-        "plain": plain,
-        "foreseen": thinned,
-        "uniform": {**thinned, "pilot": "label"},
-        "random": {**common, "control": "random", "match": match},
-        "stop": {**common, "control": "stop", "match": match},
-    }
+    return {"foreseen": thinned, "uniform": {**thinned, "pilot": "label"}}
+
+
+def _flags(chosen: tuple[int, float], trained: float, own: bool) -> dict[str, Any]:
+    size, rate = chosen
+    # None of the runs may stop by itself.
+    found = {
+        "batch_size": size, "epochs": 1, "early_stopping": 0,
+        "evaluate_every": max(1, round(trained / size / _POINTS)),
+    }  # fmt: skip
+    return found if own else {**found, "rows_learning_rate": rate}
+
+
+def share_for(plain: Mapping[str, Any]) -> float:
+    """Returns the share to skip for data with the click rate of a run's test part; prints both.
+
+    Args:
+        plain: metrics.json of the run.
+    """
+    rate = plain["test"]["clicks"] / plain["test"]["examples"]
+    share = next(share for most, share in _SHARES if rate <= most)
+    print(f"{rate:.1%} of the test part are clicks: {share:.0%} are to be skipped.", flush=True)
+    return share
 
 
 def speed_words(rows: int, dim: int, batch_size: int, keras: float, slipstream: float) -> str:
@@ -206,7 +233,9 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
         f"It is {_beside(auc['foreseen'] - then, 'what plain training had reached by then')}.",
         f"Beside controls that train as many examples it is {controls}.",
     ]
-    if gains["uniform"] <= _EQUAL_AUC:
+    if min(gains["random"], gains["stop"]) < -_EQUAL_AUC:
+        sentences.append("So what is skipped is ill chosen here: train on all, or skip less.")
+    elif gains["uniform"] <= _EQUAL_AUC:
         sentences.append("So no pilot was needed here: --pilot=label is simpler.")
     return "\n".join([*sentences, "One seed is a hint, not a result."])
 
@@ -235,28 +264,33 @@ def _drawn(output: str) -> str:
 
 def _speed(rows: int, threads: int) -> dict[str, Any]:
     """Returns what `slipstream_tf.cli.speed` measures, in a process of its own."""
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
-    printed = _run("speed", [str(rows), str(threads)], environment)
+    printed = _run("speed", [str(rows), str(threads)])
     return json.loads(printed.splitlines()[-1])
+
+
+def _trained(output: str, name: str, flags: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Trains into a folder of output; returns its metrics.json."""
+    folder = os.path.join(output, name)
+    _train({**flags, "output": folder})
+    return read_record(os.path.join(folder, RECORD), "output")
 
 
 def _train(flags: Mapping[str, Any]) -> None:
     """Runs slipstream-train in a process of its own; it tells what goes wrong itself."""
     arguments = [f"--{name}={value}" for name, value in flags.items() if value is not None]
-    _run("train", arguments, os.environ)
+    _run("train", arguments)
 
 
-def _run(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+def _run(module: str, arguments: Sequence[str]) -> str:
     """Runs a program of `slipstream_tf.cli`; returns what it printed."""
     # The same package as here, whatever the folder that this is started in.
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; "
+        "from slipstream_tf.cli.program import import_tensorflow; import_tensorflow(); "
         f"from slipstream_tf.cli.{module} import entry_point; entry_point()"
     )
     command = [sys.executable, "-c", program, *arguments]
-    result = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, text=True, check=False
-    )
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if result.returncode == USAGE_ERROR:
         raise UsageError("A run was refused, see above.")
     if result.returncode:

@@ -203,7 +203,8 @@ def import_tensorflow() -> None:
 
     Some of those lines are written before any setting of the log level is looked at, and would
     bury the first real one. Whoever sets TF_CPP_MIN_LOG_LEVEL wants TensorFlow's log and gets all
-    of it.
+    of it. The setting made here is gone afterwards, when TensorFlow has read it: processes that
+    this one starts are to do the same.
     """
     if "tensorflow" in sys.modules or _LOG_LEVEL in os.environ:
         return
@@ -221,6 +222,7 @@ def import_tensorflow() -> None:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
+            del os.environ[_LOG_LEVEL]
 
 
 def _asks_for_help(arguments: Sequence[str]) -> bool:

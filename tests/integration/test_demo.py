@@ -91,6 +91,11 @@ def test_demo_runs_are_the_same_experiment(demo_output: tuple[str, dict[str, Any
         assert len({str(run["settings"][name]) for run in runs.values()}) == 1
 
 
+def test_share_to_skip_follows_the_click_rate() -> None:
+    for clicks, share in ((20, 0.85), (50, 0.85), (100, 0.5), (250, 0.3), (1000, 0.3)):
+        assert demo.share_for({"test": {"clicks": clicks, "examples": 1000}}) == share, clicks
+
+
 def test_demo_refuses_data_before_it_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,9 +132,12 @@ def test_verdict_follows_from_the_numbers() -> None:
     # After 4 of 5 seconds on the way from .5 to .6.
     assert "0.1204 AUC above what plain training had reached by then" in ahead
     assert "0.0024 AUC above uniform negative sampling" in ahead and "no pilot" not in ahead
-    level = demo.verdict(_records(plain=0.7, foreseen=0.69, uniform=0.6895, random=0.7, stop=0.69))
-    assert "0.0100 AUC below plain training" in level and "0.0100 AUC below random" in level
+    level = demo.verdict(_records(plain=0.7, foreseen=0.69, uniform=0.6895, random=0.68, stop=0.69))
+    assert "0.0100 AUC below plain training" in level and "0.0100 AUC above random" in level
     assert "level with a stop (+0.0000 AUC)" in level and "--pilot=label is simpler" in level
+    behind = demo.verdict(_records(plain=0.7, foreseen=0.68, uniform=0.68, random=0.69, stop=0.68))
+    assert "0.0100 AUC below random" in behind and "train on all, or skip less" in behind
+    assert "no pilot" not in behind
     nothing = _records(plain=0.7, foreseen=0.7, uniform=0.7, random=0.7, stop=0.7)
     nothing["foreseen"]["examples"] = {"seen": 1000, "trained": 1000, "skipped": 0}
     assert "Nothing was skipped" in demo.verdict(nothing)
