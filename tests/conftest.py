@@ -6,7 +6,6 @@ soon after each other, so that one job runs at a time. `make test` has two proce
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 import shlex
@@ -45,17 +44,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "jobs" if nodeid.startswith(JOBS) else nodeid.partition("::")[0]
 
     return Scheduler(config, log)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Spares the garbage collector what a file has left: Keras and TensorFlow keep much.
-
-    Later collections, of which Keras asks for many, would go through all of it each time.
-    """
-    if nextitem is not None and nextitem.path != item.path:
-        gc.collect()
-        gc.freeze()
 
 
 class Servers:
