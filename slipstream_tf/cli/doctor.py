@@ -267,7 +267,9 @@ def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[S
     has_compiler = compiler.state == findings.OK
     info, error = None, ""
     try:
-        info = _loader.build_info()
+        # TensorFlow itself is imported by child processes alone: it may crash.
+        version = outcome.facts.get("version", "0")
+        info = _loader.build_info(_loader.library_path(version))
     except ImportError as raised:
         error = str(raised)
     library = [findings.check_stamp(info, error, override)]

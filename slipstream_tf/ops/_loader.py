@@ -42,11 +42,14 @@ class BuildInfo:
     cxx11_abi: bool
 
 
-def library_path() -> str:
+def library_path(tensorflow: str | None = None) -> str:
     """Path of the library to load: $SLIPSTREAM_OPS_LIBRARY, else the installed one.
 
     Of a wheel, which has one for each of several minor releases of TensorFlow, that for this one;
     if there is none, the newest.
+
+    Args:
+      tensorflow: its version, e.g. "2.21.0"; default: that of TensorFlow, which may be imported.
     """
     named = os.environ.get(OVERRIDE)
     if named or os.path.exists(_INSTALLED):
@@ -54,9 +57,11 @@ def library_path() -> str:
     of_wheel = _of_wheel()
     if not of_wheel:
         return _INSTALLED
-    import tensorflow as tf
+    if tensorflow is None:
+        import tensorflow as tf
 
-    return of_wheel.get(_minor(tf.__version__), of_wheel[max(of_wheel)])
+        tensorflow = tf.__version__
+    return of_wheel.get(_minor(tensorflow), of_wheel[max(of_wheel)])
 
 
 def _of_wheel() -> dict[tuple[int, ...], str]:

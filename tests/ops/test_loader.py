@@ -154,6 +154,13 @@ class TestWheel:
         of_wheel(99, 0)
         assert _loader.library_path() == own
 
+    def test_it_is_found_without_a_tensorflow_that_can_be_imported(self, of_wheel, monkeypatch):
+        own = of_wheel(2, 9)
+        newest = of_wheel(2, 10)
+        monkeypatch.setitem(sys.modules, "tensorflow", None)
+        assert _loader.library_path("2.9.3") == own
+        assert _loader.library_path("0") == newest
+
     def test_another_tensorflow_is_told_which_there_are(self, of_wheel, monkeypatch):
         of_wheel(2, 9)
         newest = of_wheel(2, 10)
