@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from slipstream_tf import launch
 from slipstream_tf.cli import data as data_set
@@ -28,7 +28,8 @@ from slipstream_tf.cli.flag_set import (
     UsageError,
 )
 from slipstream_tf.cli.program import run_program
-from slipstream_tf.cli.settings import read_record
+from slipstream_tf.cli.settings import read_record, resolve
+from slipstream_tf.cli.train_flags import make_flags as make_train_flags
 from slipstream_tf.telemetry.curves import SECONDS, curve, standing
 from slipstream_tf.telemetry.report.drawing import require_matplotlib
 from slipstream_tf.telemetry.report.runs import read_runs
@@ -39,8 +40,11 @@ from slipstream_tf.telemetry.table import format_table, number
 # Two in a hundred are clicks; some keys are frequent, most are rare.
 _EXAMPLES, _QUICK_EXAMPLES = 999_424, 39_936  # In whole batches.
 _GENERATED = "generated:{}:100000:0.02"
-# Chosen on its validation part: batch size, and rate of the rows.
-_PLAIN, _THINNED = (1024, 0.006), (512, 0.0125)
+# Batch size and rate of the rows; None: the preset's.
+_Chosen: TypeAlias = tuple[int, float | None]
+# Chosen on its validation part.
+_PLAIN: _Chosen = (1024, 0.006)
+_THINNED: _Chosen = (512, 0.0125)
 # A share to skip for click rates of at most so much: what came nearest to paying, docs/limits.md.
 _SHARES = ((0.05, 0.85), (0.15, 0.5), (1.0, 0.3))
 # AUCs closer than this count as equal: other seeds move them by more.
@@ -94,18 +98,21 @@ def make_flags() -> FlagSet:
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
     """Measures the layer, makes the five runs, prints and writes all of it."""
     output = values["output"]
-    examples = values["examples"] or (_QUICK_EXAMPLES if values["quick"] else _EXAMPLES)
-    data = values["data"] or _GENERATED.format(examples)
+    most = values["examples"] or (_QUICK_EXAMPLES if values["quick"] else _EXAMPLES)
+    data = values["data"] or _GENERATED.format(most)
     data_set.name_of(data)  # What cannot be read is refused at once.
     speed = _speed(_ROWS, values["threads"] or 0)
     print(f"{speed_words(**speed)}\n{_STORY}\n\nData: {data}", flush=True)
-    own = values["data"] is not None
+    examples, plain, thinned = most, _PLAIN, _THINNED
+    if values["data"]:
+        size, examples = size_of(data, most)
+        plain = thinned = (size, None)
     common = {"seed": values["seed"], "threads": values["threads"]}
-    seen = {**common, "data": data, "max_examples": examples}
-    records = {"plain": _trained(output, "plain", {**seen, **plain_flags(examples, own)})}
+    seen = {**common, "data": data, "max_examples": most}
+    records = {"plain": _trained(output, "plain", {**seen, **_flags(plain, examples)})}
     share = values["skip_share"]
     share = share_for(records["plain"]) if share is None else share
-    for name, flags in thinned_flags(examples, share, own).items():
+    for name, flags in thinned_flags(thinned, examples, share).items():
         records[name] = _trained(output, name, {**seen, **flags})
     for name in ("random", "stop"):
         matched = {"control": name, "match": os.path.join(output, "foreseen", RECORD)}
@@ -117,40 +124,44 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     print(f"Details: {path}\n{_drawn(output)}")
 
 
-def plain_flags(examples: int, own: bool) -> dict[str, Any]:
-    """Returns the flags of slipstream-train that plain training needs.
+def size_of(data: str, most: int) -> tuple[int, int]:
+    """Returns the batch size of a user's data, and how many examples a run of one epoch sees.
 
     Args:
-        examples: that it sees.
-        own: whether the data are the user's, whose rates and sizes are those of the preset.
+        data: as for slipstream-train, whose preset has the batch size.
+        most: examples that it may see. How many large files of text have is estimated.
     """
-    return _flags(_PLAIN, examples, own)
+    flags = make_train_flags()
+    given = flags.parse([f"--data={data}", "--early_stopping=0"])
+    settings = resolve(*given, data_set.name_of, flags)
+    found = data_set.open_parts(settings).num_examples
+    return settings.batch_size, most if found is None else min(most, found)
 
 
-def thinned_flags(examples: int, share: float, own: bool) -> dict[str, dict[str, Any]]:
-    """Returns the flags by run of what skips by a pilot, over the same examples.
+def thinned_flags(chosen: _Chosen, examples: int, share: float) -> dict[str, dict[str, Any]]:
+    """Returns the flags of slipstream-train by run of what skips by a pilot.
 
     Args:
-        examples, own: as for `plain_flags`.
+        chosen: batch size, and rate of the rows; None: that of the preset.
+        examples: that it sees.
         share: of the examples after the warm-up, to be skipped.
     """
     kept = _WARMUP + (1 - _WARMUP) * (1 - share)
-    window = max(5, min(100, round(examples / _THINNED[0] / 40)))
+    window = max(5, min(100, round(examples / chosen[0] / 40)))
     thinned = {
-        **_flags(_THINNED, examples * kept, own), "policies": "skip_examples",
-        "skip_by": "foreseen_loss", "skip_share": share, "warmup": _WARMUP, "window_steps": window,
+        **_flags(chosen, examples * kept), "policies": "skip_examples", "skip_by": "foreseen_loss",
+        "skip_share": share, "warmup": _WARMUP, "window_steps": window,
     }  # fmt: skip
     return {"foreseen": thinned, "uniform": {**thinned, "pilot": "label"}}
 
 
-def _flags(chosen: tuple[int, float], trained: float, own: bool) -> dict[str, Any]:
+def _flags(chosen: _Chosen, trained: float) -> dict[str, Any]:
     size, rate = chosen
-    # None of the runs may stop by itself.
-    found = {
-        "batch_size": size, "epochs": 1, "early_stopping": 0,
+    # None of the runs may stop by itself. `_train` leaves out what is None.
+    return {
+        "batch_size": size, "rows_learning_rate": rate, "epochs": 1, "early_stopping": 0,
         "evaluate_every": max(1, round(trained / size / _POINTS)),
     }  # fmt: skip
-    return found if own else {**found, "rows_learning_rate": rate}
 
 
 def share_for(plain: Mapping[str, Any]) -> float:

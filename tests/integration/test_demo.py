@@ -96,6 +96,11 @@ def test_share_to_skip_follows_the_click_rate() -> None:
         assert demo.share_for({"test": {"clicks": clicks, "examples": 1000}}) == share, clicks
 
 
+def test_own_data_have_their_presets_batch_size_and_as_many_examples_as_there_are() -> None:
+    assert demo.size_of("generated:50000", 20_000) == (512, 20_000)
+    assert demo.size_of("generated:50000", 90_000) == (512, 50_000)
+
+
 def test_demo_refuses_data_before_it_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
