@@ -100,13 +100,12 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     output = values["output"]
     most = values["examples"] or (_QUICK_EXAMPLES if values["quick"] else _EXAMPLES)
     data = values["data"] or _GENERATED.format(most)
-    data_set.name_of(data)  # What cannot be read is refused at once.
-    speed = _speed(_ROWS, values["threads"] or 0)
-    print(f"{speed_words(**speed)}\n{_STORY}\n\nData: {data}", flush=True)
     examples, plain, thinned = most, _PLAIN, _THINNED
     if values["data"]:
-        size, examples = size_of(data, most)
+        size, examples = size_of(data, most)  # What cannot be read is refused at once.
         plain = thinned = (size, None)
+    speed = _speed(_ROWS, values["threads"] or 0)
+    print(f"{speed_words(**speed)}\n{_STORY}\n\nData: {data}", flush=True)
     common = {"seed": values["seed"], "threads": values["threads"]}
     seen = {**common, "data": data, "max_examples": most}
     records = {"plain": _trained(output, "plain", {**seen, **_flags(plain, examples)})}
