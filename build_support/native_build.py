@@ -94,10 +94,15 @@ class NativeBuild:
         os.makedirs(self._folder, exist_ok=True)
         begun, (units, with_tf) = time.monotonic(), self._units()
         with ThreadPoolExecutor(self._jobs) as pool:
-            # First, and what waits for it last.
+            # The precompiled headers start first, and the rooms that wait for them come last.
             headers = pool.submit(self._headers, with_tf)
             parts = [pool.submit(self._compile, *unit) for unit in units]
-            for room in self._rooms():
+            # GPU rooms define EIGEN_USE_GPU before they include TensorFlow, which changes its
+            # headers: they cannot use the precompiled ones.
+            if self._cuda:
+                for room in self._rooms("TF_GPU_SRCS"):
+                    parts.append(pool.submit(self._compile, room, with_tf))
+            for room in self._rooms("TF_SRCS"):
                 parts.append(pool.submit(lambda r=room: self._compile(r, headers.result())))
             try:
                 for number, part in enumerate(as_completed(parts), 1):
@@ -119,11 +124,9 @@ class NativeBuild:
         )
         return [*command, "-include", str(header)]
 
-    def _rooms(self) -> list[list[str]]:
-        """Sources with TensorFlow's headers, those of a room as one."""
-        lists = self._lists
-        sources = [lists["TF_SRCS"], lists["TF_GPU_SRCS"] if self._cuda else []]
-        return [list(room) for part in sources for _, room in groupby(part, os.path.dirname)]
+    def _rooms(self, sources: str) -> list[list[str]]:
+        """The files of a list of sources.bzl by folder; each folder is compiled as one unit."""
+        return [list(room) for _, room in groupby(self._lists[sources], os.path.dirname)]
 
     def _units(self) -> tuple[list[tuple[list[str], list[str]]], list[str]]:
         """Other sources, each with its command; and the command of those with TensorFlow's."""
