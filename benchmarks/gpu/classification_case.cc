@@ -52,9 +52,10 @@ void MeasureOne(Bench* bench, int64_t batch, int64_t keys_per_table, double alph
   classifier.settings.mode = SkipMode::kDrift;
   classifier.settings.threshold = 0.97f;
 
-  const DriftIndexView view = index.view();
+  DriftIndexView view = index.view();
   const OnDevice<DriftEntry> slots(
       std::vector<DriftEntry>(view.entries, view.entries + view.capacity));
+  view.entries = slots.data();
   const OnDevice<int64_t> keys_on_device(keys), offsets_on_device(offsets);
   const OnDevice<int32_t> tables_on_device(tables);
   const LookupLists lookups = {keys.data(), tables.data(), n, offsets.data(), batch};
@@ -72,8 +73,8 @@ void MeasureOne(Bench* bench, int64_t batch, int64_t keys_per_table, double alph
                   "keys, tables, offsets; skippable, score, weight (not the index)",
                   item * n + 8 * (batch + 1) + 9 * batch, has_target, nullptr,
                   [&](cudaStream_t stream) {
-                    Check(LaunchClassifyByDrift(stream, {slots.data(), view.capacity}, classifier,
-                                                lookups_on_device, 0, scratch.data(), result),
+                    Check(LaunchClassifyByDrift(stream, view, classifier, lookups_on_device, 0,
+                                                scratch.data(), result),
                           "LaunchClassifyByDrift");
                   },
                   [&] {

@@ -17,7 +17,7 @@ void MeasureKeyProbe(Bench* bench) {
     const std::vector<int64_t> keys = map.Batch(n, 50, 12);
     const OnDevice<int64_t> keys_on_device(keys);
     const StateLookup lookup(n);
-    const FrozenProbe probe(n);
+    const MapProbe probe(n);
     const std::string shape =
         WithCommas(n) + " keys, map of " + std::to_string(map.bytes_on_device() >> 20) + " MiB";
     bench->Measure({"state lookup", shape, "keys; states (not the map)", (8 + 1) * n, false,
@@ -27,7 +27,7 @@ void MeasureKeyProbe(Bench* bench) {
                     },
                     [&] { lookup.ExpectResults(keys, map); }});
     bench->Measure(
-        {"frozen probe", shape, "keys; places, positions (not the map)", (8 + 8 + 8) * n, false,
+        {"map probe", shape, "keys; places, positions (not the map)", (8 + 8 + 8) * n, false,
          nullptr,
          [&](cudaStream_t stream) { probe.Launch(stream, keys_on_device.data(), map.on_device()); },
          [&] { probe.ExpectResults(keys, map); }});

@@ -77,7 +77,7 @@ void MeasureOne(Bench* bench, const ProbedMap& map, const HierarchicalKv& table,
   const OnDevice<int64_t> keys_on_device(keys);
   const auto keys_of = [&](int call) { return keys_on_device.data() + call * batch; };
   const StateLookup lookup(batch);
-  const FrozenProbe probe(batch);
+  const MapProbe probe(batch);
   Found found(batch);
   const auto choose = [&](cudaStream_t on) {
     table.ChooseKernel(on, keys_of(0), found.one_address.data(),
@@ -86,7 +86,7 @@ void MeasureOne(Bench* bench, const ProbedMap& map, const HierarchicalKv& table,
   const std::vector<Contender> contenders = {
       {"state lookup", nullptr,
        [&](cudaStream_t on, int call) { lookup.Launch(on, keys_of(call), map.on_device()); }},
-      {"frozen probe", nullptr,
+      {"map probe", nullptr,
        [&](cudaStream_t on, int call) { probe.Launch(on, keys_of(call), map.on_device()); }},
       {"HierarchicalKV find, addresses", choose,
        [&](cudaStream_t on, int call) {

@@ -7,13 +7,13 @@ namespace {
 
 size_t WorkspaceBytes(int64_t n) {
   size_t bytes = 0;
-  Check(FrozenProbeWorkspaceBytes(n, &bytes), "FrozenProbeWorkspaceBytes");
+  Check(ProbeWorkspaceBytes(n, &bytes), "ProbeWorkspaceBytes");
   return bytes;
 }
 
 }  // namespace
 
-FrozenProbe::FrozenProbe(int64_t n)
+MapProbe::MapProbe(int64_t n)
     : n_(n),
       workspace_bytes_(WorkspaceBytes(n)),
       workspace_(static_cast<int64_t>(workspace_bytes_)),
@@ -22,13 +22,13 @@ FrozenProbe::FrozenProbe(int64_t n)
       misses_(n),
       num_hits_(1) {}
 
-void FrozenProbe::Launch(cudaStream_t stream, const int64_t* keys, const KeyMapView& frozen) const {
-  Check(LaunchFrozenProbe(stream, keys, n_, frozen, workspace_.data(), workspace_bytes_,
-                          places_.data(), hits_.data(), misses_.data(), num_hits_.data()),
-        "LaunchFrozenProbe");
+void MapProbe::Launch(cudaStream_t stream, const int64_t* keys, const KeyMapView& map) const {
+  Check(LaunchProbe(stream, keys, n_, map, workspace_.data(), workspace_bytes_, places_.data(),
+                    hits_.data(), misses_.data(), num_hits_.data()),
+        "LaunchProbe");
 }
 
-void FrozenProbe::ExpectResults(const std::vector<int64_t>& keys, const ProbedMap& map) const {
+void MapProbe::ExpectResults(const std::vector<int64_t>& keys, const ProbedMap& map) const {
   std::vector<int64_t> places, hits, misses;
   for (int64_t i = 0; i < n_; ++i) {
     places.push_back(map.PlaceOf(keys[i]));

@@ -73,13 +73,13 @@ class ProbedMap {
   OnDevice<KeyMapEntry> slots_;
 };
 
-// What LaunchFrozenProbe needs and writes, for batches of n keys.
-class FrozenProbe {
+// What LaunchProbe needs and writes, for batches of n keys.
+class MapProbe {
  public:
-  explicit FrozenProbe(int64_t n);
+  explicit MapProbe(int64_t n);
 
   // keys: [n], in device memory.
-  void Launch(cudaStream_t stream, const int64_t* keys, const KeyMapView& frozen) const;
+  void Launch(cudaStream_t stream, const int64_t* keys, const KeyMapView& map) const;
 
   // Throws unless the last launch's results are the CPU's. keys: [n], on the host.
   void ExpectResults(const std::vector<int64_t>& keys, const ProbedMap& map) const;

@@ -74,11 +74,13 @@ Probed ProbeOnGpu(const std::vector<int64_t>& keys, const KeyMap& map) {
 
 std::vector<uint8_t> StatesOnGpu(const std::vector<int64_t>& keys, const KeyMap& known) {
   OnDevice<KeyMapEntry> entries(EntriesOf(known));
+  KeyMapView view = known.view();
+  view.entries = entries.data();
   OnDevice<int64_t> device_keys(keys);
   OnDevice<uint8_t> states(std::vector<uint8_t>(keys.size(), 77));
   const TestStream stream;
   EXPECT_EQ(LaunchStateLookup(stream.get(), device_keys.data(), static_cast<int64_t>(keys.size()),
-                              {entries.data(), known.view().capacity}, states.data()),
+                              view, states.data()),
             cudaSuccess);
   stream.Wait();
   return states.ToHost();

@@ -106,9 +106,10 @@ class DriftClassificationTest : public OnProcessors {
 #ifdef SLIPSTREAM_WITH_CUDA
     if (GetParam() == Processor::kGpu) {
       const auto batch = static_cast<size_t>(inputs.batch());
-      const DriftIndexView view = index.view();
+      DriftIndexView view = index.view();
       OnDevice<DriftEntry> entries(
           std::vector<DriftEntry>(view.entries, view.entries + view.capacity));
+      view.entries = entries.data();
       OnDevice<int64_t> keys(inputs.lookup_keys), offsets(inputs.offsets);
       OnDevice<int32_t> tables(inputs.lookup_tables);
       OnDevice<uint32_t> scratch(inputs.lookup_keys.size());
@@ -119,11 +120,10 @@ class DriftClassificationTest : public OnProcessors {
       lookups.tables = tables.data();
       lookups.offsets = offsets.data();
       const TestStream stream;
-      EXPECT_EQ(
-          LaunchClassifyByDrift(stream.get(), {entries.data(), view.capacity}, classifier, lookups,
-                                first_number, classifier.alpha == 1.0 ? nullptr : scratch.data(),
-                                {skippable.data(), score.data(), weight.data()}),
-          cudaSuccess);
+      EXPECT_EQ(LaunchClassifyByDrift(stream.get(), view, classifier, lookups, first_number,
+                                      classifier.alpha == 1.0 ? nullptr : scratch.data(),
+                                      {skippable.data(), score.data(), weight.data()}),
+                cudaSuccess);
       stream.Wait();
       EXPECT_EQ(
           cudaMemcpy(classes.skippable.get(), skippable.data(), batch, cudaMemcpyDeviceToHost),
