@@ -20,6 +20,10 @@ from native_build import read_sources
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = "gpu_launchers"
 SMALL_GTEST = "benchmarks/gpu/small_gtest"
+C_API = "libslipstream_gpu.so"  # The launchers for ctypes; see benchmarks/gpu/launchers.py.
+CORE_THREADS = "core_threads"
+_C_API_SOURCE, _CORE_THREADS_SOURCE = "benchmarks/gpu/c_api.cc", "benchmarks/gpu/core_threads.cc"
+_RECORD_SOURCE = "benchmarks/gpu/record.cc"
 _WITH_HKV = ("hierarchical_kv.cu.cc", "probe_turns.cc")
 
 
@@ -84,7 +88,7 @@ class Build:
         self._lists = read_sources()
         cxx = os.environ.get("CXX", "g++")
         own = [*self._lists["COPTS"], *self._lists["CORE_COPTS"]]
-        self._host = [cxx, "-c", f"-I{ROOT}", *own, "-isystem", toolkit["include_dir"]]
+        self._host = [cxx, "-c", "-fPIC", f"-I{ROOT}", *own, "-isystem", toolkit["include_dir"]]
         named = given.architectures.split(",") if given.architectures else sorted(
             {capability.replace(".", "") for capability in ask_smi("compute_cap")}
         )  # fmt: skip
@@ -119,10 +123,15 @@ class Build:
         objects = self._compile({**core, **cases, **main, **tests})
         programs = {PROGRAM: list(cases)}
         programs.update({Path(test).stem: [test, *main] for test in tests})
+        for source in (_C_API_SOURCE, _CORE_THREADS_SOURCE):
+            programs[PROGRAM].remove(source)
+        programs[C_API] = [_C_API_SOURCE]
+        programs[CORE_THREADS] = [_CORE_THREADS_SOURCE, _RECORD_SOURCE]
 
         def link(name: str) -> str:
             own = [str(objects[source]) for source in (*programs[name], *core)]
-            return self._make([self._nvcc, *own], self._folder / name)
+            flags = ["-shared"] if name.endswith(".so") else []
+            return self._make([self._nvcc, *flags, *own], self._folder / name)
 
         self._all(link, programs)
         return self._folder / PROGRAM, [self._folder / Path(test).stem for test in tests]

@@ -1,16 +1,20 @@
-"""All that runs on a GPU, built, tested and measured by python3, nvcc and g++ alone.
+"""Builds, tests and measures everything that runs on a GPU, with python3, nvcc and g++ alone.
 
 Compiles the CUDA launchers of cc_ops/core with their CPU references, the GPU tests and
-benchmarks/gpu; neither TensorFlow, Bazel, a Python package nor the network is needed, so that a
-copy of the source tree runs anywhere. Then, on the current GPU:
+benchmarks/gpu. Needs neither TensorFlow, Bazel, a Python package nor the network, so that a copy of
+the source tree runs anywhere. Then, on the current GPU:
 
-1. Measures: each launcher and a device-to-device copy that moves as many bytes take turns (A B A B
-   ...), timed by CUDA events; with --hkv so do the key probes and the `find` of HierarchicalKV,
-   NVIDIA's table under merlin-sok's variables. Every result is compared with the CPU's first.
-2. Runs the GPU tests, and runs them under the tools of compute-sanitizer where that is found.
+1. --parts=cases: each launcher and a device-to-device copy of as many bytes take turns
+   (A B A B ...), timed by CUDA events. With --hkv, so do the key probes and the `find` of
+   HierarchicalKV, NVIDIA's table behind merlin-sok's variables. Every result is first compared
+   with the CPU's.
+2. --parts=tests: runs the GPU tests.
+3. --parts=sanitizers: runs the GPU tests under compute-sanitizer, if it is found.
 
-Writes one JSON and one page. Ends with 1 if a result is wrong, a test does not pass or a tool
-objects. Without a GPU everything is compiled, and nothing is written.
+A wrong case stops only itself. Writes one JSON and one page, unless --parts names only some parts.
+--results also appends every record to a file as soon as it is known. The exit code is 1 if a result
+is wrong, a test does not pass or a tool reports an error. Without a GPU everything is compiled, and
+nothing is written.
 
     python benchmarks/gpu_launchers.py
     python benchmarks/gpu_launchers.py --compile_only --architectures=90
@@ -44,6 +48,7 @@ import pages  # noqa: E402
 from gpu_build import PROGRAM, SMALL_GTEST, Build, ask_smi, find_toolkit, version_of  # noqa: E402
 
 TARGET = 0.8  # Of a copy's bytes per second.
+PARTS = ("cases", "tests", "sanitizers")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Seconds, so that all ends within ten minutes.
 MOST_OF_CASES, MOST_OF_A_TEST, MOST_OF_TOOLS = 240.0, 60.0, 120.0
@@ -65,6 +70,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--runs", type=int, default=9, help="measured runs of each, at least 5")
     add("--quick", action="store_true", help="small inputs, one tool: shows that it runs")
     add("--compile_only", action="store_true", help="compile, run nothing")
+    add("--parts", default=",".join(PARTS), help="what to run; default: %(default)s")
+    add("--tools", default=",".join(TOOLS), help="of compute-sanitizer; default: %(default)s")
+    add("--results", type=Path, help="JSON Lines file that every record is appended to")
     add("--gtest", metavar="PATH", default=_GOOGLETEST if os.path.isdir(_GOOGLETEST) else "",
         help=f"GoogleTest's sources; default: {_GOOGLETEST} where that is, else, and if empty, "
         f"the header in {SMALL_GTEST}")  # fmt: skip
@@ -74,6 +82,11 @@ def parse_arguments() -> argparse.Namespace:
     found = parser.parse_args()
     if found.jobs < 1 or found.runs < 5:
         parser.error(f"--jobs={found.jobs} --runs={found.runs}: allowed: at least 1 and 5")
+    for flag, allowed in (("parts", PARTS), ("tools", TOOLS)):
+        names = getattr(found, flag).split(",")
+        if not set(names) <= set(allowed):
+            parser.error(f"--{flag}={','.join(names)}. Allowed: some of {','.join(allowed)}")
+        setattr(found, flag, names)
     for name in filter(None, found.architectures.split(",")):
         if not re.fullmatch(r"\d+[af]?", name):
             parser.error(f"--architectures: {name!r}. Allowed: e.g. 80 or 90a")
@@ -87,11 +100,18 @@ class Cases:
     device: dict[str, Any] = dataclasses.field(default_factory=dict)
     launchers: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     probes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    problem: str = ""
+    failures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
-def run_cases(program: Path, runs: int, is_quick: bool) -> Cases:
-    """Runs the cases; tells of each as it comes.
+def append(results: Path | None, record: Mapping[str, Any]) -> None:
+    """Appends a record to the JSON Lines file, if there is one."""
+    if results is not None:
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def run_cases(program: Path, runs: int, is_quick: bool, results: Path | None) -> Cases:
+    """Runs the cases and prints the name of each when it ends.
 
     Raises:
         SystemExit: there is no GPU.
@@ -108,11 +128,13 @@ def run_cases(program: Path, runs: int, is_quick: bool) -> Cases:
                     print(line, end="")
                     continue
                 record = json.loads(line)
+                append(results, record)
                 kind = record.pop("record")
                 if kind == "device":
                     found.device = record
                 else:
-                    (found.launchers if kind == "launcher" else found.probes).append(record)
+                    lists = {"launcher": found.launchers, "probe": found.probes}
+                    lists.get(kind, found.failures).append(record)
                 print(record.get("name"), record.get("shape", ""), flush=True)
         alarm.cancel()
         errors.seek(0)
@@ -120,9 +142,11 @@ def run_cases(program: Path, runs: int, is_quick: bool) -> Cases:
     if ran.returncode == _NO_GPU:
         raise SystemExit(f"No GPU here ({told}): compiled, but nothing measured or written.")
     if ran.returncode:
-        told = told or f"not finished after {MOST_OF_CASES:.0f} s"
-        found.problem = f"{told}\nNothing measured is kept (exit code {ran.returncode})."
-        print(found.problem, flush=True)
+        problem = told or f"not finished after {MOST_OF_CASES:.0f} s"
+        print(f"{problem}\nexit code {ran.returncode}", flush=True)
+        if not found.failures:
+            found.failures.append({"name": program.name, "error": problem})
+            append(results, {"record": "failure", **found.failures[-1]})
     return found
 
 
@@ -143,8 +167,8 @@ class Tested:
         return self.skipped + self.failed or int(self.passed == 0)
 
 
-def run_tests(programs: Sequence[Path]) -> dict[str, Tested]:
-    """Runs the test programs; tells of those that did not pass."""
+def run_tests(programs: Sequence[Path], results: Path | None) -> dict[str, Tested]:
+    """Runs the test programs and prints the output of those that did not pass."""
 
     def run_one(program: Path) -> Tested:
         start = time.monotonic()
@@ -155,6 +179,7 @@ def run_tests(programs: Sequence[Path]) -> dict[str, Tested]:
             found.failed = 1
         if found.not_passed:
             print(f"{program.name}: exit code {code}\n{text}", flush=True)
+        append(results, {"record": "test", "name": program.name, **dataclasses.asdict(found)})
         return found
 
     with ThreadPoolExecutor(_ON_GPU_AT_ONCE) as pool:
@@ -162,9 +187,10 @@ def run_tests(programs: Sequence[Path]) -> dict[str, Tested]:
 
 
 def run_tools(
-    sanitizer: str, programs: Sequence[Path], tools: Sequence[str], tests: Mapping[str, Tested]
-) -> None:
-    """Runs the test programs under compute-sanitizer, adding to what became of them."""
+    sanitizer: str, programs: Sequence[Path], tools: Sequence[str], tests: dict[str, Tested],
+    results: Path | None,
+) -> None:  # fmt: skip
+    """Runs the test programs under compute-sanitizer and adds the number of errors to `tests`."""
     last = time.monotonic() + MOST_OF_TOOLS
 
     def run_one(tool_and_program: tuple[str, Path]) -> int | None:
@@ -183,10 +209,15 @@ def run_tools(
             print(f"{tool} {program.name}: exit code {code}\n{text[-4000:]}", flush=True)
         return errors
 
+    def run_and_append(tool_and_program: tuple[str, Path]) -> int | None:
+        errors, (tool, program) = run_one(tool_and_program), tool_and_program
+        append(results, {"record": "sanitizer", "name": f"{tool} {program.name}", "errors": errors})
+        return errors
+
     units = [(tool, program) for tool in tools for program in programs]
     with ThreadPoolExecutor(_ON_GPU_AT_ONCE) as pool:
-        for (tool, program), errors in zip(units, pool.map(run_one, units), strict=True):
-            tests[program.name].errors[tool] = errors
+        for (tool, program), errors in zip(units, pool.map(run_and_append, units), strict=True):
+            tests.setdefault(program.name, Tested()).errors[tool] = errors
 
 
 def run_within(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
@@ -300,7 +331,9 @@ def claims_of(cases: Cases, tests: Mapping[str, Tested], is_quick: bool) -> dict
                                               middle=max)}  # fmt: skip
     errors = [count for one in tests.values() for count in one.errors.values() if count is not None]
     claims["sanitizer_errors"] = pages.claim(errors, 0, middle=max)
-    if cases.problem or is_quick:
+    if cases.device or cases.failures:
+        claims["failed_cases"] = pages.claim([len(cases.failures)], 0)
+    if is_quick:
         return claims
     shares: dict[str, list[float]] = {}
     for record in cases.launchers:
@@ -336,11 +369,17 @@ def describe_machine(gpu: str) -> str:
 def write(given: argparse.Namespace, cases: Cases, tests: Mapping[str, Tested], nvcc: str) -> str:
     """Writes the JSON and the page; returns the page."""
     device = cases.device
-    tables = {"GPU tests": test_table(tests)}
-    if not cases.problem:
+    tables = {"GPU tests": test_table(tests)} if tests else {}
+    if cases.failures:
+        tables["Failed cases"] = [
+            pages.column("case", [record["name"] for record in cases.failures]),
+            pages.column("error", [record["error"] for record in cases.failures]),
+        ]
+    if cases.launchers:
         tables["Launchers beside a copy"] = launcher_table(cases.launchers)
-        if cases.probes:
-            tables["Probes beside HierarchicalKV"] = probe_table(cases.probes)
+    if cases.probes:
+        tables["Probes beside HierarchicalKV"] = probe_table(cases.probes)
+    if device:
         values = [str(value) for value in device.values()]
         tables["GPU"] = [pages.column("what", list(device)), pages.column("value", values)]
     gpu = device.get("name", "unknown GPU")
@@ -364,17 +403,25 @@ def main() -> int:
         print(f"{told}; not run.")
         return 0
     print(told, flush=True)
-    cases = run_cases(program, given.runs, given.quick)  # First: nothing else is on the GPU.
-    tests = run_tests(test_programs)
-    sanitizer = find_sanitizer(toolkit)
-    if sanitizer is None:
-        print("No compute-sanitizer beside nvcc or on PATH: the tests are not run under it.")
-    else:
-        run_tools(sanitizer, test_programs, TOOLS[:1] if given.quick else TOOLS, tests)
-    print(write(given, cases, tests, toolkit["nvcc"]))
+    cases, tests = Cases(), dict[str, Tested]()
+    if "cases" in given.parts:  # First: nothing else is on the GPU.
+        cases = run_cases(program, given.runs, given.quick, given.results)
+    if "tests" in given.parts:
+        tests = run_tests(test_programs, given.results)
+    if "sanitizers" in given.parts:
+        sanitizer = find_sanitizer(toolkit)
+        if sanitizer is None:
+            print("No compute-sanitizer beside nvcc or on PATH: the tests are not run under it.")
+        else:
+            tools = given.tools[:1] if given.quick else given.tools
+            run_tools(sanitizer, test_programs, tools, tests, given.results)
+    if set(given.parts) == set(PARTS):
+        print(write(given, cases, tests, toolkit["nvcc"]))
     print(f"All took {time.monotonic() - start:.0f} s.")
-    bad = [one for one in tests.values() if one.not_passed or any(one.errors.values())]
-    return 1 if cases.problem or bad else 0
+    has_errors = any(any(one.errors.values()) for one in tests.values())
+    if "tests" in given.parts and any(one.not_passed for one in tests.values()):
+        has_errors = True
+    return 1 if cases.failures or has_errors else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 #include "benchmarks/gpu/bench.h"
 
+#include <cstdio>
+#include <exception>
+
 #include "benchmarks/gpu/kernels.h"
 #include "benchmarks/gpu/record.h"
 
@@ -17,16 +20,26 @@ std::string Shape(int64_t rows, int64_t dim) {
   return WithCommas(rows) + " x " + std::to_string(dim);
 }
 
+void Bench::Guard(const std::string& name, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    has_failed_ = true;
+    Record("failure").Add("name", name).Add("error", std::string(error.what())).Print();
+    std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
+  }
+}
+
 void Bench::Measure(const LauncherCase& measured) {
+  Guard(measured.name + ", " + measured.shape, [&] { MeasureChecked(measured); });
+}
+
+void Bench::MeasureChecked(const LauncherCase& measured) {
   const cudaStream_t stream = stopwatch_.stream();
   if (measured.prepare) measured.prepare(stream);
   measured.launch(stream);
   stopwatch_.Wait();
-  try {
-    measured.check();
-  } catch (const std::exception& error) {
-    throw std::runtime_error(measured.name + ", " + measured.shape + ": " + error.what());
-  }
+  measured.check();
 
   // A copy reads and writes: of half the bytes it moves all of them.
   const int64_t words = measured.bytes / 2 / static_cast<int64_t>(sizeof(uint64_t)) + 1;

@@ -46,12 +46,20 @@ class Bench {
   // The number for a measurement, or the one for a quick look.
   int64_t Size(int64_t full, int64_t quick) const { return is_quick_ ? quick : full; }
 
-  // Runs the case once and checks it, then measures it and prints a record.
+  // Runs the case once and checks it, then measures it and prints a record. If the check or a call
+  // fails, prints a failure instead.
   void Measure(const LauncherCase& measured);
 
+  // Calls `work`. If it throws, prints a failure under this name.
+  void Guard(const std::string& name, const std::function<void()>& work);
+  bool has_failed() const { return has_failed_; }
+
  private:
+  void MeasureChecked(const LauncherCase& measured);
+
   int runs_;
   bool is_quick_;
+  bool has_failed_ = false;
   Stopwatch stopwatch_;
 };
 

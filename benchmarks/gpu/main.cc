@@ -2,14 +2,16 @@
 //
 //   gpu_launchers RUNS quick|full
 //
-// One JSON object a line on standard output: the device, then every case. Ends with 3 if there is
-// no GPU and with 1 if a result is wrong or a call fails, and says why on standard error.
+// Prints one JSON object per line to standard output: the device, then every case. A case that
+// fails prints its error there and stops only itself. The exit code is 3 without a GPU and 1 after
+// a failed case.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "benchmarks/gpu/bench.h"
 #include "benchmarks/gpu/device.h"
@@ -52,23 +54,23 @@ int Main(int runs, bool is_quick) {
     std::fprintf(stderr, "%s\n", cudaGetErrorString(error));
     return kNoGpu;
   }
-  try {
-    Bench bench(runs, is_quick);
-    PrintDevice(&bench);
-    MeasureDrift(&bench);
-    MeasureCompaction(&bench);
-    MeasureClassification(&bench);
-    MeasureDeferredGradients(&bench);
-    MeasureAccessSketch(&bench);
-    MeasureKeyProbe(&bench);
+  const std::vector<std::pair<const char*, void (*)(Bench*)>> cases = {
+      {"device", PrintDevice},
+      {"drift", MeasureDrift},
+      {"compaction", MeasureCompaction},
+      {"classification", MeasureClassification},
+      {"deferred gradients", MeasureDeferredGradients},
+      {"access sketch", MeasureAccessSketch},
+      {"key probe", MeasureKeyProbe},
 #ifdef WITH_HIERARCHICAL_KV
-    MeasureProbeTurns(&bench);
+      {"HierarchicalKV", MeasureProbeTurns},
 #endif
-  } catch (const std::exception& problem) {
-    std::fprintf(stderr, "%s\n", problem.what());
-    return kFailure;
+  };
+  Bench bench(runs, is_quick);
+  for (const auto& [name, measure] : cases) {
+    bench.Guard(name, [&, measure = measure] { measure(&bench); });
   }
-  return 0;
+  return bench.has_failed() ? kFailure : 0;
 }
 
 }  // namespace

@@ -378,7 +378,8 @@ def test_gpu_launchers_tell_shares_of_a_copy(
     claims = claims_of(results, "gpu_launchers")
     values = {name: (claim["value"], claim["target"]) for name, claim in claims.items()}
     assert values == {
-        "tests_not_passed": (0, 0), "sanitizer_errors": (0, 0), "drift_share_of_copy": (0.5, 0.8),
+        "tests_not_passed": (0, 0), "sanitizer_errors": (0, 0), "failed_cases": (0, 0),
+        "drift_share_of_copy": (0.5, 0.8),
         "mask_share_of_copy": (0.8, 0.8), "state_lookup_over_hierarchical_kv": (2, None),
     }  # fmt: skip
     page = (results / "gpu_launchers.md").read_text()
@@ -402,8 +403,8 @@ def test_gpu_launchers_write_nothing_without_a_gpu(
     [
         (
             {"code": 1, "problem": "mask: wrong"},
-            "tests_not_passed",
-            "mask: wrong\nNothing measured",
+            "failed_cases",
+            "mask: wrong\nexit code 1",
         ),
         ({"tested": "FAILED"}, "tests_not_passed", "drift_gpu_test: exit code 0"),
         ({"tested": "SKIPPED"}, "tests_not_passed", "drift_gpu_test: exit code 0"),
@@ -419,8 +420,9 @@ def test_gpu_launchers_tell_what_is_wrong(
     summary = json.loads((tmp_path / "results" / "gpu_launchers.json").read_text())
     assert summary["claims"][claim]["value"] == max(1, ending.get("errors", 0))
     (part,) = summary["parts"].values()
-    # What is measured before a wrong result is not kept.
-    assert ("Launchers beside a copy" in part["tables"]) == ("code" not in ending)
+    # A failed case does not discard the results of the others.
+    assert "Launchers beside a copy" in part["tables"]
+    assert ("Failed cases" in part["tables"]) == ("code" in ending)
 
 
 @needs_sources

@@ -1,0 +1,195 @@
+"""Trains a small DLRM whose sparse gradients pass through the CUDA launchers.
+
+Three modes: `plain` sums gradients by key, `mask` drops the gradients of a third of the keys, and
+`defer` keeps gradients back until they move a row by 0.002 or are ten steps old. In every step the
+keys and sums must equal those of a definition in NumPy bit for bit. A second run without the
+comparison is timed.
+
+    python3 benchmarks/gpu/dlrm.py LIBRARY --arrays=cupy --results=results.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+from launchers import Launchers  # noqa: E402
+from results import Results  # noqa: E402
+
+MODES = ("plain", "mask", "defer")
+VOCABULARY, FEATURES, DIM, BATCH, HIDDEN = 3000, 8, 16, 512, 32
+RATE, CAPACITY, MAX_AGE, MOVEMENT = 0.05, 4096, 10, 2e-3
+
+
+def make_batch(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns Zipf-distributed keys [BATCH, FEATURES] and labels [BATCH] of a generated law."""
+    law = np.random.default_rng(0).normal(size=(FEATURES, VOCABULARY)).astype("f4")
+    random = np.random.default_rng(1000 + number)
+    ids = np.minimum(random.zipf(1.2, (BATCH, FEATURES)), VOCABULARY) - 1
+    logit = law[np.arange(FEATURES), ids].sum(1) * 0.7
+    labels = (random.random(BATCH) < 1 / (1 + np.exp(-logit))).astype("f4")
+    return (ids + np.arange(FEATURES) * VOCABULARY).astype(np.int64), labels
+
+
+class Dense:
+    """A two-layer perceptron over the concatenated rows, trained with SGD.
+
+    Its gradients are written by hand, so that NumPy and CuPy run the same lines.
+    """
+
+    def __init__(self, xp: Any):
+        random = np.random.default_rng(7)
+        self._xp = xp
+        self._w1 = xp.asarray(random.normal(size=(FEATURES * DIM, HIDDEN)).astype("f4") * 0.1)
+        self._w2 = xp.asarray(random.normal(size=HIDDEN).astype("f4") * 0.1)
+        self._b1, self._b2 = xp.zeros(HIDDEN, "f4"), xp.zeros((), "f4")
+
+    def step(self, rows: Any, labels: Any) -> tuple[float, Any]:
+        """Returns the mean log loss, and the gradient of the rows [BATCH * FEATURES, DIM]."""
+        xp = self._xp
+        x = rows.reshape(BATCH, FEATURES * DIM)
+        hidden = xp.maximum(x @ self._w1 + self._b1, 0)
+        p = 1 / (1 + xp.exp(-(hidden @ self._w2 + self._b2)))
+        loss = -xp.mean(labels * xp.log(p + 1e-7) + (1 - labels) * xp.log(1 - p + 1e-7))
+        d_logit = (p - labels) / BATCH
+        d_hidden = xp.outer(d_logit, self._w2) * (hidden > 0)
+        d_x = d_hidden @ self._w1.T
+        self._w2 -= RATE * (hidden.T @ d_logit)
+        self._b2 -= RATE * d_logit.sum()
+        self._w1 -= RATE * (x.T @ d_hidden)
+        self._b1 -= RATE * d_hidden.sum(0)
+        return float(loss), xp.ascontiguousarray(d_x.reshape(BATCH * FEATURES, DIM).astype("f4"))
+
+
+class OnDevice:
+    """The gradients to apply, found by the launchers."""
+
+    def __init__(self, mode: str, masked: np.ndarray, launchers: Launchers):
+        self._xp = launchers.xp
+        self._launchers, self._masked = launchers, launchers.key_set(masked)
+        self._buffers = launchers.buffers(CAPACITY, DIM) if mode == "defer" else None
+
+    def take(self, keys: Any, gradients: Any) -> tuple[Any, Any]:
+        """Returns the keys and summed gradients to apply in this step."""
+        kept, sums, counts = self._launchers.compact(keys, gradients, self._masked)
+        n = int(counts[0])
+        kept, sums = kept[:n], sums[:n]
+        if self._buffers is None:
+            return kept, sums
+        indices, sums = self._buffers.add(kept, sums)
+        may_wait = self._xp.abs(sums).max(1) < MOVEMENT
+        due, due_sums, counts = self._buffers.take_due(kept, indices, sums, may_wait, MAX_AGE)
+        n = int(counts[1])
+        return due[:n], due_sums[:n]
+
+
+class Definition:
+    """The gradients to apply, by dictionaries on the host."""
+
+    def __init__(self, mode: str, masked: np.ndarray):
+        self._defers, self._masked = mode == "defer", set(masked.tolist())
+        self._deferred: dict[int, tuple[np.ndarray, int]] = {}  # key -> sum, first step
+        self._step = 0
+
+    def take(self, keys: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See OnDevice.take."""
+        sums: dict[int, np.ndarray] = {}
+        for key, gradient in zip(keys.tolist(), gradients, strict=True):
+            if key not in self._masked:
+                sums[key] = sums[key] + gradient if key in sums else gradient.copy()
+        if self._defers:
+            sums = self._due(sums)
+        order = sorted(sums)
+        return np.array(order, np.int64), np.array([sums[k] for k in order], "f4").reshape(-1, DIM)
+
+    def _due(self, sums: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        self._step += 1
+        due: dict[int, np.ndarray] = {}
+        new: list[tuple[int, np.ndarray]] = []
+        for key, gradient in sorted(sums.items()):
+            before, since = self._deferred.pop(key, (None, self._step))
+            total = gradient + (np.float32(0) if before is None else before)
+            if not np.abs(total).max() < MOVEMENT or self._step - since >= MAX_AGE:
+                due[key] = total
+            elif before is None:
+                new.append((key, total))
+            else:
+                self._deferred[key] = (total, since)
+        for key, (total, since) in list(self._deferred.items()):
+            if self._step - since >= MAX_AGE:
+                due[key] = total
+                del self._deferred[key]
+        for key, total in new:
+            if len(self._deferred) < CAPACITY:
+                self._deferred[key] = (total, self._step)
+            else:
+                due[key] = total
+        return due
+
+
+def train(mode: str, launchers: Launchers, steps: int, *, compares: bool) -> dict[str, Any]:
+    """Trains for some steps.
+
+    Returns:
+        The first and last mean loss, the number of applied rows, and milliseconds per step.
+
+    Raises:
+        AssertionError: The keys or sums of a step differ from the definition.
+    """
+    xp = launchers.xp
+    to_host = getattr(xp, "asnumpy", np.asarray)
+    keys_in_all = FEATURES * VOCABULARY
+    masked = np.arange(0, keys_in_all if mode == "mask" else 0, 3, dtype=np.int64)
+    start_rows = np.random.default_rng(3).normal(size=(keys_in_all, DIM)) * 0.05
+    table, squares = xp.asarray(start_rows.astype("f4")), xp.full((keys_in_all, DIM), 0.1, "f4")
+    dense, device = Dense(xp), OnDevice(mode, masked, launchers)
+    definition = Definition(mode, masked)
+    batches = [tuple(map(xp.asarray, make_batch(i))) for i in range(steps)]
+    losses, applied, start = [], 0, time.perf_counter()
+    for number, (ids, labels) in enumerate(batches):
+        ids = ids.reshape(-1)
+        loss, gradients = dense.step(table[ids], labels)
+        losses.append(loss)
+        keys, sums = device.take(ids, gradients)
+        if compares:
+            wanted = definition.take(to_host(ids), to_host(gradients))
+            for name, found, expected in zip(("keys", "sums"), (keys, sums), wanted, strict=True):
+                same = to_host(found).tobytes() == expected.tobytes()
+                assert same, f"{mode}: {name} of step {number} differ from the definition."
+        applied += len(keys)
+        squares[keys] += sums * sums
+        table[keys] -= np.float32(RATE) * sums / (xp.sqrt(squares[keys]) + np.float32(1e-6))
+    float(table[0, 0])  # Waits for the device.
+    milliseconds = 1e3 * (time.perf_counter() - start) / steps
+    ends = [float(np.mean(part)) for part in (losses[:5], losses[-5:])]
+    return {"losses": ends, "applied_rows": applied, "milliseconds": milliseconds}
+
+
+def main() -> int:
+    """Runs all modes; a mode that fails stops only itself."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("library", type=Path, help="shared library of benchmarks/gpu/c_api.cc")
+    parser.add_argument("--arrays", choices=("cupy", "numpy"), default="cupy")
+    parser.add_argument("--steps", type=int, default=60, help="steps of each mode, at least 5")
+    parser.add_argument("--results", type=Path, required=True, help="JSON Lines file to append to")
+    given = parser.parse_args()
+    launchers = Launchers(given.library, importlib.import_module(given.arrays))
+    results = Results(given.results)
+    for mode in MODES:
+        with results.case("dlrm", mode) as record:
+            record.update(train(mode, launchers, given.steps, compares=True))
+            timed = train(mode, launchers, given.steps, compares=False)
+            record.update(equals_definition=True, milliseconds=timed["milliseconds"])
+    return results.exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

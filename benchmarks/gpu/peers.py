@@ -1,0 +1,207 @@
+"""Times the CUDA launchers next to PyTorch's operations on the same data and the same GPU.
+
+Each comparison checks that both sides agree, then lets them take turns (A B A B ...). Times are of
+CUDA events around one call; workspaces and results are allocated from CuPy's and PyTorch's caching
+allocators inside the timed call.
+
+| Launcher                         | PyTorch                                       |
+|----------------------------------|-----------------------------------------------|
+| drift                            | `(a - b).abs().amax(1)`, compiled             |
+| compaction with sums             | `sparse_coo_tensor(...).coalesce()`           |
+| mask without sums                | `isin` and a boolean mask                     |
+| deferral, 10M rows of capacity   | `index_add_` on a dense buffer of 10M rows    |
+| compaction with sums             | one step of `EmbeddingBag(sparse=True)` with  |
+|                                  | `SparseAdam`, as a scale                      |
+
+    python3 benchmarks/gpu/peers.py LIBRARY --results=results.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+import torch
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+from launchers import Launchers  # noqa: E402
+from results import Results  # noqa: E402
+
+DIM, KEYS_IN_ALL = 64, 10_000_000
+
+
+def to_torch(array: Any) -> torch.Tensor:
+    """Returns a tensor that shares the memory of a CuPy array."""
+    return torch.from_dlpack(array)
+
+
+def draw_keys(law: str, n: int) -> np.ndarray:
+    """Returns n int64 keys below KEYS_IN_ALL, uniform or by Zipf's law with exponent 1.1."""
+    random = np.random.default_rng(1)
+    if law == "uniform":
+        return random.integers(0, KEYS_IN_ALL, n)
+    return np.minimum(random.zipf(1.1, n), KEYS_IN_ALL) - 1
+
+
+class Turns:
+    """Times two calls in turns on PyTorch's current stream."""
+
+    def __init__(self, runs: int):
+        self._runs = runs
+
+    def compare(
+        self, record: dict[str, Any], ours: Callable[[], Any], theirs: Callable[[], Any]
+    ) -> None:
+        """Adds the seconds of every turn, and the median of the peer's over ours, to a record."""
+        seconds: dict[str, list[float]] = {"seconds": [], "torch_seconds": []}
+        for turn in range(-2, self._runs):  # Two turns warm up.
+            for name, call in (("seconds", ours), ("torch_seconds", theirs)):
+                elapsed = self._seconds(call)
+                if turn >= 0:
+                    seconds[name].append(elapsed)
+        ratios = [b / a for a, b in zip(*seconds.values(), strict=True)]
+        record.update(seconds, times_as_fast=statistics.median(ratios))
+
+    @staticmethod
+    def _seconds(call: Callable[[], Any]) -> float:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) / 1e3
+
+
+def compare_drift(record: dict[str, Any], launchers: Launchers, turns: Turns, rows: int) -> None:
+    """Row drift next to a compiled expression."""
+    current = cupy.random.default_rng(1).random((rows, DIM), np.float32)
+    snapshot = cupy.random.default_rng(2).random((rows, DIM), np.float32)
+    a, b = to_torch(current), to_torch(snapshot)
+    compiled = torch.compile(lambda x, y: (x - y).abs().amax(1))
+    assert torch.equal(to_torch(launchers.drift(current, snapshot)), compiled(a, b))
+    record["shape"] = [rows, DIM]
+    turns.compare(record, lambda: launchers.drift(current, snapshot), lambda: compiled(a, b))
+
+
+def compare_sums(
+    record: dict[str, Any], launchers: Launchers, turns: Turns, law: str, n: int
+) -> None:
+    """Compaction with sums by key next to coalesce()."""
+    keys = cupy.asarray(draw_keys(law, n))
+    rows = cupy.random.default_rng(3).random((n, DIM), np.float32)
+    none = launchers.key_set(np.empty(0, np.int64))
+    sparse = torch.sparse_coo_tensor(
+        to_torch(keys)[None], to_torch(rows), (KEYS_IN_ALL, DIM), check_invariants=False
+    )
+    kept, sums, counts = launchers.compact(keys, rows, none)
+    number, expected = int(counts[0]), sparse.coalesce()
+    assert torch.equal(to_torch(kept[:number]), expected.indices()[0])
+    torch.testing.assert_close(to_torch(sums[:number]), expected.values(), rtol=1e-3, atol=1e-3)
+    record.update(shape=[n, DIM], distinct=number)
+    turns.compare(record, lambda: launchers.compact(keys, rows, none), sparse.coalesce)
+
+
+def compare_mask(
+    record: dict[str, Any], launchers: Launchers, turns: Turns, law: str, n: int
+) -> None:
+    """Compaction without sums next to isin() and a boolean mask; a third of the keys is masked."""
+    masked = np.arange(0, KEYS_IN_ALL, 3, dtype=np.int64)
+    keys = cupy.asarray(draw_keys(law, n))
+    rows = cupy.random.default_rng(4).random((n, DIM), np.float32)
+    key_set, tensor = launchers.key_set(masked), torch.from_numpy(masked).cuda()
+    torch_keys, torch_rows = to_torch(keys), to_torch(rows)
+
+    def mask() -> tuple[torch.Tensor, torch.Tensor]:
+        keeps = ~torch.isin(torch_keys, tensor)
+        return torch_keys[keeps], torch_rows[keeps]
+
+    kept, kept_rows, counts = launchers.compact(keys, rows, key_set, deduplicate=False)
+    number, expected = int(counts[0]), mask()
+    assert torch.equal(to_torch(kept[:number]), expected[0])
+    assert torch.equal(to_torch(kept_rows[:number]), expected[1])
+    record.update(shape=[n, DIM], kept=number)
+    turns.compare(record, lambda: launchers.compact(keys, rows, key_set, deduplicate=False), mask)
+
+
+def compare_deferral(
+    record: dict[str, Any], launchers: Launchers, turns: Turns, n: int, capacity: int
+) -> None:
+    """One step of deferral, all sums staying, next to index_add_ on a dense buffer."""
+    keys = cupy.asarray(np.random.default_rng(5).choice(KEYS_IN_ALL, n, replace=False))
+    rows = cupy.random.default_rng(6).random((n, DIM), np.float32)
+    buffers, waits = launchers.buffers(capacity, DIM), cupy.ones(n, bool)
+    dense = torch.zeros((capacity, DIM), device="cuda")
+    torch_keys, torch_rows = to_torch(keys), to_torch(rows)
+    buckets = torch_keys % capacity
+
+    def step() -> Any:
+        indices, sums = buffers.add(keys, rows)
+        return buffers.take_due(keys, indices, sums, waits, 1 << 40)
+
+    _, _, counts = step()
+    assert int(counts[1]) == 0, "No row is due."
+    _, sums = buffers.add(keys, rows)
+    assert bool((sums == rows + rows).all())
+    record.update(shape=[n, DIM], capacity=capacity)
+    turns.compare(record, step, lambda: dense.index_add_(0, buckets, torch_rows))
+
+
+def compare_step(
+    record: dict[str, Any], launchers: Launchers, turns: Turns, law: str, n: int
+) -> None:
+    """Compaction with sums next to a whole sparse step of PyTorch on the same keys."""
+    keys = cupy.asarray(draw_keys(law, n) % 1_000_000)
+    rows = cupy.random.default_rng(7).random((n, DIM), np.float32)
+    none = launchers.key_set(np.empty(0, np.int64))
+    bag = torch.nn.EmbeddingBag(1_000_000, DIM, mode="sum", sparse=True, device="cuda")
+    optimizer = torch.optim.SparseAdam(bag.parameters())
+    torch_keys, offsets = to_torch(keys), torch.arange(n, device="cuda")
+    upstream = to_torch(rows)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        bag(torch_keys, offsets).backward(upstream)
+        optimizer.step()
+
+    record["shape"] = [n, DIM]
+    turns.compare(record, lambda: launchers.compact(keys, rows, none), step)
+
+
+def main() -> int:
+    """Runs all comparisons; one that fails stops only itself."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("library", type=Path, help="shared library of benchmarks/gpu/c_api.cc")
+    parser.add_argument("--results", type=Path, required=True, help="JSON Lines file to append to")
+    parser.add_argument("--runs", type=int, default=9, help="turns of each comparison")
+    parser.add_argument("--quick", action="store_true", help="small inputs")
+    given = parser.parse_args()
+    launchers, turns = Launchers(given.library, cupy), Turns(given.runs)
+    results = Results(given.results)
+    n, rows = (4096, 4096) if given.quick else (65_536 * 26, 2_097_152)
+    deferred, capacity = (1024, 8192) if given.quick else (131_072, KEYS_IN_ALL)
+    # One stream for both libraries, so that events time either side.
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):
+        with results.case("peer", "drift") as record:
+            compare_drift(record, launchers, turns, rows)
+        for law in ("uniform", "zipf"):
+            with results.case("peer", f"sums, {law}") as record:
+                compare_sums(record, launchers, turns, law, n)
+            with results.case("peer", f"mask, {law}") as record:
+                compare_mask(record, launchers, turns, law, n)
+            with results.case("peer", f"sums next to SparseAdam, {law}") as record:
+                compare_step(record, launchers, turns, law, n)
+        with results.case("peer", "deferral") as record:
+            compare_deferral(record, launchers, turns, deferred, capacity)
+    return results.exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,53 @@
+#!/bin/bash
+# Runs everything that needs a GPU, in less than eight minutes and without a network.
+#
+#   benchmarks/gpu/session.sh OUTPUT [--quick]
+#
+# Needs nvcc 12 or 13, g++ and a python3 with NumPy, CuPy and PyTorch. In this order: compile, GPU
+# tests, a small DLRM compared with NumPy, kernels next to a device copy, kernels next to PyTorch,
+# memcheck and racecheck, and the core's scaling over threads. Every record is appended to
+# OUTPUT/results.jsonl as soon as it is known, and every step writes OUTPUT/log.txt. A step that
+# fails or exceeds its time limit does not stop the others. The exit code is 1 after a failed step.
+set -uo pipefail
+if [ $# -lt 1 ] || [ $# -gt 2 ] || { [ $# -eq 2 ] && [ "$2" != --quick ]; }; then
+  echo "usage: benchmarks/gpu/session.sh OUTPUT [--quick]" >&2
+  exit 2
+fi
+mkdir -p "$1"
+output=$(cd "$1" && pwd)
+cd "$(dirname "$0")/../.." || exit 2
+quick=${2:-}
+build=${SLIPSTREAM_GPU_BUILD:-$PWD/runs/gpu_session}
+arrays=${SLIPSTREAM_GPU_ARRAYS:-cupy}
+results=$output/results.jsonl
+failed=0
+export PYTHONUNBUFFERED=1
+
+# step NAME SECONDS COMMAND...: runs a command within a time limit and records how it ended.
+step() {
+  local name=$1 limit=$2 start=$SECONDS code
+  shift 2
+  echo "== $name" | tee -a "$output/log.txt"
+  timeout --kill-after=5 "$limit" "$@" 2>&1 | tee -a "$output/log.txt"
+  code=${PIPESTATUS[0]}
+  [ "$code" -eq 0 ] || failed=1
+  printf '{"record": "step", "name": "%s", "exit_code": %d, "seconds": %d}\n' \
+    "$name" "$code" $((SECONDS - start)) | tee -a "$results"
+}
+
+launchers=(python3 benchmarks/gpu_launchers.py --build="$build" --gtest= --output="$output"
+  --results="$results" $quick)
+sizes="26 100000 2048"
+[ -z "$quick" ] || sizes="4 1000 256"
+
+step compile 100 "${launchers[@]}" --compile_only
+step tests 45 "${launchers[@]}" --parts=tests
+step dlrm 30 python3 benchmarks/gpu/dlrm.py "$build/libslipstream_gpu.so" --arrays="$arrays" \
+  --results="$results"
+step cases 110 "${launchers[@]}" --parts=cases
+step peers 70 python3 benchmarks/gpu/peers.py "$build/libslipstream_gpu.so" --results="$results" \
+  $quick
+step sanitizers 60 "${launchers[@]}" --parts=sanitizers --tools=memcheck,racecheck
+# shellcheck disable=SC2086  # The sizes are separate arguments.
+step threads 40 bash -c "'$build/core_threads' $(nproc) 5 $sizes | tee -a '$results'"
+exit $failed
