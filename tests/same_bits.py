@@ -67,7 +67,7 @@ class Dialect:
 # By the first two numbers of the version. Version 0.2 has hysteresis, which is off with release=1.
 DIALECTS = {
     "0.2": Dialect(
-        flags={mode: ("--release=1",) for mode in MODES if mode not in ("predicted_loss", "random")}
+        flags={mode: ("--release=1",) for mode in ("none", "mask", "row_drift", "both")}
     ),
     "0.3": Dialect(),
 }
