@@ -20,7 +20,7 @@ SLOT_DTYPES = ("float32", "bfloat16")
 MAX_DIM = 65536
 MAX_CAPACITY = 1 << 36
 MAX_ADMIT = 255
-DRIFT_METRICS = ("linf", "l2", "relative", "signal")
+DRIFT_METRICS = ("linf", "l2")
 # Of a window's length: so many in planned training, of no fewer steps than say something by their
 # AUC; and where nothing is planned.
 _WINDOWS, _LEAST_WINDOW, _LONGEST_WINDOW, _UNPLANNED_WINDOW = 20, 5, 1000, 200
@@ -374,24 +374,20 @@ class Saturation:
     """When a hot key counts as saturated. For policies that go by it, and where none is given.
 
     Attributes:
-        metric: drift of a row from its snapshot: "linf" (paper), "l2", "relative", or "signal": net
-            squared drift over the sum of squared update lengths (1: moves like noise).
+        metric: drift of a row from its snapshot: "linf" (largest change of a value, as in the
+            paper) or "l2".
         threshold: T itself, in the metric's unit. None: T is found for a policy's `share`.
         max_threshold: upper bound of a T that is found, or None.
-        release: a saturated key stays so until its drift exceeds release * T, at least 1.
         revisit_every: a saturated key is probed (trained as if it varied) one window in so many,
             at different windows for different keys; 0: never. None: as the policies say, 10 where
             gradients are withheld, 100 where examples are skipped, since a probing key holds all
             its examples back.
-        protect_windows: full windows that a key is watched before it can be saturated, at least 1.
     """
 
     metric: str = "linf"
     threshold: float | None = None
     max_threshold: float | None = None
-    release: float = 1.5
     revisit_every: int | None = None
-    protect_windows: int = 1
 
     def __post_init__(self) -> None:
         place = "Saturation"
@@ -399,12 +395,8 @@ class Saturation:
         for name in ("threshold", "max_threshold"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, require_number(name, value, 0.0, place=place))
-        object.__setattr__(
-            self, "release", require_number("release", self.release, 1.0, place=place)
-        )
         if self.revisit_every is not None:
             require_integer("revisit_every", self.revisit_every, 0, 1 << 30, place)
-        require_integer("protect_windows", self.protect_windows, 1, None, place)
         if self.threshold is not None and self.max_threshold is not None:
             allowed = "None: it bounds a T that is found by share"
             raise invalid("max_threshold", self.max_threshold, f"{place} with a threshold", allowed)

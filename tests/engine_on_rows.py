@@ -28,7 +28,6 @@ class Store(TrackedStore):
         self.rows = {table.name: {} for table in self.tables}
         self.counts = {table.name: collections.Counter() for table in self.tables}
         self.policies, self.flags = {}, {}
-        self.travel = collections.Counter()
         self.offered = self.masked = 0
 
     def train(self, table, drifts):
@@ -55,9 +54,6 @@ class Store(TrackedStore):
 
     def set_row_flags(self, table, keys, flags):
         self.flags[table] = dict(zip(map(int, keys), map(int, flags), strict=True))
-
-    def squared_update_lengths(self, table, keys):
-        return np.array([self.travel[table, int(key)] for key in keys], np.float32)
 
     def update_counts(self, table):
         return UpdateCounts(offered=self.offered, masked=self.masked)

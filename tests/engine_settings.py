@@ -23,8 +23,7 @@ _HOT_SET = {
 }
 _SATURATION = {
     "drift_metric": "metric",
-    **{name: name for name in ("threshold", "max_threshold", "release", "revisit_every")},
-    "protect_windows": "protect_windows",
+    **{name: name for name in ("threshold", "max_threshold", "revisit_every")},
 }
 _BUDGETS = {
     "max_auc_loss": slip.MaxAucLoss,

@@ -42,7 +42,7 @@ SLIPSTREAM_C_API void slipstream_delete_key_set(KeySet* set) { delete set; }
 SLIPSTREAM_C_API int slipstream_row_drift(cudaStream_t stream, const float* current,
                                           const float* snapshot, int64_t rows, int64_t dim,
                                           float* drift) {
-  return LaunchRowDrift(stream, current, snapshot, rows, dim, DriftMetric::kLinf, 1e-12, drift);
+  return LaunchRowDrift(stream, current, snapshot, rows, dim, DriftMetric::kLinf, drift);
 }
 
 // Returns a size in bytes, or -1.

@@ -18,7 +18,7 @@ from slipstream_tf.checkpoint.array_file import Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest
 from slipstream_tf.config import Table
-from slipstream_tf.ops.update_policy import READ_ONLY, SATURATED, WATCHED, UpdatePolicy
+from slipstream_tf.ops.update_policy import READ_ONLY, SATURATED, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.stores.base import SavedStore
 from slipstream_tf.stores.by_key import counts_of
@@ -351,7 +351,7 @@ def replace_replicas(store: SavedStore, ready: list[ReadyTable], is_in_window: b
             replicas = dict(table.replicas)
             if "marks" in replicas:
                 # Files of before have a flag for replicas that owners refreshed.
-                replicas["marks"] = replicas["marks"] & (SATURATED | WATCHED | READ_ONLY)
+                replicas["marks"] = replicas["marks"] & (SATURATED | READ_ONLY)
             store.import_copies(table.name, replicas, takes_flags=is_in_window)
 
 

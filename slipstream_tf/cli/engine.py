@@ -26,7 +26,7 @@ from slipstream_tf.policies import (
 )
 from slipstream_tf.scores import ForeseenLoss, RowDrift
 
-_SAME = ("threshold", "max_threshold", "release", "revisit_every", "protect_windows")
+_SAME = ("threshold", "max_threshold", "revisit_every")
 _SATURATION = {"metric": "drift_metric", **{name: name for name in _SAME}}
 _BUDGETS = {
     "max_auc_loss": MaxAucLoss,

@@ -36,7 +36,7 @@ ENGINE_FLAGS = (
     *("pilot", "pilot_factors", "pilot_memory", "correct", "floor"),
     *("defer_until", "defer_movement", "defer_max_age", "defer_steps", "defer_share"),
     *("mask_share", "mask_decay_moments", "cache_max_drift"),
-    *("drift_metric", "threshold", "max_threshold", "release", "revisit_every", "protect_windows"),
+    *("drift_metric", "threshold", "max_threshold", "revisit_every"),
     *("hot_set_memory", "exclude_tables", "max_auc_loss", "max_log_loss_increase", "loss_guard"),
     "simulated_ranks",
 )
@@ -247,13 +247,9 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "by the share of a policy", (needs.KEYS,)),
         Flag("max_threshold", Number(0), "upper bound of T, in the unit of --drift_metric", None,
              "none", (needs.KEYS,)),
-        Flag("release", Number(1), "factor on T up to which a saturated key's drift may rise "
-             "before it varies", None, "1.5", (needs.KEYS,)),
         Flag("revisit_every", Integer(0), "windows from probe to probe of a saturated key; 0: "
              "never", None, "10 where gradients are withheld, 100 where examples are skipped, 0 "
              "with losses", (needs.KEYS,)),
-        Flag("protect_windows", Integer(1), "windows before a key that became hot is decided on",
-             None, "1", (needs.KEYS,)),
         Flag("simulated_ranks", Integer(2, 64), "count rows as if so many ranks shared each batch",
              None, "one rank", (needs.WATCHING,)),
     ),

@@ -24,7 +24,7 @@ from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import table as table_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.table import LookupLayout
-from slipstream_tf.ops.update_policy import WATCHED, UpdatePolicy
+from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.replicas import Replicas, ReplicatingStore, rows_within
 
@@ -322,10 +322,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         """
         if self.comm.size == 1:
             return super().set_row_flags(table, keys, flags)
-        keys, flags = np.asarray(keys, np.int64), np.asarray(flags, np.uint8)
-        own = self._owns(keys)
-        super().set_row_flags(table, keys[own], flags[own] & WATCHED)
-        self._replicas.withhold(table, keys, flags)
+        self._replicas.withhold(table, np.asarray(keys, np.int64), np.asarray(flags, np.uint8))
         self._announced.outdate()
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import initializers
-from slipstream_tf.config import Table
+from slipstream_tf.config import DRIFT_METRICS, Table
 from slipstream_tf.errors import require_choice
-from slipstream_tf.ops import _loader, drift
+from slipstream_tf.ops import _loader
 from slipstream_tf.ops.features import PackedFeatures
 from slipstream_tf.optimizers import SparseOptimizer
 
@@ -150,9 +150,6 @@ def gather(handle: tf.Tensor, keys: Any, dim: int) -> tuple[tf.Tensor, tf.Tensor
     return _loader.library().slipstream_table_gather(handle=handle, keys=keys, dim=dim)
 
 
-METRICS = (*drift.METRICS, "signal")
-
-
 def measure(
     handle: tf.Tensor, keys: Any, snapshot: tf.Tensor, metric: str
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -162,10 +159,7 @@ def measure(
         handle: the table.
         keys: int64 [n].
         snapshot: float32 [n, dim], the rows at the start of the window.
-        metric: "linf", "l2" or "relative", as of `ops.drift.row_drift`; or "signal": the squared
-            l2 distance over `ops.update_policy.squared_update_lengths`. Of a row that is where
-            it was it is 0; infinite of one that moved without an update that is known: it is not
-            watched, or was imported.
+        metric: "linf" or "l2", as in `ops.drift.row_drift`.
 
     Returns:
         (rows float32 [n, dim], found bool [n], drift float32 [n]); absent keys: initial rows.
@@ -174,7 +168,7 @@ def measure(
         ValueError: `metric` is unknown.
         tf.errors.InvalidArgumentError: the snapshot is not [n, dim].
     """
-    require_choice("metric", metric, METRICS, "measure")
+    require_choice("metric", metric, DRIFT_METRICS, "measure")
     return _loader.library().slipstream_table_measure(
         handle=handle, keys=keys, snapshot=snapshot, metric=metric
     )

@@ -1,7 +1,7 @@
-"""Typed wrappers of the ops that mask, defer or watch a table's gradients.
+"""Typed wrappers of the ops that mask or defer a table's gradients.
 
 A policy says what becomes of the gradient rows (one per key, update and simulated rank) of a
-native table; the row flags say which rows are saturated or watched; the counts tell what happened.
+native table; the row flags say which rows are saturated; the counts tell what happened.
 """
 
 import dataclasses
@@ -16,8 +16,7 @@ from slipstream_tf.errors import require_choice, require_integer, require_number
 from slipstream_tf.ops import _loader
 
 SATURATED = np.uint8(1)
-WATCHED = np.uint8(2)
-READ_ONLY = np.uint8(4)
+READ_ONLY = np.uint8(2)
 MODES = ("apply", "mask", "defer")
 TRIGGERS = ("movement", "interval")
 # Of a native table; each shard may hold an even part of `max_rows`.
@@ -156,12 +155,12 @@ def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
 
 
 def set_row_flags(handle: tf.Tensor, keys: Any, flags: Any, create_missing: bool = False) -> None:
-    """Replaces the flags of all rows of a table; update lengths start anew.
+    """Replaces the flags of all rows of a table.
 
     Args:
         handle: the table.
         keys: int64 [n].
-        flags: uint8 [n], of SATURATED | WATCHED | READ_ONLY.
+        flags: uint8 [n], of SATURATED | READ_ONLY.
         create_missing: whether keys without a row that get a flag get a row; else they are skipped.
 
     Raises:
@@ -175,13 +174,6 @@ def set_row_flags(handle: tf.Tensor, keys: Any, flags: Any, create_missing: bool
     )
 
 
-def squared_update_lengths(handle: tf.Tensor, keys: Any) -> tf.Tensor:
-    """Returns float32 [n], the sum of a watched row's squared updates since `set_row_flags`."""
-    return _loader.library().slipstream_table_squared_update_lengths(
-        handle=handle, keys=tf.convert_to_tensor(keys, tf.int64)
-    )
-
-
 def row_flags(handle: tf.Tensor, keys: Any) -> np.ndarray:
     """Returns uint8 [n], the flags of the rows of keys int64 [n]; 0 without a row (eager only).
 
@@ -189,24 +181,6 @@ def row_flags(handle: tf.Tensor, keys: Any) -> np.ndarray:
     """
     keys = tf.convert_to_tensor(keys, tf.int64)
     return _loader.library().slipstream_table_row_flags(handle=handle, keys=keys).numpy()
-
-
-def set_squared_update_lengths(handle: tf.Tensor, keys: Any, lengths: Any) -> None:
-    """Replaces the sums of squared update lengths of watched rows.
-
-    Args:
-        handle: the table.
-        keys: int64 [n]; those that are not watched are skipped.
-        lengths: float32 [n].
-
-    Raises:
-        tf.errors.InvalidArgumentError: the lengths differ.
-    """
-    _loader.library().slipstream_table_set_squared_update_lengths(
-        handle=handle,
-        keys=tf.convert_to_tensor(keys, tf.int64),
-        lengths=tf.convert_to_tensor(lengths, tf.float32),
-    )
 
 
 def update_counts(handle: tf.Tensor) -> UpdateCounts:

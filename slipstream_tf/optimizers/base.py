@@ -45,7 +45,7 @@ class SparseOptimizer:
     are not penalised, and decay with "all" alone; `MaskGradients` is refused where `l2` updates all
     rows. Gradients are not deferred beside them, `max_norm` apart: a sum would be clipped, or
     penalised, as one gradient. With "all" replicas of `CacheRows` are refused, which would not
-    decay, and the drift metric "signal", which knows steps alone.
+    decay.
     """
 
     learning_rate: Any = 0.01

@@ -17,7 +17,7 @@ from slipstream_tf.saturation.tracked_table import TrackedTable
 _COUNTS, _OFFERED_IN_WINDOW = slice(0, 5), 7
 _SUMS = 12
 _SAMPLE = ("tables", "keys", "ends", "losses")
-_SNAPSHOT = ("snapshot_keys", "snapshot", "travelled")
+_SNAPSHOT = ("snapshot_keys", "snapshot")
 
 
 def require_restorable(

@@ -4,8 +4,8 @@ In: the states of the window that ends, its drifts, T and the next hot set. Out:
 
     cold -> warming -> varying <-> saturated <-> probing, and probing -> varying; any -> cold.
 
-A key whose updates are withheld cannot drift, so its drift alone would never release it: probing
-lets it move for one window in `revisit_every`, and decides by what it then did.
+A key whose updates are withheld cannot drift, so that it would stay saturated. Probing lets it move
+for one window in `revisit_every`; the drift over that window decides its next state.
 """
 
 import dataclasses
@@ -14,23 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_tf.config import Saturation
 from slipstream_tf.errors import invalid
 from slipstream_tf.hashing import hash_keys
 
-_DTYPES: dict[str, Any] = {
-    **{"keys": np.int64, "states": np.uint8, "windows_watched": np.int32, "drift": np.float32}
-}
+_DTYPES: dict[str, Any] = {"keys": np.int64, "states": np.uint8, "drift": np.float32}
 
 
 class KeyState(enum.IntEnum):
     """State of a key during a window; fits uint8.
 
     COLD: not in the hot set. Such keys are not listed in `KeyStates`.
-    WARMING: in the hot set, watched for less than `protect_windows` full windows; undecided.
-    VARYING: moves; trained like any key.
-    SATURATED: hardly moves; what can be saved on it is saved.
-    PROBING: found saturated, but trained like a varying key for one window, to be decided on again.
+    WARMING: entered the hot set for this window, so that its drift has not been measured yet.
+    VARYING: its drift was at least T; trained like any key.
+    SATURATED: its drift was below T; policies may skip its examples or mask or defer its gradients.
+    PROBING: saturated, but trained like a varying key for one window, to measure its drift again.
     """
 
     COLD = 0
@@ -47,14 +44,12 @@ class KeyStates:
     Attributes:
         keys: int64 [n], ascending, each once.
         states: uint8 [n], values of `KeyState`.
-        windows_watched: int32 [n], full windows that the key has been in the hot set.
         drift: float32 [n], last drift measured while the key was free to move; NaN before there
             was one. Not finite: an anomaly (a NaN or infinite row).
     """
 
     keys: np.ndarray
     states: np.ndarray
-    windows_watched: np.ndarray
     drift: np.ndarray
 
     def __post_init__(self) -> None:
@@ -99,7 +94,6 @@ def next_states(
     drift: np.ndarray,
     threshold: float,
     window: int,
-    saturation: Saturation,
     probes_every: int,
     are_masked: bool,
 ) -> KeyStates:
@@ -107,35 +101,30 @@ def next_states(
 
     Call it at the end of full windows only: a short one shows little drift of any key.
 
-    - A key that enters the hot set is warming. Nothing is decided on it before `protect_windows`
-      full windows; then it is saturated if its drift is below T, else varying.
-    - A saturated key stays so until its drift exceeds release * T, so that noise around T does not
-      make it come and go.
+    - A key that enters the hot set is warming for one window.
+    - After that, a key whose drift over the window was below T is saturated; any other key varies.
     - Each `probes_every` windows, at windows that differ by the key's hash, a saturated key is
-      probing for one window. At its end drift < T decides, without hysteresis: the probe
-      is the one honest look at a key whose updates may be withheld. Kept wrongly, it misses
-      `probes_every` windows of updates; released wrongly, it trains for a window until it is
-      decided on again.
+      probing for one window: it trains like a varying key, so that its drift can be measured even
+      where its updates are masked.
     - A drift that is not finite makes a key varying, whatever its state. With T = 0 no key is
       saturated.
-    - With `are_masked`, a saturated key's drift is taken as in `deciding_drifts`: what it was when
-      the key could move. It stays saturated until its next probe, or until T falls so far that
-      release * T is below that drift.
-    - A key that leaves the hot set, or was evicted, is forgotten; should it come back, it warms.
+    - With `are_masked`, a saturated key's drift is taken as in `deciding_drifts`: the last drift
+      measured while the key could move. The key stays saturated until a probe measures a drift of
+      at least T, or until T falls to that last drift.
+    - A key that leaves the hot set, or was evicted, is forgotten; if it comes back, it warms again.
 
-    An input with m lookups, all of them saturated or probing, has none that is probing with
-    probability (1 - 1/probes_every)**m only: 0.9**26 is 6%. Where inputs are skipped,
-    `probes_every` should be well above the lookups of an input.
+    An example with m lookups, all of them saturated or probing, has no probing lookup with
+    probability (1 - 1/probes_every)**m only: 0.9**26 is 6%. Where examples are skipped,
+    `probes_every` should be well above the lookups of an example.
 
     Args:
         previous: states during the window that ends.
         hot_keys: int64 [m], ascending: the next window's hot set.
         drifted_keys: int64 [k], keys of `previous` that still have a row, in any order; the
             others were evicted.
-        drift: float32 [k], their drifts over the window that ends.
+        drift: float32 [k], at least 0: their drifts over the window that ends.
         threshold: T, at least 0; compared as float32, as the classifier does.
         window: number of the window that ends, from 0.
-        saturation: its release and protect_windows decide beside drift and T.
         probes_every: windows from probe to probe of a saturated key; 0: no probes.
         are_masked: whether updates of saturated keys were withheld in the window that ends.
 
@@ -145,28 +134,6 @@ def next_states(
     Raises:
         ValueError: hot keys are not ascending, or occur twice.
     """
-    limit = _as_float32(threshold)
-    before = _aligned_with(hot_keys, previous, drifted_keys, drift, are_masked)
-    watched = before.windows_watched + np.int32(1)
-    is_watched_long = watched >= min(saturation.protect_windows, int(np.iinfo(np.int32).max))
-    is_saturated = is_watched_long & _is_low(before, limit, saturation.release)
-    states = np.where(is_watched_long, np.uint8(KeyState.VARYING), np.uint8(KeyState.WARMING))
-    states = np.where(is_saturated, np.uint8(KeyState.SATURATED), states)
-    if probes_every:
-        saturated = np.flatnonzero(is_saturated)
-        is_due = _is_probed(hot_keys[saturated], window + 1, probes_every)
-        states[saturated[is_due]] = KeyState.PROBING
-    return KeyStates(hot_keys, states, watched, before.drift)
-
-
-def _aligned_with(
-    hot_keys: np.ndarray,
-    previous: KeyStates,
-    drifted_keys: np.ndarray,
-    drift: np.ndarray,
-    are_masked: bool,
-) -> KeyStates:
-    """What is known of the hot keys from the window that ends; new and evicted ones are cold."""
     positions, _ = _find(previous.keys, drifted_keys)
     survives = np.zeros(previous.keys.size, bool)
     survives[positions] = True
@@ -174,19 +141,16 @@ def _aligned_with(
     last_drift[positions] = deciding_drifts(previous, drifted_keys, drift, are_masked=are_masked)
     source, is_known = _find(previous.keys, hot_keys)
     is_known &= _take(survives, source, is_known, False)
-    return KeyStates(
-        hot_keys,
-        _take(previous.states, source, is_known, KeyState.COLD),
-        _take(previous.windows_watched, source, is_known, -1),
-        _take(last_drift, source, is_known, np.nan),
-    )
-
-
-def _is_low(before: KeyStates, limit: np.float32, release: float) -> np.ndarray:
-    """Whether drifts are below T or, of saturated keys, at most release * T: bool [n]."""
-    # Comparisons with NaN are false. An infinite drift is not below an infinite T either.
-    may_stay = before.is_saturated & (before.drift <= _as_float32(release * float(limit)))
-    return ((before.drift < limit) | may_stay) & np.isfinite(before.drift) & (limit > 0.0)
+    last_drift = _take(last_drift, source, is_known, np.nan)
+    # Comparisons with NaN are false, and an infinite drift is not below an infinite T.
+    is_saturated = last_drift < _as_float32(threshold)
+    states = np.where(is_known, np.uint8(KeyState.VARYING), np.uint8(KeyState.WARMING))
+    states = np.where(is_saturated, np.uint8(KeyState.SATURATED), states)
+    if probes_every:
+        saturated = np.flatnonzero(is_saturated)
+        is_due = _is_probed(hot_keys[saturated], window + 1, probes_every)
+        states[saturated[is_due]] = KeyState.PROBING
+    return KeyStates(hot_keys, states, last_drift)
 
 
 def _is_probed(keys: np.ndarray, window: int, revisit_every: int) -> np.ndarray:
@@ -225,24 +189,20 @@ def deciding_drifts(
 def effective_drifts(states: KeyStates, threshold: float) -> np.ndarray:
     """The drifts to give to the input classifier, whose rule is: skip score < T.
 
-    They make "drift below T" mean "saturated" exactly: saturated keys get at most the float32
-    before T (hysteresis lets them drift more), all other keys at least T (a probing or a protected
-    key may drift less). Varying keys keep their own drift and do not become +inf: any value from T
-    on decides alike, but a finite score is what counts an input as hot, of which the target is a
-    share, so hot inputs must not shrink to the skippable ones.
+    They make "drift below T" mean "saturated" exactly: keys that are not saturated get at least T,
+    because a probing key may have drifted less. A varying key keeps its own drift instead of +inf:
+    any value from T on decides alike, but an example is hot only if its score is finite, and the
+    target share is a fraction of the hot examples.
 
     Args:
         states: states during the window that begins.
-        threshold: T, the one that they were found with.
+        threshold: T that the states were found with.
 
     Returns:
         float32 [n], along `states.keys`; +inf where there was no finite drift yet.
     """
-    limit = _as_float32(threshold)
-    highest_below = np.nextafter(limit, np.float32(0.0))
     known = np.where(np.isfinite(states.drift), states.drift, np.float32(np.inf))
-    is_saturated = states.is_saturated & (limit > 0.0)
-    return np.where(is_saturated, np.minimum(known, highest_below), np.maximum(known, limit))
+    return np.where(states.is_saturated, known, np.maximum(known, _as_float32(threshold)))
 
 
 def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray]:

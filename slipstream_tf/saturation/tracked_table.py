@@ -16,7 +16,7 @@ from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops.features import FeatureSpec
-from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
+from slipstream_tf.ops.update_policy import SATURATED, UpdateCounts, UpdatePolicy
 from slipstream_tf.saturation.hot_set import snapshot_bytes
 from slipstream_tf.saturation.ranks import Ranks
 from slipstream_tf.saturation.settings import EngineSettings
@@ -31,9 +31,7 @@ class Measured:
     Attributes:
         keys: int64 [n], hot keys that the store still holds.
         drift: float32 [n], as measured.
-        deciding: float32 [n], as T is found from: of withheld keys, the last free drift; of
-            saturated keys, divided by `release`, up to which times T they may drift, so that the
-            share below T is the share that will be saturated.
+        deciding: float32 [n], the drifts that T is found from; see `states.deciding_drifts`.
         evicted: hot keys that the store no longer holds.
     """
 
@@ -52,7 +50,7 @@ class TrackedTable:
         Args:
             store: holds the table.
             table: which one.
-            metric: "linf", "l2", "relative" or "signal".
+            metric: "linf" or "l2".
             ranks: that train it; where they own different rows, each measures its own.
         """
         self._store = store
@@ -90,20 +88,18 @@ class TrackedTable:
         """Saturated keys whose last drift was below a bound, int64, ascending."""
         return self.states.keys[self.states.is_saturated & (self.states.drift < most_drift)]
 
-    def measure(self, are_withheld: bool, release: float) -> Measured:
+    def measure(self, are_withheld: bool) -> Measured:
         """Drifts since the snapshot was taken; the rows that were measured take its place.
 
         Call `renew` next, before any of them changes.
 
         Args:
             are_withheld: whether saturated keys' gradients were masked, or are yet to come.
-            release: a saturated key stays so up to a drift of release * T.
         """
         keys = self.states.keys
         if not keys.size:
             none = np.zeros(0, np.float32)
             return Measured(keys, none, none, 0)
-        is_saturated = self.states.is_saturated
         owners = self._owners(keys)
         own_keys = self._own(keys, owners)
         rows, found, drift = self._store.measure(self.name, own_keys, self._snapshot, self._metric)
@@ -115,9 +111,7 @@ class TrackedTable:
         is_there = self._of_all_ranks(found, owners, "found")
         if not is_there.all():
             keys, drift = keys[is_there], drift[is_there]
-            is_saturated = is_saturated[is_there]
         deciding = deciding_drifts(self.states, keys, drift, are_masked=are_withheld)
-        np.divide(deciding, np.float32(release), out=deciding, where=is_saturated)
         return Measured(keys, drift, deciding, int((~is_there).sum()))
 
     def renew(self, states: KeyStates) -> None:
@@ -159,23 +153,17 @@ class TrackedTable:
         return self._ranks.of_owners(values, owners, f"{name}.{self.name}")
 
     def set_flags(self, withholds: bool, but: np.ndarray | None = None) -> None:
-        """Tells the store which rows are saturated, if that matters to it, and which it watches.
+        """Passes the saturated rows to the store, if the store masks or defers their gradients.
 
         Args:
             withholds: whether gradients of saturated rows are masked or deferred.
             but: keys int64 [n] whose rows have no flags, whatever their state.
         """
-        is_saturated = self.states.is_saturated & withholds
-        flags = np.where(is_saturated, SATURATED, np.uint8(0))
-        if self._metric == "signal":
-            flags |= WATCHED
-        keys, is_flagged = self.states.keys, flags > 0
+        keys = self.saturated_keys if withholds else self.states.keys[:0]
         if but is not None:
-            is_flagged &= ~np.isin(keys, but)
-        if not is_flagged.all():
-            keys, flags = keys[is_flagged], flags[is_flagged]
+            keys = keys[~np.isin(keys, but)]
         if keys.size or self._has_flags is not False:
-            self._store.set_row_flags(self.name, keys, flags)
+            self._store.set_row_flags(self.name, keys, np.full(keys.shape, SATURATED))
         self._has_flags = bool(keys.size)
 
     def set_policy(self) -> None:
@@ -183,16 +171,6 @@ class TrackedTable:
         if self.policy != self._told_policy:
             self._store.set_update_policy(self.name, self.policy)
         self._told_policy = self.policy
-
-    def require_metric(self) -> None:
-        """Raises the store's error if it cannot watch what the drift metric needs."""
-        if self._metric == "signal":
-            rule = self._store.rule_of(self.name)
-            if rule is not None and rule.decay == "all":
-                place = f"table {self.name!r}, all rows of which {type(rule).__name__} lets decay"
-                allowed = "'linf', 'l2' or 'relative': a decay is no step that could be compared"
-                raise invalid("drift_metric", "signal", place, allowed)
-            self._store.squared_update_lengths(self.name, np.empty(0, np.int64))
 
     def take_counts(self) -> UpdateCounts:
         """Returns what became of gradient rows since the last call; `pending` is as of now."""
@@ -205,14 +183,10 @@ class TrackedTable:
         Returns:
             JSON-serialisable values and arrays: "dim"; the fields of `KeyStates`, by name;
             "policy"; "counts", of this window so far; and, of the hot keys whose rows are this
-            rank's, "snapshot_keys" int64 [n], "snapshot" float32 [n, dim] and "travelled"
-            float32 [n]; and "unmarked" int64 [m], of them those whose row came back in this window.
+            rank's, "snapshot_keys" int64 [n] and "snapshot" float32 [n, dim]; and "unmarked"
+            int64 [m], of them those whose row came back in this window.
         """
         own = self._own_keys
-        if self._metric == "signal":
-            squared_lengths = self._store.squared_update_lengths(self.name, own)
-        else:
-            squared_lengths = np.zeros(own.size, np.float32)
         counts = _since(self._store.update_counts(self.name), self._counts)
         return {
             "dim": self.dim,
@@ -221,16 +195,13 @@ class TrackedTable:
             "counts": dataclasses.asdict(counts),
             "snapshot_keys": own,
             "snapshot": self._snapshot.numpy(),
-            "travelled": squared_lengths,
             "unmarked": self._without_flags(own),
         }
 
     def _without_flags(self, keys: np.ndarray) -> np.ndarray:
         """Keys whose rows left the store and came back, without flags, since these were set."""
-        # A rank's own part of a sharded table has flags for what is watched alone; its replicas
-        # keep theirs themselves.
-        has_flags = self._metric == "signal" or self._owners(keys) is None
-        if not self._store.forgets_flags or not has_flags:
+        # A rank's own part of a sharded table has no flags; its replicas save theirs themselves.
+        if not self._store.forgets_flags or self._owners(keys) is not None:
             return keys[:0]
         _, found = self._store.gather(self.name, keys)
         return keys[np.asarray(found, bool) & (self._store.row_flags(self.name, keys) == 0)]
@@ -254,12 +225,6 @@ class TrackedTable:
         self._snapshot = tf.constant(state["snapshot"][self._own_rows(state)], tf.float32)
         before, now = UpdateCounts.from_state(state["counts"]), self._store.update_counts(self.name)
         self._counts = _since(now, before)
-
-    def restore_update_lengths(self, state: Mapping[str, Any]) -> None:
-        """Tells the store the squared update lengths in this window; after `set_flags`."""
-        if self._metric == "signal":
-            squared_lengths = state["travelled"][self._own_rows(state)]
-            self._store.set_squared_update_lengths(self.name, self._own_keys, squared_lengths)
 
     def _own_rows(self, state: Mapping[str, Any]) -> np.ndarray:
         """Indices of the snapshots of this rank's own hot keys."""

@@ -26,7 +26,7 @@ from slipstream_tf.saturation.resuming import part_of, require_restorable
 from slipstream_tf.saturation.row_replicas import RowReplicas
 from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.side_by_side import FEW_KEYS, for_each, tables_at_once
-from slipstream_tf.saturation.states import KeyStates, effective_drifts
+from slipstream_tf.saturation.states import KeyState, KeyStates, effective_drifts
 from slipstream_tf.saturation.steering import Steerer
 from slipstream_tf.saturation.threshold import sampled_drifts
 from slipstream_tf.saturation.tracked_table import TrackedTable, joined, tables_to_track
@@ -118,7 +118,6 @@ class SaturationTracker:
         """Shows the store the policies after the warm-up, so that it refuses them now."""
         for table, rule in zip(self._tables, self._gradient_rules(True), strict=True):
             self._store.set_update_policy(table.name, rule)
-            table.require_metric()
 
     def _acted_on(self) -> Tables:
         """The tables, as policies see them now."""
@@ -277,8 +276,6 @@ class SaturationTracker:
             table.restore(state["tables"][table.name], rule)
         without_flags = {name: table["unmarked"] for name, table in state["tables"].items()}
         self._apply_window(without_flags)
-        for table in self._tables:
-            table.restore_update_lengths(state["tables"][table.name])
         # Another pilot's numbers are of other buckets; an older version had none.
         if self._settings.pilot and state.get("pilot_settings") == self._settings.pilot:
             self.classifier.import_pilot(state["pilot"])
@@ -357,8 +354,8 @@ class SaturationTracker:
     def _collect(self) -> window_end.Findings:
         """Gathers what the window brought, from the store, the classifier and the other ranks."""
         settings, ranks = self._settings, self._ranks
-        withholds, release = self._is_withholding, settings.saturated.release
-        measured = self._for_each_table(lambda table: table.measure(withholds, release))
+        withholds = self._is_withholding
+        measured = self._for_each_table(lambda table: table.measure(withholds))
         names = [table.name for table in self._tables]
         window_end.log_anomalies(len(self._reports), self._step, names, measured)
         scores = np.zeros(0, np.float32)
@@ -470,7 +467,7 @@ class SaturationTracker:
 
         def renew(table: TrackedTable, states: KeyStates) -> int:
             table.renew(states)
-            return int(np.count_nonzero(table.states.windows_watched > 0))
+            return int(np.count_nonzero(table.states.states != KeyState.WARMING))
 
         common = sum(self._for_each_table(renew, states))
         total = self._hot_key_count()

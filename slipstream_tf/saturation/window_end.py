@@ -97,7 +97,6 @@ def decide(
             measured.drift,
             found.threshold,
             findings.window,
-            settings.saturated,
             settings.probes_every,
             findings.are_withheld,
         )

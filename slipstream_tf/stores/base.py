@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid
-from slipstream_tf.ops.drift import row_drift, signal
+from slipstream_tf.ops.drift import row_drift
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.sealed_rows import SealedRows
 from slipstream_tf.ops.table import Changes
-from slipstream_tf.ops.update_policy import WATCHED, UpdateCounts, UpdatePolicy
+from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.stores.rates import Rates
 
@@ -45,8 +45,8 @@ class TrackedStore:
             store was not told.
         learning_rate: of the optimizer, a scalar; None: the store does not know it, or tables have
             rates of their own (`learning_rate_of`).
-        is_spread: whether each row is on one rank, which `owners` names; `size`, `gather`,
-            `squared_update_lengths` and `measure` are then of a rank's own keys only.
+        is_spread: whether each row is on one rank, which `owners` names; `size`, `gather`
+            and `measure` are then of a rank's own keys only.
         has_read_only_replicas: whether ranks can have read-only replicas of others' rows:
             `set_read_only`, `read_only_keys` and `least_accesses`; see `distributed.ShardedStore`.
         wire: a `distributed.exchange.Wire`: how this package sends the rows between ranks; None: it
@@ -148,15 +148,12 @@ class TrackedStore:
     ) -> tuple[Any, Any, Any]:
         """Reads rows, and how far they are from a snapshot; see `ops.table.measure`.
 
-        Goes by `gather` and `squared_update_lengths`. A store that does it in one pass, as
-        `NativeStore`, has a method of its own; a subclass of that with another `gather` or
-        `squared_update_lengths` needs one, too.
+        Goes by `gather`. A store that does it in one pass, as `NativeStore`, has a method of its
+        own; a subclass of that with another `gather` needs one, too.
         """
         rows, found = self.gather(table, keys)
         with tf.device("CPU:0"):
-            drift = row_drift(rows, snapshot, "l2" if metric == "signal" else metric).numpy()
-        if metric == "signal":
-            drift = signal(drift, self.squared_update_lengths(table, keys))
+            drift = row_drift(rows, snapshot, metric).numpy()
         return rows, found, drift
 
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -182,21 +179,12 @@ class TrackedStore:
         Args:
             table: name of the table.
             keys: int64 [n]; keys without a row are passed over, rows not named lose their flags.
-            flags: uint8 [n], of `ops.update_policy.SATURATED` (masked, or deferred by interval)
-                and WATCHED (the squared lengths of its updates are summed, from 0).
+            flags: uint8 [n], `ops.update_policy.SATURATED` (masked, or deferred by interval) or 0.
         """
         raise NotImplementedError
 
     def row_flags(self, table: str, keys: Any) -> np.ndarray:
         """Returns uint8 [n], the flags that rows still have, where `forgets_flags`."""
-        raise NotImplementedError
-
-    def squared_update_lengths(self, table: str, keys: Any) -> np.ndarray:
-        """Returns float32 [n]: the watched rows' summed squared update lengths; 0 for others."""
-        raise NotImplementedError
-
-    def set_squared_update_lengths(self, table: str, keys: Any, lengths: Any) -> None:
-        """Replaces them, float32 [n], of watched rows; after `set_row_flags`."""
         raise NotImplementedError
 
     def require_replicas(self) -> None:
@@ -437,26 +425,12 @@ class EmbeddingStore(SavedStore):
 
 
 class UpdatedElsewhere(SavedStore):
-    """Base of stores that do not see updates: rows are not watched, and moments are not theirs."""
+    """Base of stores whose rows other optimizers update, so that moments are not the store's."""
 
     _whose_moments = "the optimizer is not the store's"
 
-    def squared_update_lengths(self, table: str, keys: Any) -> np.ndarray:
-        """Refuses: the store does not see updates.
-
-        Raises:
-            ValueError: always.
-        """
-        allowed = "another drift metric, or the native store"
-        raise invalid("metric", "signal", self._place_of(table), allowed)
-
     def _place_of(self, table: str) -> str:
         return f"table {self._require(table)!r} of a {type(self).__name__}"
-
-    def _require_unwatched(self, table: str, flags: np.ndarray) -> None:
-        if (flags & WATCHED).any():
-            allowed = "another drift metric than 'signal', which needs the native store"
-            raise invalid("flags", "WATCHED", self._place_of(table), allowed)
 
     def _require_policy(self, table: str, policy: UpdatePolicy) -> None:
         place = self._place_of(table)

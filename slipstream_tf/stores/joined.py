@@ -97,8 +97,6 @@ class JoinedStore(TrackedStore):
     set_update_policy = _of_table("set_update_policy")
     set_row_flags = _of_table("set_row_flags")
     row_flags = _of_table("row_flags")
-    squared_update_lengths = _of_table("squared_update_lengths")
-    set_squared_update_lengths = _of_table("set_squared_update_lengths")
     update_counts = _of_table("update_counts")
     read_only_keys = _of_table("read_only_keys")
     announce_rows = _of_all("announce_rows")

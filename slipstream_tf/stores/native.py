@@ -237,10 +237,6 @@ class NativeStore(EmbeddingStore):
         """See `EmbeddingStore.set_row_flags`."""
         update_policy.set_row_flags(self._handle_of(table), keys, flags)
 
-    def squared_update_lengths(self, table: str, keys: Any) -> np.ndarray:
-        """See `EmbeddingStore.squared_update_lengths`."""
-        return update_policy.squared_update_lengths(self._handle_of(table), keys).numpy()
-
     def update_counts(self, table: str) -> update_policy.UpdateCounts:
         """See `EmbeddingStore.update_counts`."""
         counts = update_policy.update_counts(self._handle_of(table))
@@ -315,10 +311,6 @@ class NativeStore(EmbeddingStore):
     def row_flags(self, table: str, keys: Any) -> np.ndarray:
         """Returns uint8 [n], the flags that rows still have; see `ops.update_policy.row_flags`."""
         return update_policy.row_flags(self._handle_of(table), keys)
-
-    def set_squared_update_lengths(self, table: str, keys: Any, lengths: Any) -> None:
-        """See `EmbeddingStore.set_squared_update_lengths`."""
-        update_policy.set_squared_update_lengths(self._handle_of(table), keys, lengths)
 
 
 class CollectingStore(SavedStore):

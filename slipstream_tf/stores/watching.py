@@ -320,14 +320,8 @@ class WatchingStore(UpdatedElsewhere):
         return self._movements.of(self._updater, self._variable(table), keys, sums)
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
-        """Replaces a table's saturated keys by those flagged so; see `TrackedStore.set_row_flags`.
-
-        Raises:
-            ValueError: a flag is WATCHED: the store does not see updates, so that the drift metric
-                "signal" needs another store.
-        """
+        """Replaces a table's saturated keys; see `TrackedStore.set_row_flags`."""
         flags, keys = np.asarray(flags, np.uint8), np.asarray(keys, np.int64)
-        self._require_unwatched(table, flags)
         saturated = keys[(flags & SATURATED) > 0]
         self._watched[table].saturated = saturated[self._is_own(table, saturated)]
         self._configure(table, self._watched[table].policy)

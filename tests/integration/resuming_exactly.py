@@ -29,7 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "none": {},
     "mask": {
         "policies": slip.MaskGradients(share=0.6),
-        "saturation": slip.Saturation(metric="signal", revisit_every=3),
+        "saturation": slip.Saturation(metric="l2", revisit_every=3),
     },
     "defer": {"policies": slip.DeferGradients(slip.Movement(0.05, max_age=20))},
     "inputs": {
@@ -144,7 +144,7 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
         contents = embeddings.store.export_table(table.name, flush=False)
         state |= {f"{table.name}_{n}": values for n, values in contents.items()}
         states = slipstream.tracker.states[table.name]
-        for name in ("keys", "states", "windows_watched", "drift"):
+        for name in ("keys", "states", "drift"):
             state[f"{table.name}_states_{name}"] = getattr(states, name)
     classifier = slipstream.tracker.classifier
     for name, values in {**classifier.export_pilot(), **classifier.export_window()}.items():

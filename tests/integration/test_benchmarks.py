@@ -100,7 +100,7 @@ def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path)
         "watching_cost.py",
         "--quick",
         "--policies=mask_gradients",
-        "--metrics=signal",
+        "--metrics=l2",
         f"--output={tmp_path}",
         warm=warm,
     )
@@ -115,9 +115,9 @@ def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path)
     assert 0 < memory["snapshots"] <= memory["budget"]
     assert 0 <= memory["deferred gradients"] <= memory["their budget"]
     claims = claims_of(tmp_path, "watching_cost")
-    claim = claims["mask_gradients_signal"]
+    claim = claims["mask_gradients_l2"]
     assert claim["target"] == 1.02 and claim["n"] == 2
-    assert claims["mask_gradients_signal_share_of_budget"]["value"] < 1
+    assert claims["mask_gradients_l2_share_of_budget"]["value"] < 1
     # Windows of 12 steps: an end costs less of a longer one, and more than nothing.
     whole, without = times["watched / plain"], times["without windows' ends"]
     assert sum(without) / 2 < claim["value"] < sum(whole) / 2

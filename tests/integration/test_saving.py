@@ -210,7 +210,7 @@ def test_the_engine_goes_on_from_a_checkpoint_as_if_never_stopped(first, tmp_pat
 
     def make():
         model = make_model(optimizer=rule)
-        layer, saturation = model.get_layer("tables"), Saturation(metric="signal")
+        layer, saturation = model.get_layer("tables"), Saturation(metric="l2")
         slipstream = Slipstream(layer, policy, window, saturation=saturation)
         # In the order of their names: TensorFlow restores one or the other first.
         names = ("a", "b") if first == "slipstream" else ("b", "a")

@@ -226,7 +226,7 @@ def test_deferred_gradients_of_simulated_ranks(run_train: Train) -> None:
             (DEFERS, "--defer_until=interval", "--defer_movement=1"),
             "defer_movement", "--defer_until=movement",
         ),
-        ((DEFERS, "--release=2"), "release", "go by drift"),
+        ((DEFERS, "--revisit_every=2"), "revisit_every", "go by drift"),
         ((DEFERS, "--defer_share=0.5"), "defer_share", "--defer_until=interval"),
         ((DEFERS, "--skip_share=0.5"), "skip_share", SKIPS),
         ((DEFERS, "--drift_metric=l2"), "drift_metric", "go by drift"),

@@ -30,7 +30,7 @@ EVERY = 7
 WAYS = {
     "none": (),
     "mask": (
-        "--policies=mask_gradients", "--drift_metric=signal", "--mask_share=0.6",
+        "--policies=mask_gradients", "--drift_metric=l2", "--mask_share=0.6",
         "--rows_optimizer=adam",
     ),
     "defer": (

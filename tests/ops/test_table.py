@@ -13,7 +13,6 @@ from slipstream_tf import initializers, optimizers
 from slipstream_tf.config import Retention, Table
 from slipstream_tf.ops import _loader, features
 from slipstream_tf.ops.features import FeatureSpec
-from slipstream_tf.ops.update_policy import WATCHED
 from slipstream_tf.stores import NativeStore
 
 NORMAL = initializers.RandomNormal(0.0, 1.0)
@@ -224,28 +223,13 @@ def test_measure_reads_rows_and_how_far_they_came():
         np.testing.assert_array_equal(rows, store.gather("t0", [1, 2, 3])[0])
         np.testing.assert_array_equal(found, [True, True, False])
         np.testing.assert_allclose(drift, [expected, 0.0, 0.0], rtol=1e-5)
-    # No row is watched: what moved did so without a known update.
-    np.testing.assert_array_equal(
-        store.measure("t0", [1, 2, 3], snapshot, "signal")[2], [np.inf, 0.0, 0.0]
-    )
 
 
-@pytest.mark.parametrize("metric", ["linf", "l2", "relative", "signal"])
+@pytest.mark.parametrize("metric", ["linf", "l2"])
 def test_measure_of_no_keys_is_empty(metric):
     store = make_store()
     rows, found, drift = store.measure("t0", np.empty(0, np.int64), tf.zeros([0, 4]), metric)
     assert (rows.shape, found.shape, drift.shape) == ((0, 4), (0,), (0,))
-
-
-def test_measure_tells_a_watched_rows_signal():
-    store = make_store()
-    _, plan = lookup(store, {"f": [1, 2]}, one_table())
-    store.set_row_flags("t0", [1, 2], np.full(2, WATCHED))
-    snapshot, _ = store.gather("t0", [1, 2])
-    for gradients in ([[1.0] * 4, [1.0] * 4], [[1.0] * 4, [-1.0] * 4]):  # on, and back again
-        store.apply_gradients(plan, [tf.constant(gradients)])
-    drift = store.measure("t0", [1, 2], snapshot, "signal")[2].numpy()
-    np.testing.assert_allclose(drift, [2.0, 0.0], rtol=1e-4, atol=1e-9)
 
 
 def test_measure_names_what_does_not_fit():
@@ -256,7 +240,7 @@ def test_measure_names_what_does_not_fit():
         tf.errors.InvalidArgumentError, match=r"'t0' has shape \[2,3\]; allowed: \[2,4\]"
     ):
         store.measure("t0", [1, 2], tf.zeros([2, 3]), "linf")
-    with pytest.raises(ValueError, match=r"'cosine'.*'linf'.*'signal'"):
+    with pytest.raises(ValueError, match=r"'cosine'.*'linf', 'l2'"):
         store.measure("t0", [1], tf.zeros([1, 4]), "cosine")
 
 

@@ -12,7 +12,7 @@ from slipstream_tf import Table, initializers, optimizers
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy
+from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
 from slipstream_tf.stores import NativeStore
 
 SPECS = [FeatureSpec("f", "t", "sum")]
@@ -70,7 +70,6 @@ def test_nothing_deferred_and_no_keys() -> None:
     assert deferred["keys"].shape == (0,) and deferred["sums"].shape == (0, 2)
     store.import_deferred("t", deferred)
     assert store.row_flags("t", np.empty(0, np.int64)).shape == (0,)
-    store.set_squared_update_lengths("t", np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -110,18 +109,11 @@ def test_a_policy_that_holds_nothing_takes_no_sums() -> None:
         other.import_deferred("t", store.export_deferred("t"))
 
 
-def test_marks_and_travelled_lengths() -> None:
+def test_flags_of_rows() -> None:
     store = make_store(UpdatePolicy())
     step(store, [1, 2, 3], 1.0)
-    store.set_row_flags("t", [1, 2, 7], [SATURATED, WATCHED, WATCHED])
-    np.testing.assert_array_equal(store.row_flags("t", [1, 2, 3, 7]), [SATURATED, WATCHED, 0, 0])
-    store.set_squared_update_lengths("t", [1, 2, 3], [5.0, 6.0, 7.0])
-    np.testing.assert_array_equal(store.squared_update_lengths("t", [1, 2, 3]), [0.0, 6.0, 0.0])
-    step(store, [2], 2.0)
-    # Two values moved by 0.5 * 2.
-    np.testing.assert_allclose(store.squared_update_lengths("t", [2]), [8.0])
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        update_policy.set_squared_update_lengths(store._handles[0], [1, 2], [1.0])
+    store.set_row_flags("t", [1, 2, 7], [SATURATED, 0, SATURATED])
+    np.testing.assert_array_equal(store.row_flags("t", [1, 2, 3, 7]), [SATURATED, 0, 0, 0])
     with pytest.raises(tf.errors.InvalidArgumentError):
         update_policy.row_flags(store._handles[0], [[1, 2]])
 

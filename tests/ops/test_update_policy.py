@@ -15,7 +15,7 @@ from slipstream_tf import optimizers
 from slipstream_tf.config import Table
 from slipstream_tf.ops import features
 from slipstream_tf.ops.features import FeatureSpec
-from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy, deferred_row_bytes
+from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy, deferred_row_bytes
 from slipstream_tf.policies import DeferGradients, Movement
 from slipstream_tf.policies.base import Tables
 from slipstream_tf.stores import NativeStore
@@ -141,21 +141,10 @@ def test_a_change_of_numbers_goes_on_holding():
     assert store.update_counts("t").deferred_now == 1
 
 
-def test_watched_rows_sum_their_squared_update_lengths():
-    store = make_store()
-    train(store, [1, 2], np.zeros((2, DIM)))
-    store.set_row_flags("t", [1], np.full(1, WATCHED))
-    for sign in (1.0, -1.0):
-        train(store, [1, 2], np.full((2, DIM), sign))
-    np.testing.assert_allclose(
-        store.squared_update_lengths("t", [1, 2, 3]), [2 * DIM * RATE**2, 0, 0], rtol=1e-4
-    )
-
-
 def test_empty_marks_and_keys():
     store = make_store()
     store.set_row_flags("t", np.empty(0, np.int64), np.empty(0, np.uint8))
-    assert store.squared_update_lengths("t", np.empty(0, np.int64)).shape == (0,)
+    assert store.row_flags("t", np.empty(0, np.int64)).shape == (0,)
 
 
 def test_bytes_of_deferred_gradients_stay_within_what_is_said():

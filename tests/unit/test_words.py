@@ -65,9 +65,8 @@ RETIRED = {
     "published": "replicated",
     "serve": "pull",
     "served": "pulled",
-    "travelled": "squared update length",
     "unique_slot": "unique_index",
-    "way": "squared update length, delta",
+    "way": "delta",
 }
 # Retired in names of ops and attributes, their documentation, and messages, as words.
 RETIRED_IN_TEXTS = {
@@ -93,7 +92,6 @@ RETIRED_IN_TEXTS = {
     "published": "replicated",
     "serve": "pull",
     "served": "pulled",
-    "travelled": "squared update length",
 }
 # Comments, and texts: the names of ops and of their attributes among them.
 _NO_CODE = re.compile(r'//[^\n]*|R"doc\(.*?\)doc"|"(?:[^"\\\n]|\\.)*"', re.DOTALL)
@@ -181,7 +179,6 @@ RETIRED_PARTS = {
     "publishes": "what is done with replicas, or their holders",
     "serve_rows": "pull_rows",
     "served_rows": "pulled_rows",
-    "travelled": "squared_update_lengths",
     "unmarked": "without_flags",
 }
 # In texts of errors.
@@ -192,7 +189,6 @@ RETIRED_PHRASES = {
     r"published rows?": "rows that were sent",
     r"(?:frozen|kept) cop(?:y|ies)": "read-only replica",
     r"marked rows?|marks? of rows?|row marks?": "row flags",
-    r"travelled|way of (?:a|the) rows?": "squared update length",
     r"parcels?": "send buffer",
     r"lets? go of": "flush",
     r"passed over": "what is meant",

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "cc_ops/core/base/float_bits.h"
 #include "cc_ops/core/base/simd_clones.h"
@@ -42,23 +41,14 @@ SLIPSTREAM_ALWAYS_INLINE double DistanceL2(const float* a, const float* b, int64
   }));
 }
 
-SLIPSTREAM_ALWAYS_INLINE double NormL2(const float* b, int64_t dim) {
-  return std::sqrt(SumOverRow(dim, [b](int64_t j) {
-    const double value = b[j];
-    return value * value;
-  }));
-}
-
 }  // namespace
 
 DriftMetric DriftMetricNamed(const std::string& name) {
-  if (name == "l2") return DriftMetric::kL2;
-  return name == "relative" ? DriftMetric::kRelative : DriftMetric::kLinf;
+  return name == "l2" ? DriftMetric::kL2 : DriftMetric::kLinf;
 }
 
 SLIPSTREAM_SIMD_CLONES void RowDrift(const float* current, const float* snapshot, int64_t begin,
-                                     int64_t end, int64_t dim, DriftMetric metric, double epsilon,
-                                     float* drift) {
+                                     int64_t end, int64_t dim, DriftMetric metric, float* drift) {
   for (int64_t row = begin; row < end; ++row) {
     const float* a = current + row * dim;
     const float* b = snapshot + row * dim;
@@ -69,18 +59,8 @@ SLIPSTREAM_SIMD_CLONES void RowDrift(const float* current, const float* snapshot
       case DriftMetric::kL2:
         drift[row] = static_cast<float>(DistanceL2(a, b, dim));
         break;
-      case DriftMetric::kRelative:
-        drift[row] = static_cast<float>(DistanceL2(a, b, dim) / (NormL2(b, dim) + epsilon));
-        break;
     }
   }
-}
-
-float SignalOfDrift(float net, float squares_of_updates) {
-  const double squares = squares_of_updates;
-  if (net == 0.f)
-    return std::isfinite(squares_of_updates) ? 0.f : std::numeric_limits<float>::quiet_NaN();
-  return static_cast<float>(static_cast<double>(net) * net / squares);
 }
 
 }  // namespace slipstream

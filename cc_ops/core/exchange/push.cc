@@ -174,8 +174,7 @@ class TableArrivals {
           for (int64_t a = key.begin + 1; a < key.end; ++a) AddTo(sum, arrivals_[a].row, dim);
           for (int64_t j = 0; j < dim; ++j) sum[j] *= scale;
           const int64_t of_key = arrivals_[key.begin].key;
-          UpdateRow(table_, rates_, of_key, sum, key.found, table_->flags().shard(ShardOf(of_key)),
-                    &scratch->row);
+          UpdateRow(table_, rates_, of_key, sum, key.found, &scratch->row);
         });
     dropped_ += dropped;
   }

@@ -28,7 +28,7 @@ __device__ unsigned WarpMax(unsigned value) {
 template <DriftMetric kMetric>
 __global__ void RowDriftKernel(const float* __restrict__ current,
                                const float* __restrict__ snapshot, int64_t rows, int64_t dim,
-                               double epsilon, float* __restrict__ drift) {
+                               float* __restrict__ drift) {
   const int lane = threadIdx.x % kWarpSize;
   const int64_t step = ThreadsOfGrid() / kWarpSize;
   for (int64_t row = ThreadOfGrid() / kWarpSize; row < rows; row += step) {
@@ -42,15 +42,12 @@ __global__ void RowDriftKernel(const float* __restrict__ current,
       largest = WarpMax(largest);
       if (lane == 0) drift[row] = __uint_as_float(largest);
     } else {
-      double distance = 0, norm = 0;
+      double distance = 0;
       for (int64_t j = lane; j < dim; j += kWarpSize) {
-        const double value = b[j];
-        const double difference = static_cast<double>(a[j]) - value;
+        const double difference = static_cast<double>(a[j]) - static_cast<double>(b[j]);
         distance += difference * difference;
-        if (kMetric == DriftMetric::kRelative) norm += value * value;
       }
       distance = sqrt(WarpSum(distance));
-      if (kMetric == DriftMetric::kRelative) distance /= sqrt(WarpSum(norm)) + epsilon;
       if (lane == 0) drift[row] = static_cast<float>(distance);
     }
   }
@@ -59,23 +56,18 @@ __global__ void RowDriftKernel(const float* __restrict__ current,
 }  // namespace
 
 cudaError_t LaunchRowDrift(cudaStream_t stream, const float* current, const float* snapshot,
-                           int64_t rows, int64_t dim, DriftMetric metric, double epsilon,
-                           float* drift) {
+                           int64_t rows, int64_t dim, DriftMetric metric, float* drift) {
   if (rows == 0) return cudaSuccess;
   const unsigned blocks = BlocksFor(rows * kWarpSize);
   // clang-format off
   switch (metric) {
     case DriftMetric::kLinf:
       RowDriftKernel<DriftMetric::kLinf><<<blocks, kThreadsPerBlock, 0, stream>>>(
-          current, snapshot, rows, dim, epsilon, drift);
+          current, snapshot, rows, dim, drift);
       break;
     case DriftMetric::kL2:
       RowDriftKernel<DriftMetric::kL2><<<blocks, kThreadsPerBlock, 0, stream>>>(
-          current, snapshot, rows, dim, epsilon, drift);
-      break;
-    case DriftMetric::kRelative:
-      RowDriftKernel<DriftMetric::kRelative><<<blocks, kThreadsPerBlock, 0, stream>>>(
-          current, snapshot, rows, dim, epsilon, drift);
+          current, snapshot, rows, dim, drift);
       break;
   }
   // clang-format on

@@ -15,11 +15,10 @@ namespace slipstream {
 //   current, snapshot  [rows, dim], row-major, in device memory, owned by the caller.
 //   drift              [rows], in device memory, owned by the caller.
 //
-// Linf equals the CPU's result bit for bit; l2 and relative sum in another (fixed) order.
+// Linf equals the CPU's result bit for bit; l2 sums in another (fixed) order.
 // Returns the launch's error; errors while running appear when the caller synchronizes.
 cudaError_t LaunchRowDrift(cudaStream_t stream, const float* current, const float* snapshot,
-                           int64_t rows, int64_t dim, DriftMetric metric, double epsilon,
-                           float* drift);
+                           int64_t rows, int64_t dim, DriftMetric metric, float* drift);
 
 }  // namespace slipstream
 

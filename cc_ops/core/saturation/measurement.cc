@@ -3,26 +3,18 @@
 namespace slipstream {
 
 void MeasureRows(const EmbeddingTable& table, const int64_t* keys, const float* snapshot, int64_t n,
-                 const Measurement& measurement, const Parallel& parallel, float* rows, bool* found,
+                 DriftMetric metric, const Parallel& parallel, float* rows, bool* found,
                  float* drift) {
-  const DriftMetric metric = measurement.is_signal ? DriftMetric::kL2 : measurement.metric;
   const int64_t dim = table.dim();
   parallel.run(parallel.threads, [&](int task) {
     const TaskRange range = RangeOf(task, parallel.threads, n);
     table.rows().VisitRows(
         keys, range.begin, range.end,
-        [&](const RowStore::Visited& row) SLIPSTREAM_LAMBDA_INLINE {
-          __builtin_prefetch(row.row);
-          if (measurement.is_signal) table.flags().shard(row.shard)->Prefetch(row.index);
-        },
+        [&](const RowStore::Visited& row) SLIPSTREAM_LAMBDA_INLINE { __builtin_prefetch(row.row); },
         [&](int64_t i, const RowStore::Visited& row) {
           found[i] = row.row != nullptr;
           table.rows().CopyRow(keys[i], row.row, rows + i * dim);
-          RowDrift(rows, snapshot, i, i + 1, dim, metric, measurement.epsilon, drift);
-          if (!measurement.is_signal) return;
-          const ShardFlags& flags = *table.flags().shard(row.shard);
-          const float squared = row.row == nullptr ? 0.f : flags.SquaredUpdateLength(row.index);
-          drift[i] = SignalOfDrift(drift[i], squared);
+          RowDrift(rows, snapshot, i, i + 1, dim, metric, drift);
         });
   });
 }

@@ -10,18 +10,10 @@
 
 namespace slipstream {
 
-// How drifts are measured.
-struct Measurement {
-  DriftMetric metric = DriftMetric::kLinf;
-  bool is_signal = false;  // SignalOfDrift of the l2 distance, instead
-  double epsilon = 1e-12;  // see RowDrift
-};
-
 // keys: [n]. rows: [n, dim] and found: [n], as RowStore::Gather; drift: [n], of each row from
-// snapshot: [n, dim]. The squared update length of a row that is not watched is 0. The caller holds
-// the table's mutex.
+// snapshot: [n, dim]. The caller holds the table's mutex.
 void MeasureRows(const EmbeddingTable& table, const int64_t* keys, const float* snapshot, int64_t n,
-                 const Measurement& measurement, const Parallel& parallel, float* rows, bool* found,
+                 DriftMetric metric, const Parallel& parallel, float* rows, bool* found,
                  float* drift);
 
 }  // namespace slipstream

@@ -44,7 +44,7 @@ class EmbeddingTable {
   // Whether updates of a shard's rows need more than gradients and rows.
   bool UpdatesByPolicy(int64_t shard) const {
     const UpdatePolicy& policy = updates_.policy();
-    return flags_.is_watching() || (policy.IsActive() && policy.Samples(shard));
+    return policy.IsActive() && policy.Samples(shard);
   }
 
   // InvalidArgument if nothing would be left of the rows in an update of this rate.

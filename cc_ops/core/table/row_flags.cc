@@ -3,22 +3,15 @@
 #include <algorithm>
 
 namespace slipstream {
-namespace {
-
-// The flags that Set alone sets and takes away.
-constexpr uint8_t kSetAtWindowEnds = kSaturated | kWatched;
-
-}  // namespace
-
 void ShardFlags::Reserve(uint32_t index, int64_t rows) {
-  if (index < states_.size()) return;
-  states_.resize(std::max<size_t>(index + 1, static_cast<size_t>(rows)));
+  if (index < flags_.size()) return;
+  flags_.resize(std::max<size_t>(index + 1, static_cast<size_t>(rows)));
 }
 
 int64_t RowFlags::bytes() const {
   size_t bytes = last_.keys.capacity() * sizeof(int64_t) + last_.flags.capacity();
   for (const ShardFlags& shard : shards_) {
-    bytes += shard.states_.capacity() * sizeof(ShardFlags::State);
+    bytes += shard.flags_.capacity();
   }
   return static_cast<int64_t>(bytes);
 }
@@ -82,18 +75,16 @@ void RowFlags::Set(const int64_t* keys, const uint8_t* flags, int64_t n, const P
   const bool is_remembered = Remember(wanted, create_missing);
 
   // A shard's flags are set by one task, in the order of the keys.
-  const uint8_t stays = are_changes ? kSetAtWindowEnds : 0;
+  const uint8_t stays = are_changes ? kSaturated : 0;
   parallel.run(parallel.threads, [&](int task) {
     const TaskRange own = RangeOf(task, parallel.threads, kNumShards);
     for (int64_t s = own.begin; s < own.end; ++s) {
-      for (ShardFlags::State& row : shards_[s].states_) {
-        row = {0.f, static_cast<uint8_t>(row.flags & stays)};
-      }
+      for (uint8_t& row : shards_[s].flags_) row &= stays;
     }
     for (int64_t i = 0; i < list.n; ++i) {
       const int64_t s = ShardOf(list.keys[i]);
       if (s < own.begin || s >= own.end || indices[i] == HashIndex::kEmpty) continue;
-      shards_[s].states_[indices[i]].flags = list.flags[i];
+      shards_[s].flags_[indices[i]] = list.flags[i];
     }
   });
   bool all_have_rows = true;
@@ -101,18 +92,13 @@ void RowFlags::Set(const int64_t* keys, const uint8_t* flags, int64_t n, const P
     all_have_rows &= list.flags[i] == 0 || indices[i] != HashIndex::kEmpty;
   }
   if (is_remembered && all_have_rows) last_generation_ = rows->generation();
-  is_watching_ = false;
-  for (int64_t i = 0; i < n && !is_watching_; ++i) {
-    is_watching_ = (flags[i] & kWatched) != 0 && (are_changes || indices[i] != HashIndex::kEmpty);
-  }
 }
 
 bool RowFlags::Remember(const View& list, bool create_missing) {
   last_generation_ = kNever;
   bool is_plain = !create_missing;
   for (int64_t i = 0; i < list.n && is_plain; ++i) {
-    is_plain =
-        (list.flags[i] & ~kSetAtWindowEnds) == 0 && (i == 0 || list.keys[i - 1] < list.keys[i]);
+    is_plain = (list.flags[i] & ~kSaturated) == 0 && (i == 0 || list.keys[i - 1] < list.keys[i]);
   }
   if (!is_plain) {
     last_ = List();
@@ -126,17 +112,16 @@ bool RowFlags::Remember(const View& list, bool create_missing) {
 void RowFlags::AddReadOnly(int64_t key, uint32_t index, const RowStore& rows) {
   const int s = ShardOf(key);
   shards_[s].Reserve(index, rows.shard(s)->index.size());
-  shards_[s].states_[index].flags |= kReadOnlyReplica;
+  shards_[s].flags_[index] |= kReadOnlyReplica;
 }
 
 void RowFlags::Clear(int64_t key, uint32_t index) noexcept {
-  std::vector<ShardFlags::State>& states = shards_[ShardOf(key)].states_;
-  if (index < states.size()) states[index].flags = 0;
+  std::vector<uint8_t>& flags = shards_[ShardOf(key)].flags_;
+  if (index < flags.size()) flags[index] = 0;
 }
 
 void RowFlags::Clear() noexcept {
-  for (ShardFlags& shard : shards_) std::vector<ShardFlags::State>().swap(shard.states_);
-  is_watching_ = false;
+  for (ShardFlags& shard : shards_) std::vector<uint8_t>().swap(shard.flags_);
 }
 
 void RowFlags::Get(const int64_t* keys, int64_t n, const RowStore& rows, uint8_t* flags) const {
@@ -144,31 +129,6 @@ void RowFlags::Get(const int64_t* keys, int64_t n, const RowStore& rows, uint8_t
     uint32_t index = 0;
     const bool is_there = rows.Find(keys[i], &index) != nullptr;
     flags[i] = is_there ? shards_[ShardOf(keys[i])].Of(index) : 0;
-  }
-}
-
-void RowFlags::GetSquaredUpdateLengths(const int64_t* keys, int64_t n, const Parallel& parallel,
-                                       const RowStore& rows, float* lengths) const {
-  parallel.run(parallel.threads, [&](int task) {
-    const TaskRange range = RangeOf(task, parallel.threads, n);
-    rows.VisitRows(
-        keys, range.begin, range.end,
-        [&](const RowStore::Visited& row)
-            SLIPSTREAM_LAMBDA_INLINE { shards_[row.shard].Prefetch(row.index); },
-        [&](int64_t i, const RowStore::Visited& row) {
-          lengths[i] = row.row == nullptr ? 0.f : shards_[row.shard].SquaredUpdateLength(row.index);
-        });
-  });
-}
-
-void RowFlags::SetSquaredUpdateLengths(const int64_t* keys, const float* lengths, int64_t n,
-                                       const RowStore& rows) {
-  for (int64_t i = 0; i < n; ++i) {
-    ShardFlags& shard = shards_[ShardOf(keys[i])];
-    uint32_t index = 0;
-    if (rows.Find(keys[i], &index) != nullptr && shard.IsWatched(index)) {
-      shard.states_[index].squared_update_length = lengths[i];
-    }
   }
 }
 

@@ -1,4 +1,4 @@
-// What window ends say of a table's rows: flags, and how far watched rows have come since.
+// Flags of a table's rows, which window ends set.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_FLAGS_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_FLAGS_H_
 
@@ -14,41 +14,27 @@ namespace slipstream {
 
 enum RowFlag : uint8_t {
   kSaturated = 1,        // its gradients are masked, or deferred by Trigger::kInterval
-  kWatched = 2,          // the squared lengths of its updates are summed (drift metric "signal")
-  kReadOnlyReplica = 4,  // of another rank's row; it is read until flags are set again
+  kReadOnlyReplica = 2,  // of another rank's row; it is read until flags are set again
 };
 
-constexpr uint8_t kAllFlags = kSaturated | kWatched | kReadOnlyReplica;
+constexpr uint8_t kAllFlags = kSaturated | kReadOnlyReplica;
 
 // Of the rows of one shard.
 class ShardFlags {
  public:
-  uint8_t Of(uint32_t index) const { return index < states_.size() ? states_[index].flags : 0; }
+  uint8_t Of(uint32_t index) const { return index < flags_.size() ? flags_[index] : 0; }
   // False: no row has any.
-  bool any() const { return !states_.empty(); }
-  bool IsWatched(uint32_t index) const { return (Of(index) & kWatched) != 0; }
+  bool any() const { return !flags_.empty(); }
   SLIPSTREAM_PREFETCHES void Prefetch(uint32_t index) const {
-    if (index < states_.size()) __builtin_prefetch(&states_[index], 1);
-  }
-  // Sum of squared update lengths since flags were set; 0 of a row that is not watched.
-  float SquaredUpdateLength(uint32_t index) const {
-    return IsWatched(index) ? states_[index].squared_update_length : 0.f;
-  }
-  // Of a watched row.
-  void AddSquaredUpdateLength(uint32_t index, float length) {
-    states_[index].squared_update_length += length;
+    if (index < flags_.size()) __builtin_prefetch(&flags_[index], 1);
   }
 
  private:
   friend class RowFlags;
-  struct State {
-    float squared_update_length = 0.f;
-    uint8_t flags = 0;
-  };
   // rows: of the shard. Throws std::bad_alloc, changing nothing.
   void Reserve(uint32_t index, int64_t rows);
 
-  std::vector<State> states_;  // by index; those beyond its end have no flags
+  std::vector<uint8_t> flags_;  // by index; those beyond its end have no flags
 };
 
 // Callers hold the table's mutex, as for RowStore.
@@ -57,14 +43,13 @@ class RowFlags {
   RowFlags() : shards_(kNumShards) {}
 
   int64_t bytes() const;
-  bool is_watching() const { return is_watching_; }
   ShardFlags* shard(int64_t s) { return &shards_[s]; }
   const ShardFlags* shard(int64_t s) const { return &shards_[s]; }
 
-  // keys, flags (RowFlag bits): [n]. Replaces all flags, and starts the sums of squared update
-  // lengths anew. create_missing: whether keys without a row that get a flag get a row, too; else
-  // they are ignored. Takes little where most flags stay as they were, keys are ascending, all that
-  // got a flag last had a row, and none has left since; else all are set anew.
+  // keys, flags (RowFlag bits): [n]. Replaces all flags. create_missing: whether keys without a row
+  // that get a flag get a row, too; else they are ignored. Takes little where most flags stay as
+  // they were, keys are ascending, all that got a flag last had a row, and none has left since;
+  // else all are set anew.
   // EmbeddingTable::SetFlags checks what comes from outside.
   // Throws std::bad_alloc: no flag has changed then, but some keys may have got their rows.
   void Set(const int64_t* keys, const uint8_t* flags, int64_t n, const Parallel& parallel,
@@ -78,12 +63,6 @@ class RowFlags {
 
   // flags: [n], RowFlag bits; 0 for a key without a row.
   void Get(const int64_t* keys, int64_t n, const RowStore& rows, uint8_t* flags) const;
-  // lengths: [n], the sum of squared update lengths since Set; 0 for a row that is not watched.
-  void GetSquaredUpdateLengths(const int64_t* keys, int64_t n, const Parallel& parallel,
-                               const RowStore& rows, float* lengths) const;
-  // Replaces these sums, [n], of watched rows; other keys are ignored.
-  void SetSquaredUpdateLengths(const int64_t* keys, const float* lengths, int64_t n,
-                               const RowStore& rows);
 
  private:
   struct View {
@@ -105,7 +84,7 @@ class RowFlags {
   // Flags that differ from `last_`. Of a key that comes again, whatever the order of the keys,
   // the last flags that are not 0 hold, as where all are set anew.
   List ChangesTo(const View& wanted) const;
-  // The index of each key of a list in its shard, with a state for it, or HashIndex::kEmpty.
+  // The index of each key of a list in its shard, with room for its flags, or HashIndex::kEmpty.
   std::vector<uint32_t> IndicesOf(const View& list, bool create_missing, bool takes_zeros,
                                   const Parallel& parallel, RowStore* rows);
   // Copies a list to `last_`, valid once `last_generation_` is set. False if the next Set cannot go
@@ -113,7 +92,6 @@ class RowFlags {
   bool Remember(const View& list, bool create_missing);
 
   std::vector<ShardFlags> shards_;
-  bool is_watching_ = false;
   List last_;                         // of the last Set, keys ascending
   int64_t last_generation_ = kNever;  // of the rows that have the flags of `last_`
 };

@@ -64,13 +64,6 @@ class FlaggedTable {
     return flags;
   }
 
-  std::vector<float> SquaredUpdateLengths(const std::vector<int64_t>& keys) const {
-    std::vector<float> lengths(keys.size());
-    table->flags().GetSquaredUpdateLengths(keys.data(), static_cast<int64_t>(keys.size()), parallel,
-                                           table->rows(), lengths.data());
-    return lengths;
-  }
-
   bool Has(int64_t key) const { return table->rows().Find(key) != nullptr; }
 
   void AddReadOnly(int64_t key) {
@@ -99,7 +92,7 @@ int FlagsAlike(int64_t capacity, uint64_t seed) {
   };
   const std::vector<int64_t> everyone = Range(-5, kKeys + 5);
   std::vector<int64_t> hot = Range(0, kKeys);
-  std::vector<uint8_t> flags(hot.size(), kWatched);
+  std::vector<uint8_t> flags(hot.size(), kSaturated);
   int64_t changed_generation = -1;
   int by_changes = 0;
   for (int window = 0; window < 80; ++window) {
@@ -116,8 +109,6 @@ int FlagsAlike(int64_t capacity, uint64_t seed) {
     }
     const int64_t copied = below(kKeys);
     for (FlaggedTable* one : {&changes, &anew}) one->AddReadOnly(copied);
-    EXPECT_EQ(changes.SquaredUpdateLengths(everyone), anew.SquaredUpdateLengths(everyone))
-        << window;
     if (below(4) != 0) {  // As in most windows, most keys are those of the one before.
       std::set<int64_t> others(hot.begin(), hot.end());
       for (int64_t i = below(5); i > 0; --i) others.erase(below(kKeys));
@@ -128,9 +119,9 @@ int FlagsAlike(int64_t capacity, uint64_t seed) {
       const auto is_gone = [&](int64_t key) { return !changes.Has(key); };
       hot.erase(std::remove_if(hot.begin(), hot.end(), is_gone), hot.end());
     }
-    flags.resize(hot.size(), kWatched);
+    flags.resize(hot.size(), kSaturated);
     for (uint8_t& flag : flags) {
-      if (below(8) == 0) flag = static_cast<uint8_t>(below(4));
+      if (below(8) == 0) flag = static_cast<uint8_t>(below(2));
     }
     by_changes += changes.table->rows().generation() == changed_generation;
     changes.SetFlags(hot, flags);
@@ -139,8 +130,6 @@ int FlagsAlike(int64_t capacity, uint64_t seed) {
     for (size_t i = 0; i < hot.size(); ++i) have_rows &= flags[i] == 0 || changes.Has(hot[i]);
     changed_generation = have_rows ? changes.table->rows().generation() : -1;
     EXPECT_EQ(changes.Flags(everyone), anew.Flags(everyone)) << window;
-    EXPECT_EQ(changes.SquaredUpdateLengths(everyone), std::vector<float>(everyone.size()))
-        << window;
     EXPECT_EQ(changes.table->Export().rows, anew.table->Export().rows) << window;
     if (window % 20 == 19) {
       EXPECT_TRUE(changes.table->Import(changes.table->Export()).ok());
@@ -167,28 +156,29 @@ TEST(Flags, MayBeSetInAnyOrderAndAgain) {
   FlaggedTable flagged;
   flagged.Train({1, 2, 3, 4}, 1.f);
   const std::vector<int64_t> again = {4, 3, 3, 1, 1};
-  const std::vector<uint8_t> flags = {kWatched, kWatched, kSaturated, kWatched, 0};
+  const std::vector<uint8_t> flags = {kReadOnlyReplica, kReadOnlyReplica, kSaturated,
+                                      kReadOnlyReplica, 0};
   for (const uint8_t before : {0, 1, 2, 3}) {
     flagged.SetFlags({1, 2, 3, 4}, std::vector<uint8_t>(4, before));
     flagged.SetFlags(again, flags);
     EXPECT_EQ(flagged.Flags({1, 2, 3, 4}),
-              std::vector<uint8_t>({kWatched, 0, kSaturated, kWatched}));
+              std::vector<uint8_t>({kReadOnlyReplica, 0, kSaturated, kReadOnlyReplica}));
   }
 }
 
 TEST(Flags, OfAKeyThatGotItsRowLaterAreSetByTheNextList) {
   FlaggedTable flagged;
   flagged.Train({1, 2}, 1.f);
-  flagged.SetFlags({1, 2, 3}, {kWatched, kWatched, kWatched});
+  flagged.SetFlags({1, 2, 3}, {kSaturated, kSaturated, kSaturated});
   flagged.Train({3}, 1.f);
   EXPECT_EQ(flagged.Flags({3}), std::vector<uint8_t>({0}));
-  flagged.SetFlags({1, 2, 3}, {kWatched, kWatched, kWatched});
-  EXPECT_EQ(flagged.Flags({3}), std::vector<uint8_t>({kWatched}));
+  flagged.SetFlags({1, 2, 3}, {kSaturated, kSaturated, kSaturated});
+  EXPECT_EQ(flagged.Flags({3}), std::vector<uint8_t>({kSaturated}));
 }
 
 TEST(Flags, OfRowsThatLeftAndCameBackAreSetByTheNextList) {
   FlaggedTable flagged(60);
-  const std::vector<uint8_t> flags(60, kWatched);
+  const std::vector<uint8_t> flags(60, kSaturated);
   flagged.Train(Range(0, 60), 1.f);
   flagged.SetFlags(Range(0, 60), flags);
   flagged.Train(Range(100, 160), 1.f);
@@ -214,7 +204,6 @@ TEST(Measure, GivesRowsAndDriftsAsOneByOne) {
   for (const int threads : {1, 3}) {
     FlaggedTable flagged(0, threads);
     flagged.Train(Range(0, kKeys), 1.f);
-    flagged.SetFlags(Range(0, kKeys - 50), std::vector<uint8_t>(kKeys - 50, kWatched));
     const std::vector<int64_t> keys = Range(-3, kKeys + 3);  // some of which are not there
     const int64_t n = static_cast<int64_t>(keys.size());
     std::vector<float> snapshot(n * kDim), rows(n * kDim), measured(n * kDim);
@@ -224,49 +213,24 @@ TEST(Measure, GivesRowsAndDriftsAsOneByOne) {
     flagged.Train(Range(100, kKeys), -1.5f);
     RowLayout::Floats(flagged.table->rows().Find(150))[2] = std::numeric_limits<float>::quiet_NaN();
     flagged.table->rows().Gather(keys.data(), n, flagged.parallel, rows.data(), found.get());
-    const std::vector<float> lengths = flagged.SquaredUpdateLengths(keys);
-    for (const DriftMetric metric :
-         {DriftMetric::kLinf, DriftMetric::kL2, DriftMetric::kRelative}) {
-      for (const bool is_signal : {false, true}) {
-        Measurement measurement;
-        measurement.metric = metric;
-        measurement.is_signal = is_signal;
-        std::vector<float> expected(n), drift(n);
-        RowDrift(rows.data(), snapshot.data(), 0, n, kDim, is_signal ? DriftMetric::kL2 : metric,
-                 measurement.epsilon, expected.data());
-        for (int64_t i = 0; is_signal && i < n; ++i) {
-          expected[i] = SignalOfDrift(expected[i], lengths[i]);
-        }
-        MeasureRows(*flagged.table, keys.data(), snapshot.data(), n, measurement, flagged.parallel,
-                    measured.data(), seen.get(), drift.data());
-        for (int64_t i = 0; i < n; ++i) {
-          EXPECT_EQ(seen[i], found[i]) << keys[i];
-          EXPECT_EQ(found[i], keys[i] >= 0 && keys[i] < kKeys) << keys[i];
-          if (keys[i] == 150) {
-            EXPECT_FALSE(std::isfinite(drift[i]));
-          } else {
-            EXPECT_EQ(drift[i], expected[i]) << keys[i];
-            const float* row = rows.data() + i * kDim;
-            EXPECT_TRUE(std::equal(row, row + kDim, measured.data() + i * kDim));
-          }
+    for (const DriftMetric metric : {DriftMetric::kLinf, DriftMetric::kL2}) {
+      std::vector<float> expected(n), drift(n);
+      RowDrift(rows.data(), snapshot.data(), 0, n, kDim, metric, expected.data());
+      MeasureRows(*flagged.table, keys.data(), snapshot.data(), n, metric, flagged.parallel,
+                  measured.data(), seen.get(), drift.data());
+      for (int64_t i = 0; i < n; ++i) {
+        EXPECT_EQ(seen[i], found[i]) << keys[i];
+        EXPECT_EQ(found[i], keys[i] >= 0 && keys[i] < kKeys) << keys[i];
+        if (keys[i] == 150) {
+          EXPECT_FALSE(std::isfinite(drift[i]));
+        } else {
+          EXPECT_EQ(drift[i], expected[i]) << keys[i];
+          const float* row = rows.data() + i * kDim;
+          EXPECT_TRUE(std::equal(row, row + kDim, measured.data() + i * kDim));
         }
       }
     }
   }
-}
-
-TEST(SignalOfDrift, IsOneForOneUpdateAndNotFiniteWhereThatCannotBeTold) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(SignalOfDrift(3.f, 9.f), 1.f);
-  EXPECT_EQ(SignalOfDrift(6.f, 18.f), 2.f);  // two equal updates of length 3
-  EXPECT_EQ(SignalOfDrift(0.f, 9.f), 0.f);
-  EXPECT_EQ(SignalOfDrift(0.f, 0.f), 0.f);
-  EXPECT_EQ(SignalOfDrift(3.f, 0.f), kInfinity);
-  EXPECT_EQ(SignalOfDrift(1e30f, 1e30f), 1e30f);  // squares beyond float
-  EXPECT_TRUE(std::isnan(SignalOfDrift(0.f, nan)));
-  EXPECT_TRUE(std::isnan(SignalOfDrift(0.f, kInfinity)));
-  EXPECT_TRUE(std::isnan(SignalOfDrift(nan, 1.f)));
 }
 
 TEST(RowFlags, CreatedRowsStayWithinTheCapacity) {
@@ -291,10 +255,10 @@ TEST(RowFlags, RefusesBitsThatAreNoFlags) {
   flagged.Train({1, 2}, 1.f);
   flagged.SetFlags({1}, {kSaturated});
   const int64_t keys[] = {1, 2};
-  const uint8_t flags[] = {kWatched, 8};
+  const uint8_t flags[] = {0, 8};
   const Status status = flagged.table->SetFlags(keys, flags, 2, flagged.parallel);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("key 2 of table 't', at index 1, are 8; allowed: 0 to 7"),
+  EXPECT_NE(status.message().find("key 2 of table 't', at index 1, are 8; allowed: 0 to 3"),
             std::string::npos)
       << status.message();
   EXPECT_EQ(flagged.Flags({1}), std::vector<uint8_t>(1, kSaturated));

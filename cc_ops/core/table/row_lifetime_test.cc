@@ -124,7 +124,7 @@ TEST_P(RowLifetime, NothingIsLeftOfRareKeysUnderAnyPolicy) {
       policy.max_age = 3;
       policy.max_rows = 1000;
       training->table->updates().SetPolicy(policy);
-      training->SetFlags({1, 2}, kSaturated | kWatched);
+      training->SetFlags({1, 2}, kSaturated);
       std::mt19937_64 random(1);
       std::map<int64_t, int64_t> accesses;
       for (int step = 0; step < 50; ++step) {

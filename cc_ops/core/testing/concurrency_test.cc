@@ -120,7 +120,7 @@ class Concurrency : public testing::Test {
     std::vector<float> snapshot(keys.size() * kDim), rows(snapshot), drift(keys.size());
     const auto found = std::make_unique<bool[]>(keys.size());
     const std::shared_lock<std::shared_mutex> lock(table.mutex());
-    MeasureRows(table, keys.data(), snapshot.data(), n, Measurement(), Threads(2), rows.data(),
+    MeasureRows(table, keys.data(), snapshot.data(), n, DriftMetric::kLinf, Threads(2), rows.data(),
                 found.get(), drift.data());
     // Whole updates only, and what was read is what was measured.
     for (int64_t i = 0; i < n; ++i) {
@@ -148,15 +148,11 @@ class Concurrency : public testing::Test {
                            : std::is_sorted(counts.rbegin(), counts.rend()));
         Measure(*table, hot);
         std::vector<uint8_t> flags;
-        for (int64_t key : hot)
-          flags.push_back(MayBeMasked(key) ? kSaturated | kWatched : kWatched);
+        for (int64_t key : hot) flags.push_back(MayBeMasked(key) ? kSaturated : 0);
         const std::unique_lock<std::shared_mutex> lock(table->mutex());
         EXPECT_TRUE(
             table->SetFlags(hot.data(), flags.data(), static_cast<int64_t>(hot.size()), Parallel())
                 .ok());
-        std::vector<float> lengths(hot.size());
-        table->flags().GetSquaredUpdateLengths(hot.data(), static_cast<int64_t>(hot.size()),
-                                               Parallel(), table->rows(), lengths.data());
         if (table != unbounded_.get()) table->rows().DecayCounts(0.5f);
         UpdatePolicy policy;
         policy.mode = random() % 2 == 0 ? UpdatePolicy::Mode::kDefer : UpdatePolicy::Mode::kMask;

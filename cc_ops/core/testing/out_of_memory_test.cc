@@ -379,8 +379,8 @@ TEST(OutOfMemory, ExportsAndImportsAreWholeOrNothing) {
 
 TEST(OutOfMemory, FlagsAndPoliciesAreSetOrNot) {
   const std::vector<int64_t> keys = Range(10, 300);
-  std::vector<uint8_t> flags(keys.size(), kWatched);
-  for (size_t i = 0; i < flags.size(); i += 3) flags[i] = kSaturated;
+  std::vector<uint8_t> flags(keys.size(), kSaturated);
+  for (size_t i = 0; i < flags.size(); i += 3) flags[i] = 0;
   const auto set_flags = [&](Trained* t) {
     EXPECT_TRUE(t->table
                     ->SetFlags(keys.data(), flags.data(), static_cast<int64_t>(keys.size()),
@@ -396,7 +396,7 @@ TEST(OutOfMemory, FlagsAndPoliciesAreSetOrNot) {
   FailEach<Trained>(Made(), set_flags, is_intact);
   // Of rows that have flags, some change.
   const std::vector<int64_t> there = Range(0, 80), next = Range(5, 78);
-  const std::vector<uint8_t> before(there.size(), kWatched);
+  const std::vector<uint8_t> before(there.size(), kSaturated);
   const auto made = [&] {
     std::unique_ptr<Trained> trained = Made()();
     EXPECT_TRUE(trained->table->SetFlags(there.data(), before.data(), 80, Parallel()).ok());

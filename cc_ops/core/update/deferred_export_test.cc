@@ -110,20 +110,5 @@ TEST(DeferredExport, RefusesThemWithoutAPolicyThatDefers) {
   EXPECT_TRUE(ImportDeferred(table.get(), DeferredContents()).ok());
 }
 
-TEST(DeferredExport, WatchedRowsTakeTheirSquaredUpdateLengths) {
-  const auto table = MakeTable(3);
-  const std::vector<int64_t> keys = {0, 1, 2, 99};
-  const std::vector<uint8_t> flags = {kWatched, kSaturated, kWatched, kWatched};
-  EXPECT_TRUE(table->SetFlags(keys.data(), flags.data(), 4, Parallel()).ok());
-  const std::vector<float> given = {1.f, 2.f, 3.f, 4.f};
-  table->flags().SetSquaredUpdateLengths(keys.data(), given.data(), 4, table->rows());
-  std::vector<uint8_t> flagged(4);
-  table->flags().Get(keys.data(), 4, table->rows(), flagged.data());
-  EXPECT_EQ(flagged, (std::vector<uint8_t>{kWatched, kSaturated, kWatched, 0}));
-  std::vector<float> found(4);
-  table->flags().GetSquaredUpdateLengths(keys.data(), 4, Parallel(), table->rows(), found.data());
-  EXPECT_EQ(found, (std::vector<float>{1.f, 0.f, 3.f, 0.f}));
-}
-
 }  // namespace
 }  // namespace slipstream

@@ -120,14 +120,13 @@ TEST(NarrowRows, EveryStepIsThatOfFloatsRounded) {
   ExpectEveryStepRounded({1, 3, 16, 32, 64, 70}, [](Training*) {});
 }
 
-TEST(NarrowRows, SoItIsOfWatchedAndMaskedRows) {
+TEST(NarrowRows, SoItIsOfMaskedRows) {
   ExpectEveryStepRounded({4, 16}, [](Training* training) {
     UpdatePolicy policy;
     policy.mode = UpdatePolicy::Mode::kMask;
     policy.decay_skipped = true;
     training->table->updates().SetPolicy(policy);
     training->SetFlags({1, 2, 3}, kSaturated);
-    training->SetFlags({1, 2, 3, 4, 5}, kWatched);
   });
 }
 

@@ -213,7 +213,7 @@ class ShardUpdater {
 
   void Apply(float* gradient, int64_t key, FoundRow found) {
     if (collected_ == nullptr) {
-      return UpdateRow(table_, rates_, key, gradient, found, flags_, &scratch_->row);
+      return UpdateRow(table_, rates_, key, gradient, found, &scratch_->row);
     }
     collected_->keys.push_back(key);
     collected_->rows.insert(collected_->rows.end(), gradient, gradient + dim_);
@@ -221,7 +221,7 @@ class ShardUpdater {
 
   EmbeddingTable* table_;
   ShardUpdates* updates_;
-  ShardFlags* flags_;
+  const ShardFlags* flags_;
   const int64_t shard_number_;
   const UpdatePolicy& policy_;
   const UpdateRule update_rule_;
@@ -268,7 +268,7 @@ void ForEachExpired(const DeferralRule* rule, const DeferredGradients& deferred,
 }  // namespace
 
 PolicyScratch::PolicyScratch(const std::vector<EmbeddingTable*>& tables)
-    : row(tables), due(row.before.size()) {}
+    : row(tables), due(row.sum.size()) {}
 
 DeferredOfKeys::DeferredOfKeys(const LookupPlan& plan) : plan_(plan) {
   const bool any = std::any_of(plan.tables.begin(), plan.tables.end(), [](EmbeddingTable* table) {

@@ -1,4 +1,4 @@
-// Updates under a policy that masks, defers or watches gradients.
+// Updates under a policy that masks or defers gradients.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_
 

@@ -27,7 +27,7 @@ class ShardSweep {
   ShardSweep(EmbeddingTable* table, int64_t shard, SweepScratch* scratch);
   // The row of a key, if there is one, is of the batch.
   void LeaveOut(int64_t key);
-  // Updates the others. Squared update lengths of watched rows are not added to.
+  // Updates the others.
   void UpdateOthers(StepRates rates);
 
  private:

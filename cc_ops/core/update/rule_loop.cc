@@ -7,11 +7,11 @@
 namespace slipstream {
 namespace {
 
-ShardFlags* FlagsOfBucket(const LookupPlan& plan, int64_t bucket) {
+const ShardFlags* FlagsOfBucket(const LookupPlan& plan, int64_t bucket) {
   return plan.tables[bucket / kNumShards]->flags().shard(bucket % kNumShards);
 }
 
-// summed: [2 * dim], overwritten.
+// summed: [dim], overwritten.
 template <bool kWithAll, class Rule>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule& rule, int64_t next,
                                          int64_t dim, float* summed) {
@@ -23,7 +23,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
   const bool transforms_any = transforms.any();
   const StepRates rates = update.rates;
   const int64_t row_bytes = (dim + rule.Slots(dim)) * kFloatBytes;
-  ShardFlags* const flags = FlagsOfBucket(plan, update.bucket);
+  const ShardFlags* const flags = FlagsOfBucket(plan, update.bucket);
   const ShardFlags* const next_flags = FlagsOfBucket(plan, next);
   const CellRange keys = KeysOf(plan, update.bucket);
   int64_t use = keys.begin, masked = 0, absent = 0;
@@ -41,8 +41,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
       return;
     }
     float* const row = RowLayout::Floats(plan.unique_row[u]);
-    const uint8_t row_flags = kWithAll ? flags->Of(plan.unique_index[u]) : 0;
-    if (kWithAll && masks && (row_flags & kSaturated) != 0) {
+    if (kWithAll && masks && (flags->Of(plan.unique_index[u]) & kSaturated) != 0) {
       ++masked;
       if (!policy.is_shadow) {
         if (policy.decay_skipped) rule.DecaySlots(dim, row + dim);
@@ -50,22 +49,9 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
       }
     }
     SumUses(plan, *update.gradients, first_use, use, dim, summed);
-    const bool is_watched = kWithAll && (row_flags & kWatched) != 0;
-    if (kWithAll && transforms_any) {
-      float* const delta = summed + dim;
-      if (is_watched) std::copy_n(row, dim, delta);
-      transforms.BeforeRule(rates, dim, summed, row);
-      rule.template Apply<false>(rates.rate, dim, summed, row);
-      transforms.AfterRule(rates, dim, row);
-      if (!is_watched) return;
-      SetToStep(rates, dim, row, delta);
-      flags->AddSquaredUpdateLength(plan.unique_index[u], SumOfSquares(dim, delta));
-    } else if (is_watched) {
-      rule.template Apply<true>(rates.rate, dim, summed, row);
-      flags->AddSquaredUpdateLength(plan.unique_index[u], SumOfSquares(dim, summed));
-    } else {
-      rule.template Apply<false>(rates.rate, dim, summed, row);
-    }
+    if (kWithAll && transforms_any) transforms.BeforeRule(rates, dim, summed, row);
+    rule.Apply(rates.rate, dim, summed, row);
+    if (kWithAll && transforms_any) transforms.AfterRule(rates, dim, row);
   });
   UpdateCounts* const counts = CountsOf(update);
   counts->offered += keys.end - keys.begin - absent;
@@ -78,7 +64,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
 template <bool kWithAll, class Rule, class Dim>
 SLIPSTREAM_SIMD_CLONES void UpdateRowsBy(Rule rule, Dim dim, const BucketUpdate& update,
                                          int64_t next, RowScratch* scratch) {
-  LocalFloats<Dim, 2> summed(&scratch->sum);
+  LocalFloats<Dim, 1> summed(&scratch->sum);
   UpdateRows<kWithAll>(update, rule, next, dim, summed.data());
 }
 

@@ -14,10 +14,9 @@ namespace slipstream {
 // Sum the gradients of every key of the bucket, and apply the rule. next: the bucket that this
 // thread comes to after it.
 //
-// Of tables whose rows are floats, without transforms; none of the bucket's is masked or watched.
+// For tables of float rows without transforms; no row of the bucket is masked.
 void UpdatePlainRows(const BucketUpdate& update, int64_t next, RowScratch* scratch);
-// Of tables whose rows are floats: not of masked rows, with the squared update lengths of watched
-// ones and with transforms.
+// For tables of float rows: skips masked rows and applies transforms.
 void UpdateRowsWithAll(const BucketUpdate& update, int64_t next, RowScratch* scratch);
 // As UpdatePlainRows, of tables whose rows are narrow.
 void UpdateNarrowRows(const BucketUpdate& update, int64_t next, RowScratch* scratch);

@@ -31,7 +31,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateNarrow(const BucketUpdate& update, const Rul
     }
     SumUses(plan, *update.gradients, first_use, use, dim, summed);
     layout.ReadInline(stored, dim, slots, row, row + dim);
-    rule.template Apply<false>(rates.rate, dim, summed, row);
+    rule.Apply(rates.rate, dim, summed, row);
     layout.WriteInline(row, dim, slots, plan.unique_key[u], rates.rounding, stored);
   });
   UpdateCounts* const counts = CountsOf(update);

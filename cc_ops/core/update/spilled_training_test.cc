@@ -205,7 +205,7 @@ TEST(SpilledTraining, SoIsAllElseThatIsDoneWithIt) {
                 [&](int64_t begin, int64_t end) {
                   const int64_t first = begin * options.dim;
                   MeasureRows(*training->table, distinct.data() + begin, snapshot.data() + first,
-                              end - begin, Measurement(), Parallel(), rows.data() + first,
+                              end - begin, DriftMetric::kLinf, Parallel(), rows.data() + first,
                               is_there.get() + begin, drift.data() + begin);
                 });
             EXPECT_TRUE(status.ok()) << status.message();

@@ -193,13 +193,6 @@ inline void SumUsesOf(RankShare share, const LookupPlan& plan,
   }
 }
 
-// row: [dim], after an update; before: [dim], as it was, overwritten by how far it moved.
-SLIPSTREAM_ALWAYS_INLINE void SetToStep(const StepRates& rates, int64_t dim, const float* row,
-                                        float* before) {
-  // A scale of 1 changes no bit.
-  for (int64_t j = 0; j < dim; ++j) before[j] = rates.next_scale * row[j] - rates.scale * before[j];
-}
-
 // Memory for the update of a row of a table, or of the widest of several.
 struct RowScratch {
   explicit RowScratch(const std::vector<EmbeddingTable*>& tables) {
@@ -209,36 +202,21 @@ struct RowScratch {
       widest = std::max(widest, static_cast<size_t>(layout.dim));
       most_floats = std::max(most_floats, static_cast<size_t>(layout.floats()));
     }
-    sum.resize(2 * widest);
-    before.resize(widest);
+    sum.resize(widest);
     copy.resize(most_floats);
   }
-  std::vector<float> sum;     // of a key's gradients, and room for as much
-  std::vector<float> before;  // a watched row as it was
-  std::vector<float> copy;    // a row and its slots
+  std::vector<float> sum;   // of a key's gradients
+  std::vector<float> copy;  // a row and its slots
 };
 
-// Updates a row; of a watched one, adds the squared length of its step to those before.
-// gradient: [dim], overwritten.
+// Updates a row. gradient: [dim], overwritten.
 inline void UpdateRow(EmbeddingTable* table, const StepRates& rates, int64_t key, float* gradient,
-                      FoundRow found, ShardFlags* flags, RowScratch* scratch) {
+                      FoundRow found, RowScratch* scratch) {
   const RowLayout& layout = table->rows().layout();
-  const UpdateRule& rule = table->options().rule;
   table->rows().Change(ShardOf(key), found.index);
-  const int64_t dim = layout.dim;
   float* const row = layout.Open(found.row, scratch->copy.data());
-  if (!flags->IsWatched(found.index)) {
-    rule.Update(rates, dim, gradient, row);
-    layout.Close(row, key, rates.rounding, found.row);
-    return;
-  }
-  float* const before = scratch->before.data();
-  std::copy_n(row, dim, before);
-  rule.Update(rates, dim, gradient, row);
+  table->options().rule.Update(rates, layout.dim, gradient, row);
   layout.Close(row, key, rates.rounding, found.row);
-  // As it was rounded.
-  SetToStep(rates, dim, layout.Open(found.row, row), before);
-  flags->AddSquaredUpdateLength(found.index, SumOfSquares(dim, before));
 }
 
 }  // namespace slipstream

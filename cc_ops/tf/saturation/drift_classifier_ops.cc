@@ -11,8 +11,7 @@ REGISTER_OP("SlipstreamRowDrift")
     .Input("current: float")
     .Input("snapshot: float")
     .Output("drift: float")
-    .Attr("metric: {'linf', 'l2', 'relative'} = 'linf'")
-    .Attr("epsilon: float = 1e-12")
+    .Attr("metric: {'linf', 'l2'} = 'linf'")
     .SetShapeFn(Shapes("[n, d], [n, d] -> [n]"))
     .Doc(R"doc(
 Distance of embedding rows from their snapshot (Slipstream, arXiv 2404.04270, snapshot block).
@@ -22,9 +21,7 @@ A row with a NaN or an infinity in either input has a non-finite drift.
 current: [rows, dim]. The rows as they are now.
 snapshot: [rows, dim]. The same rows as they were copied at the start of the window.
 drift: [rows]. One distance per row, not negative.
-metric: `linf` is max_j |current_j - snapshot_j|, `l2` is ||current - snapshot|| and `relative` is
-  ||current - snapshot|| / (||snapshot|| + epsilon).
-epsilon: Positive. Added to the snapshot's norm by `relative`; the other metrics do not read it.
+metric: `linf` is max_j |current_j - snapshot_j|, `l2` is ||current - snapshot||.
 )doc");
 
 REGISTER_OP("SlipstreamDriftClassifier")

@@ -9,14 +9,13 @@ namespace {
 
 struct DriftOnCpu {
   static absl::Status Run(tensorflow::OpKernelContext* context, int64_t rows, int64_t dim,
-                          DriftMetric metric, double epsilon, float* drift) {
+                          DriftMetric metric, float* drift) {
     const float *a = Data<float>(context, 0), *b = Data<float>(context, 1);
     const auto* workers = context->device()->tensorflow_cpu_worker_threads();
     const int64_t cycles_per_row = 2 * dim + 4;
-    tensorflow::Shard(workers->num_threads, workers->workers, rows, cycles_per_row,
-                      [=](int64_t begin, int64_t end) {
-                        RowDrift(a, b, begin, end, dim, metric, epsilon, drift);
-                      });
+    tensorflow::Shard(
+        workers->num_threads, workers->workers, rows, cycles_per_row,
+        [=](int64_t begin, int64_t end) { RowDrift(a, b, begin, end, dim, metric, drift); });
     return absl::OkStatus();
   }
 };

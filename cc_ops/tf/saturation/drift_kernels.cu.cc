@@ -11,10 +11,10 @@ namespace {
 
 struct DriftOnGpu {
   static absl::Status Run(tensorflow::OpKernelContext* context, int64_t rows, int64_t dim,
-                          DriftMetric metric, double epsilon, float* drift) {
+                          DriftMetric metric, float* drift) {
     return Checked(context,
                    LaunchRowDrift(StreamOf(context), Data<float>(context, 0),
-                                  Data<float>(context, 1), rows, dim, metric, epsilon, drift),
+                                  Data<float>(context, 1), rows, dim, metric, drift),
                    "could not be launched");
   }
 };

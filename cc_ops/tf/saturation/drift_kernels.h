@@ -2,11 +2,9 @@
 #ifndef SLIPSTREAM_CC_OPS_TF_SATURATION_DRIFT_KERNELS_H_
 #define SLIPSTREAM_CC_OPS_TF_SATURATION_DRIFT_KERNELS_H_
 
-#include <cmath>
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "cc_ops/core/base/drift.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -14,7 +12,7 @@
 
 namespace slipstream {
 
-// Device: Run(context, rows, dim, metric, epsilon, drift) fills drift [rows] from the inputs
+// Device: Run(context, rows, dim, metric, drift) fills drift [rows] from the inputs
 // current and snapshot, [rows, dim].
 template <class Device>
 class RowDriftKernel : public tensorflow::OpKernel {
@@ -22,10 +20,6 @@ class RowDriftKernel : public tensorflow::OpKernel {
   explicit RowDriftKernel(tensorflow::OpKernelConstruction* construction) : OpKernel(construction) {
     std::string metric;
     OP_REQUIRES_OK(construction, construction->GetAttr("metric", &metric));
-    OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon_));
-    OP_REQUIRES(construction, std::isfinite(epsilon_) && epsilon_ > 0,
-                absl::InvalidArgumentError(
-                    absl::StrCat("epsilon is ", epsilon_, "; allowed: a finite number above 0")));
     // The registration allows no other value.
     metric_ = DriftMetricNamed(metric);
   }
@@ -35,12 +29,11 @@ class RowDriftKernel : public tensorflow::OpKernel {
     const int64_t rows = context->input(0).dim_size(0), dim = context->input(0).dim_size(1);
     float* drift = nullptr;
     OP_REQUIRES_OK(context, Allocate(context, 0, tensorflow::TensorShape({rows}), &drift));
-    OP_REQUIRES_OK(context, Device::Run(context, rows, dim, metric_, epsilon_, drift));
+    OP_REQUIRES_OK(context, Device::Run(context, rows, dim, metric_, drift));
   }
 
  private:
   DriftMetric metric_ = DriftMetric::kLinf;
-  float epsilon_ = 0;
 };
 
 }  // namespace slipstream

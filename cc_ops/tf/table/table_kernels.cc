@@ -98,10 +98,6 @@ absl::Status Gather(tf::OpKernelContext* c, EmbeddingTable* table) {
 absl::Status Measure(tf::OpKernelContext* c, EmbeddingTable* table) {
   std::string metric;
   TF_RETURN_IF_ERROR(ReadAttribute(c, "metric", &metric));
-  Measurement measurement;
-  // The registration allows no other value.
-  measurement.is_signal = metric == "signal";
-  if (!measurement.is_signal) measurement.metric = DriftMetricNamed(metric);
   TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n], snapshot: [n, d]", *table));
   const tf::TensorShape& shape = c->input(1).shape();
   float *rows = nullptr, *drift = nullptr;
@@ -115,8 +111,9 @@ absl::Status Measure(tf::OpKernelContext* c, EmbeddingTable* table) {
       keys, shape.num_elements(), /*reads=*/true, "to be measured are", ParallelOf(c),
       [&](int64_t begin, int64_t end) {
         const int64_t first = begin * table->dim();
-        MeasureRows(*table, keys + begin, Data<float>(c, 2) + first, end - begin, measurement,
-                    ParallelOf(c), rows + first, found + begin, drift + begin);
+        MeasureRows(*table, keys + begin, Data<float>(c, 2) + first, end - begin,
+                    DriftMetricNamed(metric), ParallelOf(c), rows + first, found + begin,
+                    drift + begin);
       }));
 }
 

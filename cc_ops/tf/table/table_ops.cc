@@ -73,7 +73,7 @@ REGISTER_OP("SlipstreamTableMeasure")
     .Input("handle: resource")
     .Input("keys: int64")
     .Input("snapshot: float")
-    .Attr("metric: {'linf', 'l2', 'relative', 'signal'} = 'linf'")
+    .Attr("metric: {'linf', 'l2'} = 'linf'")
     .Output("rows: float")
     .Output("found: bool")
     .Output("drift: float")
@@ -85,9 +85,7 @@ Reads rows by key as SlipstreamTableGather does, and measures how far they have 
 handle: scalar.
 keys: [n].
 snapshot: [n, dim], the rows at the start of the window.
-metric: as of SlipstreamRowDrift (epsilon 1e-12); or `signal`: the squared l2 distance over the sum
-  of the squared lengths of the row's updates, as SlipstreamTableSquaredUpdateLengths gives it; infinite where
-  that is 0 though the row has moved.
+metric: as in SlipstreamRowDrift.
 rows: [n, dim]; an absent key gives its initial row.
 found: [n], whether the key is there.
 drift: [n]. A row with a NaN or an infinity in either has a non-finite drift.

@@ -114,42 +114,12 @@ absl::Status SetDeferred(tf::OpKernelContext* c, EmbeddingTable* table) {
   return absl::OkStatus();
 }
 
-// Output 0: a value of each key of input 1, which `get(keys, n, values)` writes.
-template <class T, class Get>
-absl::Status OutputOfKeys(tf::OpKernelContext* c, EmbeddingTable* table, const Get& get) {
-  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n]", *table));
-  T* values = nullptr;
-  TF_RETURN_IF_ERROR(Allocate(c, 0, c->input(1).shape(), &values));
-  const SharedLock lock(table->mutex());
-  get(Data<int64_t>(c, 1), c->input(1).NumElements(), values);
-  return absl::OkStatus();
-}
-
 absl::Status GetRowFlags(tf::OpKernelContext* c, EmbeddingTable* table) {
-  return OutputOfKeys<uint8_t>(c, table, [&](const int64_t* keys, int64_t n, uint8_t* flags) {
-    table->flags().Get(keys, n, table->rows(), flags);
-  });
-}
-
-absl::Status GetSquaredUpdateLengths(tf::OpKernelContext* c, EmbeddingTable* table) {
-  return OutputOfKeys<float>(c, table, [&](const int64_t* keys, int64_t n, float* lengths) {
-    table->flags().GetSquaredUpdateLengths(keys, n, ParallelOf(c), table->rows(), lengths);
-  });
-}
-
-absl::Status SetSquaredUpdateLengths(tf::OpKernelContext* c, EmbeddingTable* table) {
-  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n], lengths: [n]", *table));
-  const int64_t n = c->input(1).NumElements();
-  const int64_t* const keys = Data<int64_t>(c, 1);
-  const float* const lengths = Data<float>(c, 2);
-  for (int64_t i = 0; i < n; ++i) {
-    if (lengths[i] >= 0.f) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "squared update length of key ", keys[i], " of table '", table->options().name,
-        "', at index ", i, ", is ", lengths[i], "; allowed: 0 or more. Nothing was replaced"));
-  }
-  const ExclusiveLock lock(table->mutex());
-  table->flags().SetSquaredUpdateLengths(keys, lengths, n, table->rows());
+  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n]", *table));
+  uint8_t* flags = nullptr;
+  TF_RETURN_IF_ERROR(Allocate(c, 0, c->input(1).shape(), &flags));
+  const SharedLock lock(table->mutex());
+  table->flags().Get(Data<int64_t>(c, 1), c->input(1).NumElements(), table->rows(), flags);
   return absl::OkStatus();
 }
 
@@ -160,8 +130,6 @@ SLIPSTREAM_TABLE_KERNEL("ExportDeferred", GetDeferred);
 SLIPSTREAM_TABLE_KERNEL("ImportDeferred", SetDeferred);
 SLIPSTREAM_TABLE_KERNEL("SetRowFlags", SetRowFlags);
 SLIPSTREAM_TABLE_KERNEL("RowFlags", GetRowFlags);
-SLIPSTREAM_TABLE_KERNEL("SquaredUpdateLengths", GetSquaredUpdateLengths);
-SLIPSTREAM_TABLE_KERNEL("SetSquaredUpdateLengths", SetSquaredUpdateLengths);
 
 }  // namespace
 }  // namespace slipstream

@@ -46,26 +46,12 @@ REGISTER_OP("SlipstreamTableSetRowFlags")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [?], [?]"))
     .Doc(R"doc(
-Replaces the flags of a table's rows and starts their squared update lengths anew.
+Replaces the flags of a table's rows.
 
 handle: scalar.
 keys: [n]; rows that are not named have no flag.
-flags: [n]; bit 0: saturated, bit 1: watched, bit 2: read-only replica.
+flags: [n]; bit 0: saturated, bit 1: read-only replica.
 create_missing: whether keys without a row that get a flag get a row; else they are skipped.
-)doc");
-
-REGISTER_OP("SlipstreamTableSquaredUpdateLengths")
-    .Input("handle: resource")
-    .Input("keys: int64")
-    .Output("lengths: float")
-    .SetIsStateful()
-    .SetShapeFn(Shapes("[], [n] -> [n]"))
-    .Doc(R"doc(
-The sums of the squared update lengths of watched rows.
-
-handle: scalar.
-keys: [n].
-lengths: [n], since SlipstreamTableSetRowFlags; 0 for a row that is not watched.
 )doc");
 
 REGISTER_OP("SlipstreamTableUpdateCounts")
@@ -144,20 +130,6 @@ The flags of rows; a row that left the table and came back has none.
 handle: scalar.
 keys: [n].
 flags: [n], as SlipstreamTableSetRowFlags takes them; 0 for a key without a row.
-)doc");
-
-REGISTER_OP("SlipstreamTableSetSquaredUpdateLengths")
-    .Input("handle: resource")
-    .Input("keys: int64")
-    .Input("lengths: float")
-    .SetIsStateful()
-    .SetShapeFn(Shapes("[], [n], [n]"))
-    .Doc(R"doc(
-Replaces the squared update lengths of watched rows.
-
-handle: scalar.
-keys: [n]; those that are not watched are skipped.
-lengths: [n].
 )doc");
 
 }  // namespace slipstream

@@ -176,13 +176,8 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
         self._defers.assign(self._collect_by(table, policy))
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
-        """See `EmbeddingStore.set_row_flags`; none of the table's replicas is read-only then.
-
-        Raises:
-            ValueError: a flag is WATCHED: rows are updated by SOK.
-        """
+        """See `EmbeddingStore.set_row_flags`; none of the table's replicas is read-only then."""
         keys, flags = np.asarray(keys, np.int64), np.asarray(flags, np.uint8)
-        self._require_unwatched(table, flags)
         found, before = self._table(table), self._saturated[table]
         own = found.own(self._replicas.withhold(table, keys, flags))
         slots = slots_of(self._updater, found.variable).values()

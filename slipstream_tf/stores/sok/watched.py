@@ -136,12 +136,7 @@ class WatchedTables(SpreadStore, WatchingStore):
         optimizer.apply_gradients(pairs)
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
-        """Replaces a table's saturated keys by those flagged so; see `TrackedStore.set_row_flags`.
-
-        Raises:
-            ValueError: a flag is WATCHED: the store does not see updates, so that the drift metric
-                "signal" needs another store.
-        """
+        """Replaces a table's saturated keys; see `TrackedStore.set_row_flags`."""
         found, watched = self._table(table), self._watched[self._require(table)]
         before = watched.saturated
         super().set_row_flags(table, keys, flags)

@@ -49,7 +49,6 @@ def refuse_what_sok_would_not(comm) -> None:
     by_movement = UpdatePolicy("defer", "movement", movement=0.1, max_rows=10)
     adam = store(optimizer=slip.optimizers.Adam())
     refuses("Interval(...)", adam.set_update_policy, "t", by_movement)
-    refuses("signal", adam.squared_update_lengths, "t", np.empty(0, np.int64))
     layer = dict(tables=[GOOD], optimizer=slip.optimizers.SGD(), store="sok", comm=comm)
     refuses("prefetch", slip.keras.EmbeddingCollection, prefetch=True, **layer)
     refuses("wire_dtype", slip.keras.EmbeddingCollection, wire_dtype="bfloat16", **layer)

@@ -97,7 +97,6 @@ class Loop:
             **{f"held {n}": v for n, v in self.store.export_deferred("t").items()},
             **{f"accessed {n}": v for n, v in self.store.export_accesses("t").items()},
             "states": tracker.states["t"].states,
-            "windows_watched": tracker.states["t"].windows_watched,
             "threshold": tracker._threshold,
         }
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import slipstream_tf as slip
 from slipstream_tf.distributed import init
-from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy
+from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
 from slipstream_tf.stores import SokStore
 from slipstream_tf.stores.sok import open_sok, slots_of, wrap_optimizer
 
@@ -43,8 +43,6 @@ def refuse_bad_arguments(comm) -> None:
     store = SokStore({"t": table()}, comm=comm)
     nothing = np.empty(0, np.int64)
     refuses("'t'", store.size, "another")
-    refuses("signal", store.set_row_flags, "t", [1], np.array([WATCHED]))
-    refuses("signal", store.squared_update_lengths, "t", nothing)
     refuses("no optimizer", store.set_update_policy, "t", UpdatePolicy("defer"))
     refuse_unknown_movement(comm)
     refuses("loop", store.flush)

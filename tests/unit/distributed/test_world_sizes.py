@@ -100,7 +100,7 @@ def test_nothing_is_lost_at_another_world_size(chain: Any, tmp_path: Path) -> No
                     np.testing.assert_allclose(sums[key], values, rtol=1e-6)
                 for part in now:
                     states, old = part[f"{table} states"], was[0][f"{table} states"]
-                    for name in ("keys", "states", "windows_watched", "drift"):
+                    for name in ("keys", "states", "drift"):
                         np.testing.assert_array_equal(getattr(states, name), getattr(old, name))
                     assert part["threshold"] == was[0]["threshold"] and part["reports"] == step // 4
         before, step = ([last for _, last in ranks], placement), step + 10
@@ -122,7 +122,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "evaluated": {**MOVING, "evaluates": True},
     "bounded": {**MOVING, "evaluates": True, "capacity": 17},
     "few read-only": {**MOVING, "evaluates": True, "cache_bytes": 5000},
-    "signal": {**MOVING, **MASKED, "batch": 24, "drift_metric": "signal", "capacity": 13},
+    "masked": {**MOVING, **MASKED, "batch": 24, "capacity": 13},
 }
 
 

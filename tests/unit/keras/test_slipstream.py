@@ -316,7 +316,6 @@ def test_planned_steps_are_those_of_training():
     [
         ("defer_gradients", {}, "`until`: 'Movement'"),
         ("mask_gradients", {"mask_decay_moments": True}, "`decay_moments`: True"),
-        ("mask_gradients", {"drift_metric": "signal"}, "`metric`: 'signal'"),
     ],
 )
 def test_what_a_store_cannot_do_is_refused_at_construction(policy, settings, message):

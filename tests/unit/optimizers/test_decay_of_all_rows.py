@@ -9,15 +9,12 @@ from all_rules import ALL_RULES, SPECS, name_of, train, train_on_ranks
 
 from slipstream_tf import (
     CacheRows,
-    RowDrift,
-    Saturation,
-    SkipExamples,
     Table,
     optimizers,
 )
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.ops.features import pack
-from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy
+from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
 from slipstream_tf.stores import NativeStore
 
 ROWS, STEPS = 12, 20
@@ -143,30 +140,6 @@ def test_masked_rows_decay_and_are_not_penalised() -> None:
     swept = NativeStore([Table("t", 2)], optimizers.Adam(0.1, l2=0.5, decay="all"))
     with pytest.raises(ValueError, match=r"`policies`: 'MaskGradients'.*all rows of which Adam"):
         swept.set_update_policy("t", UpdatePolicy("mask"))
-
-
-def test_watched_rows_tell_how_far_they_moved() -> None:
-    lengths = {}
-    for decay in ("batch", "all"):
-        rule = optimizers.SGD(0.1, weight_decay=0.5, decay=decay)
-        store = NativeStore([Table("t", 2)], rule)
-        store.write_rows("t", np.array([1]), np.ones((1, 2), np.float32))
-        store.set_row_flags("t", [1], [WATCHED])
-        for _ in range(5):
-            _, plan = store.lookup(pack({"f": [1]}, SPECS), SPECS, training=True)
-            store.apply_gradients(plan, [np.ones((1, 2), np.float32)])
-        lengths[decay] = store.squared_update_lengths("t", [1])
-    np.testing.assert_allclose(lengths["all"], lengths["batch"], rtol=1e-4)
-
-
-def test_steps_and_decays_are_not_mixed_up() -> None:
-    layer = EmbeddingCollection([Table("t", 2)], optimizers.Adam(weight_decay=0.1, decay="all"))
-    with pytest.raises(ValueError, match="`drift_metric`: 'signal' for table 't'"):
-        Slipstream(
-            layer,
-            policies=[SkipExamples(by=RowDrift())],
-            saturation=Saturation(metric="signal"),
-        )
 
 
 def test_refusals() -> None:

@@ -23,7 +23,6 @@ def state(rank: int) -> dict[str, Any]:
                 "counts": {"offered": 10 + rank, "sent": rank},
                 "snapshot_keys": own,
                 "snapshot": np.stack([own, own], 1).astype(np.float32),
-                "travelled": own.astype(np.float32),
                 "unmarked": own[:0],
             }
         },
@@ -49,7 +48,6 @@ def test_as_many_ranks_get_their_own_and_all_snapshots() -> None:
         snapshot = part["tables"]["t"]
         np.testing.assert_array_equal(snapshot["snapshot_keys"], [0, 1, 2, 10, 11, 12])
         np.testing.assert_array_equal(snapshot["snapshot"][:, 1], [0, 1, 2, 10, 11, 12])
-        np.testing.assert_array_equal(snapshot["travelled"], [0, 1, 2, 10, 11, 12])
 
 
 @pytest.mark.parametrize("before, now", [(3, 1), (3, 2), (2, 3), (1, 4)])

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_tf.config import Saturation
 from slipstream_tf.saturation.states import (
     KeyState,
     KeyStates,
@@ -20,21 +19,17 @@ from slipstream_tf.saturation.states import (
 
 COLD, WARMING, VARYING, SATURATED, PROBING = KeyState
 NAN, INF = float("nan"), float("inf")
-DEFAULTS = {"release": 1.5, "protect_windows": 1}
 
 
 def next_by(*arguments, are_masked=False, **settings):
     """`next_states` with settings by name; without probes by default."""
-    chosen = {**DEFAULTS, "probes_every": 0, **settings}
-    saturation = Saturation(**{name: chosen.pop(name) for name in DEFAULTS})
-    return next_states(*arguments, saturation=saturation, are_masked=are_masked, **chosen)
+    return next_states(*arguments, are_masked=are_masked, **{"probes_every": 0, **settings})
 
 
-def one_key(state: KeyState, drift: float, watched: int = 5) -> KeyStates:
+def one_key(state: KeyState, drift: float) -> KeyStates:
     return KeyStates(
         np.array([7], np.int64),
         np.array([state], np.uint8),
-        np.array([watched], np.int32),
         np.array([drift], np.float32),
     )
 
@@ -56,7 +51,7 @@ def as_rows(states: KeyStates) -> list[tuple]:
     return [tuple(map(repr, row)) for row in zip(*columns, strict=True)]  # NaN equals NaN
 
 
-# T = 2, release = 1.5 (so 3), one window of protection; key 7; window 9 ends.
+# T = 2; key 7; window 9 ends.
 # before, last free drift, are_masked, measured drift -> after, last free drift
 TRANSITIONS = [
     (WARMING, NAN, False, 1.9, SATURATED, 1.9),
@@ -68,18 +63,17 @@ TRANSITIONS = [
     (VARYING, 5.0, True, 0.0, SATURATED, 0.0),
     (VARYING, 5.0, False, INF, VARYING, INF),
     (SATURATED, 1.0, False, 1.5, SATURATED, 1.5),
-    (SATURATED, 1.0, False, 2.5, SATURATED, 2.5),  # hysteresis
-    (SATURATED, 1.0, False, 3.0, SATURATED, 3.0),
-    (SATURATED, 1.0, False, 3.1, VARYING, 3.1),
+    (SATURATED, 1.0, False, 1.9, SATURATED, 1.9),
+    (SATURATED, 1.0, False, 2.0, VARYING, 2.0),
     (SATURATED, 1.0, False, NAN, VARYING, NAN),
     (SATURATED, 1.0, True, 0.0, SATURATED, 1.0),  # 0 says nothing
     (SATURATED, 1.0, True, 9.0, SATURATED, 1.0),
-    (SATURATED, 3.0, True, 0.0, SATURATED, 3.0),
-    (SATURATED, 3.1, True, 0.0, VARYING, 3.1),  # T fell
+    (SATURATED, 1.9, True, 0.0, SATURATED, 1.9),
+    (SATURATED, 2.0, True, 0.0, VARYING, 2.0),  # T fell
     (SATURATED, 1.0, True, INF, VARYING, INF),
     (PROBING, 1.0, False, 1.9, SATURATED, 1.9),
     (PROBING, 1.0, True, 1.9, SATURATED, 1.9),
-    (PROBING, 1.0, True, 2.5, VARYING, 2.5),  # no hysteresis
+    (PROBING, 1.0, True, 2.0, VARYING, 2.0),
     (PROBING, 1.0, False, NAN, VARYING, NAN),
 ]
 
@@ -88,19 +82,15 @@ TRANSITIONS = [
     ("before", "last", "are_masked", "measured", "after", "drift"), TRANSITIONS
 )
 def test_transition(before, last, are_masked, measured, after, drift):
-    watched = 0 if before == WARMING else 5
-    result = advance(
-        one_key(before, last, watched), [7], {7: measured}, 2.0, 9, are_masked=are_masked
-    )
-    expected = one_key(after, drift, watched + 1)
-    assert as_rows(result) == as_rows(expected)
+    result = advance(one_key(before, last), [7], {7: measured}, 2.0, 9, are_masked=are_masked)
+    assert as_rows(result) == as_rows(one_key(after, drift))
 
 
 @pytest.mark.parametrize("before", [WARMING, VARYING, SATURATED, PROBING])
 def test_who_leaves_or_is_evicted_is_forgotten(before):
     states = one_key(before, 1.0)
     assert advance(states, [8], {7: 1.0}, 2.0, 9).keys.tolist() == [8]
-    entered = one_key(WARMING, NAN, 0)
+    entered = one_key(WARMING, NAN)
     assert as_rows(advance(states, [7], {}, 2.0, 9)) == as_rows(entered)
     assert as_rows(advance(KeyStates.empty(), [7], {}, 2.0, 9)) == as_rows(entered)
 
@@ -120,14 +110,12 @@ def test_threshold_beyond_float32():
     assert advance(result, [7], {7: INF}, 1e300, 10).states.tolist() == [VARYING]
 
 
-def test_a_key_is_watched_before_its_protected_windows():
+def test_a_key_warms_for_one_window():
     states, seen = KeyStates.empty(), []
-    for window in range(5):
-        states = advance(
-            states, [7], dict.fromkeys(states.keys, 0.1), 1.0, window, protect_windows=3
-        )
-        seen.append((states.states[0], states.windows_watched[0]))
-    assert seen == [(WARMING, 0), (WARMING, 1), (WARMING, 2), (SATURATED, 3), (SATURATED, 4)]
+    for window in range(3):
+        states = advance(states, [7], dict.fromkeys(states.keys, 0.1), 1.0, window)
+        seen.append(states.states[0])
+    assert seen == [WARMING, SATURATED, SATURATED]
 
 
 def test_without_probes_a_masked_key_stays():
@@ -160,9 +148,7 @@ histories = st.lists(
 )
 settings = st.fixed_dictionaries(
     {
-        "release": st.sampled_from([1.0, 1.5]),
         "probes_every": st.sampled_from([0, 1, 2, 3]),
-        "protect_windows": st.integers(1, 3),
         "are_masked": st.booleans(),
     }
 )
@@ -186,22 +172,16 @@ def reference(before, hot, drifts, threshold, settings, probes):
     result = []
     for key in sorted(hot):
         if key not in rows or key not in drifts:
-            result.append((key, WARMING, 0, NAN))
+            result.append((key, WARMING, NAN))
             continue
-        state, watched, last = rows[key]
+        state, last = rows[key]
         drift = drifts[key]
         if settings["are_masked"] and state == SATURATED and np.isfinite(drift):
             drift = last
-        bound = settings["release"] * threshold if state == SATURATED else threshold
-        low = drift < threshold or (state == SATURATED and drift <= bound)
-        low = low and threshold > 0 and np.isfinite(drift)
-        if watched + 1 < settings["protect_windows"]:
-            result.append((key, WARMING, watched + 1, drift))
-        elif not low:
-            result.append((key, VARYING, watched + 1, drift))
+        if drift < threshold:
+            result.append((key, PROBING if key in probes else SATURATED, drift))
         else:
-            after = PROBING if key in probes else SATURATED
-            result.append((key, after, watched + 1, drift))
+            result.append((key, VARYING, drift))
     return result
 
 
@@ -211,19 +191,15 @@ def test_equals_the_rules_key_by_key(history, settings):
         probes = set(after.keys[after.states == PROBING].tolist())
         hot = after.keys.tolist()
         expected = reference(before, hot, drifts, threshold, settings, probes)
-        rows = [(k, int(s), w, repr(np.float32(d))) for k, s, w, d in expected]
+        rows = [(k, int(s), repr(np.float32(d))) for k, s, d in expected]
         columns = (getattr(after, field.name).tolist() for field in dataclasses.fields(after))
-        assert [(*row[:3], repr(np.float32(row[3]))) for row in zip(*columns, strict=True)] == rows
+        assert [(*row[:2], repr(np.float32(row[2]))) for row in zip(*columns, strict=True)] == rows
 
 
 @given(history=histories, settings=settings)
 def test_what_always_holds(history, settings):
     for _, _, _, threshold, states in run(history, settings):
         has_run = np.isin(states.states, [SATURATED, PROBING])
-        assert (states.windows_watched[has_run] >= settings["protect_windows"]).all()
-        assert (
-            states.windows_watched[states.states == WARMING] < settings["protect_windows"]
-        ).all()
         assert np.isfinite(states.drift[has_run]).all()
         effective = effective_drifts(states, threshold)
         assert effective.dtype == np.float32 and (effective >= 0).all()
@@ -269,7 +245,6 @@ def test_deciding_drifts_are_the_last_free_ones():
     states = KeyStates(
         np.array([1, 2, 3, 4, 5], np.int64),
         np.array([WARMING, VARYING, SATURATED, PROBING, SATURATED], np.uint8),
-        np.full(5, 3, np.int32),
         np.array([NAN, 9.0, 0.5, 0.6, 0.7], np.float32),
     )
     keys, drift = np.array([5, 4, 3, 2, 1]), np.array([NAN, 0.1, 0.2, 0.3, 0.4], np.float32)
@@ -283,11 +258,9 @@ def test_effective_drifts_keep_hot_inputs_hot():
     states = KeyStates(
         np.arange(6),
         np.array([WARMING, WARMING, VARYING, SATURATED, SATURATED, PROBING], np.uint8),
-        np.full(6, 3, np.int32),
-        np.array([NAN, 0.5, 3.0, 0.5, 2.5, 0.5], np.float32),
+        np.array([NAN, 0.5, 3.0, 0.5, 1.5, 0.5], np.float32),
     )
-    before_t = float(np.nextafter(np.float32(2.0), np.float32(0.0)))
-    assert effective_drifts(states, 2.0).tolist() == [INF, 2.0, 3.0, 0.5, before_t, 2.0]
+    assert effective_drifts(states, 2.0).tolist() == [INF, 2.0, 3.0, 0.5, 1.5, 2.0]
 
 
 def test_counts_and_keys_per_state():
@@ -325,7 +298,7 @@ def test_bad_arguments(changes, message):
 
 
 def test_states_must_match_their_keys():
-    with pytest.raises(ValueError, match="Invalid `windows_watched`"):
-        dataclasses.replace(one_key(VARYING, 1.0), windows_watched=np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match="Invalid `states`"):
+        dataclasses.replace(one_key(VARYING, 1.0), states=np.zeros(2, np.uint8))
     with pytest.raises(ValueError, match="Invalid `drift`"):
         dataclasses.replace(one_key(VARYING, 1.0), drift=np.zeros(1))

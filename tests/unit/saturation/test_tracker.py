@@ -32,7 +32,6 @@ class SmallStore(TrackedStore):
         self.most_requested = 0
         self.policies = {}
         self.flags = {name: {} for name in names}
-        self.travel = collections.Counter()
 
     def train(self, table: str, change: dict, accesses: int = 1) -> None:
         for key, delta in change.items():
@@ -59,9 +58,6 @@ class SmallStore(TrackedStore):
 
     def set_row_flags(self, table, keys, flags):
         self.flags[table] = dict(zip(map(int, keys), map(int, flags), strict=True))
-
-    def squared_update_lengths(self, table, keys):
-        return np.array([self.travel[table, int(key)] for key in keys], np.float32)
 
     def update_counts(self, table):
         return UpdateCounts(offered=10 * len(self.rows[table]))

@@ -67,7 +67,7 @@ def test_skips_after_the_warmup_counts_every_input_and_repeats_bitwise():
             np.testing.assert_array_equal(mine[part], other[part])
 
 
-@pytest.mark.parametrize("metric", ["linf", "signal"])
+@pytest.mark.parametrize("metric", ["linf", "l2"])
 @pytest.mark.parametrize("policy", ["skip_examples", "mask_gradients"])
 def test_windows_end_alike_in_whatever_order_hot_keys_are_listed(monkeypatch, metric, policy):
     def run(by_key):
@@ -84,7 +84,7 @@ def test_windows_end_alike_in_whatever_order_hot_keys_are_listed(monkeypatch, me
         tf.nest.map_structure(np.testing.assert_array_equal, mine, others)
 
 
-@pytest.mark.parametrize("metric", ["linf", "l2", "relative", "signal"])
+@pytest.mark.parametrize("metric", ["linf", "l2"])
 def test_windows_end_alike_where_a_store_cannot_measure_in_one_pass(monkeypatch, metric):
     def run():
         store, tracker, _ = train("mask_gradients", drift_metric=metric, share=0.3, warmup=60)

@@ -56,15 +56,10 @@ def test_a_store_that_cannot_measure_in_one_pass_gathers() -> None:
             rows = tf.stack([keys, 2 * keys], 1)
             return tf.cast(rows, tf.float32), tf.ones(keys.size, tf.bool)
 
-        def squared_update_lengths(self, table: str, keys: np.ndarray) -> np.ndarray:
-            return np.full(keys.size, 10.0, np.float32)
-
     keys, snapshot = np.array([0, 3, 5]), tf.zeros([3, 2])
     rows, found, drift = Gathers().measure("t", keys, snapshot, "linf")
     assert np.asarray(found).all() and rows.numpy()[:, 1].tolist() == [0.0, 6.0, 10.0]
     assert drift.tolist() == [0.0, 6.0, 10.0]
-    _, _, signal = Gathers().measure("t", keys, snapshot, "signal")
-    np.testing.assert_allclose(signal, [0.0, 4.5, 12.5], rtol=1e-6)
 
 
 def test_slots_follow_from_the_rule() -> None:

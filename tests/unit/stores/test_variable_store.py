@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy
+from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
 from slipstream_tf.stores import VariableStore
 
 ROWS, DIM = 8, 3
@@ -213,7 +213,6 @@ def test_a_policy_says_whether_flagged_rows_are_masked():
             "`decay_moments`",
         ),
         (lambda s: s.set_update_policy("item", UpdatePolicy(ranks=2)), "`simulated_ranks`: 2"),
-        (lambda s: s.set_row_flags("item", [1], [WATCHED]), "'signal'"),
     ],
 )
 def test_what_the_store_cannot_do_is_refused(call, message):

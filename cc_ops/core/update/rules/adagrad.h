@@ -14,15 +14,13 @@ struct Adagrad : RuleBase {
   int64_t Slots(int64_t dim) const { return dim; }
   void InitSlots(int64_t dim, float* slots) const { std::fill_n(slots, dim, initial_sum); }
 
-  template <bool kTellsDelta>
-  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
-                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim, const float* __restrict__ gradient,
                                       float* __restrict__ row) const {
     float* __restrict__ sum = row + dim;
     for (int64_t j = 0; j < dim; ++j) {
       const float total = sum[j] + gradient[j] * gradient[j];
       sum[j] = total;
-      MoveBack<kTellsDelta>(rate * gradient[j] / std::sqrt(total + epsilon), j, gradient, row);
+      row[j] -= rate * gradient[j] / std::sqrt(total + epsilon);
     }
   }
 

@@ -19,15 +19,13 @@ struct AdamMoments : RuleBase {
   }
 
   // m, v: [dim]
-  template <bool kTellsDelta>
-  SLIPSTREAM_ALWAYS_INLINE void Step(float rate, int64_t dim,
-                                     RowGradient<kTellsDelta>* __restrict__ gradient,
+  SLIPSTREAM_ALWAYS_INLINE void Step(float rate, int64_t dim, const float* __restrict__ gradient,
                                      float* __restrict__ row, float* __restrict__ m,
                                      float* __restrict__ v) const {
     for (int64_t j = 0; j < dim; ++j) {
       m[j] += (1.f - beta_1) * (gradient[j] - m[j]);
       v[j] += (1.f - beta_2) * (gradient[j] * gradient[j] - v[j]);
-      MoveBack<kTellsDelta>(rate * m[j] / (std::sqrt(v[j]) + epsilon), j, gradient, row);
+      row[j] -= rate * m[j] / (std::sqrt(v[j]) + epsilon);
     }
   }
 
@@ -56,11 +54,9 @@ struct Adam : AdamMoments {
 
   int64_t Slots(int64_t dim) const { return 2 * dim; }
 
-  template <bool kTellsDelta>
-  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
-                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim, const float* __restrict__ gradient,
                                       float* __restrict__ row) const {
-    Step<kTellsDelta>(rate, dim, gradient, row, row + dim, row + 2 * dim);
+    Step(rate, dim, gradient, row, row + dim, row + 2 * dim);
   }
 
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {

@@ -16,13 +16,11 @@ struct AdamPerRow : AdamMoments {
   int64_t Slots(int64_t dim) const { return 2 * dim + 2; }
   float EffectiveRate(float learning_rate, int64_t /*step*/) const { return learning_rate; }
 
-  template <bool kTellsDelta>
-  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
-                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim, const float* __restrict__ gradient,
                                       float* __restrict__ row) const {
     float* const shares = row + 3 * dim;
     Advance(shares);
-    Step<kTellsDelta>(rate * Correction(shares), dim, gradient, row, row + dim, row + 2 * dim);
+    Step(rate * Correction(shares), dim, gradient, row, row + dim, row + 2 * dim);
   }
 
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {

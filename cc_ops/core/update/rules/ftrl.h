@@ -19,22 +19,16 @@ struct Ftrl : RuleBase {
   int64_t Slots(int64_t dim) const { return 2 * dim; }
   void InitSlots(int64_t dim, float* slots) const { std::fill_n(slots, dim, initial_sum); }
 
-  template <bool kTellsDelta>
-  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
-                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim, const float* __restrict__ gradient,
                                       float* __restrict__ row) const {
-    if (rate == 0.f) {
-      if constexpr (kTellsDelta) std::fill_n(gradient, dim, 0.f);
-      return;
-    }
+    if (rate == 0.f) return;
     // The usual power is a root, which fills vectors.
     if (power == .5f) {
-      ApplyBy<kTellsDelta>(rate, dim, gradient, row,
-                           [](float sum) SLIPSTREAM_LAMBDA_INLINE { return std::sqrt(sum); });
+      ApplyBy(rate, dim, gradient, row,
+              [](float sum) SLIPSTREAM_LAMBDA_INLINE { return std::sqrt(sum); });
     } else {
-      ApplyBy<kTellsDelta>(rate, dim, gradient, row, [this](float sum) SLIPSTREAM_LAMBDA_INLINE {
-        return std::pow(sum, power);
-      });
+      ApplyBy(rate, dim, gradient, row,
+              [this](float sum) SLIPSTREAM_LAMBDA_INLINE { return std::pow(sum, power); });
     }
   }
 
@@ -68,9 +62,8 @@ struct Ftrl : RuleBase {
   float power, initial_sum, l1, l2, l2_shrinkage, beta;
 
  private:
-  template <bool kTellsDelta, class Power>
-  SLIPSTREAM_ALWAYS_INLINE void ApplyBy(float rate, int64_t dim,
-                                        RowGradient<kTellsDelta>* __restrict__ gradient,
+  template <class Power>
+  SLIPSTREAM_ALWAYS_INLINE void ApplyBy(float rate, int64_t dim, const float* __restrict__ gradient,
                                         float* __restrict__ row, const Power& root) const {
     float* __restrict__ sum = row + dim;
     float* __restrict__ linear = row + 2 * dim;
@@ -83,8 +76,7 @@ struct Ftrl : RuleBase {
       sum[j] = total;
       linear[j] = z;
       const float clipped = std::min(std::max(z, -l1), l1);
-      const float value = (clipped - z) / (root_after / rate + least);
-      MoveTo<kTellsDelta>(value, j, gradient, row);
+      row[j] = (clipped - z) / (root_after / rate + least);
     }
   }
 };

@@ -14,9 +14,7 @@ struct Momentum : RuleBase {
 
   int64_t Slots(int64_t dim) const { return dim; }
 
-  template <bool kTellsDelta>
-  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
-                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim, const float* __restrict__ gradient,
                                       float* __restrict__ row) const {
     float* __restrict__ velocity = row + dim;
     // Of the velocity, beside a step of this gradient; or all there is of it.
@@ -25,7 +23,7 @@ struct Momentum : RuleBase {
       const float step = rate * gradient[j];
       const float next = velocity[j] * momentum - step;
       velocity[j] = next;
-      MoveBack<kTellsDelta>(of_step * step - of_velocity * next, j, gradient, row);
+      row[j] -= of_step * step - of_velocity * next;
     }
   }
 

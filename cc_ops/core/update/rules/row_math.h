@@ -6,33 +6,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "cc_ops/core/base/simd_clones.h"
 
 namespace slipstream {
-
-// A rule's gradient, [dim]; one that tells the delta is overwritten by the row after the step less
-// the row before.
-template <bool kTellsDelta>
-using RowGradient = std::conditional_t<kTellsDelta, float, const float>;
-
-// Sets value j of a row.
-template <bool kTellsDelta>
-SLIPSTREAM_ALWAYS_INLINE void MoveTo(float value, int64_t j,
-                                     RowGradient<kTellsDelta>* __restrict__ gradient,
-                                     float* __restrict__ row) {
-  if constexpr (kTellsDelta) gradient[j] = value - row[j];
-  row[j] = value;
-}
-
-// Moves value j of a row back by a step.
-template <bool kTellsDelta>
-SLIPSTREAM_ALWAYS_INLINE void MoveBack(float step, int64_t j,
-                                       RowGradient<kTellsDelta>* __restrict__ gradient,
-                                       float* __restrict__ row) {
-  MoveTo<kTellsDelta>(row[j] - step, j, gradient, row);
-}
 
 // Sum of squares in an order that fills vectors and is the same everywhere: value j goes to part
 // j % 8, parts are added in pairs. Vectors are asked for: left to find them, compilers take the

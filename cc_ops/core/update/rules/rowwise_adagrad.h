@@ -14,15 +14,13 @@ struct RowWiseAdagrad : RuleBase {
   int64_t Slots(int64_t /*dim*/) const { return 1; }
   void InitSlots(int64_t /*dim*/, float* slots) const { *slots = initial_sum; }
 
-  template <bool kTellsDelta>
-  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
-                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim, const float* __restrict__ gradient,
                                       float* __restrict__ row) const {
     float* sum = row + dim;
     *sum += SumOfSquares(dim, gradient) / static_cast<float>(dim);
     const float factor = rate / std::sqrt(*sum + epsilon);
     for (int64_t j = 0; j < dim; ++j) {
-      MoveBack<kTellsDelta>(factor * gradient[j], j, gradient, row);
+      row[j] -= factor * gradient[j];
     }
   }
 

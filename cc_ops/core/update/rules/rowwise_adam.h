@@ -14,9 +14,7 @@ struct RowWiseAdam : AdamMoments {
 
   int64_t Slots(int64_t dim) const { return dim + 1; }
 
-  template <bool kTellsDelta>
-  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
-                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim, const float* __restrict__ gradient,
                                       float* __restrict__ row) const {
     float* __restrict__ m = row + dim;
     float* v = row + 2 * dim;
@@ -25,7 +23,7 @@ struct RowWiseAdam : AdamMoments {
     const float factor = rate / (std::sqrt(*v) + epsilon);
     for (int64_t j = 0; j < dim; ++j) {
       m[j] += (1.f - beta_1) * (gradient[j] - m[j]);
-      MoveBack<kTellsDelta>(factor * m[j], j, gradient, row);
+      row[j] -= factor * m[j];
     }
   }
 

@@ -21,8 +21,7 @@ using RuleParameters = std::array<float, kMaxRuleParameters>;
 //   static constexpr const char* kName;      of Python's class, its `rule`
 //   static constexpr std::array kDefaults;   of the numbers that it is given, in Python's order
 //   explicit Rule(const RuleParameters& p);
-//   template <bool kTellsDelta>
-//   void Apply(float rate, int64_t dim, RowGradient<kTellsDelta>* gradient, float* row) const;
+//   void Apply(float rate, int64_t dim, const float* gradient, float* row) const;
 //       row: `dim` values, then their slots; rate: from EffectiveRate
 //   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const;
 //       see UpdateRule

@@ -11,12 +11,10 @@ struct Sgd : RuleBase {
   static constexpr std::array<float, 0> kDefaults = {};
   explicit Sgd(const RuleParameters& /*p*/) {}
 
-  template <bool kTellsDelta>
-  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim,
-                                      RowGradient<kTellsDelta>* __restrict__ gradient,
+  SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim, const float* __restrict__ gradient,
                                       float* __restrict__ row) const {
     for (int64_t j = 0; j < dim; ++j) {
-      MoveBack<kTellsDelta>(rate * gradient[j], j, gradient, row);
+      row[j] -= rate * gradient[j];
     }
   }
 

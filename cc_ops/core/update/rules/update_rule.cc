@@ -12,16 +12,15 @@ namespace {
 SLIPSTREAM_SIMD_CLONES void ApplyToRow(const UpdateRule& rule, float rate, int64_t dim,
                                        const float* __restrict__ gradient,
                                        float* __restrict__ row) {
-  AllRules::Visit(rule, [&](const auto& own) SLIPSTREAM_LAMBDA_INLINE {
-    own.template Apply<false>(rate, dim, gradient, row);
-  });
+  AllRules::Visit(
+      rule, [&](const auto& own) SLIPSTREAM_LAMBDA_INLINE { own.Apply(rate, dim, gradient, row); });
 }
 
 SLIPSTREAM_SIMD_CLONES void UpdateOneRow(const UpdateRule& rule, StepRates rates, int64_t dim,
                                          float* __restrict__ gradient, float* __restrict__ row) {
   rule.transforms.BeforeRule(rates, dim, gradient, row);
   AllRules::Visit(rule, [&](const auto& own) SLIPSTREAM_LAMBDA_INLINE {
-    own.template Apply<false>(rates.rate, dim, gradient, row);
+    own.Apply(rates.rate, dim, gradient, row);
   });
   rule.transforms.AfterRule(rates, dim, row);
 }
