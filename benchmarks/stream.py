@@ -41,8 +41,7 @@ _RUNS = flags.DEFINE_list("runs", [], "Names of runs, beside plain; none: all.")
 _RECORDS = flags.DEFINE_string("records", "runs/stream", "Folder of the runs' figures.")
 _EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-train, for all.")
 
-# Once saturated, always saturated.
-_FROZEN = {"release": 1e9, "revisit_every": 0}
+_UNPROBED = {"revisit_every": 0}
 _MASK = {"policies": "mask_gradients"}
 _INPUTS = {"policies": "skip_examples", "skip_by": "row_drift"}
 _DEFER = {"policies": "defer_gradients"}
@@ -88,13 +87,12 @@ TASKS: Mapping[str, Task] = {
         {
             "plain": _WATCHED,
             "inputs": _INPUTS,
-            "inputs_frozen": {**_INPUTS, **_FROZEN},
             "mask": _MASK,
-            "mask_frozen": {**_MASK, **_FROZEN},
+            "mask_unprobed": {**_MASK, **_UNPROBED},
             "mask_budget": {**_MASK, **_BUDGET},
-            "mask_budget_frozen": {**_MASK, **_BUDGET, **_FROZEN},
+            "mask_budget_unprobed": {**_MASK, **_BUDGET, **_UNPROBED},
             "defer_interval": _INTERVAL,
-            "defer_interval_frozen": {**_INTERVAL, **_FROZEN},
+            "defer_interval_unprobed": {**_INTERVAL, **_UNPROBED},
             "defer_0.005": {**_DEFER, "defer_movement": 0.005},
             "defer_0.01": {**_DEFER, "defer_movement": 0.01},
         },

@@ -67,8 +67,8 @@ _PLAIN = (
 )
 _BY_DRIFT = {"policies": "skip_examples", "skip_by": "row_drift"}
 _PAPER = (
-    # The paper has neither hysteresis nor probing.
-    Run("paper", {**_BY_DRIFT, "release": 1, "revisit_every": 0}),
+    # The paper has no probing.
+    Run("paper", {**_BY_DRIFT, "revisit_every": 0}),
     *_controls("paper"),
     Run("states", _BY_DRIFT),
 )

@@ -68,14 +68,11 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "count_decay": "Popularity changes quickly: nearer to 0. Never changes: nearer to 1.",
     },
     "Saturation": {
-        "metric": 'Rows of very different size: "relative". Rows that tremble in place: "signal" '
-        "(native store only).",
+        "metric": 'The distance matters more than the largest change of a value: "l2".',
         "threshold": "You know the unit of your rows and want the same T in every run.",
         "max_threshold": "T by share grows beyond what you call settled.",
-        "release": "Keys come and go at window ends (larger), or moving keys stay too long (1).",
         "revisit_every": "Popularity changes quickly (less); examples with many lookups are hardly "
         "ever skippable (more, or 0).",
-        "protect_windows": "Keys that have just become popular are decided on too early.",
     },
     "MaxAucLoss": {
         "value": "You would rather say what saving may cost than how much to save. It is an "

@@ -29,11 +29,11 @@ from drawing import (  # noqa: E402  (lies beside this file)
 )
 
 PALE = {SATURATED: "#d9f0ec", VARYING: "#fbe8d8", COLD: "#eef2f4", WARMING: "#e2ebfd"}
-THRESHOLD, RELEASE = 0.2, 0.3
+THRESHOLD = 0.2
 # State in each window, and the row's signed movement in it, in the unit of the rows.
 WINDOWS = (
     ("cold", 0.8), ("warming", 1.1), ("varying", 0.8), ("varying", -0.42), ("varying", 0.33),
-    ("varying", 0.13), ("saturated", -0.09), ("saturated", 0.25), ("saturated", -0.06),
+    ("varying", 0.13), ("saturated", -0.09), ("saturated", 0.17), ("saturated", -0.06),
     ("saturated", -0.55), ("varying", -0.34), ("varying", 0.12),
 )  # fmt: skip
 COLORS = {"cold": COLD, "warming": WARMING, "varying": VARYING, "saturated": SATURATED}
@@ -72,12 +72,9 @@ def saturation() -> Picture:
         tall = min(abs(movement), 1.1) * height
         x = left + index * step + 6
         picture.box(x, floor - tall, step - 12, tall, COLORS[state], COLORS[state], 2)
-    for level, words in ((THRESHOLD, "T"), (RELEASE, "release · T")):
-        y = floor - level * height
-        picture.line([(left, y), (right, y)], INK if words == "T" else MUTED, 1.3, dashed=True)
-        is_own = words == "T"
-        color = INK if is_own else MUTED
-        picture.text(right + 6, y + (9 if is_own else 1), words, 14, color, "start", is_own)
+    y = floor - THRESHOLD * height
+    picture.line([(left, y), (right, y)], INK, 1.3, dashed=True)
+    picture.text(right + 6, y + 5, "T", 14, INK, "start", bold=True)
     picture.line([(left, floor), (right, floor)], LINE)
     picture.text(left, 404, "windows", 13, MUTED, "start")
     picture.line([(left + 56, 400), (right, 400)], MUTED, 1, arrow=True)
@@ -114,7 +111,7 @@ def states() -> Picture:
     picture.line([(312, 187), (164, 187)], arrow=True)
     note(238, 179, "drift < T")
     picture.line([(163, 204), (311, 204)], arrow=True)
-    note(238, 222, "drift > release · T")
+    note(238, 222, "drift ≥ T")
     picture.line([(92, 216), (92, 313)], arrow=True)
     picture.line([(118, 314), (118, 218)], arrow=True)
     note(84, 258, "now and", "end")

@@ -146,7 +146,7 @@ def test_limits_quote_the_speed() -> None:
 def test_limits_quote_watching() -> None:
     claims = result("watching_cost")["claims"]
     (rows,) = tables_of_limits("| policy | metric | watched / plain |")
-    assert len(rows) == 6
+    assert len(rows) == 4
     for policy, metric, ratio, *_ in rows:
         name = policy if metric == "none" else f"{policy}_{metric}"
         assert float(ratio) == pytest.approx(claims[name]["value"], abs=6e-4)
