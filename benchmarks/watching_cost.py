@@ -51,9 +51,7 @@ _POLICIES = flags.DEFINE_list(
     ["foreseen_loss", "row_drift", "mask_gradients", "defer_gradients"],
     "Policies to watch with; the first two skip examples.",
 )
-_METRICS = flags.DEFINE_list(
-    "metrics", ["linf"], "Drift metrics of row_drift and mask_gradients."
-)
+_METRICS = flags.DEFINE_list("metrics", ["linf"], "Drift metrics of row_drift and mask_gradients.")
 _LIVE = flags.DEFINE_bool("live", False, "The policy acts; of mask_gradients and defer_gradients.")
 _HOT_SET = flags.DEFINE_string("hot_set_memory", "256MiB", "Memory of snapshots.")
 _DEFERRED = flags.DEFINE_string("defer_memory", "64MiB", "Memory of deferred gradients.")

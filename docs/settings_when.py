@@ -252,9 +252,7 @@ FLAGS_OF_SETTINGS: Mapping[str, str] = {
     "drift_metric": "Saturation.metric",
     "threshold": "Saturation.threshold",
     "max_threshold": "Saturation.max_threshold",
-    "release": "Saturation.release",
     "revisit_every": "Saturation.revisit_every",
-    "protect_windows": "Saturation.protect_windows",
     "simulated_ranks": "SimulatedRanks.ranks",
     "seed": "Window.seed",
 }

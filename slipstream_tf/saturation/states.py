@@ -1,6 +1,6 @@
 """States of keys (cold, warming, varying, saturated, probing) and their transitions. Pure NumPy.
 
-In: the states of the window that ends, its drifts, T and the next hot set. Out: the next states.
+In: the drifts of the window that ends, T and the next hot set. Out: the next states.
 
     cold -> warming -> varying <-> saturated <-> probing, and probing -> varying; any -> cold.
 
@@ -88,14 +88,12 @@ class KeyStates:
 
 
 def next_states(
-    previous: KeyStates,
     hot_keys: np.ndarray,
     drifted_keys: np.ndarray,
     drift: np.ndarray,
     threshold: float,
     window: int,
     probes_every: int,
-    are_masked: bool,
 ) -> KeyStates:
     """Finds the states of the window after the one that ends.
 
@@ -108,9 +106,8 @@ def next_states(
       where its updates are masked.
     - A drift that is not finite makes a key varying, whatever its state. With T = 0 no key is
       saturated.
-    - With `are_masked`, a saturated key's drift is taken as in `deciding_drifts`: the last drift
-      measured while the key could move. The key stays saturated until a probe measures a drift of
-      at least T, or until T falls to that last drift.
+    - A key whose updates are masked stays saturated until a probe measures a drift of at least T,
+      or until T falls to the key's last free drift, because `deciding_drifts` repeats that drift.
     - A key that leaves the hot set, or was evicted, is forgotten; if it comes back, it warms again.
 
     An example with m lookups, all of them saturated or probing, has no probing lookup with
@@ -118,15 +115,12 @@ def next_states(
     `probes_every` should be well above the lookups of an example.
 
     Args:
-        previous: states during the window that ends.
         hot_keys: int64 [m], ascending: the next window's hot set.
-        drifted_keys: int64 [k], keys of `previous` that still have a row, in any order; the
-            others were evicted.
-        drift: float32 [k], at least 0: their drifts over the window that ends.
+        drifted_keys: int64 [k], ascending: keys of the window's hot set that still have a row.
+        drift: float32 [k], at least 0, along `drifted_keys`: from `deciding_drifts`.
         threshold: T, at least 0; compared as float32, as the classifier does.
         window: number of the window that ends, from 0.
         probes_every: windows from probe to probe of a saturated key; 0: no probes.
-        are_masked: whether updates of saturated keys were withheld in the window that ends.
 
     Returns:
         The states of the hot keys during window + 1.
@@ -134,23 +128,17 @@ def next_states(
     Raises:
         ValueError: hot keys are not ascending, or occur twice.
     """
-    positions, _ = _find(previous.keys, drifted_keys)
-    survives = np.zeros(previous.keys.size, bool)
-    survives[positions] = True
-    last_drift = previous.drift.copy()
-    last_drift[positions] = deciding_drifts(previous, drifted_keys, drift, are_masked=are_masked)
-    source, is_known = _find(previous.keys, hot_keys)
-    is_known &= _take(survives, source, is_known, False)
-    last_drift = _take(last_drift, source, is_known, np.nan)
+    source, is_known = _find(drifted_keys, hot_keys)
+    drift = _take(drift, source, is_known, np.nan)
     # Comparisons with NaN are false, and an infinite drift is not below an infinite T.
-    is_saturated = last_drift < _as_float32(threshold)
+    is_saturated = drift < _as_float32(threshold)
     states = np.where(is_known, np.uint8(KeyState.VARYING), np.uint8(KeyState.WARMING))
     states = np.where(is_saturated, np.uint8(KeyState.SATURATED), states)
     if probes_every:
         saturated = np.flatnonzero(is_saturated)
         is_due = _is_probed(hot_keys[saturated], window + 1, probes_every)
         states[saturated[is_due]] = KeyState.PROBING
-    return KeyStates(hot_keys, states, last_drift)
+    return KeyStates(hot_keys, states, drift)
 
 
 def _is_probed(keys: np.ndarray, window: int, revisit_every: int) -> np.ndarray:

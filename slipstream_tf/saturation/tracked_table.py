@@ -29,9 +29,10 @@ class Measured:
     """Drifts of one table's hot keys over a window.
 
     Attributes:
-        keys: int64 [n], hot keys that the store still holds.
+        keys: int64 [n], ascending: hot keys that the store still has.
         drift: float32 [n], as measured.
-        deciding: float32 [n], the drifts that T is found from; see `states.deciding_drifts`.
+        deciding: float32 [n], the drifts that T and states follow from; see
+            `states.deciding_drifts`.
         evicted: hot keys that the store no longer holds.
     """
 

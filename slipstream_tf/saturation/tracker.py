@@ -377,7 +377,6 @@ class SaturationTracker:
         (inputs,) = ranks.total_counts([self.classifier.end_window()], "inputs")
         return window_end.Findings(
             window=len(self._reports),
-            are_withheld=withholds,
             states=[table.states for table in self._tables],
             measured=measured,
             scores=scores,

@@ -30,7 +30,6 @@ class Findings(WindowWork):
     Attributes:
         examples, rows, losses: see `WindowWork`.
         window: its number.
-        are_withheld: whether gradients of saturated keys did not reach their rows.
         states: of its hot keys.
         measured: their drifts.
         scores: float32 [n], skip scores by drift of its sampled inputs.
@@ -40,7 +39,6 @@ class Findings(WindowWork):
     """
 
     window: int
-    are_withheld: bool
     states: Sequence[KeyStates]
     measured: Sequence[Measured]
     scores: np.ndarray
@@ -89,20 +87,18 @@ def decide(
     if findings.candidates is None:
         return Decision(found, policies, None)
 
-    def advance(before: KeyStates, hot_keys: np.ndarray, measured: Measured) -> KeyStates:
+    def advance(hot_keys: np.ndarray, measured: Measured) -> KeyStates:
         return next_states(
-            before,
             hot_keys,
             measured.keys,
-            measured.drift,
+            measured.deciding,
             found.threshold,
             findings.window,
             settings.probes_every,
-            findings.are_withheld,
         )
 
     hot_keys = choose_hot_keys(findings.candidates, settings.snapshot_bytes)
-    states = for_each(advance, threads, findings.states, hot_keys, findings.measured)
+    states = for_each(advance, threads, hot_keys, findings.measured)
     return Decision(found, policies, states)
 
 

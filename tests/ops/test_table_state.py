@@ -1,4 +1,4 @@
-"""The ops that read and replace deferred gradients, row flags and update lengths; and a window."""
+"""The ops that read and replace deferred gradients and row flags; and a window."""
 
 from __future__ import annotations
 

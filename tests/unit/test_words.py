@@ -40,7 +40,6 @@ RETIRED = {
     "SlotsOf": "IndicesOf, EntriesOf",
     "StoreCopies": "StoreReadOnly",
     "TableShard": "RowShard, ShardFlags or ShardUpdates",
-    "Travelled": "SquaredUpdateLengths",
     "fate": "decision",
     "frozen": "read_only",
     "gives_all": "nothing: a row that is as it starts is told by its key",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from engine_settings import engine_settings
@@ -37,7 +35,6 @@ def warming(keys):
     return KeyStates(
         np.array(keys, np.int64),
         np.full(count, KeyState.WARMING, np.uint8),
-        np.zeros(count, np.int32),
         np.full(count, np.nan, np.float32),
     )
 
@@ -51,7 +48,6 @@ def findings(**changes):
     """Two tables: keys 1 to 4 with drifts of 0.1 to 0.4, and key 9, which was evicted."""
     values = {
         "window": 5,
-        "are_withheld": False,
         "states": [warming([1, 2, 3, 4]), warming([9])],
         "measured": [measured([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4]), measured([], [], evicted=1)],
         "scores": np.array([0.1, 0.2, 0.3, 0.4, np.inf], np.float32),
@@ -117,23 +113,18 @@ def test_foreseen_losses_have_a_share_of_their_own():
     assert np.clip(foreseen / found["foreseen_threshold"], 0.1, 1).mean() == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("are_withheld", [False, True])
-def test_a_withheld_key_is_judged_by_its_last_free_drift(are_withheld):
-    before = dataclasses.replace(
-        warming([1]),
-        states=np.array([KeyState.SATURATED], np.uint8),
-        drift=np.array([0.9], np.float32),
-    )
+@pytest.mark.parametrize(("deciding", "state"), [(0.9, "varying"), (0.1, "saturated")])
+def test_a_key_is_judged_by_its_deciding_drift(deciding, state):
+    of_key = Measured(np.array([1]), np.zeros(1, np.float32), np.array([deciding], np.float32), 0)
     found = findings(
-        are_withheld=are_withheld,
-        states=[before],
-        measured=[measured([1], [0.0])],
+        states=[warming([1])],
+        measured=[of_key],
         candidates=[candidates({1: 1})],
         rows=[UpdateCounts()],
         policies={"MaskGradients": {}},
     )
     (states,) = decide(settings("mask_gradients", threshold=0.5), found, Steering(0.5)).states
-    assert by_state(states) == {1: "varying" if are_withheld else "saturated"}
+    assert by_state(states) == {1: state}
 
 
 @given(
