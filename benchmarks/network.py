@@ -76,17 +76,13 @@ RUNS: Mapping[str, Sequence[str]] = {
     "sharded": (
         *("plain", "plain_bf16", "mask", "defer", "defer_0.01", "defer_0.015"),
         *("defer_bf16", "defer_0.01_bf16", "defer_0.015_bf16"),
-        *("frozen", "frozen_0.05_25", "frozen_0.1_25", "frozen_0.1_100"),
-        *("frozen_0.1_25_bf16", "defer_0.015_frozen_0.1_25_bf16"),
-        *("defer_0.015_frozen_0.3_50", "defer_0.015_frozen_0.3_50_bf16"),
         "plain_prefetch",
     ),
 }
 _NUMBER = r"\d+(?:\.\d+)?"
 _NAME = re.compile(
-    r"(?:(?P<skip>plain|unwatched|fae|hotline|mask|"
-    rf"defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
-    rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?)?"
+    r"(?P<skip>plain|unwatched|fae|hotline|mask|"
+    rf"defer(?:_(?P<movement>{_NUMBER}))?)"
     r"(?:_age(?P<age>\d+))?(?:_(?P<wire>bf16|int8|auto))?(?P<prefetch>_prefetch)?"
 )
 _WIRES = {"bf16": "bfloat16", "int8": "int8", "auto": "auto"}
@@ -108,10 +104,8 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
 
     A name is plain, unwatched (plain, but without the engine, whose windows tell what plain sends),
     fae or hotline (baselines, of sharded tables), mask, defer or defer_M (--defer_movement=M);
-    then _frozen (read-only replicas of saturated rows, by the program's defaults) or _frozen_X_W
-    (--cache_max_drift=X --window_steps=W), of sharded tables; _ageA (--defer_max_age=A); _bf16,
-    _int8 or _auto (--wire_dtype); _prefetch, of sharded tables. A name that begins with frozen is
-    short for defer_frozen.
+    then _ageA (--defer_max_age=A); _bf16, _int8 or _auto (--wire_dtype); _prefetch, of sharded
+    tables.
 
     Raises:
         UsageError: it is none.
@@ -120,26 +114,20 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     if found is None:
         raise app.UsageError(
             f"--runs: {name!r} is unknown. Allowed: plain, unwatched, fae, hotline, mask, defer or "
-            "defer_M, then _frozen or _frozen_X_W, then _ageA, _bf16, _int8 or _auto, and "
-            "_prefetch, in this order, e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16."
+            "defer_M, then _ageA, _bf16, _int8 or _auto, and _prefetch, in this order, e.g. "
+            "defer_0.01_bf16, plain_bf16."
         )
-    skip = (found["skip"] or "defer").split("_")[0]
-    keeps_nothing = skip in ("plain", "unwatched", *BASELINES)
-    if (keeps_nothing and found["frozen"]) or (skip != "defer" and found["age"]):
-        raise app.UsageError(f"--runs: {name!r}: nothing is frozen or held in a run of {skip}.")
+    skip = found["skip"].split("_")[0]
+    if skip != "defer" and found["age"]:
+        raise app.UsageError(f"--runs: {name!r}: no gradient is deferred in a run of {skip}.")
     given: dict[str, Any] = {
         "placement": placement,
-        "window_steps": found["window"],
         "defer_movement": found["movement"],
         "defer_max_age": found["age"],
-        "cache_max_drift": found["drift"],
         "wire_dtype": _WIRES.get(found["wire"]),
         "prefetch": True if found["prefetch"] else None,
     }
-    flag_values = dict(_SKIPS[skip])
-    if found["frozen"]:
-        flag_values["policies"] += ",cache_rows"
-    return {**flag_values, **{flag: value for flag, value in given.items() if value is not None}}
+    return {**_SKIPS[skip], **{flag: value for flag, value in given.items() if value is not None}}
 
 
 def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) -> list[Case]:
@@ -169,7 +157,7 @@ def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) 
 
 def _needs_sharded(name: str) -> bool:
     is_baseline = name.split("_")[0] in BASELINES
-    return is_baseline or "frozen" in name or name.endswith("prefetch")
+    return is_baseline or name.endswith("prefetch")
 
 
 def all_flags(case: Case, data: str, seed: int, batch: int, extra: Mapping[str, Any]) -> dict:

@@ -101,7 +101,7 @@ def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, A
 def seconds_per_step(record: Mapping[str, Any]) -> float | None:
     """Returns the mean after the warm-up; without ends of windows that are there to count bytes."""
     seconds, windows = record["seconds_per_step_after_warmup"], record["windows"]
-    # Replicas are of the windows' hot rows: what has a policy needs its windows.
+    # A policy needs the windows that it decides in.
     if seconds is None or not windows or record["settings"]["policies"]:
         return seconds
     # The timer begins after the warm-up. A last window that is not whole is ended outside of it.
@@ -120,8 +120,8 @@ def _steps(record: Mapping[str, Any]) -> int:
 
 
 def _first_step(record: Mapping[str, Any]) -> int:
-    """Steps before anything is kept back; in a plain run, those of the warm-up."""
-    if set(record["settings"]["policies"]) <= {"cache_rows"}:
+    """Steps before gradients are masked or deferred; in a plain run, those of the warm-up."""
+    if not record["settings"]["policies"]:
         return record["engine"]["window"]["config"]["warmup"]
     return max((w["step"] for w in record["windows"] if w["is_warming_up"]), default=0)
 

@@ -141,7 +141,7 @@ class Soak:
         return [
             *launch, *program, f"--data={_DATA.value}", "--epochs=1000000", "--batch_size=128",
             "--dim=8", "--mlp=16", "--bottom=16", "--threads=1", "--placement=sharded",
-            "--policies=defer_gradients,cache_rows", "--defer_movement=0.01",
+            "--policies=defer_gradients", "--defer_movement=0.01",
             "--window_steps=50", "--warmup_steps=50",
             "--capacity=500", "--eviction=lfu", f"--checkpoint_every={_CHECKPOINT.value}",
             f"--output={self._output / 'run'}", "--resume", *given,

@@ -156,7 +156,6 @@ CORE_SRCS = [
     "core/saturation/skip_score.cc",
     "core/hot_keys/access_sketch.cc",
     "core/hot_keys/hot_key_sketch.cc",
-    "core/exchange/buffer_parts.cc",
     "core/exchange/merged_rows.cc",
     "core/exchange/message.cc",
     "core/exchange/pull.cc",

@@ -27,7 +27,6 @@ _EXPORTS = {
     ),
     **dict.fromkeys(
         (
-            "CacheRows",
             "DeferGradients",
             "Interval",
             "MaskGradients",

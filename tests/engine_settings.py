@@ -36,8 +36,7 @@ def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
     """Returns the arguments of `Slipstream`.
 
     Args:
-        *policies: "skip_examples" (by `RowDrift`), "defer_gradients", "mask_gradients",
-            "cache_rows".
+        *policies: "skip_examples" (by `RowDrift`), "defer_gradients", "mask_gradients".
         **flat: settings of these, and of the engine; `random_shares` and `simulated_ranks` add a
             policy each. Settings of policies that are not there are an error.
     """
@@ -62,8 +61,6 @@ def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
                 names = {"defer_movement": "distance", "defer_max_age": "max_age"}
                 until = slip.Movement(**take(names))
             found.append(slip.DeferGradients(until, **take({"defer_memory": "memory"})))
-        elif policy == "cache_rows":
-            found.append(slip.CacheRows(**take({"cache_max_drift": "max_drift"})))
         else:
             raise ValueError(f"no policy {policy!r}")
     if "random_shares" in flat:

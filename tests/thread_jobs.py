@@ -29,7 +29,7 @@ TABLES = (
 SPECS = [FeatureSpec("a", "a", "sum"), FeatureSpec("b", "b", "sum")]
 GLOBAL_BATCH, KEYS = 12, 40
 SETTINGS: dict[str, Any] = {
-    **{"defer_movement": 0.15, "defer_max_age": 6, "cache_max_drift": 1.0, "drift_metric": "l2"},
+    **{"defer_movement": 0.15, "defer_max_age": 6, "drift_metric": "l2"},
     **{"window_steps": 4, "warmup": 0},
 }
 
@@ -118,7 +118,7 @@ class Job:
         directory: Path,
         capacity: int | None = None,
         cache_bytes: int = 1 << 20,
-        policies: tuple[str, ...] = ("defer_gradients", "cache_rows"),
+        policies: tuple[str, ...] = ("defer_gradients", "skip_examples"),
         checkpoint: tf.train.Checkpoint | None = None,
         own: tf.train.Checkpoint | None = None,
         storage: Storage | None = None,
@@ -163,7 +163,7 @@ class Job:
             self.tracker.step()
 
     def evaluate(self) -> None:
-        """Looks all keys up, which renews read-only replicas, and makes room among replicas."""
+        """Looks all keys up."""
         for first in range(0, KEYS, 8):
             keys = tf.range(first, first + 8, dtype=tf.int64)
             self.store.lookup(pack({"a": keys, "b": keys}, SPECS), SPECS, training=False)

@@ -18,7 +18,7 @@ from slipstream_tf.checkpoint.array_file import Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest
 from slipstream_tf.config import Table
-from slipstream_tf.ops.update_policy import READ_ONLY, SATURATED, UpdatePolicy
+from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.stores.base import SavedStore
 from slipstream_tf.stores.by_key import counts_of
@@ -339,20 +339,16 @@ def replace_replicas(store: SavedStore, ready: list[ReadyTable], is_in_window: b
     """Replaces replicas of other ranks' rows, if as many ranks have saved theirs.
 
     Args:
-        store: of which the engine has told already what holds in the window: rows are flagged,
-            and replicas read-only, as they are now. Those that are given back are as they were.
+        store: whose rows the engine has flagged for the present window already. Replicas that are
+            given back have the flags that they had.
         ready: the tables.
         is_in_window: whether an engine has restored the window in which replicas were flagged;
             else no flag of theirs would ever end.
     """
     for table in ready:
-        # Of stores that hold tables in SOK one kind alone has copies.
+        # `SokStore` has no replicas.
         if table.replicas is not None and store.has_replicas:
-            replicas = dict(table.replicas)
-            if "marks" in replicas:
-                # Files of before have a flag for replicas that owners refreshed.
-                replicas["marks"] = replicas["marks"] & (SATURATED | READ_ONLY)
-            store.import_copies(table.name, replicas, takes_flags=is_in_window)
+            store.import_copies(table.name, table.replicas, takes_flags=is_in_window)
 
 
 def defer(

@@ -147,7 +147,6 @@ class TablePart:
         found = {
             "contents": self.contents,
             "copies": self.replicas,
-            "read_only": self.replicas and {n: self.replicas[n] for n in KINDS["read_only"]},
             "accesses": self.accesses,
             "pending": self.deferred,
             "admission": self.admission,
@@ -170,8 +169,6 @@ class TablePart:
                 for column in KINDS[name]
                 if column in arrays and (has_use or column != "last_used")
             }
-        if self.replicas is not None:
-            meta["copies_have_slots"] = self.replicas["slots"].shape[1] == self.slots
         if self.contents is not None and "powers" in self.contents:
             meta["powers"] = [float(power) for power in self.contents["powers"]]
         if self.sealed is not None:

@@ -14,7 +14,6 @@ import numpy as np
 from slipstream_tf.checkpoint import spilled
 from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from slipstream_tf.ops.update_policy import READ_ONLY
 from slipstream_tf.stores.by_key import added_up
 
 _ROW_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
@@ -22,8 +21,6 @@ _ROW_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "la
 KINDS = {
     "contents": {**_ROW_KINDS, "trained": "<f4"},
     "copies": {"keys": "<i8", "counts": "<f4", "last_used": "<i8", "marks": "|u1"},
-    # Of the copies that are read-only; older files have those of all among the copies.
-    "read_only": {"rows": "<f4", "slots": "<f4"},
     "accesses": {"keys": "<i8", "counts": "<f4"},
     "removed": {"keys": "<i8"},
     "decays": {"counts": "<f4"},
@@ -71,7 +68,6 @@ class SavedTable:
         self._widths: dict[str, dict[str, int]] = {
             "contents": {"rows": self.dim, "slots": self.slots, "trained": self.dim},
             "copies": {},
-            "read_only": {"rows": self.dim, "slots": self.slots},
             "accesses": {},
             "removed": {},
             "decays": {},
@@ -136,9 +132,6 @@ class SavedTable:
                 raise CheckpointError(path, f"has no {group!r}")
             return
         widths, found = self._widths[group], file.groups[group].columns
-        if group == "read_only" and not file.meta.get("copies_have_slots", True):
-            # Replicas in front of tables in SOK have none.
-            widths = {**widths, "slots": 0}
         for name, kind in KINDS[group].items():
             shape = (widths[name],) if name in widths else ()
             columns = [np.dtype((one, shape)) for one in (kind, *_NARROW.get(name, ()))]
@@ -290,20 +283,8 @@ class SavedTable:
         file = self._files[rank]
         if "copies" not in file.groups:
             return None
-        found = file.read("copies")
-        if "read_only" in file.groups:
-            found |= file.read("read_only")
-        number = len(found["keys"])
-        read_only = np.count_nonzero(found.get("marks", np.empty(0, np.uint8)) & READ_ONLY)
-        slots = self.slots if file.meta.get("copies_have_slots", True) else 0
-        for name, width in (("rows", self.dim), ("slots", slots)):
-            shape = found[name].shape if name in found else ()
-            if shape not in ((number, width), (read_only, width)):
-                told = f"{number} copies, {read_only} of them read-only, but {name} {list(shape)}"
-                raise CheckpointError(self._paths[rank], f"has {told}")
-        replicas = {name: widened(values) for name, values in found.items()}
-        replicas.setdefault("last_used", np.empty(0, np.int64))
-        return {**replicas, "steps": np.asarray(file.meta["copies_steps"], np.int64)}
+        found = {"last_used": np.empty(0, np.int64), **file.read("copies")}
+        return {**found, "steps": np.asarray(file.meta["copies_steps"], np.int64)}
 
     def deferred(
         self, rank: int, size: int, owns: Callable[[np.ndarray], np.ndarray] | None = None

@@ -163,7 +163,7 @@ class CurveCallback(keras.callbacks.Callback):
         count: of the steps.
         examples_seen: called for the number of examples that came in so far.
         evaluate: measures the model on the test part; with several ranks a collective. A store may
-            flush deferred gradients before, or renew read-only replicas.
+            flush deferred gradients before.
         evaluate_every: steps between evaluations; None: there are none.
         left_out: called with the seconds that an evaluation took.
     """

@@ -16,7 +16,6 @@ from slipstream_tf.config import (
 )
 from slipstream_tf.experiments import SimulatedRanks, SkipAtRandom
 from slipstream_tf.policies import (
-    CacheRows,
     DeferGradients,
     Interval,
     MaskGradients,
@@ -56,7 +55,6 @@ def policies_of(settings: Settings) -> list[Policy]:
         "skip_examples": _skip_examples,
         "defer_gradients": _defer_gradients,
         "mask_gradients": _mask_gradients,
-        "cache_rows": _cache_rows,
     }
     found: list[Policy] = [makers[name](settings.engine) for name in settings.policies]
     if settings.control == "random":
@@ -86,10 +84,6 @@ def _defer_gradients(engine: Mapping[str, Any]) -> Policy:
 def _mask_gradients(engine: Mapping[str, Any]) -> Policy:
     names = {"share": "mask_share", "decay_moments": "mask_decay_moments"}
     return MaskGradients(**_given(engine, names))
-
-
-def _cache_rows(engine: Mapping[str, Any]) -> Policy:
-    return CacheRows(**_given(engine, {"max_drift": "cache_max_drift"}))
 
 
 def _given(engine: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

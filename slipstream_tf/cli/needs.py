@@ -59,10 +59,6 @@ def goes_by_keys(settings: Settings) -> bool:
     return bool(by_keys) or _defers_by("interval")(settings) or settings.watch
 
 
-def _reads_replicas(settings: Settings) -> bool:
-    return "cache_rows" in settings.policies
-
-
 def _is_steered(settings: Settings) -> bool:
     steered = {"mask_gradients", "defer_gradients"}
     return bool(
@@ -97,13 +93,10 @@ MOMENTS = Need(
     "--rows_optimizer=adam, adamw or rowwise_adam, or --rows_momentum",
     lambda settings: "adam" in settings.rows_optimizer or settings.rows_momentum > 0,
 )
-CACHE = Need("--policies=cache_rows", _reads_replicas)
 KEYS = Need("--policies that go by drift, or --watch", goes_by_keys)
 HOT_SET = Need(
     KEYS.words,
-    lambda settings: (
-        goes_by_keys(settings) or _reads_replicas(settings) or settings.schedule != "plain"
-    ),
+    lambda settings: goes_by_keys(settings) or settings.schedule != "plain",
 )
 NO_THRESHOLD = Need(
     "no --threshold, which decides it",

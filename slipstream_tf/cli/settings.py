@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream_tf.cli.flag_set import FlagSet, UsageError, does_nothing
-from slipstream_tf.cli.needs import RANKS, SHARDED, foresees
+from slipstream_tf.cli.needs import foresees
 from slipstream_tf.cli.presets import Preset, preset
 from slipstream_tf.cli.train_flags import ENGINE_FLAGS
 from slipstream_tf.telemetry.run_record import to_json
@@ -306,10 +306,6 @@ def refuse_idle_flags(settings: Settings, given: frozenset[str], flags: FlagSet)
     for name in flags.names:
         if name in given and (unmet := idle_because(name, settings, flags)):
             raise does_nothing(name, unmet)
-    if "cache_rows" in settings.policies:
-        for need in (RANKS, SHARDED):
-            if not need.is_met(settings):
-                raise does_nothing("policies=cache_rows", need.words)
     if {"warmup", "warmup_steps"} <= given:
         raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")
 

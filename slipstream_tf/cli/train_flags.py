@@ -29,13 +29,13 @@ DATA_HELP = (
     "('generated:COUNT:KEYS:RATE': with fields of at most so many keys, and such a click rate)"
 )
 SCHEDULES = ("plain", "fae", "hotline")
-POLICIES = ("skip_examples", "defer_gradients", "mask_gradients", "cache_rows")
+POLICIES = ("skip_examples", "defer_gradients", "mask_gradients")
 # What a run's engine is set by, beside `Settings`' own fields; names as of `cli.engine`.
 ENGINE_FLAGS = (
     *("skip_by", "skip_share", "skip_keep", "skip_alpha"),
     *("pilot", "pilot_factors", "pilot_memory", "correct", "floor"),
     *("defer_until", "defer_movement", "defer_max_age", "defer_steps", "defer_share"),
-    *("mask_share", "mask_decay_moments", "cache_max_drift"),
+    *("mask_share", "mask_decay_moments"),
     *("drift_metric", "threshold", "max_threshold", "revisit_every"),
     *("hot_set_memory", "exclude_tables", "max_auc_loss", "max_log_loss_increase", "loss_guard"),
     "simulated_ranks",
@@ -175,8 +175,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
     ),
     "Saving": (
         Flag("policies", Names(POLICIES), "what is saved: examples that teach nothing are left "
-             "out; gradients are deferred, or masked; hot rows of sharded tables are read from "
-             "replicas", None, "none: plain training"),
+             "out; gradients are deferred, or masked", None, "none: plain training"),
         Flag("dry_run", None, "save nothing, and tell what --policies (if not given, skip_examples "
              "and what else goes with the rows' settings) would have saved, at what estimated "
              "cost"),
@@ -221,9 +220,6 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              None, "0.3", (needs.MASK, needs.NO_THRESHOLD)),
         Flag("mask_decay_moments", None, "masking a row's gradient decays its moments",
              needs=(needs.MASK, needs.MOMENTS)),
-        Flag("cache_max_drift", Number(0, open_minimum=True), "drift below which saturated rows "
-             "have read-only replicas, in the unit of --drift_metric", None,
-             "0.25 * --rows_learning_rate", (needs.RANKS, needs.CACHE)),
         Flag("max_auc_loss", Number(0, 1, True), "most AUC that saving may cost, by an estimate",
              None, "no bound", (needs.POLICIES,)),
         Flag("max_log_loss_increase", Number(0, open_minimum=True), "the same in log loss",

@@ -26,12 +26,10 @@ class KeyRequest(NamedTuple):
     """Keys that are requested of this rank.
 
     Attributes:
-        own_sizes: int64 [ranks, tables], keys that it requests itself.
         sizes: int64 [ranks, tables], keys that each rank requests.
         keys: int64 [n], by rank, then by table.
     """
 
-    own_sizes: tf.Tensor
     sizes: tf.Tensor
     keys: tf.Tensor
 
@@ -39,8 +37,7 @@ class KeyRequest(NamedTuple):
 class AnnouncedKeys:
     """The request of the batch that comes next, if it was announced.
 
-    Whether one is there, and valid, is decided by calls that all ranks make alike: it never depends
-    on a rank's own keys.
+    Whether there is one follows from calls that all ranks make alike, never from a rank's own keys.
     """
 
     def __init__(self, ranks: int, tables: int):
@@ -52,15 +49,12 @@ class AnnouncedKeys:
         """
         with tf.device("CPU:0"):
             self._is_announced = tf.Variable(False, trainable=False)
-            self._is_valid = tf.Variable(False, trainable=False)
             self._batch, keys = (
                 tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
                 for _ in range(2)
             )
-            own, theirs = (
-                tf.Variable(tf.zeros([ranks, tables], tf.int64), trainable=False) for _ in range(2)
-            )
-            self._request = KeyRequest(own, theirs, keys)
+            sizes = tf.Variable(tf.zeros([ranks, tables], tf.int64), trainable=False)
+            self._request = KeyRequest(sizes, keys)
 
     def announce(self, batch: tf.Tensor, request: Callable[[], KeyRequest]) -> None:
         """Takes in a batch.
@@ -85,40 +79,33 @@ class AnnouncedKeys:
                     variable.assign(value)
                 self._batch.assign(batch[:size])
                 self._is_announced.assign(True)
-                self._is_valid.assign(True)
 
     def take(self, batch: tf.Tensor, request: Callable[[], KeyRequest]) -> KeyRequest:
         """Gives out the request of a batch; there is none after it.
 
         Args:
             batch: from `identity_of`.
-            request: requests its keys of the other ranks, if no batch was announced or its request
-                is outdated; a collective.
+            request: requests its keys of the other ranks, if no batch was announced; a collective.
 
         Raises:
             tf.errors.InvalidArgumentError: another batch was announced.
         """
         with tf.device("CPU:0"):
             announced = self._batch.read_value()
-            is_right = ~self._is_announced.read_value() | _are_equal(announced, batch)
+            is_announced = self._is_announced.read_value()
+            is_right = ~is_announced | _are_equal(announced, batch)
             told = [_NOT_ANNOUNCED, tf.size(announced), tf.size(batch)]
             checked = tf.debugging.Assert(is_right, told)
             with tf.control_dependencies([] if checked is None else [checked]):
                 there = KeyRequest(*(variable.read_value() for variable in self._request))
-                given = KeyRequest(*_either(self._is_valid.read_value(), there, request))
+                given = KeyRequest(*_either(is_announced, there, request))
                 self.forget()
         return given
-
-    def outdate(self) -> None:
-        """Has the announced batch request again at its lookup: other replicas may be there then."""
-        with tf.device("CPU:0"):
-            self._is_valid.assign(False)
 
     def forget(self) -> None:
         """Lets any batch come next."""
         with tf.device("CPU:0"):
             self._is_announced.assign(False)
-            self._is_valid.assign(False)
 
 
 def identity_of(packed: PackedFeatures, feature_table: Sequence[int]) -> tf.Tensor:

@@ -108,13 +108,13 @@ class JobCheckpoints:
     window's inputs is drawn anew; copies that sharded tables had are made anew, and with them the
     accesses by which the next hot set is chosen; what `own` reaches is not restored.
 
-    Of tables in SOK every rank writes its own rows; `SokEmbeddingStore` and `SokPooledStore` twice:
+    Of tables in SOK every rank writes its own rows; `SokEmbeddingStore` twice:
     as others read them, and as SOK holds them, less their initial rows. What others wrote is
     rounded to that difference. SOK does not tell in which order rows would be evicted: after a
     restart they are as young as one another. It takes no keys out: restore into new tables, or keys
     that are not in the checkpoint start anew. Estimated access counts
     (`SokStore(..., counts_on_device=True)`) start anew, too. Checkpoints of earlier versions, whose
-    tables in SOK are within each rank's `tf.train.Checkpoint`, are read by the first two.
+    tables in SOK are within each rank's `tf.train.Checkpoint`, are read by `SokEmbeddingStore`.
 
     `save` returns as soon as what is to be written has been copied: beside the tables there must be
     room for a copy of their rows, slots and counts, and for a moment for another one of the largest
@@ -127,7 +127,7 @@ class JobCheckpoints:
     changes, or when these have more rows than the table had; always where all rows decay in each
     step, where more rows left than the table holds, or where the file system gives a file one name
     only. Replicated tables are written by one rank each. The counts of the others are written
-    whole, as are those of replicas, whose rows are not written unless they are read-only. Rows of
+    whole, as are those of replicas, whose rows are not written. Rows of
     tables that spill are written to their own files, as far as they have changed, and the
     checkpoint keeps these: no room is needed for a copy.
     """

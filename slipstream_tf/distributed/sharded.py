@@ -1,12 +1,11 @@
-"""A native store whose rows are spread over the ranks by hash; saturated ones are read locally.
+"""A native store whose rows are spread over the ranks by hash.
 
 In: each rank's batches. A batch's keys go to their owners, the rows come back and are looked up in
-a table of replicas, gradients go to the owners. Replicas of saturated rows can be read-only for a
-window: their keys and rows stay off the network.
+a table of replicas, gradients go to the owners.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import tensorflow as tf
 from slipstream_tf import optimizers
 from slipstream_tf.config import Table
 from slipstream_tf.distributed import exchange
-from slipstream_tf.distributed.comm import Communicator, Mixed
+from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchanged import ExchangedStore, make_wire
 from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
 from slipstream_tf.errors import invalid
@@ -28,16 +27,13 @@ from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.replicas import Replicas, ReplicatingStore, rows_within
 
-_OTHER_KEYS = "Replicas became read-only, or left, without `outdate` of what was announced."
-
 
 class ShardedStore(ReplicatingStore, ExchangedStore):
     """Embedding tables whose rows are spread over the ranks of a job by a hash of their keys.
 
-    Every lookup (evaluation, too), update, `flush`, `set_read_only` and change of policy is a
-    collective; ranks without inputs take part with an empty batch (see `even_ends`). A lookup reads
-    the rows as their owners have them (rounded, if the wire is), but for read-only replicas in
-    training, which are as old as the last `set_read_only`. Flags of saturated keys lie beside the
+    Every lookup (evaluation, too), update, `flush` and change of policy is a collective; ranks
+    without inputs take part with an empty batch (see `even_ends`). A lookup reads the rows as their
+    owners have them (rounded, if the wire is). Flags of saturated keys are stored with the
     replicas, of at most half of them: further keys, and those whose replica was evicted, are
     neither masked nor deferred by interval until the next window.
 
@@ -74,7 +70,6 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             wire_dtype: of rows and gradients on their way, see `Wire.of`; "auto": what is soonest
                 on the ranks' link.
             cache_bytes: of all replicas on a rank; the distinct keys of a batch must fit.
-                Read-only ones take at most half of it.
             wire_warmup_steps: updates of the tables before rows and gradients are rounded:
                 rounding disturbs the first ones most.
             prefetch: whether batches may be announced.
@@ -94,13 +89,6 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         self._announced = AnnouncedKeys(comm.size, len(self.tables))
         self.prefetches = bool(prefetch)
 
-    def require_replicas(self) -> None:
-        """See `TrackedStore.require_replicas`: of rows that all decay in every step, none can."""
-        for table, rule in zip(self.tables, self.rates.rules, strict=True):
-            if rule.decay == "all":
-                place = f"{type(rule).__name__} of table {table.name!r}, which would have replicas"
-                raise invalid("decay", "all", place, "'batch', or no CacheRows")
-
     @property
     def _collector(self) -> NativeStore:
         return self if self.comm.size == 1 else self._replicas
@@ -116,13 +104,10 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         if self.comm.size == 1:
             return super().lookup(packed, specs, training, stacked)
         what = "lookup" if training else "evaluation"
-        layout, routed = self._route(packed, specs, training, stacked)
+        layout, routed = self._route(packed, specs, stacked)
         request = functools.partial(self._request, routed, what)
         if self.prefetches and training:
             requested = self._announced.take(self._identity_of(packed, specs), request)
-            same = tf.debugging.assert_equal(requested.own_sizes, routed.sizes, _OTHER_KEYS)
-            with tf.control_dependencies([] if same is None else [same]):
-                requested = KeyRequest(*map(tf.identity, requested))
         else:
             requested = request()
         # The rows that others request of this rank are sent, and those come that it requests.
@@ -146,8 +131,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         The owners begin to read those rows from the disk that are there (`Storage`).
 
         Call it after the lookup of the batch before. The next training lookup must be of these
-        keys: another one is an error. Where replicas became read-only or left in between
-        (`set_read_only`, `set_row_flags`), that lookup sends its keys anew.
+        keys: another one is an error.
 
         Args:
             packed: the batch's keys; weights are not read.
@@ -161,7 +145,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             raise invalid("prefetch", False, "announce of a ShardedStore", "prefetch=True")
         if self.comm.size == 1:
             return
-        _, routed = self._route(packed, specs, is_training=True)
+        _, routed = self._route(packed, specs)
         request = functools.partial(self._request_ahead, routed)
         self._announced.announce(self._identity_of(packed, specs), request)
 
@@ -173,24 +157,18 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         return identity_of(packed, [self._index_of(spec.table) for spec in specs])
 
     def _route(
-        self,
-        packed: PackedFeatures,
-        specs: Sequence[FeatureSpec],
-        is_training: bool,
-        stacked: bool = False,
+        self, packed: PackedFeatures, specs: Sequence[FeatureSpec], stacked: bool = False
     ) -> tuple[LookupLayout, exchange_ops.Routed]:
-        """Plans a lookup; in training read-only replicas are read here."""
+        """Plans a lookup."""
         layout, handles = self._replicas._layout(specs, stacked), self._replicas._handles
-        return layout, exchange_ops.route_keys(
-            handles, packed, layout, self.comm.size, skip_read_only=is_training
-        )
+        return layout, exchange_ops.route_keys(handles, packed, layout, self.comm.size)
 
     def _request(self, routed: exchange_ops.Routed, what: str) -> KeyRequest:
         """Tells the owners which rows a batch needs, and hears which ones others need."""
         request = exchange_ops.SendBuffer(routed.sizes, routed.keys, tf.zeros([0]))
         widths = [0] * len(self.tables)
         theirs = exchange.exchange_rows(self.comm, request, widths, self._names, f"{what}.keys")
-        return KeyRequest(routed.sizes, theirs.sizes, theirs.keys)
+        return KeyRequest(theirs.sizes, theirs.keys)
 
     def _request_ahead(self, routed: exchange_ops.Routed) -> KeyRequest:
         """Requests the next batch's rows, and begins to read those of others from the disk."""
@@ -245,7 +223,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         self._require_same_rows(table, keys, rows)
         own = self._owns(keys)
         NativeStore.write_rows(self, table, keys[own], rows[own])
-        self._drop_replicas(table, keys)
+        self._replicas.remove_rows(table, keys)
 
     def remove_rows(self, table: str, keys: np.ndarray) -> int:
         """See `ExchangedStore.remove_rows`; returns how many rows there were on all ranks."""
@@ -253,12 +231,8 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             return super().remove_rows(table, keys)
         self._require_same_rows(table, keys)
         removed = NativeStore.remove_rows(self, table, keys[self._owns(keys)])
-        self._drop_replicas(table, keys)
-        return int(self.comm.sum(tf.constant(removed), "control", self._names.of("removed")))
-
-    def _drop_replicas(self, table: str, keys: np.ndarray) -> None:
         self._replicas.remove_rows(table, keys)
-        self._announced.outdate()
+        return int(self.comm.sum(tf.constant(removed), "control", self._names.of("removed")))
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n]: the rank that owns each key, int64 [n]."""
@@ -268,62 +242,16 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     def _owns(self, keys: np.ndarray) -> np.ndarray:
         return owner_of(keys, self.comm.size) == self.comm.rank
 
-    def set_read_only(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-        """Gives every rank replicas of rows that it reads without a request until `set_row_flags`.
-
-        A collective; call it on all ranks alike, after `set_row_flags`. Keys whose accesses do not
-        pay for sending their rows to everybody, and those beyond the budget, are left out.
-
-        Args:
-            hot: table -> keys int64 [n] and access counts float32 [n] over all ranks, by count
-                descending; tables not named freeze nothing.
-        """
-        if self.comm.size == 1:
-            return
-        chosen = []
-        for table in self.tables:
-            keys = self._replicas.choose_read_only(table.name, hot, self.least_accesses)
-            chosen.append(keys[self._owns(keys)])
-        sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
-        flat = tf.constant(np.concatenate(chosen), tf.int64)
-        message, _, row_bytes = exchange_ops.pull_rows(
-            self._handles, sizes, flat, False, *self._format()
-        )
-        own = exchange_ops.SendBuffer(sizes, flat, tf.zeros([0]))
-        all_keys = exchange.gather_rows(
-            self.comm, own, [0] * len(self.tables), self._names, "frozen.keys"
-        )
-        received = self.comm.gather(
-            message, Mixed([("rows", row_bytes[0])]), self._names.of("frozen.values")
-        )
-        exchange_ops.store_read_only(
-            self._replicas._handles,
-            exchange_ops.SendBuffer(all_keys.sizes, all_keys.keys, received),
-            ignored_rank=self.comm.rank,
-        )
-        self._announced.outdate()
-
-    def import_copies(
-        self, table: str, contents: Mapping[str, Any], takes_flags: bool = True
-    ) -> None:
-        """See `ReplicatingStore.import_copies`."""
-        super().import_copies(table, contents, takes_flags)
-        self._announced.outdate()
-
     def decay_counts(self, factor: float) -> None:
         """See `EmbeddingStore.decay_counts`."""
         super().decay_counts(factor)
         self._replicas.decay_counts(factor)
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
-        """See `EmbeddingStore.set_row_flags`; none of the table's replicas is read-only then.
-
-        Call it on all ranks alike, with the same keys and flags.
-        """
+        """See `EmbeddingStore.set_row_flags`; on all ranks alike, with the same keys and flags."""
         if self.comm.size == 1:
             return super().set_row_flags(table, keys, flags)
         self._replicas.withhold(table, np.asarray(keys, np.int64), np.asarray(flags, np.uint8))
-        self._announced.outdate()
 
 
 def owner_of(keys: np.ndarray, ranks: int) -> np.ndarray:

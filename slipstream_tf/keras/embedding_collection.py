@@ -34,7 +34,7 @@ from slipstream_tf.stores.rows import TableRows
 
 _compat.require_keras()
 
-STORES = ("native", "sok", "sok_pooled")
+STORES = ("native", "sok")
 PLACEMENTS = ("replicated", "sharded")
 _ENGINE = "engine"  # name of its state in weight files
 # What does nothing special about how rows go between ranks.
@@ -96,10 +96,8 @@ class EmbeddingCollection(keras.layers.Layer):
             table name; or a sequence of `FeatureSpec`, each with its own combiner. Features may
             share a table.
         store: "native"; "sok" (NVIDIA's Sparse Operation Kit on GPUs: HKV tables of `capacity` rows
-            on each rank, always spread over the ranks; see `stores.SokEmbeddingStore`);
-            "sok_pooled" (the same tables, but bags are pooled where the rows are, by
-            `sok.lookup_sparse`; see `stores.SokPooledStore`); or an object with the interface of a
-            store (not serialisable then).
+            on each rank, always spread over the ranks; see `stores.SokEmbeddingStore`); or an
+            object with the interface of a store (not serialisable then).
         comm: ranks that train the tables together, from `distributed.init()`; None: this process
             alone. A layer that is saved is loaded as one of one process.
         placement: with `comm`: "replicated" (every rank holds all rows) or "sharded" (rows are
@@ -435,10 +433,8 @@ def _open_store(
                 place = f"EmbeddingCollection, store={store!r}"
                 raise invalid(name, exchange[name], place, f"{default!r}: SOK sends the {what}")
         from slipstream_tf.stores.sok.embeddings import SokEmbeddingStore
-        from slipstream_tf.stores.sok.pooled import SokPooledStore
 
-        kind = SokEmbeddingStore if store == "sok" else SokPooledStore
-        return kind(tables, optimizer, comm)
+        return SokEmbeddingStore(tables, optimizer, comm)
     # Imported here, so that the layer's module loads where the op library is not built.
     if comm is None or comm.size == 1:
         from slipstream_tf.stores.native import NativeStore

@@ -58,12 +58,6 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
             RuntimeWarning,
             stacklevel=4,
         )
-    if engine.comm.size == 1 and any(p.acts_on == "replicas" for p in engine.settings.policies):
-        warnings.warn(
-            "CacheRows does nothing in one process: replicas are of rows that other ranks own.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
     trained, read = engine.batch_sizes
     if engine.comm.size == 1 and trained and read and not report.examples_skipped:
         warn_of_batches_ahead(report.step, report.examples_seen, trained, read)

@@ -58,7 +58,7 @@ class Slipstream(tf.train.experimental.PythonState):
         embeddings: the layer whose keys are tracked, or several whose tables and features differ in
             name; or, for a model with embeddings of its own, a `stores.VariableStore` or
             `stores.SokStore`, with `features`.
-        policies: what is saved: `SkipExamples`, `DeferGradients`, `MaskGradients`, `CacheRows` of
+        policies: what is saved: `SkipExamples`, `DeferGradients`, `MaskGradients` of
             `slipstream_tf`, each once; one or a sequence. Without any the engine only watches, and
             tells which keys have settled.
         window: length of a window, warm-up and sample; default `Window()`.
@@ -119,8 +119,6 @@ class Slipstream(tf.train.experimental.PythonState):
             require_same(self.comm, own, "slipstream.settings", "Slipstream")
             if settings.dry_run:
                 link_of(self.comm)  # Its report may be one rank's.
-        if self.settings.read_only_drift(None) and self.comm.size > 1:
-            self.store.require_replicas()
         self.tracker = SaturationTracker(self.store, settings, self.specs, self.comm)
         self._reading, self._look_ahead = LookAhead(), LookAhead()
         self._begin_window()

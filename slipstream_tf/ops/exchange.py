@@ -204,7 +204,6 @@ def route_keys(
     packed: PackedFeatures,
     layout: LookupLayout,
     ranks: int,
-    skip_read_only: bool = True,
 ) -> Routed:
     """Plans the lookup of a batch, and finds the distinct keys that must be requested.
 
@@ -213,13 +212,11 @@ def route_keys(
         packed: the batch's keys.
         layout: of the lookup.
         ranks: how many ranks own the keys, by hash.
-        skip_read_only: whether keys with a read-only replica are left out.
     """
     arguments = layout.arguments(packed)
     routed = _loader.library().slipstream_route_keys(
         handles=list(replicas),
         ranks=ranks,
-        skip_read_only=skip_read_only,
         combiners=arguments["combiners"],
         feature_table=arguments["feature_table"],
         **packed.arguments(),
@@ -271,7 +268,7 @@ def pack_rows(rows: Sequence[tf.Tensor]) -> tf.Tensor:
         rows: of each table, float32 [n, dim].
 
     Returns:
-        uint8 [bytes], the message of one rank for `look_up_pulled` or `store_read_only`.
+        uint8 [bytes], the message of one rank for `look_up_pulled`.
     """
     parts = []
     with tf.device("CPU:0"):
@@ -325,30 +322,3 @@ def look_up_pulled(
         **layout.arguments(packed),
     )
     return list(result.pooled), result.looked_up
-
-
-def store_read_only(
-    replicas: Sequence[tf.Tensor], rows: SendBuffer, ignored_rank: int = -1
-) -> tf.Operation | None:
-    """Stores rows as replicas, which are read without a request until flags are set anew.
-
-    Args:
-        replicas: the tables of replicas.
-        rows: from each rank; values are the messages from `pull_rows` or `pack_rows`.
-        ignored_rank: a rank whose rows are not stored; -1: none.
-
-    Returns:
-        The operation in a graph, None in eager mode.
-
-    Raises:
-        tf.errors.InvalidArgumentError: the messages are not those of these keys' rows; nothing is
-            stored then.
-        tf.errors.ResourceExhaustedError: there is no room for so many replicas.
-    """
-    return _loader.library().slipstream_store_read_only(
-        handles=list(replicas),
-        sizes=rows.sizes,
-        keys=rows.keys,
-        messages=rows.values,
-        ignored_rank=ignored_rank,
-    )

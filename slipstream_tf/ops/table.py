@@ -324,22 +324,21 @@ def export_table(handle: tf.Tensor, flush: bool = True) -> dict[str, np.ndarray]
 
 
 def export_replicas(handle: tf.Tensor) -> dict[str, np.ndarray]:
-    """Returns what `export_table` does of replicas, sorted by key; nothing is flushed.
-
-    Values of replicas that lookups request anew are left out.
+    """Returns keys, access counts and flags of replicas, sorted by key; nothing is flushed.
 
     Args:
         handle: the table, whose rows are in memory (eager only).
 
     Returns:
-        As `export_table`, but rows and slots only of the read-only ones; and marks uint8 [n], row
-        flags.
+        As `export_table`, without rows and slots, because lookups request them again; and marks
+        uint8 [n], row flags.
 
     Raises:
         tf.errors.InvalidArgumentError: rows of the table spill to the disk.
     """
     result = _loader.library().slipstream_table_export_replicas(handle=handle)
-    return {**to_arrays(result, EXPORTED), "marks": result.flags.numpy()}
+    without_values = {name: of for name, of in EXPORTED.items() if name not in ("rows", "slots")}
+    return {**to_arrays(result, without_values), "marks": result.flags.numpy()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,6 @@ from slipstream_tf.errors import require_choice, require_integer, require_number
 from slipstream_tf.ops import _loader
 
 SATURATED = np.uint8(1)
-READ_ONLY = np.uint8(2)
 MODES = ("apply", "mask", "defer")
 TRIGGERS = ("movement", "interval")
 # Of a native table; each shard may hold an even part of `max_rows`.
@@ -160,7 +159,7 @@ def set_row_flags(handle: tf.Tensor, keys: Any, flags: Any, create_missing: bool
     Args:
         handle: the table.
         keys: int64 [n].
-        flags: uint8 [n], of SATURATED | READ_ONLY.
+        flags: uint8 [n], SATURATED or 0.
         create_missing: whether keys without a row that get a flag get a row; else they are skipped.
 
     Raises:

@@ -44,8 +44,7 @@ class SparseOptimizer:
     What is given is done in this order, the rule before `max_norm`. Rows whose gradient is masked
     are not penalised, and decay with "all" alone; `MaskGradients` is refused where `l2` updates all
     rows. Gradients are not deferred beside them, `max_norm` apart: a sum would be clipped, or
-    penalised, as one gradient. With "all" replicas of `CacheRows` are refused, which would not
-    decay.
+    penalised, as one gradient.
     """
 
     learning_rate: Any = 0.01

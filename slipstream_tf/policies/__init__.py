@@ -6,14 +6,12 @@ and knows none of them by name.
 """
 
 from slipstream_tf.policies.base import Policy
-from slipstream_tf.policies.cache_rows import CacheRows
 from slipstream_tf.policies.defer_gradients import DeferGradients, Interval
 from slipstream_tf.policies.mask_gradients import MaskGradients
 from slipstream_tf.policies.movement import Movement
 from slipstream_tf.policies.skip_examples import SkipExamples
 
 __all__ = [
-    "CacheRows",
     "DeferGradients",
     "Interval",
     "MaskGradients",

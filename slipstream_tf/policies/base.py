@@ -63,8 +63,7 @@ class Policy:
     """Base of the policies; what it says holds for one that needs and decides nothing.
 
     Attributes:
-        acts_on: "examples", "gradients", "replicas", or "": nothing; one policy at most acts on
-            each.
+        acts_on: "examples", "gradients", or "": nothing; at most one policy acts on each.
         alpha: share of an example's lookups that must be saturated.
         keep: share of the skippable examples that is trained all the same, with a weight.
         withholds_saturated: whether gradients of saturated keys do not reach their rows at once.
@@ -111,10 +110,6 @@ class Policy:
     def pilot_settings(self) -> dict[str, Any]:
         """Arguments of `ops.classifier.InputClassifier` where a pilot foresees losses."""
         return {}
-
-    def read_only_drift(self, learning_rate: float | None) -> float:
-        """Drift over a window below which a saturated row has read-only replicas; 0: none has."""
-        return 0.0
 
     def require_fit(self, tables: Tables) -> None:
         """Raises ValueError if the policy cannot work on these tables."""

@@ -75,7 +75,7 @@ class Ranks:
         return self.concatenate(values, name).reshape(self.size, -1).sum(axis=0)
 
     def merge_accesses(
-        self, keys: np.ndarray, counts: np.ndarray, name: str, least: float = 0.0
+        self, keys: np.ndarray, counts: np.ndarray, name: str
     ) -> tuple[np.ndarray, np.ndarray]:
         """Adds up the access counts of the keys that ranks found hottest.
 
@@ -83,17 +83,12 @@ class Ranks:
             keys: int64 [n] of this rank, each once.
             counts: float32 [n].
             name: of the collective.
-            least: sum below which a key does not matter. Ranks then leave out the keys that they
-                count less than least / size of, though another rank may count more of them.
 
         Returns:
             keys int64 [m] and counts float32 [m], by count descending, then key ascending.
         """
         if self._comm is None:
             return keys, counts
-        if least:
-            matters = counts >= least / self.size
-            keys, counts = keys[matters], counts[matters]
         order = np.argsort(keys)
         all_keys = self.concatenate(np.asarray(keys, np.int64)[order], f"{name}.keys")
         all_counts = self.concatenate(np.asarray(counts, np.float32)[order], f"{name}.counts")
@@ -101,7 +96,6 @@ class Ranks:
         total = np.zeros(merged.size, np.float32)
         np.add.at(total, index.ravel(), all_counts)  # in the order of ranks
         order = np.lexsort((merged, -total))
-        order = order[total[order] >= least]
         return merged[order], total[order]
 
     def merge_pilots(self, pilot: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:

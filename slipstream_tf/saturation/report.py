@@ -26,7 +26,7 @@ BLOCK = 128
 # Of a report of an older version.
 _OLD_NAMES = {
     **{f"inputs_{what}": f"examples_{what}" for what in ("seen", "skipped", "skippable", "kept")},
-    **{"hot_inputs": "hot_examples", "frozen_keys": "read_only_keys"},
+    "hot_inputs": "hot_examples",
 }
 # Of an unpacked block, 8 MiB a report (that of 17,000 tables): a file that claims more is refused.
 _MOST_BYTES = BLOCK << 23
@@ -101,7 +101,6 @@ class WindowReport:
         skippable_value: what training on a skippable example was worth, in average examples, by the
             squares of label - prediction; 1 where no losses came in.
         tables: the tracked tables, in order.
-        read_only_keys: keys of which ranks read replicas in the next window (sharded tables).
         traffic: bytes by kind that the ranks gave to the network in this window, its end included;
             empty for one process.
     """
@@ -135,7 +134,6 @@ class WindowReport:
     predicted_cost: float | None = None
     skippable_value: float = 1.0
     tables: tuple[TableWindow, ...] = ()
-    read_only_keys: int = 0
     traffic: Mapping[str, int] = dataclasses.field(default_factory=dict)
     drift_histogram: tuple[tuple[float, float, int], ...] = ()
 
@@ -199,7 +197,8 @@ class WindowReport:
         histogram = tuple(map(tuple, state["drift_histogram"]))
         changed = {"tables": tables, "drift_quantiles": quantiles, "drift_histogram": histogram}
         values = {_OLD_NAMES.get(name, name): value for name, value in {**state, **changed}.items()}
-        values.pop("loss_threshold", None)  # Of an older version.
+        for name in ("loss_threshold", "frozen_keys", "read_only_keys"):  # Of older versions.
+            values.pop(name, None)
         return cls(**values)
 
 

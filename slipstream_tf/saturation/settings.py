@@ -30,8 +30,8 @@ class EngineSettings:
     """The settings of the engine.
 
     Attributes:
-        policies: what is saved, one or a sequence; each kind once, and one for examples, gradients
-            and replicas each. Without any the engine only watches.
+        policies: what is saved, one or a sequence; each kind once, and one each for examples and
+            gradients. Without any the engine only watches.
         window: length, warm-up, sample: a `Window`; None: as `Window()`.
         hot_set: the keys that are watched: a `HotSet`; None: as `HotSet()`.
         saturation: when a key counts as saturated; None: as `Saturation()`.
@@ -96,8 +96,7 @@ class EngineSettings:
             raise invalid("share", shares, f"{_PLACE}, policies that go by it", allowed)
         if self.saturation is None:
             return
-        reads_settled = any(policy.read_only_drift(None) for policy in self.policies)
-        if not self.goes_by_keys and not reads_settled:
+        if not self.goes_by_keys:
             allowed = "None: these policies do not go by the drift of keys"
             raise invalid("saturation", self.saturation, _PLACE, allowed)
         chosen = [type(policy).__name__ for policy in by_keys if policy.gives_key_share]
@@ -264,12 +263,6 @@ class EngineSettings:
     def correct(self) -> str:
         """How examples that are thinned by foreseen losses are corrected; "": none are."""
         return next((policy.correct for policy in self.policies if policy.correct), "")
-
-    def read_only_drift(self, learning_rate: float | None) -> float:
-        """Drift over a window below which a saturated row has read-only replicas; 0: none has."""
-        if self.dry_run:
-            return 0.0
-        return max((p.read_only_drift(learning_rate) for p in self.policies), default=0.0)
 
     @property
     def simulated_ranks(self) -> int:

@@ -36,7 +36,7 @@ def sampled_drifts(
 
 
 def threshold_of_keys(
-    settings: EngineSettings, scores: np.ndarray, steering: Steering, read_only_drift: float
+    settings: EngineSettings, scores: np.ndarray, steering: Steering
 ) -> ThresholdResult:
     """Finds T, by share or as set, times what the guard leaves of it.
 
@@ -44,10 +44,9 @@ def threshold_of_keys(
         settings: of the engine.
         scores: float32 [n], skip scores by drift of the window's sampled examples.
         steering: of the next window.
-        read_only_drift: T where states of keys decide on read-only replicas alone.
     """
     if not settings.goes_by_keys:
-        return fixed_threshold(read_only_drift)
+        return fixed_threshold(0.0)
     if settings.saturated.threshold is not None:
         found = fixed_threshold(settings.saturated.threshold)
     else:

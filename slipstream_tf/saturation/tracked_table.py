@@ -85,10 +85,6 @@ class TrackedTable:
         """Keys that are saturated in this window, int64, ascending."""
         return self.states.keys[self.states.is_saturated]
 
-    def slowest_keys(self, most_drift: float) -> np.ndarray:
-        """Saturated keys whose last drift was below a bound, int64, ascending."""
-        return self.states.keys[self.states.is_saturated & (self.states.drift < most_drift)]
-
     def measure(self, are_withheld: bool) -> Measured:
         """Drifts since the snapshot was taken; the rows that were measured take its place.
 

@@ -23,7 +23,6 @@ from slipstream_tf.saturation.hot_set import Candidates, most_candidates
 from slipstream_tf.saturation.ranks import Communicator, Ranks
 from slipstream_tf.saturation.report import ReportLog, TableWindow, WindowReport
 from slipstream_tf.saturation.resuming import part_of, require_restorable
-from slipstream_tf.saturation.row_replicas import RowReplicas
 from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.side_by_side import FEW_KEYS, for_each, tables_at_once
 from slipstream_tf.saturation.states import KeyState, KeyStates, effective_drifts
@@ -93,11 +92,6 @@ class SaturationTracker:
             ignored_tables=settings.hot_set.exclude,
         )
         self._tables_at_once = tables_at_once(store, self._ranks.size)
-        has_ranks = self._ranks.size > 1
-        known = [rate for rate in self._rates.values() if rate]
-        most_drift = settings.read_only_drift(min(known, default=None))
-        is_read_only = has_ranks and most_drift > 0.0 and store.has_read_only_replicas
-        self._replicas = RowReplicas(store if is_read_only else None, most_drift)
         self._lists_by_key = store.lists_hot_keys_by_key
         self._steerer = Steerer(settings)
         self._planned_steps: int | None = None
@@ -230,7 +224,6 @@ class SaturationTracker:
             "reports": self._reports.state(),
             "steering": self._steerer.state(),
             "policies": self._policy_states,
-            "accesses": self._replicas.state(),
             "tables": {table.name: table.state() for table in self._tables},
             "window": self.classifier.export_window(),
             "pilot": self.classifier.export_pilot(),
@@ -271,7 +264,6 @@ class SaturationTracker:
             self._policy_states[name] = {key: before.get(key, own[key]) for key in own}
         self._reports = ReportLog.from_state(state["reports"])
         self._steerer.restore(state["steering"])
-        self._replicas.restore(state["accesses"])
         for table, rule in zip(self._tables, self._gradient_rules(True), strict=True):
             table.restore(state["tables"][table.name], rule)
         without_flags = {name: table["unmarked"] for name, table in state["tables"].items()}
@@ -308,9 +300,7 @@ class SaturationTracker:
         self._examples_seen += findings.inputs.examples_seen
         planned_inputs = self._planned_inputs(findings.inputs.examples_skipped)
         steering = self._steerer.next(findings, planned_inputs)
-        decision = window_end.decide(
-            self._settings, findings, steering, self._replicas.read_only_drift, self._threads
-        )
+        decision = window_end.decide(self._settings, findings, steering, self._threads)
 
         was_warming_up = self._window_is_warming_up
         overlap = self._renew_hot_set(decision.states)
@@ -344,7 +334,6 @@ class SaturationTracker:
             next_hot_keys=self._hot_key_count(),
             hot_set_overlap=overlap,
             tables=tuple(tables),
-            read_only_keys=self._replicas.read_only_keys(self._tables),
             traffic=self._ranks.take_traffic(),
             seconds=time.perf_counter() - start,
         )
@@ -413,7 +402,6 @@ class SaturationTracker:
             table.set_policy()
 
         self._for_each_table(configure_store)
-        self._replicas.choose(self._tables, is_active)
         self.classifier.set_drift(
             *joined(
                 [table.states.keys for table in self._tables],
@@ -446,14 +434,11 @@ class SaturationTracker:
 
     def _candidates(self) -> list[Candidates] | None:
         """Keys that may be hot in the next window; None: hot keys are of no use."""
-        if not self._settings.goes_by_keys and not self._replicas.are_used:
+        if not self._settings.goes_by_keys:
             return None
-        # Where hot keys are found for replicas alone, the others need not be followed.
-        least = 0.0 if self._settings.goes_by_keys else self._replicas.least_accesses
         candidates = []
         for table, own in zip(self._tables, self._for_each_table(self._hot_keys), strict=True):
-            found = self._ranks.merge_accesses(*own, f"hot_keys.{table.name}", least)
-            self._replicas.note_accesses(table.name, *found)
+            found = self._ranks.merge_accesses(*own, f"hot_keys.{table.name}")
             candidates.append(Candidates(*found, table.dim))
         return candidates
 

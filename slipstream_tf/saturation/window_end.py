@@ -66,7 +66,6 @@ def decide(
     settings: EngineSettings,
     findings: Findings,
     steering: Steering,
-    read_only_drift: float = 0.0,
     threads: int = 1,
 ) -> Decision:
     """Decides what holds in the window after the one that ends.
@@ -75,10 +74,9 @@ def decide(
         settings: of the engine.
         findings: what the window brought.
         steering: how much to skip.
-        read_only_drift: T where states of keys decide on read-only replicas alone.
         threads: so many tables are worked on at once.
     """
-    found = threshold.threshold_of_keys(settings, findings.scores, steering, read_only_drift)
+    found = threshold.threshold_of_keys(settings, findings.scores, steering)
     ended = Ended(findings.foreseen, steering.share)
     policies = {
         type(policy).__name__: policy.next_state(findings.policies[type(policy).__name__], ended)

@@ -11,7 +11,6 @@ from slipstream_tf.stores.rows import TableRows
 from slipstream_tf.stores.sok import files as sok_files
 from slipstream_tf.stores.sok import hkv
 from slipstream_tf.stores.sok.embeddings import SokEmbeddingStore
-from slipstream_tf.stores.sok.pooled import SokPooledStore
 from slipstream_tf.stores.sok.store import SokStore
 from slipstream_tf.stores.variable import VariableStore
 
@@ -19,7 +18,6 @@ __all__ = [
     "EmbeddingStore",
     "NativeStore",
     "SokEmbeddingStore",
-    "SokPooledStore",
     "SokStore",
     "TableRows",
     "TrackedStore",

@@ -47,8 +47,6 @@ class TrackedStore:
             rates of their own (`learning_rate_of`).
         is_spread: whether each row is on one rank, which `owners` names; `size`, `gather`
             and `measure` are then of a rank's own keys only.
-        has_read_only_replicas: whether ranks can have read-only replicas of others' rows:
-            `set_read_only`, `read_only_keys` and `least_accesses`; see `distributed.ShardedStore`.
         wire: a `distributed.exchange.Wire`: how this package sends the rows between ranks; None: it
             does not.
         prefetches: whether batches may be announced; see `distributed.ShardedStore.announce`.
@@ -67,7 +65,6 @@ class TrackedStore:
     optimizer: Any = None
     learning_rate: Any = None
     is_spread = False
-    has_read_only_replicas = False
     wire: Any = None
     prefetches = False
     spills = False
@@ -117,15 +114,6 @@ class TrackedStore:
     def size(self, table: str) -> int:
         """Returns the number of keys in a table."""
         raise NotImplementedError
-
-    @property
-    def least_accesses(self) -> float:
-        """Decayed accesses from which a replica on every rank is less to send than single rows.
-
-        A row is sent to size - 1 ranks instead of once for each batch of theirs that has it; counts
-        halve from window to window, and so tell about two windows' accesses.
-        """
-        return 2.0 * (1 if self.comm is None else self.comm.size)
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n]: the rank that owns each key, int64 [n], where `is_spread`."""
@@ -187,12 +175,6 @@ class TrackedStore:
         """Returns uint8 [n], the flags that rows still have, where `forgets_flags`."""
         raise NotImplementedError
 
-    def require_replicas(self) -> None:
-        """Raises ValueError where ranks cannot read rows from read-only replicas."""
-        if not self.has_read_only_replicas:
-            allowed = "without CacheRows: only ranks with sharded tables read each other's rows"
-            place = f"Slipstream on a {type(self).__name__}"
-            raise invalid("policies", "CacheRows", place, allowed)
 
     def update_counts(self, table: str) -> UpdateCounts:
         """Returns what became of a table's gradient rows since the store was made."""
@@ -215,7 +197,8 @@ class SavedStore(TrackedStore):
         defers_at_owners: whether a rank defers gradients of its own rows only.
         flushes_with_next_step: whether deferred gradients cannot be applied at once: they leave
             with the gradients of the next step (`flush_with_next_step`).
-        joins_parts: whether a table can be imported in parts; see `SokTables.joining_parts`.
+        joins_parts: whether a table can be imported in parts: `joining_parts`, see
+            `SokEmbeddingStore`.
         writes_rows: whether single rows can be written and removed; see `NativeStore.write_rows`.
     """
 

@@ -4,7 +4,7 @@ In: stores whose tables have different names. Out: what the engine asks of one. 
 checkpoints stay each store's own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from slipstream_tf.errors import invalid
@@ -45,7 +45,7 @@ class JoinedStore(TrackedStore):
     """
 
     _ALIKE = (
-        *("comm", "is_spread", "has_read_only_replicas", "prefetches"),
+        *("comm", "is_spread", "prefetches"),
         *("lists_hot_keys_by_key", "takes_tables_at_once", "forgets_flags"),
     )
 
@@ -82,11 +82,6 @@ class JoinedStore(TrackedStore):
         """See `TrackedStore`; of all stores."""
         return [variable for part in self.parts for variable in part.rate_variables]
 
-    @property
-    def least_accesses(self) -> float:
-        """See `TrackedStore`; the most of any store."""
-        return max(part.least_accesses for part in self.parts)
-
     rule_of = _of_table("rule_of")
     learning_rate_of = _of_table("learning_rate_of")
     size = _of_table("size")
@@ -98,21 +93,8 @@ class JoinedStore(TrackedStore):
     set_row_flags = _of_table("set_row_flags")
     row_flags = _of_table("row_flags")
     update_counts = _of_table("update_counts")
-    read_only_keys = _of_table("read_only_keys")
     announce_rows = _of_all("announce_rows")
     follow = _of_all("follow")
     decay_counts = _of_all("decay_counts")
     flush = _of_all("flush")
     forget_announced = _of_all("forget_announced")
-    require_replicas = _of_all("require_replicas")
-
-    def set_read_only(self, hot: Mapping[str, Any]) -> None:
-        """See `ShardedStore.set_read_only`; each store gets its own tables."""
-        for part, own in zip(self.parts, self._shared_out(hot), strict=True):
-            part.set_read_only(own)
-
-    def _shared_out(self, hot: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return [
-            {name: of for name, of in hot.items() if self._part_of[name] == index}
-            for index in range(len(self.parts))
-        ]

@@ -1,16 +1,14 @@
-"""Replicas of rows that other ranks own: those of a batch, and read-only ones of hot rows.
+"""Replicas of rows that other ranks own, with a rank's access counts and deferred gradients.
 
 In: the tables of a store whose rows are spread over ranks, and a budget of bytes. Out: a native
-store of replicas, of which lookups make plans and which defers gradients; or, for lookups that are
-not ours, a set of read-only rows in front of them.
+store of replicas that lookups make plans of, and that masks and defers gradients.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from slipstream_tf.config import Retention, Table
@@ -18,16 +16,15 @@ from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops import table as table_ops
 from slipstream_tf.ops import update_policy
-from slipstream_tf.ops.key_map import KeyMap
-from slipstream_tf.ops.update_policy import READ_ONLY, SATURATED
+from slipstream_tf.ops.update_policy import SATURATED
 from slipstream_tf.optimizers import SparseOptimizer, rule_of
 from slipstream_tf.stores.access_counts import CountingStore
 from slipstream_tf.stores.native import CollectingStore, NativeStore
 
 # Of a replica, beside its values and slots: index entry, time of use, flags.
 _OVERHEAD = 64
-# Share of the budget that read-only rows may take; a batch's rows need the rest.
-_READ_ONLY_SHARE = 0.5
+# Share of the replicas that may be flagged; a batch's rows need the rest.
+_FLAGGED_SHARE = 0.5
 
 
 def copy_bytes(table: Table, rule: SparseOptimizer) -> int:
@@ -57,28 +54,12 @@ def rows_within(
     return cache_bytes // (least // 2)
 
 
-def most_accessed(
-    hot: Mapping[str, tuple[np.ndarray, np.ndarray]], table: str, most: int, least_accesses: float
-) -> np.ndarray:
-    """Returns int64 [n], the keys of a table that are to have a replica on every rank.
-
-    Args:
-        hot: table -> keys int64 [n] and access counts float32 [n] over all ranks, by count
-            descending; tables that are not named have no such keys.
-        table: name of the table.
-        most: keys at most.
-        least_accesses: that pay for sending a row to everybody.
-    """
-    keys, counts = hot.get(table, (np.empty(0, np.int64), np.empty(0, np.float32)))
-    return keys[:most][counts[:most] >= least_accesses]
-
-
 class Replicas(CountingStore):
-    """A rank's replicas. The least recently used leave; read-only ones stay until flags are set.
+    """A rank's replicas, of which the least recently used are evicted.
 
     Attributes:
-        most_flagged: rows of a table that may be read-only, or withheld.
-        read_only: table -> rows that are read-only in this window.
+        most_flagged: maximum number of rows of a table whose gradients are masked or deferred by
+            interval.
     """
 
     def __init__(self, tables: Sequence[Table], optimizer: SparseOptimizer, rows: int):
@@ -95,11 +76,10 @@ class Replicas(CountingStore):
             for t in tables
         ]
         super().__init__(bounded, optimizer)
-        self.most_flagged = int(rows * _READ_ONLY_SHARE)
-        self.read_only = {table.name: 0 for table in self.tables}
+        self.most_flagged = int(rows * _FLAGGED_SHARE)
 
     def withhold(self, table: str, keys: np.ndarray, flags: np.ndarray) -> np.ndarray:
-        """Flags replicas of saturated keys; none of the table's is read-only then.
+        """Flags replicas of saturated keys.
 
         Args:
             table: name of the table.
@@ -124,23 +104,13 @@ class Replicas(CountingStore):
         saturated = np.full(withheld.size, SATURATED)
         handle = self._handle_of(table)
         update_policy.set_row_flags(handle, withheld, saturated, create_missing=True)
-        self.read_only[table] = 0
         return withheld
-
-    def choose_read_only(
-        self, table: str, hot: Mapping[str, tuple[np.ndarray, np.ndarray]], least_accesses: float
-    ) -> np.ndarray:
-        """Returns what `most_accessed` does of as many keys as may be, and counts them."""
-        keys = most_accessed(hot, table, self.most_flagged, least_accesses)
-        self.read_only[table] = keys.size
-        return keys
 
 
 class ReplicatingStore(CollectingStore):
-    """Base of stores that look rows of other ranks up in replicas of theirs."""
+    """Base of stores that look up rows of other ranks in replicas."""
 
     is_spread = True
-    has_read_only_replicas = True
     has_replicas = True
     _replicas: Replicas
 
@@ -148,14 +118,10 @@ class ReplicatingStore(CollectingStore):
     def _collector(self) -> NativeStore:
         return self._replicas
 
-    def read_only_keys(self, table: str) -> int:
-        """Returns how many keys of a table have read-only replicas in this window."""
-        return self._replicas.read_only[self._require(table)]
-
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
         """Returns this rank's replicas, with its own accesses; see `ops.table.export_replicas`.
 
-        Values of those that lookups request anew are left out. Gradients stay deferred.
+        Their values are left out, because lookups request them again. Gradients stay deferred.
         """
         return table_ops.export_replicas(self._collector._handle_of(table))
 
@@ -164,66 +130,18 @@ class ReplicatingStore(CollectingStore):
     ) -> None:
         """Replaces this rank's replicas by those of `export_copies`.
 
-        Read-only ones are as old as they were. Call it in the midst of a window, after
-        `set_row_flags` and `set_read_only`, and before `import_deferred`: deferred gradients leave
-        without a trace. Where flags are not taken, or there are none, replicas keep those of now,
-        but none is read-only until the next `set_read_only`.
+        Call it in the midst of a window, after `set_row_flags` and before `import_deferred`:
+        deferred gradients are lost. If `takes_flags` is false, or the contents have no flags,
+        replicas keep their present flags.
         """
         rows = dict(contents)
         keys, flags = rows["keys"], rows.pop("marks", None)
-        for name in ("rows", "slots"):
-            values = rows[name]
-            if len(values) != len(keys):  # The others' are requested before they are read.
-                rows[name] = np.zeros((len(keys), values.shape[1]), np.float32)
-                rows[name][(flags & READ_ONLY) > 0] = values
         if flags is None or not takes_flags:
-            flags = self._replicas.row_flags(table, keys) & ~READ_ONLY
-            self._replicas.read_only[table] = 0
+            flags = self._replicas.row_flags(table, keys)
+        # Lookups request the values before they are read.
+        dim = self._replicas.tables[self._replicas._index_of(table)].dim
+        slots = self._replicas.rule_of(table).slots_per_row(dim)
+        rows["rows"] = np.zeros((len(keys), dim), np.float32)
+        rows["slots"] = np.zeros((len(keys), slots), np.float32)
         self._replicas.import_table(table, rows)
         self._replicas.set_row_flags(table, keys, flags)
-
-
-class ReadOnlyRows:
-    """Replicas of some rows of a table; replacing them retraces nothing."""
-
-    def __init__(self, dim: int, device: str):
-        """Has no row.
-
-        Args:
-            dim: values per row.
-            device: where they lie.
-        """
-        self._index_of = KeyMap(device)
-        with tf.device(device):
-            # Of changing size.
-            self._rows = tf.Variable(tf.zeros([0, dim]), trainable=False, shape=[None, dim])
-
-    @property
-    def size(self) -> int:
-        """Number of rows (eager only)."""
-        return int(tf.shape(self._rows)[0])
-
-    def assign(self, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Replaces all rows.
-
-        Args:
-            keys: int64 [n], each once.
-            rows: float32 [n, dim].
-        """
-        self._index_of.assign(keys)
-        self._rows.assign(rows)
-
-    def look_up(self, keys: tf.Tensor, lookup: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-        """Returns float32 [n, dim], rows of keys; no gradient flows to replicas.
-
-        Args:
-            keys: int64 [n].
-            lookup: of keys int64 [m] without a replica; called once, with no key if all have one.
-        """
-        probed = self._index_of.probe(keys)
-        fetched = lookup(tf.gather(keys, probed.misses))
-        replicas = tf.gather(self._rows.read_value(), tf.gather(probed.indices, probed.hits))
-        # Not stitched together: that reads the positions on the host.
-        rows = tf.zeros([tf.size(keys), replicas.shape[1]], replicas.dtype)
-        rows = tf.tensor_scatter_nd_update(rows, probed.hits[:, None], tf.stop_gradient(replicas))
-        return tf.tensor_scatter_nd_update(rows, probed.misses[:, None], fetched)

@@ -98,9 +98,6 @@ class ExchangeEstimate:
                 f"With {self.sent_share:.0%} of the gradient rows sent, {self.auto} would take "
                 f"{_ms(less)}{own if self.defers else ''}: {_verdict(plain - less)}"
             )
-        if self.is_spread:
-            most = _ms(self._of(self.rows, self.auto))
-            lines.append(f"Replicas of all rows (CacheRows) could save at most {most}.")
         return "\n".join(textwrap.fill(line, _WIDTH) for line in lines)
 
 

@@ -36,7 +36,6 @@ _CELLS: Mapping[str, tuple[str, Callable[[WindowReport], str]]] = {
     "masked share": ("share", lambda r: f"{share_of(r.rows_masked, r.rows_offered):.1%}"),
     "sent": ("sent", lambda report: f"{report.rows_sent:,}"),
     "sent share": ("share", lambda r: f"{share_of(r.rows_sent, r.rows_offered):.1%}"),
-    "replicas": ("replicas", lambda report: f"{report.read_only_keys:,}"),
     "hot keys": ("hot keys", lambda report: f"{report.hot_keys:,}"),
     "saturated": ("saturated", lambda report: f"{report.saturated_keys:,}"),
     "T": ("T", lambda report: _threshold(report)),

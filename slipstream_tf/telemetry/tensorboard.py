@@ -49,8 +49,6 @@ def scalars(report: WindowReport) -> Mapping[str, float]:
         values.update({f"policies/{name}": value for name, value in own.items()})
     keys = sum(states.values())
     values.update({f"states/{name}_share": n / keys for name, n in states.items() if keys})
-    if report.traffic:
-        values["keys/read_only"] = report.read_only_keys
     return {name: float(value) for name, value in values.items() if value is not None}
 
 

@@ -350,9 +350,6 @@ def _handle_kind(name: str) -> str:
         ("Accesses", "SlipstreamHotKeys"),
         ("KeySet", "SlipstreamKeySet"),
         ("MaskGradients", "SlipstreamKeySet"),
-        ("KeyMap", "SlipstreamKeyMap"),
-        ("LookUpStates", "SlipstreamKeyMap"),
-        ("ProbeKeys", "SlipstreamKeyMap"),
     ):
         if part in name and "Collect" not in name:
             return kind
@@ -371,14 +368,13 @@ def _valid_handles(library: Any) -> list[tuple[str, tf.Tensor]]:
         ("SlipstreamDriftClassifier", {"alpha": 1.0, "num_tables": 1, "seed": 0}),
         ("SlipstreamDeferredGradients", {"dim": 2}),
         ("SlipstreamHotKeys", {"log2_width": 4}),
-        ("SlipstreamKeyMap", {}),
         ("SlipstreamKeySet", {}),
     ]
     return [(name, getattr(library, name)(**arguments)) for name, arguments in makers]
 
 
 # The gradients of what was looked up have its shape.
-_SAME = {"gradients": "pooled", "states": "marks"}
+_SAME = {"gradients": "pooled"}
 _SCALARS = frozenset(("alpha", "learning_rate", "threshold", "random_share", "keep_rate"))
 _SCALARS |= {"factor", "k", "movement", "max_age", "max_rows", "capacity", "with_summary"}
 _SCALARS |= {"wire_dtype"}

@@ -127,7 +127,6 @@ def call_exchange_ops(call: Call) -> None:
     for training in (True, False):
         came = {"plan": routed.plan, "sizes": sizes, "requests": keys, "messages": messages}
         call("SlipstreamLookUpPulled", handles=copies, training=training, **came, **LOOKUP)
-    call("SlipstreamStoreReadOnly", handles=copies, messages=messages, **wanted)
 
 
 def call_deferred_gradients_ops(call: Call) -> None:
@@ -163,17 +162,13 @@ def call_deferred_gradients_ops(call: Call) -> None:
 
 
 def call_counting_ops(call: Call) -> None:
-    """Counts accesses, maps keys to states, and measures drift."""
+    """Counts accesses, and measures drift."""
     sketch = call("SlipstreamHotKeys", log2_width=4)
     call("SlipstreamCountAccesses", handle=sketch, keys=KEYS, counts=np.ones(5, bool))
     call("SlipstreamDecayAccesses", handle=sketch, factor=np.float64(0.5))
     call("SlipstreamEstimateAccesses", handle=sketch, keys=KEYS)
     call("SlipstreamHotKeyCandidates", handle=sketch)
     call("SlipstreamSortKeys", keys=[KEYS, IDS])
-    key_map = call("SlipstreamKeyMap")
-    call("SlipstreamKeyMapAssign", handle=key_map, keys=np.array([5, 7, 9]), states=FLAGS)
-    call("SlipstreamProbeKeys", handle=key_map, keys=KEYS)
-    call("SlipstreamLookUpStates", handle=key_map, keys=KEYS)
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     call("SlipstreamRowDrift", current=rows, snapshot=rows[::-1].copy(), metric="l2")
 

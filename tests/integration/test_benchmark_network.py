@@ -61,8 +61,7 @@ def test_every_network_run_has_flags_that_the_program_takes(
     monkeypatch.setenv("HOROVOD_RANK", "0")
     names = [
         *network.RUNS["sharded"],
-        "defer_0.02_frozen_age500_bf16",
-        "mask_frozen_0.1_25",
+        "defer_0.02_age500_bf16",
         "plain_int8",
         "defer_auto_prefetch",
     ]
@@ -77,20 +76,16 @@ def test_every_network_run_has_flags_that_the_program_takes(
         wires = {"bf16": "bfloat16", "int8": "int8", "auto": "auto"}
         wire = next((word for word in case.run.split("_") if word in wires), None)
         assert resolved.wire_dtype == wires.get(str(wire), "float32")
-        assert ("cache_rows" in resolved.policies) == ("frozen" in case.run)
         if case.run.startswith("plain"):
             assert resolved.window_steps == 100 and resolved.watch
     assert network.flags_of("defer_0.015", "replicated")["defer_movement"] == "0.015"
-    read_only = network.flags_of("frozen_0.1_25", "sharded")
-    assert read_only["policies"] == "defer_gradients,cache_rows"
-    assert (read_only["cache_max_drift"], read_only["window_steps"]) == ("0.1", "25")
     assert network.flags_of("unwatched", "sharded").get("watch") is None
     assert network.flags_of("hotline", "sharded")["schedule"] == "hotline"
     for name in (
         "deferred",
         "defer_packed",
-        "plain_frozen",
-        "fae_frozen",
+        "plain_age20",
+        "fae_age20",
         "defer_copies_0.01",
         "mask_age20",
         "defer_0.01_fp16",
@@ -128,9 +123,8 @@ def test_plain_training_does_not_pay_for_its_windows(monkeypatch: pytest.MonkeyP
     assert report.seconds_per_step(record) == pytest.approx(1.0)
     record["windows"].pop()
     assert report.seconds_per_step(record) == pytest.approx(1.0)
-    for policies in (["cache_rows"], ["defer_gradients"]):
-        record["settings"]["policies"] = policies
-        assert report.seconds_per_step(record) == 1.5
+    record["settings"]["policies"] = ["defer_gradients"]
+    assert report.seconds_per_step(record) == 1.5
     # A window that is longer than training.
     record["windows"] = [{"step": 25, "seconds": 9.0}]
     record["settings"].update(policies=[], window_steps=100)

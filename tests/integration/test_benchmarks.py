@@ -321,12 +321,6 @@ GPU_RECORDS: list[dict[str, Any]] = [
      "has_target": True, "seconds": [2.5], "copy_seconds": [2.0]},
     {"record": "launcher", "name": "top", "shape": "8 keys", "counted": "keys", "bytes": 8e9,
      "has_target": False, "seconds": [8.0], "copy_seconds": [2.0]},
-    *(
-        {"record": "probe", "keys_in_table": 1024, "hits_percent": 50, "batch": 500_000_000,
-         "calls": 6, "name": name, "seconds": [seconds]}
-        for name, seconds in (("state lookup", 1.0), ("HierarchicalKV find, addresses", 2.0),
-                              ("HierarchicalKV find, rows", 3.0))
-    ),
 ]  # fmt: skip
 
 
@@ -370,8 +364,6 @@ def test_gpu_launchers_tell_shares_of_a_copy(
     launchers = rows_of(results, "gpu_launchers", "Launchers beside a copy")
     assert [row["of the copy"] for row in launchers] == [[1, 0.5, 0.5], [0.8], [0.25]]
     assert [row["80%?"] for row in launchers] == [False, True, None]
-    probes = rows_of(results, "gpu_launchers", "Probes beside HierarchicalKV")
-    assert [row["1e9 keys/s"] for row in probes] == [3, 1.5, 1]
     tests = rows_of(results, "gpu_launchers", "GPU tests")
     assert {row["program"] for row in tests} >= {"drift_gpu_test", "row_compaction_gpu_test"}
     assert all(row["passed"] == 1 and row["synccheck errors"] == 0 for row in tests)
@@ -380,12 +372,11 @@ def test_gpu_launchers_tell_shares_of_a_copy(
     assert values == {
         "tests_not_passed": (0, 0), "sanitizer_errors": (0, 0), "failed_cases": (0, 0),
         "drift_share_of_copy": (0.5, 0.8),
-        "mask_share_of_copy": (0.8, 0.8), "state_lookup_over_hierarchical_kv": (2, None),
+        "mask_share_of_copy": (0.8, 0.8),
     }  # fmt: skip
     page = (results / "gpu_launchers.md").read_text()
     assert "nvcc release 13.0, V13.0.88" in page
     assert "| drift | 8 x 16 | 8,000 | rows | 50% (100% 50% 50%) | **no** | 3 | 4 |" in page
-    assert "| 1,024 | 50% | 500,000,000 | state lookup | 3.00 | 2.00 | 3.00 |" in page
 
 
 @needs_sources

@@ -136,10 +136,10 @@ def test_gpu_test_needs_no_googletest(
     small_gtest: Callable[..., tuple[int, dict[str, str], str]],
 ) -> None:
     names = (
-        *("containers/key_probe_gpu_test", "containers/key_probe"),
+        *("hot_keys/access_sketch_gpu_test", "hot_keys/access_sketch"),
         *("memory/index_memory", "memory/page_memory", "base/work_crew"),
     )
     code, ends, text = small_gtest(*(CC_OPS / f"core/{name}.cc" for name in names))
     assert code == 0, text
-    assert len(ends) == 6  # Without CUDA the CPU's reference runs.
+    assert len(ends) == 14  # Without CUDA the CPU's reference runs.
     assert all(end == ("OK" if name.endswith("/Cpu") else "SKIPPED") for name, end in ends.items())

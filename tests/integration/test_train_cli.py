@@ -248,8 +248,6 @@ def test_deferred_gradients_of_simulated_ranks(run_train: Train) -> None:
         (("--max_auc_loss=0.001",), "max_auc_loss", "--policies"),
         (("--simulated_ranks=2",), "simulated_ranks", "--policies or --watch"),
         (("--exclude_tables=c1",), "exclude_tables", "--policies or --watch"),
-        (("--policies=cache_rows",), "policies=cache_rows", "several ranks"),
-        ((DEFERS, "--cache_max_drift=0.1"), "cache_max_drift", "several ranks"),
         (("--prefetch",), "prefetch", "several ranks"),
     ],
 )  # fmt: skip

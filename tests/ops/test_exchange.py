@@ -53,13 +53,10 @@ def assert_same_tables(first, second):
             np.testing.assert_allclose(one[name], other[name], rtol=1e-6, err_msg=name)
 
 
-def test_rows_are_pulled_and_stored_for_one_rank_or_more():
+def test_rows_are_pulled_for_one_rank_or_more():
     nobody = send_buffer(np.zeros((0, 2)), [], [])
     with pytest.raises(tf.errors.InvalidArgumentError, match="those of one rank or more"):
         exchange.pull_rows(make_tables(), nobody.sizes, nobody.keys, True, True)
-    packed = SendBuffer(nobody.sizes, nobody.keys, tf.zeros(0, tf.uint8))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="those of one rank or more"):
-        exchange.store_read_only(make_tables(), packed)
 
 
 def test_what_is_collected_is_each_keys_sum():
@@ -250,6 +247,21 @@ def test_shapes_are_known_and_checked_when_a_graph_is_built():
 RULES = [optimizers.SGD(RATE), optimizers.Adagrad(RATE), optimizers.Adam(RATE)]
 
 
+def route(replicas, keys):
+    """Plans a lookup of an example with a bag of keys per table; returns the batch and its plan."""
+    bags = {
+        name: tf.RaggedTensor.from_row_lengths(tf.constant(bag, tf.int64), [len(bag)])
+        for name, bag in keys.items()
+    }
+    packed = features.pack(bags, SPECS)
+    return packed, exchange.route_keys(replicas, packed, LAYOUT, ranks=1)
+
+
+def store(replicas, packed, routed, message):
+    """Looks the batch up in training, after which its rows are replicas."""
+    return exchange.look_up_pulled(replicas, packed, LAYOUT, routed, message, training=True)
+
+
 def pulled_and_stored(rule, with_summary, wire_dtype):
     """Returns (owners' tables, replicas' tables, bytes of rows) of four keys after a step.
 
@@ -257,12 +269,12 @@ def pulled_and_stored(rule, with_summary, wire_dtype):
     """
     owners, replicas = make_tables(rule), make_tables(rule)
     table.apply_gradients(plan_of(owners), gradients_of(), RATE)
-    sizes, keys = tf.constant([[2, 2]], tf.int64), tf.constant([5, 7, 1, 9], tf.int64)
+    packed, routed = route(replicas, {"a": [5, 7], "b": [1, 9]})
     message, lengths, row_bytes = exchange.pull_rows(
-        owners, sizes, keys, True, with_summary, wire_dtype
+        owners, routed.sizes, routed.keys, True, with_summary, wire_dtype
     )
     assert lengths.numpy().tolist() == [message.shape[0]]
-    exchange.store_read_only(replicas, SendBuffer(sizes, keys, message))
+    store(replicas, packed, routed, message)
     return owners, replicas, int(row_bytes[0])
 
 
@@ -291,8 +303,7 @@ def test_pulled_rows_are_stored_and_slots_travel_only_if_told_to(rule, with_summ
 
 
 def test_what_travels_changes_without_a_new_trace():
-    handles, keys = make_tables(), tf.constant([5, 7, 1], tf.int64)
-    sizes = tf.constant([[2, 1]], tf.int64)
+    handles, replicas = make_tables(), make_tables()
     exchange.apply_rows(handles, send_buffer([[2, 1]], [5, 7, 1], np.ones(8)), RATE)
     with_summary, wire_dtype = tf.Variable(False), tf.Variable(0)
     traces = []
@@ -300,10 +311,16 @@ def test_what_travels_changes_without_a_new_trace():
     @tf.function
     def serve_and_store():
         traces.append(1)
+        packed, routed = route(replicas, {"a": [5, 7], "b": [1]})
         message, _, row_bytes = exchange.pull_rows(
-            handles, sizes, keys, False, with_summary.read_value(), wire_dtype.read_value()
+            handles,
+            routed.sizes,
+            routed.keys,
+            False,
+            with_summary.read_value(),
+            wire_dtype.read_value(),
         )
-        exchange.store_read_only(handles, SendBuffer(sizes, keys, message))
+        store(replicas, packed, routed, message)
         return row_bytes[0]
 
     assert serve_and_store() == 1 + 2 * 3 * 4 + 1 + 2 * 4
@@ -317,11 +334,11 @@ def test_what_travels_changes_without_a_new_trace():
 
 
 def test_rows_that_are_as_they_start_do_not_travel():
-    handles, keys = make_tables(), tf.constant([5, 7, 1], tf.int64)
-    sizes, replicas = tf.constant([[2, 1]], tf.int64), make_tables()
-    message, _, row_bytes = exchange.pull_rows(handles, sizes, keys, True, True)
+    handles, replicas = make_tables(), make_tables()
+    packed, routed = route(replicas, {"a": [5, 7], "b": [1]})
+    message, _, row_bytes = exchange.pull_rows(handles, routed.sizes, routed.keys, True, True)
     assert row_bytes.numpy().tolist() == [2] and message.numpy()[32:].tolist() == [0] * 992
-    exchange.store_read_only(replicas, SendBuffer(sizes, keys, message))
+    store(replicas, packed, routed, message)
     for own, replica in zip(handles, replicas, strict=True):
         np.testing.assert_array_equal(
             table.export_table(own)["rows"], table.export_table(replica)["rows"]
@@ -331,45 +348,49 @@ def test_rows_that_are_as_they_start_do_not_travel():
 @pytest.mark.parametrize("counts", [(9, 0), (0, 1), (8, 17), (0, 0)])
 def test_rows_of_no_table_are_stored_as_pulled_ones_are(counts):
     replicas, random = make_tables(), np.random.default_rng(3)
-    rows = [
+    wanted = [
         random.normal(size=(count, config.dim)).astype(np.float32)
         for count, config in zip(counts, TABLES, strict=True)
     ]
-    keys = tf.constant(np.concatenate([np.arange(count) for count in counts]), tf.int64)
+    inputs = dict(zip("ab", map(np.arange, counts), strict=True))
+    packed, routed = route(replicas, inputs)
     specs = [tf.TensorSpec([None, config.dim], tf.float32) for config in TABLES]
-    packed = tf.function(exchange.pack_rows, input_signature=[specs])(rows)
-    rows_in = SendBuffer(tf.constant([counts], tf.int64), keys, packed)
-    exchange.store_read_only(replicas, rows_in)
-    for count, replica, wanted in zip(counts, replicas, rows, strict=True):
+    requested = tf.split(routed.keys, routed.sizes[0], num=len(TABLES))
+    rows = [tf.gather(of, keys) for of, keys in zip(wanted, requested, strict=True)]
+    store(replicas, packed, routed, tf.function(exchange.pack_rows, input_signature=[specs])(rows))
+    for count, replica, values in zip(counts, replicas, wanted, strict=True):
         copied = table.export_table(replica)
         np.testing.assert_array_equal(copied["keys"], np.arange(count))
-        np.testing.assert_array_equal(copied["rows"], wanted)
+        np.testing.assert_array_equal(copied["rows"], values)
 
 
 def test_no_rows_are_pulled_and_stored():
-    handles, none = make_tables(), tf.zeros([0], tf.int64)
-    sizes = tf.zeros([3, 2], tf.int64)
-    messages, lengths, row_bytes = exchange.pull_rows(handles, sizes, none, True, True)
+    handles = make_tables()
+    packed = features.pack({name: np.empty(0, np.int64) for name in "ab"}, SPECS)
+    routed = exchange.route_keys(handles, packed, LAYOUT, ranks=3)
+    messages, lengths, row_bytes = exchange.pull_rows(
+        handles, routed.sizes, routed.keys, True, True
+    )
     assert row_bytes.numpy().tolist() == [0, 0, 0] and lengths.numpy().tolist() == [1024] * 3
-    exchange.store_read_only(handles, SendBuffer(sizes, none, messages))
+    store(handles, packed, routed, messages)
     assert table.statistics(handles[0]).rows == 0
 
 
 def test_rows_of_other_keys_are_not_stored():
     handles, owners = make_tables(), make_tables()
-    sizes, keys = tf.constant([[1, 0]], tf.int64), tf.constant([5], tf.int64)
+    packed, routed = route(handles, {"a": [5], "b": []})
+    sizes, keys = routed.sizes, routed.keys
     exchange.apply_rows(owners, send_buffer([[1, 0]], [5], [1, 2, 3]), RATE)
     message, *_ = exchange.pull_rows(owners, sizes, keys, True, True)
-    others = SendBuffer(tf.constant([[1, 1]], tf.int64), tf.constant([5, 6], tf.int64), message)
     with pytest.raises(tf.errors.InvalidArgumentError, match="at least 1 bytes; left are 0"):
-        exchange.store_read_only(handles, others)
+        store(handles, *route(handles, {"a": [5], "b": [6]}), message)
     with pytest.raises(tf.errors.InvalidArgumentError, match="rank 0 say that they are 15 of 1024"):
-        exchange.store_read_only(handles, SendBuffer(sizes, keys, message[:-8]))
+        store(handles, packed, routed, message[:-8])
     for wrong in ({"with_summary": [True]}, {"wire_dtype": [0]}, {"wire_dtype": 4}):
         with pytest.raises(tf.errors.InvalidArgumentError, match=next(iter(wrong))):
             exchange.pull_rows(owners, sizes, keys, True, **{"with_summary": True, **wrong})
     assert table.statistics(handles[0]).rows == 0
-    exchange.store_read_only(handles, SendBuffer(sizes, keys, message))
+    store(handles, packed, routed, message)
     assert table.statistics(handles[0]).rows == 1
 
 
@@ -385,7 +406,7 @@ def test_a_lookup_of_pulled_rows_gives_what_one_of_the_rows_gives(training, coun
     single = tf.constant([5, 7, 5, 6][:count], tf.int64)
     packed = features.pack({"a": single, "b": bags}, SPECS)
     layout = dataclasses.replace(LAYOUT, combiners=("sum", "mean"))
-    routed = exchange.route_keys(replicas, packed, layout, 1, skip_read_only=training)
+    routed = exchange.route_keys(replicas, packed, layout, 1)
     message, *_ = exchange.pull_rows(owners, routed.sizes, routed.keys, training, False)
     pooled, plan = exchange.look_up_pulled(replicas, packed, layout, routed, message, training)
     wanted, own = table.lookup(plain, packed, layout)

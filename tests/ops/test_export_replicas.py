@@ -1,4 +1,4 @@
-"""What is exported of replicas: all that is known of them, but values only where they are read."""
+"""Replicas are exported without their values, and imported with their flags."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from slipstream_tf import Table
 from slipstream_tf.config import Retention, Storage
 from slipstream_tf.ops import table as table_ops
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.ops.update_policy import READ_ONLY, SATURATED
+from slipstream_tf.ops.update_policy import SATURATED
 from slipstream_tf.optimizers import Adagrad
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.replicas import Replicas, ReplicatingStore
 
 SPECS = [FeatureSpec("f", "t", "sum")]
 KEYS = np.array([2, 3, 5, 7, 11])
-FLAGS = np.array([0, READ_ONLY, SATURATED, READ_ONLY | SATURATED, 0], np.uint8)
+FLAGS = np.array([0, SATURATED, SATURATED, 0, SATURATED], np.uint8)
 
 
 def trained(steps: int = 1) -> Replicas:
@@ -36,34 +36,28 @@ class OfReplicas(ReplicatingStore):
         self.tables, self._replicas = replicas.tables, replicas
 
 
-def test_values_come_of_read_only_ones_alone() -> None:
+def test_replicas_are_exported_without_values() -> None:
     store = trained()
     whole = store.export_table("t", flush=False)
     found = OfReplicas(store).export_copies("t")
     np.testing.assert_array_equal(found.pop("marks"), FLAGS)
-    is_read = (FLAGS & READ_ONLY) > 0
+    assert set(whole) - set(found) == {"rows", "slots"} and len(found["last_used"]) == KEYS.size
     for name, values in found.items():
-        expected = whole[name][is_read] if name in ("rows", "slots") else whole[name]
-        np.testing.assert_array_equal(values, expected, name)
-    assert len(found["rows"]) == 2 and len(found["last_used"]) == KEYS.size
+        np.testing.assert_array_equal(values, whole[name], name)
 
 
 @pytest.mark.parametrize("takes_flags", [True, False])
 def test_they_come_back_with_their_flags_or_those_of_now(takes_flags: bool) -> None:
     old, new = OfReplicas(trained()), OfReplicas(trained(3))
-    new._replicas.set_row_flags("t", KEYS[:2], np.array([SATURATED | READ_ONLY, 0], np.uint8))
-    new._replicas.read_only["t"] = 1
+    new._replicas.set_row_flags("t", KEYS[:2], np.array([SATURATED, 0], np.uint8))
     new.import_copies("t", old.export_copies("t"), takes_flags)
-    # A row without values is never read-only.
     now = FLAGS if takes_flags else np.array([SATURATED, 0, 0, 0, 0])
     np.testing.assert_array_equal(new._replicas.row_flags("t", KEYS), now)
-    assert new.read_only_keys("t") == int(takes_flags)
     found, whole = (s._replicas.export_table("t", flush=False) for s in (new, old))
-    is_read = (FLAGS & READ_ONLY) > 0
+    for name in ("rows", "slots"):
+        assert found[name].shape == whole[name].shape and not found.pop(name).any()
     for name, values in found.items():
-        taken = is_read if name in ("rows", "slots") else slice(None)
-        np.testing.assert_array_equal(values[taken], whole[name][taken], name)
-    assert not found["rows"][~is_read].any()
+        np.testing.assert_array_equal(values, whole[name], name)
 
 
 def test_rows_on_a_disk_are_refused(tmp_path) -> None:
@@ -77,5 +71,5 @@ def test_a_table_without_eviction_has_no_times_of_use() -> None:
     store = NativeStore([Table("t", 4, retention=Retention(8))], Adagrad(0.5))
     store.write_rows("t", KEYS, np.ones((KEYS.size, 4), np.float32))
     found = table_ops.export_replicas(store._handle_of("t"))
-    assert found["keys"].tolist() == KEYS.tolist() and found["rows"].shape == (0, 4)
+    assert found["keys"].tolist() == KEYS.tolist()
     assert found["last_used"].size == 0 and not found["marks"].any()

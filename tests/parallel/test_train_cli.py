@@ -114,7 +114,6 @@ def test_ranks_stop_together_with_the_best(run_ranks: Any, placement: str, tmp_p
     [
         # Which inputs are skipped depends on how far ahead of a window's end data has been read.
         ("--policies=defer_gradients", "--window_steps=3"),
-        # An evaluation renews read-only replicas: a run that has any goes another way after it.
         ("--placement=sharded",),
     ],
     ids=["replicated", "sharded"],
@@ -174,7 +173,7 @@ def test_keys_sent_ahead(run_ranks: Any, skips: bool, tmp_path: Path) -> None:
     """They change no result, but for skipping, whose thresholds come a batch later."""
     flags = ["--placement=sharded"]
     if skips:
-        flags += ["--policies=skip_examples,cache_rows", *SKIPPING[1:]]
+        flags += SKIPPING
     ahead, _ = train_on_two(run_ranks, tmp_path / "ahead", *flags, "--prefetch")
     inputs = ahead["examples"]
     assert ahead["settings"]["prefetch"] is True

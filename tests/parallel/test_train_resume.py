@@ -21,8 +21,8 @@ SMALL = (
 WAYS = {
     "replicated": ("--policies=skip_examples,defer_gradients",),
     "sharded": (
-        "--policies=defer_gradients,cache_rows", "--placement=sharded", "--capacity=70",
-        "--eviction=lfu", "--evaluate_every=9", "--cache_max_drift=1",
+        "--policies=defer_gradients", "--placement=sharded", "--capacity=70", "--eviction=lfu",
+        "--evaluate_every=9",
     ),
 }  # fmt: skip
 
@@ -98,8 +98,6 @@ def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> N
         assert without_times(resumed[name]) == numbers(without_times(straight[name])), name
     assert len(resumed["windows"]) == len(straight["windows"]) > 5
     assert resumed["examples"]["seen"] == 3_000
-    read_only = [window["read_only_keys"] for window in straight["windows"]]
-    assert (max(read_only) > 0) == (way == "sharded"), read_only
     sent, before = resumed["ranks"]["bytes"], straight["ranks"]["bytes"]
     for kind in ("gradients", "deferred", "rows"):
         assert sent[kind] == pytest.approx(before[kind], rel=0.01), kind

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "cc_ops/core/base/simd_clones.h"
-#include "cc_ops/core/base/status.h"
 #include "cc_ops/core/exchange/send_buffer.h"
 #include "cc_ops/core/table/embedding_table.h"
 #include "cc_ops/core/update/update_loop.h"
@@ -51,11 +50,6 @@ void FindAhead(const BufferPart& part, Find find, Use use) {
     if (next.row != nullptr) PrefetchBytes(next.row, row_bytes);
   }
 }
-
-// Evicts rows for the keys' rows, but for those of `ignored_rank`; -1: for all. is_access: see
-// WantedKeys.
-Status EvictForParts(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
-                     int ignored_rank, bool is_access = false);
 
 }  // namespace slipstream
 

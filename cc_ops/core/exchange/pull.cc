@@ -4,8 +4,11 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cc_ops/core/exchange/buffer_parts.h"
+#include "cc_ops/core/table/eviction.h"
 #include "cc_ops/core/table/out_of_memory.h"
 #include "cc_ops/core/table/table_locks.h"
 
@@ -24,6 +27,16 @@ void PackPart(const BufferPart& part, const PullOptions& options, std::vector<ui
             [&](int64_t i, const FoundRow& found) { packer.Add(part.keys[i], found.row); });
 }
 
+// A table's keys in the requests of all ranks.
+std::vector<int64_t> KeysOf(const std::vector<EmbeddingTable*>& tables,
+                            const SendBufferView& requests, const EmbeddingTable* table) {
+  std::vector<int64_t> keys;
+  ForEachPart(tables, requests, [&](const BufferPart& part) {
+    if (part.table == table) keys.insert(keys.end(), part.keys, part.keys + part.rows);
+  });
+  return keys;
+}
+
 }  // namespace
 
 Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& requests,
@@ -33,16 +46,18 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
   const ExclusiveTableLocks locks(tables);
   try {
     if (options.create_missing) {
-      status = EvictForParts(tables, requests, -1, /*is_access=*/true);
+      std::vector<WantedKeys> wanted;
+      for (EmbeddingTable* table : tables) {
+        if (!MayOverflow(*table, requests.num_keys)) continue;
+        wanted.push_back({table, KeysOf(tables, requests, table), /*is_access=*/true});
+      }
+      status = EvictFor(std::move(wanted), "the ranks' batches need");
       if (!status.ok()) return status;
       for (EmbeddingTable* table : tables) table->BeginLookup();
     }
     for (EmbeddingTable* table : tables) {
       if (table->rows().spilled() == nullptr) continue;
-      std::vector<int64_t> keys;
-      ForEachPart(tables, requests, [&](const BufferPart& part) {
-        if (part.table == table) keys.insert(keys.end(), part.keys, part.keys + part.rows);
-      });
+      const std::vector<int64_t> keys = KeysOf(tables, requests, table);
       status = table->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
                                      /*reads=*/!options.create_missing, "ranks request",
                                      options.parallel);

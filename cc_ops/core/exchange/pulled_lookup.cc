@@ -12,8 +12,7 @@
 namespace slipstream {
 namespace {
 
-// Calls fn(part, &unpacker) of the part's rows for every part; they were checked. What it leaves is
-// skipped.
+// Calls fn(part, &unpacker) for every part, which reads all rows of the part; they were checked.
 template <class Fn>
 void ForEachPulledPart(const std::vector<EmbeddingTable*>& tables, const SendBufferView& keys,
                        const std::vector<RowsView>& rows, Fn fn) {
@@ -35,29 +34,19 @@ struct RoutedKey {
   size_t part;
 };
 
-// Where a plan's keys come from: those of the buckets [first, last).
-std::vector<RoutedKey> RouteBuckets(const LookupPlan& plan, const RouteOptions& options,
-                                    int64_t first, int64_t last, std::vector<PlannedKey>* local) {
+// The owners of a plan's keys: of the buckets [first, last).
+std::vector<RoutedKey> RouteBuckets(const LookupPlan& plan, int ranks, int64_t first,
+                                    int64_t last) {
   const size_t num_tables = plan.tables.size();
   std::vector<RoutedKey> routed;
   for (int64_t b = first; b < last; ++b) {
     const size_t t = static_cast<size_t>(b / kNumShards);
-    const EmbeddingTable& table = *plan.tables[t];
-    const ShardFlags& flags = *table.flags().shard(b % kNumShards);
-    const bool may_be_here = options.skip_read_only && flags.any();
     const int64_t begin = plan.unique_begin[b];
     int64_t use = begin;
     for (int64_t u = begin; u < begin + plan.unique_count[b]; ++u) {
       const PlannedKey planned = {u, plan.uses_end[u] - use};
       use = plan.uses_end[u];
-      const int64_t key = plan.unique_key[u];
-      uint32_t index = 0;
-      if (may_be_here && table.rows().Find(key, &index) != nullptr &&
-          (flags.Of(index) & kReadOnlyReplica) != 0) {
-        local->push_back(planned);
-        continue;
-      }
-      const size_t owner = static_cast<size_t>(OwnerOf(key, options.ranks));
+      const size_t owner = static_cast<size_t>(OwnerOf(plan.unique_key[u], ranks));
       routed.push_back({planned, owner * num_tables + t});
     }
   }
@@ -111,16 +100,6 @@ Status StorePulled(const PulledMessages& messages, const std::vector<RowsView>& 
                       });
                       planned += part.rows;
                     });
-  for (const PlannedKey& key : workspace->local) {
-    const auto bucket =
-        std::upper_bound(plan->unique_begin.begin(), plan->unique_begin.end(), key.unique) -
-        plan->unique_begin.begin() - 1;
-    RowStore& store = plan->tables[static_cast<size_t>(bucket / kNumShards)]->rows();
-    uint32_t index = 0;
-    StoredRow* row = store.FindOrInsert(plan->unique_key[static_cast<size_t>(key.unique)],
-                                        static_cast<float>(key.uses), &index);
-    set_row(key, row, index);
-  }
   return OkStatus();
 }
 
@@ -151,9 +130,8 @@ void UnpackPulled(const PulledMessages& messages, const std::vector<RowsView>& r
 
 Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
                  const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
-                 const RouteOptions& options, const Parallel& parallel, LookupWorkspace* workspace,
+                 int ranks, const Parallel& parallel, LookupWorkspace* workspace,
                  SendBuffer* requests) {
-  const SharedTableLocks locks(replicas);
   try {
     const Status status = SortKeys(replicas, features, combiners, parallel, workspace);
     if (!status.ok()) return status;
@@ -162,13 +140,12 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
     const LookupPlan& plan = workspace->plan;
     const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
     std::vector<std::vector<RoutedKey>> routed(static_cast<size_t>(parallel.threads));
-    std::vector<std::vector<PlannedKey>> local(static_cast<size_t>(parallel.threads));
     parallel.run(parallel.threads, [&](int task) {
-      routed[task] = RouteBuckets(plan, options, bounds[task], bounds[task + 1], &local[task]);
+      routed[task] = RouteBuckets(plan, ranks, bounds[task], bounds[task + 1]);
     });
     // A counting sort by part.
-    requests->ranks = options.ranks;
-    requests->sizes.assign(static_cast<size_t>(options.ranks) * replicas.size(), 0);
+    requests->ranks = ranks;
+    requests->sizes.assign(static_cast<size_t>(ranks) * replicas.size(), 0);
     for (const std::vector<RoutedKey>& of_task : routed) {
       for (const RoutedKey& one : of_task) ++requests->sizes[one.part];
     }
@@ -182,14 +159,12 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
     requests->keys.resize(static_cast<size_t>(total));
     requests->values.clear();
     workspace->requested.resize(static_cast<size_t>(total));
-    workspace->local.clear();
-    for (size_t task = 0; task < routed.size(); ++task) {
-      for (const RoutedKey& one : routed[task]) {
+    for (const std::vector<RoutedKey>& of_task : routed) {
+      for (const RoutedKey& one : of_task) {
         const auto at = static_cast<size_t>(next[one.part]++);
         workspace->requested[at] = one.key;
         requests->keys[at] = plan.unique_key[static_cast<size_t>(one.key.unique)];
       }
-      workspace->local.insert(workspace->local.end(), local[task].begin(), local[task].end());
     }
   } catch (const std::bad_alloc&) {
     return OutOfMemory("sorting the keys of a batch", replicas);
@@ -206,9 +181,6 @@ Status LookUpPulled(const std::vector<FeatureView>& features,
     std::vector<RowsView> rows;
     Status status = CheckRequested(*workspace, LayoutOf(features, combiners), messages.keys);
     if (!status.ok()) return status;
-    if (!training && !workspace->local.empty()) {
-      return InvalidArgument("an evaluation reads no replicas: all its keys are requested");
-    }
     status = ReadMessages(tables, messages, &rows);
     if (!status.ok()) return status;
     const ExclusiveTableLocks locks(tables);
@@ -221,33 +193,6 @@ Status LookUpPulled(const std::vector<FeatureView>& features,
     DeliverRows(features, combiners, outputs, parallel, workspace);
   } catch (const std::bad_alloc&) {
     return OutOfMemory("looking up rows that were pulled", tables);
-  }
-  return OkStatus();
-}
-
-Status StoreReadOnly(const std::vector<EmbeddingTable*>& replicas, const PulledMessages& messages,
-                     int ignored_rank) {
-  try {
-    std::vector<RowsView> rows;
-    Status status = ReadMessages(replicas, messages, &rows);
-    if (!status.ok()) return status;
-    const ExclusiveTableLocks locks(replicas);
-    status = EvictForParts(replicas, messages.keys, ignored_rank);
-    if (!status.ok()) return status;
-    const auto store = [&](const BufferPart& part, RowUnpacker* unpacker) {
-      if (part.rank == ignored_rank) return;
-      EmbeddingTable* table = part.table;
-      const auto find = [&](int64_t i, uint32_t* index) {
-        return table->rows().FindOrInsert(part.keys[i], 0.f, index);
-      };
-      FindAhead(part, find, [&](int64_t i, const FoundRow& found) {
-        table->flags().AddReadOnly(part.keys[i], found.index, table->rows());
-        unpacker->Next(part.keys[i], found.row);
-      });
-    };
-    ForEachPulledPart(replicas, messages.keys, rows, store);
-  } catch (const std::bad_alloc&) {
-    return OutOfMemory("storing replicas", replicas);
   }
   return OkStatus();
 }

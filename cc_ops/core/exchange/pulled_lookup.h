@@ -18,17 +18,13 @@
 
 namespace slipstream {
 
-// Plans the lookup of a batch, and finds the distinct keys that must be requested, by owner: all
-// without a read-only replica. replicas: the tables that training batches are looked up in.
-// `requests` gets sizes and keys. The plan, in `workspace`, is for LookUpPulled. InvalidArgument
-// for more than kMaxBatch examples (key_sort.h). Takes the mutexes.
-struct RouteOptions {
-  int ranks = 1;
-  bool skip_read_only = true;  // false requests those, too
-};
+// Plans the lookup of a batch, and finds the distinct keys of each owner among `ranks` ranks.
+// replicas: the tables that training batches are looked up in. `requests` gets sizes and keys. The
+// plan, in `workspace`, is for LookUpPulled. InvalidArgument for more than kMaxBatch examples
+// (key_sort.h).
 Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
                  const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
-                 const RouteOptions& options, const Parallel& parallel, LookupWorkspace* workspace,
+                 int ranks, const Parallel& parallel, LookupWorkspace* workspace,
                  SendBuffer* requests);
 
 // What ranks sent for a lookup that RouteKeys planned.
@@ -47,11 +43,6 @@ Status LookUpPulled(const std::vector<FeatureView>& features,
                     const std::vector<Combiner>& combiners,
                     const std::vector<PooledOutput>& outputs, const PulledMessages& messages,
                     bool training, const Parallel& parallel, LookupWorkspace* workspace);
-
-// Stores rows that were pulled as read-only replicas, without counting accesses. ignored_rank:
-// whose rows are not stored; -1: none. Errors: as LookUpPulled. Takes the mutexes.
-Status StoreReadOnly(const std::vector<EmbeddingTable*>& replicas, const PulledMessages& messages,
-                     int ignored_rank);
 
 }  // namespace slipstream
 

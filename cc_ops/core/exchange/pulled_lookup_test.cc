@@ -26,12 +26,9 @@ struct Lookup {
     views[0].batch = views[0].num_keys = static_cast<int64_t>(keys.size());
     views[0].keys = keys.data();
   }
-  std::vector<int64_t> Route(EmbeddingTable* replicas, int ranks = 1, bool skip_read_only = true) {
-    RouteOptions options;
-    options.ranks = ranks;
-    options.skip_read_only = skip_read_only;
+  std::vector<int64_t> Route(EmbeddingTable* replicas, int ranks = 1) {
     EXPECT_TRUE(
-        RouteKeys({replicas}, views, {Combiner::kSum}, options, Parallel(), &workspace, &requests)
+        RouteKeys({replicas}, views, {Combiner::kSum}, ranks, Parallel(), &workspace, &requests)
             .ok());
     return requests.keys;
   }
@@ -47,19 +44,13 @@ struct Lookup {
   std::vector<float> pooled;
 };
 
-std::vector<int64_t> Route(EmbeddingTable* replicas, const std::vector<int64_t>& keys, int ranks,
-                           bool skip_read_only = true, std::vector<int64_t>* sizes = nullptr) {
-  Lookup lookup(keys);
-  lookup.Route(replicas, ranks, skip_read_only);
-  if (sizes != nullptr) *sizes = lookup.requests.sizes;
-  return lookup.requests.keys;
-}
-
 TEST(Route, RequestsDistinctKeysFromOwners) {
   auto replicas = MakeTable("sgd");
-  std::vector<int64_t> keys, sizes;
+  std::vector<int64_t> keys;
   for (int64_t i = 0; i < 500; ++i) keys.push_back(i * i % 97 - 20);
-  const std::vector<int64_t> requested = Route(replicas.get(), keys, 3, true, &sizes);
+  Lookup lookup(keys);
+  const std::vector<int64_t> requested = lookup.Route(replicas.get(), 3);
+  const std::vector<int64_t>& sizes = lookup.requests.sizes;
   EXPECT_EQ(std::set<int64_t>(requested.begin(), requested.end()),
             std::set<int64_t>(keys.begin(), keys.end()));
   EXPECT_EQ(std::set<int64_t>(requested.begin(), requested.end()).size(), requested.size());
@@ -71,7 +62,7 @@ TEST(Route, RequestsDistinctKeysFromOwners) {
   }
   EXPECT_EQ(index, requested.size());
   EXPECT_EQ(replicas->rows().size(), 0);
-  EXPECT_TRUE(Route(replicas.get(), {}, 2).empty());
+  EXPECT_TRUE(Lookup({}).Route(replicas.get(), 2).empty());
 }
 
 TEST(Replicas, AreWhatTheOwnerGave) {
@@ -102,12 +93,13 @@ TEST(Replicas, AreWhatTheOwnerGave) {
 
 TEST(Replicas, AreNoneOfAnEvaluation) {
   auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad", 50);
-  Request known({5});
-  ASSERT_TRUE(known.Pull({owner.get()}, true).ok());
-  ASSERT_TRUE(known.Store(replicas.get()).ok());
+  Lookup known({5});
+  Request of_known(known.Route(replicas.get()));
+  ASSERT_TRUE(of_known.Pull({owner.get()}, true).ok());
+  ASSERT_TRUE(known.LookUp(of_known, true).ok());
   RowLayout::Floats(owner->rows().Find(5))[0] = 42.f;
   Lookup lookup({6, 5, 5});
-  Request request(lookup.Route(replicas.get(), 1, false));
+  Request request(lookup.Route(replicas.get()));
   ASSERT_TRUE(request.Pull({owner.get()}, false).ok());
   ASSERT_TRUE(lookup.LookUp(request, false).ok());
   EXPECT_EQ(lookup.pooled[kDim], 42.f);
@@ -156,10 +148,8 @@ TEST(Replicas, GiveWhatALookupOfTheRowsGives) {
       const Parallel parallel = Threads(threads);
       ASSERT_TRUE(
           LookupForTraining(tables, views, combiners, outputs(&wanted), parallel, &plain).ok());
-      RouteOptions options;
-      options.ranks = ranks;
       SendBuffer requests;
-      ASSERT_TRUE(RouteKeys(copies, views, combiners, options, parallel, &pulled, &requests).ok());
+      ASSERT_TRUE(RouteKeys(copies, views, combiners, ranks, parallel, &pulled, &requests).ok());
       Request whole(requests.keys);
       whole.sizes = requests.sizes;
       std::vector<uint8_t> messages;
@@ -222,8 +212,7 @@ TEST(Replicas, AreThoseOfThePlansTables) {
   const std::vector<Combiner> combiners(2, Combiner::kSum);
   LookupWorkspace workspace;
   SendBuffer requests;
-  ASSERT_TRUE(
-      RouteKeys(tables, views, combiners, RouteOptions(), Parallel(), &workspace, &requests).ok());
+  ASSERT_TRUE(RouteKeys(tables, views, combiners, 1, Parallel(), &workspace, &requests).ok());
   EXPECT_EQ(requests.sizes, (std::vector<int64_t>{3, 2}));
   Request other(requests.keys);
   other.sizes = {2, 3};
@@ -238,20 +227,6 @@ TEST(Replicas, AreThoseOfThePlansTables) {
   EXPECT_EQ(first->rows().size() + second->rows().size(), 0);
 }
 
-TEST(Replicas, ThatAreReadOnlyAreNoneOfAnEvaluation) {
-  auto owner = MakeTable("sgd"), replicas = MakeTable("sgd");
-  Request settled({5});
-  ASSERT_TRUE(settled.Pull({owner.get()}, true).ok());
-  ASSERT_TRUE(settled.Store(replicas.get()).ok());
-  Lookup lookup({5, 6});
-  Request request(lookup.Route(replicas.get()));
-  ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
-  const Status status = lookup.LookUp(request, false);
-  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("an evaluation reads no replicas"), std::string::npos);
-}
-
-// Frozen ones, too: their slots may be read after the switch to judging movements.
 TEST(Replicas, WithoutSummaryNeverUnderestimateAMovement) {
   for (const std::string& kind : AllRuleNames()) {
     auto owner = MakeTable(kind), replicas = MakeTable(kind, 50);
@@ -268,50 +243,13 @@ TEST(Replicas, WithoutSummaryNeverUnderestimateAMovement) {
     // The owner's may have become smaller since. FTRL's rows are what their slots make of them.
     if (kind != "ftrl") rule.InitSlots(kDim, own + kDim);
     ASSERT_TRUE(request.Pull({owner.get()}, false, false).ok());
-    ASSERT_TRUE(request.Store(replicas.get()).ok());
+    lookup.Route(replicas.get());
+    ASSERT_TRUE(lookup.LookUp(request, true).ok());
     const float* replica = RowLayout::Floats(replicas->rows().Find(5));
     EXPECT_TRUE(std::equal(own, own + kDim, replica));
     EXPECT_GE(rule.Movement(0.1f, kDim, gradient.data(), replica),
               rule.Movement(0.1f, kDim, gradient.data(), own));
   }
-}
-
-TEST(Replicas, ReadOnlyOnesAreNotRequestedUntilFlagsAreSetAnew) {
-  auto owner = MakeTable("sgd"), replicas = MakeTable("sgd");
-  Request request({5, 6});
-  ASSERT_TRUE(request.Pull({owner.get()}, true, false).ok());
-  ASSERT_TRUE(request.Store(replicas.get()).ok());
-  std::vector<int64_t> accessed;
-  std::vector<float> counts;
-  replicas->rows().HotKeys(9, RowStore::HotKeyOrder::kByCount, Parallel(), &accessed, &counts);
-  EXPECT_TRUE(accessed.empty()) << "a replica is no access";
-  EXPECT_EQ(Route(replicas.get(), {5, 6, 7, 5}, 1), (std::vector<int64_t>{7}));
-  EXPECT_EQ(Route(replicas.get(), {5, 6, 7}, 1, false).size(), 3u);
-  EXPECT_TRUE(replicas->SetFlags(nullptr, nullptr, 0, Parallel()).ok());
-  EXPECT_EQ(Route(replicas.get(), {5, 6, 7}, 1).size(), 3u);
-  ASSERT_TRUE(request.Store(replicas.get(), 0).ok());
-  EXPECT_EQ(Route(replicas.get(), {5, 6, 7}, 1).size(), 3u);
-}
-
-TEST(Replicas, ReadOnlyOnesAreReadAsTheyAre) {
-  auto owner = MakeTable("sgd"), replicas = MakeTable("sgd");
-  Request settled({5, 6});
-  ASSERT_TRUE(settled.Pull({owner.get()}, true).ok());
-  ASSERT_TRUE(settled.Store(replicas.get()).ok());
-  const float before = RowLayout::Floats(owner->rows().Find(5))[0];
-  RowLayout::Floats(owner->rows().Find(5))[0] = 42.f;
-  Lookup lookup({7, 5, 5});
-  Request request(lookup.Route(replicas.get()));
-  EXPECT_EQ(request.keys, std::vector<int64_t>{7});
-  ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
-  ASSERT_TRUE(lookup.LookUp(request, true).ok());
-  EXPECT_EQ(lookup.pooled[kDim], before);
-  EXPECT_EQ(lookup.pooled[0], RowLayout::Floats(owner->rows().Find(7))[0]);
-  std::vector<int64_t> keys;
-  std::vector<float> counts;
-  replicas->rows().HotKeys(9, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
-  EXPECT_EQ(keys, (std::vector<int64_t>{5, 7}));
-  EXPECT_EQ(counts, (std::vector<float>{2.f, 1.f}));
 }
 
 TEST(Replicas, StayWithinTheirBound) {
@@ -323,11 +261,6 @@ TEST(Replicas, StayWithinTheirBound) {
     ASSERT_TRUE(lookup.LookUp(request, true).ok());
     EXPECT_LE(replicas->rows().size(), 8);
     for (const int64_t key : request.keys) EXPECT_NE(replicas->rows().Find(key), nullptr);
-    for (int64_t& key : request.keys) key += 50;
-    ASSERT_TRUE(request.Pull({owner.get()}, true, false).ok());
-    ASSERT_TRUE(request.Store(replicas.get()).ok());
-    EXPECT_LE(replicas->rows().size(), 8);
-    EXPECT_TRUE(replicas->SetFlags(nullptr, nullptr, 0, Parallel()).ok());
   }
 }
 
@@ -335,13 +268,14 @@ TEST(Replicas, RefuseRowsThatAreNotFinite) {
   for (const RowDtype dtype :
        {RowDtype::kFloat32, RowDtype::kBfloat16, RowDtype::kFloat16, RowDtype::kInt8}) {
     auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad");
-    Request request({1, 2});
+    Lookup lookup({1, 2});
+    Request request(lookup.Route(replicas.get()));
     ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
     RowLayout::Floats(owner->rows().Find(2))[3] = std::numeric_limits<float>::infinity();
     PullOptions pull;
     pull.format.dtype = dtype;
     ASSERT_TRUE(request.Pull({owner.get()}, pull).ok());
-    const Status status = request.Store(replicas.get());
+    const Status status = lookup.LookUp(request, true);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find("row of key 2 of table 't' that came from its owner is not"),
               std::string::npos)
@@ -352,13 +286,14 @@ TEST(Replicas, RefuseRowsThatAreNotFinite) {
 
 TEST(Replicas, RefuseMessagesThatDoNotFit) {
   auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad");
-  Request request({1, 2});
+  Lookup lookup({1, 2});
+  Request request(lookup.Route(replicas.get()));
   ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
   for (const int64_t key : {1, 2}) RowLayout::Floats(owner->rows().Find(key))[0] = 5.f;
   ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
   const Request whole = request;
   const auto refusal = [&] {
-    const Status status = request.Store(replicas.get());
+    const Status status = lookup.LookUp(request, true);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     return status.message();
   };
@@ -387,11 +322,13 @@ TEST(Replicas, RefuseMessagesThatDoNotFit) {
   request.message.resize(16);
   EXPECT_NE(refusal().find("16 bytes are left of 16"), std::string::npos);
   request = whole;
-  request.sizes = {1};
-  EXPECT_NE(refusal().find("sizes name 1 keys"), std::string::npos);
-  request.sizes = {-1};
-  EXPECT_NE(refusal().find("is -1"), std::string::npos);
-  EXPECT_EQ(request.Pull({owner.get()}, false).code(), StatusCode::kInvalidArgument);
+  for (const auto& [size, message] : {std::pair{1, "sizes name 1 keys"}, {-1, "is -1"}}) {
+    request.sizes = {size};
+    EXPECT_NE(refusal().find("the plan is of another batch"), std::string::npos);
+    const Status status = request.Pull({owner.get()}, false);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(message), std::string::npos) << status.message();
+  }
   EXPECT_EQ(replicas->rows().size(), 0);
 }
 

@@ -39,9 +39,9 @@ void Set(uint8_t* bits, int64_t index) {
   bits[index / 8] |= static_cast<uint8_t>(1u << (index % 8));
 }
 
-int64_t CountGiven(const uint8_t* given, int64_t begin, int64_t end) {
+int64_t CountGiven(const uint8_t* given, int64_t rows) {
   int64_t count = 0;
-  for (int64_t i = begin; i < end; ++i) count += IsSet(given, i);
+  for (int64_t i = 0; i < rows; ++i) count += IsSet(given, i);
   return count;
 }
 
@@ -79,7 +79,7 @@ Status CheckRowsOfRank(const std::vector<EmbeddingTable*>& tables, const SendBuf
     const int64_t rows = buffer.sizes[*part], left = view.num_bytes - at;
     int64_t wanted = NumBitBytes(rows);
     if (wanted <= left) {
-      wanted += CountGiven(view.bytes + at, 0, rows) * GivenRowBytes(*table, view.format);
+      wanted += CountGiven(view.bytes + at, rows) * GivenRowBytes(*table, view.format);
     }
     if (wanted > left) return TooShort(tables, buffer, *part, wanted, left);
     const Status status = CheckFiniteRows(*table, view.format, *key, rows, view.bytes + at);
@@ -191,7 +191,6 @@ RowUnpacker::RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t 
       format_(format),
       given_(bytes),
       bytes_(bytes + NumBitBytes(rows)),
-      rows_(rows),
       row_bytes_(GivenRowBytes(table, format)),
       copy_(static_cast<size_t>(table.rows().layout().floats())) {}
 
@@ -217,12 +216,6 @@ void RowUnpacker::Next(int64_t key, StoredRow* stored) {
   if (layout.is_floats()) return;
   layout.WriteValues(row, stored);
   layout.WriteSlots(row + dim, stored);
-}
-
-const uint8_t* RowUnpacker::End() {
-  bytes_ += CountGiven(given_, next_, rows_) * row_bytes_;
-  next_ = rows_;
-  return bytes_;
 }
 
 Status CheckPulledRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,

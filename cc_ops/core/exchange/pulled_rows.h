@@ -85,15 +85,15 @@ class RowUnpacker {
 
   // Writes the next row, with slots that stand for its own; without a summary 0.
   void Next(int64_t key, StoredRow* stored);
-  // Skips all rows that are left; returns the end of the bytes.
-  const uint8_t* End();
+  // The end of the bytes, after the last row.
+  const uint8_t* End() const { return bytes_; }
 
  private:
   const EmbeddingTable& table_;
   const RowFormat format_;
   const uint8_t* given_;
   const uint8_t* bytes_;
-  const int64_t rows_, row_bytes_;
+  const int64_t row_bytes_;
   int64_t next_ = 0;
   std::vector<float> copy_;  // of a row that does not lie in memory as floats
 };

@@ -99,8 +99,6 @@ TEST(PulledRows, ComeBackAsTheyWere) {
             }
           }
           EXPECT_EQ(unpacker.End(), bytes.data() + bytes.size());
-          RowUnpacker ignored_rank(*table, format, count, bytes.data() + 2);
-          EXPECT_EQ(ignored_rank.End(), bytes.data() + bytes.size());
         }
       }
     }

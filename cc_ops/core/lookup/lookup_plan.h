@@ -71,7 +71,7 @@ struct LookupWorkspace {
   // Of a lookup over ranks, see exchange/pulled_lookup.h.
   std::vector<int64_t> layout;  // of its features
   std::vector<int64_t> sizes;   // [ranks, tables], keys requested
-  std::vector<PlannedKey> requested, local;
+  std::vector<PlannedKey> requested;
   std::vector<float> rows;    // that lie in no table, as their layout says
   std::vector<float> copies;  // of rows that do not lie in memory as floats
   std::vector<const float*> row_of_position;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 namespace slipstream {
+
 void ShardFlags::Reserve(uint32_t index, int64_t rows) {
   if (index < flags_.size()) return;
   flags_.resize(std::max<size_t>(index + 1, static_cast<size_t>(rows)));
@@ -10,9 +11,7 @@ void ShardFlags::Reserve(uint32_t index, int64_t rows) {
 
 int64_t RowFlags::bytes() const {
   size_t bytes = last_.keys.capacity() * sizeof(int64_t) + last_.flags.capacity();
-  for (const ShardFlags& shard : shards_) {
-    bytes += shard.flags_.capacity();
-  }
+  for (const ShardFlags& shard : shards_) bytes += shard.flags_.capacity();
   return static_cast<int64_t>(bytes);
 }
 
@@ -75,11 +74,10 @@ void RowFlags::Set(const int64_t* keys, const uint8_t* flags, int64_t n, const P
   const bool is_remembered = Remember(wanted, create_missing);
 
   // A shard's flags are set by one task, in the order of the keys.
-  const uint8_t stays = are_changes ? kSaturated : 0;
   parallel.run(parallel.threads, [&](int task) {
     const TaskRange own = RangeOf(task, parallel.threads, kNumShards);
     for (int64_t s = own.begin; s < own.end; ++s) {
-      for (uint8_t& row : shards_[s].flags_) row &= stays;
+      if (!are_changes) std::fill(shards_[s].flags_.begin(), shards_[s].flags_.end(), 0);
     }
     for (int64_t i = 0; i < list.n; ++i) {
       const int64_t s = ShardOf(list.keys[i]);
@@ -97,9 +95,7 @@ void RowFlags::Set(const int64_t* keys, const uint8_t* flags, int64_t n, const P
 bool RowFlags::Remember(const View& list, bool create_missing) {
   last_generation_ = kNever;
   bool is_plain = !create_missing;
-  for (int64_t i = 0; i < list.n && is_plain; ++i) {
-    is_plain = (list.flags[i] & ~kSaturated) == 0 && (i == 0 || list.keys[i - 1] < list.keys[i]);
-  }
+  for (int64_t i = 1; i < list.n && is_plain; ++i) is_plain = list.keys[i - 1] < list.keys[i];
   if (!is_plain) {
     last_ = List();
     return false;
@@ -107,12 +103,6 @@ bool RowFlags::Remember(const View& list, bool create_missing) {
   last_.keys.assign(list.keys, list.keys + list.n);
   last_.flags.assign(list.flags, list.flags + list.n);
   return true;
-}
-
-void RowFlags::AddReadOnly(int64_t key, uint32_t index, const RowStore& rows) {
-  const int s = ShardOf(key);
-  shards_[s].Reserve(index, rows.shard(s)->index.size());
-  shards_[s].flags_[index] |= kReadOnlyReplica;
 }
 
 void RowFlags::Clear(int64_t key, uint32_t index) noexcept {

@@ -13,11 +13,10 @@
 namespace slipstream {
 
 enum RowFlag : uint8_t {
-  kSaturated = 1,        // its gradients are masked, or deferred by Trigger::kInterval
-  kReadOnlyReplica = 2,  // of another rank's row; it is read until flags are set again
+  kSaturated = 1,  // its gradients are masked, or deferred by Trigger::kInterval
 };
 
-constexpr uint8_t kAllFlags = kSaturated | kReadOnlyReplica;
+constexpr uint8_t kAllFlags = kSaturated;
 
 // Of the rows of one shard.
 class ShardFlags {
@@ -54,8 +53,6 @@ class RowFlags {
   // Throws std::bad_alloc: no flag has changed then, but some keys may have got their rows.
   void Set(const int64_t* keys, const uint8_t* flags, int64_t n, const Parallel& parallel,
            bool create_missing, RowStore* rows);
-  // Adds kReadOnlyReplica to a row, until the next Set. Throws std::bad_alloc, changing nothing.
-  void AddReadOnly(int64_t key, uint32_t index, const RowStore& rows);
   // Of a row that leaves.
   void Clear(int64_t key, uint32_t index) noexcept;
   // Of all rows, which are being replaced.
@@ -88,7 +85,7 @@ class RowFlags {
   std::vector<uint32_t> IndicesOf(const View& list, bool create_missing, bool takes_zeros,
                                   const Parallel& parallel, RowStore* rows);
   // Copies a list to `last_`, valid once `last_generation_` is set. False if the next Set cannot go
-  // by it: its keys are not ascending, it flags a replica, or it creates rows.
+  // by it: its keys are not ascending, or it creates rows.
   bool Remember(const View& list, bool create_missing);
 
   std::vector<ShardFlags> shards_;

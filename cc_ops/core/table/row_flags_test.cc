@@ -66,11 +66,6 @@ class FlaggedTable {
 
   bool Has(int64_t key) const { return table->rows().Find(key) != nullptr; }
 
-  void AddReadOnly(int64_t key) {
-    uint32_t index = 0;
-    if (table->rows().Find(key, &index)) table->flags().AddReadOnly(key, index, table->rows());
-  }
-
   Parallel parallel;
   std::unique_ptr<EmbeddingTable> table;
   LookupWorkspace workspace;
@@ -107,8 +102,6 @@ int FlagsAlike(int64_t capacity, uint64_t seed) {
       changes.Train(keys, gradient);
       anew.Train(keys, gradient);
     }
-    const int64_t copied = below(kKeys);
-    for (FlaggedTable* one : {&changes, &anew}) one->AddReadOnly(copied);
     if (below(4) != 0) {  // As in most windows, most keys are those of the one before.
       std::set<int64_t> others(hot.begin(), hot.end());
       for (int64_t i = below(5); i > 0; --i) others.erase(below(kKeys));
@@ -156,13 +149,12 @@ TEST(Flags, MayBeSetInAnyOrderAndAgain) {
   FlaggedTable flagged;
   flagged.Train({1, 2, 3, 4}, 1.f);
   const std::vector<int64_t> again = {4, 3, 3, 1, 1};
-  const std::vector<uint8_t> flags = {kReadOnlyReplica, kReadOnlyReplica, kSaturated,
-                                      kReadOnlyReplica, 0};
-  for (const uint8_t before : {0, 1, 2, 3}) {
+  const std::vector<uint8_t> flags = {kSaturated, 0, kSaturated, kSaturated, 0};
+  for (const uint8_t before : {0, 1}) {
     flagged.SetFlags({1, 2, 3, 4}, std::vector<uint8_t>(4, before));
     flagged.SetFlags(again, flags);
     EXPECT_EQ(flagged.Flags({1, 2, 3, 4}),
-              std::vector<uint8_t>({kReadOnlyReplica, 0, kSaturated, kReadOnlyReplica}));
+              std::vector<uint8_t>({kSaturated, 0, kSaturated, kSaturated}));
   }
 }
 

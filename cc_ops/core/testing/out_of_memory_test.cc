@@ -329,8 +329,6 @@ TEST(OutOfMemory, RowsArePulledAndStored) {
   const PulledMessages messages = {view, pulled.messages.data(),
                                    static_cast<int64_t>(pulled.messages.size())};
   const auto is_intact = [](const Image&, const Image&) { return true; };
-  FailEach<Trained>(
-      Made(), [&](Trained* t) { return StoreReadOnly(t->tables, messages, -1); }, is_intact);
 
   std::vector<FeatureView> views(1);
   views[0].batch = views[0].num_keys = sizes[0];
@@ -339,8 +337,8 @@ TEST(OutOfMemory, RowsArePulledAndStored) {
   const auto look_up = [&](Trained* t) {
     LookupWorkspace workspace;
     SendBuffer requests;
-    Status status = RouteKeys(t->tables, views, {Combiner::kSum}, RouteOptions(), kOneThread,
-                              &workspace, &requests);
+    Status status =
+        RouteKeys(t->tables, views, {Combiner::kSum}, 1, kOneThread, &workspace, &requests);
     if (!status.ok()) return status;
     // In the order in which they are requested.
     PulledRows rows;

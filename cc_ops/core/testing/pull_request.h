@@ -56,9 +56,6 @@ struct Request {
     }
     return status;
   }
-  Status Store(EmbeddingTable* replicas, int ignored_rank = -1) const {
-    return StoreReadOnly({replicas}, Messages(), ignored_rank);
-  }
   PulledMessages Messages() const {
     return {Keys(), message.data(), static_cast<int64_t>(message.size())};
   }

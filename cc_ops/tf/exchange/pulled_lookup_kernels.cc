@@ -26,8 +26,7 @@ class RouteKeysOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("num_tables", &num_tables));
     OP_REQUIRES_OK(c, inputs_.Init(c, num_tables));
     OP_REQUIRES_OK(c, combiners_.Init(c, inputs_.num_features()));
-    OP_REQUIRES_OK(c, c->GetAttr("ranks", &options_.ranks));
-    OP_REQUIRES_OK(c, c->GetAttr("skip_read_only", &options_.skip_read_only));
+    OP_REQUIRES_OK(c, c->GetAttr("ranks", &ranks_));
   }
   void Compute(tf::OpKernelContext* c) override {
     PlanVariant plan = {std::make_shared<TableResources>(), pool_->Take()};
@@ -38,9 +37,9 @@ class RouteKeysOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, inputs_.Read(c, &features, &batch));
     combiners_.TakeApart(&features);
     SendBuffer requests;
-    OP_REQUIRES_OK(c, ToAbsl(RouteKeys(tables, features, combiners_.list(), options_, ParallelOf(c),
+    OP_REQUIRES_OK(c, ToAbsl(RouteKeys(tables, features, combiners_.list(), ranks_, ParallelOf(c),
                                        plan.workspace.get(), &requests)));
-    const tf::TensorShape shape({options_.ranks, static_cast<int64_t>(tables.size())});
+    const tf::TensorShape shape({ranks_, static_cast<int64_t>(tables.size())});
     OP_REQUIRES_OK(c, Output(c, 0, shape, requests.sizes));
     OP_REQUIRES_OK(c, Output(c, 1, requests.keys));
     OP_REQUIRES_OK(c, OutputPlan(c, 2, std::move(plan)));
@@ -49,7 +48,7 @@ class RouteKeysOp : public tf::OpKernel {
  private:
   FeatureInputs inputs_;
   FeatureCombiners combiners_;
-  RouteOptions options_;
+  int ranks_ = 1;
   const std::shared_ptr<WorkspacePool> pool_ = std::make_shared<WorkspacePool>();
 };
 
@@ -90,28 +89,8 @@ class LookUpPulledOp : public LookupOpBase {
   bool training_ = true;
 };
 
-class StoreReadOnlyOp : public tf::OpKernel {
- public:
-  explicit StoreReadOnlyOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("ignored_rank", &ignored_rank_));
-  }
-  void Compute(tf::OpKernelContext* c) override {
-    TableResources resources;
-    std::vector<EmbeddingTable*> tables;
-    OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
-    const auto num_tables = static_cast<int>(tables.size());
-    PulledMessages messages;
-    OP_REQUIRES_OK(c, ReadPulled(c, num_tables, num_tables, &messages));
-    OP_REQUIRES_OK(c, ToAbsl(StoreReadOnly(tables, messages, ignored_rank_)));
-  }
-
- private:
-  int ignored_rank_ = -1;
-};
-
 SLIPSTREAM_CPU_KERNEL("SlipstreamRouteKeys", RouteKeysOp);
 SLIPSTREAM_CPU_KERNEL("SlipstreamLookUpPulled", LookUpPulledOp);
-SLIPSTREAM_CPU_KERNEL("SlipstreamStoreReadOnly", StoreReadOnlyOp);
 
 }  // namespace
 }  // namespace slipstream

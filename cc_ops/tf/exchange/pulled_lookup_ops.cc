@@ -15,7 +15,6 @@ REGISTER_OP("SlipstreamRouteKeys")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_COMBINERS_ATTR
     .Attr("num_tables: int >= 1")
     .Attr("ranks: int >= 1")
-    .Attr("skip_read_only: bool = true")
     .Output("request_sizes: int64")
     .Output("requests: int64")
     .Output("plan: variant")
@@ -35,7 +34,6 @@ REGISTER_OP("SlipstreamRouteKeys")
         "handles: scalars, of the tables of replicas that training batches are looked up in.\n"
         "combiners: per feature, as SlipstreamLookUpPulled has them.\n"
         "ranks: how many ranks own the keys, by hash.\n"
-        "skip_read_only: whether keys with a read-only replica are left out.\n"
         "request_sizes: [ranks, tables], keys for each rank.\n"
         "requests: [n], by rank, then by table.\n"
         "plan: scalar, for SlipstreamLookUpPulled.\n" SLIPSTREAM_FEATURE_DOC);
@@ -65,24 +63,5 @@ REGISTER_OP("SlipstreamLookUpPulled")
         "number for their slots have slots of 0, beside which a movement is not underestimated.\n"
         "training: whether accesses are counted, and the rows become replicas, for an update.\n"
         "looked_up: scalar, the plan for SlipstreamCollectGradients.\n" SLIPSTREAM_LOOKUP_DOC);
-
-REGISTER_OP("SlipstreamStoreReadOnly")
-    .Input("handles: num_tables * resource")
-    .Input("sizes: int64")
-    .Input("keys: int64")
-    .Input("messages: uint8")
-    .Attr("num_tables: int >= 1")
-    .Attr("ignored_rank: int >= -1 = -1")
-    .SetIsStateful()
-    .SetShapeFn(Shapes("[bytes]"))
-    .Doc(R"doc(
-Stores rows that were pulled as replicas, which are read without a request until flags are set anew.
-
-handles: scalars, of the tables of replicas.
-sizes: [ranks, tables], rows from each rank.
-keys: [n], by rank, then by table.
-messages: from SlipstreamPullRows of each rank, rank 0 first.
-ignored_rank: a rank whose rows are not stored; -1: none.
-)doc");
 
 }  // namespace slipstream

@@ -220,30 +220,22 @@ absl::Status SpillsError(const EmbeddingTable& table) {
 // The first six outputs: of rows of entries, in their order.
 // valued: those of them whose rows and slots come; null: all.
 absl::Status OutputRows(tf::OpKernelContext* c, const EmbeddingTable& table,
-                        const std::vector<HashIndex::Entry>& entries,
-                        const std::vector<HashIndex::Entry>* valued = nullptr) {
+                        const std::vector<HashIndex::Entry>& entries, bool with_values = true) {
   const RowStore& rows = table.rows();
   const auto n = static_cast<int64_t>(entries.size());
-  const auto m = valued == nullptr ? n : static_cast<int64_t>(valued->size());
   const int64_t timed = rows.tracks_use() ? n : 0;
   ContentsRoom room = {};
-  float *values = nullptr, *slots = nullptr;
-  TF_RETURN_IF_ERROR(Allocate(c, 0, tf::TensorShape({n}), &room.keys));
-  TF_RETURN_IF_ERROR(Allocate(c, 1, tf::TensorShape({m, table.dim()}), &values));
-  TF_RETURN_IF_ERROR(Allocate(c, 2, tf::TensorShape({m, table.slots_per_row()}), &slots));
-  TF_RETURN_IF_ERROR(Allocate(c, 3, tf::TensorShape({n}), &room.counts));
-  TF_RETURN_IF_ERROR(Allocate(c, 4, tf::TensorShape({timed}), &room.last_used));
-  if (valued == nullptr) {
-    room.rows = values;
-    room.slots = slots;
-  } else {
-    std::vector<int64_t> keys(valued->size()), used(valued->size());
-    std::vector<float> counts(valued->size());
-    TF_RETURN_IF_ERROR(
-        ToAbsl(rows.Export(*valued, {keys.data(), values, slots, counts.data(), used.data()})));
+  int output = 0;
+  TF_RETURN_IF_ERROR(Allocate(c, output++, tf::TensorShape({n}), &room.keys));
+  if (with_values) {
+    const tf::TensorShape slots({n, table.slots_per_row()});
+    TF_RETURN_IF_ERROR(Allocate(c, output++, tf::TensorShape({n, table.dim()}), &room.rows));
+    TF_RETURN_IF_ERROR(Allocate(c, output++, slots, &room.slots));
   }
+  TF_RETURN_IF_ERROR(Allocate(c, output++, tf::TensorShape({n}), &room.counts));
+  TF_RETURN_IF_ERROR(Allocate(c, output++, tf::TensorShape({timed}), &room.last_used));
   TF_RETURN_IF_ERROR(ToAbsl(rows.Export(entries, room)));
-  return Output(c, 5, std::vector<int64_t>{table.updates().step(), rows.lookup_step()});
+  return Output(c, output, std::vector<int64_t>{table.updates().step(), rows.lookup_step()});
 }
 
 absl::Status Export(tf::OpKernelContext* c, EmbeddingTable* table) {
@@ -259,13 +251,11 @@ absl::Status ExportReplicas(tf::OpKernelContext* c, EmbeddingTable* table) {
   if (table->rows().spilled() != nullptr) return SpillsError(*table);
   const std::vector<HashIndex::Entry> entries = table->rows().Entries();
   std::vector<uint8_t> flags(entries.size());
-  std::vector<HashIndex::Entry> read_only;
   for (size_t i = 0; i < entries.size(); ++i) {
     flags[i] = table->flags().shard(ShardOf(entries[i].key))->Of(entries[i].index);
-    if ((flags[i] & kReadOnlyReplica) != 0) read_only.push_back(entries[i]);
   }
-  TF_RETURN_IF_ERROR(OutputRows(c, *table, entries, &read_only));
-  return Output(c, 6, flags);
+  TF_RETURN_IF_ERROR(OutputRows(c, *table, entries, /*with_values=*/false));
+  return Output(c, 4, flags);
 }
 
 absl::Status ExportChanges(tf::OpKernelContext* c, EmbeddingTable* table) {

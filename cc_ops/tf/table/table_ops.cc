@@ -243,22 +243,18 @@ steps: [2]: updates, lookups so far.
 REGISTER_OP("SlipstreamTableExportReplicas")
     .Input("handle: resource")
     .Output("keys: int64")
-    .Output("rows: float")
-    .Output("slots: float")
     .Output("counts: float")
     .Output("last_used: int64")
     .Output("steps: int64")
     .Output("flags: uint8")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[] -> [n], [m, d], [m, s], [n], [?], [2], [n]"))
+    .SetShapeFn(Shapes("[] -> [n], [n], [?], [2], [n]"))
     .Doc(R"doc(
-All of a table of replicas but the values of those that lookups request anew, sorted by key; nothing
-is flushed.
+Keys, access counts and flags of a table of replicas, sorted by key; nothing is flushed. The rows are
+not exported, because lookups request them again.
 
 handle: scalar.
 keys: [n].
-rows: [m, dim], of the read-only ones, in the order of their keys.
-slots: [m, slots per row], of the read-only ones.
 counts: [n], decayed access counts.
 last_used: [n] or [0], as of SlipstreamTableExport.
 steps: [2]: updates, lookups so far.

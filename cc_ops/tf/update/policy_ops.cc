@@ -50,7 +50,7 @@ Replaces the flags of a table's rows.
 
 handle: scalar.
 keys: [n]; rows that are not named have no flag.
-flags: [n]; bit 0: saturated, bit 1: read-only replica.
+flags: [n]; bit 0: saturated.
 create_missing: whether keys without a row that get a flag get a row; else they are skipped.
 )doc");
 

@@ -1,7 +1,7 @@
 """Stores of tables in NVIDIA's Sparse Operation Kit (SOK), whose rows are spread over ranks.
 
 In: variables of the user's that `SokStore` watches, or settings of tables that `SokEmbeddingStore`
-and `SokPooledStore` make. Out: the contracts of `stores.base`. SOK is imported when one is made.
+makes. Out: the contracts of `stores.base`. SOK is imported when one is made.
 """
 
 from slipstream_tf.stores.sok.library import (

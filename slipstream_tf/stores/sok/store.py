@@ -5,7 +5,8 @@ the optimizer. Out: access counts and hot rows for the saturation engine, and th
 to be applied.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,27 @@ import tensorflow as tf
 
 from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid, require_integer
-from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.features import FeatureSpec, PackedFeatures, pack
+from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores.access_counts import AccessCounts, EstimatedCounts, ExactCounts
 from slipstream_tf.stores.base import SlotLayout, table_contents
-from slipstream_tf.stores.replicas import ReadOnlyRows, most_accessed
-from slipstream_tf.stores.sok.library import wrap_optimizer
-from slipstream_tf.stores.sok.optimizers import SokRule, export_rows, own_part, replace_rows
-from slipstream_tf.stores.sok.table import SokTable, open_table
-from slipstream_tf.stores.sok.watched import WatchedTables
+from slipstream_tf.stores.by_key import UnchangedKeys
+from slipstream_tf.stores.sok.library import slots_of, wrap_optimizer
+from slipstream_tf.stores.sok.optimizers import (
+    SokMovements,
+    SokRule,
+    export_rows,
+    own_part,
+    replace_rows,
+)
+from slipstream_tf.stores.sok.table import SokTable, SpreadStore, open_table
+from slipstream_tf.stores.watching import WatchedGradients, WatchingStore
+
+# Sums that there is room for at first, in a table of few rows; more as it grows.
+_FEWEST_SUMS = 1 << 16
 
 
-class SokStore(WatchedTables):
+class SokStore(SpreadStore, WatchingStore):
     """Watches SOK's variables for saturation; it owns no rows and looks none up.
 
     For a training loop that exists already, three calls: `observe` the keys of a batch before (or
@@ -42,12 +53,9 @@ class SokStore(WatchedTables):
             slipstream.step()
 
     A key belongs to the rank that SOK puts its row on; there, gradients come in summed over the
-    ranks, and are masked or deferred. That saves the update, not what was sent before:
-    `lookup_sparse` sends as much for any keys. Keys are counted on the rank that looked them up.
-
-    `lookup`, in place of `sok.all2all_dense_embedding`, saves the exchange, too: while gradients of
-    saturated keys are masked, every rank reads the most accessed of those keys' rows from copies of
-    its own, which are made anew at each window's end.
+    ranks, and are masked or deferred. That saves the update, not the lookup or the exchange before
+    it. Lookups may be `sok.all2all_dense_embedding` or `sok.lookup_sparse`. Keys are counted on the
+    rank that looked them up.
 
     Gradients are deferred by interval under any optimizer; by movement where `optimizer` is given
     and is one of `SokMovements.known`: its slots then are made with the store, and those of a key
@@ -59,8 +67,7 @@ class SokStore(WatchedTables):
     was evicted all the same starts anew when it is read; SOK does not tell, and `gather` says of
     every key that it was found.
 
-    What `lookup` has SOK send is in the communicator's traffic; what the loop itself sends through
-    `sok` is not.
+    What the loop sends through `sok` is not in the communicator's traffic.
 
     Access counts are exact, in host memory, and those of at most `counted_keys` keys of a table,
     of which the least accessed is evicted for a new one. With `counts_on_device` they are estimates
@@ -72,7 +79,8 @@ class SokStore(WatchedTables):
         comm: as given.
     """
 
-    has_read_only_replicas = True
+    defers_at_owners = True
+    _movements = SokMovements()
 
     def __init__(
         self,
@@ -80,7 +88,6 @@ class SokStore(WatchedTables):
         optimizer: Any = None,
         comm: Any = None,
         counted_keys: int = 1 << 20,
-        replica_bytes: int = 128 << 20,
         counts_on_device: bool = False,
     ):
         """Starts with counts of zero and no saturated key.
@@ -94,7 +101,6 @@ class SokStore(WatchedTables):
             comm: the ranks that SOK spreads its rows over, from `distributed.init()`; None: this
                 process alone.
             counted_keys: keys of a table whose accesses are counted; at least those of a batch.
-            replica_bytes: of a table's rows that `lookup` reads from copies.
             counts_on_device: whether accesses are estimated where the table is, in 96 bytes for
                 each of `counted_keys` (rounded up to a power of two).
 
@@ -111,23 +117,23 @@ class SokStore(WatchedTables):
         self.optimizer, self.comm = optimizer, comm
         self._opened = {name: open_table(name, v) for name, v in _named(variables).items()}
         self._require_ranks(max(table.ranks for table in self._opened.values()))
-        require_integer("replica_bytes", replica_bytes, 0, None, "SokStore")
-        self._replica_bytes = replica_bytes
         self.tables = tuple(Table(name, dim=t.dim) for name, t in self._opened.items())
-        counter: AccessCounts
+        self._counter: AccessCounts
         if counts_on_device:
             devices = {name: table.variable.device for name, table in self._opened.items()}
-            counter = EstimatedCounts(devices, counted_keys)
+            self._counter = EstimatedCounts(devices, counted_keys)
         else:
-            counter = ExactCounts(self._opened, counted_keys)
-        self._watch(optimizer, counter)
-        self._rule = SokRule(optimizer)
-        self._read_only = {
-            name: ReadOnlyRows(table.dim, table.variable.device)
+            self._counter = ExactCounts(self._opened, counted_keys)
+        self._updater, self._rule = optimizer, SokRule(optimizer)
+        self._table_of = {id(table.variable): name for name, table in self._opened.items()}
+        self._unchanged = {name: UnchangedKeys() for name in self._opened}
+        self._watched = {
+            name: WatchedGradients(name, table.dim, table.variable.device)
             for name, table in self._opened.items()
         }
-        # Tables that `lookup` reads: replicas are made of no others.
-        self._looked_up: set[str] = set()
+        if self._movements.unknown(optimizer) is None:
+            dynamic = [t.variable for t in self._opened.values() if t.is_dynamic]
+            self._movements.prepare(optimizer, dynamic)
 
     @property
     def opened(self) -> tuple[SokTable, ...]:
@@ -149,42 +155,155 @@ class SokStore(WatchedTables):
         specs = [FeatureSpec(name, name)]
         self.count_accesses(pack({name: tf.reshape(keys, [-1])}, specs), specs)
 
-    def lookup(self, table: str, keys: tf.Tensor) -> tf.Tensor:
-        """Looks up rows through SOK, but for those that this rank has a copy of; a collective.
+    def count_accesses(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
+        """Counts the accesses of a batch of several features; `Slipstream.observe` does so.
+
+        Args:
+            packed: the keys, from `features.pack` with the same specs.
+            specs: the features, in order.
+        """
+        self._counter.count(packed, specs)
+
+    def withhold(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Masks or defers gradients of watched variables; call it before the optimizer.
+
+        Args:
+            grads_and_vars: pairs of gradient and variable. Those of other variables, and gradients
+                of None, are returned as they are.
+
+        Returns:
+            The pairs, in their order.
+        """
+        return [
+            (gradient, variable)
+            if gradient is None or id(variable) not in self._table_of
+            else (self.mask_gradients(self._table_of[id(variable)], gradient), variable)
+            for gradient, variable in grads_and_vars
+        ]
+
+    def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Sums the rows of each key, and masks or defers those of saturated keys.
 
         Args:
             table: name of the table.
-            keys: int64 [n].
+            gradients: of the table's variable, as SOK gave them: indices of this rank's own rows.
 
         Returns:
-            float32 [n, dim], as `sok.all2all_dense_embedding` gives them. No gradient flows to
-            copies.
+            Slices with ascending indices, each once, and the same `dense_shape`: what is to be
+            applied now, deferred gradients that are due included.
+
+        Raises:
+            ValueError: there is no such table.
+            TypeError: these are no sparse gradients.
         """
+        # What came from other ranks has no shape in a graph.
+        shaped = tf.IndexedSlices(
+            tf.ensure_shape(gradients.values, [None, self._table(table).dim]),
+            tf.ensure_shape(gradients.indices, [None]),
+            gradients.dense_shape,
+        )
+        return super().mask_gradients(table, shaped)
+
+    def _movement(self, table: str, keys: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
+        if not self._table(table).is_dynamic:
+            # Of a branch that no policy takes.
+            return tf.fill(tf.shape(keys), np.float32(np.inf))
+        return super()._movement(table, keys, sums)
+
+    def _variable(self, table: str) -> Any:
+        return self._table(table).variable
+
+    def _rows_of(self, table: str, keys: np.ndarray) -> np.ndarray:
+        return self._table(table).indices(keys)
+
+    def _keys_of(self, table: str, rows: np.ndarray) -> np.ndarray:
+        return self._table(table).keys_of(rows)
+
+    def _is_own(self, table: str, keys: np.ndarray) -> np.ndarray:
         found = self._table(table)
-        self._looked_up.add(table)
-        return self._read_only[table].look_up(keys, lambda k: self._lookup(found, k))
+        return found.owners(keys) == found.rank
 
-    def set_read_only(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-        """Gives every rank copies of rows that `lookup` reads until `set_row_flags`; a collective.
+    def _known_rate(self) -> Any:
+        is_known = self._movements.unknown(self._updater) is None
+        return self._movements.learning_rate(self._updater) if is_known else 0.0
 
-        Rows are copied while their gradients are masked, and where `lookup` is used.
+    def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
+        """Replaces a table's saturated keys; see `TrackedStore.set_row_flags`."""
+        found, watched = self._table(table), self._watched[self._require(table)]
+        before = watched.saturated
+        super().set_row_flags(table, keys, flags)
+        # Of the window that ends, too: keys that are no longer masked would else be evicted before
+        # they are written again.
+        touched = np.union1d(before, watched.saturated)
+        found.touch(touched, slots_of(self._updater, found.variable).values())
+        # What was deferred under another policy leaves with the next step.
+        if watched.masks and not watched.buffer.state().num_deferred:
+            self._unchanged[table].replace(np.unique(watched.saturated), time.time())
+        else:
+            self._unchanged[table].forget()
+
+    def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
+        """Says whether gradients of saturated keys are masked or deferred, from the next step on.
+
+        Raises:
+            ValueError: gradients are to be deferred by movement, and nobody knows how far the
+                optimizer would move the rows; or moments are to decay, or ranks to be simulated:
+                the optimizer is not the store's.
+        """
+        masked = self._watched[self._require(table)].masks
+        super().set_update_policy(table, policy)
+        if not (masked and self._watched[table].masks):
+            self._unchanged[table].forget()
+
+    def _require_movement(self, table: str, policy: UpdatePolicy, optimizer: Any) -> None:
+        if policy.mode != "defer" or policy.trigger != "movement":
+            return
+        allowed, unknown = "", self._movements.unknown(optimizer)
+        if unknown is not None:
+            allowed = (
+                "Interval(...), or a store with one of these optimizers: "
+                f"{self._movements.known}; it has {unknown}"
+            )
+        elif not self._table(table).is_dynamic:
+            allowed = "Interval(...): SOK's optimizers update its dynamic variables only"
+        if allowed:
+            raise invalid("until", "Movement", self._place_of(table), allowed)
+
+    def _most_deferred(self, table: str) -> int:
+        found = self._table(table)
+        # All the sums that fit the budget would take its memory at once.
+        return max(2 * found.size(), _FEWEST_SUMS) if found.is_dynamic else found.size()
+
+    def unchanged_since(self, table: str, moment: float) -> np.ndarray:
+        """Returns int64 [n]: keys of this rank whose gradients have been masked since a time.
+
+        Their rows were written since, once a window, but as they are.
 
         Args:
-            hot: table -> keys int64 [n] and access counts float32 [n] over all ranks, by count
-                descending; tables not named freeze nothing.
+            table: name of the table.
+            moment: in seconds since 1970.
         """
-        if self._ranks == 1:
-            return
-        for name, found in self._opened.items():
-            if name in hot and name in self._looked_up and self._watched[name].masks:
-                most = self._replica_bytes // (4 * found.dim)
-                keys = most_accessed(hot, name, most, self.least_accesses)
-                everyones, rows = self._everyones(found, keys)
-                self._read_only[name].assign(everyones.numpy(), rows.numpy())
+        return self._unchanged[self._require(table)].since(moment)
 
-    def read_only_keys(self, table: str) -> int:
-        """Returns how many keys of a table have copies in this window."""
-        return self._read_only[self._require(table)].size
+    def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `TrackedStore.hot_keys`; of this rank's own batches."""
+        return self._counter.hot_keys(self._require(table), k)
+
+    def decay_counts(self, factor: float) -> None:
+        """Multiplies the access counts of all tables by `factor`, 0 to 1."""
+        self._counter.decay_counts(factor)
+
+    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
+        """Returns what this rank's batches accessed of a table, of any rank's keys.
+
+        Returns:
+            "keys" int64 [n], ascending; "counts" float32 [n], decayed, above 0.
+        """
+        return self._counter.export_accesses(self._require(table))
+
+    def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+        """Replaces access counts by what `export_accesses` gave; estimated ones start anew."""
+        self._counter.import_accesses(self._require(table), accesses)
 
     def flush(self, optimizer: Any = None) -> None:
         """Applies all deferred gradients, as one more update of the optimizer; no collective.
@@ -198,13 +317,13 @@ class SokStore(WatchedTables):
         optimizer = optimizer or self.optimizer
         if optimizer is None:
             raise invalid("optimizer", None, "SokStore.flush", "the one of the training loop")
-        self._flush_by(optimizer)
-
-    def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
-        """See `WatchedTables.set_row_flags`; none of the table's replicas is read-only then."""
-        super().set_row_flags(table, keys, flags)
-        nothing = np.empty((0, self._table(table).dim), np.float32)
-        self._read_only[table].assign(np.empty(0, np.int64), nothing)
+        pairs = []
+        for name, found in self._opened.items():
+            self._watched[name].flush()
+            empty, shape = tf.zeros([0, found.dim]), tf.constant([0, found.dim])
+            nothing = tf.IndexedSlices(empty, tf.zeros([0], tf.int64), shape)
+            pairs.append((self.mask_gradients(name, nothing), found.variable))
+        optimizer.apply_gradients(pairs)
 
     def slot_layout(self, table: str) -> SlotLayout:
         """Returns whose slots the rows of a table have, and how they start."""

@@ -1,10 +1,6 @@
 """One of SOK's variables as a table of keys, and stores of such tables.
 
 In: a variable of the user's. Out: a `SokTable`; or an error that says what is allowed.
-
-What SOK sends for this package is counted beside what the communicator sends itself. Of a key that
-another rank owns 8 bytes go there, its row comes back, and its gradient goes there. This rank
-counts all three: the row, which the other rank sends, with the one that requested it.
 """
 
 import functools
@@ -20,9 +16,6 @@ from slipstream_tf.stores.base import UpdatedElsewhere
 from slipstream_tf.stores.sok import hkv
 from slipstream_tf.stores.sok.library import open_sok
 
-# Of what SOK sends.
-KEY_BYTES = 8
-FLOAT_BYTES = 4
 # Keys by which its hash tables mark free buckets.
 _RESERVED = {"hybrid": (-4, -3, -2, -1), "hbm": (tf.int64.max, tf.int64.min)}
 
@@ -95,16 +88,11 @@ class SokTable:
         """Returns float32 [n, dim], rows of any rank's keys, int64 [n]; a collective.
 
         Raises:
-            ValueError: all rows are on one rank: SOK would request them of the others, too.
             tf.errors.InvalidArgumentError: a key is one that SOK's table uses itself.
         """
-        if self.variable.target_gpu >= 0 and self.ranks > 1:
-            allowed = "mode='distributed' (sok.lookup_sparse looks up what is on one rank)"
-            mode = f"localized:{self.variable.target_gpu}"
-            raise invalid("mode", mode, f"lookup of table {self.name!r}", allowed)
-        return self.sok.all2all_dense_embedding(self.variable, self.checked(keys))
+        return self.sok.all2all_dense_embedding(self.variable, self._checked(keys))
 
-    def checked(self, keys: tf.Tensor) -> tf.Tensor:
+    def _checked(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the keys, int64 [n], of which none is one that SOK's table uses itself.
 
         Its hash tables mark free buckets by such keys. HKV passes over them without a word: what is
@@ -233,35 +221,3 @@ class SpreadStore(UpdatedElsewhere):
     def num_keys(self, table: str) -> int | None:
         """Returns how many keys, from 0, a table has on all ranks; None: any number of any."""
         return self._table(table).num_keys
-
-    def _everyones(self, found: SokTable, keys: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
-        """Gives all ranks the keys, int64 [n], and rows, as SOK has them, that they own."""
-        own, name = found.own(keys), f"slipstream.sok.frozen.{found.name}"
-        everyones = self.comm.gather(tf.constant(own, tf.int64), "keys", f"{name}.keys")
-        return everyones, self.comm.gather(found.read(own), "rows", f"{name}.rows")
-
-    def _lookup(self, found: SokTable, keys: tf.Tensor) -> tf.Tensor:
-        """Looks rows up as `SokTable.lookup`; counts what is sent, in the backward pass, too."""
-        rows = found.lookup(keys)
-        if self._ranks == 1:
-            return rows
-        with tf.device("CPU:0"):
-            others = tf.math.count_nonzero(found.spread(keys) != found.rank)
-            row_bytes = others * (FLOAT_BYTES * found.dim)
-            self._count_sent(others * KEY_BYTES, "keys")
-            self._count_sent(row_bytes, "rows")
-
-        @tf.custom_gradient
-        def counted(values: tf.Tensor) -> Any:
-            def backward(upstream: tf.Tensor) -> tf.Tensor:
-                self._count_sent(row_bytes, "gradients")
-                return upstream
-
-            return tf.identity(values), backward
-
-        return counted(rows)
-
-    def _count_sent(self, nbytes: Any, kind: str) -> None:
-        """Counts bytes, int64, of a kind, if there are ranks to send to."""
-        if self._ranks > 1:
-            self.comm.count_sent(nbytes, kind, f"slipstream.sok.{kind}")

@@ -42,13 +42,13 @@ class Job:
 
         Args:
             comm: the ranks.
-            store: "native", "sharded", "replicated", "sok" or "sok_pooled".
+            store: "native", "sharded", "replicated" or "sok".
             rule: of `RULES`.
             way: of `WAYS`.
             seed: of the initial rows of table "two".
             is_traced: whether steps are a `tf.function`, which takes longer to make than to run.
         """
-        self.comm, self.is_in_sok = comm, store.startswith("sok")
+        self.comm, self.is_in_sok = comm, store == "sok"
         retention = slip.Retention(1 << 10, "lru") if self.is_in_sok else None
         tables = [
             slip.Table(
@@ -67,11 +67,9 @@ class Job:
         )  # fmt: skip
         self.store, self.tables = self.layer.store, tables
         policy, saturation = WAYS[way]
-        # Where rows can have replicas that are only read.
-        is_read_only = saturation is not None and self.store.has_read_only_replicas
         self.engine = slip.Slipstream(
             self.layer,
-            [policy, *([slip.CacheRows(1.0)] if is_read_only else [])],
+            policy,
             window=slip.Window(4, warmup=0, seed=3),
             hot_set=slip.HotSet(memory="1MiB"),
             saturation=saturation,

@@ -22,7 +22,7 @@ RULES = {
     "adam": slip.optimizers.Adam(0.05),
 }
 POLICIES = {
-    "mask": [slip.MaskGradients(share=0.5), slip.CacheRows(1.0)],
+    "mask": [slip.MaskGradients(share=0.5)],
     "interval": [slip.DeferGradients(slip.Interval(3, share=0.5))],
     "movement": [slip.DeferGradients(slip.Movement(0.02))],
 }
@@ -85,7 +85,7 @@ def compare(comm, mode: str, rule: str) -> None:
         for store, layer in layers.items()
     }
     steps = {store: train(layer, engines[store]) for store, layer in layers.items()}
-    masked = read_only = deferred = 0
+    masked = deferred = 0
     for _ in range(STEPS):
         inputs = [batch_of(random) for _ in range(comm.size)][comm.rank]
         losses, reports = {}, {}
@@ -97,13 +97,11 @@ def compare(comm, mode: str, rule: str) -> None:
         if reports["sok"] is not None:
             found, expected = reports["sok"], reports["native"]
             np.testing.assert_allclose(found.threshold, expected.threshold, rtol=1e-3)
-            assert found.read_only_keys == expected.read_only_keys
             for mine, theirs in zip(found.tables, expected.tables, strict=True):
                 assert mine.rows.offered == theirs.rows.offered
                 assert mine.rows.masked == theirs.rows.masked
                 assert mine.rows.deferred == theirs.rows.deferred
                 masked, deferred = masked + mine.rows.masked, deferred + mine.rows.deferred
-            read_only += found.read_only_keys
     if mode != "mask":
         for layer in layers.values():
             layer.store.flush()
@@ -113,10 +111,10 @@ def compare(comm, mode: str, rule: str) -> None:
     for name in FEATURES:
         np.testing.assert_allclose(rows["sok"][name], rows["native"][name], rtol=1e-4, atol=1e-6)
     if mode == "mask":
-        assert masked > 0 and (read_only > 0 or comm.size == 1)
+        assert masked > 0
     else:
         assert deferred > 0
-    print(mode, rule, masked, "masked", deferred, "held", read_only, "frozen")
+    print(mode, rule, masked, "masked", deferred, "deferred")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
 
 FROM: a job of FOLDER whose checkpoint is restored, or "none". TO: this job, which trains from there
 to the end, saves on the way, and must end with the rows that the job "whole" had, or "older", which
-is the same, but applies held sums and writes a checkpoint as earlier versions did.
+is the same, but writes a checkpoint as earlier versions did.
 """
 
 from __future__ import annotations
@@ -20,15 +20,8 @@ from slipstream_tf.checkpoint.manifest import Manifest, entry_of
 from slipstream_tf.checkpoint.writing import RankFiles, write_rank
 from slipstream_tf.distributed import JobCheckpoints, init
 from slipstream_tf.distributed.agreement import gather_json
-from slipstream_tf.ops.update_policy import UpdatePolicy
 
 KEYS, BATCH, STEPS, SAVED = 50, 24, 8, 4
-BY_MOVEMENT = UpdatePolicy("defer", "movement", movement=0.05, max_age=3, max_rows=1000)
-# Store, rule, policy: sums that ranks hold of their own batches would not be those of one rank.
-CASES = {
-    "rows": ("sok", slip.optimizers.Adam(0.05), UpdatePolicy()),
-    "pooled": ("sok_pooled", slip.optimizers.Adagrad(0.1, 0.1, 1e-12), BY_MOVEMENT),
-}
 
 
 def batch_of(step: int, comm) -> dict:
@@ -38,23 +31,13 @@ def batch_of(step: int, comm) -> dict:
     return {"t": tf.constant(np.split(keys, comm.size)[comm.rank])}
 
 
-class Policies:
-    """In place of an engine: what becomes of gradients; it has no state."""
-
-    def __init__(self, policy: UpdatePolicy) -> None:
-        self.policies = {"t": policy}
-
-    def state(self) -> None:
-        return None
-
-
-def train(comm, layer, head, name: str, step: int) -> None:
+def train(comm, layer, head, step: int) -> None:
     with tf.GradientTape() as tape:
         rows = layer(batch_of(step, comm), training=True)["t"]
         loss = tf.reduce_mean(tf.square(rows * head - 1.0))
     anchor = layer.update_anchor.value
     gradient, _ = tape.gradient(loss, [head, anchor])
-    head.assign_sub(0.1 * comm.sum(gradient, "dense", f"head.{name}.{step}") / comm.size)
+    head.assign_sub(0.1 * comm.sum(gradient, "dense", f"head.{step}") / comm.size)
 
 
 def write_older(directory: Path, checkpoint: tf.train.Checkpoint, comm) -> None:
@@ -75,17 +58,15 @@ def write_older(directory: Path, checkpoint: tf.train.Checkpoint, comm) -> None:
     gather_json(comm, 0, f"older.{directory.name}.done")
 
 
-def compare(comm, folder: Path, name: str, source: str, job: str) -> None:
-    store, rule, policy = CASES[name]
+def compare(comm, folder: Path, source: str, job: str) -> None:
     tables = [slip.Table("t", 4, combiner="mean", retention=slip.Retention(256, eviction="lru"))]
-    layer = slip.keras.EmbeddingCollection(tables, rule, store=store, comm=comm)
-    layer.store.set_update_policy("t", policy)
+    rule = slip.optimizers.Adam(0.05)
+    layer = slip.keras.EmbeddingCollection(tables, rule, store="sok", comm=comm)
     head, step_of = tf.Variable(tf.ones([4])), tf.Variable(0)
     checkpoint = tf.train.Checkpoint(layer=layer, head=head, step=step_of)
 
     def checkpoints_of(job: str) -> JobCheckpoints:
-        engine = Policies(policy)
-        return JobCheckpoints(folder / job / name, checkpoint, comm, layer.store, engine=engine)
+        return JobCheckpoints(folder / job, checkpoint, comm, layer.store)
 
     checkpoints = checkpoints_of(job)
     start = 0
@@ -94,22 +75,17 @@ def compare(comm, folder: Path, name: str, source: str, job: str) -> None:
         assert saved is not None and saved.placement == "spread" and saved.step == SAVED
         assert int(step_of) == start + SAVED
         start = saved.step
-    deferred = 0
     for step in range(start, STEPS):
-        train(comm, layer, head, name, step)
-        deferred += layer.store.update_counts("t").deferred_now
+        train(comm, layer, head, step)
         if step + 1 == SAVED:
             step_of.assign(step + 1)
             if job == "older":
-                layer.store.flush()
-                write_older(folder / job / name, checkpoint, comm)
+                write_older(folder / job, checkpoint, comm)
             else:
                 checkpoints.save(step + 1)
-    layer.store.flush()
-    assert (deferred > 0) == (policy.mode == "defer")
     keys = np.arange(KEYS)
     rows = layer({"t": keys})["t"].numpy()
-    file = folder / f"{name}.npz"
+    file = folder / "rows.npz"
     if job in ("whole", "older"):
         if comm.rank == 0:
             np.savez(file, rows=rows, head=head.numpy(), size=comm.size)
@@ -126,8 +102,7 @@ def compare(comm, folder: Path, name: str, source: str, job: str) -> None:
 def main() -> None:
     comm = init()
     folder, source, job = sys.argv[1:]
-    for name in CASES:
-        compare(comm, Path(folder), name, source, job)
+    compare(comm, Path(folder), source, job)
     print("all is well")
 
 

@@ -14,11 +14,6 @@ BOTH: Any = pytest.mark.parametrize("ranks", [1, 2])
 MOSTLY_TWO: Any = pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 # Cases of one launch each: most of its time is that of imports.
 LAYERS = {1: ["mask,adam"], 2: ["mask,adagrad", "mask,adam", "interval,adagrad", "movement,sgd"]}
-POOLED = [
-    (1, ["mask,adam,hbm", "interval,adagrad,hybrid"]),
-    (2, ["plain,sgd,hybrid", "mask,adagrad,hybrid"]),
-    (2, ["interval,adagrad,hbm", "movement,adagrad,hybrid"]),
-]
 MASKED = {
     1: ["v1,adagrad,all2all,graph", "legacy,adagrad,sparse,eager", "sok,sgd,all2all,estimated"],
     2: [
@@ -27,7 +22,7 @@ MASKED = {
         "sok,sgd,all2all,eager",
         "legacy,adam,all2all,eager",
         "v1,sgd,all2all,static",
-        "v1,adagrad,frozen,graph",
+        "v1,adagrad,all2all,graph",
         "v1,sgd,all2all,estimated",
     ],
 }
@@ -90,13 +85,6 @@ def test_deferred_gradients_in_a_loop_are_those_of_a_native_table(
     run_sok: RunSok, ranks: int
 ) -> None:
     run_sok("masking_loop.py", ranks, *DEFERRED[ranks], is_keras_2=True)
-
-
-@pytest.mark.parametrize("ranks, cases", POOLED)
-def test_rows_that_sok_pools_are_those_of_a_native_table(
-    run_sok: RunSok, ranks: int, cases: list[str]
-) -> None:
-    run_sok("pooled.py", ranks, *cases)
 
 
 def test_what_sok_sends_is_counted(run_sok: RunSok) -> None:

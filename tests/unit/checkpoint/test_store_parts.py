@@ -24,7 +24,7 @@ FLAGS = np.array([0, 1, 1], np.uint8)  # of the keys 2, 3 and 5
 
 
 class WithCopies(InSok):
-    """Which has copies of rows, without slots, as `SokEmbeddingStore` has."""
+    """Which has copies of rows, as `SokEmbeddingStore` has."""
 
     has_replicas = True
     copies: dict[str, np.ndarray] | None = None
@@ -33,8 +33,7 @@ class WithCopies(InSok):
         keys = self.accesses["keys"]
         return {
             **self.accesses,
-            **{"rows": np.ones((keys.size, 2), np.float32), "steps": np.array([3, 4])},
-            **{"slots": np.empty((keys.size, 0), np.float32), "last_used": keys % 4},
+            **{"steps": np.array([3, 4]), "last_used": keys % 4},
             "marks": (keys % 2).astype(np.uint8),
         }
 

@@ -14,7 +14,6 @@ from slipstream_tf.distributed.exchanged import ReplicatedStore
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.ops.features import pack
 from slipstream_tf.stores import NativeStore
-from slipstream_tf.stores.sok.pooled import SokPooledStore, _bags_of, _weights_of
 
 DIM, RANKS = 3, 2
 SPECS = [FeatureSpec("seen", "t", None, 0), FeatureSpec("item", "t", "mean", 0)]
@@ -88,25 +87,3 @@ def test_keys_that_are_announced_give_the_same_rows(run_as_ranks, form):
     for of_plain, of_ahead in zip(plain, ahead, strict=True):
         for expected, rows in zip(of_plain, of_ahead, strict=True):
             np.testing.assert_array_equal(rows, expected)
-
-
-def test_a_store_that_pools_where_the_rows_are_refuses_them():
-    packed = pack({"seen": SEEN[0], "item": ITEM[0]}, SPECS)
-    store = object.__new__(SokPooledStore)
-    with pytest.raises(ValueError, match=r"\['seen'\] of a SokPooledStore.*store='sok'"):
-        store.lookup(packed, SPECS, training=True)
-
-
-def test_its_bags_are_without_padding_in_every_layout():
-    keys = np.array([[5, 0], [0, 6]])
-    ragged = tf.RaggedTensor.from_tensor(tf.constant(keys))
-    for given, weights in ((keys, keys + 0.5), (ragged, ragged + 0)):
-        spec = [FeatureSpec("x", "t", "sum", 0)]
-        packed = pack({"x": given}, spec, {"x": weights})
-        bags = _bags_of(packed, 0)
-        assert bags.to_list() == [[5], [6]]
-        assert [len(row) for row in _weights_of(packed, 0, bags).to_list()] == [1, 1]
-    packed = pack({"x": keys[:, 0]}, [FeatureSpec("x", "t", "sum", 0)])
-    assert _bags_of(packed, 0).to_list() == [[5], []]
-    packed = pack({"x": keys}, [FeatureSpec("x", "t", "sum", None)])
-    assert _bags_of(packed, 0).to_list() == keys.tolist()

@@ -106,22 +106,21 @@ def test_nothing_is_lost_at_another_world_size(chain: Any, tmp_path: Path) -> No
         before, step = ([last for _, last in ranks], placement), step + 10
 
 
-# Read-only replicas are older than their rows, which move: gradients are held back, and sent.
+# Rows move: gradients are deferred, and sent.
 MOVING: dict[str, Any] = {
     **{"batch": 48, "defer_movement": 0.02, "defer_max_age": 30, "window_steps": 5},
-    **{"cache_max_drift": 5.0},
 }
 MASKED: dict[str, Any] = {
-    **{"policies": ("mask_gradients", "cache_rows"), "share": 0.9},
+    **{"policies": ("mask_gradients",), "share": 0.9},
     **{"defer_movement": None, "defer_max_age": None},
 }
 WAYS: dict[str, dict[str, Any]] = {
     "replicated": {"placement": "replicated"},
     "defer": {},
-    "read-only": MOVING,
+    "moving": MOVING,
     "evaluated": {**MOVING, "evaluates": True},
     "bounded": {**MOVING, "evaluates": True, "capacity": 17},
-    "few read-only": {**MOVING, "evaluates": True, "cache_bytes": 5000},
+    "few replicas": {**MOVING, "evaluates": True, "cache_bytes": 5000},
     "masked": {**MOVING, **MASKED, "batch": 24, "capacity": 13},
 }
 
@@ -147,7 +146,7 @@ def test_as_many_ranks_go_on_as_if_never_stopped(way: str, tmp_path: Path) -> No
                 job.checkpoints.wait()
             replicas = 0
             if placement == "sharded":
-                replicas = sum(job.store.read_only_keys(table.name) for table in TABLES)
+                replicas = sum(job.store._replicas.size(table.name) for table in TABLES)
             statistics = [job.store.statistics(t.name) for t in TABLES]
             return {**job.found(), "evicted": sum(s.evicted_rows for s in statistics)}, replicas
 

@@ -143,22 +143,6 @@ def test_the_engine_itself_is_no_callback():
         fit(model, batches(), [engine(embeddings)])
 
 
-def test_replicas_in_one_process_are_warned_of():
-    embeddings, model = make()
-    slipstream = engine(embeddings, slip.CacheRows())
-    with pytest.warns(RuntimeWarning, match="CacheRows does nothing in one process"):
-        fit(model, slipstream.apply(batches()), [slipstream.callback])
-
-
-def test_replicas_of_replicated_tables_are_refused(run_as_ranks):
-    def program(comm):
-        layer = slip.keras.EmbeddingCollection([slip.Table("t", 2)], comm=comm)
-        with pytest.raises(ValueError, match=r"'CacheRows'.*only ranks with sharded tables"):
-            slip.Slipstream(layer, [slip.CacheRows()])
-
-    run_as_ranks(2, program)
-
-
 def test_arrays_are_no_data_set():
     slipstream = engine(make()[0])
     for wrong in (arrays(), arrays()[0], [batches()]):

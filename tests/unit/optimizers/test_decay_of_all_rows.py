@@ -8,7 +8,6 @@ import pytest
 from all_rules import ALL_RULES, SPECS, name_of, train, train_on_ranks
 
 from slipstream_tf import (
-    CacheRows,
     Table,
     optimizers,
 )
@@ -115,16 +114,6 @@ def test_ranks_train_as_one_process(run_as_ranks, kind, rule) -> None:
     (alone,) = run_as_ranks(1, lambda comm: train_on_ranks(comm, kind, rule, 10, 30))
     for keys, rows in run_as_ranks(2, lambda comm: train_on_ranks(comm, kind, rule, 10, 30)):
         np.testing.assert_allclose(rows, alone[1][np.searchsorted(alone[0], keys)], atol=5e-5)
-
-
-def test_replicas_would_not_decay(run_as_ranks) -> None:
-    def freeze(comm):
-        rule = optimizers.SGD(0.1, weight_decay=0.1, decay="all")
-        layer = EmbeddingCollection([Table("t", 4)], rule, placement="sharded", comm=comm)
-        with pytest.raises(ValueError, match=r"`decay`: 'all' for SGD of.*no CacheRows"):
-            Slipstream(layer, policies=[CacheRows()])
-
-    run_as_ranks(2, freeze)
 
 
 def test_masked_rows_decay_and_are_not_penalised() -> None:

@@ -11,7 +11,6 @@ import pytest
 from slipstream_tf import experiments, policies, scores
 from slipstream_tf.experiments import SimulatedRanks, SkipAtRandom
 from slipstream_tf.policies import (
-    CacheRows,
     DeferGradients,
     Interval,
     MaskGradients,
@@ -37,8 +36,6 @@ POLICIES = [
     DeferGradients(),
     DeferGradients(Interval(7, share=0.5), memory="64MB"),
     DeferGradients(Movement(0.25, max_age=9), memory=12_345),
-    CacheRows(),
-    CacheRows(0.5),
     SkipAtRandom([0.5, 0.25]),
     SimulatedRanks(4),
 ]
@@ -68,8 +65,6 @@ POLICIES = [
         (lambda: Interval(0), "`steps`: 0 for Interval"),
         (lambda: Interval(2.5), "`steps`: 2.5 for Interval"),
         (lambda: Interval(share=2), "`share`: 2.* for Interval"),
-        (lambda: CacheRows(0.0), "`max_drift`: 0.0 for CacheRows.*> 0"),
-        (lambda: CacheRows("much"), "`max_drift`: 'much' for CacheRows"),
         (lambda: SkipAtRandom([]), r"`shares`: \[\] for SkipAtRandom"),
         (lambda: SkipAtRandom(0.5), "`shares`: 0.5 for SkipAtRandom.*a sequence"),
         (lambda: SkipAtRandom([1.5]), "`shares`: 1.5 for SkipAtRandom"),
@@ -112,7 +107,7 @@ def test_policies_act_on_what_they_say():
     assert {type(policy).__name__: policy.acts_on for policy in POLICIES} == {
         **{"SkipExamples": "examples", "SkipAtRandom": "examples"},
         **{"MaskGradients": "gradients", "DeferGradients": "gradients"},
-        **{"CacheRows": "replicas", "SimulatedRanks": ""},
+        "SimulatedRanks": "",
     }
 
 
@@ -136,14 +131,6 @@ def test_the_policy_of_examples_keeps_what_its_score_decides():
     assert (rule["mode"], rule["keep_rate"]) == ("foreseen_loss", 0.1)
     assert rule["threshold"] == state["foreseen_threshold"] > 0.0
     assert SkipExamples(RowDrift()).next_state({}, Ended(None, 0.5)) == {}
-
-
-@pytest.mark.parametrize(
-    ("given", "rate", "drift"),
-    [(None, 0.1, 0.025), (None, None, 0.025), (None, 0.01, 0.0025), (0.5, 0.1, 0.5)],
-)
-def test_the_drift_up_to_which_rows_have_replicas(given, rate, drift):
-    assert CacheRows(given).read_only_drift(rate) == pytest.approx(drift)
 
 
 def test_shares_of_random_skipping_count_from_the_end_of_the_warm_up():

@@ -8,7 +8,6 @@ import pytest
 from engine_settings import engine_settings
 
 from slipstream_tf import (
-    CacheRows,
     DeferGradients,
     DryRun,
     ForeseenLoss,
@@ -39,8 +38,8 @@ BY_INTERVAL = DeferGradients(Interval())
         ({"policies": [MaskGradients]}, "`policies`: <class.*a sequence of policies"),
         ({"policies": [BY_DRIFT, BY_LOSS]}, r"`policies`: \['SkipExamples'\].*each kind once"),
         (
-            {"policies": [CacheRows(), CacheRows(0.1)]},
-            r"`policies`: \['CacheRows'\].*each kind once",
+            {"policies": [SimulatedRanks(2), SimulatedRanks(3)]},
+            r"`policies`: \['SimulatedRanks'\].*each kind once",
         ),
         (
             {"policies": [MaskGradients(), DeferGradients()]},
@@ -60,7 +59,10 @@ BY_INTERVAL = DeferGradients(Interval())
         ),
         ({"dry_run": 1}, r"`dry_run`: 1 for Slipstream.*DryRun\("),
         ({"dry_run": True}, "`dry_run`: True for Slipstream without one"),
-        ({"policies": CacheRows(), "dry_run": True}, "`dry_run`: True for Slipstream without one"),
+        (
+            {"policies": SimulatedRanks(2), "dry_run": True},
+            "`dry_run`: True for Slipstream without one",
+        ),
         (
             {"policies": [SkipExamples(RowDrift(), share=0.5), MaskGradients(share=0.2)]},
             "`share`: {'SkipExamples': 0.5, 'MaskGradients': 0.2}.*one threshold T",
@@ -133,9 +135,7 @@ def test_what_nothing_would_go_by_is_refused(settings, message):
         EngineSettings(**settings)
 
 
-@pytest.mark.parametrize(
-    "policies", [[BY_DRIFT], [DeferGradients(), CacheRows()], [MaskGradients()]], ids=str
-)
+@pytest.mark.parametrize("policies", [[BY_DRIFT], [BY_INTERVAL], [MaskGradients()]], ids=str)
 def test_what_may_be_set_may_be_set_of_its_dry_run(policies):
     for dry_run in (False, True):
         EngineSettings(policies, saturation=Saturation("l2"), dry_run=dry_run)
@@ -185,8 +185,6 @@ def test_probes_come_as_the_policies_need_them(policies, settings, windows):
         ([MaskGradients()], True),
         ([DeferGradients()], False),
         ([BY_INTERVAL], True),
-        ([DeferGradients(), CacheRows()], False),
-        ([CacheRows()], True),
         ([SkipAtRandom([0.5])], False),
         ([SimulatedRanks(2)], True),
         ([BY_DRIFT, DeferGradients()], True),
@@ -227,12 +225,6 @@ def test_the_rule_of_examples_in_a_window(settings, begins, mode, may_skip):
     states = {type(policy).__name__: policy.initial_state() for policy in settings.policies}
     rule, found = settings.example_rule(states, begins)
     assert (rule["mode"], found) == (mode, may_skip)
-
-
-def test_replicas_are_none_of_a_dry_run():
-    policies = [DeferGradients(), CacheRows()]
-    assert EngineSettings(policies).read_only_drift(0.1) == 0.025
-    assert EngineSettings(policies, dry_run=True).read_only_drift(0.1) == 0.0
 
 
 def test_all_settings_can_be_had_as_json():

@@ -75,7 +75,7 @@ def test_windows_end_alike_in_whatever_order_hot_keys_are_listed(monkeypatch, me
         store, tracker, _ = train(policy, drift_metric=metric, share=0.3, warmup=60)
         state = tracker.state()
         reports = [dataclasses.replace(r, seconds=0.0) for r in tracker.reports]
-        return reports, state["tables"], state["accesses"], store.export_table("item")
+        return reports, state["tables"], store.export_table("item")
 
     by_key, by_count = run(True), run(False)
     assert max(report.saturated_keys for report in by_key[0]) > 0

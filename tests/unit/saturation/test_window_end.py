@@ -87,11 +87,9 @@ def test_the_budget_takes_the_most_accessed_keys_of_all_tables():
 
 
 def test_without_candidates_there_is_no_hot_set():
-    chosen = engine_settings("defer_gradients", "cache_rows")
-    found = findings(candidates=None, policies={"DeferGradients": {}, "CacheRows": {}})
-    decision = decide(chosen, found, Steering(0.5), read_only_drift=0.25)
-    assert decision.states is None
-    assert decision.found.threshold == 0.25, "states decide on replicas alone"
+    found = findings(candidates=None, policies={"DeferGradients": {}})
+    decision = decide(engine_settings("defer_gradients"), found, Steering(0.5))
+    assert decision.states is None and decision.found.threshold == 0.0
 
 
 def test_the_guard_scales_the_threshold():

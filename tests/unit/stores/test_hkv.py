@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slipstream_tf import Storage, Table
 from slipstream_tf.stores.sok import hkv
-from slipstream_tf.stores.sok.tables import _settings_of
+from slipstream_tf.stores.sok.embeddings import _settings_of
 
 GOOD = {"init_capacity": 1 << 10, "max_capacity": 1 << 20, "max_hbm_for_vectors": 2}
 

@@ -29,8 +29,6 @@ def test_replicated_rows_go_to_all_others_in_one_message():
 def test_rows_of_sharded_tables_come_and_go():
     estimate = ExchangeEstimate(LINK, rows=100, floats=16, ranks=2, is_spread=True)
     assert estimate.seconds("float32") == pytest.approx(3e-3 + 2 * 50 * (8 + 64) / 1e6)
-    # 50 rows of 28 bytes, and the making and reading of 100 times 16 values.
-    assert "(CacheRows) could save at most 1.42 ms" in str(estimate)
 
 
 def test_it_is_of_the_steps_after_the_warmup():

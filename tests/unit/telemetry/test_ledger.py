@@ -110,7 +110,6 @@ def test_totals():
         (("skip_examples",), "examples, skipped, share, kept, hot keys, saturated, T", "skipped"),
         (("mask_gradients",), "examples, rows, masked, share, hot keys, saturated, T", "masked"),
         (("defer_gradients",), "examples, rows, sent, share", "sent"),
-        (("defer_gradients", "cache_rows"), "examples, rows, sent, share, replicas", "sent"),
     ],
     ids=str,
 )

@@ -55,7 +55,6 @@ def report_of(settings, *windows, warmup_steps=10, steps=20):
         (["skip_examples", "mask_gradients"], {}, ["250 examples (25.0%)", "30 gradient rows"],
          "sent:"),
         ([], {}, ["1,000 examples, 150 gradient rows"], "- "),
-        (["cache_rows"], {}, ["1,000 examples, 150 gradient rows"], "- "),
     ],
 )  # fmt: skip
 def test_a_report_says_what_its_policies_saved(policies, settings, parts, absent):
