@@ -24,7 +24,6 @@ C_API = "libslipstream_gpu.so"  # The launchers for ctypes; see benchmarks/gpu/l
 CORE_THREADS = "core_threads"
 _C_API_SOURCE, _CORE_THREADS_SOURCE = "benchmarks/gpu/c_api.cc", "benchmarks/gpu/core_threads.cc"
 _RECORD_SOURCE = "benchmarks/gpu/record.cc"
-_WITH_HKV = ("hierarchical_kv.cu.cc", "probe_turns.cc")
 
 
 def find_toolkit() -> dict[str, str]:
@@ -95,9 +94,6 @@ class Build:
         chosen = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in named]
         device = [f for f in self._lists["NVCC_COPTS"] if not (chosen and "-gencode" in f)]
         self._device = [self._nvcc, "-c", "-x", "cu", f"-I{ROOT}", *device, *chosen]
-        self._hkv = given.hkv and find_folder(
-            "--hkv", given.hkv, "merlin_hashtable.cuh", (".", "include", "include/merlin")
-        )
         self._gtest = given.gtest
         self._versions = f"{version_of(self._nvcc)}\0{version_of(cxx)}"
         digest = hashlib.sha256()
@@ -138,19 +134,12 @@ class Build:
 
     def _cases(self) -> dict[str, list[str]]:
         """Commands for benchmarks/gpu by source."""
-        found = {}
-        for path in sorted((ROOT / "benchmarks/gpu").glob("*.cc")):
-            command = self._device if path.name.endswith(".cu.cc") else self._host
-            if self._hkv and command is self._host:
-                command = [*command, "-DWITH_HIERARCHICAL_KV"]
-            elif self._hkv and path.name in _WITH_HKV:
-                # As SOK compiles it. -fmad=false is ours: our sums are the CPU's bit for bit.
-                command = [flag for flag in command if flag != "-fmad=false"]
-                command += ["--expt-extended-lambda", "--expt-relaxed-constexpr", "-w"]
-                command += ["-isystem", str(self._hkv)]
-            if self._hkv or path.name not in _WITH_HKV:
-                found[str(path.relative_to(ROOT))] = command
-        return found
+        return {
+            str(path.relative_to(ROOT)): (
+                self._device if path.name.endswith(".cu.cc") else self._host
+            )
+            for path in sorted((ROOT / "benchmarks/gpu").glob("*.cc"))
+        }
 
     def _testing(self) -> tuple[list[str], dict[str, list[str]]]:
         """The command for a test; commands for what has their main function, by source."""

@@ -5,9 +5,7 @@ benchmarks/gpu. Needs neither TensorFlow, Bazel, a Python package nor the networ
 the source tree runs anywhere. Then, on the current GPU:
 
 1. --parts=cases: each launcher and a device-to-device copy of as many bytes take turns
-   (A B A B ...), timed by CUDA events. With --hkv, so do the key probes and the `find` of
-   HierarchicalKV, NVIDIA's table behind merlin-sok's variables. Every result is first compared
-   with the CPU's.
+   (A B A B ...), timed by CUDA events. Every result is first compared with the CPU's.
 2. --parts=tests: runs the GPU tests.
 3. --parts=sanitizers: runs the GPU tests under compute-sanitizer, if it is found.
 
@@ -76,7 +74,6 @@ def parse_arguments() -> argparse.Namespace:
     add("--gtest", metavar="PATH", default=_GOOGLETEST if os.path.isdir(_GOOGLETEST) else "",
         help=f"GoogleTest's sources; default: {_GOOGLETEST} where that is, else, and if empty, "
         f"the header in {SMALL_GTEST}")  # fmt: skip
-    add("--hkv", metavar="PATH", default="", help="HierarchicalKV's sources or headers")
     add("--architectures", default="",
         help="GPUs, as 80,90; default: this machine's, else the package's")  # fmt: skip
     found = parser.parse_args()
@@ -99,7 +96,6 @@ class Cases:
 
     device: dict[str, Any] = dataclasses.field(default_factory=dict)
     launchers: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    probes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     failures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
@@ -269,43 +265,6 @@ def launcher_table(records: Sequence[Mapping[str, Any]]) -> list[Any]:
     ]
 
 
-def probe_table(records: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The key probes beside HierarchicalKV, by column."""
-    beside = times_find(records)
-    rates = [r["batch"] * r["calls"] / statistics.median(r["seconds"]) / 1e9 for r in records]
-
-    def times(what: str) -> Any:
-        return pages.column(
-            f"times find of {what}", [b[what] for b in beside], "{:.2f}", "median each"
-        )
-
-    return [
-        pages.column("keys in table", [r["keys_in_table"] for r in records], "{:,}"),
-        pages.column("hits", [f"{r['hits_percent']}%" for r in records]),
-        pages.column("batch", [r["batch"] for r in records], "{:,}"),
-        pages.column("what", [r["name"] for r in records]),
-        pages.column("1e9 keys/s", rates, "{:.2f}"),
-        times("addresses"),
-        times("rows"),
-    ]
-
-
-def times_find(records: Sequence[Mapping[str, Any]]) -> list[dict[str, list[float]]]:
-    """How many times as fast as HierarchicalKV's finds each probe is, turn by turn."""
-
-    def case_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
-        return record["keys_in_table"], record["hits_percent"], record["batch"]
-
-    seconds = {(case_of(record), record["name"]): record["seconds"] for record in records}
-    return [
-        {
-            what: ratios(seconds[case_of(r), f"HierarchicalKV find, {what}"], r["seconds"])
-            for what in ("addresses", "rows")
-        }
-        for r in records
-    ]
-
-
 def test_table(tests: Mapping[str, Tested]) -> list[Any]:
     """The tests and what compute-sanitizer says of them, by column."""
     each = list(tests.values())
@@ -342,13 +301,6 @@ def claims_of(cases: Cases, tests: Mapping[str, Tested], is_quick: bool) -> dict
             shares.setdefault(f"{slug(record['name'])}_share_of_copy", []).append(share)
     for name, values in shares.items():
         claims[name] = pages.claim(values, TARGET, "higher", min)
-    times: dict[str, list[float]] = {}
-    for record, beside in zip(cases.probes, times_find(cases.probes), strict=True):
-        if not record["name"].startswith("HierarchicalKV"):
-            name = f"{slug(record['name'])}_over_hierarchical_kv"
-            times.setdefault(name, []).append(statistics.median(beside["addresses"]))
-    for name, values in times.items():
-        claims[name] = pages.claim(values, None, "higher", min)
     return claims
 
 
@@ -377,8 +329,6 @@ def write(given: argparse.Namespace, cases: Cases, tests: Mapping[str, Tested], 
         ]
     if cases.launchers:
         tables["Launchers beside a copy"] = launcher_table(cases.launchers)
-    if cases.probes:
-        tables["Probes beside HierarchicalKV"] = probe_table(cases.probes)
     if device:
         values = [str(value) for value in device.values()]
         tables["GPU"] = [pages.column("what", list(device)), pages.column("value", values)]

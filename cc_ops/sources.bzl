@@ -29,8 +29,6 @@ CORE_HDRS = [
     "core/containers/count_filter.h",
     "core/containers/flat_table.h",
     "core/containers/hash_index.h",
-    "core/containers/key_map.h",
-    "core/containers/key_probe.h",
     "core/containers/key_set.h",
     "core/spill/disk_threads.h",
     "core/spill/page_layout.h",
@@ -111,7 +109,6 @@ CORE_SRCS = [
     "core/memory/page_memory.cc",
     "core/memory/slab_allocator.cc",
     "core/containers/hash_index.cc",
-    "core/containers/key_probe.cc",
     "core/spill/disk_threads.cc",
     "core/spill/page_layout.cc",
     "core/spill/page_reads.cc",
@@ -176,7 +173,6 @@ CORE_TESTS = [
     "core/memory/index_memory_test.cc",
     "core/containers/count_filter_test.cc",
     "core/containers/hash_index_test.cc",
-    "core/containers/key_map_test.cc",
     "core/containers/key_set_test.cc",
     "core/update/rules/update_rule_test.cc",
     "core/deferral/deferred_gradients_test.cc",
@@ -233,7 +229,6 @@ FUZZER_SRCS = [
 GPU_HDRS = [
     "core/gpu/launch.cu.h",
     "core/gpu/scan_and_sort.cu.h",
-    "core/containers/key_probe.cu.h",
     "core/deferral/deferred_buffers.cu.h",
     "core/update/row_compaction.cu.h",
     "core/saturation/drift.cu.h",
@@ -243,7 +238,6 @@ GPU_HDRS = [
 ]
 GPU_SRCS = [
     "core/gpu/scan_and_sort.cu.cc",
-    "core/containers/key_probe.cu.cc",
     "core/deferral/deferred_buffers.cu.cc",
     "core/update/row_compaction.cu.cc",
     "core/saturation/drift.cu.cc",
@@ -254,7 +248,6 @@ GPU_SRCS = [
 
 # Built without CUDA too, where they report themselves as skipped.
 GPU_TESTS = [
-    "core/containers/key_probe_gpu_test.cc",
     "core/deferral/deferred_buffers_gpu_test.cc",
     "core/update/row_compaction_gpu_test.cc",
     "core/saturation/drift_classification_gpu_test.cc",

@@ -46,14 +46,13 @@ void Bench::MeasureChecked(const LauncherCase& measured) {
   OnDevice<uint64_t> source(words), target(words);
   Check(LaunchFill(stream, source.data(), words), "LaunchFill");
   const auto copied = static_cast<size_t>(measured.bytes / 2);
-  const Contender launcher = {measured.name, measured.prepare,
-                              [&](cudaStream_t on, int) { measured.launch(on); }};
+  const Contender launcher = {measured.name, measured.prepare, measured.launch};
   const Contender copy = {
-      "copy", nullptr, [&](cudaStream_t on, int) {
+      "copy", nullptr, [&](cudaStream_t on) {
         Check(cudaMemcpyAsync(target.data(), source.data(), copied, cudaMemcpyDeviceToDevice, on),
               "cudaMemcpyAsync");
       }};
-  const std::vector<std::vector<double>> seconds = stopwatch_.TakeTurns({launcher, copy}, runs_, 1);
+  const std::vector<std::vector<double>> seconds = stopwatch_.TakeTurns({launcher, copy}, runs_);
   Record("launcher")
       .Add("name", measured.name)
       .Add("shape", measured.shape)

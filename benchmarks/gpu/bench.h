@@ -112,9 +112,6 @@ void MeasureCompaction(Bench* bench);
 void MeasureClassification(Bench* bench);
 void MeasureDeferredGradients(Bench* bench);
 void MeasureAccessSketch(Bench* bench);
-void MeasureKeyProbe(Bench* bench);
-// The key probe beside HierarchicalKV's find: keys per second on the same keys.
-void MeasureProbeTurns(Bench* bench);
 
 }  // namespace slipstream
 

@@ -61,10 +61,6 @@ int Main(int runs, bool is_quick) {
       {"classification", MeasureClassification},
       {"deferred gradients", MeasureDeferredGradients},
       {"access sketch", MeasureAccessSketch},
-      {"key probe", MeasureKeyProbe},
-#ifdef WITH_HIERARCHICAL_KV
-      {"HierarchicalKV", MeasureProbeTurns},
-#endif
   };
   Bench bench(runs, is_quick);
   for (const auto& [name, measure] : cases) {

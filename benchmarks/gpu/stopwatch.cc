@@ -45,7 +45,7 @@ Stopwatch::~Stopwatch() {
 
 void Stopwatch::Wait() const { Check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
 
-double Stopwatch::Seconds(const Contender& contender, int call) {
+double Stopwatch::Seconds(const Contender& contender) {
   for (double delay = kShortestDelay; delay <= kLongestDelay; delay *= 2) {
     if (contender.prepare) contender.prepare(stream_);
     Check(LaunchRead(stream_, read_before_.data(), read_before_.count(), never_.data()),
@@ -53,7 +53,7 @@ double Stopwatch::Seconds(const Contender& contender, int call) {
     const auto cycles = static_cast<int64_t>(delay * static_cast<double>(cycles_per_millisecond_));
     Check(LaunchDelay(stream_, cycles), "LaunchDelay");
     Check(cudaEventRecord(start_, stream_), "cudaEventRecord");
-    contender.call(stream_, call);
+    contender.call(stream_);
     Check(cudaGetLastError(), contender.name);
     Check(cudaEventRecord(stop_, stream_), "cudaEventRecord");
     const cudaError_t begun = cudaEventQuery(start_);
@@ -74,21 +74,20 @@ double Stopwatch::Seconds(const Contender& contender, int call) {
 }
 
 std::vector<std::vector<double>> Stopwatch::TakeTurns(const std::vector<Contender>& contenders,
-                                                      int runs, int calls) {
+                                                      int runs) {
   std::vector<std::vector<double>> seconds(contenders.size());
   for (int run = -kTurnsBefore; run < runs; ++run) {
     for (size_t c = 0; c < contenders.size(); ++c) {
-      double sum = 0;
-      for (int call = 0; call < calls; ++call) sum += Seconds(contenders[c], call);
-      if (run >= 0) seconds[c].push_back(sum);
+      const double of_run = Seconds(contenders[c]);
+      if (run >= 0) seconds[c].push_back(of_run);
     }
   }
   return seconds;
 }
 
 double Stopwatch::EmptySeconds(int runs) {
-  const Contender nothing = {"nothing", nullptr, [](cudaStream_t, int) {}};
-  std::vector<double> seconds = TakeTurns({nothing}, runs, 1)[0];
+  const Contender nothing = {"nothing", nullptr, [](cudaStream_t) {}};
+  std::vector<double> seconds = TakeTurns({nothing}, runs)[0];
   std::sort(seconds.begin(), seconds.end());
   return seconds[seconds.size() / 2];
 }

@@ -18,8 +18,8 @@ struct Contender {
   std::string name;
   // Enqueued before every call, outside the time; may be empty.
   std::function<void(cudaStream_t)> prepare;
-  // Enqueues call number 0, 1, ... of a run; allocates nothing and waits for nothing.
-  std::function<void(cudaStream_t, int)> call;
+  // Enqueues a call; allocates nothing and waits for nothing.
+  std::function<void(cudaStream_t)> call;
 };
 
 // Owns a stream on the current device.
@@ -41,16 +41,14 @@ class Stopwatch {
   void Wait() const;
 
   // Lets contenders take turns (A B A B ...), after turns that are not counted.
-  //   calls: made in a run.
-  // Returns the seconds of each run, [contenders][runs]: the sum of its calls.
-  std::vector<std::vector<double>> TakeTurns(const std::vector<Contender>& contenders, int runs,
-                                             int calls);
+  // Returns the seconds of each run, [contenders][runs].
+  std::vector<std::vector<double>> TakeTurns(const std::vector<Contender>& contenders, int runs);
 
   // Seconds between two events with nothing in between: what every call's time has too much.
   double EmptySeconds(int runs);
 
  private:
-  double Seconds(const Contender& contender, int call);
+  double Seconds(const Contender& contender);
 
   cudaStream_t stream_ = nullptr;
   cudaEvent_t start_ = nullptr, stop_ = nullptr;

@@ -17,7 +17,6 @@
 
 #include "cc_ops/core/base/hash.h"
 #include "cc_ops/core/containers/hash_index.h"
-#include "cc_ops/core/containers/key_map.h"
 #include "cc_ops/core/containers/key_set.h"
 #include "cc_ops/core/deferral/deferred_gradients.h"
 #include "cc_ops/core/hot_keys/hot_key_sketch.h"
@@ -150,32 +149,6 @@ inline Difference FuzzKeySet(Bytes bytes) {
     for (int64_t key : keys) SLIPSTREAM_AGREE(set.Contains(key));
     for (int64_t key : bytes.Keys(30))
       SLIPSTREAM_AGREE(set.Contains(key) == (model.count(key) > 0));
-  }
-  return "";
-}
-
-inline Difference FuzzKeyMap(Bytes bytes) {
-  KeyMap map;
-  while (!bytes.empty()) {
-    const std::vector<int64_t> keys = bytes.Keys(300);
-    std::vector<uint8_t> states;
-    for (size_t i = 0; i < keys.size(); ++i) states.push_back(bytes.Byte());
-    const bool has_states = bytes.Byte() % 2 == 0;
-    const int64_t n = static_cast<int64_t>(keys.size());
-    SLIPSTREAM_AGREE(map.Build(keys.data(), has_states ? states.data() : nullptr, n).ok());
-    std::unordered_map<int64_t, int64_t> index_of;
-    for (int64_t i = 0; i < n; ++i) index_of.emplace(keys[i], i);
-    SLIPSTREAM_AGREE(map.size() == static_cast<int64_t>(index_of.size()));
-    std::vector<int64_t> requested = bytes.Keys(30);
-    requested.insert(requested.end(), keys.begin(), keys.end());
-    for (int64_t key : requested) {
-      const KeyMapEntry entry = map.view().Find(key);
-      const auto index = index_of.find(key);
-      SLIPSTREAM_AGREE((entry.index == KeyMapEntry::kNowhere) == (index == index_of.end()));
-      if (index == index_of.end()) continue;
-      SLIPSTREAM_AGREE(entry.key == key && entry.index == index->second);
-      SLIPSTREAM_AGREE(entry.state == (has_states ? states[index->second] : 0));
-    }
   }
   return "";
 }

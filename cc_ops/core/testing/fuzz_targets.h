@@ -19,7 +19,6 @@ struct Target {
 inline constexpr Target kTargets[] = {
     {"HashIndex", FuzzHashIndex},
     {"KeySet", FuzzKeySet},
-    {"KeyMap", FuzzKeyMap},
     {"DeferredGradients", FuzzDeferredGradients},
     {"HotKeySketch", FuzzHotKeySketch},
     {"EmbeddingTable", FuzzTable},

@@ -1,5 +1,4 @@
-// What the CPU and the GPU kernels of key maps and key sets share: resources and how they are
-// filled.
+// Resources of key tables, and functions that fill them, for CPU and GPU kernels.
 #ifndef SLIPSTREAM_CC_OPS_TF_CONTAINERS_KEY_TABLE_KERNELS_H_
 #define SLIPSTREAM_CC_OPS_TF_CONTAINERS_KEY_TABLE_KERNELS_H_
 
@@ -10,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc_ops/core/containers/key_map.h"
 #include "cc_ops/core/containers/key_set.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/resource_kernel.h"
@@ -28,8 +26,6 @@ struct KeyTableContent {
   tensorflow::Tensor on_device;  // uint8, a copy of the entries in GPU memory; unused on the CPU
 };
 
-using KeyMapContent = KeyTableContent<KeyMap>;
-using KeyMapResource = ReplacedResource<KeyMapContent>;
 using KeySetContent = KeyTableContent<KeySet>;
 using KeySetResource = ReplacedResource<KeySetContent>;
 
@@ -52,26 +48,12 @@ absl::Status ReplaceTable(tensorflow::OpKernelContext* context, Resource* resour
   return absl::OkStatus();
 }
 
-// Inputs are in host memory, here and below.
+// Inputs are in host memory.
 template <class Device>
 absl::Status AssignKeySet(tensorflow::OpKernelContext* context, KeySetResource* resource) {
   TF_RETURN_IF_ERROR(CheckInputs(context, 1, "keys: [n]"));
   return ReplaceTable<Device, KeySet>(context, resource, [&](KeySet* set) {
     return set->Build(Data<int64_t>(context, 1), context->input(1).NumElements());
-  });
-}
-
-template <class Device>
-absl::Status AssignKeyMap(tensorflow::OpKernelContext* context, KeyMapResource* resource) {
-  const bool has_states = context->input(2).NumElements() > 0;
-  const absl::Status status =
-      CheckInputs(context, 1, has_states ? "keys: [n], states: [n]" : "keys: [n], states: [0]");
-  if (!status.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(status.message(), "; none have states [0]"));
-  }
-  const uint8_t* states = has_states ? Data<uint8_t>(context, 2) : nullptr;
-  return ReplaceTable<Device, KeyMap>(context, resource, [&](KeyMap* map) {
-    return map->Build(Data<int64_t>(context, 1), states, context->input(1).NumElements());
   });
 }
 
