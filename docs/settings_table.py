@@ -38,7 +38,6 @@ from slipstream_tf.config import (  # noqa: E402
 from slipstream_tf.experiments import SimulatedRanks, SkipAtRandom  # noqa: E402
 from slipstream_tf.ops.features import FeatureSpec  # noqa: E402
 from slipstream_tf.policies import (  # noqa: E402
-    CacheRows,
     DeferGradients,
     Interval,
     MaskGradients,
@@ -58,7 +57,7 @@ CLASSES: tuple[type, ...] = (
         Interval,
         MaskGradients,
     ),
-    *(CacheRows, Window, HotSet, Saturation, MaxAucLoss, MaxLogLossIncrease),
+    *(Window, HotSet, Saturation, MaxAucLoss, MaxLogLossIncrease),
     *(LossGuard, DryRun, SkipAtRandom, SimulatedRanks, Table, Storage, Retention, FeatureSpec),
 )
 

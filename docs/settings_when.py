@@ -48,9 +48,6 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "share": "How many keys are masked: each costs.",
         "decay_moments": "Masks with Adam, if moments that stand still harm.",
     },
-    "CacheRows": {
-        "max_drift": "A larger one reads more rows from replicas, and older ones.",
-    },
     "Window": {
         "steps": "Window ends take too long: longer. T is to follow sooner: shorter.",
         "warmup": "Rows settle sooner or later than after a quarter of the training; the planned "
@@ -241,7 +238,6 @@ FLAGS_OF_SETTINGS: Mapping[str, str] = {
     "defer_share": "Interval.share",
     "mask_share": "MaskGradients.share",
     "mask_decay_moments": "MaskGradients.decay_moments",
-    "cache_max_drift": "CacheRows.max_drift",
     "max_auc_loss": "MaxAucLoss",
     "max_log_loss_increase": "MaxLogLossIncrease",
     "loss_guard": "LossGuard",

@@ -239,22 +239,17 @@ def threshold() -> Picture:
 
 def savings() -> Picture:
     """What is done for saturated keys, way by way."""
-    picture = Picture(452, "What each way to save leaves out for saturated keys")
+    picture = Picture(382, "What each way to save leaves out for saturated keys")
     columns = ("read row", "forward", "backward", "send", "update")
     left, wide = 124.0, 68.0
     for index, name in enumerate(columns):
         picture.text(left + wide * (index + 0.5), 34, name, 14, MUTED)
-    full, out, later, local = SATURATED, None, VARYING, WARMING
+    full, out, later = SATURATED, None, VARYING
     rows = (
         ("plain", (full, full, full, full, full), ""),
         ("skip examples", (out, out, out, out, out), "no part of the example is trained"),
         ("mask", (full, full, full, out, out), "the row's gradient is thrown away"),
         ("defer", (full, full, full, later, later), "sums go when they would move the row"),
-        (
-            "cached rows",
-            (local, full, full, later, later),
-            "rows come from a replica (sharded tables)",
-        ),
     )
     for number, (name, cells, words) in enumerate(rows):
         y = 48.0 + 70 * number
@@ -265,11 +260,10 @@ def savings() -> Picture:
             picture.box(x, y + 6, wide - 8, 32, fill, color or LINE, 6, color is None)
         if words:
             picture.text(left + 4, y + 57, words, 14, MUTED, "start")
-    y = 424.0
+    y = 354.0
     legend = (
         (full, "at every step"),
         (later, "later, as a sum"),
-        (local, "replica"),
         (None, "left out"),
     )
     x = 16.0
@@ -312,13 +306,13 @@ def traffic() -> Picture:
     ranks(
         280,
         272,
-        "its own rows|read-only replicas|of others||window's end:|saturated rows|go to all",
+        "its own rows||window's end:|counts, scores,|losses, a digest|of keys and T",
     )
     between(318, "dense gradients", MUTED)
-    between(366, "keys, to their owners", PROBING, note="not those of replicas")
-    between(420, "rows, back", SATURATED, note="not those of replicas")
+    between(366, "keys, to their owners", PROBING)
+    between(420, "rows, back", SATURATED)
     between(474, "gradient rows, to owners", VARYING, note="masked: never; deferred: when due")
-    between(530, "window's end: replicas, control", WARMING)
+    between(530, "at a window's end: control", WARMING)
     return picture
 
 
