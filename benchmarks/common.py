@@ -21,11 +21,8 @@ from slipstream_tf.telemetry.run_record import write_json
 RECORD, FLAGS = "metrics.json", "flags.json"
 # Arguments of a Python that runs slipstream-train of this process's package: from the working
 # folder, which `-c` puts first, it would import sources without an op library.
-TRAIN = (
-    "-c",
-    f"import sys; sys.path[:] = {[p for p in sys.path if p]!r}; "
-    "from slipstream_tf.cli.train import entry_point; entry_point()",
-)
+_IMPORTS = f"import sys; sys.path[:] = {[p for p in sys.path if p]!r}; "
+TRAIN = ("-c", f"{_IMPORTS}from slipstream_tf.cli.train import entry_point; entry_point()")
 
 # What Open MPI asks for, where root starts it.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -109,13 +106,16 @@ def finished(folder: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:
     return json.loads(record.read_text(encoding="utf-8"))
 
 
-def train(given: Mapping[str, Any], folder: Path, match: Path | None = None) -> dict[str, Any]:
+def train(
+    given: Mapping[str, Any], folder: Path, match: Path | None = None, ranks: int = 1
+) -> dict[str, Any]:
     """Runs slipstream-train, if it has not run yet; returns its record.
 
     Args:
         given: its flags.
         folder: of the record.
         match: the record of the run that a control repeats.
+        ranks: number of simulated ranks that gradient rows are counted for.
     """
     before = finished(folder, given)
     if before is not None:
@@ -124,7 +124,10 @@ def train(given: Mapping[str, Any], folder: Path, match: Path | None = None) -> 
     if match is not None:
         arguments.append(f"--match={match}")
     write_json(str(folder / FLAGS), given)
-    command = [sys.executable, *TRAIN, *arguments, f"--output={folder}"]
+    program = TRAIN
+    if ranks > 1:
+        program = ("-c", f"{_IMPORTS}import simulated_ranks; simulated_ranks.train({ranks})")
+    command = [sys.executable, *program, *arguments, f"--output={folder}"]
     code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
     if code:
         reason = "was refused" if code == USAGE_ERROR else f"failed (exit code {code})"

@@ -44,11 +44,13 @@ class Run:
         name: of the run.
         flags: of slipstream-train, beside data and seed.
         match: the run that a control repeats.
+        ranks: number of simulated ranks.
     """
 
     name: str
     flags: Mapping[str, Any]
     match: str | None = None
+    ranks: int = 1
 
 
 def _controls(matched: str) -> tuple[Run, ...]:
@@ -63,7 +65,7 @@ _PLAIN = (
     Run("plain", {}),
     # The same training; counts the rows that the others are compared with.
     Run("plain_rows", {"watch": True}),
-    Run("plain_rows_4", {"watch": True, "simulated_ranks": 4}),
+    Run("plain_rows_4", {"watch": True}, ranks=4),
 )
 _BY_DRIFT = {"policies": "skip_examples", "skip_by": "row_drift"}
 _PAPER = (
@@ -72,8 +74,8 @@ _PAPER = (
     *_controls("paper"),
     Run("states", _BY_DRIFT),
 )
-_MASK_4 = {"policies": "mask_gradients", "simulated_ranks": 4}
-_MASK = (Run("mask_4", _MASK_4),)
+_MASK_FLAGS = {"policies": "mask_gradients"}
+_MASK = (Run("mask_4", _MASK_FLAGS, ranks=4),)
 
 
 def _fae(hot_set_memory: str) -> tuple[Run, ...]:
@@ -82,15 +84,14 @@ def _fae(hot_set_memory: str) -> tuple[Run, ...]:
     return (Run("fae", flag_values),)
 
 
-_DEFER_1 = {"policies": "defer_gradients", "warmup": 0.05}
-_DEFER_4 = {**_DEFER_1, "simulated_ranks": 4}
+_DEFER_FLAGS = {"policies": "defer_gradients", "warmup": 0.05}
 
 
 def _defer(movement: float, ranks: int, max_age: int = 200) -> Run:
     parts = [f"defer_{movement:g}", *(["4"] if ranks == 4 else [])]
     parts += [] if max_age == 200 else [f"age{max_age}"]
     flag_values = {"defer_movement": movement, "defer_max_age": max_age}
-    return Run("_".join(parts), {**(_DEFER_4 if ranks == 4 else _DEFER_1), **flag_values})
+    return Run("_".join(parts), {**_DEFER_FLAGS, **flag_values}, ranks=ranks)
 
 
 _DEFER = (
@@ -98,19 +99,18 @@ _DEFER = (
     *(_defer(movement, 4, 1000) for movement in (0.01, 0.015)),
     *(_defer(0.01, 1), _defer(0.015, 1, 1000)),
 )
-_INTERVAL = (Run("defer_interval_4", {**_DEFER_4, "defer_until": "interval", "defer_steps": 20}),)
-_BOTH_4 = {**_BY_DRIFT, "policies": "skip_examples,defer_gradients", "simulated_ranks": 4}
-_BOTH = (Run("both_4", {**_BOTH_4, "defer_movement": 0.01}),)
+_BOTH_FLAGS = {**_BY_DRIFT, "policies": "skip_examples,defer_gradients", "defer_movement": 0.01}
+_BOTH = (Run("both_4", _BOTH_FLAGS, ranks=4),)
 # What the quality budget makes of the paper's rule, of a mask and of deferring.
 _BOUND = {"max_auc_loss": withholding_report.MOST_AUC_LOSS}
 _BUDGET = (
     Run("budget_paper", {**_BY_DRIFT, "skip_keep": 0.5, **_BOUND}),
-    Run("budget_mask_4", {**_MASK_4, **_BOUND}),
-    Run("budget_defer_4", {**_DEFER_4, **_BOUND}),
+    Run("budget_mask_4", {**_MASK_FLAGS, **_BOUND}, ranks=4),
+    Run("budget_defer_4", {**_DEFER_FLAGS, **_BOUND}, ranks=4),
 )
 _WITHHOLD = (*_MASK, _defer(0.005, 4), _defer(0.01, 4), *_BOTH)
 RUNS: Mapping[str, tuple[Run, ...]] = {
-    "globo": (*_PLAIN, *_PAPER, *_MASK, *_DEFER, *_INTERVAL, *_BOTH, *_fae("0.5MiB"), *_BUDGET),
+    "globo": (*_PLAIN, *_PAPER, *_MASK, *_DEFER, *_BOTH, *_fae("0.5MiB"), *_BUDGET),
     "frappe_short": (*_PLAIN, *_PAPER, *_WITHHOLD, *_fae("0.15MiB"), *_BUDGET),
     # The default movement, a twentieth of the rows' learning rate, is another here.
     "generated": (
@@ -166,8 +166,7 @@ def choose(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
     for name in tuple(wanted):
         wanted.add(by_name[name].match or name)
     for name in tuple(wanted):
-        ranks = by_name[name].flags.get("simulated_ranks", 1)
-        wanted.add(withholding_report.baseline(ranks))
+        wanted.add(withholding_report.baseline(by_name[name].ranks))
     return [run for run in runs if run.name in wanted]
 
 
@@ -195,9 +194,10 @@ def main(arguments: Sequence[str]) -> None:
             folder = Path(_RECORDS.value) / name / f"seed{seed}"
             match = folder / run.match / common.RECORD if run.match else None
             given = flags_of(run, data, seed, shared)
-            records[run.name][seed] = common.train(given, folder / run.name, match)
+            records[run.name][seed] = common.train(given, folder / run.name, match, run.ranks)
     matches = {run.name: run.match for run in runs if run.match is not None}
-    figures = withholding_report.collect(records, matches)
+    ranks = {run.name: run.ranks for run in runs}
+    figures = withholding_report.collect(records, matches, ranks)
     part, columns = f"{name}, {len(seeds)} seeds", withholding_report.table_of(figures)
     claims = withholding_report.claims_of(name, figures)
     print(summary.write("withholding", part, {"": columns}, claims))

@@ -23,7 +23,9 @@ def baseline(ranks: int) -> str:
 
 
 def collect(
-    records: Mapping[str, Mapping[int, Any]], matches: Mapping[str, str]
+    records: Mapping[str, Mapping[int, Any]],
+    matches: Mapping[str, str],
+    ranks: Mapping[str, int],
 ) -> dict[str, dict[int, dict[str, Any]]]:
     """Draws the figures of every run from its record.
 
@@ -33,6 +35,7 @@ def collect(
     Args:
         records: run -> seed -> metrics.json; "plain" and the baselines are among them.
         matches: control -> the run it repeats.
+        ranks: run -> its number of simulated ranks.
 
     Returns:
         run -> seed -> figure -> value; None where a run has no windows.
@@ -43,6 +46,8 @@ def collect(
         for seed, record in by_seed.items():
             plain = records["plain"][seed]
             test, inputs, phases = record["test"], record["examples"], record["seconds"]
+            timed_by = records[matches.get(name, name)][seed]
+            offered_by = records.get(baseline(ranks[name]), {}).get(seed)
             figures[name][seed] = {
                 "auc": test["auc"],
                 "auc_difference": None
@@ -53,7 +58,8 @@ def collect(
                 "examples_trained": inputs["trained"],
                 "inputs_share": inputs["trained"] / plain["examples"]["trained"],
                 "seconds": phases["training"] + phases["window_ends"],
-                **_rows(record, records[matches.get(name, name)][seed], records, seed),
+                "ranks": ranks[name] if record["windows"] else None,
+                **_rows(record, timed_by, offered_by),
             }
     return figures
 
@@ -61,23 +67,20 @@ def collect(
 def _rows(
     record: Mapping[str, Any],
     timed_by: Mapping[str, Any],
-    records: Mapping[str, Mapping[int, Any]],
-    seed: int,
+    plain: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Rows and bytes after the warm-up of `timed_by`."""
+    """Rows and bytes after the warm-up of `timed_by`; `plain` counts the rows of all inputs."""
     if not record["windows"]:
-        names = ("ranks", "rows_offered", "rows_sent", "bytes_offered", "bytes_sent", "rows_share")
+        names = ("rows_offered", "rows_sent", "bytes_offered", "bytes_sent", "rows_share")
         return dict.fromkeys(names)
     # Nothing is skipped before: these windows have the same inputs in all runs.
     warming_up = sum(window["is_warming_up"] for window in timed_by["windows"])
-    ranks = record["settings"]["engine"].get("simulated_ranks", 1)
     counts = _sums(record["windows"][warming_up:])
     for name, flushed in _last_flush(record).items():
         counts[name] += flushed
-    plain = records.get(baseline(ranks), {}).get(seed)
     offered = _sums(plain["windows"][warming_up:])["rows_offered"] if plain else 0
     share = counts["rows_sent"] / offered if offered else None
-    return {"ranks": ranks, **counts, "rows_share": share}
+    return {**counts, "rows_share": share}
 
 
 def _last_flush(record: Mapping[str, Any]) -> dict[str, int]:

@@ -35,7 +35,7 @@ from slipstream_tf.config import (  # noqa: E402
     Table,
     Window,
 )
-from slipstream_tf.experiments import SimulatedRanks, SkipAtRandom  # noqa: E402
+from slipstream_tf.experiments import SkipAtRandom  # noqa: E402
 from slipstream_tf.ops.features import FeatureSpec  # noqa: E402
 from slipstream_tf.policies import (  # noqa: E402
     DeferGradients,
@@ -58,7 +58,7 @@ CLASSES: tuple[type, ...] = (
         MaskGradients,
     ),
     *(Window, HotSet, Saturation, MaxAucLoss, MaxLogLossIncrease),
-    *(LossGuard, DryRun, SkipAtRandom, SimulatedRanks, Table, Storage, Retention, FeatureSpec),
+    *(LossGuard, DryRun, SkipAtRandom, Table, Storage, Retention, FeatureSpec),
 )
 
 PAGE = HERE / "settings.md"

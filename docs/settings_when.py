@@ -87,9 +87,6 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
     "SkipAtRandom": {
         "shares": "Control runs only.",
     },
-    "SimulatedRanks": {
-        "ranks": "You have one process and want to know what a job would send.",
-    },
     "Table": {
         "name": "Always: one per table.",
         "dim": "Always. The models need one for all tables.",
@@ -249,6 +246,5 @@ FLAGS_OF_SETTINGS: Mapping[str, str] = {
     "threshold": "Saturation.threshold",
     "max_threshold": "Saturation.max_threshold",
     "revisit_every": "Saturation.revisit_every",
-    "simulated_ranks": "SimulatedRanks.ranks",
     "seed": "Window.seed",
 }

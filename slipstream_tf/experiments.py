@@ -1,10 +1,10 @@
-"""Controls and measurements that are no savings: random skipping, simulated ranks."""
+"""Control runs: random skipping at the cost of another run."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream_tf.errors import invalid, require_integer, require_number
+from slipstream_tf.errors import invalid, require_number
 from slipstream_tf.policies.base import Begins, Policy
 from slipstream_tf.saturation.report import random_shares as random_shares
 
@@ -37,24 +37,3 @@ class SkipAtRandom(Policy):
         """See `Policy`."""
         share = self.shares[min(begins.windows, len(self.shares)) - 1]
         return {"mode": "random", "random_share": share}
-
-
-@dataclasses.dataclass(frozen=True)
-class SimulatedRanks(Policy):
-    """Measures in one process what so many ranks would send.
-
-    Each batch is split evenly among them, and each has deferred gradients of its own.
-
-    Attributes:
-        ranks: 2 to 64.
-    """
-
-    ranks: int
-
-    def __post_init__(self) -> None:
-        require_integer("ranks", self.ranks, 2, 64, "SimulatedRanks")
-
-    @property
-    def simulated_ranks(self) -> int:  # type: ignore[override]
-        """See `Policy`."""
-        return self.ranks

@@ -37,8 +37,8 @@ def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
 
     Args:
         *policies: "skip_examples" (by `RowDrift`), "defer_gradients", "mask_gradients".
-        **flat: settings of these, and of the engine; `random_shares` and `simulated_ranks` add a
-            policy each. Settings of policies that are not there are an error.
+        **flat: settings of these, and of the engine; `random_shares` adds a policy. Settings of
+            policies that are not there are an error.
     """
 
     def take(names: dict[str, str]) -> dict[str, Any]:
@@ -65,9 +65,6 @@ def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
             raise ValueError(f"no policy {policy!r}")
     if "random_shares" in flat:
         found.append(slip.experiments.SkipAtRandom(flat.pop("random_shares")))
-    if flat.get("simulated_ranks", 1) > 1:
-        found.append(slip.experiments.SimulatedRanks(flat["simulated_ranks"]))
-    flat.pop("simulated_ranks", None)
     window, hot_set, saturation = take(_WINDOW), take(_HOT_SET), take(_SATURATION)
     budget = [kind(flat.pop(name)) for name, kind in _BUDGETS.items() if name in flat]
     dry_run = flat.pop("dry_run", False)

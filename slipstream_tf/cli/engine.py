@@ -14,7 +14,7 @@ from slipstream_tf.config import (
     MaxLogLossIncrease,
     Saturation,
 )
-from slipstream_tf.experiments import SimulatedRanks, SkipAtRandom
+from slipstream_tf.experiments import SkipAtRandom
 from slipstream_tf.policies import (
     DeferGradients,
     Interval,
@@ -59,8 +59,6 @@ def policies_of(settings: Settings) -> list[Policy]:
     found: list[Policy] = [makers[name](settings.engine) for name in settings.policies]
     if settings.control == "random":
         found.append(SkipAtRandom(settings.random_shares))
-    if "simulated_ranks" in settings.engine:
-        found.append(SimulatedRanks(settings.engine["simulated_ranks"]))
     return found
 
 

@@ -38,7 +38,6 @@ ENGINE_FLAGS = (
     *("mask_share", "mask_decay_moments"),
     *("drift_metric", "threshold", "max_threshold", "revisit_every"),
     *("hot_set_memory", "exclude_tables", "max_auc_loss", "max_log_loss_increase", "loss_guard"),
-    "simulated_ranks",
 )
 
 
@@ -246,8 +245,6 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("revisit_every", Integer(0), "windows from probe to probe of a saturated key; 0: "
              "never", None, "10 where gradients are withheld, 100 where examples are skipped, 0 "
              "with losses", (needs.KEYS,)),
-        Flag("simulated_ranks", Integer(2, 64), "count rows as if so many ranks shared each batch",
-             None, "one rank", (needs.WATCHING,)),
     ),
     "Controls": (
         Flag("control", Choice(("none", "random", "stop")), "random: leave out as many examples as "

@@ -49,14 +49,12 @@ class Tables:
         rates: table name -> learning rate of its rows; None: not known.
         rows: table name -> rows that it has now, of all ranks.
         max_auc_loss: what a policy may cost by the budget, its part of it; None: no bound.
-        simulated_ranks: each has an even part of every batch.
     """
 
     tables: Sequence[Table]
     rates: Mapping[str, float | None]
     rows: Mapping[str, int]
     max_auc_loss: float | None = None
-    simulated_ranks: int = 1
 
 
 class Policy:
@@ -73,7 +71,6 @@ class Policy:
         leaves_some: whether some skippable examples are trained all the same; None: none are told.
         steered_by: what a budget steers by: "share", "movement", or "": nothing.
         gives_key_share: whether somebody chose `key_share`.
-        simulated_ranks: as whose exchange gradients are counted.
         correct: how examples that are thinned by foreseen losses are corrected; "": none are.
         verb: what becomes of what is saved, for reports: "skipped", "masked", "deferred".
         columns: of `telemetry.ledger`, that tell of it.
@@ -89,7 +86,6 @@ class Policy:
     leaves_some: bool | None = None
     steered_by = ""
     gives_key_share = False
-    simulated_ranks = 1
     correct = ""
     verb = ""
     columns: tuple[str, ...] = ()

@@ -89,7 +89,7 @@ class DeferGradients(Policy):
 
     def require_fit(self, tables: Tables) -> None:
         """Raises ValueError if the memory has no room for a gradient of the widest table."""
-        needed = tables.simulated_ranks * max(deferred_row_bytes(t.dim) for t in tables.tables)
+        needed = max(deferred_row_bytes(t.dim) for t in tables.tables)
         if parse_bytes("memory", self.memory) < needed:
             allowed = f"at least {needed}: a deferred row of the widest table takes {needed} bytes"
             raise invalid("memory", self.memory, "DeferGradients", allowed)
@@ -135,10 +135,7 @@ class DeferGradients(Policy):
         row_bytes = {t.name: deferred_row_bytes(t.dim) for t in tables.tables}
         if not any(sizes[name] for name in row_bytes):
             return budget // sum(row_bytes.values())
-        ranks = tables.simulated_ranks
-        needed = {
-            name: ranks * _rows_with_slack(sizes[name]) * row_bytes[name] for name in row_bytes
-        }
+        needed = {name: _rows_with_slack(sizes[name]) * row_bytes[name] for name in row_bytes}
         small = {name for name in needed if needed[name] <= budget // (2 * len(needed))}
         if len(small) == len(needed):
             small.clear()

@@ -264,10 +264,6 @@ class EngineSettings:
         """How examples that are thinned by foreseen losses are corrected; "": none are."""
         return next((policy.correct for policy in self.policies if policy.correct), "")
 
-    @property
-    def simulated_ranks(self) -> int:
-        """As whose exchange gradients are counted."""
-        return max((policy.simulated_ranks for policy in self.policies), default=1)
 
     def bound(self, kind: type) -> Any:
         """Returns the budget of exactly this kind, or None."""

@@ -213,11 +213,8 @@ class TrackedTable:
         """
         self.states = KeyStates(**{f.name: state[f.name] for f in dataclasses.fields(KeyStates)})
         policy = UpdatePolicy(**state["policy"])
-        self.policy = dataclasses.replace(
-            policy,
-            ranks=rule.ranks,
-            decay_skipped=policy.decay_skipped and rule.decay_skipped,
-        )
+        decays = policy.decay_skipped and rule.decay_skipped
+        self.policy = dataclasses.replace(policy, decay_skipped=decays)
         self._told_policy = self._has_flags = None
         self._snapshot = tf.constant(state["snapshot"][self._own_rows(state)], tf.float32)
         before, now = UpdateCounts.from_state(state["counts"]), self._store.update_counts(self.name)
@@ -240,7 +237,6 @@ def tables_to_track(
     tables: Sequence[Table],
     settings: EngineSettings,
     specs: Sequence[FeatureSpec],
-    ranks: int,
 ) -> list[Table]:
     """Returns the tables that a feature uses and the settings do not exempt, in their order.
 
@@ -248,7 +244,6 @@ def tables_to_track(
         tables: of the store.
         settings: of the engine.
         specs: features of an input.
-        ranks: number of ranks.
 
     Raises:
         ValueError: there is no feature, a feature's table is not in the store, a setting names a
@@ -268,9 +263,6 @@ def tables_to_track(
             if name not in used:
                 allowed = "tables that a feature uses: " + ", ".join(sorted(used))
                 raise invalid(setting, name, "HotSet", allowed)
-    if settings.simulated_ranks > 1 and ranks > 1:
-        where = f"SimulatedRanks on {ranks} ranks"
-        raise invalid("ranks", settings.simulated_ranks, where, "1: they are real")
     tracked = [t for t in tables if t.name in used and t.name not in hot_set.exclude]
     if not tracked:
         allowed = "fewer than all tables: one must be left to track"

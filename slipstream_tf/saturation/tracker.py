@@ -76,7 +76,7 @@ class SaturationTracker:
         self._store = store
         self._settings = settings
         self._ranks = Ranks(comm)
-        tracked = tables_to_track(store.tables, settings, specs, self._ranks.size)
+        tracked = tables_to_track(store.tables, settings, specs)
         metric = settings.saturated.metric
         self._tables = [TrackedTable(store, table, metric, self._ranks) for table in tracked]
         self._tracked = tracked
@@ -117,10 +117,7 @@ class SaturationTracker:
         """The tables, as policies see them now."""
         parts = self._ranks.size if self._store.is_spread else 1
         rows = {table.name: parts * self._store.size(table.name) for table in self._tracked}
-        settings = self._settings
-        return Tables(
-            self._tracked, self._rates, rows, settings.max_auc_loss, settings.simulated_ranks
-        )
+        return Tables(self._tracked, self._rates, rows, self._settings.max_auc_loss)
 
     def _gradient_rules(self, is_active: bool) -> list[UpdatePolicy]:
         """What becomes of the tables' gradients in a window after the warm-up, or before."""
@@ -130,11 +127,7 @@ class SaturationTracker:
             found = (policy.gradient_rule(table, acted_on) for policy in settings.policies)
             rule = next(filter(None, found), None) if is_active else None
             is_shadow = rule is not None and settings.dry_run
-            rules.append(
-                dataclasses.replace(
-                    rule or UpdatePolicy(), ranks=settings.simulated_ranks, is_shadow=is_shadow
-                )
-            )
+            rules.append(dataclasses.replace(rule or UpdatePolicy(), is_shadow=is_shadow))
         return rules
 
     @property

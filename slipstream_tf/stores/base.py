@@ -420,7 +420,7 @@ class UpdatedElsewhere(SavedStore):
         if policy.decay_skipped:
             raise invalid("decay_moments", True, place, f"False: {self._whose_moments}")
         if policy.ranks > 1:
-            raise invalid("simulated_ranks", policy.ranks, place, "1")
+            raise invalid("ranks", policy.ranks, place, "1")
 
 
 def table_contents(

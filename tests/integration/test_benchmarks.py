@@ -88,9 +88,9 @@ def test_every_run_has_flags_that_the_program_takes(monkeypatch: pytest.MonkeyPa
             resolved = settings.resolve(
                 values, names, lambda _, name=name: name, train.make_flags()
             )
-            ranks = run.flags.get("simulated_ranks", 1)
-            assert resolved.engine.get("simulated_ranks", 1) == ranks
-            assert withholding.withholding_report.baseline(ranks) in {other.name for other in runs}
+            assert resolved.engine.get("max_auc_loss") == run.flags.get("max_auc_loss")
+            baseline = withholding.withholding_report.baseline(run.ranks)
+            assert baseline in {other.name for other in runs}
 
 
 @pytest.mark.slow
@@ -460,7 +460,7 @@ def test_gpu_launchers_compile(tmp_path: Path) -> None:
     ("flags", "part"),
     [
         (("--schedule=fae", "--policies=skip_examples"), "no --policies and --control=none"),
-        (("--simulated_ranks=2",), "or --watch"),
+        (("--window_steps=5",), "or --watch"),
         (("--watch", "--dry_run"), "no --policies"),
         (("--schedule=fae", "--hot_set_memory=0"), "bytes above 0"),
         (("--schedule=hotline", "--early_stopping=2"), "--early_stopping with --schedule=hotline"),

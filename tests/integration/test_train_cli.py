@@ -198,9 +198,9 @@ def test_deepfm_and_an_export(run_train: Train, tmp_path: Path) -> None:
     assert ((outputs > 0) & (outputs < 1)).all()
 
 
-def test_deferred_gradients_of_simulated_ranks(run_train: Train) -> None:
+def test_deferred_gradients_are_counted(run_train: Train) -> None:
     record = run_train(
-        *SMALL, "--max_examples=9000", "--policies=defer_gradients", "--simulated_ranks=4",
+        *SMALL, "--max_examples=9000", "--policies=defer_gradients",
         "--defer_movement=0.01", "--window_steps=6",
     )  # fmt: skip
     assert record["examples"]["trained"] == record["examples"]["seen"] == 9_000
@@ -210,8 +210,8 @@ def test_deferred_gradients_of_simulated_ranks(run_train: Train) -> None:
         assert counts["sent"] < counts["offered"] and counts["masked"] == 0
         # What is not sent is in a sum that is, or waits in one. The evaluation flushed the rest.
         assert counts["deferred_now"] == 0 < counts["flushed"]
-    assert policies_of(record) == ["DeferGradients", "SimulatedRanks"]
-    assert record["settings"]["engine"] == {"simulated_ranks": 4, "defer_movement": 0.01}
+    assert policies_of(record) == ["DeferGradients"]
+    assert record["settings"]["engine"] == {"defer_movement": 0.01}
     assert "been sent" in record["report"]
 
 
@@ -246,7 +246,6 @@ def test_deferred_gradients_of_simulated_ranks(run_train: Train) -> None:
         ((MASKS, "--mask_decay_moments"), "mask_decay_moments", "--rows_optimizer=adam"),
         ((SKIPS, "--mask_decay_moments"), "mask_decay_moments", MASKS),
         (("--max_auc_loss=0.001",), "max_auc_loss", "--policies"),
-        (("--simulated_ranks=2",), "simulated_ranks", "--policies or --watch"),
         (("--exclude_tables=c1",), "exclude_tables", "--policies or --watch"),
         (("--prefetch",), "prefetch", "several ranks"),
     ],

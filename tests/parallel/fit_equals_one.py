@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -16,6 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 import slipstream_tf as slip
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from simulated_ranks import simulate_ranks
 
 FIELDS, DIM = 3, 4
 Batch = tuple[dict[str, np.ndarray], np.ndarray]
@@ -81,7 +85,7 @@ def train(
     comm: Any,
     placement: str,
     way: str,
-    simulated_ranks: int = 1,
+    ranks: int = 1,
 ) -> tuple[list[np.ndarray], dict[str, float]]:
     """Trains; returns all rows, slots and weights, and the last metrics."""
     keras.utils.set_random_seed(3)
@@ -104,8 +108,8 @@ def train(
     policies: list[Any] = []
     if way == "defer":
         policies = [slip.DeferGradients(slip.Movement(0.02, max_age=5))]
-        if simulated_ranks > 1:
-            policies.append(slip.experiments.SimulatedRanks(simulated_ranks))
+        if ranks > 1:
+            simulate_ranks(embeddings.store, ranks)
     slipstream = slip.Slipstream(embeddings, policies, window=slip.Window(4, warmup=0))
     data = dataset_of(batches)
     if comm is not None:
@@ -143,9 +147,8 @@ def main() -> None:
     ranks = [batches_of(rank, is_even) for rank in range(comm.size)]
     if not is_even:
         ranks[-1] = []  # This rank never has an input.
-    simulated_ranks = comm.size if is_even else 1
     state, metrics = train(ranks[comm.rank], rule, comm, placement, way)
-    wanted, wanted_metrics = train(union(ranks), rule, None, "", way, simulated_ranks)
+    wanted, wanted_metrics = train(union(ranks), rule, None, "", way, comm.size if is_even else 1)
     for got, one in zip(state, wanted, strict=True):
         np.testing.assert_allclose(got, one, rtol=2e-4, atol=2e-5)
     count = sum(len(labels) for batches in ranks for _, labels in batches)

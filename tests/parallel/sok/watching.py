@@ -48,7 +48,7 @@ def refuse_bad_arguments(comm) -> None:
     refuses("loop", store.flush)
     if comm.size > 1:
         refuses(f"{comm.size} ranks", SokStore, table())
-    refuses("simulated_ranks", store.set_update_policy, "t", UpdatePolicy("mask", ranks=2))
+    refuses("ranks", store.set_update_policy, "t", UpdatePolicy("mask", ranks=2))
     slipstream = slip.Slipstream(store, slip.SkipExamples(slip.RowDrift()))
     refuses("Slipstream.apply", slipstream.observe, {"t": nothing})
 

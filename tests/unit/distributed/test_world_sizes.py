@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from simulated_ranks import simulate_ranks
 from thread_jobs import GLOBAL_BATCH, KEYS, SPECS, TABLES, Job, Threads
 
 from slipstream_tf import Retention, Storage, Table, optimizers
@@ -236,7 +237,8 @@ def test_sums_of_a_dry_run_are_never_applied(tmp_path: Path) -> None:
 
 
 def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Path) -> None:
-    job = Job(SingleProcess(), "native", tmp_path, simulated_ranks=3)
+    job = Job(SingleProcess(), "native", tmp_path)
+    simulate_ranks(job.store, 3)
     job.train(0, 10)
     was = job.found()
     assert len(set(was["a held"]["ranks"])) > 1

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from engine_settings import engine_arguments
+from simulated_ranks import simulate_ranks
 
 import slipstream_tf as slip
 from slipstream_tf import Table, initializers, optimizers
@@ -114,7 +115,9 @@ def test_gradients():
 
 
 def test_deferring_sends_fewer_rows_and_counts_each():
-    run = Run("defer_gradients", defer_movement=0.002, simulated_ranks=4).fit()
+    run = Run("defer_gradients", defer_movement=0.002)
+    simulate_ranks(run.embeddings.store, 4)
+    run.fit()
     rows = run.assert_account().rows
     assert 0 < rows.sent < rows.offered and rows.masked == 0 and rows.due_by_movement > 0
     assert rows.deferred >= rows.deferred_now == deferred_rows(run) > 0

@@ -67,9 +67,8 @@ def test_deferred_gradients_stay_within_the_memory(memory, sizes):
         assert len(set(rows.values())) == 1, "nothing is known of the sizes"
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_memory_smaller_than_a_row_of_every_rank(ranks):
-    needed, tables = ranks * deferred_row_bytes(16), acted_on(simulated_ranks=ranks)
+def test_a_memory_smaller_than_a_row():
+    needed, tables = deferred_row_bytes(16), acted_on()
     DeferGradients(memory=needed).require_fit(tables)
     with pytest.raises(ValueError, match=rf"Invalid `memory`.*DeferGradients.*at least {needed}"):
         DeferGradients(memory=needed - 1).require_fit(tables)
@@ -77,12 +76,12 @@ def test_a_memory_smaller_than_a_row_of_every_rank(ranks):
 
 def test_small_tables_beside_a_large_one_hold_every_row():
     sizes = {"user": 1_000_000, "item": 8, "shop": 28}
-    found = rules(DeferGradients(memory="8MiB"), sizes, simulated_ranks=4)
+    found = rules(DeferGradients(memory="2MiB"), sizes)
     rows = {name: rule.max_rows for name, rule in found.items()}
-    assert sum(rows[table.name] * deferred_row_bytes(table.dim) for table in TABLES) <= 8 << 20
-    # Four rows of each rank in any one shard, at least.
-    assert min(rows["item"], rows["shop"]) >= 4 * 4 * NUM_SHARDS
-    assert rows["user"] * deferred_row_bytes(16) > 7 << 20
+    assert sum(rows[table.name] * deferred_row_bytes(table.dim) for table in TABLES) <= 2 << 20
+    # Four rows in any one shard, at least.
+    assert min(rows["item"], rows["shop"]) >= 4 * NUM_SHARDS
+    assert rows["user"] * deferred_row_bytes(16) > 7 << 18
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slipstream_tf import experiments, policies, scores
-from slipstream_tf.experiments import SimulatedRanks, SkipAtRandom
+from slipstream_tf.experiments import SkipAtRandom
 from slipstream_tf.policies import (
     DeferGradients,
     Interval,
@@ -37,7 +37,6 @@ POLICIES = [
     DeferGradients(Interval(7, share=0.5), memory="64MB"),
     DeferGradients(Movement(0.25, max_age=9), memory=12_345),
     SkipAtRandom([0.5, 0.25]),
-    SimulatedRanks(4),
 ]
 
 
@@ -68,8 +67,6 @@ POLICIES = [
         (lambda: SkipAtRandom([]), r"`shares`: \[\] for SkipAtRandom"),
         (lambda: SkipAtRandom(0.5), "`shares`: 0.5 for SkipAtRandom.*a sequence"),
         (lambda: SkipAtRandom([1.5]), "`shares`: 1.5 for SkipAtRandom"),
-        (lambda: SimulatedRanks(1), "`ranks`: 1 for SimulatedRanks"),
-        (lambda: SimulatedRanks(65), "`ranks`: 65 for SimulatedRanks"),
     ],
 )
 def test_bad_settings_are_refused(build, message):
@@ -107,7 +104,6 @@ def test_policies_act_on_what_they_say():
     assert {type(policy).__name__: policy.acts_on for policy in POLICIES} == {
         **{"SkipExamples": "examples", "SkipAtRandom": "examples"},
         **{"MaskGradients": "gradients", "DeferGradients": "gradients"},
-        "SimulatedRanks": "",
     }
 
 

@@ -156,11 +156,6 @@ def test_a_table_has_a_memory_of_its_own(rows):
             {"defer_memory": deferred_row_bytes(DIM) - 1},
             r"Invalid `memory`: 87 for DeferGradients.*at least 88",
         ),
-        (
-            ["defer_gradients", "skip_examples"],
-            {"simulated_ranks": 2, "defer_memory": 175},
-            r"Invalid `memory`: 175 for DeferGradients.*at least 176",
-        ),
         ([], {"hot_set_memory": ROW_BYTES - 1}, r"Invalid `memory`: 7 for HotSet.*at least 8"),
     ],
 )

@@ -22,7 +22,7 @@ from slipstream_tf import (
     SkipExamples,
     Window,
 )
-from slipstream_tf.experiments import SimulatedRanks, SkipAtRandom
+from slipstream_tf.experiments import SkipAtRandom
 from slipstream_tf.policies.base import Begins
 from slipstream_tf.saturation.settings import EngineSettings
 
@@ -186,7 +186,6 @@ def test_probes_come_as_the_policies_need_them(policies, settings, windows):
         ([DeferGradients()], False),
         ([BY_INTERVAL], True),
         ([SkipAtRandom([0.5])], False),
-        ([SimulatedRanks(2)], True),
         ([BY_DRIFT, DeferGradients()], True),
     ],
     ids=str,

@@ -212,7 +212,7 @@ def test_a_policy_says_whether_flagged_rows_are_masked():
             lambda s: s.set_update_policy("item", UpdatePolicy("mask", decay_skipped=True)),
             "`decay_moments`",
         ),
-        (lambda s: s.set_update_policy("item", UpdatePolicy(ranks=2)), "`simulated_ranks`: 2"),
+        (lambda s: s.set_update_policy("item", UpdatePolicy(ranks=2)), "`ranks`: 2"),
     ],
 )
 def test_what_the_store_cannot_do_is_refused(call, message):
