@@ -101,7 +101,7 @@ _DEFER = (
 )
 _BOTH_FLAGS = {**_BY_DRIFT, "policies": "skip_examples,defer_gradients", "defer_movement": 0.01}
 _BOTH = (Run("both_4", _BOTH_FLAGS, ranks=4),)
-# What the quality budget makes of the paper's rule, of a mask and of deferring.
+# The paper's rule, a mask and deferring with `max_auc_loss`.
 _BOUND = {"max_auc_loss": withholding_report.MOST_AUC_LOSS}
 _BUDGET = (
     Run("budget_paper", {**_BY_DRIFT, "skip_keep": 0.5, **_BOUND}),

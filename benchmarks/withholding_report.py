@@ -11,7 +11,7 @@ import summary
 from common import difference, pyplot, spread
 
 Figures = Mapping[str, Mapping[int, Mapping[str, Any]]]
-MOST_AUC_LOSS = 0.001  # Of runs within a quality budget.
+MOST_AUC_LOSS = 0.001  # `max_auc_loss` of the runs named budget_*.
 _CLAIMED = ("paper", "mask", "defer_0.0", "budget")
 _MARKERS = {"stop": "v", "random": "x", "budget": "^", "mask": "s", "fae": "*"}
 _NEAR = 0.003
@@ -126,7 +126,7 @@ def table_of(figures: Figures) -> list[dict[str, Any]]:
 
 
 def claims_of(data: str, figures: Figures) -> dict[str, Any]:
-    """Returns the change of AUC of some runs; those within a quality budget have a target."""
+    """Returns the change of AUC of some runs; those with `max_auc_loss` have a target."""
     return {
         f"{data}_{name}_auc_minus_plain": summary.claim(
             [figures[name][seed]["auc_difference"] for seed in figures[name]],

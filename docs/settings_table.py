@@ -26,9 +26,6 @@ from slipstream_tf.cli import train  # noqa: E402
 from slipstream_tf.config import (  # noqa: E402
     DryRun,
     HotSet,
-    LossGuard,
-    MaxAucLoss,
-    MaxLogLossIncrease,
     Retention,
     Saturation,
     Storage,
@@ -57,8 +54,8 @@ CLASSES: tuple[type, ...] = (
         Interval,
         MaskGradients,
     ),
-    *(Window, HotSet, Saturation, MaxAucLoss, MaxLogLossIncrease),
-    *(LossGuard, DryRun, SkipAtRandom, Table, Storage, Retention, FeatureSpec),
+    *(Window, HotSet, Saturation),
+    *(DryRun, SkipAtRandom, Table, Storage, Retention, FeatureSpec),
 )
 
 PAGE = HERE / "settings.md"

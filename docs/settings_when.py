@@ -14,10 +14,9 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "by": "Always. `ForeseenLoss` for a single pass; over several epochs a shorter schedule is "
         "the control to beat. `RowDrift` is a baseline.",
         "share": "By foreseen loss: the lower the click rate, the more is free (0.85 measured at "
-        "2% clicks). With the paper's rule every skipped example costs; lower it, or give a "
-        "`MaxAucLoss`.",
-        "keep": "Calibration suffers when examples are skipped by drift, or `LossGuard` is to "
-        "watch what is skipped.",
+        "2% clicks). With the paper's rule every skipped example costs; lower it, or set "
+        "`max_auc_loss`, which fails on a changing stream.",
+        "keep": "Calibration suffers when examples are skipped by drift.",
     },
     "ForeseenLoss": {
         "pilot": "Uniform negative sampling (`label`; a dry run prints its command) is as good. "
@@ -70,16 +69,6 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "max_threshold": "T by share grows beyond what you call settled.",
         "revisit_every": "Popularity changes quickly (less); examples with many lookups are hardly "
         "ever skippable (more, or 0).",
-    },
-    "MaxAucLoss": {
-        "value": "You would rather say what saving may cost than how much to save. It is an "
-        "estimate, and does not hold on a changing stream.",
-    },
-    "MaxLogLossIncrease": {
-        "value": "The same, if log loss is what counts. Not for deferring by movement.",
-    },
-    "LossGuard": {
-        "tolerance": "Training that nobody watches; with `keep`, or examples that return.",
     },
     "DryRun": {
         "estimates_cost": "The model tells losses, and you want to know what skipping would cost.",
@@ -149,6 +138,9 @@ OPTIMIZERS: Mapping[str, str] = {
 }
 
 FLAGS: Mapping[str, str] = {
+    "max_auc_loss": "You would rather bound the cost of saving than its amount. The bound held on "
+    "shuffled data and failed on a changing stream: "
+    "[both results](using/choosing.md#a-bound-of-the-auc-loss).",
     "data": "Always.",
     "split": 'Globo only: "time" for a test part that is later than training.',
     "negatives": "Globo only: click rates of raw logs, as 49.",
@@ -235,9 +227,6 @@ FLAGS_OF_SETTINGS: Mapping[str, str] = {
     "defer_share": "Interval.share",
     "mask_share": "MaskGradients.share",
     "mask_decay_moments": "MaskGradients.decay_moments",
-    "max_auc_loss": "MaxAucLoss",
-    "max_log_loss_increase": "MaxLogLossIncrease",
-    "loss_guard": "LossGuard",
     "window_steps": "Window.steps",
     "warmup": "Window.warmup",
     "hot_set_memory": "HotSet.memory",

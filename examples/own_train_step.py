@@ -1,7 +1,7 @@
-"""A `train_step` of one's own under `fit`: two outputs, a loss of its own, a guard that is told it.
+"""A custom `train_step` under `fit`: two outputs, its own loss, and a bound of the AUC loss.
 
 Run: python examples/own_train_step.py
-Prints the validation's losses after each epoch, what was skipped, and what the guard found.
+Prints the validation's losses after each epoch, what was skipped, and what `max_auc_loss` allowed.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ class TwoTasks(slip.keras.Model):
     """Predicts clicks and minutes; the second task counts where there was a click."""
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Trains on one batch, and tells the engine each example's loss."""
+        """Trains on one batch, and reports each example's loss of the click task."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             predicted = self(x, training=True)
-            losses = keras.losses.binary_crossentropy(y["click"], predicted["click"])
+            clicks = keras.losses.binary_crossentropy(y["click"], predicted["click"])
             error = keras.losses.mean_squared_error(y["minutes"], predicted["minutes"])
-            losses += 0.5 * y["click"][:, 0] * error
+            losses = clicks + 0.5 * y["click"][:, 0] * error
             loss = tf.reduce_mean(losses if weight is None else losses * weight)
         variables = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        # The one call: x has what Slipstream.apply wrote beside the features.
-        self.record_losses(x, losses, sample_weight=weight)
+        # x also contains what Slipstream.apply added to the features.
+        self.record_losses(x, clicks, y["click"], sample_weight=weight)
         return {"mean_loss": loss}
 
 
 def main() -> None:
-    """Trains with examples of settled rows left out, as long as their loss does not rise."""
+    """Skips examples of settled rows while the estimated AUC loss stays within a bound."""
     keras.utils.set_random_seed(0)
     embeddings = slip.keras.EmbeddingCollection(
         [slip.Table("user", dim=8), slip.Table("item", dim=8)], slip.optimizers.Adagrad(0.1)
@@ -70,7 +70,7 @@ def main() -> None:
     slipstream = slip.Slipstream(
         embeddings,
         policies=slip.SkipExamples(by=slip.RowDrift(), share=0.3, keep=0.2),
-        budget=slip.LossGuard(0.1),
+        max_auc_loss=0.005,
     )
     model.fit(
         slipstream.apply(train),

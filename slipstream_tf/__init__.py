@@ -14,9 +14,6 @@ _EXPORTS = {
         (
             "DryRun",
             "HotSet",
-            "LossGuard",
-            "MaxAucLoss",
-            "MaxLogLossIncrease",
             "Retention",
             "Saturation",
             "Storage",

@@ -1,4 +1,4 @@
-"""What a user sets of embedding tables, windows, the hot set and budgets: frozen dataclasses."""
+"""Settings of embedding tables, windows and the hot set: frozen dataclasses."""
 
 import dataclasses
 import numbers
@@ -403,51 +403,6 @@ class Saturation:
 
 
 @dataclasses.dataclass(frozen=True)
-class MaxAucLoss:
-    """Bounds what saving may cost, by the estimate of `saturation.quality_budget`.
-
-    The estimate's assumptions stand there; a changing stream breaks them. A policy's share then
-    only bounds from above. Two policies that cost quality in different ways share the bound.
-
-    Attributes:
-        value: most AUC that may be lost, above 0.
-    """
-
-    value: float
-
-    def __post_init__(self) -> None:
-        place, name = type(self).__name__, "value"
-        number = require_number(name, self.value, 0.0, place=place, open_minimum=True)
-        object.__setattr__(self, name, number)
-
-
-@dataclasses.dataclass(frozen=True)
-class MaxLogLossIncrease(MaxAucLoss):
-    """The same in log loss.
-
-    Attributes:
-        value: most log loss that may be added, above 0.
-    """
-
-
-@dataclasses.dataclass(frozen=True)
-class LossGuard:
-    """Watches the skippable examples that are trained all the same.
-
-    Where their mean loss rises, T is halved and keys are released.
-
-    Attributes:
-        tolerance: relative rise, beside what the loss was when skipping began, at least 0.
-    """
-
-    tolerance: float
-
-    def __post_init__(self) -> None:
-        number = require_number("tolerance", self.tolerance, 0.0, place="LossGuard")
-        object.__setattr__(self, "tolerance", number)
-
-
-@dataclasses.dataclass(frozen=True)
 class DryRun:
     """Does everything but the saving, and tells what would have been saved.
 
@@ -461,9 +416,6 @@ class DryRun:
     def __post_init__(self) -> None:
         if not isinstance(self.estimates_cost, bool):
             raise invalid("estimates_cost", self.estimates_cost, "DryRun", "True or False")
-
-
-Budget = MaxAucLoss | MaxLogLossIncrease | LossGuard
 
 
 def parse_bytes(argument: str, value: Any, place: str = "", minimum: int = 1) -> int:

@@ -25,11 +25,6 @@ _SATURATION = {
     "drift_metric": "metric",
     **{name: name for name in ("threshold", "max_threshold", "revisit_every")},
 }
-_BUDGETS = {
-    "max_auc_loss": slip.MaxAucLoss,
-    "max_log_loss_increase": slip.MaxLogLossIncrease,
-    "loss_guard": slip.LossGuard,
-}
 
 
 def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
@@ -66,8 +61,7 @@ def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
     if "random_shares" in flat:
         found.append(slip.experiments.SkipAtRandom(flat.pop("random_shares")))
     window, hot_set, saturation = take(_WINDOW), take(_HOT_SET), take(_SATURATION)
-    budget = [kind(flat.pop(name)) for name, kind in _BUDGETS.items() if name in flat]
-    dry_run = flat.pop("dry_run", False)
+    max_auc_loss, dry_run = flat.pop("max_auc_loss", None), flat.pop("dry_run", False)
     if flat:
         raise ValueError(f"settings of no policy: {sorted(flat)}")
     return {
@@ -75,7 +69,7 @@ def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
         "window": slip.Window(**window),
         "hot_set": slip.HotSet(**hot_set),
         "saturation": slip.Saturation(**saturation) if saturation else None,
-        "budget": budget,
+        "max_auc_loss": max_auc_loss,
         "dry_run": dry_run,
     }
 

@@ -6,14 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipstream_tf.cli.settings import Settings
-from slipstream_tf.config import (
-    DryRun,
-    HotSet,
-    LossGuard,
-    MaxAucLoss,
-    MaxLogLossIncrease,
-    Saturation,
-)
+from slipstream_tf.config import DryRun, HotSet, Saturation
 from slipstream_tf.experiments import SkipAtRandom
 from slipstream_tf.policies import (
     DeferGradients,
@@ -27,11 +20,6 @@ from slipstream_tf.scores import ForeseenLoss, RowDrift
 
 _SAME = ("threshold", "max_threshold", "revisit_every")
 _SATURATION = {"metric": "drift_metric", **{name: name for name in _SAME}}
-_BUDGETS = {
-    "max_auc_loss": MaxAucLoss,
-    "max_log_loss_increase": MaxLogLossIncrease,
-    "loss_guard": LossGuard,
-}
 
 
 def engine_arguments(settings: Settings) -> dict[str, Any]:
@@ -44,7 +32,7 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
             **_given(engine, {"memory": "hot_set_memory", "exclude": "exclude_tables"})
         ),
         "saturation": Saturation(**saturation) if saturation else None,
-        "budget": [kind(engine[name]) for name, kind in _BUDGETS.items() if name in engine],
+        "max_auc_loss": engine.get("max_auc_loss"),
         "dry_run": DryRun(estimates_cost=True) if settings.dry_run else False,
     }
 

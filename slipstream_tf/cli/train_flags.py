@@ -37,7 +37,7 @@ ENGINE_FLAGS = (
     *("defer_until", "defer_movement", "defer_max_age", "defer_steps", "defer_share"),
     *("mask_share", "mask_decay_moments"),
     *("drift_metric", "threshold", "max_threshold", "revisit_every"),
-    *("hot_set_memory", "exclude_tables", "max_auc_loss", "max_log_loss_increase", "loss_guard"),
+    *("hot_set_memory", "exclude_tables", "max_auc_loss"),
 )
 
 
@@ -219,12 +219,9 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              None, "0.3", (needs.MASK, needs.NO_THRESHOLD)),
         Flag("mask_decay_moments", None, "masking a row's gradient decays its moments",
              needs=(needs.MASK, needs.MOMENTS)),
-        Flag("max_auc_loss", Number(0, 1, True), "most AUC that saving may cost, by an estimate",
+        Flag("max_auc_loss", Number(0, 1, True), "maximum AUC that saving may cost, by an estimate "
+             "that held on shuffled data and failed on a changing stream (.0020 lost of .0005)",
              None, "no bound", (needs.POLICIES,)),
-        Flag("max_log_loss_increase", Number(0, open_minimum=True), "the same in log loss",
-             None, "no bound", (needs.POLICIES, needs.KEYS)),
-        Flag("loss_guard", Number(0), "rise of the kept examples' loss at which T is halved, as a "
-             "share of that loss", None, "no guard", (needs.POLICIES, needs.KEYS)),
     ),
     "Windows and saturated keys": (
         _preset("window_steps", Integer(1), "window length in steps; by default a 20th of the "

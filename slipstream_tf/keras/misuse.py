@@ -49,7 +49,7 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
     if report.window > 0:
         return
     if engine.needs_losses and not engine.are_losses_told:
-        warn_without_losses(engine.settings.saves_by_losses)
+        warn_without_losses(engine.settings.max_auc_loss is not None)
     if engine.settings.thins_in_step and not report.examples_seen:
         warnings.warn(
             "A window has ended in which no example was thinned: the model is the pilot, and its "
@@ -72,8 +72,8 @@ def require_losses(model: Any) -> None:
         return
     allowed = (
         "slip.keras.Model(inputs, outputs), slip.keras.Sequential, or a class derived from "
-        "slip.keras.Model: these settings need each example's loss (a budget or an estimate of "
-        "cost), which a plain Keras model does not tell"
+        "slip.keras.Model: max_auc_loss and an estimate of cost need each example's loss, which a "
+        "plain Keras model does not report"
     )
     name = f"{type(model).__name__} {model.name!r}"
     raise invalid("model", name, "fit with Slipstream", allowed)
@@ -81,11 +81,10 @@ def require_losses(model: Any) -> None:
 
 def require_labels(engine: Any, labels: Any) -> None:
     """Raises ValueError if the labels of a batch are None and an engine needs them."""
-    if labels is None and engine.needs_labels:
+    if labels is None and engine.needs_losses:
         allowed = (
-            "labels of clicks. A budget or an estimate of cost extends a learning curve of AUC or "
-            "log-loss, which takes one output with binary cross-entropy: leave it out for other "
-            "losses"
+            "labels of clicks. max_auc_loss and an estimate of cost extend a learning curve of "
+            "AUC, which takes one output with binary cross-entropy: leave them out for other losses"
         )
         raise invalid("labels", None, "Slipstream.record_losses", allowed)
 

@@ -1,7 +1,6 @@
 """Statistics of a window's losses, as the input classifier gathers them. Pure NumPy."""
 
 import dataclasses
-import math
 
 import numpy as np
 
@@ -21,19 +20,6 @@ class Moments:
     total: float = 0.0
     squares: float = 0.0
     squared_residuals: float = 0.0
-
-    @property
-    def mean(self) -> float:
-        """Mean; 0 for no inputs."""
-        return self.total / self.count if self.count else 0.0
-
-    @property
-    def std_error(self) -> float | None:
-        """Standard error of the mean, or None for fewer than two inputs."""
-        if self.count < 2:
-            return None
-        variance = (self.squares - self.count * self.mean**2) / (self.count - 1)
-        return math.sqrt(max(variance, 0.0) / self.count)
 
 
 @dataclasses.dataclass(frozen=True)

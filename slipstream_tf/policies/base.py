@@ -20,7 +20,7 @@ class Ended:
     Attributes:
         losses: float32 [n], scores by foreseen loss of a sample of its examples; None: there are
             none.
-        share: of the hot examples, to be found skippable next, after budget and guard.
+        share: of the hot examples, to be found skippable next, bounded by `max_auc_loss`.
     """
 
     losses: np.ndarray | None
@@ -48,7 +48,7 @@ class Tables:
         tables: that are tracked.
         rates: table name -> learning rate of its rows; None: not known.
         rows: table name -> rows that it has now, of all ranks.
-        max_auc_loss: what a policy may cost by the budget, its part of it; None: no bound.
+        max_auc_loss: the policy's part of the maximum AUC that saving may cost; None: no bound.
     """
 
     tables: Sequence[Table]
@@ -68,8 +68,8 @@ class Policy:
         loses_gradients: whether they never do.
         probes_every: windows from probe to probe of a saturated key; None: it does not matter.
         weighs_examples: whether examples get weights.
-        leaves_some: whether some skippable examples are trained all the same; None: none are told.
-        steered_by: what a budget steers by: "share", "movement", or "": nothing.
+        steered_by: how the policy follows `max_auc_loss`: by its "share", by its "movement", or "":
+            not at all.
         gives_key_share: whether somebody chose `key_share`.
         correct: how examples that are thinned by foreseen losses are corrected; "": none are.
         verb: what becomes of what is saved, for reports: "skipped", "masked", "deferred".
@@ -83,7 +83,6 @@ class Policy:
     loses_gradients = False
     probes_every: int | None = None
     weighs_examples = False
-    leaves_some: bool | None = None
     steered_by = ""
     gives_key_share = False
     correct = ""
@@ -99,7 +98,7 @@ class Policy:
 
     @property
     def target_share(self) -> float | None:
-        """Share of the hot examples to save on, which a budget lowers; None: no such share."""
+        """Share of the hot examples to save on; `max_auc_loss` lowers it. None: no share."""
         return self.key_share
 
     @property

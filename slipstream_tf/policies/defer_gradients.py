@@ -97,8 +97,9 @@ class DeferGradients(Policy):
         require_room("memory", budget, budget, "deferred gradients", "DeferGradients")
         given = self.until.distance if isinstance(self.until, Movement) else None
         if given is not None and tables.max_auc_loss is not None:
-            place = "Movement with MaxAucLoss"
-            raise invalid("distance", given, place, "None: the budget decides it")
+            raise invalid(
+                "distance", given, "Movement with max_auc_loss", "None: the bound sets it"
+            )
 
     def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy:
         """See `Policy`."""

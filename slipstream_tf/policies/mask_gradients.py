@@ -24,7 +24,6 @@ class MaskGradients(Policy):
     acts_on = "gradients"
     withholds_saturated = True
     probes_every = 10
-    leaves_some = True
     steered_by = "share"
     loses_gradients = True
     verb = "masked"
@@ -53,7 +52,7 @@ class MaskGradients(Policy):
         return self.share is not None
 
     def example_rule(self, state: Any, begins: Begins) -> dict[str, Any] | None:
-        """Notes the examples that could be skipped, for the guard; none is."""
+        """Counts the examples that could be skipped, for the estimate of their worth."""
         return {"mode": "drift", "threshold": begins.threshold, "shadow": True}
 
     def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy:

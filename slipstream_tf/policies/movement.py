@@ -37,26 +37,27 @@ class Movement:
         require_integer("max_age", self.max_age, 1, None, "Movement")
 
     def of(self, learning_rate: float | None, max_auc_loss: float | None = None) -> float:
-        """Returns the distance for rows of a learning rate, within a budget of quality.
+        """Returns the distance for rows of a learning rate.
 
         Args:
             learning_rate: of the rows; None: not known.
-            max_auc_loss: budget; it decides where the rate is known.
+            max_auc_loss: maximum AUC that deferring may cost; it sets the distance where the rate
+                is known.
         """
         if max_auc_loss is not None and learning_rate:
-            return movement_for_budget(max_auc_loss, learning_rate)
+            return movement_for_auc_loss(max_auc_loss, learning_rate)
         otherwise = MOVEMENT_OF_UNKNOWN_RATE
         return given_or_of_rate(self.distance, RATES_TO_DEFER, learning_rate, otherwise)
 
 
-def movement_for_budget(max_auc_loss: float, learning_rate: float) -> float:
-    """Returns the movement that deferring may leave undone within a budget of quality.
+def movement_for_auc_loss(max_auc_loss: float, learning_rate: float) -> float:
+    """Returns the movement that deferring may leave undone for a maximum AUC loss.
 
     An empirical rule, not a bound: rows move in units of the learning rate, and what is deferred
     of a row costs in proportion. Rules other than Adagrad were not measured.
 
     Args:
-        max_auc_loss: the budget, above 0.
+        max_auc_loss: maximum AUC that deferring may cost, above 0.
         learning_rate: of the rows.
 
     Returns:

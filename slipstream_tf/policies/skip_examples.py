@@ -74,12 +74,6 @@ class SkipExamples(Policy):
         """See `Policy`."""
         return self.keep > 0.0 or self.correct == "weight"
 
-    @property
-    def leaves_some(self) -> bool | None:  # type: ignore[override]
-        """See `Policy`."""
-        # What is kept by foreseen losses tells nothing of what is not.
-        return None if self.correct else self.keep > 0.0
-
     def initial_state(self) -> dict[str, Any]:
         """See `Policy`."""
         return self.by.initial_state()

@@ -92,12 +92,11 @@ class WindowReport:
         hot_set_overlap: share of the next hot set that was in this window's, 0 to 1.
         seconds: time that the window's end took.
         policies: what each policy decided for the next window, by its name: its state.
-        target_share: share that T was found for, after the bounds of guard and budget.
+        target_share: share that T was found for, bounded by `max_auc_loss`.
         log_loss: mean loss of the window's trained examples before they were trained on; None if no
             losses were recorded. Likewise `auc`.
-        guard: what the guard found, in words; empty without one.
-        budget: what the quality budget allows, in words; empty without one.
-        predicted_cost: quality that skipping will have cost at the end by the budget's estimate.
+        auc_loss_plan: what `max_auc_loss` allows, as a sentence; empty without a bound.
+        predicted_cost: AUC that saving will have cost at the end, by that plan's estimate.
         skippable_value: what training on a skippable example was worth, in average examples, by the
             squares of label - prediction; 1 where no losses came in.
         tables: the tracked tables, in order.
@@ -129,8 +128,7 @@ class WindowReport:
     target_share: float = 0.0
     log_loss: float | None = None
     auc: float | None = None
-    guard: str = ""
-    budget: str = ""
+    auc_loss_plan: str = ""
     predicted_cost: float | None = None
     skippable_value: float = 1.0
     tables: tuple[TableWindow, ...] = ()

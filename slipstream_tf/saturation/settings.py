@@ -1,22 +1,14 @@
-"""All that a user sets of the engine, checked together; what the policies need, in one place. Pure.
+"""The settings of the engine, checked together, and what the policies need. Pure.
 
-In: policies, window, hot set, saturation, budgets. Out: what the window loop asks, of all of them.
+In: policies, window, hot set, saturation, `max_auc_loss`. Out: answers for the window loop.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream_tf.config import (
-    DryRun,
-    HotSet,
-    LossGuard,
-    MaxAucLoss,
-    MaxLogLossIncrease,
-    Saturation,
-    Window,
-)
-from slipstream_tf.errors import invalid
+from slipstream_tf.config import DryRun, HotSet, Saturation, Window
+from slipstream_tf.errors import invalid, require_number
 from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Policy
 from slipstream_tf.serialization import serialize
 
@@ -35,7 +27,8 @@ class EngineSettings:
         window: length, warm-up, sample: a `Window`; None: as `Window()`.
         hot_set: the keys that are watched: a `HotSet`; None: as `HotSet()`.
         saturation: when a key counts as saturated; None: as `Saturation()`.
-        budget: bounds of what saving may cost, each kind once; one or a sequence.
+        max_auc_loss: maximum AUC that saving may cost by the estimate of `saturation.steering`,
+            above 0; policies that cost AUC in different ways share it. None: no bound.
         dry_run: whether everything is done but the saving: a bool or a `DryRun`; a bool from then
             on.
         estimates_cost: whether a dry run takes the examples' losses in, to estimate its cost.
@@ -45,16 +38,15 @@ class EngineSettings:
     window: Any = None
     hot_set: Any = None
     saturation: Saturation | None = None
-    budget: Any = ()
+    max_auc_loss: float | None = None
     dry_run: Any = False
     estimates_cost: bool = dataclasses.field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        for name, kinds in (("policies", Policy), ("budget", (MaxAucLoss, LossGuard))):
-            given = getattr(self, name)
-            given = tuple(given) if isinstance(given, (list, tuple)) else (given,)
-            _require_kinds(name, given, kinds)
-            object.__setattr__(self, name, given)
+        given = self.policies
+        given = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+        _require_policies(given)
+        object.__setattr__(self, "policies", given)
         parts: tuple[tuple[str, type], ...] = (("window", Window), ("hot_set", HotSet))
         for name, kind in parts:
             if getattr(self, name) is None:
@@ -65,6 +57,11 @@ class EngineSettings:
         if self.saturation is not None and not isinstance(self.saturation, Saturation):
             allowed = "None or slipstream_tf.Saturation(...)"
             raise invalid("saturation", self.saturation, _PLACE, allowed)
+        if self.max_auc_loss is not None:
+            bound = require_number(
+                "max_auc_loss", self.max_auc_loss, 0.0, place=_PLACE, open_minimum=True
+            )
+            object.__setattr__(self, "max_auc_loss", bound)
         if not isinstance(self.dry_run, (bool, DryRun)):
             allowed = "True, False or slipstream_tf.DryRun()"
             raise invalid("dry_run", self.dry_run, _PLACE, allowed)
@@ -105,32 +102,21 @@ class EngineSettings:
             raise invalid("threshold", self.saturation.threshold, place, "None, or no such share")
 
     def _require_steerable(self) -> None:
-        """Refuses a budget that nothing would steer by."""
-        ways = {policy.steered_by for policy in self.policies} - {""}
+        """Refuses `max_auc_loss` where no policy can follow it."""
+        if self.max_auc_loss is None:
+            return
         is_fixed = self.saturation is not None and self.saturation.threshold is not None
-        for bound in self.budget:
-            name = type(bound).__name__
-            if self.pilot and (isinstance(bound, LossGuard) or "share" in ways):
-                allowed = f"without {name}: it would go by what a pilot thins, which is weighed"
-                raise invalid("budget", bound, f"{_PLACE} with ForeseenLoss", allowed)
-            if isinstance(bound, LossGuard):
-                told = [p.leaves_some for p in self.policies if p.leaves_some is not None]
-                if not told:
-                    allowed = "without LossGuard: no example of saturated keys is told from others"
-                    raise invalid("budget", bound, f"{_PLACE} with these policies", allowed)
-                if not all(told) and not self.dry_run:
-                    allowed = "without LossGuard, or SkipExamples(keep=) above 0, which it watches"
-                    raise invalid("budget", bound, _PLACE, allowed)
-                continue
-            if not ways:
-                allowed = f"without {name}: none of the policies is steered by it"
-                raise invalid("budget", bound, _PLACE, allowed)
-            if is_fixed and ways == {"share"}:
-                allowed = f"without {name}: it bounds the share that T is found by, not a fixed T"
-                raise invalid("budget", bound, f"{_PLACE} with a threshold", allowed)
-            if isinstance(bound, MaxLogLossIncrease) and "movement" in ways:
-                allowed = "MaxAucLoss: only that bounds what gradients wait for"
-                raise invalid("budget", bound, f"{_PLACE} with Movement", allowed)
+        place = allowed = ""
+        if self.pilot and "share" in self._ways:
+            place = " with ForeseenLoss"
+            allowed = "None: the examples that the pilot keeps have weights, and show no AUC of all"
+        elif not self._ways:
+            allowed = "None: no policy follows it"
+        elif is_fixed and self._ways == {"share"}:
+            place = " with a threshold"
+            allowed = "None: it bounds the share that T is found by, not a fixed T"
+        if allowed:
+            raise invalid("max_auc_loss", self.max_auc_loss, f"{_PLACE}{place}", allowed)
 
     def get_config(self) -> dict[str, Any]:
         """Returns all settings as JSON-serialisable values."""
@@ -139,7 +125,7 @@ class EngineSettings:
             "window": serialize(self.window),
             "hot_set": serialize(self.hot_set),
             "saturation": serialize(self.saturated),
-            "budget": [serialize(bound) for bound in self.budget],
+            "max_auc_loss": self.max_auc_loss,
             "dry_run": self.dry_run,
         }
 
@@ -152,15 +138,14 @@ class EngineSettings:
 
     @property
     def goes_by_keys(self) -> bool:
-        """Whether it matters which keys are saturated: to a policy, or to who only watches."""
-        acting = [policy for policy in self.policies if policy.acts_on]
-        by_keys = any(policy.key_share is not None for policy in acting)
-        return by_keys or not any(policy.verb for policy in acting)
+        """Whether a policy needs to know which keys are saturated, or nothing is saved."""
+        by_keys = any(policy.key_share is not None for policy in self.policies)
+        return by_keys or not any(policy.verb for policy in self.policies)
 
     @property
     def steers_share(self) -> bool:
-        """Whether a budget lowers the share of examples to save on."""
-        return any(policy.steered_by == "share" for policy in self.policies)
+        """Whether `max_auc_loss` lowers the share of examples to save on."""
+        return "share" in self._ways
 
     @property
     def key_share(self) -> float:
@@ -170,7 +155,7 @@ class EngineSettings:
 
     @property
     def target_share(self) -> float:
-        """Share of the hot examples to save on, before a budget lowers it."""
+        """Share of the hot examples to save on, before `max_auc_loss` lowers it."""
         shares = [p.target_share for p in self._examples_first if p.target_share is not None]
         return shares[0] if shares else DEFAULT_SHARE
 
@@ -227,17 +212,7 @@ class EngineSettings:
     @property
     def needs_losses(self) -> bool:
         """Whether the examples' losses must come in."""
-        return bool(self.budget) or self.estimates_cost
-
-    @property
-    def estimates_quality(self) -> bool:
-        """Whether the cost of saving is estimated from a learning curve of AUC or log loss."""
-        return self.estimates_cost or any(isinstance(bound, MaxAucLoss) for bound in self.budget)
-
-    @property
-    def saves_by_losses(self) -> bool:
-        """Whether nothing is saved without losses: a budget allows nothing then."""
-        return any(isinstance(bound, MaxAucLoss) for bound in self.budget)
+        return self.max_auc_loss is not None or self.estimates_cost
 
     @property
     def weighs_examples(self) -> bool:
@@ -265,21 +240,15 @@ class EngineSettings:
         return next((policy.correct for policy in self.policies if policy.correct), "")
 
 
-    def bound(self, kind: type) -> Any:
-        """Returns the budget of exactly this kind, or None."""
-        return next((bound for bound in self.budget if type(bound) is kind), None)
+    @property
+    def _ways(self) -> set[str]:
+        """The ways in which policies follow `max_auc_loss`: "share", "movement"."""
+        return {policy.steered_by for policy in self.policies} - {""}
 
     @property
-    def max_auc_loss(self) -> float | None:
-        """Most AUC that each of the ways to save may cost; they share the bound."""
-        bound = self.bound(MaxAucLoss)
-        return None if bound is None else bound.value * self.budget_share
-
-    @property
-    def budget_share(self) -> float:
-        """What each of the ways to save may spend of a budget, as a share of it."""
-        ways = {policy.steered_by for policy in self.policies} - {""}
-        return 1.0 / max(1, len(ways))
+    def max_auc_loss_each(self) -> float | None:
+        """The part of `max_auc_loss` for policies that follow it in one way; None: no bound."""
+        return None if self.max_auc_loss is None else self.max_auc_loss / len(self._ways)
 
     # What holds in a window.
 
@@ -309,16 +278,13 @@ class EngineSettings:
         return sorted(self.policies, key=lambda policy: policy.acts_on != "examples")
 
 
-def _require_kinds(name: str, given: Sequence[Any], kind: Any) -> None:
-    """Checks that all are of a kind, and no class comes twice."""
+def _require_policies(given: Sequence[Any]) -> None:
+    """Checks that all are policies, and no class comes twice."""
     for value in given:
-        if not isinstance(value, kind):
-            allowed = {
-                "policies": "a sequence of policies, e.g. slipstream_tf.DeferGradients()",
-                "budget": "MaxAucLoss, MaxLogLossIncrease and LossGuard of slipstream_tf",
-            }[name]
-            raise invalid(name, value, _PLACE, allowed)
+        if not isinstance(value, Policy):
+            allowed = "a sequence of policies, e.g. slipstream_tf.DeferGradients()"
+            raise invalid("policies", value, _PLACE, allowed)
     kinds = [type(value).__name__ for value in given]
     twice = sorted({kind for kind in kinds if kinds.count(kind) > 1})
     if twice:
-        raise invalid(name, twice, _PLACE, "each kind once")
+        raise invalid("policies", twice, _PLACE, "each kind once")

@@ -38,7 +38,7 @@ def sampled_drifts(
 def threshold_of_keys(
     settings: EngineSettings, scores: np.ndarray, steering: Steering
 ) -> ThresholdResult:
-    """Finds T, by share or as set, times what the guard leaves of it.
+    """Returns T: as set, or found by share.
 
     Args:
         settings: of the engine.
@@ -48,9 +48,7 @@ def threshold_of_keys(
     if not settings.goes_by_keys:
         return fixed_threshold(0.0)
     if settings.saturated.threshold is not None:
-        found = fixed_threshold(settings.saturated.threshold)
-    else:
-        # Foreseen losses have a share of their own, which T does not follow.
-        share = settings.key_share if settings.pilot else steering.share
-        found = find_threshold(scores, share, settings.saturated.max_threshold)
-    return found if steering.scale == 1.0 else found.scaled(steering.scale)
+        return fixed_threshold(settings.saturated.threshold)
+    # Foreseen losses have a share of their own, which T does not follow.
+    share = settings.key_share if settings.pilot else steering.share
+    return find_threshold(scores, share, settings.saturated.max_threshold)

@@ -2,8 +2,8 @@
 
 In: a store's access counts and rows, and the losses of trained inputs. Out: what the classifier
 skips, what the store masks or defers, and a `WindowReport` per window.
-Method: Slipstream, arXiv 2404.04270, snapshot and sampling blocks; states, guard, budget and
-deferring are this project's.
+Method: Slipstream, arXiv 2404.04270, snapshot and sampling blocks; states, `max_auc_loss`
+and deferring are this project's.
 """
 
 import dataclasses
@@ -117,7 +117,7 @@ class SaturationTracker:
         """The tables, as policies see them now."""
         parts = self._ranks.size if self._store.is_spread else 1
         rows = {table.name: parts * self._store.size(table.name) for table in self._tracked}
-        return Tables(self._tracked, self._rates, rows, self._settings.max_auc_loss)
+        return Tables(self._tracked, self._rates, rows, self._settings.max_auc_loss_each)
 
     def _gradient_rules(self, is_active: bool) -> list[UpdatePolicy]:
         """What becomes of the tables' gradients in a window after the warm-up, or before."""

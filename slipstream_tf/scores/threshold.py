@@ -26,10 +26,6 @@ class ThresholdResult:
     threshold: float
     is_capped: bool = False
 
-    def scaled(self, factor: float) -> "ThresholdResult":
-        """Returns T times `factor`, 0 to 1."""
-        return dataclasses.replace(self, threshold=float(np.float32(self.threshold * factor)))
-
 
 def fixed_threshold(threshold: float) -> ThresholdResult:
     """Returns a T that was set, at least 0; lowered to a float32."""

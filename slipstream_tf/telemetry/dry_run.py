@@ -4,7 +4,7 @@ In: the settings and the windows' reports. Out: a frozen `DryRunEstimate`, in wo
 
 No run without its controls tells what skipping costs; until they are run, this is what one dry
 run knows. Left out examples and masked rows: quality grows by b for each e-fold of trained
-examples (`saturation.quality_budget`), so that training on S of N examples' worth less ends
+examples (`saturation.steering`), so that training on S of N examples' worth less ends
 b * ln(N / (N - S)) short. Deferred rows: an empirical rule (`policies.movement`).
 """
 
@@ -13,7 +13,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream_tf.saturation.quality_budget import (
+from slipstream_tf.saturation.report import WindowReport, share_of
+from slipstream_tf.saturation.settings import EngineSettings
+from slipstream_tf.saturation.steering import (
     MIN_POINTS,
     MODEL_MARGIN,
     CurvePoint,
@@ -21,8 +23,6 @@ from slipstream_tf.saturation.quality_budget import (
     cost_of_missing,
     fit_learning_curve,
 )
-from slipstream_tf.saturation.report import WindowReport, share_of
-from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.telemetry.exchange_estimate import ExchangeEstimate
 from slipstream_tf.telemetry.ledger import Ledger
 

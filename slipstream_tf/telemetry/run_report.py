@@ -90,8 +90,7 @@ class RunReport:
             parts = [f"{kind} {n / 2**20:,.1f}" for kind, n in active.traffic.items() if n]
             lines.append(f"MiB between ranks: {', '.join(parts)}.")
         last, reports = active.reports[-1], self.ledger.reports
-        lines += [f"Guard: {last.guard}"] * bool(last.guard)
-        lines += [f"Budget: {last.budget}"] * bool(last.budget)
+        lines += [f"max_auc_loss: {last.auc_loss_plan}"] * bool(last.auc_loss_plan)
         if anomalies := sum(report.anomalies for report in reports):
             lines.append(f"{anomalies:,} drifts were not finite; those keys count as varying.")
         if any(report.is_threshold_capped for report in reports):
@@ -152,6 +151,6 @@ def _why_nothing_found(settings: EngineSettings, active: Sequence[WindowReport])
         if not any(report.hot_keys for report in active):
             return "no key was hot. Give HotSet more memory, or take longer windows."
         return "no key was saturated in any window."
-    if active[-1].budget:
-        return active[-1].budget
+    if active[-1].auc_loss_plan:
+        return active[-1].auc_loss_plan
     return "no example was skippable, and no gradient could wait."

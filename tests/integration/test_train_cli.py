@@ -230,8 +230,6 @@ def test_deferred_gradients_are_counted(run_train: Train) -> None:
         ((DEFERS, "--defer_share=0.5"), "defer_share", "--defer_until=interval"),
         ((DEFERS, "--skip_share=0.5"), "skip_share", SKIPS),
         ((DEFERS, "--drift_metric=l2"), "drift_metric", "go by drift"),
-        ((DEFERS, "--loss_guard=0.1"), "loss_guard", "go by drift"),
-        ((DEFERS, "--max_log_loss_increase=0.1"), "max_log_loss_increase", "go by drift"),
         (
             (DEFERS, "--max_auc_loss=0.001", "--defer_movement=0.1"),
             "defer_movement",

@@ -12,9 +12,6 @@ from slipstream_tf import initializers, optimizers
 from slipstream_tf.config import (
     DryRun,
     HotSet,
-    LossGuard,
-    MaxAucLoss,
-    MaxLogLossIncrease,
     Retention,
     Saturation,
     Storage,
@@ -109,9 +106,6 @@ def test_a_row_takes_the_bytes_of_its_dtypes(storage, nbytes):
             "`max_threshold`: 0.2 for Saturation with a threshold",
         ),
         (lambda: Saturation(revisit_every=-1), "`revisit_every`: -1 for Saturation"),
-        (lambda: MaxAucLoss(0.0), "`value`: 0.0 for MaxAucLoss.*> 0"),
-        (lambda: MaxLogLossIncrease(-0.1), "`value`: -0.1 for MaxLogLossIncrease.*> 0"),
-        (lambda: LossGuard(-0.1), "`tolerance`: -0.1 for LossGuard.*>= 0"),
         (lambda: DryRun("yes"), "`estimates_cost`: 'yes' for DryRun.*True or False"),
     ],
 )
@@ -208,9 +202,6 @@ def test_a_table_survives_json():
         Window(),
         HotSet("64MB", {"user": 10, "item": "1MiB"}, exclude=["shop"], count_decay=0.25),
         Saturation("l2", max_threshold=0.5, revisit_every=3),
-        MaxAucLoss(0.001),
-        MaxLogLossIncrease(0.01),
-        LossGuard(0.1),
     ],
     ids=str,
 )

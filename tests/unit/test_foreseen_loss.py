@@ -43,19 +43,17 @@ def test_a_floor_is_at_most_what_is_kept():
         slip.SkipExamples(slip.ForeseenLoss(floor=0.3), share=0.8)
 
 
-@pytest.mark.parametrize("budget", [slip.MaxAucLoss(0.001), slip.LossGuard(0.1)])
-def test_no_budget_is_steered_by_it(budget):
-    with pytest.raises(ValueError, match="`budget`"):
-        EngineSettings(slip.SkipExamples(slip.ForeseenLoss()), budget=budget)
+def test_it_does_not_follow_max_auc_loss():
+    with pytest.raises(ValueError, match=r"`max_auc_loss`: 0.001.*no policy follows it"):
+        EngineSettings(slip.SkipExamples(slip.ForeseenLoss()), max_auc_loss=0.001)
 
 
-def test_no_budget_of_another_policy_goes_by_what_it_thins():
+def test_no_other_policy_follows_max_auc_loss_by_examples_that_it_thins():
     policies = [slip.MaskGradients(), slip.SkipExamples(slip.ForeseenLoss())]
-    for budget in (slip.MaxAucLoss(0.001), slip.LossGuard(0.1)):
-        with pytest.raises(ValueError, match=r"`budget`.*ForeseenLoss"):
-            EngineSettings(policies, budget=budget)
+    with pytest.raises(ValueError, match=r"`max_auc_loss`.*ForeseenLoss"):
+        EngineSettings(policies, max_auc_loss=0.001)
     defers = [slip.DeferGradients(), slip.SkipExamples(slip.ForeseenLoss())]
-    EngineSettings(defers, budget=slip.MaxAucLoss(0.001))
+    EngineSettings(defers, max_auc_loss=0.001)
 
 
 def test_the_pilot_is_part_of_the_hot_set_memory():

@@ -1,4 +1,4 @@
-// Sums over the losses of a window's trained inputs, for the guard and the learning curve.
+// Sums over the losses of a window's trained inputs, for the learning curve.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_LOSS_STATISTICS_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_LOSS_STATISTICS_H_
 

@@ -20,8 +20,8 @@ from slipstream_tf.keras import EmbeddingCollection, Slipstream
 INPUTS, BATCH, FIELDS, DENSE, DIM = 1_600, 40, 3, 2, 4
 STEPS = INPUTS // BATCH
 STATES = ("warming", "varying", "saturated", "probing")
-# Settings that need losses.
-GUARDED = {"skip_keep": 0.5, "loss_guard": 0.1}
+# Settings that need losses; the bound allows all that the share does.
+BOUNDED = {"skip_keep": 0.5, "max_auc_loss": 10.0}
 
 
 def dataset():
@@ -218,13 +218,12 @@ def test_a_keep_rate_keeps_some_for_all():
     assert f"thinning kept {ledger.examples_kept:,} more" in run.words
 
 
-def test_guard_and_budget_are_told_losses():
-    budget = {"loss_guard": 0.2, "max_log_loss_increase": 0.05}
-    run = Run("skip_examples", skip_keep=0.5, **budget).fit()
+def test_max_auc_loss_gets_the_losses():
+    run = Run("skip_examples", skip_keep=0.5, max_auc_loss=0.05).fit()
     reports = run.slipstream.tracker.reports
     assert all(report.log_loss is not None for report in reports if report.examples_seen)
-    assert all(report.guard and report.budget for report in reports[1:])
-    assert "- Guard: " in run.words and "- Budget: " in run.words
+    assert all(report.auc_loss_plan for report in reports[1:])
+    assert "- max_auc_loss: " in run.words
     run.assert_account()
 
 
@@ -239,23 +238,22 @@ def network(embeddings, kind=slip.keras.Model):
     return kind(inputs, outputs)
 
 
-@pytest.mark.parametrize("loss", ["mse", keras.losses.BinaryCrossentropy(from_logits=True)])
 @pytest.mark.parametrize("form", ["keys", "matrix"])
-def test_a_functional_model_tells_its_losses(form, loss):
-    run = Run("skip_examples", **GUARDED)
+def test_a_functional_model_tells_its_losses(form):
+    run = Run("skip_examples", **BOUNDED)
     run.model = network(run.embeddings)
-    run.model.compile("sgd", loss)
+    run.model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
     data = dataset().map(keys_alone)
     if form == "keys":
         data = data.map(lambda keys, y: ({"keys": keys}, y))
     ledger = run.fit(data, epochs=2).assert_account(2 * INPUTS)
     assert ledger.examples_skipped > 50
     last = ledger.reports[-2]
-    assert last.log_loss is not None and (last.auc is None) == (loss == "mse")
+    assert last.log_loss is not None and last.auc is not None
 
 
 def test_a_plain_model_is_refused_where_losses_are_needed():
-    run = Run("skip_examples", **GUARDED)
+    run = Run("skip_examples", **BOUNDED)
     run.model = network(run.embeddings, keras.Model)
     run.model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"Invalid `model`: \"Functional.*slip\.keras\.Model\("):
@@ -269,11 +267,8 @@ def test_a_plain_model_trains_where_no_losses_are_needed():
     assert run.fit(dataset().map(keys_alone)).assert_account().examples_skipped > 50
 
 
-@pytest.mark.parametrize(
-    "settings", [{"max_auc_loss": 0.01}, {"max_log_loss_increase": 0.1}], ids=str
-)
-def test_a_budget_needs_the_losses_of_clicks(settings):
-    run = Run("skip_examples", **settings)
+def test_max_auc_loss_needs_the_losses_of_clicks():
+    run = Run("skip_examples", max_auc_loss=0.01)
     run.model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"Invalid `labels`: None.*binary cross-entropy"):
         run.fit()
@@ -287,18 +282,19 @@ class OwnStep(slip.keras.Model):
     def train_step(self, data):
         x, y = data[:2]
         with tf.GradientTape() as tape:
-            losses = (y - self(x, training=True)[:, 0]) ** 2
+            predicted = self(x, training=True)
+            losses = keras.losses.binary_crossentropy(y[:, None], predicted, from_logits=True)
             loss = tf.reduce_mean(losses)
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         if self.tells:
-            self.record_losses(x, losses)
+            self.record_losses(x, losses, y)
         return {"loss": loss}
 
 
 @pytest.mark.parametrize("tells", [False, True])
 def test_an_own_step_that_tells_no_losses_is_warned_of_once(tells):
-    run = Run("skip_examples", **GUARDED)
+    run = Run("skip_examples", **BOUNDED)
     run.model = network(run.embeddings, OwnStep)
     run.model.tells = tells
     run.model.compile("sgd")
@@ -312,13 +308,14 @@ def test_an_own_step_that_tells_no_losses_is_warned_of_once(tells):
 
 
 def test_losses_are_told_with_the_features_or_what_could_be_skipped():
-    run, skippable = Run("skip_examples", **GUARDED), np.array([True, False])
+    run, skippable = Run("skip_examples", **BOUNDED), np.array([True, False])
     keys = np.zeros((2, FIELDS))
-    run.slipstream.record_losses({"keys": keys, "skippable": skippable}, [0.5, 0.25])
-    run.slipstream.record_losses(None, [0.5, 0.25], skippable=skippable)
-    run.slipstream.record_losses(keys, [0.5, 0.25])
+    told = [0.5, 0.25], [0.0, 1.0]
+    run.slipstream.record_losses({"keys": keys, "skippable": skippable}, *told)
+    run.slipstream.record_losses(None, *told, skippable=skippable)
+    run.slipstream.record_losses(keys, *told)
     found = run.slipstream.tracker.classifier.take_loss_statistics()
-    assert (found.skippable.count, found.skippable.mean, found.others.count) == (2, 0.5, 4)
+    assert (found.skippable.count, found.skippable.total, found.others.count) == (2, 1.0, 4)
 
 
 def events_in(folder):

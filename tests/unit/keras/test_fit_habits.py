@@ -329,11 +329,14 @@ def test_the_summary_shows_the_window_that_goes_on():
 POLICIES = {
     "foreseen loss": {"policies": slip.SkipExamples(by=slip.ForeseenLoss("label"), share=0.5)},
     "drift": {"policies": slip.SkipExamples(by=slip.RowDrift(), share=0.5, keep=0.5)},
-    "guard": {
+    "drift within an AUC loss": {
         "policies": slip.SkipExamples(by=slip.RowDrift(), share=0.5, keep=0.5),
-        "budget": slip.LossGuard(0.5),
+        "max_auc_loss": 0.5,
     },
-    "budget": {"policies": slip.DeferGradients(slip.Movement()), "budget": slip.MaxAucLoss(0.01)},
+    "deferring within an AUC loss": {
+        "policies": slip.DeferGradients(slip.Movement()),
+        "max_auc_loss": 0.01,
+    },
     "mask": {"policies": slip.MaskGradients()},
 }
 

@@ -237,7 +237,7 @@ def test_a_loss_scale_optimizer_is_refused():
         ({"window": 5}, r"`window`: 5 for Slipstream.*Window\("),
         ({"hot_set": "256MB"}, r"`hot_set`: '256MB' for Slipstream.*HotSet\("),
         ({"saturation": 0.1}, r"`saturation`: 0.1 for Slipstream.*Saturation\("),
-        ({"budget": 0.001}, "`budget`: 0.001 for Slipstream.*MaxAucLoss"),
+        ({"max_auc_loss": 0}, "`max_auc_loss`: 0 for Slipstream.*> 0"),
         ({"dry_run": "yes"}, r"`dry_run`: 'yes' for Slipstream.*DryRun\("),
         ({"features": {"f": "a"}}, "`features`.*Slipstream with a layer"),
         ({"comm": slip.distributed.SingleProcess()}, "`comm`.*Slipstream with a layer"),
@@ -325,6 +325,6 @@ def test_what_a_store_cannot_do_is_refused_at_construction(policy, settings, mes
 
 
 def test_one_policy_and_one_budget_need_no_list():
-    policy, bound = SkipExamples(RowDrift()), slip.MaxAucLoss(0.001)
-    one = Slipstream(make_embeddings(), policy, budget=bound)
-    assert one.settings == Slipstream(make_embeddings(), [policy], budget=[bound]).settings
+    policy = SkipExamples(RowDrift())
+    one = Slipstream(make_embeddings(), policy, max_auc_loss=0.001)
+    assert one.settings == Slipstream(make_embeddings(), [policy], max_auc_loss=0.001).settings

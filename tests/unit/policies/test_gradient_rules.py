@@ -14,7 +14,7 @@ from slipstream_tf.policies import (
     SkipExamples,
 )
 from slipstream_tf.policies.base import Tables
-from slipstream_tf.policies.movement import auc_loss_of_movement, movement_for_budget
+from slipstream_tf.policies.movement import auc_loss_of_movement, movement_for_auc_loss
 from slipstream_tf.scores import RowDrift
 
 TABLES = [Table("user", 16), Table("item", 4), Table("shop", 1)]
@@ -100,14 +100,16 @@ def test_each_table_has_the_movement_of_its_own_rate():
     assert found == pytest.approx([0.005, 0.0005, 0.005])
 
 
-def test_a_budget_decides_the_movement_where_the_rate_is_known():
+def test_max_auc_loss_sets_the_movement_where_the_rate_is_known():
     policy = DeferGradients()
     rule = rules(policy, rate=0.1, max_auc_loss=0.001)["item"]
-    assert rule.movement == movement_for_budget(0.001, 0.1)
+    assert rule.movement == movement_for_auc_loss(0.001, 0.1)
     least, most = policy.auc_loss(acted_on(rate=0.1, max_auc_loss=0.001))
     assert most == pytest.approx(0.001) and 0.0 < least < most
     assert rules(policy, max_auc_loss=0.001)["item"].movement == rules(policy)["item"].movement
-    with pytest.raises(ValueError, match=r"Invalid `distance`: 0.25 for Movement with MaxAucLoss"):
+    with pytest.raises(
+        ValueError, match=r"Invalid `distance`: 0.25 for Movement with max_auc_loss"
+    ):
         DeferGradients(Movement(0.25)).require_fit(acted_on(max_auc_loss=0.001))
 
 

@@ -26,7 +26,9 @@ def test_masks_saturated_keys_after_the_warmup_only():
     assert all(policy.decay_skipped for policy in store.policies.values())
     report, (skippable, _, weight) = window(store, tracker)
     np.testing.assert_array_equal(weight, np.ones(4))
-    assert skippable.tolist() == [True, True, False, False], "marked for the guard"
+    assert skippable.tolist() == [True, True, False, False], (
+        "counted, for the estimate of their worth"
+    )
     assert (report.examples_skipped, report.examples_skippable, report.is_skipping) == (0, 2, False)
 
 
@@ -260,7 +262,7 @@ def test_rows_that_are_all_nan():
 def test_an_empty_hot_set_and_windows_without_lookups():
     store, tracker = make(
         *("skip_examples", "defer_gradients"),
-        **{"skip_keep": 0.1, "loss_guard": 0.1, "max_auc_loss": 0.1, "planned_steps": 100},
+        **{"skip_keep": 0.1, "max_auc_loss": 0.1, "planned_steps": 100},
         table_memory={"user": 0, "item": 0},
     )
     for shows_inputs in (False, True, True, False):

@@ -49,7 +49,7 @@ def report_of(window: int, tables: int = 2) -> WindowReport:
         hot_set_overlap=random.random(),
         seconds=0.1,
         policies={"SkipExamples": {"foreseen_threshold": None if window % 5 else 0.5}},
-        guard="relaxed",
+        auc_loss_plan="relaxed",
         tables=tuple(
             TableWindow(f"t{i}", 4, 7, {"cold": i, "varying": window}, UpdateCounts(*counts))
             for i in range(tables)

@@ -13,10 +13,7 @@ from slipstream_tf import (
     ForeseenLoss,
     HotSet,
     Interval,
-    LossGuard,
     MaskGradients,
-    MaxAucLoss,
-    MaxLogLossIncrease,
     RowDrift,
     Saturation,
     SkipExamples,
@@ -52,11 +49,9 @@ BY_INTERVAL = DeferGradients(Interval())
         ({"window": 5}, r"`window`: 5 for Slipstream.*Window\("),
         ({"hot_set": 1 << 20}, r"`hot_set`: 1048576 for Slipstream.*HotSet\("),
         ({"saturation": "l2"}, r"`saturation`: 'l2' for Slipstream.*Saturation\("),
-        ({"budget": [0.001]}, "`budget`: 0.001 for Slipstream.*MaxAucLoss"),
-        (
-            {"policies": BY_DRIFT, "budget": [MaxAucLoss(0.1), MaxAucLoss(0.2)]},
-            r"`budget`: \['MaxAucLoss'\].*each kind once",
-        ),
+        ({"max_auc_loss": 0.0}, "`max_auc_loss`: 0.0 for Slipstream.*> 0"),
+        ({"max_auc_loss": -0.1}, "`max_auc_loss`: -0.1 for Slipstream.*> 0"),
+        ({"max_auc_loss": "0.1"}, "`max_auc_loss`: '0.1' for Slipstream"),
         ({"dry_run": 1}, r"`dry_run`: 1 for Slipstream.*DryRun\("),
         ({"dry_run": True}, "`dry_run`: True for Slipstream without one"),
         (
@@ -90,41 +85,36 @@ BY_INTERVAL = DeferGradients(Interval())
             },
             "`threshold`: 0.1 for Saturation beside a share of SkipExamples and MaskGradients",
         ),
+        ({"max_auc_loss": 0.1}, "`max_auc_loss`: 0.1 for Slipstream.*no policy follows it"),
         (
-            {"policies": BY_INTERVAL, "budget": LossGuard(0.1)},
-            "`budget`: LossGuard.*no example of saturated keys is told from others",
-        ),
-        ({"budget": LossGuard(0.1)}, "`budget`: LossGuard.*with these policies"),
-        ({"policies": BY_DRIFT, "budget": LossGuard(0.1)}, "`budget`: LossGuard.*keep=.*above 0"),
-        ({"policies": BY_DRIFT, "budget": LossGuard(0.1), "dry_run": True}, None),
-        ({"policies": SkipExamples(RowDrift(), keep=0.1), "budget": LossGuard(0.1)}, None),
-        ({"policies": MaskGradients(), "budget": LossGuard(0.1)}, None),
-        ({"budget": MaxAucLoss(0.1)}, "`budget`: MaxAucLoss.*without MaxAucLoss: none"),
-        (
-            {"policies": SkipAtRandom([0.1]), "budget": MaxLogLossIncrease(0.1)},
-            "`budget`: MaxLogLossIncrease.*without MaxLogLossIncrease: none",
+            {"policies": SkipAtRandom([0.1]), "max_auc_loss": 0.1},
+            "`max_auc_loss`: 0.1 for Slipstream.*no policy follows it",
         ),
         (
             {
                 "policies": BY_DRIFT,
                 "saturation": Saturation(threshold=0.1),
-                "budget": MaxAucLoss(0.1),
+                "max_auc_loss": 0.1,
             },
-            "`budget`: MaxAucLoss.* for Slipstream with a threshold",
+            "`max_auc_loss`: 0.1 for Slipstream with a threshold",
         ),
         (
             {
                 "policies": MaskGradients(),
                 "saturation": Saturation(threshold=0.1),
-                "budget": MaxLogLossIncrease(0.1),
+                "max_auc_loss": 0.1,
             },
-            "`budget`: MaxLogLossIncrease.* for Slipstream with a threshold",
+            "`max_auc_loss`: 0.1 for Slipstream with a threshold",
         ),
         (
-            {"policies": [BY_DRIFT, DeferGradients()], "budget": MaxLogLossIncrease(0.1)},
-            "`budget`: MaxLogLossIncrease.* for Slipstream with Movement.*MaxAucLoss",
+            {
+                "policies": [BY_DRIFT, DeferGradients()],
+                "saturation": Saturation(threshold=0.1),
+                "max_auc_loss": 0.1,
+            },
+            None,
         ),
-        ({"policies": BY_INTERVAL, "budget": MaxLogLossIncrease(0.1)}, None),
+        ({"policies": BY_INTERVAL, "max_auc_loss": 0.1}, None),
     ],
 )
 def test_what_nothing_would_go_by_is_refused(settings, message):
@@ -142,20 +132,17 @@ def test_what_may_be_set_may_be_set_of_its_dry_run(policies):
 
 
 def test_one_of_a_kind_needs_no_list():
-    one = EngineSettings(DeferGradients(), budget=MaxAucLoss(0.1))
-    assert one == EngineSettings([DeferGradients()], budget=(MaxAucLoss(0.1),))
+    assert EngineSettings(DeferGradients()) == EngineSettings([DeferGradients()])
     assert EngineSettings() == EngineSettings([], Window(), HotSet())
 
 
-def test_ways_to_save_share_a_budget():
-    bound = MaxAucLoss(0.002)
-    assert EngineSettings(BY_DRIFT, budget=bound).max_auc_loss == 0.002
-    assert EngineSettings([BY_DRIFT, MaskGradients()], budget=bound).max_auc_loss == 0.002
-    assert EngineSettings([BY_DRIFT, DeferGradients()], budget=bound).max_auc_loss == 0.001
-    assert EngineSettings(BY_DRIFT).max_auc_loss is None
-    both = EngineSettings(BY_DRIFT, budget=[MaxLogLossIncrease(0.1), bound])
-    assert (both.bound(MaxAucLoss), both.bound(LossGuard)) == (bound, None)
-    assert both.bound(MaxLogLossIncrease) == MaxLogLossIncrease(0.1)
+def test_ways_to_save_share_max_auc_loss():
+    def each(*policies):
+        return EngineSettings(policies, max_auc_loss=0.002).max_auc_loss_each
+
+    assert each(BY_DRIFT) == each(BY_DRIFT, MaskGradients()) == 0.002
+    assert each(BY_DRIFT, DeferGradients()) == 0.001
+    assert EngineSettings(BY_DRIFT).max_auc_loss_each is None
 
 
 @pytest.mark.parametrize(
@@ -195,14 +182,11 @@ def test_what_is_measured_is_what_the_policies_need(policies, go_by_keys):
     assert settings.goes_by_keys == go_by_keys and not settings.needs_losses
 
 
-def test_budgets_and_estimates_need_losses():
-    assert EngineSettings(BY_DRIFT, budget=MaxAucLoss(0.1)).needs_losses
-    assert EngineSettings(BY_DRIFT, budget=MaxAucLoss(0.1)).saves_by_losses
+def test_max_auc_loss_and_estimates_need_losses():
+    assert EngineSettings(BY_DRIFT, max_auc_loss=0.1).needs_losses
     estimating = EngineSettings(BY_DRIFT, dry_run=DryRun(estimates_cost=True))
-    assert estimating.needs_losses and estimating.estimates_quality and estimating.dry_run is True
+    assert estimating.needs_losses and estimating.dry_run is True
     assert not EngineSettings(BY_DRIFT, dry_run=DryRun()).needs_losses
-    guarded = EngineSettings(MaskGradients(), budget=LossGuard(0.1))
-    assert guarded.needs_losses and not guarded.saves_by_losses
 
 
 @pytest.mark.parametrize(
@@ -228,7 +212,7 @@ def test_the_rule_of_examples_in_a_window(settings, begins, mode, may_skip):
 
 def test_all_settings_can_be_had_as_json():
     settings = EngineSettings(
-        [BY_LOSS, DeferGradients()], Window(7), HotSet("64MiB"), budget=MaxAucLoss(0.1)
+        [BY_LOSS, DeferGradients()], Window(7), HotSet("64MiB"), max_auc_loss=0.1
     )
     config = json.loads(json.dumps(settings.get_config()))
     assert [policy["class_name"] for policy in config["policies"]] == [
@@ -237,4 +221,4 @@ def test_all_settings_can_be_had_as_json():
     ]
     assert config["window"]["config"]["steps"] == 7
     assert config["saturation"]["config"]["metric"] == "linf", "what holds, if nobody chose it"
-    assert config["budget"] == [{"class_name": "MaxAucLoss", "config": {"value": 0.1}}]
+    assert config["max_auc_loss"] == 0.1

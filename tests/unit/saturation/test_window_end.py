@@ -92,12 +92,6 @@ def test_without_candidates_there_is_no_hot_set():
     assert decision.states is None and decision.found.threshold == 0.0
 
 
-def test_the_guard_scales_the_threshold():
-    whole, halved = (decide(settings(), findings(), Steering(0.5, scale)) for scale in (1.0, 0.5))
-    assert whole.found.threshold == np.float32(0.3)
-    assert halved.found.threshold == np.float32(0.15)
-
-
 def test_foreseen_losses_have_a_share_of_their_own():
     chosen = EngineSettings(
         [slip.SkipExamples(slip.ForeseenLoss("label", floor=0.1)), slip.MaskGradients(share=0.5)],
@@ -150,7 +144,7 @@ def test_equals_a_reference_and_changes_nothing(drift, share, threads):
 
 
 def test_report_tells_what_was_found_and_decided():
-    found, steering = findings(), Steering(0.5, 0.5, "guarded", "planned", 0.01, 0.3)
+    found, steering = findings(), Steering(0.5, "planned", 0.01, 0.3)
     decision = decide(settings(), found, steering)
     report = describe(
         settings(),
@@ -163,9 +157,9 @@ def test_report_tells_what_was_found_and_decided():
     assert (report.window, report.hot_keys, report.evicted, report.anomalies) == (5, 5, 1, 0)
     assert report.drift_quantiles[1.0] == pytest.approx(0.4)
     assert sum(count for _, _, count in report.drift_histogram) == 4
-    assert report.threshold == decision.found.threshold == np.float32(0.15)
+    assert report.threshold == decision.found.threshold == np.float32(0.3)
     assert (report.examples_seen, report.examples_skipped, report.examples_kept) == (100, 20, 10)
     assert (report.hot_examples, report.examples_skippable) == (80, 30)
-    assert (report.target_share, report.guard, report.budget) == (0.5, "guarded", "planned")
+    assert (report.target_share, report.auc_loss_plan) == (0.5, "planned")
     assert (report.predicted_cost, report.skippable_value) == (0.01, 0.3)
     assert (found.rows_offered, found.rows_masked) == (12, 2)

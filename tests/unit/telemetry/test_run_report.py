@@ -78,14 +78,14 @@ def test_a_dry_run_tells_what_would_have_been():
     assert len(report.to_dict()["dry_run"]["savings"]) == 2
 
 
-def test_a_report_tells_guard_budget_anomalies_and_caps():
+def test_a_report_shows_max_auc_loss_anomalies_and_caps():
     settings = engine_settings("skip_examples")
-    last = window(1, guard="All is fine.", budget="Enough.", is_threshold_capped=True, anomalies=3)
+    last = window(1, auc_loss_plan="Enough.", is_threshold_capped=True, anomalies=3)
     words = str(report_of(settings, window(0), last))
-    for part in ("- Guard: All is fine.", "- Budget: Enough.", "3 drifts", "max_threshold lowered"):
+    for part in ("- max_auc_loss: Enough.", "3 drifts", "max_threshold lowered"):
         assert part in words
     plain = str(report_of(settings, window(0), window(1)))
-    assert not any(part in plain for part in ("Guard", "Budget", "drifts", "max_threshold"))
+    assert not any(part in plain for part in ("max_auc_loss", "drifts", "max_threshold"))
 
 
 NO_SCORE = {"examples_seen": 0, "saturated_keys": 0}
@@ -107,8 +107,8 @@ SEEN = {"examples_seen": 1000, "saturated_keys": 0}
          "no key was hot. Give HotSet more memory"),
         (["skip_examples"], {}, [window(0), window(1, **SEEN)], {},
          "no key was saturated in any window"),
-        (["skip_examples"], {"max_auc_loss": 0.001}, [window(0), window(1, budget="Too few.")], {},
-         "Too few."),
+        (["skip_examples"], {"max_auc_loss": 0.001},
+         [window(0), window(1, auc_loss_plan="Too few.")], {}, "Too few."),
         (["defer_gradients"], {}, [window(0), window(1, **rows(offered=9, sent=9))], {},
          "no example was skippable, and no gradient could wait"),
     ],

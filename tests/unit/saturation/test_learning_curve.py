@@ -1,4 +1,4 @@
-"""saturation.quality_budget: slope and bound of the curve, values of inputs, allowed share."""
+"""saturation.steering: slope and bound of the learning curve, worth of examples, planned share."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_tf.saturation import quality_budget
-from slipstream_tf.saturation.quality_budget import (
+from slipstream_tf.saturation import steering
+from slipstream_tf.saturation.steering import (
     CurvePoint,
     cost_of_weight,
     fit_learning_curve,
@@ -39,7 +39,7 @@ def plan(curve, **changes):
         "skipped": 0,
         "skipped_effective": 0.0,
         "value": 1.0,
-        "budget": 0.001,
+        "max_auc_loss": 0.001,
     }
     return plan_share(curve, **{**arguments, **changes})
 
@@ -64,7 +64,7 @@ def test_equals_weighted_least_squares():
     design = np.array([[1.0, math.log(p.trained + p.inputs / 2)] for p in later])
     weight = np.array([p.inputs for p in later], float)
     normal = design.T @ (weight[:, None] * design)
-    quality = np.array([p.quality for p in later])
+    quality = np.array([p.auc for p in later])
     expected = np.linalg.solve(normal, design.T @ (weight * quality))
     rest = quality - design @ expected
     variance = (weight @ rest**2) / (len(later) - 2) * np.linalg.inv(normal)[1, 1]
@@ -89,16 +89,16 @@ def test_the_bound_covers_the_true_slope(windows, memory, covered):
 def test_student_t():
     table = {3: 2.353, 4: 2.132, 5: 2.015, 10: 1.812, 30: 1.697, 1000: 1.646}
     for freedom, value in table.items():
-        assert quality_budget._student_t(freedom) == pytest.approx(value, rel=0.005)
+        assert steering._student_t(freedom) == pytest.approx(value, rel=0.005)
 
 
 @pytest.mark.parametrize("windows", range(7))
 def test_too_few_windows_skip_nothing(windows):
     curve = line(0.03, windows)
     result = plan(curve)
-    few = sum(p.trained >= windows * WINDOW / 4 for p in curve) < quality_budget.MIN_POINTS
+    few = sum(p.trained >= windows * WINDOW / 4 for p in curve) < steering.MIN_POINTS
     assert few == (windows < 7)
-    assert (result.share, result.predicted_cost, result.slope) == (0.0, None, None)
+    assert (result.share, result.predicted_cost) == (0.0, None)
     assert "fewer than 5 windows" in result.reason
 
 
@@ -120,7 +120,6 @@ def test_constant_quality_costs_nothing():
     result = plan(curve)
     assert result.share == 1.0
     assert result.predicted_cost == pytest.approx(0.0, abs=1e-12)
-    assert result.slope == pytest.approx(0.0, abs=1e-12)
     zero = [CurvePoint(p.trained, p.inputs, 0.0) for p in curve]
     assert plan(zero, skipped=10, skipped_effective=1e9).predicted_cost == 0.0
     most = plan(zero, value=2.0)  # an exact slope of 0, too, leaves some training
@@ -133,16 +132,16 @@ def test_globo_clicks_as_measured(monkeypatch):
     assert slope == pytest.approx(0.030, abs=0.0005)
     curve = line(slope, 27)  # 675,000 inputs: a quarter; three quarters are to come
     careful = plan(curve, planned_inputs=planned)
-    assert careful.slope == pytest.approx(quality_budget.MODEL_MARGIN * slope)
+    assert f"assumed {steering.MODEL_MARGIN * slope:.3g}" in careful.reason
     assert careful.share * 0.75 == pytest.approx(0.022, abs=0.001)  # of all inputs
     assert careful.predicted_cost == pytest.approx(0.001)
     # Noise as it is in windows of that size makes the promise more expensive.
     shares = [plan(line(slope, 27, 0.002, s), planned_inputs=planned).share for s in range(50)]
     assert 0.016 < np.median(shares) * 0.75 < 0.022
 
-    monkeypatch.setattr(quality_budget, "MODEL_MARGIN", 1.0)  # the model itself
+    monkeypatch.setattr(steering, "MODEL_MARGIN", 1.0)  # the model itself
     assert plan(curve, planned_inputs=planned).share * 0.75 == pytest.approx(0.0325, abs=0.001)
-    whole = plan(curve, planned_inputs=planned, budget=0.0074)
+    whole = plan(curve, planned_inputs=planned, max_auc_loss=0.0074)
     assert whole.share * 0.75 == pytest.approx(0.217, abs=0.001)
 
 
@@ -162,7 +161,7 @@ def test_inputs_of_less_value_may_be_skipped_more_often():
     assert plan(curve, value=0.2).share == pytest.approx(5 * plan(curve).share)
     assert plan(curve, value=0.2).predicted_cost == pytest.approx(0.001)
     assert plan(curve, value=1e-3).share == 1.0
-    assert "more than the bound" in plan(curve, value=1e-3).reason
+    assert "more than the policy's share" in plan(curve, value=1e-3).reason
 
 
 def test_at_the_end_and_beyond_it():
@@ -172,11 +171,11 @@ def test_at_the_end_and_beyond_it():
         result = plan(curve, planned_inputs=planned, skipped=1000, skipped_effective=1000)
         assert result.share == 0.0 and "No planned examples are left" in result.reason
         assert result.predicted_cost == pytest.approx(
-            quality_budget.MODEL_MARGIN * 0.03 * math.log((end + 1000) / end)
+            steering.MODEL_MARGIN * 0.03 * math.log((end + 1000) / end)
         )
 
 
-def test_a_used_up_budget():
+def test_a_used_up_loss():
     result = plan(line(0.03), skipped=500_000, skipped_effective=500_000)
     assert result.share == 0.0 and "used up" in result.reason
     assert result.predicted_cost > 0.001
@@ -189,24 +188,24 @@ def test_a_used_up_budget():
     noise=st.floats(0.0, 0.02),
     skipped=st.integers(1, 2_000_000),
     value=st.floats(0.05, 3.0),
-    budget=st.floats(1e-5, 0.05),
+    allowed=st.floats(1e-5, 0.05),
 )
-def test_what_is_planned_stays_within_the_budget(slope, noise, skipped, value, budget):
+def test_what_is_planned_stays_within_the_allowed_loss(slope, noise, skipped, value, allowed):
     curve = line(slope, 20, noise)
     spent = 0.01 * skipped
     result = plan(
-        curve, skipped=skipped, skipped_effective=spent, value=value, budget=budget,
+        curve, skipped=skipped, skipped_effective=spent, value=value, max_auc_loss=allowed,
     )  # fmt: skip
     assert 0.0 <= result.share <= 1.0
     if result.share > 0.0:
-        assert result.predicted_cost <= budget * (1 + 1e-9)
+        assert result.predicted_cost <= allowed * (1 + 1e-9)
     assert (
-        plan(curve, value=value, budget=2 * budget).share
-        >= plan(curve, value=value, budget=budget).share
+        plan(curve, value=value, max_auc_loss=2 * allowed).share
+        >= plan(curve, value=value, max_auc_loss=allowed).share
     )
 
 
-def test_following_the_plan_ends_within_the_budget():
+def test_following_the_plan_ends_within_the_allowed_loss():
     """A simulated run: quality is that of the effective inputs, planned anew each window."""
     costs = []
     for seed in range(40):
@@ -230,14 +229,14 @@ def test_following_the_plan_ends_within_the_budget():
         total = windows * WINDOW
         costs.append(slope * math.log(total / (total - effective)))
     assert np.mean(np.array(costs) <= 0.002) >= 0.95
-    assert np.median(costs) > 0.001  # most of the budget is used
+    assert np.median(costs) > 0.001  # most of the allowed loss is used
 
 
 @pytest.mark.parametrize(
     ("kept_mean", "kept_inputs", "all_mean", "value"),
     [
         (0.02, 1000, 0.1, 0.2),
-        (0.0001, 1000, 0.1, quality_budget.MIN_VALUE),
+        (0.0001, 1000, 0.1, steering.MIN_VALUE),
         (0.2, 1000, 0.1, 2.0),
         (0.02, 199, 0.1, 1.0),
         (0.2, 10, 0.1, 2.0),
