@@ -45,7 +45,6 @@ _UNPROBED = {"revisit_every": 0}
 _MASK = {"policies": "mask_gradients"}
 _INPUTS = {"policies": "skip_examples", "skip_by": "row_drift"}
 _DEFER = {"policies": "defer_gradients"}
-_INTERVAL = {**_DEFER, "defer_until": "interval", "defer_steps": 20}
 _BUDGET = {"max_auc_loss": 0.0005}
 # The plain run is watched, for its gradient rows.
 _WATCHED = {"watch": True}
@@ -91,8 +90,6 @@ TASKS: Mapping[str, Task] = {
             "mask_unprobed": {**_MASK, **_UNPROBED},
             "mask_budget": {**_MASK, **_BUDGET},
             "mask_budget_unprobed": {**_MASK, **_BUDGET, **_UNPROBED},
-            "defer_interval": _INTERVAL,
-            "defer_interval_unprobed": {**_INTERVAL, **_UNPROBED},
             "defer_0.005": {**_DEFER, "defer_movement": 0.005},
             "defer_0.01": {**_DEFER, "defer_movement": 0.01},
         },

@@ -10,7 +10,6 @@ from slipstream_tf.config import DryRun, HotSet, Saturation
 from slipstream_tf.experiments import SkipAtRandom
 from slipstream_tf.policies import (
     DeferGradients,
-    Interval,
     MaskGradients,
     Movement,
     Policy,
@@ -60,9 +59,6 @@ def _skip_examples(engine: Mapping[str, Any]) -> Policy:
 
 
 def _defer_gradients(engine: Mapping[str, Any]) -> Policy:
-    if engine.get("defer_until") == "interval":
-        names = {"steps": "defer_steps", "share": "defer_share"}
-        return DeferGradients(Interval(**_given(engine, names)))
     names = {"distance": "defer_movement", "max_age": "defer_max_age"}
     return DeferGradients(Movement(**_given(engine, names)))
 

@@ -27,13 +27,6 @@ def _saves(policy: str) -> Callable[[Settings], bool]:
     return lambda settings: policy in settings.policies
 
 
-def _defers_by(trigger: str) -> Callable[[Settings], bool]:
-    return lambda settings: (
-        "defer_gradients" in settings.policies
-        and settings.engine.get("defer_until", "movement") == trigger
-    )
-
-
 def _skips_by(score: str) -> Callable[[Settings], bool]:
     return lambda settings: (
         "skip_examples" in settings.policies and settings.engine["skip_by"] == score
@@ -56,7 +49,7 @@ def goes_by_keys(settings: Settings) -> bool:
     by_keys = {"skip_examples", "mask_gradients"} & set(settings.policies)
     if foresees(settings):
         by_keys -= {"skip_examples"}
-    return bool(by_keys) or _defers_by("interval")(settings) or settings.watch
+    return bool(by_keys) or settings.watch
 
 
 def _is_steered(settings: Settings) -> bool:
@@ -85,8 +78,6 @@ FORESEEN_LOSS = Need("--skip_by=foreseen_loss", foresees)
 KEY_PILOT = Need("--pilot=fm or linear", has_pilot("fm", "linear"))
 FM_PILOT = Need("--pilot=fm", has_pilot("fm"))
 DEFER = Need("--policies=defer_gradients", _saves("defer_gradients"))
-MOVEMENT = Need("--defer_until=movement", _defers_by("movement"))
-INTERVAL = Need("--defer_until=interval", _defers_by("interval"))
 MASK = Need("--policies=mask_gradients", _saves("mask_gradients"))
 SGD = Need("--rows_optimizer=sgd", lambda settings: settings.rows_optimizer == "sgd")
 MOMENTS = Need(

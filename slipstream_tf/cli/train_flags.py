@@ -34,8 +34,7 @@ POLICIES = ("skip_examples", "defer_gradients", "mask_gradients")
 ENGINE_FLAGS = (
     *("skip_by", "skip_share", "skip_keep", "skip_alpha"),
     *("pilot", "pilot_factors", "pilot_memory", "correct", "floor"),
-    *("defer_until", "defer_movement", "defer_max_age", "defer_steps", "defer_share"),
-    *("mask_share", "mask_decay_moments"),
+    *("defer_movement", "defer_max_age", "mask_share", "mask_decay_moments"),
     *("drift_metric", "threshold", "max_threshold", "revisit_every"),
     *("hot_set_memory", "exclude_tables", "max_auc_loss"),
 )
@@ -203,18 +202,11 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         _preset("skip_alpha", Number(0, 1, True),
                 "share of an example's lookups that must be saturated", needs.EXAMPLES,
                 needs.BY_KEYS),
-        Flag("defer_until", Choice(("movement", "interval")), "movement: defer any row's gradients "
-             "until they would move it; interval: defer those of saturated rows for some steps",
-             None, "movement", (needs.DEFER,)),
-        Flag("defer_movement", Number(0, open_minimum=True), "distance of a row's values, in the "
-             "unit of the rows", None, "0.05 * --rows_learning_rate",
-             (needs.MOVEMENT, needs.NO_AUC_BOUND)),
-        Flag("defer_max_age", Integer(1), "most steps that a gradient is deferred", None, "200",
-             (needs.MOVEMENT,)),
-        Flag("defer_steps", Integer(1), "steps that a gradient is deferred", None, "20",
-             (needs.INTERVAL,)),
-        Flag("defer_share", Number(0, 1), "share of the hot examples whose keys are to be "
-             "saturated", None, "0.3", (needs.INTERVAL, needs.NO_THRESHOLD)),
+        Flag("defer_movement", Number(0, open_minimum=True), "distance up to which deferred "
+             "gradients may leave a row's values behind, in the unit of the rows", None,
+             "0.05 * --rows_learning_rate", (needs.DEFER, needs.NO_AUC_BOUND)),
+        Flag("defer_max_age", Integer(1), "maximum steps that a gradient is deferred", None, "200",
+             (needs.DEFER,)),
         Flag("mask_share", Number(0, 1), "share of the hot examples whose keys are to be saturated",
              None, "0.3", (needs.MASK, needs.NO_THRESHOLD)),
         Flag("mask_decay_moments", None, "masking a row's gradient decays its moments",

@@ -35,7 +35,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     without inputs take part with an empty batch (see `even_ends`). A lookup reads the rows as their
     owners have them (rounded, if the wire is). Flags of saturated keys are stored with the
     replicas, of at most half of them: further keys, and those whose replica was evicted, are
-    neither masked nor deferred by interval until the next window.
+    not masked until the next window.
 
     A rank that defers gradients by movement takes how far a sum would move its row from the
     replica's slots: of a row's accumulators (Adagrad) or second moments (Adam) only the smallest

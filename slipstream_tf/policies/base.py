@@ -48,12 +48,14 @@ class Tables:
         tables: that are tracked.
         rates: table name -> learning rate of its rows; None: not known.
         rows: table name -> rows that it has now, of all ranks.
+        are_native: whether the rows are in native tables, which know how far an update moves them.
         max_auc_loss: the policy's part of the maximum AUC that saving may cost; None: no bound.
     """
 
     tables: Sequence[Table]
     rates: Mapping[str, float | None]
     rows: Mapping[str, int]
+    are_native: bool = True
     max_auc_loss: float | None = None
 
 

@@ -117,7 +117,9 @@ class SaturationTracker:
         """The tables, as policies see them now."""
         parts = self._ranks.size if self._store.is_spread else 1
         rows = {table.name: parts * self._store.size(table.name) for table in self._tracked}
-        return Tables(self._tracked, self._rates, rows, self._settings.max_auc_loss_each)
+        are_native = self._store.updates_rows and not self._store.is_in_sok
+        bound = self._settings.max_auc_loss_each
+        return Tables(self._tracked, self._rates, rows, are_native, bound)
 
     def _gradient_rules(self, is_active: bool) -> list[UpdatePolicy]:
         """What becomes of the tables' gradients in a window after the warm-up, or before."""

@@ -47,6 +47,8 @@ class TrackedStore:
             rates of their own (`learning_rate_of`).
         is_spread: whether each row is on one rank, which `owners` names; `size`, `gather`
             and `measure` are then of a rank's own keys only.
+        is_in_sok: whether the rows are in SOK: it makes those that are missing, some keys are
+            `reserved_keys`, and accesses are counted apart (`export_accesses`).
         wire: a `distributed.exchange.Wire`: how this package sends the rows between ranks; None: it
             does not.
         prefetches: whether batches may be announced; see `distributed.ShardedStore.announce`.
@@ -65,6 +67,7 @@ class TrackedStore:
     optimizer: Any = None
     learning_rate: Any = None
     is_spread = False
+    is_in_sok = False
     wire: Any = None
     prefetches = False
     spills = False
@@ -191,8 +194,6 @@ class SavedStore(TrackedStore):
     """What checkpoints ask of a store besides.
 
     Attributes:
-        is_in_sok: whether the rows are in SOK: it makes those that are missing, some keys are
-            `reserved_keys`, and accesses are counted apart (`export_accesses`).
         has_replicas: whether a rank has copies of others' rows (`export_copies`).
         defers_at_owners: whether a rank defers gradients of its own rows only.
         flushes_with_next_step: whether deferred gradients cannot be applied at once: they leave
@@ -202,7 +203,6 @@ class SavedStore(TrackedStore):
         writes_rows: whether single rows can be written and removed; see `NativeStore.write_rows`.
     """
 
-    is_in_sok = False
     has_replicas = False
     defers_at_owners = False
     flushes_with_next_step = False

@@ -45,7 +45,7 @@ class JoinedStore(TrackedStore):
     """
 
     _ALIKE = (
-        *("comm", "is_spread", "prefetches"),
+        *("comm", "is_spread", "is_in_sok", "prefetches"),
         *("lists_hot_keys_by_key", "takes_tables_at_once", "forgets_flags"),
     )
 

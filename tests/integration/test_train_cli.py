@@ -220,14 +220,9 @@ def test_deferred_gradients_are_counted(run_train: Train) -> None:
     [
         ((DEFERS, "--skip_by=row_drift"), "skip_by", SKIPS),
         ((MASKS, "--skip_keep=0.1"), "skip_keep", SKIPS),
-        ((SKIPS, "--defer_steps=3"), "defer_steps", "--defer_until=interval"),
-        ((DEFERS, "--defer_steps=3"), "defer_steps", "--defer_until=interval"),
-        (
-            (DEFERS, "--defer_until=interval", "--defer_movement=1"),
-            "defer_movement", "--defer_until=movement",
-        ),
+        ((SKIPS, "--defer_movement=1"), "defer_movement", DEFERS),
+        ((SKIPS, "--defer_max_age=3"), "defer_max_age", DEFERS),
         ((DEFERS, "--revisit_every=2"), "revisit_every", "go by drift"),
-        ((DEFERS, "--defer_share=0.5"), "defer_share", "--defer_until=interval"),
         ((DEFERS, "--skip_share=0.5"), "skip_share", SKIPS),
         ((DEFERS, "--drift_metric=l2"), "drift_metric", "go by drift"),
         (

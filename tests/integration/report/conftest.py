@@ -77,7 +77,7 @@ def _record() -> dict[str, Any]:
         "gradient_rows": {"t": {"sent": 3000}, "u": {"sent": 200}},
         "ranks": {"size": 2, "bytes": BYTES},
         "windows": [_window(index) for index in range(8)],
-        "settings": {"policies": ["skip_examples"], "seed": 0, "engine": {"defer_steps": 3}},
+        "settings": {"policies": ["skip_examples"], "seed": 0, "engine": {"defer_max_age": 3}},
         "versions": {"tensorflow": "2.21.0"},
         "machine": {"cores": 2},
     }

@@ -42,7 +42,7 @@ def test_files_have_the_records_numbers(
     for entry in ("progress", "evaluations"):
         del plain[entry]
     plain["windows"], plain["ranks"]["size"] = [], 1
-    paper["settings"]["engine"]["defer_steps"] = 5
+    paper["settings"]["engine"]["defer_max_age"] = 5
     plain["settings"]["policies"] = []
     folder = tmp_path / "report"
     paths = [write_run("plain", plain), write_run("paper", paper) + "/metrics.json"]
@@ -63,7 +63,7 @@ def test_files_have_the_records_numbers(
     assert float(second["examples trained: difference, share of the first run's"]) == -0.5
     policies, setting = rows_of(folder / "csv" / "settings_that_differ.csv")[1:]
     assert policies == {"setting": "policies", "plain": "(not set)", "paper": "skip_examples"}
-    assert setting == {"setting": "engine.defer_steps", "plain": "3", "paper": "5"}
+    assert setting == {"setting": "engine.defer_max_age", "plain": "3", "paper": "5"}
 
     quality = rows_of(folder / "csv" / "auc_by_examples.csv")
     # The old record has its end alone.

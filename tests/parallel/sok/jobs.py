@@ -9,6 +9,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import by_interval
 import numpy as np
 import tensorflow as tf
 
@@ -27,7 +28,7 @@ BY_KEYS = slip.Saturation(metric="l2", revisit_every=3)
 # Policy, and when a key counts as saturated.
 WAYS: dict[str, tuple[Any, slip.Saturation | None]] = {
     "mask": (slip.MaskGradients(share=0.6), BY_KEYS),
-    "interval": (slip.DeferGradients(slip.Interval(7, share=0.6)), BY_KEYS),
+    "interval": (by_interval.DeferGradients(slip.Interval(7, share=0.6)), BY_KEYS),
     "movement": (slip.DeferGradients(slip.Movement(0.05, max_age=9)), None),
 }
 

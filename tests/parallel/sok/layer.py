@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+import by_interval
 import numpy as np
 import tensorflow as tf
 
@@ -23,7 +24,7 @@ RULES = {
 }
 POLICIES = {
     "mask": [slip.MaskGradients(share=0.5)],
-    "interval": [slip.DeferGradients(slip.Interval(3, share=0.5))],
+    "interval": [by_interval.DeferGradients(slip.Interval(3, share=0.5))],
     "movement": [slip.DeferGradients(slip.Movement(0.02))],
 }
 

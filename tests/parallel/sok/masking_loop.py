@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 
+import by_interval
 import numpy as np
 import tensorflow as tf
 
@@ -59,7 +60,7 @@ def batches(ranks: int):
 def engine_on(watched, mode: str) -> slip.Slipstream:
     """The engine of a mode on a store or layer."""
     policies = {
-        "defer": slip.DeferGradients(slip.Interval(3, share=0.5)),
+        "defer": by_interval.DeferGradients(slip.Interval(3, share=0.5)),
         "movement": slip.DeferGradients(slip.Movement(0.02)),
     }
     return slip.Slipstream(

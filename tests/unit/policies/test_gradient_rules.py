@@ -46,7 +46,7 @@ def test_defer():
     by_movement = rules(DeferGradients(Movement(0.25, max_age=50)))["item"]
     assert (by_movement.mode, by_movement.trigger) == ("defer", "movement")
     assert (by_movement.movement, by_movement.max_age) == (0.25, 50)
-    by_interval = rules(DeferGradients(Interval(5)))["item"]
+    by_interval = rules(DeferGradients(Interval(5)), are_native=False)["item"]
     assert (by_interval.mode, by_interval.trigger, by_interval.max_age) == ("defer", "interval", 5)
 
 

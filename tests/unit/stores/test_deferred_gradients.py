@@ -9,20 +9,25 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import DeferGradients, Interval, Slipstream, Table, optimizers
+from slipstream_tf import DeferGradients, Interval, Slipstream, Table, Window, optimizers
 from slipstream_tf.distributed import (
     DistributedGradientTape,
     DistributedOptimizer,
+    ReplicatedStore,
+    ShardedStore,
     SingleProcess,
     flush_deferred,
 )
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
+from slipstream_tf.saturation.settings import EngineSettings
+from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores import NativeStore, VariableStore
 
 ROWS, DIM, STEPS, FLAGGED = 40, 3, 30, 15
 MOVEMENT = UpdatePolicy("defer", "movement", movement=0.15, max_age=8, max_rows=1000)
 INTERVAL = UpdatePolicy("defer", "interval", max_age=6, max_rows=1000)
+BY_INTERVAL = DeferGradients(Interval())
 RULES = {
     "sgd": (lambda: keras.optimizers.SGD(0.1), optimizers.SGD(0.1)),
     "adagrad": (
@@ -210,12 +215,37 @@ def test_movement_must_be_known(optimizer, message):
     with pytest.raises(ValueError, match="`until`: 'Movement'"):
         Slipstream(store, DeferGradients())
     if message != "gradient_accumulation":
-        Slipstream(store, DeferGradients(Interval()))
+        Slipstream(store, BY_INTERVAL)
         store.set_update_policy("t", INTERVAL)
     known = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, keras.optimizers.SGD())
     known.set_update_policy("t", MOVEMENT)
     with pytest.raises(ValueError, match="`until`: 'Movement'"):
         known.use_optimizer(optimizer)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        NativeStore,
+        lambda tables: ReplicatedStore(tables, None, SingleProcess()),
+        lambda tables: ShardedStore(tables, None, SingleProcess()),
+    ],
+    ids=["native", "replicated", "sharded"],
+)
+def test_native_tables_refuse_an_interval(make, dry_run):
+    store, settings = make([Table("t", DIM)]), EngineSettings(BY_INTERVAL, dry_run=dry_run)
+    with pytest.raises(ValueError, match=r"Invalid `until`: Interval\(.*Movement\("):
+        SaturationTracker(store, settings, [FeatureSpec("t", "t")])
+
+
+def test_an_interval_on_variables_warns_once_of_its_cost(caplog):
+    store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, keras.optimizers.Adam())
+    slipstream = Slipstream(store, BY_INTERVAL, window=Window(steps=2, warmup=0))
+    for _ in range(6):
+        slipstream.step()
+    (said,) = [record.getMessage() for record in caplog.records if "Interval" in record.message]
+    assert ".0171 AUC" in said and ".0007" in said and "stream.md" in said
 
 
 def test_sums_do_not_wait_in_an_optimizer_that_accumulates():
