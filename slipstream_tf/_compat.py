@@ -161,49 +161,6 @@ def functional_class() -> Any:
     return importlib.import_module("keras.src.models.functional").Functional
 
 
-def example_losses(model: Any, y: Any, y_pred: Any, sample_weight: Any, reduce: Any) -> Any:
-    """Returns what a model's compiled losses give per example, summed over its outputs.
-
-    Keras 3 has no public way to ask for it: this calls the compiled loss with losses that do not
-    reduce. It was called before, so that it knows which loss belongs to which output.
-
-    Args:
-        model: a compiled `keras.Model`.
-        y: labels of a batch, as the model's `compute_loss` got them.
-        y_pred: predictions, likewise.
-        sample_weight: weights, nested as the outputs are, or None.
-        reduce: called with a loss's values of any shape, and the `keras.losses.Loss`; returns the
-            values [batch].
-
-    Returns:
-        [batch], weighted by `loss_weights` and sample weights; None: there is no compiled loss.
-    """
-    compiled = getattr(model, "_compile_loss", None)
-    if compiled is None:
-        return None
-
-    def copied(loss: Any, **changed: Any) -> Any:
-        # Not by copy.copy: what Keras saves of a loss cannot be had of every one.
-        copy = object.__new__(type(loss))
-        copy.__dict__.update(loss.__dict__, **changed)
-        return copy
-
-    def without_reduction(loss: Any) -> Any:
-        unreduced = copied(loss, reduction=None)
-        return lambda y_true, y_pred, weight=None: reduce(unreduced(y_true, y_pred, weight), loss)
-
-    flat = getattr(compiled, "_flat_losses", None)
-    if flat is not None:
-        flat = [part._replace(loss=without_reduction(part.loss)) for part in flat]
-        # The outputs' losses have been added to the metrics already.
-        compiled = copied(compiled, _flat_losses=flat, _metrics=[None] * len(flat))
-    else:
-        # Before Keras 3.7.
-        flat = [loss and without_reduction(loss) for loss in compiled.flat_losses]
-        compiled = copied(compiled, flat_losses=flat)
-    return compiled.call(y, y_pred, sample_weight)
-
-
 def weighs_classes(function: Any) -> bool:
     """Whether a function is that by which Keras 3 maps a data set to `fit`'s `class_weight`."""
     return getattr(function, "__name__", "") == "class_weights_map_fn"

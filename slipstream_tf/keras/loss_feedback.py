@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from slipstream_tf import _compat
 from slipstream_tf.distributed.batches import scale_loss, scale_loss_by
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid
@@ -23,8 +22,8 @@ from slipstream_tf.keras.passes import Applied
 
 Recorder = Callable[..., Any]
 """Called with the features as `Slipstream.apply` gave them, losses (float32 [batch]), labels
-(float32 [batch], or None where the losses are not those of one click per input) and `weights=`, the
-sample weights (float32 [batch] or None); returns an operation in a graph."""
+(float32 [batch]) and `weights=`, the sample weights (float32 [batch] or None); returns an operation
+in a graph."""
 
 
 Thinner = Callable[[Any, tf.Tensor], Any]
@@ -37,10 +36,10 @@ class LossFeedback:
 
         class MyModel(slip.keras.LossFeedback, keras.Model): ...
 
-    `slip.keras.Model` has it. The losses are those of `compile`, whatever they are: of several
-    outputs their sum, weighted by `loss_weights`. A loss must give a value per input before it
-    averages. What `Slipstream.apply` has written beside the features is taken off before the
-    model's `call`; `train_step` and `compute_loss` get the features with it.
+    `slip.keras.Model` has it. Losses are recorded for `max_auc_loss` and estimates of cost, which
+    need one output with binary cross-entropy. What `Slipstream.apply` has written beside the
+    features is taken off before the model's `call`; `train_step` and `compute_loss` get the
+    features with it.
 
     A `train_step` of one's own tells the losses, too, where it calls `self.compute_loss(x=x, ...)`;
     else by one call: `self.record_losses(x, losses, y)`.
@@ -195,7 +194,8 @@ class LossFeedback:
             **kwargs: the same by name.
 
         Raises:
-            ValueError: the model's loss has no value per input, or x is missing.
+            ValueError: losses are recorded, and the loss is not binary cross-entropy of one output,
+                or x is missing.
         """
         base: Any = super()
         given = {**dict(zip(("x", "y", "y_pred", "sample_weight"), args, strict=False)), **kwargs}
@@ -215,9 +215,8 @@ class LossFeedback:
         if x is None:
             allowed = "the features of the batch: self.compute_loss(x=x, y=y, y_pred=y_pred)"
             raise invalid("x", None, f"compute_loss of {self._place()}", allowed)
-        weights = given.get("sample_weight")
-        told = self._losses_per_input(given["y"], given["y_pred"], weights)
-        recorded = self.record_losses(x, *told)
+        losses, labels = self._click_losses(given["y"], given["y_pred"])
+        recorded = self.record_losses(x, losses, labels, given.get("sample_weight"))
         with tf.control_dependencies([] if recorded is None else [recorded]):
             return tf.identity(loss)
 
@@ -257,15 +256,16 @@ class LossFeedback:
         odds = y_pred * tf.exp(offset)
         return odds / (odds + 1.0 - y_pred)
 
-    def record_losses(self, x: Any, losses: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    def record_losses(self, x: Any, losses: Any, y: Any, sample_weight: Any = None) -> Any:
         """Tells the losses of a batch, in a `train_step` that does not call `compute_loss`.
 
         Does nothing where no engine needs them.
 
         Args:
             x: the features as `train_step` got them.
-            losses: float [batch], each input's own before the update, without sample weight.
-            y: labels, 0 and 1, [batch] or [batch, 1]; None: the losses are no binary cross-entropy.
+            losses: float [batch], each input's binary cross-entropy before the update, without
+                sample weight.
+            y: labels, 0 and 1, [batch] or [batch, 1].
             sample_weight: of the inputs, [batch] or [batch, 1]; None: 1.
 
         Returns:
@@ -288,18 +288,17 @@ class LossFeedback:
         )
         return self._recorder(x, losses, labels, weights=weights)
 
-    def _losses_per_input(self, y: Any, y_pred: Any, weights: Any) -> tuple[Any, Any, Any]:
-        """Returns losses [batch], labels and weights, which may be None."""
-        if self._is_click(y_pred):
-            labels = tf.reshape(tf.cast(y, tf.float32), [-1])
-            return binary_cross_entropy(labels, y_pred, self._gives_logits()), labels, weights
-        is_per_input = weights is None or _is_per_input(weights)
-        folded = None if is_per_input else weights
-        losses = _compat.example_losses(self, y, y_pred, folded, self._per_input)
-        if losses is None:
-            allowed = "a loss in compile(), or a train_step that calls self.record_losses(x, ...)"
-            raise invalid("loss", None, self._place(), allowed)
-        return losses, None, weights if is_per_input else None
+    def _click_losses(self, y: Any, y_pred: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns losses and labels, float32 [batch]."""
+        if not self._is_click(y_pred):
+            allowed = (
+                "binary cross-entropy of one output: max_auc_loss and an estimate of cost extend a "
+                "learning curve of AUC. Leave them out for other losses, or call "
+                "self.record_losses(x, losses, y) for one output in your own train_step"
+            )
+            raise invalid("loss", getattr(self, "loss", None), self._place(), allowed)
+        labels = tf.reshape(tf.cast(y, tf.float32), [-1])
+        return binary_cross_entropy(labels, y_pred, self._gives_logits()), labels
 
     def _is_click(self, y_pred: Any) -> bool:
         """Whether the model gives one probability per input, with binary cross-entropy."""
@@ -322,25 +321,8 @@ class LossFeedback:
             return bool(loss.get_config()["from_logits"])
         return None
 
-    def _per_input(self, values: Any, loss: Any) -> tf.Tensor:
-        values = tf.cast(values, tf.float32)
-        if values.shape.rank == 0:
-            allowed = "a loss with a value per input: its function must not average over the batch"
-            raise invalid("loss", getattr(loss, "name", loss), self._place(), allowed)
-        if values.shape.rank == 1:
-            return values
-        return tf.reduce_mean(values, axis=tf.range(1, tf.rank(values)))
-
     def _place(self) -> str:
         return f"model {getattr(self, 'name', '')!r}, whose losses are recorded"
-
-
-def _is_per_input(weights: Any) -> bool:
-    """Whether sample weights are one number per input, for all outputs."""
-    if tf.nest.is_nested(weights):
-        return False
-    rank = len(weights.shape)
-    return rank == 1 or (rank == 2 and weights.shape[-1] == 1)
 
 
 def binary_cross_entropy(labels: tf.Tensor, predictions: Any, are_logits: bool | None) -> tf.Tensor:

@@ -79,16 +79,6 @@ def require_losses(model: Any) -> None:
     raise invalid("model", name, "fit with Slipstream", allowed)
 
 
-def require_labels(engine: Any, labels: Any) -> None:
-    """Raises ValueError if the labels of a batch are None and an engine needs them."""
-    if labels is None and engine.needs_losses:
-        allowed = (
-            "labels of clicks. max_auc_loss and an estimate of cost extend a learning curve of "
-            "AUC, which takes one output with binary cross-entropy: leave them out for other losses"
-        )
-        raise invalid("labels", None, "Slipstream.record_losses", allowed)
-
-
 def require_layer(layer: Any, model: Any) -> None:
     """Raises ValueError if an engine's layer is not in a model."""
     if any(layer is other for other in layers_in(model)):

@@ -320,7 +320,7 @@ class Slipstream(tf.train.experimental.PythonState):
         self,
         features: Any,
         losses: Any,
-        labels: Any = None,
+        labels: Any,
         skippable: Any = None,
         weights: Any = None,
     ) -> Any:
@@ -331,19 +331,15 @@ class Slipstream(tf.train.experimental.PythonState):
         Args:
             features: as `apply` gave them, which have "skippable"; or None.
             losses: float32 [batch], each example's own before the update.
-            labels: float32 [batch], where the losses are binary cross-entropy; None: they are not.
+            labels: float32 [batch], 0 and 1; the losses are binary cross-entropy.
             skippable: bool [batch], where the features do not tell it; None: no example was.
             weights: float32 [batch], the sample weights that `apply` gave; None: 1.
 
         Returns:
             The operation in a graph, None in eager mode.
-
-        Raises:
-            ValueError: labels are missing where `max_auc_loss` or an estimate of cost needs them.
         """
         if isinstance(features, Mapping):
             skippable = features.get(SKIPPABLE, skippable)
-        misuse.require_labels(self, labels)
         self.are_losses_told = True
         return self.tracker.classifier.record_losses(losses, labels, skippable, weights)
 

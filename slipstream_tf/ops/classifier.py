@@ -296,7 +296,7 @@ class InputClassifier:
         Args:
             losses: float32 [batch], each input's before the update.
             labels: float32 [batch]; 0.5 or more is positive, and the losses are binary
-                cross-entropy. None: they are another loss; no AUC is found.
+                cross-entropy.
             skippable: bool [batch], or None: no input was.
             weights: float32 [batch], the inputs that each stands for; None: 1.
 
@@ -309,12 +309,11 @@ class InputClassifier:
         losses = tf.convert_to_tensor(losses, tf.float32)
         if skippable is None:
             skippable = tf.zeros_like(losses, tf.bool)
-        labels = tf.zeros_like(losses) if labels is None else tf.cast(labels, tf.float32)
         with tf.device("CPU:0"):
             return _loader.library().slipstream_record_losses(
                 handle=self._handle,
                 losses=losses,
-                labels=labels,
+                labels=tf.cast(labels, tf.float32),
                 skippable=skippable,
                 weights=tf.zeros([0]) if weights is None else tf.cast(weights, tf.float32),
             )

@@ -270,7 +270,7 @@ def test_a_plain_model_trains_where_no_losses_are_needed():
 def test_max_auc_loss_needs_the_losses_of_clicks():
     run = Run("skip_examples", max_auc_loss=0.01)
     run.model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"Invalid `labels`: None.*binary cross-entropy"):
+    with pytest.raises(ValueError, match=r"Invalid `loss`: 'mse'.*binary cross-entropy"):
         run.fit()
 
 
