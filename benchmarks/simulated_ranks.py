@@ -1,7 +1,7 @@
-"""Runs slipstream-train and counts gradient rows as if several ranks shared each batch.
+"""Runs slipstream-train and counts gradient rows as if multiple ranks shared each batch.
 
-The tables of the process split each batch evenly among simulated ranks. Each rank has deferred
-gradients of its own, and the memory for them that one process has.
+The tables of the process split each batch evenly among simulated ranks. Each rank defers gradients
+separately, in as much memory as one process has for them.
 
     python benchmarks/simulated_ranks.py RANKS --data=generated --watch
 """

@@ -1,4 +1,4 @@
-"""Simulated ranks: one process defers gradients as several ranks would."""
+"""Simulated ranks: one process defers gradients as multiple ranks would."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def simulate_ranks(store: Any, ranks: int) -> None:
 
     Args:
         store: a `NativeStore`, whose later policies get these ranks.
-        ranks: number of ranks. Each has an even part of every batch, deferred gradients of its own,
-            and the memory for them that one process has.
+        ranks: number of ranks. Each has an even part of every batch and defers gradients
+            separately, in as much memory as one process has for them.
     """
     set_update_policy = store.set_update_policy
 

@@ -37,9 +37,9 @@ class LossFeedback:
         class MyModel(slip.keras.LossFeedback, keras.Model): ...
 
     `slip.keras.Model` has it. Losses are recorded for `max_auc_loss` and estimates of cost, which
-    need one output with binary cross-entropy. What `Slipstream.apply` has written beside the
-    features is taken off before the model's `call`; `train_step` and `compute_loss` get the
-    features with it.
+    need one output with binary cross-entropy. The notes that `Slipstream.apply`
+    adds to the features are removed before the model's `call`; `train_step` and `compute_loss` get
+    the features with them.
 
     A `train_step` of one's own tells the losses, too, where it calls `self.compute_loss(x=x, ...)`;
     else by one call: `self.record_losses(x, losses, y)`.

@@ -48,8 +48,8 @@ class Slipstream(tf.train.experimental.PythonState):
       window ever ends and nothing is skipped; a warning says so;
     - the training data through `apply`, where examples are skipped;
     - the examples' losses, where `max_auc_loss` or an estimate of cost needs them: `callback` does
-      so for models with `LossFeedback`, for example those of `slipstream_tf.models`; call
-      `record_losses` in a loop of your own.
+      so for models with `LossFeedback`, for example the models of `slipstream_tf.models`; in
+      your own loop call `record_losses`.
 
     A `tf.train.Checkpoint(model=model, slipstream=slipstream)` holds what it knows beside tables,
     and goes on from there; deferred gradients are applied when it is saved. Where they

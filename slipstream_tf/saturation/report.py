@@ -95,7 +95,7 @@ class WindowReport:
         target_share: share that T was found for, bounded by `max_auc_loss`.
         log_loss: mean loss of the window's trained examples before they were trained on; None if no
             losses were recorded. Likewise `auc`.
-        auc_loss_plan: what `max_auc_loss` allows, as a sentence; empty without a bound.
+        auc_loss_plan: a sentence about the share that `max_auc_loss` allows; empty without a bound.
         predicted_cost: AUC that saving will have cost at the end, by that plan's estimate.
         skippable_value: what training on a skippable example was worth, in average examples, by the
             squares of label - prediction; 1 where no losses came in.

@@ -1,4 +1,4 @@
-"""The settings of the engine, checked together, and what the policies need. Pure.
+"""The settings of the engine, checked together, and the needs of the policies. Pure.
 
 In: policies, window, hot set, saturation, `max_auc_loss`. Out: answers for the window loop.
 """
@@ -138,7 +138,7 @@ class EngineSettings:
 
     @property
     def goes_by_keys(self) -> bool:
-        """Whether a policy needs to know which keys are saturated, or nothing is saved."""
+        """Whether a policy depends on which keys are saturated, or the engine only watches."""
         by_keys = any(policy.key_share is not None for policy in self.policies)
         return by_keys or not any(policy.verb for policy in self.policies)
 
@@ -279,7 +279,7 @@ class EngineSettings:
 
 
 def _require_policies(given: Sequence[Any]) -> None:
-    """Checks that all are policies, and no class comes twice."""
+    """Checks that all are policies, each of a different class."""
     for value in given:
         if not isinstance(value, Policy):
             allowed = "a sequence of policies, e.g. slipstream_tf.DeferGradients()"

@@ -1,12 +1,12 @@
 """How much to save next: bounds the share of skipped examples or masked rows by `max_auc_loss`.
 
-In: the losses of a window's trained examples, and what was skipped or masked in it. Out: the share
-that T is found for.
+In: the losses of a window's trained examples, and its counts of skipped examples and masked rows.
+Out: the share that T is found for.
 
 There is no run without skipping to compare with, so a model predicts the cost. AUC grows by b for
 each e-fold of trained examples (a learning curve a + b * ln(n)). A run that ends with S of its N
-examples' worth of training missing ends b * ln(N / (N - S)) short. How wrong the model is on the
-skippable examples tells how much such an example is worth, in average examples.
+examples' worth of training missing ends b * ln(N / (N - S)) short. The worth of a skippable
+example, in average examples, follows from the model's errors on such examples.
 
 The bound held on shuffled data: the mean AUC loss of three seeds was at most 0.0008 where 0.001 was
 allowed (benchmarks/results/withholding.md). It failed on a changing stream: 0.0020 were lost where
