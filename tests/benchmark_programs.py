@@ -42,8 +42,10 @@ def run_benchmark(
 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    file = BENCHMARKS / f"{name}.py"
+    for folder in (BENCHMARKS, file.parent):
+        monkeypatch.syspath_prepend(str(folder))
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)

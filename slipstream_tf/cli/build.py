@@ -116,8 +116,8 @@ def build_model(
     """
     if settings.batch_norm and comm.size > 1:
         raise UsageError(
-            f"--batch_norm, which {settings.data_name} data has by default, does not work on "
-            "several ranks: each would have averages of its own. Allowed: --nobatch_norm."
+            "Invalid flag --batch_norm on several ranks: each would have averages of its own. "
+            "Allowed: --nobatch_norm."
         )
     common: dict[str, Any] = {
         "dropout": settings.dropout,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from slipstream_tf.inputs.spec import Reader
     from slipstream_tf.telemetry.run_record import PhaseClock
 
-GENERATED, MOVIELENS, PARQUET = "generated", "movielens", "parquet"
+GENERATED, PARQUET = "generated", "parquet"
 _LEAST_GENERATED = 100
 # Text and Parquet readers take one in ten runs of lines for the test part; so do generated inputs.
 _TEST_SHARE = 0.1
@@ -42,7 +42,7 @@ class Parts:
 
 
 def name_of(data: str, clock: PhaseClock | None = None) -> str:
-    """Returns the name of a data set, e.g. "globo", which its preset goes by.
+    """Returns the name of a data set, e.g. "criteo", which selects its preset.
 
     Args:
         data: value of --data.
@@ -57,8 +57,6 @@ def name_of(data: str, clock: PhaseClock | None = None) -> str:
         raise UsageError(
             f"Invalid flag --data={data}: no such file or folder. Allowed: {DATA_HELP}."
         )
-    if os.path.basename(data) == "ml-1m.zip":
-        return MOVIELENS
     manifest = _prepared(data)
     if manifest is not None:
         return manifest["name"]
@@ -134,20 +132,18 @@ def _open(settings: Settings, part: str) -> Reader:
     if _prepared(data) is not None:
         from slipstream_tf.inputs.readers.prepared import PreparedReader
 
-        seed = settings.seed if settings.shuffle_shards and part == "train" else None
-        return PreparedReader(data, batch_size, shuffle_seed=seed, hold_out=hold_out, **options)
-    if settings.shuffle_shards:
-        raise does_nothing("shuffle_shards", "data that slipstream-prepare wrote")
+        shuffle = settings.shuffle if part == "train" else "none"
+        seed = settings.seed if shuffle == "shards" else None
+        reader = PreparedReader(data, batch_size, shuffle_seed=seed, hold_out=hold_out, **options)
+        return reader.in_memory(settings.seed) if shuffle == "examples" else reader
+    if settings.shuffle != "none":
+        raise does_nothing("shuffle", "data that slipstream-prepare wrote")
     if name == GENERATED:
         from slipstream_tf.inputs.readers.registry import open_generated
 
         # The examples are always the same: a run's seed is that of its model.
         share = 1.0 if part == "train" else _TEST_SHARE
-        return open_generated(data, part, batch_size, 0, share)
-    if name == MOVIELENS:
-        from slipstream_tf.inputs.readers.movielens import open_movielens
-
-        return open_movielens(data, part, batch_size, settings.seed, hold_out)
+        return open_generated(data, part, batch_size, share)
     if name == PARQUET:
         from slipstream_tf.inputs.readers.parquet import ParquetReader
 
@@ -161,10 +157,7 @@ def _open(settings: Settings, part: str) -> Reader:
         return ParquetReader(data, batch_size, label=label, keys=keys, dense=dense, **options)
     from slipstream_tf.inputs.readers import registry
 
-    if settings.split is not None:
-        options.update(settings.some("split", "negatives", "clicks"), law=settings.negatives_from)
-    options["hold_out"] = hold_out
-    return registry.open_data(data, batch_size=batch_size, seed=settings.seed, **options)
+    return registry.open_data(data, batch_size=batch_size, hold_out=hold_out, **options)
 
 
 def _prepared(data: str) -> dict[str, Any] | None:

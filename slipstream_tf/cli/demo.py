@@ -90,7 +90,7 @@ def make_flags() -> FlagSet:
         "examples that a pilot foresees badly, beside controls: as many by uniform negative "
         "sampling, as many at random, and a stop after as many. Prints what that did to quality "
         "and seconds, and draws the curves.",
-        ("slipstream-demo", "slipstream-demo --data=globo_clicks.npz"),
+        ("slipstream-demo", "slipstream-demo --data=day_0.tsv"),
         _FLAGS,
     )
 

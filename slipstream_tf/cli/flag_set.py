@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
+from slipstream_tf import disk
 from slipstream_tf.config import Retention, parse_bytes
 
 USAGE_ERROR = 2  # Exit code: something that the user gave is wrong.
@@ -23,6 +24,9 @@ STOPPED = 143  # Exit code: SIGTERM came, and the run can go on.
 _HELP_WIDTH = 99
 _HELP_INDENT = 20
 FULL_HELP = "--helpfull"
+SETTINGS = "settings"
+FROM_FILE = "names from the settings file"
+"""Key in the parsed values: flags that the settings file sets and the command line does not."""
 
 
 class ProgramError(Exception):
@@ -73,6 +77,7 @@ class _Parser(flags.ArgumentParser):
 
     allowed = ""
     brief = ""
+    json_types: tuple[type, ...] = (str,)  # Of a value in a settings file.
 
     def parse(self, argument: Any) -> Any:
         """Returns the value; a ValueError says what is allowed (absl adds flag and value)."""
@@ -90,6 +95,7 @@ class Number(_Parser):
     """A number in [minimum, maximum]; an open end is excluded."""
 
     _noun = "a number"
+    json_types = (int, float)
 
     def __init__(
         self,
@@ -128,6 +134,7 @@ class Integer(Number):
     """An integer in [minimum, maximum]."""
 
     _noun = "an integer"
+    json_types = (int,)
 
     def _read(self, argument: Any) -> int:
         return int(str(argument).replace("_", ""))
@@ -154,6 +161,7 @@ class Widths(_Parser):
     """Layer widths joined by commas or dashes, e.g. 256-128; may be empty."""
 
     allowed = brief = "integers >= 1 joined by '-', e.g. 256-128, or empty for no layer"
+    json_types = (str, list)
 
     def convert(self, argument: Any) -> tuple[int, ...]:
         widths = tuple(map(int, argument.replace(",", "-").split("-"))) if argument else ()
@@ -166,6 +174,7 @@ class Names(_Parser):
     """Names joined by commas; of some, each at most once, where there are `choices`."""
 
     allowed = brief = "names joined by ','"
+    json_types = (str, list)
 
     def __init__(self, choices: Sequence[str] = ()) -> None:
         self.choices = tuple(choices)
@@ -186,6 +195,7 @@ class Lifetime(_Parser):
 
     allowed = "steps, or a time above 0 such as 90s, 45m, 12h or 30d"
     brief = "steps, or a time such as 12h"
+    json_types = (int, str)
 
     def convert(self, argument: Any) -> int | str:
         text = str(argument)
@@ -199,6 +209,7 @@ class Size(_Parser):
 
     allowed = "bytes above 0, or a text such as 256MB or 1.5GiB"
     brief = "bytes, e.g. 256MB"
+    json_types = (int, str)
 
     def convert(self, argument: Any) -> int | str:
         text = int(argument) if str(argument).isdigit() else argument
@@ -323,7 +334,8 @@ class FlagSet:
             arguments: without the program's name.
 
         Returns:
-            (values by flag, names of the flags that were given).
+            (values by flag, names of the flags that were given). If the program has a flag
+            `--settings`, the values include those of its file; see `FROM_FILE`.
 
         Raises:
             UsageError: an unknown flag, a bad value, or an argument that is no flag.
@@ -350,4 +362,50 @@ class FlagSet:
         values = {name: self._values[name].value for name in self._values}
         if self._arguments:
             values[self._arguments] = rest
+        if values.get(SETTINGS) is not None:
+            found = self.parse_file(values[SETTINGS])
+            values[FROM_FILE] = frozenset(found) - given
+            values.update((name, found[name]) for name in values[FROM_FILE])
         return values, given
+
+    def parse_file(self, path: str) -> dict[str, Any]:
+        """Parses a settings file: a JSON object of flags and their values.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            The values by flag.
+
+        Raises:
+            UsageError: the file cannot be read or is no JSON object, a name is no flag, or a value
+                is not of the flag's type or range.
+        """
+        with raised_as(UsageError, f"Invalid flag --{SETTINGS}={path}: "):
+            found = disk.read_json(path)
+        if not isinstance(found, dict):
+            raise UsageError(
+                f"Invalid flag --{SETTINGS}={path}: {found!r}. Allowed: a JSON object of flags and "
+                "their values."
+            )
+        return {name: self._from_json(path, name, value) for name, value in found.items()}
+
+    def _from_json(self, path: str, name: str, value: Any) -> Any:
+        if name not in self.names or name == SETTINGS:
+            raise UsageError(
+                f"Invalid name {name!r} in {path}. Allowed: flags of {self.program} other than "
+                f"{SETTINGS}; see {self.program} {FULL_HELP}."
+            )
+        parser = self.parser_of(name)
+        is_switch = not isinstance(parser, _Parser)
+        try:
+            # `bool` is an `int`, but no number in JSON.
+            if type(value) not in ((bool,) if is_switch else parser.json_types):
+                raise ValueError
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            return parser.parse(text)
+        except ValueError:
+            allowed = "true or false" if is_switch else parser.allowed
+            raise UsageError(
+                f"Invalid value {value!r} of {name!r} in {path}. Allowed: {allowed}."
+            ) from None

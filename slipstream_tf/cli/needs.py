@@ -120,7 +120,6 @@ PARQUET = Need(
     "Parquet data that slipstream-prepare did not write",
     lambda settings: settings.data_name == "parquet",
 )
-GLOBO = Need("globo data", lambda settings: settings.data_name == "globo")
 STOPPING = Need("--early_stopping", lambda settings: settings.early_stopping > 0)
 DECAYING = Need(
     "--rows_l2 or --rows_weight_decay",

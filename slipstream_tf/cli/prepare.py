@@ -9,8 +9,8 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from slipstream_tf.cli.flag_set import (
     Choice,
@@ -28,13 +28,33 @@ from slipstream_tf.config import parse_bytes
 from slipstream_tf.telemetry.progress import open_bar
 from slipstream_tf.telemetry.table import format_table
 
+if TYPE_CHECKING:
+    from slipstream_tf.prepare.sources import Source
+
 _DATA = "DATA"
 # Flags that are `Options` of the same name.
 _OPTIONS = ("shard_rows", "compression", "dim", "strict", "overwrite")
-_FORMATS = ("auto", "criteo", "avazu", "movielens", "csv", "parquet")
+_FORMATS = ("auto", "criteo", "avazu", "csv", "parquet")
+WRITING_FLAGS = {
+    "Output": (
+        Flag("output", Text(), "folder for the shards, statistics.json and counts.parquet"),
+        Flag("overwrite", None, "replace another preparation that --output holds"),
+        Flag("shard_rows", Integer(1, 1 << 40), "lines or rows of DATA per shard", 1_000_000),
+        Flag("compression", Choice(("snappy", "zstd", "none")), "of the shards", "snappy"),
+        Flag("threads", Integer(1, 1024), "threads that parse", None, "all cores"),
+    ),
+    "Statistics of the training part": (
+        Flag("hot_set_memory", Size(), "snapshots that bound the hot set, as in slipstream-train",
+             "256MiB"),
+        Flag("dim", Integer(1, 65536), "float32 values per embedding row, 4 bytes each", 16),
+        Flag("count_mb", Integer(1, 1 << 30),
+             "MiB for counting keys; beyond, rare keys are dropped and results marked with ~",
+             2048),
+    ),
+}  # fmt: skip
+"""Flags of `write`."""
 _FLAGS = {
     "Data": (
-        Flag("output", Text(), "folder for the shards, statistics.json and counts.parquet"),
         Flag("format", Choice(_FORMATS), "of DATA; auto: by the first file's name and first line",
              "auto"),
         Flag("schema", Text(), 'JSON file that says what columns are: {"label": "clicked", "keys": '
@@ -44,21 +64,8 @@ _FLAGS = {
              '{"column": "stars", "positive_from": 4}. Text keys are hashed to 64 bits; as: '
              "integer or hex reads them by value"),
         Flag("strict", None, "a line that cannot be read ends the run, instead of being counted"),
-        Flag("overwrite", None, "replace another preparation that --output holds"),
     ),
-    "Shards": (
-        Flag("shard_rows", Integer(1, 1 << 40), "lines or rows of DATA per shard", 1_000_000),
-        Flag("compression", Choice(("snappy", "zstd", "none")), "of the shards", "snappy"),
-        Flag("threads", Integer(1, 1024), "threads that parse", None, "all cores"),
-    ),
-    "Statistics (of the training part: nine of ten runs of 100 lines)": (
-        Flag("hot_set_memory", Size(), "snapshots that bound the hot set, as in slipstream-train",
-             "256MiB"),
-        Flag("dim", Integer(1, 65536), "float32 values per embedding row, 4 bytes each", 16),
-        Flag("count_mb", Integer(1, 1 << 30),
-             "MiB for counting keys; beyond, rare keys are dropped and results marked with ~",
-             2048),
-    ),
+    **WRITING_FLAGS,
 }  # fmt: skip
 
 
@@ -68,8 +75,8 @@ def make_flags() -> FlagSet:
         "slipstream-prepare",
         "Writes click data as Parquet shards, for slipstream-train --data=FOLDER, and tells what "
         "it is like: keys per field, skew, share of hot examples. DATA: Criteo TSV (Kaggle's, or "
-        "Terabyte's days) or Avazu CSV, also .gz; MovieLens' ml-1m.zip; CSV (also .gz) or Parquet "
-        "with a --schema. Run again after an interruption, it goes on.",
+        "Terabyte's days) or Avazu CSV, also .gz; CSV (also .gz) or Parquet with a --schema. The "
+        "test part is one in ten runs of 100 lines. Run again after an interruption, it goes on.",
         (
             "slipstream-prepare day_0.gz day_1.gz --output=criteo",
             "slipstream-prepare clicks.csv --schema=clicks.json --output=clicks",
@@ -83,27 +90,10 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     """Prepares the data and prints what it is like."""
     if not values[_DATA]:
         raise UsageError("Missing argument DATA. Allowed: one or more files; see --help.")
-    if values["output"] is None:
-        raise UsageError("Missing flag --output. Allowed: a folder that can be made and written.")
     import_tensorflow()
-    from slipstream_tf.inputs.spec import BadLineError
     from slipstream_tf.prepare.opening import open_source
-    from slipstream_tf.prepare.preparation import Options, OtherPreparation, prepare
     from slipstream_tf.prepare.schema import read_schema
 
-    folder = values["output"]
-    budget = parse_bytes("hot_set_memory", values["hot_set_memory"])
-    if budget < 4 * values["dim"]:
-        raise UsageError(
-            f"Invalid flag --hot_set_memory={values['hot_set_memory']}. Allowed: at least "
-            f"{4 * values['dim']} bytes, a row of --dim values."
-        )
-    options = Options(
-        hot_budget_bytes=budget,
-        count_bytes=values["count_mb"] << 20,
-        threads=values["threads"] or len(os.sched_getaffinity(0)),
-        **{name: values[name] for name in _OPTIONS},
-    )
     schema = None
     if values["schema"] is not None:
         try:
@@ -114,8 +104,40 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
             ) from None
         except ValueError as error:
             raise UsageError(f"Invalid flag --schema: {error}") from None
+    write(lambda: open_source(values[_DATA], values["format"], schema), values)
+
+
+def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[str, Any]) -> None:
+    """Writes the folder that `slipstream-train --data` reads, and prints its statistics.
+
+    Args:
+        open_source: returns the source of the examples and its files.
+        values: of `WRITING_FLAGS`, and "strict" where the program has that flag.
+
+    Raises:
+        UsageError: a flag or a file is wrong.
+        RunError: a file cannot be read or written.
+    """
+    from slipstream_tf.inputs.spec import BadLineError
+    from slipstream_tf.prepare.preparation import Options, OtherPreparation, prepare
+
+    folder = values["output"]
+    if folder is None:
+        raise UsageError("Missing flag --output. Allowed: a folder that can be made and written.")
+    budget = parse_bytes("hot_set_memory", values["hot_set_memory"])
+    if budget < 4 * values["dim"]:
+        raise UsageError(
+            f"Invalid flag --hot_set_memory={values['hot_set_memory']}. Allowed: at least "
+            f"{4 * values['dim']} bytes, a row of --dim values."
+        )
+    options = Options(
+        hot_budget_bytes=budget,
+        count_bytes=values["count_mb"] << 20,
+        threads=values["threads"] or len(os.sched_getaffinity(0)),
+        **{name: values[name] for name in _OPTIONS if name in values},
+    )
     with raised_as(UsageError, "Invalid argument DATA: "):
-        source, files = open_source(values[_DATA], values["format"], schema)
+        source, files = open_source()
     make_output(folder)
     begin = time.monotonic()
     with contextlib.closing(_Bars()) as bars:
@@ -152,7 +174,9 @@ def summary(statistics: Mapping[str, Any]) -> str:
     header = ("field", "lookups", "keys", "top 1% of keys take", "missing")
     lines = [format_table(header, rows), ""]
     inputs, clicks, hot = statistics["inputs"], statistics["clicks"], statistics["hot"]
-    for part, text in (("train", "training"), ("test", "test")):
+    for part, text in (("train", "training"), ("valid", "validation"), ("test", "test")):
+        if part == "valid" and not inputs[part]:
+            continue
         share = clicks[part] / inputs[part] if inputs[part] else None
         lines.append(f"{inputs[part]:,} {text} examples, {percent(share)} clicked")
     budget = f"{hot['budget_bytes'] / (1 << 20):g} MiB at {hot['dim']} values a row"

@@ -1,9 +1,6 @@
 """Settings that work for each data set; every one of them can be overridden by its flag.
 
-globo and frappe: found by random search on their validation parts (benchmarks/tuning.py, searches
-globo_1 and frappe_dcn). globo is without the --rows_l2=2.9e-6 of its search, beside which gradients
-cannot be deferred: that costs .006 of AUC. The other sets have no reference for a small model;
-theirs are ordinary values for their size.
+No data set has a reference for a small model: these are ordinary values for their size.
 """
 
 from __future__ import annotations
@@ -69,36 +66,8 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "globo": Preset(
-            model="dcn",
-            dim=32,
-            mlp=(128, 64),
-            rows_learning_rate=0.23,
-            rows_init=0.2,
-            learning_rate=4.7e-3,
-            window_steps=100,
-        ),
-        "frappe": Preset(
-            model="dcn",
-            dim=20,
-            mlp=(400, 400),
-            cross_layers=2,
-            dropout=0.1,
-            batch_norm=True,
-            batch_size=4096,
-            epochs=25,
-            early_stopping=2,
-            plateau_factor=0.1,
-            rows_optimizer="adam",
-            rows_learning_rate=1.1e-3,
-            rows_init=0.01,
-            rows_l2=0.015,
-            rows_decay="all",
-            learning_rate=1.1e-3,
-        ),
         "criteo": Preset(bottom=(256, 64), mlp=(256, 128)),
         "avazu": Preset(mlp=(256, 128)),
-        "movielens": Preset(batch_size=512, window_steps=100),
         "generated": Preset(batch_size=512, window_steps=20, skip_alpha=0.8),
     }
 )
@@ -111,7 +80,7 @@ def preset(name: str) -> Preset:
 
 
 def describe(field: str) -> str:
-    """Returns how a default differs by data set, for `--help`, e.g. "16; frappe 10"."""
+    """Returns how a default differs by data set, for `--help`, e.g. "1024; generated 512"."""
 
     def text(value: object) -> str:
         if isinstance(value, bool):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipstream_tf.cli.flag_set import FlagSet, UsageError, does_nothing
+from slipstream_tf.cli.flag_set import FROM_FILE, FlagSet, UsageError, does_nothing
 from slipstream_tf.cli.needs import foresees
 from slipstream_tf.cli.presets import Preset, preset
 from slipstream_tf.cli.train_flags import ENGINE_FLAGS
@@ -16,11 +16,11 @@ from slipstream_tf.telemetry.run_record import to_json
 
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
-    "data", "split", "negatives", "negatives_from", "clicks", "evaluate_on", "label_column",
-    "key_columns", "dense_columns", "shuffle_shards", "max_examples", "batch_size", "model", "dim",
-    "bottom", "mlp", "cross_layers", "batch_norm", "epochs", "early_stopping", "store", "row_dtype",
-    "slot_dtype", "memory", "capacity", "eviction", "admit_after", "expire_after", "placement",
-    "wire_dtype", "wire_warmup_steps", "window_steps", "warmup_steps",
+    "data", "evaluate_on", "label_column", "key_columns", "dense_columns", "shuffle",
+    "max_examples", "batch_size", "model", "dim", "bottom", "mlp", "cross_layers", "batch_norm",
+    "epochs", "early_stopping", "store", "row_dtype", "slot_dtype", "memory", "capacity",
+    "eviction", "admit_after", "expire_after", "placement", "wire_dtype", "wire_warmup_steps",
+    "window_steps", "warmup_steps",
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
 _NOT_REPEATED = (
@@ -38,13 +38,9 @@ class Settings(Preset):
 
     Attributes:
         data: path of the data, or the name of a generated set.
-        split: which split of the globo task: "random" or "time"; None for other data.
-        negatives, negatives_from, clicks: how many examples of the globo task without a click there
-            are for each click, whose articles they have, and of how many clicks it is made: see
-            `readers.globo`.
         evaluate_on: the part that quality is measured on: "test" or "valid".
         label_column, key_columns, dense_columns: names of the columns of Parquet data.
-        shuffle_shards: whether the shards of prepared data are read in another order every epoch.
+        shuffle: order of the training part of prepared data, of `train_flags.SHUFFLES`.
         store: which embedding store.
         rows_momentum: of the rows' rule, if that is "sgd".
         rows_clip_norm: of the rows' rule, see `optimizers.SparseOptimizer`; None: not done.
@@ -73,12 +69,11 @@ class Settings(Preset):
         random_shares: of the matched run, per window after its warm-up (control "random").
         stop_after: examples that the matched run trained (control "stop").
         engine: further flags of the engine that were given, see `train_flags.ENGINE_FLAGS`.
-        data_name: of the data set, e.g. "globo".
+        data_name: of the data set, e.g. "criteo".
         The rest: see `presets.Preset` and `slipstream-train --help`.
     """
 
     data: str
-    split: str | None
     label_column: str | None
     key_columns: tuple[str, ...]
     dense_columns: tuple[str, ...]
@@ -100,11 +95,8 @@ class Settings(Preset):
     policies: tuple[str, ...] = ()
     dry_run: bool = False
     data_name: str = ""
-    shuffle_shards: bool = False
+    shuffle: str = "none"
     evaluate_every: int | None = None
-    negatives: int = 1
-    negatives_from: str = "before"
-    clicks: int | None = None
     evaluate_on: str = "test"
     rows_momentum: float = 0.0
     rows_clip_norm: float | None = None
@@ -165,12 +157,12 @@ def resolve(
     name_of: Callable[[str], str],
     flags: FlagSet,
 ) -> Settings:
-    """Fills in what was not given: from the matched run, else from the data set's preset.
+    """Fills in what was not given: by the matched run, the settings file or the data's preset.
 
     Args:
-        values: by flag, as parsed.
+        values: by flag, as parsed; those of the settings file are in `FROM_FILE`.
         given: flags that stand on the command line.
-        name_of: tells the name of a data set, e.g. "globo", from the value of --data.
+        name_of: tells the name of a data set, e.g. "criteo", from the value of --data.
         flags: of the program.
 
     Returns:
@@ -181,9 +173,11 @@ def resolve(
             read.
     """
     chosen = {name: values[name] for name in given}
+    from_file = {name: values[name] for name in values.get(FROM_FILE, ())}
     matched = _matched_record(values)
     if matched is not None:
         chosen = {**_repeated(matched, chosen), **chosen}
+    chosen = {**from_file, **chosen}
     if chosen.get("data") is None:
         raise UsageError("Missing flag --data. Allowed: a path of a data set; see --help.")
     data_name = name_of(chosen["data"])
@@ -199,12 +193,11 @@ def resolve(
         beside = ("rows_l2", "rows_weight_decay", "rows_clip_norm")
         defers = not any(merged[name] for name in beside) and merged["rows_optimizer"] != "adamw"
         merged["policies"] = ("skip_examples", *(("defer_gradients",) if defers else ()))
-    engine = {name: chosen[name] for name in ENGINE_FLAGS if name in given}
+    engine = {n: values[n] for n in ENGINE_FLAGS if n in given or n in from_file}
     if "skip_examples" in (merged["policies"] or ()):
         engine.setdefault("skip_by", "foreseen_loss")
         engine.setdefault("skip_alpha", merged["skip_alpha"])
     merged["engine"] = engine
-    merged["split"] = _split(merged["split"], "split" in given, data_name)
     for name in _LISTS:
         merged[name] = tuple(merged[name] or ())
     settings = Settings(**merged)
@@ -289,16 +282,6 @@ def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> di
         if matched.get("engine")
         else None,
     }
-
-
-def _split(split: str | None, is_given: bool, data_name: str) -> str | None:
-    if data_name == "globo":
-        return split or "random"
-    if is_given:
-        raise UsageError(
-            f"Invalid flag --split={split} for {data_name} data. Allowed: with globo data only."
-        )
-    return None
 
 
 def refuse_idle_flags(settings: Settings, given: frozenset[str], flags: FlagSet) -> None:

@@ -73,9 +73,8 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
         )
     if settings.early_stopping and settings.prefetch:
         raise UsageError(
-            f"Invalid flag --prefetch with --early_stopping={settings.early_stopping}, which "
-            f"{settings.data_name} data may have by default: what was sent ahead of a measurement "
-            "would be sent once more. Allowed: --early_stopping=0."
+            f"Invalid flag --prefetch with --early_stopping={settings.early_stopping}: keys that "
+            "were sent ahead of a measurement would be sent again. Allowed: --early_stopping=0."
         )
     if has_pilot("model")(settings) and settings.prefetch:
         raise UsageError(
@@ -87,9 +86,8 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     if settings.early_stopping and saving.is_used:
         name = "resume" if saving.resume else "checkpoint_every"
         raise UsageError(
-            f"Invalid flag --{name} with --early_stopping={settings.early_stopping}, which "
-            f"{settings.data_name} data may have by default: the best weights and rows are in no "
-            "checkpoint. Allowed: --early_stopping=0."
+            f"Invalid flag --{name} with --early_stopping={settings.early_stopping}: the best "
+            "weights and rows are in no checkpoint. Allowed: --early_stopping=0."
         )
     if values["output"] is not None and not launch.rank():
         make_output(values["output"])

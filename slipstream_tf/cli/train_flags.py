@@ -24,10 +24,11 @@ from slipstream_tf.link import WIRE_DTYPES
 
 DATA_HELP = (
     "folder of slipstream-prepare, Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), "
-    "globo or Frappe .npz, Parquet (.parquet or a folder; name its columns), MovieLens ml-1m.zip; "
+    "Parquet (.parquet or a folder; name its columns); "
     "or 'generated' or 'generated:COUNT', examples drawn from a fixed law "
     "('generated:COUNT:KEYS:RATE': with fields of at most so many keys, and such a click rate)"
 )
+SHUFFLES = ("none", "shards", "examples")
 SCHEDULES = ("plain", "fae", "hotline")
 POLICIES = ("skip_examples", "defer_gradients", "mask_gradients")
 # What a run's engine is set by, beside `Settings`' own fields; names as of `cli.engine`.
@@ -47,14 +48,8 @@ def _preset(name: str, parser: Any, text: str, *required: needs.Need) -> Flag:
 _FLAGS: Mapping[str, Sequence[Flag]] = {
     "Data and output": (
         Flag("data", Text(), DATA_HELP),
-        Flag("split", Choice(("random", "time")), "split of the globo task", None, "random"),
-        Flag("negatives", Integer(1, 1000), "examples without a click for each click, of the globo "
-             "task", 1, needs=(needs.GLOBO,)),
-        Flag("negatives_from", Choice(("before", "hour")), "whose article such an example has: "
-             "that of one of the 20,000 clicks before, or of a click of the same hour, which is "
-             "harder", "before", needs=(needs.GLOBO,)),
-        Flag("clicks", Integer(1), "examples of label 1 that the globo task is made of", None,
-             "those that make 3 million examples; all in order of time", (needs.GLOBO,)),
+        Flag("settings", Text(), 'JSON file of flags, such as {"dim": 32, "mlp": [128, 64]}, for '
+             "flags that are not on the command line"),
         Flag("evaluate_on", Choice(("test", "valid")), "the part that quality is measured on; the "
              "validation part is not trained then, and the test part not opened", "test"),
         Flag("label_column", Text(), "column of the label, of Parquet data",
@@ -63,8 +58,9 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              needs=(needs.PARQUET,)),
         Flag("dense_columns", Names(), "columns of numbers, of Parquet data",
              needs=(needs.PARQUET,)),
-        Flag("shuffle_shards", None,
-             "read the shards of slipstream-prepare in an order that --seed and the epoch give"),
+        Flag("shuffle", Choice(SHUFFLES), "of data of slipstream-prepare: read the shards in an "
+             "order that --seed and the epoch give, or keep the training part in memory and "
+             "shuffle its examples in every epoch", "none"),
         Flag("max_examples", Integer(1),
              "stop after this many examples, over all epochs and ranks"),
         Flag("strict", None, "a line that cannot be read ends the run, instead of being counted"),
@@ -248,7 +244,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
 }  # fmt: skip
 # What `--help` lists: a screen of them.
 _BASIC = (
-    *("data", "max_examples", "output", "model", "dim", "batch_size", "epochs"),
+    *("data", "settings", "max_examples", "output", "model", "dim", "batch_size", "epochs"),
     *("seed", "dry_run", "policies", "skip_by", "skip_share", "control", "match"),
 )
 
@@ -261,11 +257,11 @@ def make_flags() -> FlagSet:
         "--control. Ends with a table, and writes metrics.json. Under horovodrun or "
         "mpirun the ranks train one model; --batch_size is that of each rank.",
         (
-            "slipstream-train --data=globo_clicks.npz --output=runs/plain",
-            "slipstream-train --data=globo_clicks.npz --dry_run",
-            "slipstream-train --data=globo_clicks.npz --policies=defer_gradients",
+            "slipstream-train --data=clicks --settings=clicks.json --output=runs/plain",
+            "slipstream-train --data=clicks --dry_run",
+            "slipstream-train --data=clicks --policies=defer_gradients",
             "slipstream-train --control=random --match=runs/skip/metrics.json --output=runs/rnd",
-            "horovodrun -np 2 slipstream-train --data=globo_clicks.npz --output=runs/ranks",
+            "horovodrun -np 2 slipstream-train --data=clicks --output=runs/ranks",
         ),
         _FLAGS,
         basic=_BASIC,

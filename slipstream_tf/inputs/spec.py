@@ -33,9 +33,6 @@ PARTS = ("train", "valid", "test")
 """Without a validation part of its own, data's is a tenth of the training part, which has it all
 the same unless it is held out."""
 
-PREPARED_PARTS = ("train", "test")
-"""Parts of what slipstream-prepare writes; a validation part is a tenth of the first."""
-
 
 class BadLineError(ValueError):
     """A malformed line in a strict reader; the message names file, line and value."""

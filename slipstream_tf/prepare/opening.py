@@ -8,12 +8,12 @@ from slipstream_tf.errors import require_choice
 from slipstream_tf.inputs.readers.avazu import HEADER, AvazuFormat
 from slipstream_tf.inputs.readers.criteo import NUM_DENSE, CriteoFormat
 from slipstream_tf.prepare.line_source import CsvSource, FormatSource, first_line
-from slipstream_tf.prepare.row_source import MovieLensSource, ParquetSource
+from slipstream_tf.prepare.row_source import ParquetSource
 from slipstream_tf.prepare.schema import Schema
 from slipstream_tf.prepare.sources import Source
 
 AUTO = "auto"
-FORMATS = ("criteo", "avazu", "movielens", "csv", "parquet")
+FORMATS = ("criteo", "avazu", "csv", "parquet")
 
 
 def open_source(
@@ -41,10 +41,6 @@ def open_source(
     if (schema is None) == (kind in ("csv", "parquet")):
         need = "needs a schema that says what its columns are" if schema is None else "has its own"
         raise ValueError(f"{files[0]}: {kind} data {need}; see slipstream-prepare --help.")
-    if kind == "movielens":
-        if len(files) > 1:
-            raise ValueError(f"{files[1]}: MovieLens is one file, ml-1m.zip.")
-        return MovieLensSource(files[0]), files
     if schema is not None:
         return (ParquetSource if kind == "parquet" else CsvSource)(schema, files), files
     if kind == "criteo":
@@ -69,8 +65,6 @@ def _recognised(path: str, has_schema: bool) -> str:
         return "parquet"
     if has_schema:
         return "csv"
-    if os.path.basename(path) == "ml-1m.zip":
-        return "movielens"
     line = first_line(path)
     if not line:
         raise ValueError(f"{path}: the file is empty, or its first line is.")
@@ -81,5 +75,5 @@ def _recognised(path: str, has_schema: bool) -> str:
     shown = line[:60].decode(errors="backslashreplace")
     raise ValueError(
         f"{path}: its first line {shown!r} is neither Criteo's nor Avazu's. Allowed: those, "
-        "MovieLens' ml-1m.zip, or CSV or Parquet with a schema (--schema)."
+        "or CSV or Parquet with a schema (--schema)."
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from slipstream_tf.errors import require_choice, require_integer
 from slipstream_tf.inputs.readers.prepared import MANIFEST, is_prepared, read_manifest
-from slipstream_tf.inputs.spec import PREPARED_PARTS, BadLineError, BadLines
+from slipstream_tf.inputs.spec import PARTS, BadLineError, BadLines
 from slipstream_tf.memory import require_room
 from slipstream_tf.prepare import statistics as stats
 from slipstream_tf.prepare.shards import (
@@ -86,7 +86,7 @@ def prepare(
     Args:
         source: of the inputs.
         paths: its files; the folder is bound to their names and sizes.
-        folder: for prepared.json, train/, test/, statistics.json and counts.parquet. What a
+        folder: for prepared.json, train/, valid/, test/, statistics.json and counts.parquet. What a
             preparation of the same source left there is gone on with.
         options: how; default: `Options()`.
         progress: told now and then how far it is.
@@ -142,10 +142,8 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
     if found is None:
         write_manifest(folder, manifest)
         found = manifest
-    named = {
-        shard[part]["file"] for shard in found["shards"] for part in PREPARED_PARTS if shard[part]
-    }
-    for part in PREPARED_PARTS:
+    named = {shard[part]["file"] for shard in found["shards"] for part in PARTS if shard[part]}
+    for part in PARTS:
         for path in Path(folder, part).glob("*"):
             if f"{part}/{path.name}" not in named:
                 path.unlink()
@@ -170,7 +168,7 @@ def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, A
         if not overwrite:
             raise OtherPreparation(str(error)) from None
         return None
-    if not any(shard[part] for shard in found["shards"] for part in PREPARED_PARTS):
+    if not any(shard[part] for shard in found["shards"] for part in PARTS):
         return None
     same = ("name", "columns", "source")
     if all(found.get(name) == manifest[name] for name in same):
@@ -258,7 +256,7 @@ class _Preparation:
                             path, line = source.line(block, row)
                             bad_lines.add(path, line, reason)
                             writer.add_bad_line(f"{path}:{line}: {reason}")
-                        writer.add(parsed, source.is_test(block))
+                        writer.add(parsed, source.parts(block))
                         rows, end = rows + block.num_rows, block.end
                         self.told("preparing", block.done, source.size, rows)
                     shards.append(writer.close(end))
@@ -349,10 +347,7 @@ def _parsed(
 def _totals(manifest: Mapping[str, Any]) -> dict[str, Any]:
     shards = manifest["shards"]
     counted = {
-        what: {
-            part: sum(shard[part][what] for shard in shards if shard[part])
-            for part in PREPARED_PARTS
-        }
+        what: {part: sum(shard[part][what] for shard in shards if shard[part]) for part in PARTS}
         for what in ("inputs", "clicks")
     }
     return {

@@ -1,7 +1,5 @@
-"""Inputs from what is no text: Parquet files with a schema, and arrays such as MovieLens'."""
+"""Rows of Parquet files with a schema, for preparation."""
 
-import dataclasses
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,13 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slipstream_tf.inputs.readers.base import is_in_part
-from slipstream_tf.inputs.readers.movielens import FIELDS, read_archive, split_rows
 from slipstream_tf.inputs.readers.parquet import ROWS_AT_ONCE
 from slipstream_tf.inputs.spec import require_columns
 from slipstream_tf.prepare.columns import columns_of, convert
 from slipstream_tf.prepare.schema import Schema
-from slipstream_tf.prepare.sources import Block, Columns, ParsedRows, Position, Source, table_of
+from slipstream_tf.prepare.sources import Block, ParsedRows, Position, Source, train_and_test
 
 
 class ParquetSource(Source):
@@ -77,9 +73,9 @@ class ParquetSource(Source):
         columns = {name: block.content.column(name) for name in self._schema.names()}
         return convert(self._schema, columns)
 
-    def is_test(self, block: Block) -> np.ndarray:
-        """See `Source.is_test`."""
-        return is_in_part(block.start.id, block.num_rows, "test")
+    def parts(self, block: Block) -> Mapping[str, np.ndarray]:
+        """See `Source.parts`."""
+        return train_and_test(block.start.id, block.num_rows)
 
 
 def _blocks_of(rows: Any, at: Position, piece_rows: int, done: int) -> Iterator[Block]:
@@ -126,39 +122,3 @@ def _batches(file: pq.ParquetFile, first: int, columns: Sequence[str]) -> Iterat
         if left_out < len(batch):
             yield batch.slice(left_out)
         left_out = max(0, left_out - len(batch))
-
-
-class MovieLensSource(Source):
-    """MovieLens 1M as `open_movielens` splits it; its "files" are the two parts."""
-
-    name = "movielens"
-    columns = Columns("label", (), FIELDS)
-
-    def __init__(self, path: str):
-        """Reads the archive.
-
-        Raises:
-            OSError, ValueError: as `read_archive`.
-        """
-        self.paths = (os.fspath(path),) * 2
-        keys, labels = read_archive(self.paths[0])
-        split = split_rows(len(labels))
-        self._parts = [
-            table_of(self.columns, labels[rows], None, keys[rows])
-            for rows in (split["train"], split["test"])
-        ]
-        self.size = len(labels)
-
-    def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
-        """See `Source.file_blocks`; inputs are numbered within their part."""
-        at = dataclasses.replace(start, id=start.row)
-        done = sum(map(len, self._parts[: at.file]))
-        return _blocks_of(self._parts[at.file].slice(at.row), at, piece_rows, done)
-
-    def parse(self, block: Block) -> ParsedRows:
-        """See `Source.parse`."""
-        return ParsedRows(block.content, np.ones(block.num_rows, bool), {})
-
-    def is_test(self, block: Block) -> np.ndarray:
-        """See `Source.is_test`."""
-        return np.full(block.num_rows, block.start.file == 1)

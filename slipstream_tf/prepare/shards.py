@@ -1,4 +1,4 @@
-"""Writes prepared inputs: Parquet shards of both parts, and the manifest that says what is whole.
+"""Writes prepared inputs: Parquet shards of each part, and the manifest that says what is whole.
 
 A shard holds the inputs of one piece: of so many consecutive rows of a file. It is written aside,
 synced and renamed; then the manifest names it. What the manifest does not name is written anew, so
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from slipstream_tf import disk
 from slipstream_tf.inputs.readers.prepared import FORMAT_VERSION, MANIFEST
-from slipstream_tf.inputs.spec import PREPARED_PARTS
+from slipstream_tf.inputs.spec import PARTS
 from slipstream_tf.prepare.sources import Columns, ParsedRows, Position
 from slipstream_tf.telemetry.run_record import write_json
 
@@ -68,20 +68,20 @@ class ShardWriter:
         """
         self._parts = {
             part: _PartWriter(folder, f"{part}/{number:06d}.parquet", columns, compression)
-            for part in PREPARED_PARTS
+            for part in PARTS
         }
         self._bad_lines = 0
         self._first_bad_line: str | None = None
 
-    def add(self, parsed: ParsedRows, is_test: np.ndarray) -> None:
+    def add(self, parsed: ParsedRows, parts: Mapping[str, np.ndarray]) -> None:
         """Adds the inputs of a block.
 
         Args:
             parsed: the inputs.
-            is_test: bool [rows of the block].
+            parts: see `Source.parts`.
         """
-        is_of_test = is_test[parsed.is_good]
-        for part, is_wanted in (("train", ~is_of_test), ("test", is_of_test)):
+        for part, is_of_part in parts.items():
+            is_wanted = is_of_part[parsed.is_good]
             if is_wanted.any():
                 self._parts[part].add(parsed.table.filter(pa.array(is_wanted)))
 
@@ -100,7 +100,7 @@ class ShardWriter:
             The shard's entry in the manifest.
         """
         return {
-            **{part: self._parts[part].close() for part in PREPARED_PARTS},
+            **{part: self._parts[part].close() for part in PARTS},
             "bad_lines": self._bad_lines,
             "first_bad_line": self._first_bad_line,
             "end": dataclasses.asdict(end),

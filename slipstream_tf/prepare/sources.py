@@ -123,13 +123,18 @@ class Source:
         """Parses a block; several threads may at the same time."""
         raise NotImplementedError
 
-    def is_test(self, block: Block) -> np.ndarray:
-        """Tells which rows of a block are of the test part, bool [rows of the block]."""
-        return is_in_part(block.start.row, block.num_rows, "test")
+    def parts(self, block: Block) -> Mapping[str, np.ndarray]:
+        """Returns which rows of a block belong to each of its parts, bool [rows of the block]."""
+        return train_and_test(block.start.row, block.num_rows)
 
     def line(self, block: Block, row: int) -> tuple[str, int]:
         """Returns (file, line or row in it from 1) of a block's row, for messages."""
         return self.paths[block.start.file], self.header_lines + block.start.row + row + 1
+
+
+def train_and_test(first: int, count: int) -> dict[str, np.ndarray]:
+    """Returns which rows belong to the training part and to the test part, by their position."""
+    return {part: is_in_part(first, count, part) for part in ("train", "test")}
 
 
 def table_of(columns: Columns, label: np.ndarray, dense: Any, keys: np.ndarray) -> pa.Table:

@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import re
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from fuzzing import CORPUS, bounded_space, changed, changes, error_of, fuzz, wat
 from hypothesis import strategies as st
 
 from slipstream_tf.inputs import BadLineError
-from slipstream_tf.inputs.readers import globo, registry, text
+from slipstream_tf.inputs.readers import text
 from slipstream_tf.inputs.readers.avazu import HEADER, AvazuReader
 from slipstream_tf.inputs.readers.criteo import CriteoReader
-from slipstream_tf.inputs.readers.movielens import open_movielens
 from slipstream_tf.inputs.readers.parquet import ParquetReader
 from slipstream_tf.inputs.readers.prepared import PreparedReader
 from slipstream_tf.prepare.opening import open_source
@@ -65,26 +63,6 @@ def table() -> bytes:
         b"rating,user,genres,ad,site,price,age,other\n"
         b'4,"u 1",a|b,12,0a,1.5,3,x\n3,u2,,-7,ff,NA,,y\n5,"u,3",c,NA,,2e3,9,"z"\n'
     )
-
-
-def movielens(pack: int, inner: Any = None) -> bytes:
-    ratings = "".join(f"{1 + i % 3}::{i}::{1 + i % 5}::{978300000 + i}\n" for i in range(12))
-    users = "1::F::1::10::48067\n2::M::56::16::70072-1234\n3::M::25::15::55117\n"
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", pack) as archive:
-        for name, text in (("ratings", ratings), ("users", users)):
-            drawn = inner.get(name, []) if inner else []
-            archive.writestr(f"ml-1m/{name}.dat", changed(text.encode(), drawn))
-    return content.getvalue()
-
-
-def arrays(names: str, is_packed: bool) -> bytes:
-    content = io.BytesIO()
-    found = {name: np.arange(20, dtype=np.int32) for name in globo._COLUMNS}
-    if names == "frappe":
-        found = {"train_x": np.arange(200).reshape(20, 10), "train_y": np.arange(20) % 2}
-    (np.savez_compressed if is_packed else np.savez)(content, **found)
-    return content.getvalue()
 
 
 def parquet(**options: Any) -> bytes:
@@ -141,17 +119,6 @@ def read_table(path: Path) -> None:
     parsed(open_source([str(path)], "csv", parse_schema(SCHEMA))[0])
 
 
-def read_movielens(path: Path) -> None:
-    for part in ("train", "test"):
-        taken(open_movielens(str(path), part, 4, 0))
-    parsed(open_source([str(path)], "movielens")[0])
-
-
-def read_arrays(path: Path) -> None:
-    globo._task.cache_clear()
-    taken(registry.open_data(path, "train", 8))
-
-
 def read_parquet(path: Path) -> None:
     for keys in (["row", "text"], ["row", "list"]):
         taken(ParquetReader(path, 7, label="click", keys=keys, dense=["price"]))
@@ -177,14 +144,6 @@ FORMS: dict[str, Form] = {
     "avazu": ("a.csv", plain(avazu()), lambda path: read_lines(AvazuReader, path)),
     "avazu_gz": ("a.csv.gz", packed_text(avazu()), lambda path: read_lines(AvazuReader, path)),
     "csv": ("a.csv", plain(table()), read_table),
-    "movielens": (
-        "ml-1m.zip",
-        lambda drawn: movielens(zipfile.ZIP_DEFLATED, {"ratings": drawn[0], "users": drawn[1]}),
-        read_movielens,
-    ),
-    "movielens_zip": ("ml-1m.zip", plain(movielens(zipfile.ZIP_STORED)), read_movielens),
-    "frappe": ("a.npz", plain(arrays("frappe", False)), read_arrays),
-    "globo": ("a.npz", plain(arrays("globo", True)), read_arrays),
     "parquet": ("a.parquet", plain(parquet(compression="none")), read_parquet),
     "parquet_packed": ("a.parquet", plain(parquet(compression="zstd")), read_parquet),
 }  # fmt: skip

@@ -134,7 +134,7 @@ def test_training_on_shards_is_training_on_the_lines(tmp_path: Path) -> None:
     assert shards["data"] == lines["data"] == "criteo"
     for entry in ("test", "examples", "rows"):
         assert shards[entry] == lines[entry]
-    shuffled = trained(tmp_path / "out", "--shuffle_shards")
+    shuffled = trained(tmp_path / "out", "--shuffle=shards")
     assert shuffled["examples"] == lines["examples"] and shuffled["test"] != lines["test"]
 
 
@@ -189,7 +189,6 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (("{data}", "--output={out}", "--schema={data}"), 2, ("--schema", "not JSON")),
         (("{out}/none", "--output={out}"), 2, ("none", "DATA")),
         (("{data}", "--output={out}", "--format=csv"), 2, ("needs a schema",)),
-        (("{data}", "--output={out}", "--format=movielens"), 2, ("GroupLens",)),
         (("{data}", "--output={out}", "--hot_set_memory=10"), 2, ("--hot_set_memory", "64")),
         (("{data}", "--output={data}"), 2, ("--output=", "lines.tsv", "can be made and written")),
         (("{data}", "--output={out}", "--schema={out}"), 2, ("--schema=", "No such file")),
@@ -222,7 +221,8 @@ def test_help_fits_a_screen_and_tells_defaults(capsys: pytest.CaptureFixture[str
     assert "slipstream-prepare clicks.csv --schema=clicks.json --output=clicks" in "\n".join(lines)
 
 
-def test_shuffling_shards_needs_shards(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--data=generated:1000", "--shuffle_shards"]
+@pytest.mark.parametrize("order", ["shards", "examples"])
+def test_shuffling_needs_prepared_data(order: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--data=generated:1000", f"--shuffle={order}"]
     assert run_program(train.make_flags(), train.main, arguments) == 2
     assert "Allowed: with data that slipstream-prepare wrote" in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from train_programs import SMALL, refused
 from slipstream_tf.cli import train
 from slipstream_tf.cli.program import run_program
 from slipstream_tf.cli.settings import resolve
-from slipstream_tf.inputs.readers import movielens
 
 BY_DRIFT = ("--skip_by=row_drift", "--skip_alpha=0.6", "--skip_share=0.6")
 SKIPPING = ("--policies=skip_examples", *BY_DRIFT, "--window_steps=6")
@@ -268,7 +266,6 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=generated", "--strict=perhaps"), ("--strict=perhaps", "true, false")),
         (("--data=generated", "--epoch=1"), ("epoch", "epochs")),
         (("--data=generated", "extra"), ("'extra'", "--flag=value")),
-        (("--data=generated", "--split=time"), ("--split=time", "globo")),
         (("--data=generated", "--watch", "--warmup=0.1", "--warmup_steps=1"), ("exclude",)),
         (("--data=generated", "--warmup=0.4"), ("--warmup", "--policies or --watch")),
         (("--data=generated", "--skip_share=0.4"), ("--skip_share", SKIPS)),
@@ -394,40 +391,6 @@ def test_samples_go_through_training_without_a_line_lost(
     assert inputs["trained"] == inputs["seen"] == inputs["trained"] + inputs["skipped"]
     assert inputs["bad_lines"] == record["test_bad_lines"] == 0
     assert inputs["seen"] + record["test"]["examples"] == lines
-
-
-def write_movielens(path: Path, ratings: int) -> None:
-    """Writes an archive in the form of ml-1m.zip."""
-    users = [f"{u}::{'MF'[u % 2]}::{25 + u % 3}::{u % 20}::{10000 + u}-1234" for u in range(1, 51)]
-    lines = [
-        f"{1 + i % 50}::{1 + i * 7 % 90}::{1 + i * 3 % 5}::{978_300_000 + 600 * i}"
-        for i in range(ratings)
-    ]
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("ml-1m/ratings.dat", "\n".join(lines) + "\n")
-        archive.writestr("ml-1m/users.dat", "\n".join(users) + "\n")
-
-
-def test_movielens_archive(run_train: Train, tmp_path: Path) -> None:
-    path = tmp_path / "ml-1m.zip"
-    write_movielens(path, 3_000)
-    keys, labels = movielens.read_archive(str(path))
-    # The rating with i = 1: user 2, movie 8, four stars, 978,300,600 s = hour 22.
-    assert keys[1].tolist() == [2, 8, 0, 27, 2, 10, 978_300_600 // 3600 % 24]
-    assert labels[:5].tolist() == [0, 1, 0, 1, 0]
-    record = run_train(f"--data={path}", "--dim=4", "--mlp=4", "--batch_size=256")
-    assert record["data"] == "movielens"
-    assert (record["examples"]["trained"], record["test"]["examples"]) == (2_700, 300)
-
-
-def test_another_archive_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "ml-1m.zip"
-    path.write_bytes(b"no archive")
-    assert "GroupLens" in refused(capsys, f"--data={path}")
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("ml-1m/ratings.dat", "1::2::x::4\n")
-        archive.writestr("ml-1m/users.dat", "1::F::1::2::3\n")
-    assert "GroupLens" in refused(capsys, f"--data={path}")
 
 
 def test_parquet_columns_with_a_list(run_train: Train, tmp_path: Path) -> None:

@@ -121,7 +121,6 @@ def test_refusals_of_what_could_not_stop(
     ("flags", "told"),
     [
         (("--plateau_factor=0.5",), "--plateau_factor does nothing here. Allowed: with --early_st"),
-        (("--negatives=4",), "--negatives does nothing here. Allowed: with globo data"),
         (("--rows_decay=all",), "--rows_decay does nothing here. Allowed: with --rows_l2"),
         (
             ("--early_stopping=2", "--checkpoint_every=5", "--output={folder}"),

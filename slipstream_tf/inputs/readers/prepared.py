@@ -9,20 +9,24 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from slipstream_tf import disk
-from slipstream_tf.errors import require_choice
+from slipstream_tf.errors import invalid, require_choice
+from slipstream_tf.inputs.readers.arrays import ArrayReader
 from slipstream_tf.inputs.readers.base import PART_PERIOD, PART_RUN, is_in_part
-from slipstream_tf.inputs.readers.parquet import ParquetReader
-from slipstream_tf.inputs.spec import PARTS, PREPARED_PARTS
+from slipstream_tf.inputs.readers.parquet import ROWS_AT_ONCE, ParquetReader
+from slipstream_tf.inputs.spec import PARTS
 
 MANIFEST = "prepared.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _FILE_KINDS: dict[str, Any] = {"file": str, "inputs": int, "clicks": (int, float)}
 _NONE = type(None)
 # Name -> the types that its value may have, or the names in it.
 _SHARD_KINDS: dict[str, Any] = {
-    **{"train": (dict, _NONE), "test": (dict, _NONE), "bad_lines": int},
+    **{part: (dict, _NONE) for part in PARTS},
+    "bad_lines": int,
     "first_bad_line": (str, _NONE),
     "end": dict.fromkeys(("file", "offset", "row", "id"), int),
 }
@@ -77,7 +81,7 @@ def _problem(manifest: dict[str, Any]) -> str | None:
         end = shard["end"]
         if len(end) != len(_SHARD_KINDS["end"]) or min(end.values()) < 0:
             return f"{place}: `end` is {end!r}"
-        for part in PREPARED_PARTS:
+        for part in PARTS:
             if shard[part] is None:
                 continue
             if (wrong := _wrong(shard[part], _FILE_KINDS)) is not None:
@@ -118,10 +122,11 @@ class PreparedReader(ParquetReader):
         Args:
             folder: that `slipstream-prepare` wrote.
             batch_size: inputs of a batch.
-            part: "train", "valid", "test" or None for all, the training part first. "valid" is one
-                in ten runs of the training part's rows: other inputs than the validation part
-                of the original files.
-            hold_out: whether "valid" is left out of "train".
+            part: "train", "valid", "test" or None for all, the training part first. If the folder
+                has no validation part, "valid" is one in ten runs of the training part's rows:
+                other inputs than the validation part of the original files.
+            hold_out: whether "valid" is left out of "train". A validation part of the folder is
+                never in "train".
             shuffle_seed: None keeps the order of the original files. With a seed, pass e (counted
                 over the passes of this reader) reads the shards in the order that (seed, e) gives;
                 within a shard the order stays.
@@ -141,12 +146,14 @@ class PreparedReader(ParquetReader):
                 f"{name}: its preparation was interrupted. Run the same slipstream-prepare again: "
                 "it goes on where it stopped."
             )
-        parts = PREPARED_PARTS if part is None else ("test" if part == "test" else "train",)
-        # Of rows of the training part as of those of any other file.
-        chosen = {"valid": "test", "train": "train" if hold_out else None}.get(part or "")
+        parts, chosen = PARTS if part is None else (part,), None
+        if not any(shard["valid"] for shard in manifest["shards"]) and part in ("train", "valid"):
+            parts = ("train",)
+            # Of rows of the training part as of those of any other file.
+            chosen = "test" if part == "valid" else ("train" if hold_out else None)
         shards = [shard[p] for p in parts for shard in manifest["shards"] if shard[p] is not None]
         if not shards:
-            raise ValueError(f"{name}: no inputs in the part {part or 'train or test'}.")
+            raise ValueError(f"{name}: no inputs in the part {part or ' or '.join(PARTS)}.")
         columns = manifest["columns"]
         super().__init__(
             [os.path.join(name, *shard["file"].split("/")) for shard in shards],
@@ -169,3 +176,25 @@ class PreparedReader(ParquetReader):
         if not num_inputs:
             raise ValueError(f"{name}: no inputs in the part {part}.")
         self.spec = dataclasses.replace(self.spec, name=manifest["name"], num_examples=num_inputs)
+
+    def in_memory(self, shuffle_seed: int) -> ArrayReader:
+        """Reads all examples, and returns a reader that shuffles them in every pass.
+
+        Args:
+            shuffle_seed: of `ArrayReader`.
+
+        Raises:
+            ValueError: a field is a list, or a shard is damaged.
+        """
+        if self._lists:
+            allowed = "data whose fields are no lists"
+            raise invalid("shuffle", "examples", f"the lists {sorted(self._lists)}", allowed)
+        blocks = list(self.in_batches_of(ROWS_AT_ONCE)._batches())
+        arrays: dict[str, np.ndarray] = {
+            name: np.concatenate([features[name] for features, _ in blocks])
+            for name in blocks[0][0]
+        }
+        label = np.concatenate([label for _, label in blocks])
+        return ArrayReader(
+            self.spec, label=label, batch_size=self._batch_size, shuffle_seed=shuffle_seed, **arrays
+        )

@@ -9,7 +9,7 @@ from slipstream_tf.cli.presets import OTHER, PRESETS, describe, preset
 
 def test_windows_that_were_chosen_stay():
     chosen = {name: found.window_steps for name, found in PRESETS.items() if found.window_steps}
-    assert chosen == {"globo": 100, "movielens": 100, "generated": 20}
+    assert chosen == {"generated": 20}
 
 
 @pytest.mark.parametrize("name", ["table", "criteo", "avazu"])
@@ -20,4 +20,4 @@ def test_others_have_windows_by_their_planned_steps(name):
 
 def test_an_unknown_name_has_ordinary_defaults():
     assert preset("own") == OTHER
-    assert describe("epochs") == "1; frappe 25"
+    assert describe("batch_size") == "1024; generated 512"

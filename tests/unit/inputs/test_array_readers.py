@@ -74,7 +74,46 @@ def test_unknown_data_is_named(tmp_path):
     odd.write_text("x")
     with pytest.raises(ValueError, match=r"data\.xyz.*Criteo"):
         registry.open_data(odd, "train", 4)
-    broken = tmp_path / "broken.npz"
-    broken.write_bytes(b"PK\x03\x04 no archive")
-    with pytest.raises(ValueError, match=r"broken\.npz.*no \.npz"):
-        registry.open_data(broken, "train", 4)
+
+
+def test_large_arrays_are_cut_right_at_every_size():
+    # More batches than are widened at once, with and without a last one that is not full.
+    spec = DataSpec("x", ("a",), 1)
+    keys = np.arange(1000, dtype=np.int32)[:, None]
+    for size in (1, 3, 7, 10, 999, 1000, 1001):
+        for seed in (None, 0):
+            reader = ArrayReader(spec, keys, keys[:, 0], size, keys * 0.5, shuffle_seed=seed)
+            parts = list(reader._batches())
+            seen = np.concatenate([features["keys"][:, 0] for features, _ in parts])
+            np.testing.assert_array_equal(np.sort(seen), keys[:, 0])
+            for features, label in parts:
+                np.testing.assert_array_equal(features["keys"][:, 0], label)
+                np.testing.assert_array_equal(features["dense"][:, 0], label * 0.5)
+            assert [len(y) for _, y in parts[:-1]] == [size] * (len(parts) - 1)
+
+
+def test_last_batch():
+    keys = np.zeros((70, 10), np.int32)
+    reader = ArrayReader(DataSpec("x", tuple("abcdefghij"), 0, 70), keys, keys[:, 0], 16)
+    assert [len(y) for _, y in reader.dataset()] == [16, 16, 16, 16, 6]
+    assert reader.dataset().element_spec[0]["keys"].shape.as_list() == [None, 10]
+    full = ArrayReader(reader.spec, keys, keys[:, 0], 16, drop_remainder=True)
+    assert [len(y) for _, y in full.dataset()] == [16] * 4
+    assert full.dataset().element_spec[0]["keys"].shape.as_list() == [16, 10]
+    assert full.dataset().element_spec[1].shape.as_list() == [16]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"keys": np.zeros((3, 1))}, "Keys of 'x' are of type float64"),
+        ({"label": np.array([0, np.inf, 1])}, r"Label of 'x' has inf at \(1,\)"),
+        ({"dense": np.array([[0.0], [1.0], [np.nan]])}, r"Dense of 'x' has nan at \(2, 0\)"),
+        ({"label": np.zeros(())}, "do not fit"),
+        ({"dense": None}, "do not fit"),
+    ],
+)
+def test_unfit_arrays_in_memory_are_named(change, message):
+    arrays = {"keys": np.zeros((3, 1), int), "label": np.zeros(3), "dense": np.zeros((3, 1))}
+    with pytest.raises(ValueError, match=message):
+        ArrayReader(DataSpec("x", ("a",), 1), batch_size=2, **{**arrays, **change})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,6 @@ from slipstream_tf.inputs import BadLineError
 from slipstream_tf.inputs.readers import text
 from slipstream_tf.inputs.readers.avazu import AvazuReader
 from slipstream_tf.inputs.readers.criteo import CriteoReader
-from slipstream_tf.inputs.readers.movielens import open_movielens
 from slipstream_tf.inputs.readers.parquet import ParquetReader
 from slipstream_tf.inputs.readers.prepared import PreparedReader
 from slipstream_tf.prepare import shards
@@ -88,27 +86,6 @@ def test_avazu_agrees_with_its_reader(tmp_path, small_blocks, avazu_lines, run_p
     assert sorted(whole) == sorted([*rest, *valid]) and len(valid) == 100
     reader = PreparedReader(tmp_path / "out", 64, part="train", hold_out=True)
     assert reader.spec.num_examples == len(rest)
-
-
-def test_movielens_agrees_with_its_reader(tmp_path, run_prepare):
-    path = tmp_path / "ml-1m.zip"
-    ratings = [
-        f"{1 + i % 50}::{1 + i * 7 % 90}::{1 + i % 5}::{978_300_000 + i}" for i in range(999)
-    ]
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("ml-1m/ratings.dat", "\n".join(ratings) + "\n")
-        users = "\n".join(f"{u}::F::{25 + u % 3}::{u % 20}::{10000 + u}" for u in range(1, 51))
-        archive.writestr("ml-1m/users.dat", users)
-    run_prepare(path, tmp_path / "out", shard_rows=200)
-    with pytest.raises(ValueError, match="no inputs in the part valid"):
-        PreparedReader(tmp_path / "out", 100, part="valid")
-    ours = PreparedReader(tmp_path / "out", 100, part="test")
-    assert_same(ours, open_movielens(str(path), "test", 100, 0))
-    train = collect(PreparedReader(tmp_path / "out", 100, part="train"))
-    theirs = collect(open_movielens(str(path), "train", 100, 0))
-    # Shuffled.
-    assert len(train["keys"]) == 900
-    assert sorted(train["keys"].tolist()) == sorted(theirs["keys"].tolist())
 
 
 def test_parquet_agrees_with_its_reader(tmp_path, small_blocks, run_prepare):

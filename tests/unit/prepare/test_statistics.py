@@ -52,7 +52,7 @@ def test_criteo(tmp_path, criteo_lines, run_prepare):
     for batch, label in PreparedReader(tmp_path / "out", 500, part="train").dataset():
         features += batch["keys"].numpy().tolist()
         clicks += float(label.numpy().sum())
-    assert statistics["inputs"] == {"train": 1_800, "test": 200}
+    assert statistics["inputs"] == {"train": 1_800, "valid": 0, "test": 200}
     assert statistics["clicks"]["train"] == clicks
     counters = [collections.Counter(column) for column in zip(*features, strict=True)]
     table = pq.read_table(tmp_path / "out" / "counts.parquet").to_pylist()
