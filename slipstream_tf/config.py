@@ -238,24 +238,10 @@ class Table:
     def from_config(cls, config: dict[str, Any]) -> "Table":
         """Builds the object that `get_config` described."""
         config = dict(config)
-        if "eviction" in config:
-            _move_settings_of_before(config)
         if config.get("retention") is not None:
             config["retention"] = Retention(**config["retention"])
-        if "storage" in config:  # a configuration of before has none
-            config["storage"] = Storage(**config["storage"])
+        config["storage"] = Storage(**config["storage"])
         return cls(**config)
-
-
-def _move_settings_of_before(config: dict[str, Any]) -> None:
-    """Puts the capacity, eviction and seed of a `TableConfig` where a `Table` has them."""
-    capacity, eviction = config.pop("capacity"), config.pop("eviction")
-    if capacity is not None:
-        config["retention"] = {"capacity": capacity, "eviction": eviction}
-    seed, initializer = config.pop("seed"), initializers.get(config["initializer"])
-    if hasattr(initializer, "seed"):
-        initializer = dataclasses.replace(initializer, seed=seed)
-    config["initializer"] = initializer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,8 +20,6 @@ from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchE
 from slipstream_tf.checkpoint.spilled import has_rows
 
 FORMAT = 4
-_WITHOUT_CHECKSUM = 2
-_READ = (_WITHOUT_CHECKSUM, 3, FORMAT)
 NAME = "manifest.json"
 PLACEMENTS = ("replicated", "sharded", "spread")
 _FILE = re.compile(r"rank-(0|[1-9]\d{0,8})/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", re.ASCII)
@@ -110,14 +108,14 @@ def read_manifest(folder: Path) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"is damaged ({type(error).__name__}: {error})"
         raise CheckpointError(path, problem, _SAVE_AGAIN) from error
-    if found not in _READ:
+    if found != FORMAT:
         remedy = "Restore it with the version of slipstream_tf that wrote it"
         versions = values.get("versions")
         if isinstance(versions, dict):
             remedy += f", {versions.get('slipstream_tf')}"
-        problem = f"its format is {found!r}, this version reads {', '.join(map(str, _READ))}"
+        problem = f"its format is {found!r}, this version reads {FORMAT}"
         raise CheckpointMismatchError(path, problem, remedy + ".")
-    if found != _WITHOUT_CHECKSUM and told != checksum:
+    if told != checksum:
         raise CheckpointError(path, "is damaged (has another checksum)", _SAVE_AGAIN)
     for problem in _problems(values):
         raise CheckpointError(path, problem, _SAVE_AGAIN)

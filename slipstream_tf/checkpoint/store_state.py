@@ -83,7 +83,7 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
         raise ValueError(
             f"{place}: saved in format {manifest.get('format')!r}, this version reads {FORMAT}."
         )
-    saved = [_saved_table(entry, manifest) for entry in manifest["tables"]]
+    saved = [SavedAs(t["name"], t["dim"], t["layout"]) for t in manifest["tables"]]
     taken = choose(saved, store, place)
     exported: dict[str, dict[str, np.ndarray]] = {}
     for index, table in enumerate(saved):
@@ -100,13 +100,6 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
         store.import_table(name, exported[name])
     rates = {name: np.asarray(arrays[name]) for name in _RATES if name in arrays}
     store.rates.restore(rates, [table.name for table in saved])
-
-
-def _saved_table(entry: Mapping[str, Any], manifest: Mapping[str, Any]) -> SavedAs:
-    # Once all tables of a store had one rule.
-    rule = entry.get("optimizer", manifest.get("optimizer"))
-    layout = entry.get("layout", None if rule is None else rule["class_name"])
-    return SavedAs(entry["name"], entry["dim"], layout)
 
 
 _apart: set[int] = set()

@@ -359,8 +359,8 @@ def widened(values: np.ndarray) -> np.ndarray:
 
 
 def require_rank(path: Path, file: ArrayFile, rank: int) -> None:
-    """Raises CheckpointError if a file is another rank's; older files do not tell."""
-    found = file.meta.get("rank", rank)
+    """Raises CheckpointError if a file is another rank's."""
+    found = file.meta.get("rank")
     if found != rank:
         raise CheckpointError(path, f"is a file of rank {found}, not {rank}")
 

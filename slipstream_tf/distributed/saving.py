@@ -113,8 +113,7 @@ class JobCheckpoints:
     rounded to that difference. SOK does not tell in which order rows would be evicted: after a
     restart they are as young as one another. It takes no keys out: restore into new tables, or keys
     that are not in the checkpoint start anew. Estimated access counts
-    (`SokStore(..., counts_on_device=True)`) start anew, too. Checkpoints of earlier versions, whose
-    tables in SOK are within each rank's `tf.train.Checkpoint`, are read by `SokEmbeddingStore`.
+    (`SokStore(..., counts_on_device=True)`) start anew, too.
 
     `save` returns as soon as what is to be written has been copied: beside the tables there must be
     room for a copy of their rows, slots and counts, and for a moment for another one of the largest

@@ -1,6 +1,5 @@
 """TBSM: a vector per step of a sequence, attention over time, and a top MLP."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import tensorflow as tf
 
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import ClickModel, DotsModel, require_widths
+from slipstream_tf.models.click_model import DotsModel, require_widths
 from slipstream_tf.models.interaction import TimeAttention, pairwise_dots
 from slipstream_tf.ops.features import PADDING_KEY
 
@@ -133,18 +132,6 @@ class TBSM(DotsModel):
             "step": list(self.step_widths),
             "heads": self.attention.heads,
         }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "ClickModel":
-        """Builds the model that `get_config` described; see `ClickModel.from_config`.
-
-        In files of before, features had combiners, which did nothing. They are read as None.
-        """
-        config = copy.deepcopy(config)
-        of_layer = config["embeddings"]["config"]
-        for part in (*of_layer.get("tables", ()), *of_layer.get("features", ())):
-            part["combiner"] = None
-        return super().from_config(config, custom_objects)
 
 
 def _padded(keys: Any, model: str) -> dict[str, tf.Tensor]:

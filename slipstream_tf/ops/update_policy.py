@@ -6,7 +6,6 @@ native table; the row flags say which rows are saturated; the counts tell what h
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -116,13 +115,6 @@ class UpdateCounts:
     rows_evicted: int = 0
     rows_expired: int = 0
     not_admitted: int = 0
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, int]) -> "UpdateCounts":
-        """Returns counts from a dictionary of them, of an older version's names, too."""
-        old = {"held": "deferred", "refused": "over_budget", "pending": "deferred_now"}
-        old["pending_bytes"] = "deferred_bytes"
-        return cls(**{old.get(name, name): count for name, count in state.items()})
 
 
 def deferred_row_bytes(dim: int) -> int:

@@ -23,11 +23,6 @@ _BUCKETS_PER_DECADE = 4
 _LEAST_DECADE, _MOST_DECADE = -9, 9
 # Windows whose reports are packed together.
 BLOCK = 128
-# Of a report of an older version.
-_OLD_NAMES = {
-    **{f"inputs_{what}": f"examples_{what}" for what in ("seen", "skipped", "skippable", "kept")},
-    "hot_inputs": "hot_examples",
-}
 # Of an unpacked block, 8 MiB a report (that of 17,000 tables): a file that claims more is refused.
 _MOST_BYTES = BLOCK << 23
 
@@ -188,16 +183,13 @@ class WindowReport:
     def from_state(cls, state: Mapping[str, Any]) -> "WindowReport":
         """Returns the report that `state` was had of."""
         tables = tuple(
-            TableWindow(**{**table, "rows": UpdateCounts.from_state(table["rows"])})
+            TableWindow(**{**table, "rows": UpdateCounts(**table["rows"])})
             for table in state["tables"]
         )
         quantiles = MappingProxyType(dict(state["drift_quantiles"]))
         histogram = tuple(map(tuple, state["drift_histogram"]))
         changed = {"tables": tables, "drift_quantiles": quantiles, "drift_histogram": histogram}
-        values = {_OLD_NAMES.get(name, name): value for name, value in {**state, **changed}.items()}
-        for name in ("loss_threshold", "frozen_keys", "read_only_keys"):  # Of older versions.
-            values.pop(name, None)
-        return cls(**values)
+        return cls(**{**state, **changed})
 
 
 def drift_quantiles(finite: np.ndarray) -> Mapping[float, float]:
@@ -308,5 +300,5 @@ class ReportLog:
         log = cls()
         log._packed = [np.asarray(block, np.uint8) for block in state["packed"]]
         log._recent = [WindowReport.from_state(report) for report in state["recent"]]
-        log.examples_skipped = state.get("examples_skipped", state.get("inputs_skipped"))
+        log.examples_skipped = state["examples_skipped"]
         return log

@@ -50,7 +50,6 @@ def part_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[s
     Returns:
         A state with the snapshots of all ranks.
     """
-    states = [{**state, "window": _without_memory(state["window"])} for state in states]
     if len(states) == size:
         own = dict(states[rank])
     else:
@@ -88,11 +87,3 @@ def _window(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[s
     numbers[_OFFERED_IN_WINDOW] = 0
     window["numbers"] = numbers
     return {**window, **{name: window[name][:0] for name in _SAMPLE}}
-
-
-def _without_memory(window: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-    """A window of any version; older ones had numbers of remembered losses in theirs."""
-    sums, numbers = window["sums"], window["numbers"]
-    if sums.size == _SUMS:
-        return window
-    return {**window, "sums": np.delete(sums, slice(8, 12)), "numbers": np.delete(numbers, 6)}

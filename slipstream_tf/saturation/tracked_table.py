@@ -217,7 +217,7 @@ class TrackedTable:
         self.policy = dataclasses.replace(policy, decay_skipped=decays)
         self._told_policy = self._has_flags = None
         self._snapshot = tf.constant(state["snapshot"][self._own_rows(state)], tf.float32)
-        before, now = UpdateCounts.from_state(state["counts"]), self._store.update_counts(self.name)
+        before, now = UpdateCounts(**state["counts"]), self._store.update_counts(self.name)
         self._counts = _since(now, before)
 
     def _own_rows(self, state: Mapping[str, Any]) -> np.ndarray:

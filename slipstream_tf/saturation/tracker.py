@@ -246,14 +246,10 @@ class SaturationTracker:
         """
         self.check(states)
         state = part_of(states, self._ranks.rank, self._ranks.size)
-        loop = {"examples_seen": state["loop"].get("inputs_seen"), **state["loop"]}
         for name in _LOOP:
-            setattr(self, f"_{name}", loop[name])
-        # Where an older version counted no windows but those of random skipping.
-        is_active = int(not self._window_is_warming_up)
-        self._windows_after_warmup = max(self._windows_after_warmup, is_active)
+            setattr(self, f"_{name}", state["loop"][name])
         # Of policies that were not there, or went by something else, what they begin with.
-        saved = state.get("policies", {})
+        saved = state["policies"]
         for name, own in self._policy_states.items():
             before = saved.get(name, {})
             self._policy_states[name] = {key: before.get(key, own[key]) for key in own}
@@ -263,8 +259,8 @@ class SaturationTracker:
             table.restore(state["tables"][table.name], rule)
         without_flags = {name: table["unmarked"] for name, table in state["tables"].items()}
         self._apply_window(without_flags)
-        # Another pilot's numbers are of other buckets; an older version had none.
-        if self._settings.pilot and state.get("pilot_settings") == self._settings.pilot:
+        # Another pilot's numbers are of other buckets.
+        if self._settings.pilot and state["pilot_settings"] == self._settings.pilot:
             self.classifier.import_pilot(state["pilot"])
             self._ranks.restore_merged_pilots(state["merged_pilots"])
         self.classifier.import_window(state["window"])

@@ -215,10 +215,3 @@ def test_parts_of_the_engine_survive_json(part):
 )
 def test_optimizers_survive_serialisation(rule):
     assert optimizers.get(json.loads(json.dumps(optimizers.serialize(rule)))) == rule
-
-
-def test_a_table_of_before_is_read():
-    start = {"class_name": "RandomUniform", "config": {"minval": -0.05, "maxval": 0.05}}
-    before = {"name": "a", "dim": 4, "capacity": 9, "eviction": "lru", "initializer": start}
-    table = Table.from_config({**before, "combiner": "sum", "seed": 3})
-    assert (table.capacity, table.eviction, table.seed) == (9, "lru", 3)

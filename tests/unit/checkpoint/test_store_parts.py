@@ -208,31 +208,6 @@ def test_copies_come_back_to_as_many_ranks_of_a_store_that_has_them(tmp_path: Pa
     restore(tmp_path / "a", manifest, [InSok(r, 2) for r in range(2)], "spread")
 
 
-def test_files_with_replicas_that_owners_refreshed_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As an older version wrote them: a flag of 8, and what owners had sent."""
-    saved = [WithCopies(r, 2).fill([2, 3, 5]) for r in range(2)]
-    plain, write = WithCopies.export_copies, array_file.write
-    with monkeypatch.context() as older:
-        older.setattr(
-            WithCopies, "export_copies", lambda self, t: {**plain(self, t), "marks": FLAGS | 8}
-        )
-        sent = {"keys": np.array([2]), "rows": np.ones([1, 2], np.float32)}
-        older.setattr(
-            array_file,
-            "write",
-            lambda path, checkpoint, meta, groups: write(
-                path, checkpoint, meta, {**groups, "published": sent}
-            ),
-        )
-        manifest = save(tmp_path / "a", saved, "spread")
-    now = [WithCopies(r, 2) for r in range(2)]
-    restore(tmp_path / "a", manifest, now, "spread")
-    for store in now:
-        np.testing.assert_array_equal(store.copies["marks"], FLAGS)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_sums_go_to_the_owner_where_he_defers_them(size: int, tmp_path: Path) -> None:
     saved = [InSok(r, 2).fill(range(2, 20)) for r in range(2)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 
 import keras
@@ -236,24 +235,6 @@ def test_save_load_and_export(tmp_path):
         **{f"keys_{name}": tf.constant(keys) for name, keys in inputs["keys"].items()},
     )
     np.testing.assert_allclose(outputs["outputs"], expected, atol=1e-6)
-
-
-def test_a_config_of_before_has_combiners():
-    """TBSM took any combiner, and pooled nothing by it."""
-    model = make_model(3)
-    config = model.get_config()
-    old = copy.deepcopy(config)
-    for part in ("tables", "features"):
-        for spec in old["embeddings"]["config"][part]:
-            spec["combiner"] = "mean"
-    given = copy.deepcopy(old)
-    loaded = TBSM.from_config(old)
-    assert old == given
-    assert {spec.combiner for spec in loaded.embeddings.specs} == {None}
-    assert loaded.get_config() == config
-    loaded.set_weights(model.get_weights())
-    inputs, _ = make_data(dense=3)
-    np.testing.assert_array_equal(loaded(inputs), model(inputs))
 
 
 @pytest.mark.parametrize("form", ["padded", "ragged"])

@@ -102,10 +102,3 @@ def test_a_block_that_unpacks_to_more_than_reports_take_is_refused(
     monkeypatch.setattr(report_module, "_MOST_BYTES", 1000)
     with pytest.raises(ValueError, match="more than 1000 bytes"):
         list(log)
-
-
-def test_reports_of_an_older_version_are_read() -> None:
-    state = report_of(3).state()
-    state.pop("policies")
-    state["loss_threshold"] = 0.25
-    assert WindowReport.from_state(state) == dataclasses.replace(report_of(3), policies={})

@@ -67,18 +67,3 @@ def test_counts_go_to_one_rank_each(before: int, now: int) -> None:
         assert part["traffic"] == {}
     # What came in is as it was.
     assert states[0]["window"]["numbers"][7] == 3
-
-
-@pytest.mark.parametrize("now", [2, 1])
-def test_what_an_older_version_remembered_is_passed_over(now: int) -> None:
-    states = [state(rank) for rank in range(2)]
-    older = [state(rank) for rank in range(2)]
-    for one in older:
-        window = one["window"]
-        window["sums"] = np.insert(window["sums"], [8] * 4, 9.0)
-        window["numbers"] = np.insert(window["numbers"], 6, -5)
-        one["memory"] = {"ids": np.array([5])}
-    for rank in range(now):
-        part, expected = part_of(older, rank, now)["window"], part_of(states, rank, now)["window"]
-        for name, values in expected.items():
-            np.testing.assert_array_equal(part[name], values)
