@@ -35,10 +35,14 @@ GLOBO_BY_HAND: Mapping[str, Any] = {
 }  # fmt: skip
 # Of the search globo_49 of `tuning.py`, without its rates, which depend on how much is trained.
 GLOBO_49: Mapping[str, Any] = {
-    "negatives": 49, "clicks": 200_000, "model": "dlrm", "mlp": "128,64", "dim": 32,
+    "model": "dlrm", "mlp": "128,64", "dim": 32,
     "rows_optimizer": "adam", "rows_init": 0.05, "dropout": 0.1,
 }  # fmt: skip
+EXAMPLES_49: Mapping[str, Any] = {"negatives": 49, "clicks": 200_000}
 
+
+# File of each data set that a program in datasets/ prepares.
+DATASETS = {"globo": "globo_clicks.npz", "frappe": "frappe_x1.npz"}
 
 # Student's t for a 95% interval, from one degree of freedom on.
 _T = (
@@ -61,8 +65,32 @@ def thinned(share: float, **others: Any) -> dict[str, Any]:
 
 
 def by_hand(data: str) -> Mapping[str, Any]:
-    """Returns the settings of earlier results on a data set, where presets are others now."""
+    """Returns the settings of earlier results on a data set, which differ from its file's."""
     return {**GLOBO_BY_HAND, "rows_l2": 0} if "globo" in os.path.basename(data) else {}
+
+
+def prepared(name: str, **options: Any) -> dict[str, str]:
+    """Prepares a data set of DATASETS, unless its folder is there.
+
+    Args:
+        name: of the data set.
+        options: flags of its program in datasets/.
+
+    Returns:
+        The flags --data and --settings of slipstream-train.
+
+    Raises:
+        SystemExit: the program failed; it has printed the reason.
+    """
+    programs = Path(__file__).parent / "datasets"
+    folder = Path("runs", "prepared", "-".join([name, *(f"{n}_{v}" for n, v in options.items())]))
+    manifest = folder / "prepared.json"
+    if not manifest.exists() or not json.loads(manifest.read_text())["is_complete"]:
+        file, arguments = in_data_folder(DATASETS[name]), [f"--{n}={v}" for n, v in options.items()]
+        command = [sys.executable, str(programs / f"{name}.py"), file, f"--output={folder}"]
+        if code := subprocess.run([*command, *arguments], check=False).returncode:
+            raise SystemExit(code)
+    return {"data": str(folder), "settings": str(programs / f"{name}.json")}
 
 
 def in_data_folder(file: str) -> str:

@@ -22,17 +22,17 @@ def compare(
     A run whose metrics.json is there is not run again.
 
     Args:
-        data: of slipstream-train; None: globo in the data folder.
+        data: of slipstream-train; None: globo, which is prepared first.
         seeds: of the runs.
         shared: flags of slipstream-train for all runs.
         records: folder of the runs.
     """
-    data = data or common.in_data_folder("globo_clicks.npz")
+    opened = {"data": data} if data else common.prepared("globo")
     found: dict[str, dict[int, Mapping[str, Any]]] = {dtype: {} for dtype in _DTYPES}
     for seed in seeds:
         for dtype in _DTYPES:
             print(f"seed {seed}: {dtype}", flush=True)
-            common_flags = {"data": data, "epochs": 1, **common.by_hand(data), **shared}
+            common_flags = {**opened, "epochs": 1, **common.by_hand(opened["data"]), **shared}
             given = {**common_flags, "seed": seed, "precision": dtype}
             record = common.train(given, records / f"seed{seed}" / dtype)
             found[dtype][seed] = record["test"]

@@ -18,19 +18,21 @@ import summary
 import tensorflow as tf
 from absl import app, flags
 
+from slipstream_tf.inputs.readers.prepared import PreparedReader
 from slipstream_tf.inputs.readers.registry import open_data
+from slipstream_tf.inputs.spec import Reader
 
 _DATA = flags.DEFINE_list(
     "data",
     [
-        "globo_clicks.npz",
-        "frappe_x1.npz",
+        "globo",
+        "frappe",
         "criteo_first10k.tsv",
         "avazu_first9k.csv",
         "generated:2000000:1000000",
         "generated:4000000:20000000",
     ],
-    "Files of the data, and generated sets.",
+    "Files of the data, data sets that are prepared first, and generated sets.",
 )
 _ROW_BYTES, _HOT_BYTES, _AT_ONCE = 16 * 4, 500_000_000, 1 << 14
 _SHARES = (1, 5, 10, 25, 50)
@@ -38,7 +40,11 @@ _SHARES = (1, 5, 10, 25, 50)
 
 def counts_of(data: str) -> np.ndarray:
     """Returns the accesses of every key of the training part, highest first."""
-    reader = open_data(data, "train", _AT_ONCE)
+    if data in common.DATASETS:
+        reader: Reader = PreparedReader(common.prepared(data)["data"], _AT_ONCE, "train")
+    else:
+        is_file = not data.startswith("generated")
+        reader = open_data(common.in_data_folder(data) if is_file else data, "train", _AT_ONCE)
     fields: list[list[np.ndarray]] = []
     for features, *_ in reader.dataset().prefetch(2):
         keys = features["keys"]
@@ -57,8 +63,7 @@ def main(arguments: Sequence[str]) -> None:
     names, sizes, hot, accesses = [], [], [], []
     shares: dict[int, list[float]] = {share: [] for share in _SHARES}
     for data in _DATA.value:
-        is_file = not data.startswith("generated")
-        counts = counts_of(common.in_data_folder(data) if is_file else data)
+        counts = counts_of(data)
         total = counts.sum()
         names.append(os.path.basename(data))
         sizes.append(counts.size * _ROW_BYTES / 1e6)

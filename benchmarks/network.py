@@ -38,7 +38,7 @@ from slipstream_tf.telemetry.run_record import write_json
 _DATA = flags.DEFINE_string(
     "data",
     "globo",
-    "globo (in $SLIPSTREAM_DATA or ../shared/data), or a value of slipstream-train --data.",
+    "globo, which is prepared first, or a value of slipstream-train --data.",
 )
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each run.")
 _RANKS = flags.DEFINE_list("ranks", ["2", "4"], "Numbers of ranks.")
@@ -160,9 +160,11 @@ def _needs_sharded(name: str) -> bool:
     return is_baseline or name.endswith("prefetch")
 
 
-def all_flags(case: Case, data: str, seed: int, batch: int, extra: Mapping[str, Any]) -> dict:
-    """Returns all flags of slipstream-train but --output."""
-    given = {"data": data, "seed": seed, "batch_size": batch // case.ranks}
+def all_flags(
+    case: Case, data: Mapping[str, str], seed: int, batch: int, extra: Mapping[str, Any]
+) -> dict:
+    """Returns all flags of slipstream-train but --output; data: those of the data."""
+    given = {**data, "seed": seed, "batch_size": batch // case.ranks}
     if case.ranks == 1:
         return {**given, **extra, **_SKIPS["plain"]}
     return {**given, **_SEVERAL, **extra, **flags_of(case.run, case.placement)}
@@ -267,16 +269,16 @@ def train(launcher: Launcher, ranks: int, given: Mapping[str, Any], folder: Path
     return record
 
 
-def locate(value: str) -> tuple[str, str]:
-    """Returns the name of the data set, and what slipstream-train is to be given for --data."""
-    if value == "globo":
-        value = common.in_data_folder("globo_clicks.npz")
+def locate(value: str) -> tuple[str, dict[str, str]]:
+    """Returns the name of the data set, and the flags of slipstream-train that open it."""
+    found = common.prepared("globo") if value == "globo" else {"data": value}
     try:
-        name = train_data.name_of(value)
+        name = train_data.name_of(found["data"])
     except UsageError as error:
         raise app.UsageError(str(error)) from None
     # Hosts of their own see the same files, but not from another folder.
-    return name, os.path.abspath(value) if os.path.exists(value) else value
+    absolute = {n: os.path.abspath(path) for n, path in found.items() if os.path.exists(path)}
+    return name, {**found, **absolute}
 
 
 @contextlib.contextmanager

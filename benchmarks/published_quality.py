@@ -9,10 +9,10 @@ by tuning.py. Runs that are there are not run again.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import peers
 import summary
 from absl import app, flags
 
-from slipstream_tf.cli.presets import preset
 from slipstream_tf.telemetry.run_record import write_json
 
 MOST_BEHIND = 0.0005
@@ -33,7 +32,6 @@ PUBLISHED = {
     "learning_rate": 1e-3, "embedding_regularizer": 0.05,
 }  # fmt: skip
 
-_DATA = flags.DEFINE_string("data", None, "Path of frappe_x1.npz; default: $SLIPSTREAM_DATA's.")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the runs.")
 _RECORDS = flags.DEFINE_string("records", "runs/published_quality", "Folder of the runs.")
 _ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of the environments.")
@@ -55,21 +53,19 @@ def by_fuxictr(data: str, model: str, seed: int, folder: Path) -> dict[str, Any]
     return found
 
 
-def by_us(data: str, model: str, seed: int, folder: Path) -> dict[str, Any]:
+def by_us(data: Mapping[str, str], model: str, seed: int, folder: Path) -> dict[str, Any]:
     """Trains by slipstream-train with its settings for this data."""
-    # Told one by one: a run that is there was made with these.
-    settings = dataclasses.asdict(preset("frappe"))
-    chosen = {n: ",".join(map(str, v)) if isinstance(v, tuple) else v for n, v in settings.items()}
-    idle = ("bottom", "skip_alpha", "window_steps", *(("cross_layers",) if model != "dcn" else ()))
-    given = {name: value for name, value in chosen.items() if name not in idle}
-    record = common.train({**given, "data": data, "model": model, "seed": seed}, folder)
+    record = common.train({**data, "model": model, "seed": seed}, folder)
     quality = {measure: record["test"][measure] for measure in ("auc", "log_loss")}
     trained, seconds = record["examples"]["trained"], record["seconds"]["training"]
     return {**quality, "examples": trained, "seconds": seconds}
 
 
 def main(_: Any) -> None:
-    data = _DATA.value or common.in_data_folder("frappe_x1.npz")
+    data = {
+        "slipstream_tf": common.prepared("frappe"),
+        "FuxiCTR": common.in_data_folder(common.DATASETS["frappe"]),
+    }
     seeds = common.integers("seeds", _SEEDS.value)
     records = Path(_RECORDS.value)
     rows: dict[str, list[Any]] = {name: [] for name in ("model", "by", "auc", "log_loss")}
@@ -78,7 +74,7 @@ def main(_: Any) -> None:
     for model in MODELS:
         aucs = {}
         for name, train in (("slipstream_tf", by_us), ("FuxiCTR", by_fuxictr)):
-            found = [train(data, model, s, records / f"{model}-{name}-{s}") for s in seeds]
+            found = [train(data[name], model, s, records / f"{model}-{name}-{s}") for s in seeds]
             aucs[name] = [one["auc"] for one in found]
             rows["model"].append(model)
             rows["by"].append(name)

@@ -26,7 +26,7 @@ from slipstream_tf.config import Storage
 
 _PART = flags.DEFINE_enum("part", "auc", ["auc", "step"], "What is measured.")
 _SEEDS = flags.DEFINE_list("seeds", [str(seed) for seed in range(10)], "Seeds of the runs.")
-_DATA = flags.DEFINE_list("data", ["globo_clicks.npz", "frappe_x1.npz"], "Files of the data.")
+_DATA = flags.DEFINE_list("data", list(common.DATASETS), "Data sets, which are prepared first.")
 _RECORDS = flags.DEFINE_string("records", "runs/row_types", "Folder of the runs.")
 _RUNS = flags.DEFINE_integer("runs", 9, "Turns of each comparison.", lower_bound=1)
 
@@ -45,14 +45,14 @@ _BATCH, _STEPS, _THREADS, _RATE, _ZIPF = 2048, 50, 2, 0.01, 1.05
 
 def differences(name: str, seeds: Sequence[int]) -> None:
     """Trains on one data set, prints and writes its part."""
-    data, short = common.in_data_folder(name), name.split("_")[0]
+    data = common.prepared(name)
     aucs: dict[str, list[float]] = {}
     for kind, storage in KINDS.items():
         aucs[kind] = []
         for seed in seeds:
-            given = {"data": data, "seed": seed, "row_dtype": storage.dtype}
+            given = {**data, "seed": seed, "row_dtype": storage.dtype}
             given["slot_dtype"] = storage.slot_dtype
-            record = common.train(given, Path(_RECORDS.value) / f"{short}-{kind}-{seed}")
+            record = common.train(given, Path(_RECORDS.value) / f"{name}-{kind}-{seed}")
             aucs[kind].append(record["test"]["auc"])
     lost = {
         kind: [of_floats - own for of_floats, own in zip(aucs["float32"], found, strict=True)]
@@ -67,10 +67,10 @@ def differences(name: str, seeds: Sequence[int]) -> None:
         ),
     ]
     claims = {
-        f"{short}_{kind}_auc_less_at_most": summary.claim(found, MOST_LOST, "lower", most_lost)
+        f"{name}_{kind}_auc_less_at_most": summary.claim(found, MOST_LOST, "lower", most_lost)
         for kind, found in lost.items()
     }
-    print(summary.write("row_types", f"AUC, {short}", {"": columns}, claims), flush=True)
+    print(summary.write("row_types", f"AUC, {name}", {"": columns}, claims), flush=True)
 
 
 def most_lost(differences: Sequence[float]) -> float:

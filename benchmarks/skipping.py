@@ -75,20 +75,22 @@ class Task:
     """Data, and what is run on it.
 
     Attributes:
-        file: of the data, in its folder.
+        data: name of a data set that is prepared first, or of generated data.
         examples: that a run sees: those of its training part that make whole batches. 0: it stops
             by a validation part, which is measured along a run instead of the test part: it has no
             curves.
         flags: of slipstream-train, of every run.
         runs: by name; "plain" is what the others are compared with.
         asked: of "fm"; None: nothing.
+        options: of the program that prepares the data.
     """
 
-    file: str
+    data: str
     examples: int
     flags: Mapping[str, Any]
     runs: Mapping[str, Run]
     asked: Asked | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def runs_of(
@@ -117,11 +119,11 @@ def runs_of(
 
 
 _GLOBO_9 = {
-    "negatives": 9, "model": "dcn", "mlp": "64", "dim": 32, "rows_optimizer": "adagrad",
+    "model": "dcn", "mlp": "64", "dim": 32, "rows_optimizer": "adagrad",
     "rows_init": 0.01, "dropout": 0.0,
 }  # fmt: skip
 _GLOBO_1 = {
-    "negatives": 1, "model": "dcn", "mlp": "128,64", "dim": 32, "rows_optimizer": "adagrad",
+    "model": "dcn", "mlp": "128,64", "dim": 32, "rows_optimizer": "adagrad",
     "rows_init": 0.2, "rows_l2": 2.9e-6, "dropout": 0.0,
 }  # fmt: skip
 # The whole schedule follows the validation part: which, measured more often, makes it shorter.
@@ -144,12 +146,14 @@ _GLOBO_49_RUNS = runs_of(
 )
 _RARE = Asked(share=0.22, tolerance=0.0, seconds=0.3, ahead=0.01)
 TASKS: Mapping[str, Task] = {
-    "globo_49": Task("globo_clicks.npz", 8_998_912, common.GLOBO_49, _GLOBO_49_RUNS, _RARE),
+    "globo_49": Task(
+        "globo", 8_998_912, common.GLOBO_49, _GLOBO_49_RUNS, _RARE, common.EXAMPLES_49
+    ),
     # Negatives of the click's own hour are harder.
     "globo_49_hour": Task(
-        "globo_clicks.npz",
+        "globo",
         8_998_912,
-        {**common.GLOBO_49, "negatives_from": "hour"},
+        common.GLOBO_49,
         runs_of(
             0.85,
             {"batch_size": 1024, **common.rates(0.002)},
@@ -157,10 +161,11 @@ TASKS: Mapping[str, Task] = {
             [Run({"batch_size": 2048, **common.rates(0.0028)})],
         ),
         _RARE,
+        {**common.EXAMPLES_49, "negatives_from": "hour"},
     ),
     # Few examples are easy: what a user sees who thins them all the same.
     "globo_1": Task(
-        "globo_clicks.npz",
+        "globo",
         2_699_264,
         _GLOBO_1,
         runs_of(
@@ -171,7 +176,7 @@ TASKS: Mapping[str, Task] = {
         ),
     ),
     "globo_9": Task(
-        "globo_clicks.npz",
+        "globo",
         2_699_264,
         _GLOBO_9,
         runs_of(
@@ -184,6 +189,7 @@ TASKS: Mapping[str, Task] = {
             ],
         ),
         Asked(share=0.55, tolerance=0.0015, seconds=0.6, ahead=0.006),
+        {"negatives": 9},
     ),
     "generated_2": Task(
         "generated:2000000:100000:0.02",
@@ -211,7 +217,7 @@ TASKS: Mapping[str, Task] = {
             [Run({"batch_size": 2048, **common.rates(0.0056, 0.068)})],
         ),
     ),
-    "frappe": Task("frappe_x1.npz", 0, {}, _FRAPPE),
+    "frappe": Task("frappe", 0, {}, _FRAPPE),
 }
 
 
@@ -343,8 +349,9 @@ def main(arguments: Sequence[str]) -> None:
     if name not in TASKS:
         raise app.UsageError(f"--task={name} is unknown. Allowed: {', '.join(TASKS)}.")
     task = TASKS[name]
-    is_generated = task.file.startswith("generated")
-    data = _DATA.value or (task.file if is_generated else common.in_data_folder(task.file))
+    data = {"data": _DATA.value or task.data}
+    if data["data"] in common.DATASETS:
+        data = common.prepared(task.data, **task.options)
     runs = choose(task.runs, _RUNS.value)
     seeds = common.integers("seeds", _SEEDS.value)
     kept: dict[str, list[dict[str, Any]]] = {run: [] for run in runs}
@@ -356,7 +363,7 @@ def main(arguments: Sequence[str]) -> None:
             print(f"[{done}/{len(runs) * len(seeds)}] {name}, seed {seed}: {label}", flush=True)
             folder = Path(_RECORDS.value) / name / f"seed{seed}"
             # A control repeats the flags of the run that it is compared with.
-            shared = {"data": data, "seed": seed, **task.flags}
+            shared = {**data, "seed": seed, **task.flags}
             if run.match is None and task.examples:
                 shared["max_examples"] = task.examples
                 shared["evaluate_every"] = steps_between(task.examples, run.flags)

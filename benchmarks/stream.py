@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _DATA = flags.DEFINE_string(
-    "data", None, "globo clicks (.npz); default: in $SLIPSTREAM_DATA, else in ../shared/data."
+    "data", None, "Folder of datasets/globo.py --split=time; default: it is prepared first."
 )
 _TASK = flags.DEFINE_string("task", None, "Name of the task, see TASKS.", required=True)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each run.")
@@ -72,16 +72,19 @@ class Task:
     """A stream, and what is run on it.
 
     Attributes:
+        options: of datasets/globo.py, without --split.
         flags: of slipstream-train, of every run.
         runs: flags by name; "plain" is what the others are compared with.
     """
 
+    options: Mapping[str, Any]
     flags: Mapping[str, Any]
     runs: Mapping[str, Mapping[str, Any] | Control]
 
 
 TASKS: Mapping[str, Task] = {
     "globo_1": Task(
+        {},
         common.by_hand("globo"),
         {
             "plain": _WATCHED,
@@ -95,7 +98,8 @@ TASKS: Mapping[str, Task] = {
         },
     ),
     "globo_49": Task(
-        {**common.GLOBO_49, "clicks": 100_000},
+        {"negatives": 49, "clicks": 100_000},
+        common.GLOBO_49,
         {
             # As warm as the others: what is predicted before counts in none.
             "plain": {**_WATCHED, "warmup": 0.05, "batch_size": 1024, **common.rates(0.0014)},
@@ -109,9 +113,9 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-def settings_of(data: str, seed: int, flag_values: Mapping[str, Any]) -> Settings:
+def settings_of(data: Mapping[str, str], seed: int, flag_values: Mapping[str, Any]) -> Settings:
     """Returns the settings that slipstream-train would have with these flags."""
-    given = {"data": data, "split": "time", "seed": seed, **flag_values}
+    given = {**data, "shuffle": "none", "seed": seed, **flag_values}
     arguments = [f"--{name}={value}" for name, value in given.items()]
     flag_set = train.make_flags()
     values, names = flag_set.parse(arguments)
@@ -280,7 +284,8 @@ def main(arguments: Sequence[str]) -> None:
         if not seed.isdecimal():
             raise app.UsageError(f"--seeds={seed}. Allowed: integers of at least 0.")
     import_tensorflow()
-    data = _DATA.value or common.in_data_folder("globo_clicks.npz")
+    own = {"data": _DATA.value, "settings": str(Path(__file__).parent / "datasets/globo.json")}
+    data = own if _DATA.value else common.prepared("globo", split="time", **task.options)
     extra = common.extra_flags(_EXTRA.value)
     wanted = {"plain", *(_RUNS.value or task.runs)}
     controls = [task.runs[name] for name in wanted]

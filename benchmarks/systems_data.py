@@ -17,6 +17,8 @@ import common
 import numpy as np
 
 from slipstream_tf.inputs.readers import registry
+from slipstream_tf.inputs.readers.prepared import PreparedReader
+from slipstream_tf.inputs.spec import Reader
 
 _PARTS = ("train", "valid", "test")
 _READ_AT_ONCE = 65536
@@ -28,15 +30,15 @@ class Data:
 
     Attributes:
         told: in words.
-        file: of the data folder; or a name of generated data.
-        options: of its reader.
+        data: name of a data set that is prepared first, or of generated data.
+        options: of the program that prepares it.
         epochs: passes.
         model: "dim", "bottom", "top", "batch".
         skip_share: of the examples that are left out where some are.
     """
 
     told: str
-    file: str
+    data: str
     epochs: int
     model: Mapping[str, Any]
     skip_share: float
@@ -46,7 +48,6 @@ class Data:
 _CRITEO = {"dim": 16, "bottom": [512, 256, 64, 16], "top": [512, 256, 1], "batch": 2048}
 _GLOBO = {"dim": 32, "bottom": [], "top": [128, 64, 1], "batch": 1024}
 _FRAPPE = {"dim": 16, "bottom": [], "top": [400, 400, 1], "batch": 1024}
-_FILE = "globo_clicks.npz"
 DATA: Mapping[str, Data] = {
     "criteo": Data("Criteo's shape, 2M", "generated:2000000:100000:0.25", 1, _CRITEO, 0.3),
     "criteo_2": Data(
@@ -54,12 +55,22 @@ DATA: Mapping[str, Data] = {
     ),
     "criteo_20M": Data("Criteo's shape, 20M", "generated:20000000:100000:0.25", 1, _CRITEO, 0.3),
     "globo_9": Data(
-        "globo, 9 negatives", _FILE, 1, _GLOBO, 0.5, {"negatives": 9, "clicks": 200_000}
+        "globo, 9 negatives",
+        "globo",
+        1,
+        _GLOBO,
+        0.5,
+        {"negatives": 9, "clicks": 200_000, "hold_out": True},
     ),
     "globo_49": Data(
-        "globo, 49 negatives", _FILE, 1, _GLOBO, 0.85, {"negatives": 49, "clicks": 100_000}
+        "globo, 49 negatives",
+        "globo",
+        1,
+        _GLOBO,
+        0.85,
+        {"negatives": 49, "clicks": 100_000, "hold_out": True},
     ),
-    "frappe": Data("Frappe", "frappe_x1.npz", 10, _FRAPPE, 0.5),
+    "frappe": Data("Frappe", "frappe", 10, _FRAPPE, 0.5),
 }
 
 
@@ -101,15 +112,15 @@ def files_of(
 
 def _read(data: Data, part: str, most: int | None) -> dict[str, np.ndarray]:
     """Reads a part: "keys" int64 [n, fields], "dense" float32 [n, numbers], "label" float32 [n]."""
-    if data.file.startswith("generated"):
-        share = 1.0 if part == "train" else 0.1
-        _, count, *law = data.file.split(":")
-        file = ":".join(["generated", str(min(int(count), most or int(count))), *law])
-        reader = registry.open_generated(file, part, _READ_AT_ONCE, 0, share)
+    if data.data in common.DATASETS:
+        folder = common.prepared(data.data, **data.options)["data"]
+        found_part = PreparedReader(folder, _READ_AT_ONCE, part)
+        reader: Reader = found_part.in_memory(0) if part == "train" else found_part
     else:
-        path = common.in_data_folder(data.file)
-        options = {"part": part, "batch_size": _READ_AT_ONCE, "seed": 0, "hold_out": True}
-        reader = registry.open_data(path, **options, **data.options)
+        share = 1.0 if part == "train" else 0.1
+        _, count, *law = data.data.split(":")
+        file = ":".join(["generated", str(min(int(count), most or int(count))), *law])
+        reader = registry.open_generated(file, part, _READ_AT_ONCE, share)
     found: dict[str, list[np.ndarray]] = {"keys": [], "dense": [], "label": []}
     for features, label in reader.dataset().as_numpy_iterator():
         found["keys"].append(features["keys"])

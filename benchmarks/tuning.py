@@ -34,7 +34,6 @@ _TRIALS = flags.DEFINE_integer(
     "trials", 20, "Trials of the search.", lower_bound=1, upper_bound=MOST_TRIALS
 )
 _FINAL = flags.DEFINE_bool("final", False, "Measure the best trial's settings on the test part.")
-_DATA = flags.DEFINE_string("data", None, "Path of the data; default: where $SLIPSTREAM_DATA says.")
 _RECORDS = flags.DEFINE_string("records", "runs/tuning", "Folder of the runs.")
 
 Draw = Callable[[np.random.Generator], dict[str, Any]]
@@ -45,7 +44,9 @@ class Search:
     """What is searched.
 
     Attributes:
-        file: of the data, in its folder.
+        data: name of the data set, which is prepared first.
+        options: of the program that prepares it.
+        trial_options: further options of that program, for trials.
         fixed: flags of every trial.
         draw: gives a trial's other flags.
         known: other flags of the first trials, to compare with. They may have been chosen by
@@ -54,7 +55,9 @@ class Search:
         targets: of the mean over seeds on the test part, by measure: the value, and what is better.
     """
 
-    file: str
+    data: str
+    options: Mapping[str, Any]
+    trial_options: Mapping[str, Any]
     fixed: Mapping[str, Any]
     draw: Draw
     targets: Mapping[str, tuple[float, str]]
@@ -121,16 +124,18 @@ _FRAPPE_TARGETS = {"auc": (0.983, "higher"), "log_loss": (0.165, "lower")}
 
 
 def _globo(negatives: int, targets: Mapping[str, tuple[float, str]], seed: int) -> Search:
-    fixed = {"negatives": negatives}
-    return Search("globo_clicks.npz", fixed, globo, targets, seed, [common.GLOBO_BY_HAND])
+    options = {"negatives": negatives}
+    return Search(
+        "globo", options, {"hold_out": True}, {}, globo, targets, seed, [common.GLOBO_BY_HAND]
+    )
 
 
 SEARCHES: Mapping[str, Search] = {
     "frappe_dcn": Search(
-        "frappe_x1.npz", {"model": "dcn", **_FRAPPE}, frappe_dcn, _FRAPPE_TARGETS, 0
+        "frappe", {}, {}, {"model": "dcn", **_FRAPPE}, frappe_dcn, _FRAPPE_TARGETS, 0
     ),
     "frappe_deepfm": Search(
-        "frappe_x1.npz", {"model": "deepfm", **_FRAPPE}, frappe, _FRAPPE_TARGETS, 1
+        "frappe", {}, {}, {"model": "deepfm", **_FRAPPE}, frappe, _FRAPPE_TARGETS, 1
     ),
     "globo_1": _globo(1, {"auc": (0.7372, "higher")}, 2),
     "globo_9": _globo(9, {}, 4),
@@ -147,12 +152,13 @@ def trial_flags(name: str, trial: int) -> dict[str, Any]:
     return {**search.fixed, **search.draw(random), "seed": 0}
 
 
-def run_trials(name: str, data: str, count: int, folder: Path) -> list[dict[str, Any]]:
+def run_trials(name: str, count: int, folder: Path) -> list[dict[str, Any]]:
     """Runs trials, if they have not run; returns flags and quality of each."""
-    found = []
+    search, found = SEARCHES[name], []
+    data = common.prepared(search.data, **search.options, **search.trial_options)
     for trial in range(count):
         chosen = trial_flags(name, trial)
-        given = {"data": data, "evaluate_on": "valid", **chosen}
+        given = {**data, "evaluate_on": "valid", **chosen}
         record = common.train(given, folder / f"trial_{trial:02d}")
         found.append({"flags": chosen, **outcome(record)})
         best = max(found, key=lambda one: one["auc"])
@@ -192,18 +198,20 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def finish(name: str, data: str, trials: list[dict[str, Any]], folder: Path) -> None:
+def finish(name: str, trials: list[dict[str, Any]], folder: Path) -> None:
     """Trains the best settings from each seed, measures the test part, and closes the search."""
-    drawn = trials[len(SEARCHES[name].known) :]
+    search = SEARCHES[name]
+    drawn = trials[len(search.known) :]
     best = max(drawn, key=lambda one: one["auc"])["flags"]
     write_json(str(folder / CHOSEN), best)
     rows = []
+    data = common.prepared(search.data, **search.options)
     for seed in SEEDS:
         chosen = {**best, "seed": seed}
-        record = common.train({"data": data, **chosen}, folder / f"final_{seed}")
+        record = common.train({**data, **chosen}, folder / f"final_{seed}")
         rows.append({"flags": chosen, **outcome(record)})
     claims = {}
-    for measure, (target, better) in SEARCHES[name].targets.items():
+    for measure, (target, better) in search.targets.items():
         values = [row[measure] for row in rows]
         claims[f"{name}.{measure}"] = summary.claim(values, target, better, statistics.fmean)
     print(summary.write("tuning", f"{name}, test", {"": table_of(rows)}, claims))
@@ -213,7 +221,6 @@ def main(_: Any) -> None:
     name = _SEARCH.value
     if name not in SEARCHES:
         raise app.UsageError(f"--search={name}. Allowed: {', '.join(SEARCHES)}.")
-    data = _DATA.value or common.in_data_folder(SEARCHES[name].file)
     folder = Path(_RECORDS.value) / name
     count = _TRIALS.value
     chosen = folder / CHOSEN
@@ -221,10 +228,10 @@ def main(_: Any) -> None:
         # More trials after a look at the test part would be chosen by it.
         count = len(list(folder.glob("trial_*/metrics.json")))
         print(f"The search is closed: {chosen} has been measured on the test part.")
-    trials = run_trials(name, data, count, folder)
+    trials = run_trials(name, count, folder)
     print(summary.write("tuning", f"{name}, validation", {"": table_of(trials)}, {}))
     if _FINAL.value:
-        finish(name, data, trials, folder)
+        finish(name, trials, folder)
     elif chosen.exists():
         print(json.loads(chosen.read_text(encoding="utf-8")))
 

@@ -24,7 +24,7 @@ from slipstream_tf.cli.flag_set import UsageError
 _DATA = flags.DEFINE_string(
     "data",
     None,
-    "globo, frappe_short (in $SLIPSTREAM_DATA or ../shared/data) or generated, or a value of "
+    "globo or frappe_short, which are prepared first, or generated, or a value of "
     "slipstream-train --data that is one of these.",
     required=True,
 )
@@ -122,7 +122,7 @@ RUNS: Mapping[str, tuple[Run, ...]] = {
         *_BUDGET,
     ),
 }
-# Settings by which the results were measured: they were found by hand, and are no presets any more.
+# Settings by which the results were measured: they were found by hand.
 _FRAPPE = {
     "model": "dcn", "dim": 20, "mlp": "400,400", "cross_layers": 3, "dropout": 0.5,
     "batch_norm": False, "batch_size": 512, "rows_optimizer": "adagrad",
@@ -135,25 +135,21 @@ COMMON: Mapping[str, Mapping[str, Any]] = {
     # With larger fields and the preset's rate, two epochs are worse than one for any model.
     "generated": {"epochs": 6, "rows_learning_rate": 0.005},
 }
-FILES = {
-    "globo": "globo_clicks.npz",
-    "frappe_short": "frappe_x1.npz",
-    "generated": "generated:200000:1000",
-}
+DATA = {"globo": "globo", "frappe_short": "frappe", "generated": "generated:200000:1000"}
 
 
-def locate(value: str) -> tuple[str, str]:
-    """Returns the name of the data set, and what slipstream-train is to be given for --data."""
-    if value in FILES:
-        file = FILES[value]
-        return value, file if value == "generated" else common.in_data_folder(file)
+def locate(value: str) -> tuple[str, dict[str, str]]:
+    """Returns the name of the data set, and the flags of slipstream-train that open it."""
+    data = DATA.get(value, value)
+    if value in DATA:
+        return value, common.prepared(data) if data in common.DATASETS else {"data": data}
     try:
         name = train_data.name_of(value)
     except UsageError as error:
         raise app.UsageError(str(error)) from None
     if name not in RUNS:
         raise app.UsageError(f"--data={value} is {name} data. Allowed: {', '.join(RUNS)}.")
-    return name, value
+    return name, {"data": value}
 
 
 def choose(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
@@ -170,11 +166,13 @@ def choose(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
     return [run for run in runs if run.name in wanted]
 
 
-def flags_of(run: Run, data: str, seed: int, shared: Mapping[str, Any]) -> dict[str, Any]:
+def flags_of(
+    run: Run, data: Mapping[str, str], seed: int, shared: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the flags of slipstream-train, without --output and --match."""
     if run.match is not None:
         return dict(run.flags)
-    return {"data": data, "seed": seed, **run.flags, **shared}
+    return {**data, "seed": seed, **run.flags, **shared}
 
 
 def main(arguments: Sequence[str]) -> None:

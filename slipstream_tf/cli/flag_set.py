@@ -95,7 +95,7 @@ class Number(_Parser):
     """A number in [minimum, maximum]; an open end is excluded."""
 
     _noun = "a number"
-    json_types = (int, float)
+    json_types: tuple[type, ...] = (int, float)
 
     def __init__(
         self,
@@ -359,7 +359,7 @@ class FlagSet:
                 f"{self.program} --help."
             )
         given = frozenset(name for name in self._values if self._values[name].present)
-        values = {name: self._values[name].value for name in self._values}
+        values: dict[str, Any] = {name: self._values[name].value for name in self._values}
         if self._arguments:
             values[self._arguments] = rest
         if values.get(SETTINGS) is not None:

@@ -68,10 +68,10 @@ def test_every_network_run_has_flags_that_the_program_takes(
     cases = network.plan(names, ["replicated", "sharded"], [2, 4])
     assert cases[0] == network.ALONE and len(cases) == len(set(cases))
     for case in cases[1:]:
-        given = network.all_flags(case, "x", 0, 1024, {})
+        given = network.all_flags(case, {"data": "x"}, 0, 1024, {})
         assert given["batch_size"] * case.ranks == 1024
         values, found = train.make_flags().parse([f"--{k}={v}" for k, v in given.items()])
-        resolved = settings.resolve(values, found, lambda _: "globo", train.make_flags())
+        resolved = settings.resolve(values, found, lambda _: "generated", train.make_flags())
         assert resolved.placement == case.placement
         wires = {"bf16": "bfloat16", "int8": "int8", "auto": "auto"}
         wire = next((word for word in case.run.split("_") if word in wires), None)

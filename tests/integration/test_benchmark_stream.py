@@ -12,21 +12,29 @@ from benchmark_programs import needs_sources, rows_of, run_benchmark
 
 @pytest.fixture
 def clicks(tmp_path: Path) -> str:
-    """A file of clicks in order of time."""
+    """A file of clicks, in the order of time."""
     columns = ("user", "article", "environment", "device", "os", "country", "region", "referrer")
-    clicks, generator = 3000, np.random.default_rng(0)
-    arrays = {name: generator.integers(0, 50, clicks).astype(np.int32) for name in columns}
-    arrays["click_ts"] = np.arange(clicks, dtype=np.int64) * 60
-    arrays["session_size"] = generator.integers(2, 9, clicks).astype(np.int32)
+    count, generator = 3000, np.random.default_rng(0)
+    arrays = {name: generator.integers(0, 50, count).astype(np.int32) for name in columns}
+    arrays["click_ts"] = np.arange(count, dtype=np.int64) * 60
+    arrays["session_size"] = generator.integers(2, 9, count).astype(np.int32)
     np.savez(tmp_path / "globo_clicks.npz", **arrays)
     return str(tmp_path / "globo_clicks.npz")
+
+
+def prepared(clicks: str, *flags: str) -> str:
+    """Prepares the clicks in the order of time; returns the folder."""
+    folder = clicks.replace(".npz", "")
+    done = run_benchmark("datasets/globo.py", clicks, f"--output={folder}", "--split=time", *flags)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 @needs_sources
 def test_stream_compares_predictions_made_before_training(
     warm: list[str], tmp_path: Path, clicks: str
 ) -> None:
-    flags = ("--task=globo_1", f"--data={clicks}", f"--output={tmp_path}", "--seeds=0")
+    flags = ("--task=globo_1", f"--data={prepared(clicks)}", f"--output={tmp_path}", "--seeds=0")
     done = run_benchmark("stream.py", *flags, "--runs=inputs,mask", "--train_flag=batch_size=64",
                          "--train_flag=window_steps=10", f"--records={tmp_path / 'runs'}",
                          warm=warm)  # fmt: skip
@@ -43,8 +51,9 @@ def test_stream_compares_predictions_made_before_training(
 def test_controls_train_as_many_examples_and_predict_all(
     warm: list[str], tmp_path: Path, clicks: str
 ) -> None:
-    small = ("negatives=9", "clicks=1000", "mlp=8", "dim=4", "batch_size=64", "window_steps=10")
-    flags = ("--task=globo_49", f"--data={clicks}", f"--output={tmp_path}", "--seeds=0")
+    data = prepared(clicks, "--negatives=9", "--clicks=1000")
+    small = ("mlp=8", "dim=4", "batch_size=64", "window_steps=10")
+    flags = ("--task=globo_49", f"--data={data}", f"--output={tmp_path}", "--seeds=0")
     done = run_benchmark("stream.py", *flags, "--runs=random,stop",
                          *(f"--train_flag={flag}" for flag in small),
                          f"--records={tmp_path / 'runs'}", warm=warm)  # fmt: skip

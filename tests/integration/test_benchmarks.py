@@ -82,7 +82,7 @@ def test_every_run_has_flags_that_the_program_takes(monkeypatch: pytest.MonkeyPa
             if run.match is not None:
                 assert run.match in {other.name for other in runs}
                 continue
-            given = withholding.flags_of(run, "x", 0, withholding.COMMON[name])
+            given = withholding.flags_of(run, {"data": "x"}, 0, withholding.COMMON[name])
             texts = [f"--{flag}={value}" for flag, value in given.items()]
             values, names = train.make_flags().parse(texts)
             resolved = settings.resolve(

@@ -190,11 +190,9 @@ class PreparedReader(ParquetReader):
             allowed = "data whose fields are no lists"
             raise invalid("shuffle", "examples", f"the lists {sorted(self._lists)}", allowed)
         blocks = list(self.in_batches_of(ROWS_AT_ONCE)._batches())
-        arrays: dict[str, np.ndarray] = {
-            name: np.concatenate([features[name] for features, _ in blocks])
-            for name in blocks[0][0]
-        }
+        keys = np.concatenate([features["keys"] for features, _ in blocks])
+        dense = None
+        if self.spec.num_dense:
+            dense = np.concatenate([features["dense"] for features, _ in blocks])
         label = np.concatenate([label for _, label in blocks])
-        return ArrayReader(
-            self.spec, label=label, batch_size=self._batch_size, shuffle_seed=shuffle_seed, **arrays
-        )
+        return ArrayReader(self.spec, keys, label, self._batch_size, dense, shuffle_seed)
