@@ -63,26 +63,6 @@ def arrays_to_tensors(value: Any) -> Any:
     return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
 
 
-def registered_kernels(prefix: str) -> dict[str, list[str]]:
-    """The ops that have a kernel in this process, by device.
-
-    TensorFlow has no public way to tell; the module that its own tests use has been the same from
-    2.16 to 2.21.
-
-    Args:
-        prefix: of the ops' names.
-
-    Returns:
-        Device, e.g. "CPU", -> names of ops, ascending.
-    """
-    kernels = importlib.import_module("tensorflow.python.framework.kernels")
-    found: dict[str, set[str]] = {}
-    for kernel in kernels.get_all_registered_kernels().kernel:
-        if kernel.op.startswith(prefix):
-            found.setdefault(kernel.device_type, set()).add(kernel.op)
-    return {device: sorted(ops) for device, ops in sorted(found.items())}
-
-
 def tensorflow_variable(value: Any) -> Any:
     """Returns the tf.Variable of a Keras 3 variable, a tf.Variable itself, or None.
 

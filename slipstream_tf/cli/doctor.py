@@ -1,124 +1,140 @@
-"""`slipstream-doctor`: what is there, what is missing, and the command that mends it.
+"""`slipstream-doctor`: the parts that work, the parts that do not, and the commands for a repair.
 
 In: flags and this environment. Out: a report, or with --json one JSON object; exit code 1 if
-something that training in one process needs does not work. What may crash or hang is looked at in
-child processes. TensorFlow is never imported here, so that its absence or a crash of its import is
-a finding like any other.
+training in one process does not work. Every check runs in a child process, because it may crash or
+hang.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import importlib.metadata
-import importlib.util
 import json
 import os
-import platform
-import shutil
+import re
+import signal
+import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slipstream_tf._version import __version__
-from slipstream_tf.cli import findings
-from slipstream_tf.cli.findings import Finding, Section
+from slipstream_tf.cli import checks
+from slipstream_tf.cli.checks import MISSING, OK, UNCHECKED
 from slipstream_tf.cli.flag_set import Flag, FlagSet, Number, RunError
-from slipstream_tf.cli.probe import Outcome, run_command, run_python
 from slipstream_tf.cli.program import run_program
-from slipstream_tf.ops import _loader
 
 SCHEMA = 1
 _WIDTH = 96
 _INDENT = 28
-# Functions of cli.self_test by the store that they test.
-SELF_TESTS = {"native store": "native_store", "variable store": "variable_store"}
-SOK_SELF_TEST = {"SOK store": "sok_store"}
-_MINIMUM_PYTHON = (3, 10)
-# What brings the module `tensorflow`.
-_TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly")
-# A self-test uses the CPU only, and must not take the memory of a GPU that trains.
-_WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-# TensorFlow and Horovod import Keras. A wrong KERAS_BACKEND is a finding of Keras, not of theirs.
-_SETTLED = {**_QUIET, "KERAS_BACKEND": "tensorflow"}
+_LONGEST_ERROR = 600
 _WORKERS = 2
+# TensorFlow's lines of information and warning, which do not explain a crash.
+_LOG_LINE = re.compile(r"[IW]\d{4} |WARNING: All log messages before")
+_CHILD = """\
+import sys
+sys.path[:] = {path!r}
+from slipstream_tf.cli import checks
+checks.call({function!r}, {answer!r})
+"""
+# TensorFlow and Horovod import Keras. Only the check of Keras reports a wrong KERAS_BACKEND.
+_SETTLED = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
 
-_PACKAGES = """
-import importlib.metadata
-for module, package in [("absl", "absl-py"), ("numpy",) * 2, ("pyarrow",) * 2, ("tqdm",) * 2]:
-    tell(step="import " + module)
-    __import__(module)
-    tell(**{package: importlib.metadata.version(package)})
-"""
-_TENSORFLOW = """
-tell(step="import tensorflow")
-import tensorflow as tf
-from slipstream_tf import _compat
-tell(version=tf.__version__, is_tested=_compat.is_tested_tensorflow(tf.__version__))
-build = tf.sysconfig.get_build_info()
-tell(cxx11_abi=bool(tf.sysconfig.CXX11_ABI_FLAG), cuda=build.get("cuda_version"))
-tell(step="listing GPUs")
-details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
-tell(gpus=[detail.get("device_name", "GPU") for detail in details])
-"""
-_KERAS = """
-tell(step="import keras")
-from slipstream_tf import _compat
-keras = _compat.require_keras()
-tell(version=keras.__version__, backend=keras.backend.backend())
-"""
-_LIBRARY = """
-tell(step="loading the op library")
-import tensorflow as tf
-from slipstream_tf import _compat
-from slipstream_tf.ops import _loader
-_loader.library()
-tell(tensorflow=tf.__version__, kernels=_compat.registered_kernels("Slipstream"))
-"""
-_SELF_TEST = """
-tell(step="import")
-import time
-from slipstream_tf.cli import self_test
-tell(step="self-test of the {name}")
-start = time.perf_counter()
-self_test.{function}()
-tell(seconds=time.perf_counter() - start)
-"""
-# Horovod writes down what it was built for. Importing `horovod.tensorflow` loads its library.
-_HOROVOD = """
-import json, os
-tell(step="import horovod")
-import horovod
-tell(version=horovod.__version__)
-tell(step="import horovod.tensorflow")
-import tensorflow as tf
-import horovod.tensorflow as hvd
-from slipstream_tf import _compat
-tell(gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()))
-path = os.path.join(os.path.dirname(horovod.__file__), "metadata.json")
-built_for = json.load(open(path)).get("tensorflow") if os.path.exists(path) else None
-is_same = not built_for or (
-    _compat.version_numbers(built_for) == _compat.version_numbers(tf.__version__)
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        name: of the part.
+        state: "ok", "missing", "broken" or "unchecked".
+        detail: version and kind, or the problem.
+        fix: the command that repairs it; empty if nothing is to be repaired.
+        is_needed: whether training in one process needs it.
+    """
+
+    name: str
+    state: str
+    detail: str
+    fix: str = ""
+    is_needed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A check of one part.
+
+    Attributes:
+        name: of the part.
+        function: the check, "module:function".
+        fix: the command that repairs the part, unless the check names another.
+        module: without this module the part is missing, not broken.
+        purpose: the use of a part that training in one process does not need.
+        environment: variables for the child process.
+    """
+
+    name: str
+    function: str
+    fix: str
+    module: str = ""
+    purpose: str = ""
+    environment: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SETTLED)
+
+    def run(self, limit: float) -> Finding:
+        """Runs the check in a child process.
+
+        Args:
+            limit: seconds after which the child process is killed.
+        """
+        answer = _answer_of(self, limit)
+        missing = answer.pop("missing", None)
+        detail = " ".join(answer["detail"].split())
+        if len(detail) > _LONGEST_ERROR:
+            detail = f"{detail[: _LONGEST_ERROR - 3]}..."
+        answer.update(detail=detail)
+        if missing is not None and missing == self.module:
+            use = f"; only {self.purpose}" if self.purpose else ""
+            answer.update(state=MISSING, detail=f"not installed{use}")
+        if answer["state"] != OK:
+            answer.setdefault("fix", self.fix)
+        return Finding(self.name, is_needed=not self.purpose, **answer)
+
+
+_FIRST = (
+    Check("packages", "slipstream_tf.cli.checks:packages", checks.INSTALL),
+    Check(
+        "TensorFlow", "slipstream_tf.cli.checks:tensorflow", checks.INSTALL_TENSORFLOW, "tensorflow"
+    ),
 )
-tell(tensorflow=tf.__version__, built_for=built_for, is_built_for_this=is_same)
-"""
-_SOK = """
-tell(step="import sparse_operation_kit")
-import sparse_operation_kit as sok
-tell(version=getattr(sok, "__version__", "of unknown version"))
-from slipstream_tf.stores.sok import require_lookup_sparse
-try:
-    require_lookup_sparse()
-    tell(limit="")
-except RuntimeError as error:
-    tell(limit=str(error))
-"""
-# What may be missing: finding -> the module that it is about, and its probe.
-_OPTIONS = {"Horovod": ("horovod", _HOROVOD), "SOK": ("sparse_operation_kit", _SOK)}
+_LATER = (
+    Check(
+        "Keras", "slipstream_tf.cli.checks:keras", "pip install --upgrade 'keras>=3'", "keras",
+        environment={"TF_CPP_MIN_LOG_LEVEL": "3"},
+    ),
+    Check(
+        "op library", "slipstream_tf.cli.checks:op_library", checks.INSTALL,
+        # The check must not take the memory of a GPU that trains.
+        environment={**_SETTLED, "CUDA_VISIBLE_DEVICES": "-1"},
+    ),
+    Check(
+        "Horovod", "slipstream_tf.cli.checks:horovod", checks.INSTALL_HOROVOD, "horovod",
+        "jobs of several processes need it",
+    ),
+    Check(
+        "SOK", "slipstream_tf.cli.checks:sok", checks.INSTALL_SOK, "sparse_operation_kit",
+        "SOK's tables on GPUs need it",
+    ),
+    Check(
+        "matplotlib", "slipstream_tf.cli.checks:matplotlib", checks.INSTALL_REPORT, "matplotlib",
+        "slipstream-report and slipstream-demo need it",
+    ),
+    Check("GPUs", "slipstream_tf.cli.checks:gpus", "", "", "training on GPUs needs them"),
+)  # fmt: skip
 
 
 def make_flags() -> FlagSet:
@@ -131,11 +147,10 @@ def make_flags() -> FlagSet:
     )
     return FlagSet(
         "slipstream-doctor",
-        "Says what is installed and works, what is missing or broken, and the command that mends "
-        "it. Tests each store that is there on a few keys. Exit code 0: training in one process "
-        "works. 1: something does not that it needs: Python and its packages, TensorFlow, Keras, "
-        "the op library, the native or the variable store's self-test. Horovod, SOK, CUDA, "
-        "matplotlib and the compiler may be missing. 2: a flag is wrong.",
+        "Lists the parts that work, and the parts that are missing or broken with the command that "
+        "repairs them. Updates a few rows of each kind of table. Exit code 0: training in one "
+        "process works. 1: it does not, because of the packages, TensorFlow, Keras or the op "
+        "library. Horovod, SOK, matplotlib and GPUs may be missing. 2: a flag is wrong.",
         ("slipstream-doctor", "slipstream-doctor --json"),
         {"Report": report},
     )
@@ -143,62 +158,32 @@ def make_flags() -> FlagSet:
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
     """Prints the report; raises RunError if something needed does not work."""
+    findings = []
     if not values["json"]:
-        print(f"slipstream_tf {__version__}", flush=True)
-    sections = []
-    for section in examine(values["time_limit"]):
-        sections.append(section)
+        print(f"slipstream_tf {__version__}\n", flush=True)
+    for finding in examine(values["time_limit"]):
+        findings.append(finding)
         if not values["json"]:
-            print(
-                "\n".join([f"\n{section.title}", *map(_finding_text, section.findings)]), flush=True
-            )
+            head = f"  {finding.state:<10}{finding.name:<16}".ljust(_INDENT)
+            print(_wrapped(finding.detail, head), flush=True)
+            if finding.fix:
+                print(_wrapped(f"-> {finding.fix}", " " * _INDENT), flush=True)
+    broken = [finding.name for finding in findings if finding.is_needed and finding.state != OK]
     if values["json"]:
-        print(json.dumps(as_json(sections), indent=2, allow_nan=False))
-    else:
-        print(f"\n{conclusion(sections)}", flush=True)
-    broken = findings.needed_but_not_ok(sections)
+        record = {
+            "schema": SCHEMA,
+            "slipstream_tf": __version__,
+            "works": not broken,
+            "findings": [dataclasses.asdict(finding) for finding in findings],
+        }
+        print(json.dumps(record, indent=2))
     if broken:
-        raise RunError(f"training in one process does not work here: {', '.join(broken)}.")
-
-
-def as_json(sections: Sequence[Section]) -> dict[str, Any]:
-    """Returns the JSON form.
-
-    Returns:
-        `works`: whether training in one process works; `sections`: by key, lists of findings with
-        the fields of `findings.Finding`.
-    """
-    return {
-        "schema": SCHEMA,
-        "slipstream_tf": __version__,
-        "works": not findings.needed_but_not_ok(sections),
-        "sections": {
-            section.key: [dataclasses.asdict(finding) for finding in section.findings]
-            for section in sections
-        },
-    }
-
-
-def conclusion(sections: Sequence[Section]) -> str:
-    """Returns the last lines of the report."""
-    everything = [finding for section in sections for finding in section.findings]
-    if findings.needed_but_not_ok(sections):
-        text = "Mend these first, from the top: what comes later may need what comes earlier. "
-        names = [f.name for f in everything if f.is_needed and f.state in ("missing", "broken")]
-        return _wrapped(f"{text}{', '.join(names)}.", "")
-    optional = [f.name for f in everything if f.state != findings.OK]
-    text = "All that training in one process needs works."
-    if optional:
-        text += f" Optional and not there or not in order: {', '.join(optional)}."
-    return _wrapped(text, "")
-
-
-def _finding_text(finding: Finding) -> str:
-    head = f"  {finding.state:<10}{finding.name:<16}".ljust(_INDENT)
-    text = _wrapped(finding.detail, head)
-    if finding.fix:
-        text += "\n" + _wrapped(f"-> {finding.fix}", " " * _INDENT)
-    return text
+        raise RunError(
+            f"training in one process does not work here: {', '.join(broken)}. Repair the first "
+            "of them first: the others may need it."
+        )
+    if not values["json"]:
+        print("\nTraining in one process works.", flush=True)
 
 
 def _wrapped(text: str, head: str) -> str:
@@ -213,163 +198,54 @@ def _wrapped(text: str, head: str) -> str:
     )
 
 
-def examine(limit: float) -> Iterator[Section]:
-    """Yields the sections in the order of the report, each when it is known.
+def examine(limit: float) -> Iterator[Finding]:
+    """Yields the findings in the order of the report, each as soon as it is known.
 
     Args:
-        limit: seconds that each child process may take.
+        limit: seconds that each check may take.
     """
     pool = ThreadPoolExecutor(_WORKERS)
-
-    def start(program: str, environment: Mapping[str, str] = _SETTLED) -> Future[Outcome]:
-        return pool.submit(run_python, program, limit, environment)
-
+    run = partial(Check.run, limit=limit)
     try:
-        yield from _sections(start, limit)
+        for finding in pool.map(run, _FIRST):
+            yield finding
+        if finding.state == OK:
+            yield from pool.map(run, _LATER)
+            return
+        # Without TensorFlow every other check fails in the same way, or hangs.
+        for check in _LATER:
+            why = "needs TensorFlow, which does not work"
+            yield Finding(check.name, UNCHECKED, why, is_needed=not check.purpose)
     finally:
-        # Interrupted: what has not started need not.
+        # After an interruption: do not start the checks that wait.
         pool.shutdown(cancel_futures=True)
 
 
-def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[Section]:
-    tensorflow_probe, packages = start(_TENSORFLOW), start(_PACKAGES)
-    is_supported = sys.version_info >= _MINIMUM_PYTHON
-    python = findings.check_python(platform.python_version(), is_supported)
-    missing, fix = "not installed; only slipstream-report needs it", findings.INSTALL_REPORT
-    matplotlib = findings.check_tool("matplotlib", _version("matplotlib"), missing, fix)
-    installed = findings.check_packages(packages.result())
-    yield Section("python", "Python", (python, installed, matplotlib))
-
-    outcome = tensorflow_probe.result()
-    packages_found = [name for name in _TENSORFLOW_PACKAGES if _version(name) is not None]
-    tensorflow = findings.check_tensorflow(outcome, packages_found)
-    yield Section("tensorflow", "TensorFlow", (tensorflow,))
-    gpus = outcome.facts.get("gpus") or []
-    # All the rest imports TensorFlow: without it every probe would fail the same way, or hang.
-    probes = _start_all(start) if tensorflow.state == findings.OK else {}
-
-    def checked(name: str, check: Callable[[Outcome], Finding], is_needed: bool = True) -> Finding:
-        if name in probes:
-            return check(probes[name].result())
-        return findings.unchecked(name, is_needed)
-
-    def checked_option(name: str, check: Callable[[Outcome], Finding]) -> Finding:
-        module, _ = _OPTIONS[name]
-        if not _is_there(module):
-            return check(Outcome(error="not installed", missing=module))
-        return checked(name, check, is_needed=False)
-
-    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    keras = checked("Keras", partial(findings.check_keras, backend=backend))
-    yield Section("keras", "Keras", (keras,))
-
-    override, compiler = os.environ.get(_loader.OVERRIDE), _compiler(limit)
-    has_compiler = compiler.state == findings.OK
-    info, error = None, ""
-    try:
-        # TensorFlow itself is imported by child processes alone: it may crash.
-        version = outcome.facts.get("version", "0")
-        info = _loader.build_info(_loader.library_path(version))
-    except ImportError as raised:
-        error = str(raised)
-    library = [findings.check_stamp(info, error, override)]
-    if info is None:
-        loading = findings.unchecked("loading", why="needs a library that can be read")
-        library.append(loading)
+def _answer_of(check: Check, limit: float) -> dict[str, Any]:
+    """Returns the answer of a check's child process, or a description of its end."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-doctor-") as folder:
+        answer, log = Path(folder, "answer.json"), Path(folder, "log.txt")
+        program = _CHILD.format(path=sys.path, function=check.function, answer=str(answer))
+        code: int | None = None
+        # A file, not a pipe: a grandchild that outlives the child would keep a pipe open.
+        with open(log, "wb") as errors, contextlib.suppress(subprocess.TimeoutExpired):
+            code = subprocess.run(
+                [sys.executable, "-c", program], env={**os.environ, **check.environment},
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
+                timeout=limit, check=False,
+            ).returncode  # fmt: skip
+        if code == 0 and answer.exists():
+            return json.loads(answer.read_text(encoding="utf-8"))
+        lines = map(str.strip, log.read_text(encoding="utf-8", errors="replace").splitlines())
+        last = [f": {line}" for line in lines if line and not _LOG_LINE.match(line)][-1:]
+    if code is None:
+        end = f"no answer within {limit:g} seconds (a longer --time_limit may help)"
+    elif code < 0:
+        names = {int(value): value.name for value in signal.Signals}
+        end = f"crashed with {names.get(-code, f'signal {-code}')}"
     else:
-        check = partial(findings.check_loading, override=override, has_compiler=has_compiler)
-        loading = checked("loading", check)
-        kernels = loading.facts.get("kernels")
-        library += [loading, findings.check_kernels(info.cuda, kernels, gpus)]
-    yield Section("op_library", "Op library", (*library,))
-
-    if loading.state == findings.OK:
-        tests = [checked(name, partial(findings.check_self_test, name)) for name in SELF_TESTS]
-        for name in SOK_SELF_TEST if "SOK" in probes else ():
-            check = partial(findings.check_sok_self_test, name, gpus=gpus)
-            tests.append(checked(name, check, is_needed=False))
-    else:
-        why = "needs TensorFlow and the op library"
-        tests = [findings.unchecked(name, why=why) for name in SELF_TESTS]
-    yield Section("self_tests", "Self-tests", (*tests,))
-
-    horovod = checked_option("Horovod", findings.check_horovod)
-    yield Section("horovod", "Horovod", (horovod, *_launchers(limit)))
-    yield Section("sok", "SOK", (checked_option("SOK", partial(findings.check_sok, gpus=gpus)),))
-    yield _cuda_section(outcome, limit)
-    yield Section("compiler", "Compiler", (compiler,))
-
-
-def _start_all(start: Callable[..., Future[Outcome]]) -> dict[str, Future[Outcome]]:
-    """Starts the probes that need TensorFlow; returns them by the name of their finding."""
-    hidden = {**_SETTLED, **_WITHOUT_GPU}
-    probes = {"Keras": start(_KERAS, _QUIET), "loading": start(_LIBRARY, hidden)}
-    for name, function in SELF_TESTS.items():
-        probes[name] = start(_SELF_TEST.format(name=name, function=function), hidden)
-    for name, (module, program) in _OPTIONS.items():
-        if _is_there(module):
-            probes[name] = start(program)
-    # On the GPU, which is where SOK is at home.
-    for name, function in SOK_SELF_TEST.items() if "SOK" in probes else ():
-        probes[name] = start(_SELF_TEST.format(name=name, function=function))
-    return probes
-
-
-def _is_there(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _launchers(limit: float) -> tuple[Finding, Finding]:
-    folder = Path(sys.executable).parent
-    beside = str(folder) if (folder / "horovodrun").exists() else None
-    command = ["mpirun", "--version"]
-    mpirun = _tool("mpirun", command, limit, "not on PATH; MPI needs it", findings.INSTALL_MPI)
-    return findings.check_horovodrun(shutil.which("horovodrun"), beside), mpirun
-
-
-def _cuda_section(tensorflow: Outcome, limit: float) -> Section:
-    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    compiler = os.path.join(home, "bin", "nvcc")
-    command = [compiler if os.path.exists(compiler) else "nvcc", "--version"]
-    missing, fix = "not found; only the CUDA kernels need it", "install NVIDIA's CUDA toolkit"
-    nvcc = _tool("nvcc", command, limit, missing, f"{fix} 12 or 13", line="release")
-    listed = run_command(["nvidia-smi", "-L"], limit) or ""
-    gpus = [line for line in listed.splitlines() if line.startswith("GPU ")]
-    built_with = findings.check_tensorflow_cuda(tensorflow, bool(gpus))
-    return Section("cuda", "CUDA", (built_with, nvcc, findings.check_gpus(tensorflow, gpus)))
-
-
-def _compiler(limit: float) -> Finding:
-    command = os.environ.get("CXX") or "g++"
-    missing = "not found; only building the op library and Horovod needs it"
-    fix = "apt-get install g++" if command == "g++" else "unset CXX, or install what it names"
-    return _tool(command, [*command.split(), "--version"], limit, missing, fix)
-
-
-def _tool(
-    name: str, command: list[str], limit: float, missing: str, fix: str, line: str = ""
-) -> Finding:
-    """Asks an optional program for its version.
-
-    Args:
-        name: of the program.
-        command: prints the version.
-        limit: seconds that it may take.
-        missing: what its absence means.
-        fix: the command that installs it.
-        line: text in the line that has the version; default: the first line.
-    """
-    output = run_command(command, limit)
-    lines = [text.strip() for text in (output or "").splitlines() if line in text]
-    version = None if output is None else next(filter(None, lines), "of unknown version")
-    return findings.check_tool(name, version, missing, fix)
+        end = f"ended with exit code {code}"
+    return {"state": checks.BROKEN, "detail": "".join([end, *last])}
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,205 @@
+"""The checks of `slipstream-doctor`. Each one runs in a child process of its own.
+
+A check imports what it needs, because an import may fail, crash or hang. It returns a description
+of the working part, and raises an exception otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import pkgutil
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slipstream_tf import _compat
+from slipstream_tf.ops import _loader
+
+OK, MISSING, BROKEN, UNCHECKED = "ok", "missing", "broken", "unchecked"
+_SOURCES = ", in the folder of slipstream_tf's sources"
+INSTALL = f"pip install .{_SOURCES}"
+INSTALL_REPORT = f"pip install '.[report]'{_SOURCES}"
+INSTALL_HOROVOD = f"make horovod, or python build_support/install_horovod.py{_SOURCES}"
+INSTALL_SOK = "pip install merlin-sok --no-build-isolation (on a machine with a GPU)"
+INSTALL_TENSORFLOW = "pip install --force-reinstall 'tensorflow-cpu==2.21.*'"
+_WITH_CUDA = f"SLIPSTREAM_WITH_CUDA=1 {_loader.REBUILD}{_SOURCES}"
+_GPU_TENSORFLOW = f"pip install 'tensorflow[and-cuda]==2.21.*', then rebuild: {_WITH_CUDA}"
+# Module and package.
+_PACKAGES = (("absl", "absl-py"), *((name, name) for name in ("numpy", "pyarrow", "tqdm")))
+
+
+class Problem(Exception):
+    """A part does not work, and another command than the usual one repairs it.
+
+    Args:
+        detail: the problem.
+        fix: the command.
+        state: MISSING or BROKEN.
+    """
+
+    def __init__(self, detail: str, fix: str, state: str = BROKEN) -> None:
+        super().__init__(detail)
+        self.fix, self.state = fix, state
+
+
+def call(function: str, path: str) -> None:
+    """Runs a check and writes its answer as JSON: the fields of a `doctor.Finding` that it sets.
+
+    Args:
+        function: name of the check, "module:function".
+        path: of the file to write.
+    """
+    try:
+        answer = {"state": OK, "detail": pkgutil.resolve_name(function)()}
+    except Problem as problem:
+        answer = {"state": problem.state, "detail": str(problem), "fix": problem.fix}
+    except ModuleNotFoundError as error:
+        answer = {"state": BROKEN, "detail": str(error), "missing": error.name}
+    except (Exception, SystemExit) as error:
+        answer = {"state": BROKEN, "detail": f"{type(error).__name__}: {error}"}
+    Path(path).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def packages() -> str:
+    """Imports the packages that the installation requires, except TensorFlow."""
+    found = []
+    for module, package in _PACKAGES:
+        importlib.import_module(module)
+        found.append(f"{package} {importlib.metadata.version(package)}")
+    return ", ".join(found)
+
+
+def matplotlib() -> str:
+    """Imports matplotlib, which draws reports."""
+    importlib.import_module("matplotlib.figure")
+    return importlib.metadata.version("matplotlib")
+
+
+def tensorflow() -> str:
+    """Imports TensorFlow."""
+    import tensorflow as tf
+
+    # Two packages that install the module `tensorflow` overwrite each other's files.
+    names = sorted(set(importlib.metadata.packages_distributions().get("tensorflow", [])))
+    detail = f"{tf.__version__} ({' and '.join(names)})" if names else tf.__version__
+    if not _compat.is_tested_tensorflow(tf.__version__):
+        detail += "; slipstream_tf is tested with 2.16 to 2.21"
+    return detail
+
+
+def keras() -> str:
+    """Imports Keras on the backend that the environment names."""
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    try:
+        module = _compat.require_keras()
+    except Exception as error:  # A backend without a module raises a ValueError.
+        if backend == "tensorflow":
+            raise
+        raise Problem(str(error), "export KERAS_BACKEND=tensorflow") from error
+    return f"{module.__version__} on {module.backend.backend()}"
+
+
+def op_library() -> str:
+    """Loads the op library and compares updates of native and variable tables."""
+    try:
+        built = _loader.build_info()
+        _loader.library()
+    except ImportError as error:
+        fix = f"{_loader.REBUILD}{_SOURCES}"
+        if os.environ.get(_loader.OVERRIDE):
+            fix = f"unset {_loader.OVERRIDE}"
+        elif shutil.which(os.environ.get("CXX") or "g++") is None:
+            fix = f"apt-get install g++, then {fix}"
+        raise Problem(str(error), fix) from error
+    from slipstream_tf.cli import self_test
+
+    self_test.native_store()
+    self_test.variable_store()
+    has_cuda = "with" if built.cuda else "without"
+    return f"built for TensorFlow {built.tensorflow}, {has_cuda} CUDA kernels; updates are correct"
+
+
+def horovod() -> str:
+    """Imports Horovod and checks its TensorFlow and its controllers."""
+    import horovod as package
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    record = Path(package.__file__).parent / "metadata.json"
+    built_for = json.loads(record.read_text()).get("tensorflow") if record.exists() else None
+    here = tf.__version__
+    detail = f"{package.__version__}, built for TensorFlow {built_for or here}"
+    if built_for and _compat.version_numbers(built_for) != _compat.version_numbers(here):
+        raise Problem(f"{detail}, but {here} is installed", INSTALL_HOROVOD)
+    controllers = [
+        name for name, is_built in (("Gloo", hvd.gloo_built), ("MPI", hvd.mpi_built)) if is_built()
+    ]
+    detail += f"; controllers: {', '.join(controllers) or 'none'}"
+    if not controllers:
+        raise Problem(detail, INSTALL_HOROVOD)
+    return f"{detail}; {'with' if hvd.nccl_built() else 'without'} NCCL"
+
+
+def sok() -> str:
+    """Imports NVIDIA's Sparse Operation Kit and compares updates of its tables."""
+    import sparse_operation_kit as kit
+
+    from slipstream_tf.cli import self_test
+    from slipstream_tf.stores.sok import require_lookup_sparse
+
+    detail = f"{getattr(kit, '__version__', 'of unknown version')}; updates are correct"
+    self_test.sok_store()
+    try:
+        require_lookup_sparse()
+    except RuntimeError as error:
+        detail += f"; {error}"
+    return detail
+
+
+def gpus() -> str:
+    """Compares the GPUs of TensorFlow, of the driver and of the op library."""
+    import tensorflow as tf
+
+    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    return gpus_in_order(
+        [detail.get("device_name", "GPU") for detail in details],
+        driver_gpus(),
+        _loader.build_info().cuda,
+    )
+
+
+def driver_gpus() -> list[str]:
+    """Returns the GPUs that NVIDIA's driver lists."""
+    try:
+        command = ["nvidia-smi", "-L"]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [line for line in output.splitlines() if line.startswith("GPU ")]
+
+
+def gpus_in_order(seen: Sequence[str], driver: Sequence[Any], has_kernels: bool) -> str:
+    """Describes the GPUs.
+
+    Args:
+        seen: names of the GPUs that TensorFlow sees.
+        driver: GPUs that the driver lists.
+        has_kernels: whether the op library contains CUDA kernels.
+
+    Raises:
+        Problem: a GPU is there that training cannot use.
+    """
+    if not seen and driver:
+        detail = f"TensorFlow sees none; the driver lists {len(driver)}"
+        raise Problem(detail, _GPU_TENSORFLOW, MISSING)
+    if not seen:
+        return "none; everything runs on the CPU"
+    detail = f"{len(seen)}: {', '.join(seen)}"
+    if not has_kernels:
+        raise Problem(f"{detail}; the op library has no kernels for them", _WITH_CUDA, MISSING)
+    return detail

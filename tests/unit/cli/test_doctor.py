@@ -1,0 +1,209 @@
+"""cli.doctor and cli.checks: every end of a child process, findings, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import pytest
+
+from slipstream_tf.cli import checks, doctor
+from slipstream_tf.cli.checks import BROKEN, MISSING, OK, UNCHECKED
+from slipstream_tf.cli.doctor import Check, Finding
+from slipstream_tf.cli.program import run_program
+from slipstream_tf.ops import _loader
+
+LIMIT = 30.0
+
+
+@pytest.fixture(name="run_lines")
+def fixture_run_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs lines as a check in a child process."""
+
+    def run(lines: str, limit: float = LIMIT, **settings: str) -> Finding:
+        body = "".join(f"    {line}\n" for line in lines.splitlines())
+        (tmp_path / "only_here.py").write_text(f"def check():\n{body}")
+        return Check("part", "only_here:check", "a command", **settings).run(limit)
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return run
+
+
+def test_a_check_that_passes_needs_no_command(run_lines):
+    found = run_lines("import sys\nsys.stdout.write('noise')\nreturn 'version 1'")
+    assert found == Finding("part", OK, "version 1", "", is_needed=True)
+
+
+def test_a_child_process_gets_the_variables_of_its_check(run_lines):
+    found = run_lines("import os\nreturn os.environ['ONLY_THERE']", environment={"ONLY_THERE": "x"})
+    assert found.detail == "x"
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        ("import no_such_module.part", "No module named 'no_such_module'"),
+        ("raise ImportError('two\\n  lines')", "ImportError: two lines"),
+        ("raise SystemExit('left')", "SystemExit: left"),
+        ("raise ValueError('x' * 2000)", "xxx..."),
+        ("import os; os._exit(0)", "ended with exit code 0"),
+        (
+            "import os, sys; sys.stderr.write('F1 the reason\\nI0000 a log line\\n'); os._exit(3)",
+            "ended with exit code 3: F1 the reason",
+        ),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed with SIGSEGV"),
+    ],
+)
+def test_a_check_that_fails_is_broken(run_lines, lines: str, error: str):
+    found = run_lines(lines)
+    assert (found.state, found.fix) == (BROKEN, "a command")
+    assert error in found.detail and len(found.detail) <= 600
+
+
+def test_a_part_whose_own_module_is_not_found_is_missing(run_lines):
+    lines = "import no_such_module"
+    found = run_lines(lines, module="no_such_module", purpose="reports need it")
+    assert found == Finding("part", MISSING, "not installed; only reports need it", "a command")
+    assert run_lines(lines, module="another_module").state == BROKEN
+
+
+def test_a_check_may_name_another_command(run_lines):
+    found = run_lines(
+        "from slipstream_tf.cli.checks import Problem\nraise Problem('old', 'renew it', 'missing')"
+    )
+    assert found == Finding("part", MISSING, "old", "renew it", is_needed=True)
+
+
+def test_a_child_that_hangs_is_killed_even_if_its_child_lives_on(run_lines):
+    start = time.monotonic()
+    found = run_lines(
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(20)'])\ntime.sleep(60)",
+        limit=1.5,
+    )
+    assert time.monotonic() - start < 15
+    assert found.detail.startswith("no answer within 1.5 seconds")
+
+
+def test_packages():
+    names = [part.split()[0] for part in checks.packages().split(", ")]
+    assert names == ["absl-py", "numpy", "pyarrow", "tqdm"]
+
+
+def test_a_wrong_keras_backend_names_the_variable(monkeypatch):
+    def refuse():
+        raise ImportError("runs on jax")
+
+    assert checks.keras() == f"{keras.__version__} on tensorflow"
+    monkeypatch.setattr(checks._compat, "require_keras", refuse)
+    with pytest.raises(ImportError):
+        checks.keras()
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    with pytest.raises(checks.Problem, match="runs on jax") as caught:
+        checks.keras()
+    assert caught.value.fix == "export KERAS_BACKEND=tensorflow"
+
+
+def test_the_repair_of_an_op_library_depends_on_the_environment(monkeypatch):
+    def refuse():
+        raise ImportError("built for another")
+
+    monkeypatch.setattr(_loader, "library", refuse)
+    monkeypatch.delenv(_loader.OVERRIDE, raising=False)
+    fixes = []
+    for compiler in ("python3", "no-such-compiler"):
+        monkeypatch.setenv("CXX", compiler)
+        with pytest.raises(checks.Problem, match="built for another") as caught:
+            checks.op_library()
+        fixes.append(caught.value.fix)
+    assert fixes[0].startswith(_loader.REBUILD)
+    assert fixes[1] == f"apt-get install g++, then {fixes[0]}"
+    monkeypatch.setenv(_loader.OVERRIDE, _loader.library_path())
+    with pytest.raises(checks.Problem) as caught:
+        checks.op_library()
+    assert caught.value.fix == f"unset {_loader.OVERRIDE}"
+
+
+@pytest.fixture(name="horovod")
+def fixture_horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A Horovod for the TensorFlow "2.21.0" with Gloo alone."""
+    hvd = SimpleNamespace(gloo_built=lambda: 1, mpi_built=lambda: 0, nccl_built=lambda: 0)
+    package = SimpleNamespace(
+        __version__="0.28.1", __file__=str(tmp_path / "__init__.py"), __path__=[], tensorflow=hvd
+    )
+    monkeypatch.setitem(checks.importlib.sys.modules, "horovod", package)
+    monkeypatch.setitem(checks.importlib.sys.modules, "horovod.tensorflow", hvd)
+    tensorflow = SimpleNamespace(__version__="2.21.0")
+    monkeypatch.setitem(checks.importlib.sys.modules, "tensorflow", tensorflow)
+    return hvd
+
+
+def test_horovod(horovod: SimpleNamespace, tmp_path: Path):
+    start = "0.28.1, built for TensorFlow 2.21.0; controllers: "
+    assert checks.horovod() == f"{start}Gloo; without NCCL"
+    horovod.mpi_built = horovod.nccl_built = lambda: 1
+    assert checks.horovod() == f"{start}Gloo, MPI; with NCCL"
+    horovod.gloo_built = horovod.mpi_built = lambda: 0
+    with pytest.raises(checks.Problem, match="controllers: none") as caught:
+        checks.horovod()
+    assert "make horovod" in caught.value.fix
+    (tmp_path / "metadata.json").write_text('{"tensorflow": "2.20.0"}')
+    with pytest.raises(checks.Problem, match=r"2\.20\.0, but 2\.21\.0 is installed") as caught:
+        checks.horovod()
+    assert "install_horovod.py" in caught.value.fix
+
+
+def test_gpus_that_training_cannot_use_are_missing():
+    assert checks.gpus_in_order([], [], False) == "none; everything runs on the CPU"
+    assert checks.gpus_in_order(["H", "H"], ["GPU 0", "GPU 1"], True) == "2: H, H"
+    with pytest.raises(checks.Problem, match="TensorFlow sees none; the driver lists 1") as unseen:
+        checks.gpus_in_order([], ["GPU 0: H"], False)
+    assert unseen.value.state == MISSING and "tensorflow[and-cuda]" in unseen.value.fix
+    with pytest.raises(checks.Problem, match="1: H; the op library has no kernels") as unused:
+        checks.gpus_in_order(["H"], ["GPU 0: H"], False)
+    assert unused.value.state == MISSING and "SLIPSTREAM_WITH_CUDA=1" in unused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("is_needed", "state", "code"),
+    [
+        (True, BROKEN, 1),
+        (True, MISSING, 1),
+        (True, UNCHECKED, 1),
+        (False, BROKEN, 0),
+        (True, OK, 0),
+    ],
+)
+def test_exit_code(
+    is_needed: bool,
+    state: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    def examine(limit: float) -> Iterator[Finding]:
+        assert limit == 60
+        yield Finding("thing", state, "a detail", "a command", is_needed)
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    flags = doctor.make_flags()
+    assert run_program(flags, doctor.main, []) == code
+    text, errors = capsys.readouterr()
+    assert "thing" in text and "-> a command" in text
+    assert ("does not work here: thing" in errors) is bool(code)
+    assert ("Training in one process works." in text) is not bool(code)
+    assert run_program(flags, doctor.main, ["--json"]) == code
+    report = json.loads(capsys.readouterr().out)
+    assert report["works"] is (code == 0)
+    (found,) = report["findings"]
+    assert (found["name"], found["state"], found["fix"]) == ("thing", state, "a command")
+
+
+@pytest.mark.parametrize("flag", ["--jsn", "--time_limit=0"])
+def test_a_bad_flag_is_a_usage_error(flag: str, capsys: pytest.CaptureFixture[str]):
+    assert run_program(doctor.make_flags(), doctor.main, [flag]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
