@@ -1,8 +1,8 @@
 """Sparse optimizers: they belong to the tables of a store and run inside the backward pass.
 
 Gradients of a key that occurs several times in a batch are summed, in a fixed order, before the
-rule is applied once. Rows absent from a batch are left as they are. A rule is a file here and one
-of its arithmetic in C++, `cc_ops/core/update/rules/`.
+rule is applied once. Rows absent from a batch are left as they are. A rule is a class in `rules.py`
+and a file of its arithmetic in C++, `cc_ops/core/update/rules/`.
 """
 
 import dataclasses
@@ -11,14 +11,16 @@ from typing import Any
 
 from slipstream_tf import _compat
 from slipstream_tf.errors import invalid
-from slipstream_tf.optimizers.adagrad import Adagrad
-from slipstream_tf.optimizers.adam import Adam
-from slipstream_tf.optimizers.adamw import AdamW
 from slipstream_tf.optimizers.base import DECAYS, SparseOptimizer
-from slipstream_tf.optimizers.ftrl import Ftrl
-from slipstream_tf.optimizers.rowwise_adagrad import RowWiseAdagrad
-from slipstream_tf.optimizers.rowwise_adam import RowWiseAdam
-from slipstream_tf.optimizers.sgd import SGD
+from slipstream_tf.optimizers.rules import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Ftrl,
+    RowWiseAdagrad,
+    RowWiseAdam,
+)
 from slipstream_tf.serialization import deserialize
 
 __all__ = [
