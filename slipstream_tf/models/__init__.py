@@ -4,10 +4,9 @@ from slipstream_tf.models.click_model import MLP
 from slipstream_tf.models.dcn import DCNv2
 from slipstream_tf.models.deepfm import DeepFM
 from slipstream_tf.models.din import DIN
-from slipstream_tf.models.dlrm import DLRM
+from slipstream_tf.models.dots import DLRM, TBSM
 from slipstream_tf.models.final_mlp import FinalMLP
 from slipstream_tf.models.interaction import TimeAttention, pairwise_dots, sum_of_dots
-from slipstream_tf.models.tbsm import TBSM
 
 __all__ = [
     "DIN",

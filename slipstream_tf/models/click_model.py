@@ -299,8 +299,19 @@ class ClickModel(LossFeedback, keras.Model):
         Returns:
             [batch, features, dim]; for dictionary keys a list with a tensor per feature, as the
             layer gives them.
+
+        Raises:
+            ValueError: the inputs have no next keys, in training with prefetch.
         """
-        next_keys = self.next_keys(inputs) if training and self.embeddings.prefetch else None
+        next_keys = None
+        if training and self.embeddings.prefetch:
+            if NEXT_KEYS not in inputs:
+                allowed = (
+                    f"{NEXT_KEYS!r}, too, in training with prefetch=True: put the data through "
+                    "slipstream_tf.distributed.with_next"
+                )
+                raise invalid("inputs", sorted(inputs), f"model {self.name!r}", allowed)
+            next_keys = inputs[NEXT_KEYS]
         vectors = self.embeddings(keys, training=training, next_inputs=next_keys)
         if isinstance(vectors, Mapping):
             return [tf.cast(vector, self.compute_dtype) for vector in vectors.values()]
@@ -310,20 +321,6 @@ class ClickModel(LossFeedback, keras.Model):
         """Returns logits [batch, 1] as the model gives them, float32."""
         logits = tf.cast(logits, tf.float32)
         return logits if self.returns_logits else tf.sigmoid(logits)
-
-    def next_keys(self, inputs: Mapping[str, Any]) -> Any:
-        """Returns the keys of the next batch, as `EmbeddingCollection` takes them.
-
-        Raises:
-            ValueError: there are none among the inputs.
-        """
-        if NEXT_KEYS not in inputs:
-            allowed = (
-                f"{NEXT_KEYS!r}, too, in training with prefetch=True: put the data through "
-                "slipstream_tf.distributed.with_next"
-            )
-            raise invalid("inputs", sorted(inputs), f"model {self.name!r}", allowed)
-        return inputs[NEXT_KEYS]
 
     def one_dim(self, cause: str) -> int:
         """Returns the dimension of all features' tables.
@@ -401,71 +398,3 @@ class ClickModel(LossFeedback, keras.Model):
             config["embeddings"], custom_objects=custom_objects
         )
         return cls(**config)
-
-
-class DotsModel(ClickModel):
-    """Base of models with a bottom MLP over the numbers, dots of pairs, and a top MLP.
-
-    Args:
-        embeddings: tables of one dimension.
-        dense_features: numeric features per input; without any there is no bottom MLP.
-        bottom: widths of the bottom MLP; the last one equals the tables' dimension.
-        top: widths of the top MLP; the last one is 1, the logit.
-        dropout: share of units dropped after each hidden layer of the top MLP, 0 to below 1.
-        returns_logits: whether the output is a logit instead of a probability.
-        **kwargs: of `keras.Model`.
-
-    Attributes:
-        dim: of the tables.
-        num_vectors: of which dots are taken: features, and the bottom MLP's output.
-
-    Raises:
-        ValueError: widths that do not fit, or tables of several dimensions.
-    """
-
-    def __init__(
-        self,
-        embeddings: EmbeddingCollection,
-        dense_features: int,
-        bottom: Sequence[int],
-        top: Sequence[int],
-        dropout: float,
-        returns_logits: bool,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
-        place = type(self).__name__
-        require_widths("bottom", bottom, place, may_be_empty=not dense_features)
-        require_widths("top", top, place, may_be_empty=False)
-        self.bottom_widths, self.top_widths = tuple(bottom), tuple(top)
-        self.dim = self.one_dim("dots")
-        if self.top_widths[-1] != 1:
-            raise invalid("top", list(top), place, "a list that ends with 1, the logit")
-        if dense_features and self.bottom_widths[-1] != self.dim:
-            allowed = f"a list that ends with {self.dim}, the dim of the embedding tables"
-            place += f", whose bottom MLP ends with {self.bottom_widths[-1]}"
-            raise invalid("bottom", list(bottom), place, allowed)
-        self.num_vectors = len(embeddings.specs) + (1 if dense_features else 0)
-        self.bottom = None
-        if dense_features:
-            self.bottom = self.mlp("bottom", self.bottom_widths, dense_features)
-
-    @property
-    def output_layer(self) -> Any:
-        """See `ClickModel.output_layer`."""
-        return self.top.last
-
-    def end_with_top(self, inputs: int) -> None:
-        """Makes the top MLP, the last of the model's layers, for `inputs` values per row."""
-        self.top = self.mlp(
-            "top", self.top_widths, inputs, last_is_linear=True, dropout=self.dropout
-        )
-        self.built = True
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
-        return {
-            **super().get_config(),
-            "bottom": list(self.bottom_widths),
-            "top": list(self.top_widths),
-        }

@@ -9,6 +9,7 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.models.click_model import ClickModel, require_widths
+from slipstream_tf.models.interaction import padded_steps
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
@@ -109,7 +110,7 @@ class DIN(ClickModel):
         steps = [vectors.pop(name) for name in self.targets]
         is_there = [self._is_there(name, keys[name], part)
                     for name, part in zip(self.targets, steps, strict=True)]  # fmt: skip
-        of_steps = tf.concat([_padded(part) for part in steps], axis=2)
+        of_steps = tf.concat([padded_steps(part) for part in steps], axis=2)
         target = tf.concat([vectors[name] for name in self.targets.values()], axis=1)
         interest = self._interest(of_steps, target, tf.reduce_any(is_there, axis=0), training)
         parts = [interest, *vectors.values()]
@@ -149,8 +150,3 @@ class DIN(ClickModel):
             "attention": list(self.attention_widths),
             "deep": list(self.deep_widths),
         }
-
-
-def _padded(vectors: Any) -> tf.Tensor:
-    """Returns the vectors of histories as [batch, steps, dim], zeros where no step is."""
-    return vectors.to_tensor() if isinstance(vectors, tf.RaggedTensor) else vectors

@@ -82,6 +82,11 @@ def sum_of_dots(vectors: tf.Tensor) -> tf.Tensor:
     return 0.5 * tf.reduce_sum(square - squares, axis=1, keepdims=True)
 
 
+def padded_steps(vectors: Any) -> tf.Tensor:
+    """Returns the vectors of sequences as [batch, steps, dim], with zeros for missing steps."""
+    return vectors.to_tensor() if isinstance(vectors, tf.RaggedTensor) else vectors
+
+
 @keras.saving.register_keras_serializable(package="slipstream_tf")
 class TimeAttention(keras.layers.Layer):
     """TBSM's time series layer (Ishkhanov et al., arXiv:2008.11922, section 3).

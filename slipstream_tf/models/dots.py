@@ -1,4 +1,4 @@
-"""TBSM: a vector per step of a sequence, attention over time, and a top MLP."""
+"""Models over the dots of feature vectors: DLRM, and TBSM with a vector per step of a sequence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,9 +8,126 @@ import tensorflow as tf
 
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import DotsModel, require_widths
-from slipstream_tf.models.interaction import TimeAttention, pairwise_dots
+from slipstream_tf.models.click_model import ClickModel, require_widths
+from slipstream_tf.models.interaction import TimeAttention, padded_steps, pairwise_dots
 from slipstream_tf.ops.features import PADDING_KEY
+
+
+class DotsModel(ClickModel):
+    """Base of models with a bottom MLP over the numbers, dots of pairs, and a top MLP.
+
+    Args:
+        embeddings: tables of one dimension.
+        dense_features: numeric features per input; without any there is no bottom MLP.
+        bottom: widths of the bottom MLP; the last one equals the tables' dimension.
+        top: widths of the top MLP; the last one is 1, the logit.
+        dropout: share of units dropped after each hidden layer of the top MLP, 0 to below 1.
+        returns_logits: whether the output is a logit instead of a probability.
+        **kwargs: of `keras.Model`.
+
+    Attributes:
+        dim: of the tables.
+        num_vectors: of which dots are taken: features, and the bottom MLP's output.
+
+    Raises:
+        ValueError: widths that do not fit, or tables of several dimensions.
+    """
+
+    def __init__(
+        self,
+        embeddings: EmbeddingCollection,
+        dense_features: int,
+        bottom: Sequence[int],
+        top: Sequence[int],
+        dropout: float,
+        returns_logits: bool,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
+        place = type(self).__name__
+        require_widths("bottom", bottom, place, may_be_empty=not dense_features)
+        require_widths("top", top, place, may_be_empty=False)
+        self.bottom_widths, self.top_widths = tuple(bottom), tuple(top)
+        self.dim = self.one_dim("dots")
+        if self.top_widths[-1] != 1:
+            raise invalid("top", list(top), place, "a list that ends with 1, the logit")
+        if dense_features and self.bottom_widths[-1] != self.dim:
+            allowed = f"a list that ends with {self.dim}, the dim of the embedding tables"
+            place += f", whose bottom MLP ends with {self.bottom_widths[-1]}"
+            raise invalid("bottom", list(bottom), place, allowed)
+        self.num_vectors = len(embeddings.specs) + (1 if dense_features else 0)
+        self.bottom = None
+        if dense_features:
+            self.bottom = self.mlp("bottom", self.bottom_widths, dense_features)
+
+    @property
+    def output_layer(self) -> Any:
+        """See `ClickModel.output_layer`."""
+        return self.top.last
+
+    def end_with_top(self, inputs: int) -> None:
+        """Makes the top MLP, the last of the model's layers, for `inputs` values per row."""
+        self.top = self.mlp(
+            "top", self.top_widths, inputs, last_is_linear=True, dropout=self.dropout
+        )
+        self.built = True
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
+        return {
+            **super().get_config(),
+            "bottom": list(self.bottom_widths),
+            "top": list(self.top_widths),
+        }
+
+
+@keras.saving.register_keras_serializable(package="slipstream_tf")
+class DLRM(DotsModel):
+    """Deep learning recommendation model (Naumov et al., arXiv:1906.00091).
+
+    The dots of all pairs among the embeddings and the bottom MLP's output, each pair once, go with
+    that output through the top MLP. Seed with `keras.utils.set_random_seed` before building it.
+
+    Args:
+        embeddings: tables of one dimension.
+        dense_features: numeric features per input; with 0 there is no bottom MLP (`bottom` is not
+            used) and the dots alone go on.
+        bottom: widths of the bottom MLP; the last one equals the tables' dimension.
+        top: widths of the top MLP; the last one is 1, the logit.
+        dropout: share of units dropped after each hidden layer of the top MLP, 0 to below 1.
+        returns_logits: whether the output is a logit instead of a probability.
+        **kwargs: of `ClickModel` (`batch_norm`) and of `keras.Model`: name, dtype, trainable.
+
+    Raises:
+        ValueError: widths that do not fit, tables of several dimensions, or a single vector (no
+            pair).
+    """
+
+    def __init__(
+        self,
+        embeddings: EmbeddingCollection,
+        dense_features: int,
+        bottom: Sequence[int] = (512, 256, 64, 16),
+        top: Sequence[int] = (512, 256, 1),
+        dropout: float = 0.0,
+        returns_logits: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(embeddings, dense_features, bottom, top, dropout, returns_logits, **kwargs)
+        if self.num_vectors < 2:
+            allowed = "two features or more, or dense_features >= 1 (there is no pair otherwise)"
+            raise invalid("embeddings", f"{len(embeddings.specs)} feature", "DLRM", allowed)
+        pairs = self.num_vectors * (self.num_vectors - 1) // 2
+        self.end_with_top(pairs + (self.dim if dense_features else 0))
+
+    def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
+        """Returns [batch, 1]; see `ClickModel.logits`."""
+        stacked = tf.stack(vectors, axis=1) if isinstance(vectors, list) else vectors
+        if self.bottom is None:
+            return self.top(pairwise_dots(stacked), training=training)
+        bottom = self.bottom(dense, training=training)
+        dots = pairwise_dots(tf.concat([tf.expand_dims(bottom, 1), stacked], axis=1))
+        return self.top(tf.concat([bottom, dots], axis=1), training=training)
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
@@ -93,9 +210,9 @@ class TBSM(DotsModel):
             ValueError: an input is missing, unknown or of another shape.
         """
         dense, keys = self._split(inputs)
-        padded = _padded(keys, self.name)
+        padded = _padded_keys(keys, self.name)
         is_there = tf.reduce_any([part != PADDING_KEY for part in padded.values()], axis=0)
-        rows = [_dense(part) for part in self.look_up(keys, inputs, training)]
+        rows = [padded_steps(part) for part in self.look_up(keys, inputs, training)]
         vectors = tf.reshape(tf.stack(rows, axis=2), [-1, len(rows), self.dim])
         steps = tf.shape(is_there)
         vectors = self._step_vectors(dense, vectors, training)
@@ -134,7 +251,7 @@ class TBSM(DotsModel):
         }
 
 
-def _padded(keys: Any, model: str) -> dict[str, tf.Tensor]:
+def _padded_keys(keys: Any, model: str) -> dict[str, tf.Tensor]:
     """Returns sequences int64 [batch, steps], padded with -1."""
     place = f"model {model!r}"
     if not isinstance(keys, Mapping):
@@ -148,8 +265,3 @@ def _padded(keys: Any, model: str) -> dict[str, tf.Tensor]:
             raise invalid("keys", tuple(part.shape), f"feature {name!r} of {place}", allowed)
         padded[name] = part
     return padded
-
-
-def _dense(rows: Any) -> tf.Tensor:
-    """Returns the rows of sequences as [batch, steps, dim], zeros where no step is."""
-    return rows.to_tensor() if isinstance(rows, tf.RaggedTensor) else rows
