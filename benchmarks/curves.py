@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from common import pyplot
 
-from slipstream_tf.telemetry.curves import CHANCE, EXAMPLES, SECONDS, curve, reaching, standing
+from slipstream_tf.telemetry.curves import CHANCE, EXAMPLES, SECONDS, Curve, curve, standing
 
 # Names of runs for which a plot has room.
 _MOST_WITHIN = 8
@@ -19,6 +20,14 @@ _MOST_WITHIN = 8
 def level(best: float, share: float) -> float:
     """Returns the AUC that is a share of the way from chance to `best`."""
     return CHANCE + share * (best - CHANCE)
+
+
+def reaching(points: Curve, auc: float) -> float | None:
+    """Returns where a curve first reaches an AUC, linear between its points; None: it does not."""
+    for (before, low), (after, high) in itertools.pairwise(points):
+        if high >= auc:
+            return before + (after - before) * (auc - low) / (high - low)
+    return None
 
 
 def with_even_rest(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ import summary
 from absl import app, flags
 from systems_data import DATA, files_of
 
-from slipstream_tf.telemetry.curves import EXAMPLES, SECONDS, curve, reaching
+from slipstream_tf.telemetry.curves import EXAMPLES, SECONDS, curve
 from slipstream_tf.telemetry.run_record import write_json
 
 _DATA = flags.DEFINE_enum("data", "criteo", list(DATA), "What is trained.")
@@ -278,7 +278,7 @@ def levels_of(kept: Kept) -> list[float]:
 
 def seconds_to(record: Mapping[str, Any], level: float) -> float | None:
     """Returns the seconds to an AUC; None: it is not reached."""
-    return reaching(curve(record, SECONDS), level)
+    return curves.reaching(curve(record, SECONDS), level)
 
 
 def ratios(kept: Kept, theirs: Sequence[str], ours: str, level: float) -> list[float] | None:
@@ -301,7 +301,7 @@ def tables_of(kept: Kept, levels: Sequence[float]) -> dict[str, Any]:
             scale = 1.0 if axis == SECONDS else 1e-6
             cells = []
             for of_seeds in records:
-                found = [reaching(curve(record, axis), level) for record in of_seeds]
+                found = [curves.reaching(curve(record, axis), level) for record in of_seeds]
                 there = [value * scale for value in found if value is not None]
                 cells.append(there if len(there) == len(found) else None)
             taken.append(summary.column(f"{title} to {level:.4f}", cells, form, "median each"))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -62,7 +64,10 @@ _STORY = """
 Most examples are easy: a small pilot model foresees their loss. The second run trains mostly those
 it foresees badly, with weights that make up for the others. What the pilot is worth shows beside
 three controls that train as many examples."""
-_ROWS = 1_000_000  # Of the table that the layer's speed is measured by.
+# The table, the batches and the steps by which the layer's speed is measured. A step of Keras's
+# layer takes a hundred times as long.
+_ROWS, _DIM, _BATCH_SIZE = 1_000_000, 32, 512
+_STEPS, _UNTIMED = {"keras": 20, "slipstream": 200}, 5
 
 _FLAGS = {
     "Data and output": (
@@ -104,7 +109,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     if values["data"]:
         size, examples = size_of(data, most)  # What cannot be read is refused at once.
         plain = thinned = (size, None)
-    speed = _speed(_ROWS, values["threads"] or 0)
+    call = f"print(json.dumps(demo.measure_speed({_ROWS}, {values['threads'] or 0})))"
+    speed = json.loads(_run(f"import json; from slipstream_tf.cli import demo; {call}"))
     print(f"{speed_words(**speed)}\n{_STORY}\n\nData: {data}", flush=True)
     common = {"seed": values["seed"], "threads": values["threads"]}
     seen = {**common, "data": data, "max_examples": most}
@@ -156,7 +162,7 @@ def thinned_flags(chosen: _Chosen, examples: int, share: float) -> dict[str, dic
 
 def _flags(chosen: _Chosen, trained: float) -> dict[str, Any]:
     size, rate = chosen
-    # None of the runs may stop by itself. `_train` leaves out what is None.
+    # No run may stop by itself.
     return {
         "batch_size": size, "rows_learning_rate": rate, "epochs": 1, "early_stopping": 0,
         "evaluate_every": max(1, round(trained / size / _POINTS)),
@@ -272,32 +278,63 @@ def _drawn(output: str) -> str:
     return f"Curves:  {page}"
 
 
-def _speed(rows: int, threads: int) -> dict[str, Any]:
-    """Returns what `slipstream_tf.cli.speed` measures, in a process of its own."""
-    printed = _run("speed", [str(rows), str(threads)])
-    return json.loads(printed.splitlines()[-1])
+def measure_speed(rows: int, threads: int) -> dict[str, float]:
+    """Trains a small model with Keras's layer, then with this package's layer.
+
+    Args:
+        rows: of the table; keys are drawn evenly from them.
+        threads: of TensorFlow; 0: all cores.
+
+    Returns:
+        "rows", "dim", "batch_size"; "keras", "slipstream" -> median seconds of a step.
+    """
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from slipstream_tf.keras import Embedding
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    found: dict[str, float] = {"rows": rows, "dim": _DIM, "batch_size": _BATCH_SIZE}
+    for name, steps in _STEPS.items():
+        optimizer = keras.optimizers.Adagrad(0.05)
+        layer = keras.layers.Embedding(rows, _DIM)
+        if name == "slipstream":
+            layer = Embedding(rows, _DIM, optimizer=optimizer)
+        items = np.random.default_rng(0).integers(0, rows, steps * _BATCH_SIZE)
+        item = keras.Input((), dtype="int64")
+        model = keras.Model(item, keras.layers.Dense(1, "sigmoid")(layer(item)))
+        model.compile(optimizer, "binary_crossentropy")
+        ends: list[float] = []
+        timer = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, ends=ends: ends.append(time.perf_counter())
+        )
+        model.fit(items, items % 2, batch_size=_BATCH_SIZE, callbacks=[timer], verbose=0)
+        found[name] = statistics.median(np.diff(ends[_UNTIMED:]))
+    return found
 
 
 def _trained(output: str, name: str, flags: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Trains into a folder of output; returns its metrics.json."""
+    """Runs slipstream-train in a child process; returns its metrics.json.
+
+    Args:
+        output: of the demo; the run gets a folder in it.
+        name: of that folder.
+        flags: of slipstream-train, without those that are None.
+    """
     folder = os.path.join(output, name)
-    _train({**flags, "output": folder})
+    given = [f"--{k}={v}" for k, v in {**flags, "output": folder}.items() if v is not None]
+    _run("from slipstream_tf.cli.train import entry_point; entry_point()", *given)
     return read_record(os.path.join(folder, RECORD), "output")
 
 
-def _train(flags: Mapping[str, Any]) -> None:
-    """Runs slipstream-train in a process of its own; it tells what goes wrong itself."""
-    arguments = [f"--{name}={value}" for name, value in flags.items() if value is not None]
-    _run("train", arguments)
-
-
-def _run(module: str, arguments: Sequence[str]) -> str:
-    """Runs a program of `slipstream_tf.cli`; returns what it printed."""
-    # The same package as here, whatever the folder that this is started in.
+def _run(lines: str, *arguments: str) -> str:
+    """Runs lines of Python in a child process; returns the last line that it printed."""
+    # The child imports the same package as this process, whatever the current folder.
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; "
-        "from slipstream_tf.cli.program import import_tensorflow; import_tensorflow(); "
-        f"from slipstream_tf.cli.{module} import entry_point; entry_point()"
+        f"from slipstream_tf.cli.program import import_tensorflow; import_tensorflow(); {lines}"
     )
     command = [sys.executable, "-c", program, *arguments]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -307,7 +344,7 @@ def _run(module: str, arguments: Sequence[str]) -> str:
         code = result.returncode
         reason = "" if code == RUN_ERROR else f" (exit code {code})"
         raise RunError(f"A run failed{reason}, see above.")
-    return result.stdout
+    return (result.stdout.splitlines() or [""])[-1]
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -73,14 +74,14 @@ def does_nothing(name: str, needs: str) -> UsageError:
 
 
 class _Parser(flags.ArgumentParser):
-    """Base of the parsers: `allowed` says in words what they take, `brief` in a few signs."""
+    """Base of the parsers: `allowed` describes their values in words, `brief` in a few signs."""
 
     allowed = ""
     brief = ""
     json_types: tuple[type, ...] = (str,)  # Of a value in a settings file.
 
     def parse(self, argument: Any) -> Any:
-        """Returns the value; a ValueError says what is allowed (absl adds flag and value)."""
+        """Returns the value; a ValueError names the allowed values (absl adds flag and value)."""
         try:
             return self.convert(argument)
         except (ValueError, TypeError, OverflowError):
@@ -94,7 +95,7 @@ class _Parser(flags.ArgumentParser):
 class Number(_Parser):
     """A number in [minimum, maximum]; an open end is excluded."""
 
-    _noun = "a number"
+    _noun, _form = "a number", "{:g}"
     json_types: tuple[type, ...] = (int, float)
 
     def __init__(
@@ -104,43 +105,36 @@ class Number(_Parser):
         open_minimum: bool = False,
         open_maximum: bool = False,
     ) -> None:
-        self._minimum, self._maximum = minimum, maximum
-        self._open = (open_minimum, open_maximum)
-        low, high = self._shown(minimum), self._shown(maximum)
+        low, high = map(self._form.format, (minimum, maximum))
         self.brief = f"{'>' if open_minimum else '>='} {low}"
         if maximum != float("inf"):
             self.brief += f" and {'<' if open_maximum else '<='} {high}"
         self.allowed = f"{self._noun} {self.brief}"
         if maximum != float("inf") and not (open_minimum or open_maximum):
             self.brief = f"{low} to {high}"
+        self._minimum, self._is_above = minimum, operator.gt if open_minimum else operator.ge
+        self._maximum, self._is_below = maximum, operator.lt if open_maximum else operator.le
 
     def convert(self, argument: Any) -> float:
         value = self._read(argument)
-        above = value > self._minimum if self._open[0] else value >= self._minimum
-        below = value < self._maximum if self._open[1] else value <= self._maximum
-        # Not a number compares false; infinity is no setting either.
-        if not (above and below) or value == float("inf"):
+        is_inside = self._is_above(value, self._minimum) and self._is_below(value, self._maximum)
+        # "nan" compares false; no setting is infinite.
+        if not is_inside or value == float("inf"):
             raise ValueError
         return value
 
     def _read(self, argument: Any) -> float:
         return float(argument)
 
-    def _shown(self, value: float) -> str:
-        return f"{value:g}"
-
 
 class Integer(Number):
     """An integer in [minimum, maximum]."""
 
-    _noun = "an integer"
+    _noun, _form = "an integer", "{}"
     json_types = (int,)
 
     def _read(self, argument: Any) -> int:
         return int(str(argument).replace("_", ""))
-
-    def _shown(self, value: float) -> str:
-        return str(value)
 
 
 class Choice(_Parser):

@@ -1,4 +1,4 @@
-"""Quality along a run: when it reaches an AUC, and where it stands at a time.
+"""Quality along a run: its AUC at a time.
 
 In: a run's metrics.json, whose "evaluations" tell how far training was (examples trained, seconds
 without the evaluations themselves) and the quality. A run without `--evaluate_every` has its end.
@@ -6,7 +6,6 @@ without the evaluations themselves) and the quality. A run without `--evaluate_e
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,14 +19,6 @@ Curve = Sequence[tuple[float, float]]  # (examples trained or seconds, AUC), in 
 def curve(record: Mapping[str, Any], axis: str) -> Curve:
     """Returns the AUC along EXAMPLES or SECONDS of a run, from (0, CHANCE) on."""
     return [(0.0, CHANCE), *((one[axis], one["auc"]) for one in record["evaluations"])]
-
-
-def reaching(points: Curve, auc: float) -> float | None:
-    """Returns where a curve first comes up to an AUC, straight between its points; None: never."""
-    for (before, low), (after, high) in itertools.pairwise(points):
-        if high >= auc:
-            return before + (after - before) * (auc - low) / (high - low)
-    return None
 
 
 def standing(points: Curve, at: float) -> float:

@@ -104,14 +104,16 @@ def test_own_data_have_their_presets_batch_size_and_as_many_examples_as_there_ar
 def test_demo_refuses_data_before_it_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(demo, "_speed")
+    monkeypatch.delattr(demo, "_run")
     flags = [f"--data={tmp_path / 'nowhere.npz'}", f"--output={tmp_path}"]
     assert run_program(demo.make_flags(), demo.main, flags) == 2
 
 
-def test_demo_passes_on_why_a_run_was_refused(capfd: pytest.CaptureFixture[str]) -> None:
+def test_demo_passes_on_why_a_run_was_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UsageError, match="A run was refused, see above"):
-        demo._train({"data": "nowhere.npz"})
+        demo._trained(str(tmp_path), "plain", {"data": "nowhere.npz"})
     assert "Invalid flag --data=nowhere.npz" in capfd.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""telemetry.trace: what TensorFlow and Horovod wrote, as one trace."""
+"""cli.tracing: what TensorFlow and Horovod wrote, as one trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from slipstream_tf.telemetry import trace
+from slipstream_tf.cli import tracing
 
 # As Horovod writes it: a process for each tensor, times since the file's own start.
 TIMELINE = """[
@@ -29,7 +29,7 @@ def test_operations_stand_at_their_time(tmp_path: Path) -> None:
     with tf.profiler.experimental.Trace("a part of the program"):
         square(tf.ones([64, 64])).numpy()
     tf.profiler.experimental.stop()
-    events = trace.profiled(str(tmp_path), rank=3)
+    events = tracing.profiled(str(tmp_path), rank=3)
     assert {event["pid"] for event in events} == {3}
     assert events[0] == {
         "ph": "M", "name": "process_name", "pid": 3, "tid": 0, "args": {"name": "rank 3"}
@@ -44,10 +44,10 @@ def test_operations_stand_at_their_time(tmp_path: Path) -> None:
 
 def test_messages_stand_beside_them(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
-    assert trace.exchanged(str(path)) == []
+    assert tracing.exchanged(str(path)) == []
     for text in (TIMELINE + "]", TIMELINE + ",\n"):  # whole, and of a job that was killed
         path.write_text(text)
-        events = trace.exchanged(str(path))
+        events = tracing.exchanged(str(path))
         begin, end = (event for event in events if "ts" in event)
         assert (begin["ts"], end["ts"]) == (1700000000000020, 1700000000000025)
         named = [event for event in events if event.get("name") == "process_name"]
@@ -58,7 +58,7 @@ def test_messages_stand_beside_them(tmp_path: Path) -> None:
 def test_a_trace_begins_at_zero(tmp_path: Path) -> None:
     events = [{"ph": "M", "pid": 0}, {"ph": "X", "ts": 1.7e15}, {"ph": "X", "ts": 1.7e15 + 2.5}]
     for name, opened in (("a.json", open), ("a.json.gz", gzip.open)):
-        trace.write(str(tmp_path / name), events)
+        tracing.write(str(tmp_path / name), events)
         with opened(tmp_path / name, "rt") as file:
             written = json.load(file)["traceEvents"]
         assert [event.get("ts") for event in written] == [None, 0.0, 2.5]
