@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,8 +29,6 @@ from slipstream_tf.cli.flag_set import Flag, FlagSet, Number, RunError
 from slipstream_tf.cli.program import run_program
 
 SCHEMA = 1
-_WIDTH = 96
-_INDENT = 28
 _LONGEST_ERROR = 600
 _WORKERS = 2
 # TensorFlow's lines of information and warning, which do not explain a crash.
@@ -81,7 +78,7 @@ class Check:
     name: str
     function: str
     fix: str
-    module: str = ""
+    module: str = "-"
     purpose: str = ""
     environment: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SETTLED)
 
@@ -92,12 +89,8 @@ class Check:
             limit: seconds after which the child process is killed.
         """
         answer = _answer_of(self, limit)
-        missing = answer.pop("missing", None)
-        detail = " ".join(answer["detail"].split())
-        if len(detail) > _LONGEST_ERROR:
-            detail = f"{detail[: _LONGEST_ERROR - 3]}..."
-        answer.update(detail=detail)
-        if missing is not None and missing == self.module:
+        answer["detail"] = " ".join(answer["detail"].split())[:_LONGEST_ERROR]
+        if answer.pop("missing", None) == self.module:
             use = f"; only {self.purpose}" if self.purpose else ""
             answer.update(state=MISSING, detail=f"not installed{use}")
         if answer["state"] != OK:
@@ -105,35 +98,24 @@ class Check:
         return Finding(self.name, is_needed=not self.purpose, **answer)
 
 
+_HERE = "slipstream_tf.cli.checks:"
 _FIRST = (
-    Check("packages", "slipstream_tf.cli.checks:packages", checks.INSTALL),
-    Check(
-        "TensorFlow", "slipstream_tf.cli.checks:tensorflow", checks.INSTALL_TENSORFLOW, "tensorflow"
-    ),
+    Check("packages", f"{_HERE}packages", checks.INSTALL),
+    Check("TensorFlow", f"{_HERE}tensorflow", checks.INSTALL_TENSORFLOW, "tensorflow"),
 )
 _LATER = (
-    Check(
-        "Keras", "slipstream_tf.cli.checks:keras", "pip install --upgrade 'keras>=3'", "keras",
-        environment={"TF_CPP_MIN_LOG_LEVEL": "3"},
-    ),
-    Check(
-        "op library", "slipstream_tf.cli.checks:op_library", checks.INSTALL,
-        # The check must not take the memory of a GPU that trains.
-        environment={**_SETTLED, "CUDA_VISIBLE_DEVICES": "-1"},
-    ),
-    Check(
-        "Horovod", "slipstream_tf.cli.checks:horovod", checks.INSTALL_HOROVOD, "horovod",
-        "jobs of several processes need it",
-    ),
-    Check(
-        "SOK", "slipstream_tf.cli.checks:sok", checks.INSTALL_SOK, "sparse_operation_kit",
-        "SOK's tables on GPUs need it",
-    ),
-    Check(
-        "matplotlib", "slipstream_tf.cli.checks:matplotlib", checks.INSTALL_REPORT, "matplotlib",
-        "slipstream-report and slipstream-demo need it",
-    ),
-    Check("GPUs", "slipstream_tf.cli.checks:gpus", "", "", "training on GPUs needs them"),
+    Check("Keras", f"{_HERE}keras", "pip install --upgrade 'keras>=3'", "keras",
+          environment={"TF_CPP_MIN_LOG_LEVEL": "3"}),
+    # The check must not take the memory of a GPU that trains.
+    Check("op library", f"{_HERE}op_library", checks.INSTALL,
+          environment={**_SETTLED, "CUDA_VISIBLE_DEVICES": "-1"}),
+    Check("Horovod", f"{_HERE}horovod", checks.INSTALL_HOROVOD, "horovod",
+          "jobs of several processes need it"),
+    Check("SOK", f"{_HERE}sok", checks.INSTALL_SOK, "sparse_operation_kit",
+          "SOK's tables on GPUs need it"),
+    Check("matplotlib", f"{_HERE}matplotlib", checks.INSTALL_REPORT, "matplotlib",
+          "slipstream-report and slipstream-demo need it"),
+    Check("GPUs", f"{_HERE}gpus", "", purpose="training on GPUs needs them"),
 )  # fmt: skip
 
 
@@ -164,10 +146,9 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     for finding in examine(values["time_limit"]):
         findings.append(finding)
         if not values["json"]:
-            head = f"  {finding.state:<10}{finding.name:<16}".ljust(_INDENT)
-            print(_wrapped(finding.detail, head), flush=True)
-            if finding.fix:
-                print(_wrapped(f"-> {finding.fix}", " " * _INDENT), flush=True)
+            # Lines are not wrapped, so that a command can be copied.
+            fix = f"\n{'':28}-> {finding.fix}" if finding.fix else ""
+            print(f"  {finding.state:<10}{finding.name:<16}{finding.detail}{fix}", flush=True)
     broken = [finding.name for finding in findings if finding.is_needed and finding.state != OK]
     if values["json"]:
         record = {
@@ -184,18 +165,6 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         )
     if not values["json"]:
         print("\nTraining in one process works.", flush=True)
-
-
-def _wrapped(text: str, head: str) -> str:
-    # Paths and options stay whole, so that a command can be copied.
-    return textwrap.fill(
-        text,
-        _WIDTH,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def examine(limit: float) -> Iterator[Finding]:

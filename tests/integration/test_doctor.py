@@ -111,8 +111,6 @@ def test_without_horovod_everything_else_works(tmp_path: Path) -> None:
     assert re.search(r"^  missing   Horovod +not installed", result.stdout, re.MULTILINE)
     assert re.search(r"-> make horovod, or python build_support/install_horovod\.py", result.stdout)
     assert result.stdout.endswith("\nTraining in one process works.\n")
-    # Paths are not broken, however long.
-    assert all(len(line) <= 100 for line in result.stdout.splitlines() if "/" not in line)
     assert result.stderr == ""
 
 

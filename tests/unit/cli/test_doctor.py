@@ -49,7 +49,7 @@ def test_a_child_process_gets_the_variables_of_its_check(run_lines):
         ("import no_such_module.part", "No module named 'no_such_module'"),
         ("raise ImportError('two\\n  lines')", "ImportError: two lines"),
         ("raise SystemExit('left')", "SystemExit: left"),
-        ("raise ValueError('x' * 2000)", "xxx..."),
+        ("raise ValueError('x' * 2000)", "xxx"),
         ("import os; os._exit(0)", "ended with exit code 0"),
         (
             "import os, sys; sys.stderr.write('F1 the reason\\nI0000 a log line\\n'); os._exit(3)",
