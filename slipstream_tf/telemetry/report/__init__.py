@@ -1,4 +1,4 @@
 """A page, pictures and CSV files from the records of runs. Pure Python and matplotlib.
 
-runs -> plots, windows (panels) -> drawing; runs -> summary; all of them -> page and CSV files.
+runs -> plots (panels) -> drawing; runs -> summary; all of them -> page and CSV files.
 """

@@ -11,12 +11,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream_tf.telemetry.report.panels import Curve, Panel
+from slipstream_tf.telemetry.report.plots import Curve, Panel
 
 _WIDTH, _HEIGHT = 4.2, 2.9  # inches
-_LINE_HEIGHT = 0.19  # of a legend's line, inches
 _DPI = 150
-_TICK_STEPS = (1, 2, 2.5, 5, 10)
 _STYLES = ("-", "--", ":", "-.")
 # Told apart by most of those who cannot tell red from green (Okabe and Ito), and dark enough.
 _COLORS = (
@@ -37,6 +35,8 @@ _RC = {
     "grid.color": "#e4e4e4",
     "svg.fonttype": "path",
     "svg.hashsalt": "slipstream",
+    "axes.formatter.useoffset": False,
+    "text.parse_math": False,
 }
 
 
@@ -89,22 +89,23 @@ def _save(
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    lines = _legend_lines(panel) if is_alone else []
-    height = _HEIGHT + (_LINE_HEIGHT * (len(lines) + 2) if is_alone else 0.0)
-    # Names may be written in letters that the font lacks; boxes stand for them.
+    # The font may lack letters of names; boxes replace them.
     with rc_context(_RC), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(?s).*[Gg]lyph.*missing from")
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
         if not panel.curves:
-            _say_nothing_is_there(axes, panel)
+            axes.set_axis_off()
+            text = textwrap.fill(textwrap.shorten(" ".join(absences(panel)), 500), 46)
+            axes.text(0.5, 0.5, text, ha="center", va="center", color="#444444")
         elif panel.categories:
             _draw_bars(axes, panel, color_of)
         else:
             _draw_lines(axes, panel, color_of)
         if is_alone:
             axes.set_title(panel.title, loc="left", fontsize=10.5)
-            _name_runs(figure, lines, color_of)
+            _name_runs(figure, panel, color_of)
+            options["bbox_inches"] = "tight"
         figure.savefig(target, **options)
 
 
@@ -140,20 +141,17 @@ def _set_ticks(axes: Any, panel: Panel) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_xlim(left=0.0)
-        axes.xaxis.set_major_locator(MaxNLocator(5, steps=_TICK_STEPS))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.y_is_log:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         axes.yaxis.set_minor_formatter(NullFormatter())
-        return
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=_TICK_STEPS))
-    low, high = axes.get_ylim()
-    if high >= 1e4:
-        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     else:
-        axes.ticklabel_format(axis="y", useOffset=False, style="plain")
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    low, high = axes.get_ylim()
+    if panel.y_is_log or high >= 1e4:
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     values = [y for curve in panel.curves for _, y in curve.points]
     if low < 0.0 <= min(values):
         axes.set_ylim(bottom=0.0, top=None if any(values) else 1.0)
@@ -173,19 +171,7 @@ def _draw_bars(axes: Any, panel: Panel, color_of: Mapping[str, str]) -> None:
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(panel.x_label)
-    axes.xaxis.set_major_locator(MaxNLocator(5, steps=_TICK_STEPS))
-
-
-def _say_nothing_is_there(axes: Any, panel: Panel) -> None:
-    axes.set_axis_off()
-    lines = textwrap.wrap(" ".join(absences(panel)), 46)
-    if len(lines) > 12:
-        lines = [*lines[:11], "..."]
-    text = axes.text(
-        0.5, 0.5, "\n".join(lines), ha="center", va="center", transform=axes.transAxes,
-        color="#444444",
-    )  # fmt: skip
-    text.set_parse_math(False)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
 
 
 def absences(panel: Panel) -> list[str]:
@@ -199,33 +185,20 @@ def runs_of(curves: Sequence[Curve]) -> list[str]:
     return list(dict.fromkeys(curve.run for curve in curves))
 
 
-def _legend_lines(panel: Panel) -> list[tuple[str, str | None]]:
-    """Lines below a picture: a run's name and itself, or words without a color."""
-    lines: list[tuple[str, str | None]] = [
-        (textwrap.shorten(run, _LONGEST_NAME, placeholder="...") or run[:_LONGEST_NAME], run)
-        for run in runs_of(panel.curves)
-    ]
-    sentences = absences(panel) if panel.curves else []
-    return lines + [(line, None) for text in sentences for line in textwrap.wrap(text, 58)]
-
-
-def _name_runs(
-    figure: Any, lines: Sequence[tuple[str, str | None]], color_of: Mapping[str, str]
-) -> None:
+def _name_runs(figure: Any, panel: Panel, color_of: Mapping[str, str]) -> None:
+    """Writes the names of the runs below a picture, and the sentences about other runs."""
     from matplotlib.lines import Line2D
 
-    if not lines:
+    if not panel.curves:
         return
-    handles = [
-        Line2D([], [], linestyle="none")
-        if run is None
-        else Line2D([], [], color=color_of[run], linewidth=3)
-        for _, run in lines
-    ]
-    # A label that begins with an underscore would be left out.
-    legend = figure.legend(
-        handles, [f" {text}" for text, _ in lines], loc="outside lower left", fontsize=8.5,
-        frameon=False, handlelength=1.2, labelspacing=0.25,
+    runs = runs_of(panel.curves)
+    handles = [Line2D([], [], color=color_of[run], linewidth=3) for run in runs]
+    labels = [textwrap.shorten(run, _LONGEST_NAME) or run[:_LONGEST_NAME] for run in runs]
+    for line in (line for text in absences(panel) for line in textwrap.wrap(text, 58)):
+        handles.append(Line2D([], [], linestyle="none"))
+        labels.append(line)
+    # matplotlib ignores a label that begins with an underscore.
+    figure.legend(
+        handles, [f" {label}" for label in labels], loc="upper left", bbox_to_anchor=(0.0, 0.0),
+        fontsize=8.5, frameon=False, handlelength=1.2, labelspacing=0.25,
     )  # fmt: skip
-    for text in legend.get_texts():
-        text.set_parse_math(False)

@@ -1,12 +1,98 @@
 """The report's panels: quality and costs of runs, and their windows, filled with numbers."""
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from slipstream_tf.telemetry.report.panels import Panel, Point
 from slipstream_tf.telemetry.report.runs import Run, entries, entry, number, total
+
+Point = tuple[float | None, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """One run's numbers in one panel.
+
+    Attributes:
+        run: its name.
+        part: which of a run's curves it is; empty where a run has one.
+        points: (x, y); of bars, x is the index of the category.
+    """
+
+    run: str
+    part: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One plot.
+
+    Attributes:
+        group: heading under which it stands.
+        name: stem of its files' names.
+        title: in a few words.
+        caption: one sentence that says what is on the axes, with units.
+        x_label, y_label: of the axes.
+        curves: what is drawn, in the order of the runs.
+        missing: names of the runs whose records do not have it.
+        notes: sentences about single runs.
+        categories: of bars, one below the other; empty: lines are drawn.
+        x_is_log, y_is_log: whether the axis is logarithmic.
+        best: y that a run should come close to, drawn as a line; or None.
+    """
+
+    group: str
+    name: str
+    title: str
+    caption: str
+    x_label: str
+    y_label: str
+    curves: tuple[Curve, ...] = ()
+    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    x_is_log: bool = False
+    y_is_log: bool = False
+    best: float | None = None
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts that curves have, each once; empty where there is one curve a run."""
+        return list(dict.fromkeys(curve.part for curve in self.curves if curve.part))
+
+    def filled(
+        self,
+        runs: Iterable[Run],
+        points_of: Callable[[Run], Mapping[str, Sequence[Point]]],
+        note_of: Callable[[Run], str] = lambda run: "",
+    ) -> "Panel":
+        """Returns the panel with what runs have for it.
+
+        Args:
+            runs: in order.
+            points_of: the points of a run by part; those with a None are left out.
+            note_of: a sentence about a run, which stands for its curves where it has none.
+        """
+        curves, missing, notes = [], [], []
+        for run in runs:
+            found = []
+            for part, points in points_of(run).items():
+                known = tuple((x, y) for x, y in points if x is not None and y is not None)
+                if known:
+                    found.append(Curve(run.name, part, known))
+            note = note_of(run)
+            if note:
+                notes.append(note)
+            elif not found:
+                missing.append(run.name)
+            curves += found
+        return dataclasses.replace(
+            self, curves=tuple(curves), missing=tuple(missing), notes=tuple(notes)
+        )
+
 
 QUALITY, BYTES, TIME = "Quality", "Bytes", "Time"
 SATURATION, SKIPPING = "Saturation", "Skipped and deferred"
@@ -49,7 +135,8 @@ def quality(runs: Sequence[Run]) -> list[Panel]:
             caption = f"Across: {x_meaning}; up: {meaning}; a point per evaluation."
             names = f"{key}_by_{word}", f"{title} by {word}"
             panel = Panel(QUALITY, *names, caption, x_label, label, best=best)
-            found.append(panel.filled(runs, functools.partial(_tested, x=x_key, y=key)))
+            points_of = functools.partial(_along, entry="evaluations", x=x_key, y=key)
+            found.append(panel.filled(runs, points_of))
     for key, label, meaning in _TRAINING:
         caption = (
             f"Across: examples trained; up: {meaning} of all examples trained so far, each before "
@@ -57,20 +144,13 @@ def quality(runs: Sequence[Run]) -> list[Panel]:
         )
         title = f"Training {label} so far"
         panel = Panel(QUALITY, f"training_{key}", title, caption, "examples trained", label)
-        found.append(panel.filled(runs, functools.partial(_trained, y=key)))
+        points_of = functools.partial(_along, entry="progress", x="examples_trained", y=key)
+        found.append(panel.filled(runs, points_of))
     return found
 
 
-def _trained(run: Run, y: str) -> dict[str, list[Point]]:
-    return {"": run.points("progress", "examples_trained", y)}
-
-
-def _tested(run: Run, x: str, y: str) -> dict[str, list[Point]]:
-    if run.entries("evaluations"):
-        return {"": run.points("evaluations", x, y)}
-    # A record from before there were evaluations on the way.
-    end = run.number("examples", "trained") if x == "examples_trained" else run.training_seconds
-    return {"": [(end, run.number("test", y))]}
+def _along(run: Run, entry: str, x: str, y: str) -> dict[str, list[Point]]:
+    return {"": run.points(entry, x, y)}
 
 
 def costs(runs: Sequence[Run]) -> list[Panel]:

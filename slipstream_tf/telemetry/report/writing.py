@@ -14,7 +14,7 @@ from typing import Any
 from slipstream_tf._version import __version__
 from slipstream_tf.telemetry.report import drawing, plots
 from slipstream_tf.telemetry.report.drawing import absences, runs_of
-from slipstream_tf.telemetry.report.panels import Panel
+from slipstream_tf.telemetry.report.plots import Panel
 from slipstream_tf.telemetry.report.runs import MEASURES, Run, csv_rows, differing_settings
 
 PAGE = "report.html"
