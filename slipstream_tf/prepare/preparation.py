@@ -9,7 +9,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -148,7 +147,7 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
             if f"{part}/{path.name}" not in named:
                 path.unlink()
     results = (stats.STATISTICS, stats.COUNTS)
-    partial = tuple(f"{whole}." for whole in (MANIFEST, stats.HOT_INPUTS, *results))
+    partial = tuple(f"{whole}." for whole in (MANIFEST, *results))
     for path in Path(folder).iterdir():
         is_result = path.name in results and not found["is_complete"]
         if is_result or path.name.startswith(partial):
@@ -283,18 +282,16 @@ class _Preparation:
         stats.write_counts(folder, fields, counted)
         hot_keys, hot_lookups = stats.choose_hot(counted, options.dim, options.hot_budget_bytes)
         hot = dict(zip(fields, hot_keys, strict=True))
-        hot_inputs = stats.HotInputs(folder, hot)
         totals = _totals(manifest)
         train_shards = [shard for shard in manifest["shards"] if shard["train"] is not None]
 
         def count(shard: Mapping[str, Any]) -> int:
-            tables = functools.partial(training_tables, folder, shard, fields)
-            return hot_inputs.count(shard["train"]["file"], tables)
+            tables = training_tables(folder, shard, fields)
+            return sum(int(stats.hot_rows(table, hot).sum()) for table in tables)
 
         num_hot = done = 0
         with _workers(options.threads) as workers:
             for shard, inputs in zip(train_shards, workers.map(count, train_shards), strict=True):
-                hot_inputs.keep(shard["train"]["file"], inputs)
                 num_hot += inputs
                 done += shard["train"]["inputs"]
                 self.told("finding hot inputs", done, totals["inputs"]["train"], done)
@@ -315,7 +312,6 @@ class _Preparation:
             },
         }
         write_json(os.path.join(folder, stats.STATISTICS), statistics)
-        hot_inputs.finish()
         return statistics
 
 

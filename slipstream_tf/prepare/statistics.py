@@ -9,11 +9,9 @@ number of keys is estimated from the smallest values of a hash of theirs (k mini
 Bar-Yossef et al. 2002).
 """
 
-import contextlib
-import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from slipstream_tf import disk
 from slipstream_tf.hashing import hash_keys
 from slipstream_tf.inputs.spec import MISSING_KEY
 from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys, most_candidates
-from slipstream_tf.telemetry.run_record import write_json
 
 STATISTICS = "statistics.json"
 COUNTS = "counts.parquet"
@@ -34,7 +31,6 @@ TOP_SHARE = 0.01
 # What an entry takes: 16 bytes, and as much again while two runs are merged.
 BYTES_PER_KEY = 32
 _SMALLEST = 1 << 16  # Hashes kept: a relative error of 1 / sqrt of it, 0.4%.
-HOT_INPUTS = ".hot_inputs.json"  # While they are counted.
 _GROUP_ROWS = 1 << 20
 _COUNTS_SCHEMA = pa.schema([("field", pa.string()), ("key", pa.int64()), ("count", pa.int64())])
 
@@ -233,51 +229,6 @@ def hot_rows(table: pa.Table, hot: Mapping[str, np.ndarray]) -> np.ndarray:
             is_key_hot = cold[ends] == cold[ends - lengths]
         is_hot &= is_key_hot
     return is_hot
-
-
-class HotInputs:
-    """Counts hot inputs shard by shard; what is counted survives an interruption."""
-
-    def __init__(self, folder: str, hot: Mapping[str, np.ndarray]):
-        """Reads what an interrupted count of the same hot set left.
-
-        Args:
-            folder: of the prepared data.
-            hot: ascending hot keys int64 by field.
-        """
-        digest = hashlib.sha256()
-        for field, keys in hot.items():
-            digest.update(f"{field}\n{len(keys)}\n".encode())
-            digest.update(keys.tobytes())
-        self._digest, self._hot = digest.hexdigest(), hot
-        self._path = Path(folder, HOT_INPUTS)
-        self._by_shard: dict[str, int] = {}
-        # Where there is none, or none that can be used, all shards are counted.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            state = json.loads(self._path.read_text(encoding="utf-8"))
-            if state["hot_set"] == self._digest:
-                self._by_shard = state["inputs"]
-
-    def count(self, name: str, tables: Callable[[], Iterator[pa.Table]]) -> int:
-        """Returns the hot inputs of a shard; several threads may count at the same time.
-
-        Args:
-            name: of the shard.
-            tables: gives its inputs.
-        """
-        if name in self._by_shard:
-            return self._by_shard[name]
-        return sum(int(hot_rows(table, self._hot).sum()) for table in tables())
-
-    def keep(self, name: str, inputs: int) -> None:
-        """Writes down what was counted of a shard."""
-        if name not in self._by_shard:
-            self._by_shard[name] = inputs
-            write_json(str(self._path), {"hot_set": self._digest, "inputs": self._by_shard})
-
-    def finish(self) -> None:
-        """Forgets what was kept."""
-        self._path.unlink(missing_ok=True)
 
 
 def write_counts(

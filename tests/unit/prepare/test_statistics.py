@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slipstream_tf.inputs.readers.prepared import PreparedReader
 from slipstream_tf.inputs.spec import MISSING_KEY
 from slipstream_tf.prepare.schema import parse_schema
-from slipstream_tf.prepare.statistics import HotInputs, hot_rows
+from slipstream_tf.prepare.statistics import hot_rows
 
 
 @settings(deadline=None)
@@ -98,20 +98,3 @@ def test_beyond_the_memory_for_counts_results_are_marked(tmp_path, run_prepare):
     assert not user["is_exact"] and user["count_error"] >= 1
     assert user["keys"] == pytest.approx(36_000, rel=0.03)
     assert day == exact["fields"]["day"]
-
-
-def test_hot_inputs_of_an_interrupted_count_are_kept_for_the_same_hot_set(tmp_path):
-    table = pa.table({"k": pa.array([1, 2, 1], pa.int64())})
-    hot = {"k": np.array([1], np.int64)}
-    counted = HotInputs(str(tmp_path), hot)
-    assert counted.count("a", lambda: iter([table])) == 2
-    counted.keep("a", 2)
-
-    def not_again():
-        raise AssertionError
-
-    assert HotInputs(str(tmp_path), hot).count("a", not_again) == 2
-    other = HotInputs(str(tmp_path), {"k": np.array([1, 2], np.int64)})
-    assert other.count("a", lambda: iter([table])) == 3
-    other.finish()
-    assert list(tmp_path.iterdir()) == []
