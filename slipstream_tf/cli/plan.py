@@ -146,23 +146,18 @@ def hkv_lines(settings: dict[str, dict[str, int]], dim: int, slot_tables: int) -
 
 def as_json(found: MemoryPlan, step: dict[str, float]) -> dict[str, Any]:
     """Returns the plan as JSON."""
+    of_plan = ("ranks", "served", "memory_bytes", "disk_bytes")
+    of_table = ("rows_in_memory", "served", "row_bytes")
+    of_storage = ("memory", "dtype", "slot_dtype", "spill")
     return {
         "needs": dict(found.needs),
-        "ranks": found.ranks,
-        "served": found.served,
-        "memory_bytes": found.memory_bytes,
-        "disk_bytes": found.disk_bytes,
         "step": step,
+        **{name: getattr(found, name) for name in of_plan},
         "tables": {
             table.field.name: {
                 "rows": table.field.rows,
-                "rows_in_memory": table.rows_in_memory,
-                "served": table.served,
-                "row_bytes": table.row_bytes,
-                "memory": table.storage.memory,
-                "dtype": table.storage.dtype,
-                "slot_dtype": table.storage.slot_dtype,
-                "spill": table.storage.spill,
+                **{name: getattr(table, name) for name in of_table},
+                **{name: getattr(table.storage, name) for name in of_storage},
             }
             for table in found.tables
         },

@@ -28,6 +28,12 @@ _ALLOWED = (
     "inputs, nested as the model takes them"
 )
 
+# Of the tensors that a composite input consists of, in TensorFlow's order.
+_SUFFIXES: Mapping[type, tuple[str, ...]] = {
+    tf.RaggedTensorSpec: ("", "_row_splits"),
+    tf.SparseTensorSpec: ("_indices", "", "_dense_shape"),
+}
+
 
 def saved_model(
     model: Any,
@@ -237,20 +243,9 @@ def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
     """
     flat: dict[str, tf.TensorSpec] = {}
     for name, spec in leaves(specs, "inputs"):
-        parts = {name: spec}
-        if isinstance(spec, tf.RaggedTensorSpec):
-            parts = {
-                name: tf.TensorSpec([None], spec.dtype),
-                f"{name}_row_splits": tf.TensorSpec([None], spec.row_splits_dtype),
-            }
-        elif isinstance(spec, tf.SparseTensorSpec):
-            rank = len(spec.shape)
-            parts = {
-                name: tf.TensorSpec([None], spec.dtype),
-                f"{name}_indices": tf.TensorSpec([None, rank], tf.int64),
-                f"{name}_dense_shape": tf.TensorSpec([rank], tf.int64),
-            }
-        for part, tensor in parts.items():
+        tensors = tf.nest.flatten(spec, expand_composites=True)
+        for suffix, tensor in zip(_SUFFIXES.get(type(spec), ("",)), tensors, strict=True):
+            part = f"{name}{suffix}"
             if part in flat:
                 allowed = "inputs whose names differ in letters, digits and '_'"
                 raise invalid("signature", part, "an exported model", allowed)
@@ -263,15 +258,14 @@ def nested(specs: Any, flat: Mapping[str, tf.Tensor]) -> Any:
     tensors = iter(flat[name] for name in flat_specs(specs))
 
     def next_of(spec: Any) -> Any:
-        first = next(tensors)
+        # Not by `expand_composites`, which would not check the row splits.
         if isinstance(spec, tf.RaggedTensorSpec):
-            return tf.RaggedTensor.from_row_splits(first, next(tensors))
+            return tf.RaggedTensor.from_row_splits(next(tensors), next(tensors))
         if isinstance(spec, tf.SparseTensorSpec):
-            return tf.SparseTensor(next(tensors), first, next(tensors))
-        return first
+            return tf.SparseTensor(next(tensors), next(tensors), next(tensors))
+        return next(tensors)
 
-    whole = [next_of(spec) for spec in tf.nest.flatten(specs)]
-    return tf.nest.pack_sequence_as(specs, whole)
+    return tf.nest.map_structure(next_of, specs)
 
 
 def flat_outputs(outputs: Any) -> dict[str, tf.Tensor]:
