@@ -1,7 +1,7 @@
-"""The checks of `slipstream-doctor`. Each one runs in a child process of its own.
+"""The checks of `slipstream-doctor`. Each check runs in a separate child process.
 
-A check imports what it needs, because an import may fail, crash or hang. It returns a description
-of the working part, and raises an exception otherwise.
+A check imports the part that it is about, because the import may fail, crash or hang. It returns a
+description of a part that works, and raises an exception otherwise.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ _STORY = """
 Most examples are easy: a small pilot model foresees their loss. The second run trains mostly those
 it foresees badly, with weights that make up for the others. What the pilot is worth shows beside
 three controls that train as many examples."""
-# The table, the batches and the steps by which the layer's speed is measured. A step of Keras's
-# layer takes a hundred times as long.
+# Sizes for the measurement of the layer's speed. A step of Keras's layer takes a hundred times as
+# long.
 _ROWS, _DIM, _BATCH_SIZE = 1_000_000, 32, 512
 _STEPS, _UNTIMED = {"keras": 20, "slipstream": 200}, 5
 
@@ -319,8 +319,8 @@ def _trained(output: str, name: str, flags: Mapping[str, Any]) -> Mapping[str, A
     """Runs slipstream-train in a child process; returns its metrics.json.
 
     Args:
-        output: of the demo; the run gets a folder in it.
-        name: of that folder.
+        output: folder of the demo; the run gets a subfolder.
+        name: of the subfolder.
         flags: of slipstream-train, without those that are None.
     """
     folder = os.path.join(output, name)

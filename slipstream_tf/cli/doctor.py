@@ -160,8 +160,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         print(json.dumps(record, indent=2))
     if broken:
         raise RunError(
-            f"training in one process does not work here: {', '.join(broken)}. Repair the first "
-            "of them first: the others may need it."
+            f"training in one process does not work here: {', '.join(broken)}. Start "
+            "with the first: the others may need it."
         )
     if not values["json"]:
         print("\nTraining in one process works.", flush=True)

@@ -28,7 +28,7 @@ _ALLOWED = (
     "inputs, nested as the model takes them"
 )
 
-# Of the tensors that a composite input consists of, in TensorFlow's order.
+# Suffixes of the names for the tensors of a composite input, in TensorFlow's order.
 _SUFFIXES: Mapping[type, tuple[str, ...]] = {
     tf.RaggedTensorSpec: ("", "_row_splits"),
     tf.SparseTensorSpec: ("_indices", "", "_dense_shape"),

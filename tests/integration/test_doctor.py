@@ -154,7 +154,7 @@ def test_without_tensorflow_the_report_is_whole(tmp_path: Path) -> None:
     assert "'tensorflow-cpu==2.21.*'" in text
     for name in NAMES[2:]:
         assert re.search(f"^  unchecked {name} +needs TensorFlow", text, re.MULTILINE)
-    assert "Repair the first" in result.stderr
+    assert "Start with the first" in result.stderr
     assert "Traceback" not in text + result.stderr
 
 
