@@ -36,7 +36,6 @@ _RC = {
     "svg.fonttype": "path",
     "svg.hashsalt": "slipstream",
     "axes.formatter.useoffset": False,
-    "text.parse_math": False,
 }
 
 
@@ -97,7 +96,8 @@ def _save(
         if not panel.curves:
             axes.set_axis_off()
             text = textwrap.fill(textwrap.shorten(" ".join(absences(panel)), 500), 46)
-            axes.text(0.5, 0.5, text, ha="center", va="center", color="#444444")
+            written = axes.text(0.5, 0.5, text, ha="center", va="center", color="#444444")
+            written.set_parse_math(False)
         elif panel.categories:
             _draw_bars(axes, panel, color_of)
         else:
@@ -193,12 +193,14 @@ def _name_runs(figure: Any, panel: Panel, color_of: Mapping[str, str]) -> None:
         return
     runs = runs_of(panel.curves)
     handles = [Line2D([], [], color=color_of[run], linewidth=3) for run in runs]
-    labels = [textwrap.shorten(run, _LONGEST_NAME) or run[:_LONGEST_NAME] for run in runs]
+    labels = [run if len(run) <= _LONGEST_NAME else f"{run[:_LONGEST_NAME]}..." for run in runs]
     for line in (line for text in absences(panel) for line in textwrap.wrap(text, 58)):
         handles.append(Line2D([], [], linestyle="none"))
         labels.append(line)
     # matplotlib ignores a label that begins with an underscore.
-    figure.legend(
+    legend = figure.legend(
         handles, [f" {label}" for label in labels], loc="upper left", bbox_to_anchor=(0.0, 0.0),
         fontsize=8.5, frameon=False, handlelength=1.2, labelspacing=0.25,
     )  # fmt: skip
+    for written in legend.get_texts():
+        written.set_parse_math(False)
