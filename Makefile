@@ -137,10 +137,11 @@ build: $(STAMPS)/installed  ## Install the package, with its op library, into th
 
 venv: $(STAMPS)/tensorflow  ## Make the environment and install TensorFlow
 
-lint: $(STAMPS)/lint-tools $(STAMPS)/installed  ## ruff, mypy, clang-format, the workflow's schema, without changing a file
+lint: $(STAMPS)/lint-tools $(STAMPS)/installed  ## ruff, mypy, clang-format, documents, the workflow's schema; changes no file
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy slipstream_tf
+	@$(BIN)/python build_support/lint_documents.py
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@find cc_ops \( -name '*.h' -o -name '*.cc' \) -print0 | xargs -0 $(BIN)/clang-format --dry-run -Werror
 

@@ -19,11 +19,6 @@ import pytest
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_examples_are_short(path):
-    assert len(path.read_text().splitlines()) < 100
-
-
 def test_a_loop_of_ones_own_skips(capsys):
     runpy.run_path(str(EXAMPLES / "own_training_loop.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
@@ -79,15 +74,6 @@ def run_example(warm, name, *arguments, launcher=(), **variables):
 
 def auc_in(text):
     return float(re.search(r"test AUC ([\d.]+)", text)[1])
-
-
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_examples_that_run_say_how(path):
-    text = path.read_text()
-    docstring = ast.get_docstring(ast.parse(text))
-    if "__main__" in text:
-        assert re.search(r"^(Run|The same)\b", docstring, re.M), path.name
-    assert f"`{path.name}`" in (EXAMPLES / "README.md").read_text()
 
 
 def test_rows_by_hand(capsys):

@@ -57,8 +57,3 @@ def test_tutorial_runs(page, tmp_path, monkeypatch):
             continue
         for line in text.replace("\\\n", " ").splitlines():
             run_line(line)
-
-
-def test_all_tutorials_are_listed():
-    listed = re.findall(r"\]\((\w+\.md)\)", (TUTORIALS / "index.md").read_text(encoding="utf-8"))
-    assert sorted(listed) == PAGES

@@ -34,7 +34,6 @@ SIDE_BY_SIDE = [{f"{layer}/saturation", f"{layer}/hot_keys"} for layer in ("core
 ORDER = [f"core/{room}" for room in CORE] + [f"tf/{room}" for room in CORE]
 TESTING = "core/testing"
 INCLUDE = re.compile(r'^\s*#\s*include\s*"cc_ops/([^"]+)"', re.MULTILINE)
-README_LINES = 8
 
 
 def room_of(file: str) -> str:
@@ -100,13 +99,6 @@ def test_includes_point_down() -> None:
     assert "core/table/embedding_table.h" in includes and "core/base/status.h" in includes
     assert list(upward(includes)) == []
     assert list(circles(includes)) == []
-
-
-def test_rooms_say_what_they_are_for() -> None:
-    rooms = {SOURCES / room_of(file) for file in includes_of(SOURCES)}
-    for room in sorted(rooms):
-        lines = (room / "README.md").read_text(encoding="utf-8").splitlines()
-        assert 0 < len(lines) <= README_LINES, room
 
 
 BELOW = {

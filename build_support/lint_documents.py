@@ -1,0 +1,92 @@
+"""Reports broken links and stale generated files in the documents; needs the standard library only.
+
+    python build_support/lint_documents.py
+
+Checks that relative links lead to files and headings that exist, that each page in
+benchmarks/results is drawn from its JSON file and shown on the site, and that the SVG pictures in
+docs/pictures are those that their programs draw. `make lint` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PICTURES = ROOT / "docs" / "pictures"
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def pages() -> list[pathlib.Path]:
+    """Returns the Markdown files that people write."""
+    return [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *(ROOT / "examples").glob("*.md"),
+        *(ROOT / "benchmarks").glob("*.md"),
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """Returns the anchors that GitHub gives the headings of a page."""
+    headings = _HEADING.findall(page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def broken_links() -> Iterator[str]:
+    """Yields a line for each relative link without a target."""
+    for page in pages():
+        for link in _LINK.findall(_FENCED.sub("", page.read_text(encoding="utf-8"))):
+            if link.startswith(("http://", "https://", "mailto:")):
+                continue
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                yield f"{page.relative_to(ROOT)}: broken link to {link}"
+
+
+def stale_results() -> Iterator[str]:
+    """Yields a line for each result page that differs from its JSON file, or that no page shows."""
+    from pages import draw
+
+    texts = "".join(page.read_text(encoding="utf-8") for page in pages())
+    for file in sorted(RESULTS.iterdir()):
+        shown = {".md": f'--8<-- "benchmarks/results/{file.name}"', ".png": f"results/{file.name}"}
+        if shown.get(file.suffix, "") not in texts:
+            yield f"{file.relative_to(ROOT)}: not shown. Add it to docs/results.md"
+        if file.suffix == ".json":
+            page = file.with_suffix(".md")
+            drawn = draw(json.loads(file.read_text(encoding="utf-8")))
+            if not page.exists() or page.read_text(encoding="utf-8") != drawn:
+                yield f"{page.relative_to(ROOT)}: differs from {file.name}"
+
+
+def stale_pictures() -> Iterator[str]:
+    """Yields a line for each SVG picture that its program would draw differently."""
+    import draw
+    import graphs
+
+    drawn = {one.__name__: ("draw.py", one().svg()) for one in draw.PICTURES}
+    for kind in ("includes", "imports"):
+        drawn[kind] = "graphs.py", graphs.picture_of(kind).svg()
+    for name, (program, svg) in drawn.items():
+        if (PICTURES / f"{name}.svg").read_text(encoding="utf-8") != svg:
+            yield f"docs/pictures/{name}.svg: stale. Run python docs/pictures/{program}"
+
+
+def main() -> int:
+    """Prints all findings and returns the exit code."""
+    sys.path[:0] = [str(ROOT / "benchmarks"), str(PICTURES)]
+    found = [*broken_links(), *stale_results(), *stale_pictures()]
+    print("\n".join(found), end="\n" if found else "")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
