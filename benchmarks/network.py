@@ -163,7 +163,7 @@ def _needs_sharded(name: str) -> bool:
 def all_flags(
     case: Case, data: Mapping[str, str], seed: int, batch: int, extra: Mapping[str, Any]
 ) -> dict:
-    """Returns all flags of slipstream-train but --output; data: those of the data."""
+    """Returns all flags of slipstream-train but --output; `data` are --data and --settings."""
     given = {**data, "seed": seed, "batch_size": batch // case.ranks}
     if case.ranks == 1:
         return {**given, **extra, **_SKIPS["plain"]}

@@ -122,7 +122,7 @@ RUNS: Mapping[str, tuple[Run, ...]] = {
         *_BUDGET,
     ),
 }
-# Settings by which the results were measured: they were found by hand.
+# Settings of the kept results, found by hand.
 _FRAPPE = {
     "model": "dcn", "dim": 20, "mlp": "400,400", "cross_layers": 3, "dropout": 0.5,
     "batch_norm": False, "batch_size": 512, "rows_optimizer": "adagrad",

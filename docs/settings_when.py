@@ -150,7 +150,7 @@ FLAGS: Mapping[str, str] = {
     "key_columns": "Parquet: always.",
     "dense_columns": "Parquet with numbers.",
     "max_examples": "A short try.",
-    "settings": "Several runs have the same settings.",
+    "settings": "Runs share their settings.",
     "shuffle": "The order of prepared data means something, such as time or the label.",
     "strict": "Lines that cannot be read are a fault, not noise.",
     "output": "Always, but for a try: records, controls and reports need it.",

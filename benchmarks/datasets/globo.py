@@ -41,7 +41,7 @@ FLAGS = (
     Flag("negatives", Integer(1, 1000), "examples without a click for each click", 1),
     Flag("negatives_from", Choice(("before", "hour")), "source of a negative's article: one of the "
          "20,000 clicks before, or a click of the same hour, which is harder", "before"),
-    Flag("clicks", Integer(1), "use so many clicks from the start of the file", None,
+    Flag("clicks", Integer(1), "number of clicks to use, from the start of the file", None,
          "enough for 3 million examples; all for --split=time"),
     Flag("hold_out", None, "move a tenth of the training part to a validation part"),
     Flag("seed", Integer(0), "of negatives and of the random split", 0),

@@ -31,7 +31,7 @@ Parts = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 class PartsSource(Source):
-    """Examples in memory whose parts are given, in their order. Each part is a "file"."""
+    """Examples in memory, by part and in order. Each part counts as a file."""
 
     def __init__(
         self, name: str, path: str, fields: Sequence[str], parts: Parts, settings: Mapping[str, Any]
@@ -42,7 +42,7 @@ class PartsSource(Source):
             name: of the data set.
             path: of the file from which the examples were read.
             fields: names of the categorical fields.
-            parts: see `Parts`; a data set without a validation part of its own has no "valid".
+            parts: see `Parts`; "valid" may be missing.
             settings: JSON-serialisable values that the examples depend on.
         """
         self.name, self.columns = name, Columns("label", (), tuple(fields))

@@ -116,7 +116,7 @@ def build_model(
     """
     if settings.batch_norm and comm.size > 1:
         raise UsageError(
-            "Invalid flag --batch_norm on several ranks: each would have averages of its own. "
+            "Invalid flag --batch_norm on multiple ranks: their averages would differ. "
             "Allowed: --nobatch_norm."
         )
     common: dict[str, Any] = {

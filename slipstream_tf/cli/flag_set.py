@@ -328,8 +328,8 @@ class FlagSet:
             arguments: without the program's name.
 
         Returns:
-            (values by flag, names of the flags that were given). If the program has a flag
-            `--settings`, the values include those of its file; see `FROM_FILE`.
+            (values by flag, names of the flags that were given). With a flag `--settings`, the
+            values include the file's values; see `FROM_FILE`.
 
         Raises:
             UsageError: an unknown flag, a bad value, or an argument that is no flag.

@@ -11,7 +11,6 @@ from slipstream_tf import (
     Table,
     optimizers,
 )
-from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.ops.features import pack
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
 from slipstream_tf.stores import NativeStore

@@ -12,6 +12,7 @@ import pytest
 
 from slipstream_tf.inputs import BadLineError
 from slipstream_tf.inputs.readers import text
+from slipstream_tf.inputs.readers.arrays import ArrayReader
 from slipstream_tf.inputs.readers.avazu import AvazuReader
 from slipstream_tf.inputs.readers.criteo import CriteoReader
 from slipstream_tf.inputs.readers.parquet import ParquetReader
@@ -86,6 +87,27 @@ def test_avazu_agrees_with_its_reader(tmp_path, small_blocks, avazu_lines, run_p
     assert sorted(whole) == sorted([*rest, *valid]) and len(valid) == 100
     reader = PreparedReader(tmp_path / "out", 64, part="train", hold_out=True)
     assert reader.spec.num_examples == len(rest)
+
+
+def test_examples_in_memory_are_shuffled_in_every_pass(tmp_path, criteo_lines, run_prepare):
+    path = tmp_path / "lines.tsv"
+    path.write_text("\n".join(criteo_lines(1_000)) + "\n")
+    run_prepare(path, tmp_path / "out", shard_rows=300)
+    reader = PreparedReader(tmp_path / "out", 64, part="train")
+    ours = reader.in_memory(3)
+    expected = ArrayReader(ours.spec, batch_size=64, shuffle_seed=3, **collect(reader))
+    assert ours.spec == reader.spec
+    for _ in range(2):
+        assert_same(ours, expected)
+    assert rows_of(ours) != rows_of(reader)
+
+
+def test_lists_are_not_shuffled_in_memory(tmp_path, run_prepare):
+    pq.write_table(pa.table({"click": [0, 1], "tags": [[1], [2, 3]]}), tmp_path / "a.parquet")
+    schema = parse_schema({"label": "click", "keys": ["tags"]})
+    run_prepare(tmp_path / "a.parquet", tmp_path / "out", schema=schema)
+    with pytest.raises(ValueError, match=r"the lists \['tags'\].*fields are no lists"):
+        PreparedReader(tmp_path / "out", 64, part="train").in_memory(0)
 
 
 def test_parquet_agrees_with_its_reader(tmp_path, small_blocks, run_prepare):

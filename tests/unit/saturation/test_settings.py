@@ -35,10 +35,6 @@ BY_INTERVAL = DeferGradients(Interval())
         ({"policies": [MaskGradients]}, "`policies`: <class.*a sequence of policies"),
         ({"policies": [BY_DRIFT, BY_LOSS]}, r"`policies`: \['SkipExamples'\].*each kind once"),
         (
-            {"policies": [SimulatedRanks(2), SimulatedRanks(3)]},
-            r"`policies`: \['SimulatedRanks'\].*each kind once",
-        ),
-        (
             {"policies": [MaskGradients(), DeferGradients()]},
             r"`policies`: \['MaskGradients', 'DeferGradients'\].*one policy that acts on gradients",
         ),
@@ -54,10 +50,6 @@ BY_INTERVAL = DeferGradients(Interval())
         ({"max_auc_loss": "0.1"}, "`max_auc_loss`: '0.1' for Slipstream"),
         ({"dry_run": 1}, r"`dry_run`: 1 for Slipstream.*DryRun\("),
         ({"dry_run": True}, "`dry_run`: True for Slipstream without one"),
-        (
-            {"policies": SimulatedRanks(2), "dry_run": True},
-            "`dry_run`: True for Slipstream without one",
-        ),
         (
             {"policies": [SkipExamples(RowDrift(), share=0.5), MaskGradients(share=0.2)]},
             "`share`: {'SkipExamples': 0.5, 'MaskGradients': 0.2}.*one threshold T",

@@ -1,0 +1,88 @@
+"""cli.flag_set: a settings file sets flags that are not on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slipstream_tf.cli.flag_set import FROM_FILE, UsageError
+from slipstream_tf.cli.settings import resolve
+from slipstream_tf.cli.train_flags import make_flags
+
+
+@pytest.fixture
+def settled(tmp_path):
+    """Returns the settings of a file's content and further arguments."""
+
+    def settle(content, *arguments):
+        path = tmp_path / "run.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        flags = make_flags()
+        values, given = flags.parse(["--data=generated", f"--settings={path}", *arguments])
+        return resolve(values, given, lambda _: "generated", flags)
+
+    return settle
+
+
+def test_values_of_the_file_replace_presets_and_defaults(settled):
+    content = {
+        "dim": 32, "mlp": [128, 64], "batch_norm": True, "rows_init": 0.2, "batch_size": 64,
+        "hot_set_memory": 4096, "policies": ["skip_examples"], "skip_share": 0.25,
+        "expire_after": "12h",
+    }  # fmt: skip
+    settings = settled(content)
+    assert (settings.dim, settings.mlp, settings.batch_norm) == (32, (128, 64), True)
+    assert (settings.rows_init, settings.batch_size) == (0.2, 64)
+    assert (settings.policies, settings.expire_after) == (("skip_examples",), "12h")
+    assert settings.engine["skip_share"] == 0.25 and settings.engine["hot_set_memory"] == 4096
+
+
+def test_the_command_line_wins(settled):
+    content = {"dim": 32, "batch_norm": True, "model": "dcn", "skip_share": 0.25}
+    settings = settled(content, "--dim=8", "--nobatch_norm", "--policies=skip_examples")
+    assert (settings.dim, settings.batch_norm, settings.model) == (8, False, "dcn")
+    assert settings.engine["skip_share"] == 0.25
+
+
+def test_a_flag_of_the_file_may_have_no_effect(settled):
+    assert settled({"cross_layers": 2}, "--model=deepfm").model == "deepfm"
+    with pytest.raises(UsageError, match="--cross_layers does nothing here"):
+        settled({}, "--model=deepfm", "--cross_layers=2")
+
+
+def test_flags_of_saving_and_output_come_from_the_file(tmp_path):
+    (tmp_path / "run.json").write_text('{"checkpoint_every": 5, "output": "runs/a"}')
+    values, given = make_flags().parse([f"--settings={tmp_path / 'run.json'}", "--output=runs/b"])
+    assert (values["checkpoint_every"], values["output"]) == (5, "runs/b")
+    assert values[FROM_FILE] == {"checkpoint_every"} and "checkpoint_every" not in given
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"dims": 3}, r"Invalid name 'dims' in .*run\.json\. Allowed: flags of slipstream-train"),
+        ({"settings": "a.json"}, "Invalid name 'settings'"),
+        ({"dim": 0}, r"Invalid value 0 of 'dim' in .*run\.json\. Allowed: an integer >= 1 and"),
+        ({"dim": "32"}, "Invalid value '32' of 'dim'"),
+        ({"dim": 3.5}, "Invalid value 3.5 of 'dim'"),
+        ({"dim": True}, "Invalid value True of 'dim'"),
+        ({"dim": None}, "Invalid value None of 'dim'"),
+        ({"dropout": 1}, "Invalid value 1 of 'dropout'.*< 1"),
+        ({"dropout": float("nan")}, "Invalid value nan of 'dropout'"),
+        ({"model": "mlp"}, "Invalid value 'mlp' of 'model'.*dlrm, dcn, deepfm"),
+        ({"mlp": [0]}, r"Invalid value \[0\] of 'mlp'"),
+        ({"batch_norm": 1}, "Invalid value 1 of 'batch_norm'.*Allowed: true or false"),
+        ({"policies": ["inputs"]}, r"Invalid value \['inputs'\] of 'policies'.*skip_examples"),
+        ([1], r"Invalid flag --settings=.*: \[1\]\. Allowed: a JSON object"),
+        ("{", "Invalid flag --settings=.*not JSON"),
+    ],
+)
+def test_errors_name_file_name_value_and_what_is_allowed(settled, content, message):
+    with pytest.raises(UsageError, match=message):
+        settled(content)
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(UsageError, match=r"Invalid flag --settings=none\.json: .*No such file"):
+        make_flags().parse(["--settings=none.json"])
