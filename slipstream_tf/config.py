@@ -240,7 +240,8 @@ class Table:
         config = dict(config)
         if config.get("retention") is not None:
             config["retention"] = Retention(**config["retention"])
-        config["storage"] = Storage(**config["storage"])
+        if "storage" in config:
+            config["storage"] = Storage(**config["storage"])
         return cls(**config)
 
 

@@ -191,7 +191,7 @@ def test_a_table_survives_json():
     config = Table("user", 4, initializer=start, retention=Retention(7), storage=storage)
     described = json.loads(json.dumps(config.get_config()))
     assert Table.from_config(described) == config
-    del described["storage"]  # as before tables had one
+    del described["storage"]
     assert Table.from_config(described) == dataclasses.replace(config, storage=Storage())
 
 

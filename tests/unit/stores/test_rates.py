@@ -137,24 +137,6 @@ def test_another_rule_of_a_table_is_refused() -> None:
     restore_state(NativeStore(tables(Adam(0.5)), SGD(2.0)), saved, "a test")
 
 
-def test_files_of_one_rule_for_all_are_read() -> None:
-    import json
-
-    store = NativeStore(tables(), SGD(1.0))
-    train(store, [1, 2])
-    saved = export_state(store)
-    manifest = json.loads(saved["manifest"].tobytes())
-    manifest["optimizer"] = optimizers.serialize(SGD(1.0))
-    manifest["optimizer"]["config"].pop("follow")
-    for table in manifest["tables"]:
-        del table["optimizer"]
-    saved["manifest"] = np.frombuffer(json.dumps(manifest).encode(), np.uint8)
-    other = NativeStore(tables(), SGD(0.5))
-    restore_state(other, saved, "a test")
-    assert rows_of(other, "a") == rows_of(store, "a")
-    assert other.learning_rate_of("a") == 1.0
-
-
 def test_a_checkpoint_of_a_job_has_each_tables_rule_and_rate(tmp_path: Any) -> None:
     def job(rate: float) -> Any:
         return NativeStore(tables(Adagrad(rate)), SGD(rate))
