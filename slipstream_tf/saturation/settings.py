@@ -239,7 +239,6 @@ class EngineSettings:
         """How examples that are thinned by foreseen losses are corrected; "": none are."""
         return next((policy.correct for policy in self.policies if policy.correct), "")
 
-
     @property
     def _ways(self) -> set[str]:
         """The ways in which policies follow `max_auc_loss`: "share", "movement"."""

@@ -178,7 +178,6 @@ class TrackedStore:
         """Returns uint8 [n], the flags that rows still have, where `forgets_flags`."""
         raise NotImplementedError
 
-
     def update_counts(self, table: str) -> UpdateCounts:
         """Returns what became of a table's gradient rows since the store was made."""
         raise NotImplementedError
