@@ -162,12 +162,12 @@ def test_globo_validation_part_is_a_tenth_of_the_training_part(
     globo: ModuleType, clicks: str, split: str, negatives: int
 ) -> None:
     whole = read_globo(globo, clicks, split=split, negatives=negatives)
-    held = read_globo(globo, clicks, split=split, negatives=negatives, hold_out=True)
-    assert sorted(whole["train"]) == sorted(held["train"] + held["valid"])
-    assert abs(len(held["valid"]) - 0.1 * len(whole["train"])) <= 1 + negatives
-    assert whole["test"] == held["test"]
+    apart = read_globo(globo, clicks, split=split, negatives=negatives, hold_out=True)
+    assert sorted(whole["train"]) == sorted(apart["train"] + apart["valid"])
+    assert abs(len(apart["valid"]) - 0.1 * len(whole["train"])) <= 1 + negatives
+    assert whole["test"] == apart["test"]
     if split == "time":
-        assert whole["train"] == held["train"] + held["valid"]
+        assert whole["train"] == apart["train"] + apart["valid"]
 
 
 def test_globo_is_prepared_and_trained_with_its_settings(
