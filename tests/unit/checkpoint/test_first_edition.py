@@ -31,7 +31,7 @@ def written(tmp_path: Path) -> Path:
 
 def test_a_checkpoint_of_the_first_edition_is_refused(written: Path) -> None:
     job = Job(SingleProcess(), "native", written / "checkpoints")
-    with pytest.raises(CheckpointMismatchError, match="this version reads 4. Restore it with the"):
+    with pytest.raises(CheckpointMismatchError, match=r"this version reads 4\. Restore it"):
         job.checkpoints.restore()
 
 
