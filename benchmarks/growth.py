@@ -31,9 +31,9 @@ from absl import app, flags
 from resident import return_free_memory
 
 import slipstream_tf as slip
-from slipstream_tf.hashing import hash_keys
+from slipstream_tf._utils.hashing import hash_keys
 from slipstream_tf.ops import features
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 _SIZES = flags.DEFINE_list(
     "sizes",

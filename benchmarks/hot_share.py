@@ -18,9 +18,9 @@ import summary
 import tensorflow as tf
 from absl import app, flags
 
-from slipstream_tf.inputs.readers.prepared import PreparedReader
-from slipstream_tf.inputs.readers.registry import open_data
-from slipstream_tf.inputs.spec import Reader
+from slipstream_tf.data.readers.prepared import PreparedReader
+from slipstream_tf.data.readers.registry import open_data
+from slipstream_tf.data.spec import Reader
 
 _DATA = flags.DEFINE_list(
     "data",

@@ -29,12 +29,12 @@ import tensorflow as tf
 from absl import app, flags
 
 import slipstream_tf as slip
-from slipstream_tf.inputs.readers import registry
-from slipstream_tf.inputs.readers.prepared import PreparedReader
+from slipstream_tf.data.opening import open_source
+from slipstream_tf.data.preparation import Options, prepare
+from slipstream_tf.data.readers import registry
+from slipstream_tf.data.readers.prepared import PreparedReader
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import DLRM
-from slipstream_tf.prepare.opening import open_source
-from slipstream_tf.prepare.preparation import Options, prepare
 
 # `--lines`, `--threads`, `--runs` and `--folder` are those of `prepare_rate`.
 _STEPS = flags.DEFINE_integer("steps", 100, "Steps of a run.", lower_bound=1)

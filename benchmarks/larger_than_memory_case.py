@@ -24,7 +24,7 @@ import tensorflow as tf
 
 import slipstream_tf as slip
 from slipstream_tf.ops import features
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 FEATURES, BATCH, ZIPF, AHEAD = 26, 2048, 1.05, 4
 _FILL_AT_ONCE = 1 << 19

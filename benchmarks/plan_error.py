@@ -28,9 +28,9 @@ from absl import app, flags
 from larger_than_memory_case import resident_bytes
 
 import slipstream_tf as slip
-from slipstream_tf.inputs.readers.prepared import PreparedReader
+from slipstream_tf.data.readers.prepared import PreparedReader
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 _SPILL = flags.DEFINE_string("spill", None, "Folder on a local disk.", required=True)
 _CLICKS = flags.DEFINE_integer("clicks", 3_000_000, "Examples that are prepared.", lower_bound=1)

@@ -22,8 +22,8 @@ import numpy as np
 import summary
 from absl import app, flags
 
-from slipstream_tf.prepare.opening import open_source
-from slipstream_tf.prepare.preparation import Options, prepare
+from slipstream_tf.data.opening import open_source
+from slipstream_tf.data.preparation import Options, prepare
 
 _LINES = flags.DEFINE_integer("lines", 2_000_000, "Generated lines.", lower_bound=1)
 _THREADS = flags.DEFINE_integer("threads", 2, "Threads that parse.", lower_bound=1)

@@ -13,7 +13,7 @@ import sys
 
 from slipstream_tf.cli.train import entry_point
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.tables.native import NativeStore
 
 
 def train(ranks: int) -> None:

@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 
-from slipstream_tf import launch
+from slipstream_tf._utils import launch
 from slipstream_tf.cli import train
 
 

@@ -24,7 +24,7 @@ from larger_than_memory_case import resident_bytes
 import slipstream_tf as slip
 from slipstream_tf.distributed import JobCheckpoints, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 _SPILL = flags.DEFINE_string("spill", None, "Folder on a local disk.", required=True)
 _MINUTES = flags.DEFINE_float("minutes", 60.0, "How long.", lower_bound=0.1)

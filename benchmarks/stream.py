@@ -220,7 +220,7 @@ def _thinned(
     """Leaves out examples at random after a twentieth, so that as many stay as asked."""
     import tensorflow as tf
 
-    from slipstream_tf.inputs.batches import chosen_rows
+    from slipstream_tf.sampling.batches import chosen_rows
 
     warmup = math.ceil(planned / settings.batch_size * 0.05)
     first = warmup * settings.batch_size

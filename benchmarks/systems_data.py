@@ -16,9 +16,9 @@ from typing import Any
 import common
 import numpy as np
 
-from slipstream_tf.inputs.readers import registry
-from slipstream_tf.inputs.readers.prepared import PreparedReader
-from slipstream_tf.inputs.spec import Reader
+from slipstream_tf.data.readers import registry
+from slipstream_tf.data.readers.prepared import PreparedReader
+from slipstream_tf.data.spec import Reader
 
 _PARTS = ("train", "valid", "test")
 _READ_AT_ONCE = 65536

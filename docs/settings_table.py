@@ -22,6 +22,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import settings_when as when  # noqa: E402  (lies beside this file)
 
 from slipstream_tf import initializers, optimizers  # noqa: E402
+from slipstream_tf.baselines import RowDrift, SkipAtRandom  # noqa: E402
 from slipstream_tf.cli import train  # noqa: E402
 from slipstream_tf.config import (  # noqa: E402
     DryRun,
@@ -32,16 +33,15 @@ from slipstream_tf.config import (  # noqa: E402
     Table,
     Window,
 )
-from slipstream_tf.experiments import SkipAtRandom  # noqa: E402
 from slipstream_tf.ops.features import FeatureSpec  # noqa: E402
 from slipstream_tf.policies import (  # noqa: E402
     DeferGradients,
+    ForeseenLoss,
     Interval,
     MaskGradients,
     Movement,
     SkipExamples,
 )
-from slipstream_tf.scores import ForeseenLoss, RowDrift  # noqa: E402
 
 # Classes of settings, as they are listed.
 CLASSES: tuple[type, ...] = (

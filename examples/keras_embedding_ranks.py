@@ -59,7 +59,7 @@ def main() -> None:
     model.build()
     optimizer = keras.optimizers.Adagrad(0.05)
     variables = {"user": model.users.embeddings, "item": model.items.embeddings}
-    store = slip.stores.VariableStore(variables)
+    store = slip.tables.VariableStore(variables)
     averaging = slip.distributed.DistributedOptimizer(optimizer, comm, store)
     averaging.build(model.trainable_variables)
     slipstream = slip.Slipstream(

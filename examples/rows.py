@@ -52,7 +52,7 @@ def main() -> None:
 
     old = keras.layers.Embedding(50, 8)
     old.build()
-    print("rows of the Keras embedding:", slip.stores.from_embedding(items, old))
+    print("rows of the Keras embedding:", slip.tables.from_embedding(items, old))
     model.fit(
         {name: keys[name] for name in ("user", "item")},
         label,
@@ -65,7 +65,7 @@ def main() -> None:
     items.write([1000], items.read([7]))  # A new item starts as one that is like it.
     print("rows removed:", items.remove([7, 8, 12345]))
     print("items now:", len(items), "the last of them", items.keys()[-2:])
-    print("keys renamed:", slip.stores.rename_keys(items, {1000: 7}, keep_others=True))
+    print("keys renamed:", slip.tables.rename_keys(items, {1000: 7}, keep_others=True))
 
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder) / "clicks.weights.h5")

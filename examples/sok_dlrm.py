@@ -36,7 +36,7 @@ def train(flags: argparse.Namespace) -> None:
         max_capacity=flags.capacity,
     )
     updater = sok.OptimizerWrapper(tf.compat.v1.train.AdagradOptimizer(flags.rate, 1e-6))
-    store = slip.stores.SokStore({"rows": table}, updater, slip.distributed.init())
+    store = slip.tables.SokStore({"rows": table}, updater, slip.distributed.init())
     slipstream = slip.Slipstream(store, sok_fallback.POLICY, sok_fallback.WINDOW)
     model = DenseLayers(flags.dim)
     optimizer = tf.keras.optimizers.Adam(flags.dense_rate)

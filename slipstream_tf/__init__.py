@@ -25,6 +25,7 @@ _EXPORTS = {
     **dict.fromkeys(
         (
             "DeferGradients",
+            "ForeseenLoss",
             "Interval",
             "MaskGradients",
             "Movement",
@@ -32,25 +33,25 @@ _EXPORTS = {
         ),
         "slipstream_tf.policies",
     ),
-    **dict.fromkeys(("ForeseenLoss", "RowDrift"), "slipstream_tf.scores"),
+    "RowDrift": "slipstream_tf.baselines",
     "FeatureSpec": "slipstream_tf.ops.features",
     "Slipstream": "slipstream_tf.keras",
 }
 _MODULES = (
+    "baselines",
     "checkpoint",
+    "data",
     "distributed",
-    "experiments",
+    "engine",
     "export",
     "initializers",
-    "inputs",
     "keras",
     "models",
     "ops",
     "optimizers",
     "policies",
-    "saturation",
-    "scores",
-    "stores",
+    "sampling",
+    "tables",
     "telemetry",
 )
 

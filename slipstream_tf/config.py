@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream_tf import initializers, optimizers
-from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
-from slipstream_tf.hashing import hash_text
+from slipstream_tf._utils.errors import invalid, require_choice, require_integer, require_number
+from slipstream_tf._utils.hashing import hash_text
 
 COMBINERS = ("sum", "mean", "sqrtn", None)
 EVICTIONS = ("lfu", "lru")

@@ -8,9 +8,9 @@ import dataclasses
 from typing import Any
 
 from slipstream_tf import _compat
-from slipstream_tf.errors import invalid, require_integer, require_number
-from slipstream_tf.serialization import deserialize
-from slipstream_tf.serialization import serialize as serialize
+from slipstream_tf._utils.errors import invalid, require_integer, require_number
+from slipstream_tf._utils.serialization import deserialize
+from slipstream_tf._utils.serialization import serialize as serialize
 
 
 @dataclasses.dataclass(frozen=True)

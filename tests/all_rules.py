@@ -6,7 +6,7 @@ import numpy as np
 
 from slipstream_tf import Table, distributed, initializers, optimizers
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 SPECS = [FeatureSpec("f", "t", "sum")]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from slipstream_tf.engine.report import TableWindow, WindowReport
 from slipstream_tf.ops.update_policy import UpdateCounts
-from slipstream_tf.saturation.report import TableWindow, WindowReport
 
 SLOPE, INPUTS, WINDOWS, WARMUP = 0.03, 1000, 20, 5
 SKIPPABLE, KEPT = 500, 100

@@ -8,11 +8,11 @@ import numpy as np
 from engine_settings import engine_settings
 
 from slipstream_tf.config import Table
+from slipstream_tf.engine.states import KeyState
+from slipstream_tf.engine.tracker import SaturationTracker
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdateCounts
-from slipstream_tf.saturation.states import KeyState
-from slipstream_tf.saturation.tracker import SaturationTracker
-from slipstream_tf.stores import TrackedStore
+from slipstream_tf.tables import TrackedStore
 
 DIM = 2
 ROW_BYTES = 4 * DIM

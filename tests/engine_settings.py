@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import slipstream_tf as slip
-from slipstream_tf.saturation.settings import EngineSettings
+from slipstream_tf.engine.settings import EngineSettings
 
 # Flat name -> field of each part.
 _WINDOW = {
@@ -59,7 +59,7 @@ def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
         else:
             raise ValueError(f"no policy {policy!r}")
     if "random_shares" in flat:
-        found.append(slip.experiments.SkipAtRandom(flat.pop("random_shares")))
+        found.append(slip.baselines.SkipAtRandom(flat.pop("random_shares")))
     window, hot_set, saturation = take(_WINDOW), take(_HOT_SET), take(_SATURATION)
     max_auc_loss, dry_run = flat.pop("max_auc_loss", None), flat.pop("dry_run", False)
     if flat:

@@ -17,7 +17,7 @@ from slipstream_tf.checkpoint import store_parts, table_parts
 from slipstream_tf.checkpoint.manifest import Manifest
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.stores.base import SavedStore
+from slipstream_tf.tables.base import SavedStore
 
 TABLE = Table("t", 2, initializer=initializers.RandomUniform(seed=4))
 RULE = optimizers.Adagrad(0.1, 0.5)

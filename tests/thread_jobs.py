@@ -18,9 +18,9 @@ from engine_settings import engine_settings
 
 from slipstream_tf import Retention, Storage, Table, initializers, optimizers
 from slipstream_tf.distributed import JobCheckpoints, ReplicatedStore, ShardedStore, SingleProcess
+from slipstream_tf.engine.tracker import SaturationTracker
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.saturation.tracker import SaturationTracker
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 TABLES = (
     Table("a", 4, initializer=initializers.RandomUniform(seed=1)),

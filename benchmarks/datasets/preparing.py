@@ -15,7 +15,7 @@ from slipstream_tf.cli.program import import_tensorflow, run_program
 
 import_tensorflow()
 
-from slipstream_tf.prepare.sources import (  # noqa: E402
+from slipstream_tf.data.sources import (  # noqa: E402
     Block,
     Columns,
     ParsedRows,

@@ -17,7 +17,7 @@ import worker
 
 import slipstream_tf as slip
 from slipstream_tf.ops import features
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 
 def _store(settings: Mapping[str, Any]) -> tuple[NativeStore, list[features.FeatureSpec]]:

@@ -23,8 +23,8 @@ from normalised_rows import FollowsWindows, NormalisedRows
 from task import Predict, Recorder, Task, read_arguments
 
 import slipstream_tf as slip
-from slipstream_tf.inputs.segregation import segregate
-from slipstream_tf.keras.hot_rows import Hotline, HotRows
+from slipstream_tf.baselines.hot_rows import Hotline, HotRows
+from slipstream_tf.baselines.segregation import segregate
 from slipstream_tf.models import DLRM
 
 _STEPS_AT_ONCE = 16

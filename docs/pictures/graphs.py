@@ -28,8 +28,8 @@ CORE = (
     *("update", "saturation", "hot_keys", "exchange"),
 )
 PACKAGE = (
-    *("leaves", "ops", "scores", "policies", "stores", "saturation", "checkpoint", "experiments"),
-    *("inputs", "distributed", "export", "telemetry", "keras", "models", "prepare", "cli"),
+    *("leaves", "ops", "policies", "tables", "engine", "checkpoint", "telemetry", "data"),
+    *("distributed", "export", "sampling", "keras", "models", "baselines", "cli"),
 )
 Edges = collections.Counter[tuple[str, str]]
 

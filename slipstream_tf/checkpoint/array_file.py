@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_tf import disk
+from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 
 MAGIC = b"slipckp2"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf import disk
+from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError
 from slipstream_tf.config import Storage

@@ -20,9 +20,9 @@ from slipstream_tf.checkpoint.manifest import NAME, Manifest
 from slipstream_tf.config import Table
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
-from slipstream_tf.stores.base import SavedStore
-from slipstream_tf.stores.by_key import counts_of
-from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.tables.base import SavedStore
+from slipstream_tf.tables.by_key import counts_of
+from slipstream_tf.tables.native import NativeStore
 
 _LONGEST = 1 << 40
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_tf import disk
+from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint import array_file, spilled
 from slipstream_tf.checkpoint.array_file import Arrays
 from slipstream_tf.checkpoint.store_parts import Rank, file_name
@@ -21,8 +21,8 @@ from slipstream_tf.checkpoint.tables import KINDS, META, name_before, widened
 from slipstream_tf.config import Storage, Table
 from slipstream_tf.ops.sealed_rows import SealedRows
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.stores.base import SavedStore, table_contents
-from slipstream_tf.stores.by_key import counts_of
+from slipstream_tf.tables.base import SavedStore, table_contents
+from slipstream_tf.tables.by_key import counts_of
 
 # A file with all rows comes again after so many with changes, or when these have more rows.
 _MOST_BEFORE = 8

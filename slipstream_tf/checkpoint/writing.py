@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slipstream_tf import disk
+from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint import array_file, tree
 from slipstream_tf.checkpoint.array_file import ArrayFile
 from slipstream_tf.checkpoint.errors import CheckpointError

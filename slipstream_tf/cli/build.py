@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf import initializers, optimizers
+from slipstream_tf.baselines.hot_rows import Hotline, HotRows
 from slipstream_tf.cli.callbacks import LOG_LOSS, InputCount
 from slipstream_tf.cli.engine import engine_arguments
 from slipstream_tf.cli.flag_set import UsageError
@@ -19,7 +20,6 @@ from slipstream_tf.cli.settings import Settings
 from slipstream_tf.config import Retention, Storage, Table, Window
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
-from slipstream_tf.keras.hot_rows import Hotline, HotRows
 from slipstream_tf.keras.loss_feedback import binary_cross_entropy
 from slipstream_tf.models import DLRM, DCNv2, DeepFM
 

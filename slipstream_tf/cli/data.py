@@ -14,7 +14,7 @@ from slipstream_tf.cli.train_flags import DATA_HELP
 
 if TYPE_CHECKING:
     from slipstream_tf.cli.settings import Settings
-    from slipstream_tf.inputs.spec import Reader
+    from slipstream_tf.data.spec import Reader
     from slipstream_tf.telemetry.run_record import PhaseClock
 
 GENERATED, PARQUET = "generated", "parquet"
@@ -26,7 +26,7 @@ _SAMPLE_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The readers of a data set: see `slipstream_tf.inputs.spec.Reader`.
+    """The readers of a data set: see `slipstream_tf.data.spec.Reader`.
 
     Attributes:
         train: of the training part.
@@ -63,7 +63,7 @@ def name_of(data: str, clock: PhaseClock | None = None) -> str:
     if os.path.isdir(data) or data.endswith(".parquet"):
         return PARQUET
     import_tensorflow()
-    from slipstream_tf.inputs.readers import registry
+    from slipstream_tf.data.readers import registry
 
     # Readers of large files open nothing yet; those of small ones keep what they read.
     with _refusing(data), clock.phase("reading") if clock else contextlib.nullcontext():
@@ -102,7 +102,7 @@ def open_parts(settings: Settings) -> Parts:
 
 def best_auc(reader: Reader) -> float | None:
     """Returns the AUC that no model exceeds on a part; None where it is not known."""
-    from slipstream_tf.inputs.readers.generator import GeneratedReader
+    from slipstream_tf.data.readers.generator import GeneratedReader
     from slipstream_tf.telemetry.metrics import click_metrics
 
     if not isinstance(reader, GeneratedReader):
@@ -116,9 +116,9 @@ def _refusing(data: str) -> contextlib.AbstractContextManager[None]:
 
 def _require_header(data: str) -> None:
     """Refuses a CSV file of other columns than Avazu's here, and not when training begins."""
-    from slipstream_tf.inputs.readers.avazu import AvazuFormat
-    from slipstream_tf.inputs.readers.text import require_header
-    from slipstream_tf.prepare.line_source import first_line
+    from slipstream_tf.data.line_source import first_line
+    from slipstream_tf.data.readers.avazu import AvazuFormat
+    from slipstream_tf.data.readers.text import require_header
 
     if os.path.isfile(data) and data.endswith((".csv", ".csv.gz")):
         require_header(AvazuFormat(), data, first_line(data))
@@ -130,7 +130,7 @@ def _open(settings: Settings, part: str) -> Reader:
     options: dict[str, Any] = {"part": part, "strict": settings.strict}
     hold_out = settings.holds_out
     if _prepared(data) is not None:
-        from slipstream_tf.inputs.readers.prepared import PreparedReader
+        from slipstream_tf.data.readers.prepared import PreparedReader
 
         shuffle = settings.shuffle if part == "train" else "none"
         seed = settings.seed if shuffle == "shards" else None
@@ -139,13 +139,13 @@ def _open(settings: Settings, part: str) -> Reader:
     if settings.shuffle != "none":
         raise does_nothing("shuffle", "data that slipstream-prepare wrote")
     if name == GENERATED:
-        from slipstream_tf.inputs.readers.registry import open_generated
+        from slipstream_tf.data.readers.registry import open_generated
 
         # The examples are always the same: a run's seed is that of its model.
         share = 1.0 if part == "train" else _TEST_SHARE
         return open_generated(data, part, batch_size, share)
     if name == PARQUET:
-        from slipstream_tf.inputs.readers.parquet import ParquetReader
+        from slipstream_tf.data.readers.parquet import ParquetReader
 
         label, keys, dense = settings.label_column, settings.key_columns, settings.dense_columns
         if label is None or not keys:
@@ -155,7 +155,7 @@ def _open(settings: Settings, part: str) -> Reader:
             )
         options["hold_out"] = hold_out
         return ParquetReader(data, batch_size, label=label, keys=keys, dense=dense, **options)
-    from slipstream_tf.inputs.readers import registry
+    from slipstream_tf.data.readers import registry
 
     return registry.open_data(data, batch_size=batch_size, hold_out=hold_out, **options)
 
@@ -165,7 +165,7 @@ def _prepared(data: str) -> dict[str, Any] | None:
     if not os.path.isdir(data):
         return None
     import_tensorflow()
-    from slipstream_tf.inputs.readers.prepared import is_prepared, read_manifest
+    from slipstream_tf.data.readers.prepared import is_prepared, read_manifest
 
     with _refusing(data):
         return read_manifest(data) if is_prepared(data) else None
@@ -175,7 +175,7 @@ def _is_generated(data: str) -> bool:
     if data.partition(":")[0] != GENERATED:
         return False
     import_tensorflow()
-    from slipstream_tf.inputs.readers.generator import parse_name
+    from slipstream_tf.data.readers.generator import parse_name
 
     with _refusing(data):
         parsed = parse_name(data)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from slipstream_tf import launch
+from slipstream_tf._utils import launch
 from slipstream_tf.cli import data as data_set
 from slipstream_tf.cli.flag_set import (
     RUN_ERROR,

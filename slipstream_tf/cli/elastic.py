@@ -24,7 +24,7 @@ from slipstream_tf.distributed.elastic_state import (
     newest,
     require_restored,
 )
-from slipstream_tf.saturation.report import added_up
+from slipstream_tf.engine.report import added_up
 
 
 class ElasticRun:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slipstream_tf.baselines import RowDrift, SkipAtRandom
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.config import DryRun, HotSet, Saturation
-from slipstream_tf.experiments import SkipAtRandom
 from slipstream_tf.policies import (
     DeferGradients,
+    ForeseenLoss,
     MaskGradients,
     Movement,
     Policy,
     SkipExamples,
 )
-from slipstream_tf.scores import ForeseenLoss, RowDrift
 
 _SAME = ("threshold", "max_threshold", "revisit_every")
 _SATURATION = {"metric": "drift_metric", **{name: name for name in _SAME}}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from slipstream_tf import disk
+from slipstream_tf._utils import disk
 from slipstream_tf.config import Retention, parse_bytes
 
 USAGE_ERROR = 2  # Exit code: something that the user gave is wrong.

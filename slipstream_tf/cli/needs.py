@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from slipstream_tf import launch
+from slipstream_tf._utils import launch
 
 # `cli.settings.Settings`, which is built on the flags, and they on this.
 Settings = Any

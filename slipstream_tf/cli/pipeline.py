@@ -13,16 +13,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from slipstream_tf.baselines.segregation import segregate
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.distributed import Communicator, even_ends, with_next
 from slipstream_tf.distributed.batches import element_of
 from slipstream_tf.distributed.blocks import BlocksLeft
-from slipstream_tf.inputs.classifier import weigh_last
-from slipstream_tf.inputs.look_ahead import LookAhead
-from slipstream_tf.inputs.notes import note_share
-from slipstream_tf.inputs.segregation import segregate
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.ops.features import num_rows
+from slipstream_tf.sampling.classifier import weigh_last
+from slipstream_tf.sampling.look_ahead import LookAhead
+from slipstream_tf.sampling.notes import note_share
 
 _ALL = BlocksLeft()
 

@@ -23,9 +23,9 @@ from slipstream_tf.cli.flag_set import (
     raised_as,
 )
 from slipstream_tf.cli.program import import_tensorflow, run_program
-from slipstream_tf.prepare.memory_plan import MemoryPlan, plan_hkv, plan_memory, read_uses
-from slipstream_tf.prepare.statistics import read_statistics
-from slipstream_tf.stores.sok import hkv
+from slipstream_tf.data.memory_plan import MemoryPlan, plan_hkv, plan_memory, read_uses
+from slipstream_tf.data.statistics import read_statistics
+from slipstream_tf.tables.sok import hkv
 from slipstream_tf.telemetry.table import format_table
 
 _FLAGS = {
@@ -73,7 +73,7 @@ def nanoseconds_per_access(dim: int, rule: Any, batch_size: int) -> float:
 
     from slipstream_tf.config import Table
     from slipstream_tf.ops.features import FeatureSpec, pack
-    from slipstream_tf.stores import NativeStore
+    from slipstream_tf.tables import NativeStore
 
     store = NativeStore([Table("t", dim)], rule)
     store.write_rows("t", np.arange(_MEASURED_ROWS), np.zeros((_MEASURED_ROWS, dim), np.float32))

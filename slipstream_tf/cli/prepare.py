@@ -29,7 +29,7 @@ from slipstream_tf.telemetry.progress import open_bar
 from slipstream_tf.telemetry.table import format_table
 
 if TYPE_CHECKING:
-    from slipstream_tf.prepare.sources import Source
+    from slipstream_tf.data.sources import Source
 
 _DATA = "DATA"
 # Flags that are `Options` of the same name.
@@ -91,8 +91,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     if not values[_DATA]:
         raise UsageError("Missing argument DATA. Allowed: one or more files; see --help.")
     import_tensorflow()
-    from slipstream_tf.prepare.opening import open_source
-    from slipstream_tf.prepare.schema import read_schema
+    from slipstream_tf.data.opening import open_source
+    from slipstream_tf.data.schema import read_schema
 
     schema = None
     if values["schema"] is not None:
@@ -118,8 +118,8 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
         UsageError: a flag or a file is wrong.
         RunError: a file cannot be read or written.
     """
-    from slipstream_tf.inputs.spec import BadLineError
-    from slipstream_tf.prepare.preparation import Options, OtherPreparation, prepare
+    from slipstream_tf.data.preparation import Options, OtherPreparation, prepare
+    from slipstream_tf.data.spec import BadLineError
 
     folder = values["output"]
     if folder is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import logging
 
-from slipstream_tf import launch
+from slipstream_tf._utils import launch
 from slipstream_tf.cli import flag_set as flag_sets
 from slipstream_tf.cli.flag_set import FlagSet, ProgramError, RunError, StoppedError, UsageError
 

@@ -15,7 +15,7 @@ from slipstream_tf.cli.flag_set import RunError
 from slipstream_tf.config import Retention, Table
 from slipstream_tf.initializers import Constant
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.stores import NativeStore, SokEmbeddingStore, VariableStore
+from slipstream_tf.tables import NativeStore, SokEmbeddingStore, VariableStore
 
 
 def native_store() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from slipstream_tf.baselines.hot_rows import HotRows
+from slipstream_tf.baselines.segregation import profile_hot_keys
 from slipstream_tf.cli import build
 from slipstream_tf.cli.callbacks import BarCallback, CurveCallback, StepCount, StepTimer
 from slipstream_tf.cli.checkpoints import RunCheckpoints, Saving, describe, require_same_run
@@ -27,18 +29,16 @@ from slipstream_tf.cli.totals import Exchanged, evaluate, predictor, total, tota
 from slipstream_tf.cli.tracing import TraceCallback
 from slipstream_tf.cli.validation import Validation
 from slipstream_tf.config import HotSet
+from slipstream_tf.data.spec import Reader
 from slipstream_tf.distributed import Communicator, even_ends
 from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.batches import no_inputs
 from slipstream_tf.distributed.blocks import BlocksLeft
 from slipstream_tf.distributed.elastic import ElasticJob
 from slipstream_tf.distributed.watch import is_of_collective
+from slipstream_tf.engine.hot_set import snapshot_bytes
 from slipstream_tf.export import saved_model
-from slipstream_tf.inputs.segregation import profile_hot_keys
-from slipstream_tf.inputs.spec import Reader
 from slipstream_tf.keras import RanksCallback
-from slipstream_tf.keras.hot_rows import HotRows
-from slipstream_tf.saturation.hot_set import snapshot_bytes
 from slipstream_tf.telemetry.metrics import ClickMetrics
 from slipstream_tf.telemetry.progress import TrainingBar
 from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, versions

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slipstream_tf import agent, launch
+from slipstream_tf._utils import agent, launch
 from slipstream_tf.cli import data
 from slipstream_tf.cli.checkpoints import Saving, saving_of, window_steps_of
 from slipstream_tf.cli.flag_set import UsageError

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream_tf import optimizers
+from slipstream_tf._utils.link import WIRE_DTYPES
 from slipstream_tf.cli import needs, presets
 from slipstream_tf.cli.flag_set import (
     Choice,
@@ -20,7 +21,6 @@ from slipstream_tf.cli.flag_set import (
     Widths,
 )
 from slipstream_tf.config import DRIFT_METRICS, MAX_ADMIT, ROW_DTYPES, SLOT_DTYPES
-from slipstream_tf.link import WIRE_DTYPES
 
 DATA_HELP = (
     "folder of slipstream-prepare, Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), "

@@ -1,5 +1,6 @@
 """The ranks that train together, and what travels between them."""
 
+from slipstream_tf._utils.link import Link
 from slipstream_tf.distributed.batches import even_ends, scale_loss, with_next
 from slipstream_tf.distributed.comm import Communicator, SingleProcess, Traffic
 from slipstream_tf.distributed.elastic_state import ElasticState, run_elastic
@@ -11,7 +12,6 @@ from slipstream_tf.distributed.probe import link_of
 from slipstream_tf.distributed.saving import JobCheckpoints, SavedJob
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.distributed.watch import PeerLostError
-from slipstream_tf.link import Link
 
 __all__ = [
     "Communicator",

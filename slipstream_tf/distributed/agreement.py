@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf._utils.hashing import mix64
 from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.hashing import mix64
 
 
 def gather_json(comm: Communicator, value: Any, name: str) -> list[Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchange import Names
-from slipstream_tf.errors import invalid
 from slipstream_tf.ops.features import num_rows
 
 KEYS = "keys"
@@ -107,8 +107,9 @@ def even_ends(
             sparse tensors.
         comm: the ranks.
         note: called like a function for `dataset.map` with each batch and its inputs over the mean
-            of the ranks' batches, float32, returns the batch to hand out: `inputs.notes.note_share`
-            so that a `keras.LossFeedback` need not ask the ranks in each step.
+            of the ranks' batches, float32, returns the batch to hand out:
+            `sampling.notes.note_share`, so that a `keras.LossFeedback` need not ask the ranks in
+            each step.
 
     Returns:
         The same batches, then batches of no inputs until the other ranks' have ended, too.

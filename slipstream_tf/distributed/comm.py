@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
-from slipstream_tf.errors import require_choice, require_integer
-from slipstream_tf.link import Link
+from slipstream_tf._utils.errors import require_choice, require_integer
+from slipstream_tf._utils.link import Link
 
 # What bytes are counted as. "control": counts, digests, states; everything that is not data.
 KINDS = ("keys", "rows", "gradients", "deferred", "dense", "control")

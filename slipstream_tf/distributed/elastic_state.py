@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from slipstream_tf._utils.errors import require_integer
 from slipstream_tf.checkpoint import writing
 from slipstream_tf.checkpoint.manifest import read_manifest
 from slipstream_tf.distributed import elastic
@@ -21,7 +22,6 @@ from slipstream_tf.distributed.blocks import BlocksLeft
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.elastic import ElasticJob
 from slipstream_tf.distributed.saving import Engine, JobCheckpoints, SavedJob
-from slipstream_tf.errors import require_integer
 
 _Result = TypeVar("_Result")
 _KEPT = 2

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, TypeAlias
 
 import tensorflow as tf
 
+from slipstream_tf._utils.errors import invalid, require_choice, require_integer
+from slipstream_tf._utils.link import WIRE_DTYPES, encoded_bytes
 from slipstream_tf.distributed.comm import Communicator, Mixed
-from slipstream_tf.errors import invalid, require_choice, require_integer
-from slipstream_tf.link import WIRE_DTYPES, encoded_bytes
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer
 

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf.config import Table
 from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.comm import KINDS, Communicator
@@ -24,10 +25,9 @@ from slipstream_tf.distributed.exchange import (
     require_one_dtype,
 )
 from slipstream_tf.distributed.probe import resolve
-from slipstream_tf.errors import invalid
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
-from slipstream_tf.stores.native import CollectingStore, NativeStore
+from slipstream_tf.tables.native import CollectingStore, NativeStore
 
 
 def make_wire(

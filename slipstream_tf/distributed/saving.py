@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 from absl import logging
 
+from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf._version import __version__
 from slipstream_tf.checkpoint import by_name, store_parts, table_parts, writing
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
@@ -42,9 +43,8 @@ from slipstream_tf.distributed.agreement import gather_json, require_same, toget
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchange import Names
 from slipstream_tf.distributed.sharded import ShardedStore
-from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.stores.base import SavedStore
+from slipstream_tf.tables.base import SavedStore
 
 
 class Engine(Protocol):

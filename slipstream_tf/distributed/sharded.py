@@ -12,20 +12,20 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
+from slipstream_tf._utils.errors import invalid
+from slipstream_tf._utils.hashing import hash_keys, mix64
 from slipstream_tf.config import Table
 from slipstream_tf.distributed import exchange
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchanged import ExchangedStore, make_wire
 from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
-from slipstream_tf.errors import invalid
-from slipstream_tf.hashing import hash_keys, mix64
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import table as table_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.table import LookupLayout
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.stores.native import NativeStore
-from slipstream_tf.stores.replicas import Replicas, ReplicatingStore, rows_within
+from slipstream_tf.tables.native import NativeStore
+from slipstream_tf.tables.replicas import Replicas, ReplicatingStore, rows_within
 
 
 class ShardedStore(ReplicatingStore, ExchangedStore):

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf.config import Table
-from slipstream_tf.errors import invalid
 from slipstream_tf.export import files
 from slipstream_tf.export.rows import (
     TableRows,

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf._version import __version__
 from slipstream_tf.config import Table
-from slipstream_tf.errors import invalid
 from slipstream_tf.export.rows import TableRows
 from slipstream_tf.export.serving import decoded, encoded
 

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import _compat
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf.config import Table
-from slipstream_tf.errors import invalid
-from slipstream_tf.stores.base import EmbeddingStore
+from slipstream_tf.tables.base import EmbeddingStore
 
 Result = TypeVar("Result")
 

@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf import _compat
+from slipstream_tf._utils.errors import invalid, require_choice
 from slipstream_tf.config import ROW_DTYPES
-from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.export import files
 from slipstream_tf.export.rows import (
     TableRows,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf._utils.hashing import mix64
 from slipstream_tf.config import Table
-from slipstream_tf.hashing import mix64
 from slipstream_tf.initializers import op_attributes
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 

@@ -12,19 +12,19 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf.distributed.agreement import gather_json, require_same, require_same_rows
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchanged import ExchangedStore, ReplicatedStore
 from slipstream_tf.distributed.optimizer import flush_deferred
-from slipstream_tf.errors import invalid
 from slipstream_tf.keras.among_others import AmongOthers
 from slipstream_tf.keras.contract import refuse_scaled_gradients
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.misuse import require_fit
-from slipstream_tf.keras.passes import EpochWatch
 from slipstream_tf.keras.rates import rates_of
-from slipstream_tf.stores.base import TrackedStore
-from slipstream_tf.stores.variable import VariableStore
+from slipstream_tf.sampling.passes import EpochWatch
+from slipstream_tf.tables.base import TrackedStore
+from slipstream_tf.tables.variable import VariableStore
 from slipstream_tf.telemetry.tensorboard import WindowWriter
 
 State = list[np.ndarray]
@@ -194,7 +194,7 @@ class RanksCallback(AmongOthers):
     def __init__(self, comm: Communicator, store: Any) -> None:
         super().__init__()
         if not isinstance(store, TrackedStore):
-            allowed = "a store: embeddings.store of the layer, or a stores.VariableStore"
+            allowed = "a store: embeddings.store of the layer, or a tables.VariableStore"
             raise invalid("store", store, type(self).__name__, allowed)
         if comm is None:
             allowed = "distributed.init(), of one process, too"

@@ -11,7 +11,7 @@ import keras
 from absl import logging
 
 from slipstream_tf import _compat
-from slipstream_tf.errors import invalid, require_choice
+from slipstream_tf._utils.errors import invalid, require_choice
 from slipstream_tf.keras.row_gradients import MODES
 from slipstream_tf.keras.step_optimizer import (
     applies_rows,

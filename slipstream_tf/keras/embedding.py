@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import initializers
+from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.config import Table
-from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.keras import feature_layouts as layouts
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.ops.features import FeatureSpec, as_keys, ragged

@@ -13,11 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import _compat, optimizers
+from slipstream_tf._utils.errors import invalid, require_choice
 from slipstream_tf.checkpoint.store_state import StoreState, export_state, restore_state
 from slipstream_tf.config import Table
 from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.errors import invalid, require_choice
-from slipstream_tf.inputs.rows_ahead import announce_rows
 from slipstream_tf.keras import feature_layouts as layouts
 from slipstream_tf.keras.contract import (
     require_apply,
@@ -29,8 +28,9 @@ from slipstream_tf.keras.plain_export import ExportedRows
 from slipstream_tf.keras.row_gradients import add_anchors, collecting_lookup, updating_lookup
 from slipstream_tf.keras.row_snapshots import add_rows_weight, refuse_legacy_file
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, pack
-from slipstream_tf.stores.rates import require_rate
-from slipstream_tf.stores.rows import TableRows
+from slipstream_tf.sampling.rows_ahead import announce_rows
+from slipstream_tf.tables.rates import require_rate
+from slipstream_tf.tables.rows import TableRows
 
 _compat.require_keras()
 
@@ -432,12 +432,12 @@ def _open_store(
                 what = "keys" if name == "prefetch" else "rows"
                 place = f"EmbeddingCollection, store={store!r}"
                 raise invalid(name, exchange[name], place, f"{default!r}: SOK sends the {what}")
-        from slipstream_tf.stores.sok.embeddings import SokEmbeddingStore
+        from slipstream_tf.tables.sok.embeddings import SokEmbeddingStore
 
         return SokEmbeddingStore(tables, optimizer, comm)
     # Imported here, so that the layer's module loads where the op library is not built.
     if comm is None or comm.size == 1:
-        from slipstream_tf.stores.native import NativeStore
+        from slipstream_tf.tables.native import NativeStore
 
         return NativeStore(tables, optimizer)
     from slipstream_tf.distributed.exchanged import ReplicatedStore

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.errors import invalid
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures, of_specs
 
 MATRIX = "the key matrix"

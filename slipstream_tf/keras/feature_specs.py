@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from slipstream_tf._utils.errors import invalid, require_choice, require_integer
 from slipstream_tf.config import COMBINERS, Table
-from slipstream_tf.errors import invalid, require_choice, require_integer
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec
 
 _LAYER = "EmbeddingCollection"

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from slipstream_tf._compat import layers_in
-from slipstream_tf.errors import invalid
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf.keras.loss_feedback import LossFeedback
 
 

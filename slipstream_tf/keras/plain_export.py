@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import _compat
-from slipstream_tf.errors import invalid
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf.export.serving import ServedTable, ServingStore, encoded
 
 

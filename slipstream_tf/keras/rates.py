@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from slipstream_tf import _compat
-from slipstream_tf.stores.base import EmbeddingStore
+from slipstream_tf.tables.base import EmbeddingStore
 
 
 class LearningRates(keras.callbacks.Callback):

@@ -19,9 +19,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf import _compat, memory
+from slipstream_tf import _compat
+from slipstream_tf._utils import memory
+from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.checkpoint.store_state import export_state, restore_state
-from slipstream_tf.errors import invalid, require_integer
 
 _NUMBER_BITS = 32
 _PROCESS = 1 + secrets.randbits(30)  # in every token, so that another process's is told

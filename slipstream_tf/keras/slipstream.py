@@ -6,34 +6,35 @@ from typing import Any
 
 import tensorflow as tf
 
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf.checkpoint.store_state import tree_from_bytes, tree_to_bytes
 from slipstream_tf.config import DryRun, HotSet, Saturation, Window
+from slipstream_tf.data.spec import SKIPPABLE
 from slipstream_tf.distributed.agreement import most_known, require_same
 from slipstream_tf.distributed.batches import even_ends
 from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.distributed.probe import link_of
-from slipstream_tf.errors import invalid
-from slipstream_tf.inputs.batches import call_at, sized
-from slipstream_tf.inputs.class_weights import weigh_classes
-from slipstream_tf.inputs.look_ahead import LookAhead
-from slipstream_tf.inputs.notes import note_share
-from slipstream_tf.inputs.rows_ahead import announce_rows
-from slipstream_tf.inputs.spec import SKIPPABLE
-from slipstream_tf.keras import leaving_out, misuse
+from slipstream_tf.engine.report import WindowReport
+from slipstream_tf.engine.settings import EngineSettings
+from slipstream_tf.engine.tracker import SaturationTracker
+from slipstream_tf.keras import misuse
 from slipstream_tf.keras.callbacks import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.keras.passes import Applied
 from slipstream_tf.keras.step_plan import StepPlan, present_window
 from slipstream_tf.keras.tracked import tracked
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.policies.base import Policy
-from slipstream_tf.saturation.report import WindowReport
-from slipstream_tf.saturation.settings import EngineSettings
-from slipstream_tf.saturation.tracker import SaturationTracker
-from slipstream_tf.stores.sok.store import SokStore
-from slipstream_tf.stores.variable import VariableStore
+from slipstream_tf.sampling import leaving_out
+from slipstream_tf.sampling.batches import call_at, sized
+from slipstream_tf.sampling.class_weights import weigh_classes
+from slipstream_tf.sampling.look_ahead import LookAhead
+from slipstream_tf.sampling.notes import note_share
+from slipstream_tf.sampling.passes import Applied
+from slipstream_tf.sampling.rows_ahead import announce_rows
+from slipstream_tf.tables.sok.store import SokStore
+from slipstream_tf.tables.variable import VariableStore
 from slipstream_tf.telemetry.dry_run import estimate_dry_run
 from slipstream_tf.telemetry.exchange_estimate import estimate_exchange
 from slipstream_tf.telemetry.ledger import Ledger
@@ -57,8 +58,8 @@ class Slipstream(tf.train.experimental.PythonState):
 
     Args:
         embeddings: the layer whose keys are tracked, or several whose tables and features differ in
-            name; or, for a model with embeddings of its own, a `stores.VariableStore` or
-            `stores.SokStore`, with `features`.
+            name; or, for a model with embeddings of its own, a `tables.VariableStore` or
+            `tables.SokStore`, with `features`.
         policies: what is saved: `SkipExamples`, `DeferGradients`, `MaskGradients` of
             `slipstream_tf`, each once; one or a sequence. Without any the engine only watches, and
             tells which keys have settled.
@@ -190,7 +191,7 @@ class Slipstream(tf.train.experimental.PythonState):
                 find out.
             get_keys: called like a function for `dataset.map`, returns the keys in a format that
                 the embedding layer takes. Default: what the features have under the names of the
-                layer's; or `features["keys"]`; see `inputs.classifier.skip_inputs`.
+                layer's; or `features["keys"]`; see `sampling.classifier.skip_inputs`.
             drop_remainder: whether a last batch that is not full is left out.
             ahead: whether to work a batch ahead. Not for a `dataset` that predicts, or tells where
                 training is, as it is read. An iteration that ends early has then read a batch that
@@ -212,7 +213,7 @@ class Slipstream(tf.train.experimental.PythonState):
             The dataset.
 
         Raises:
-            ValueError: as `slipstream_tf.inputs.classifier.skip_inputs`.
+            ValueError: as `slipstream_tf.sampling.classifier.skip_inputs`.
         """
         source = sized(dataset, batch_size, is_refilled=self.settings.skips_examples)
         weighed = source.dataset
@@ -280,7 +281,7 @@ class Slipstream(tf.train.experimental.PythonState):
     def observe(self, inputs: Any) -> Classified:
         """Shows a training batch to the engine, in a loop whose data does not go through `apply`.
 
-        The threshold is found on these examples; a `stores.SokStore` counts their keys.
+        The threshold is found on these examples; a `tables.SokStore` counts their keys.
 
         Args:
             inputs: the keys, as `EmbeddingCollection` takes them.

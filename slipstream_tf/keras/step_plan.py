@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from slipstream_tf.distributed.agreement import most_known
 from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.saturation.tracker import SaturationTracker
+from slipstream_tf.engine.tracker import SaturationTracker
 
 
 class StepPlan:

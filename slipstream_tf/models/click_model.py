@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf import _compat
+from slipstream_tf._utils.errors import invalid, require_integer, require_number
+from slipstream_tf.data.spec import NOTES
 from slipstream_tf.distributed.batches import NEXT_KEYS
-from slipstream_tf.errors import invalid, require_integer, require_number
-from slipstream_tf.inputs.spec import NOTES
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
 

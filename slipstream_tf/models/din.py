@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from slipstream_tf.errors import invalid
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.models.click_model import ClickModel, require_widths
 from slipstream_tf.models.interaction import padded_steps

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.models.click_model import ClickModel, penalty_of, require_widths, side_by_side
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.errors import require_integer
+from slipstream_tf._utils.errors import require_integer
 
 
 @tf.custom_gradient

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
-from slipstream_tf.memory import require_room
+from slipstream_tf._utils.errors import invalid, require_choice, require_integer, require_number
+from slipstream_tf._utils.memory import require_room
 from slipstream_tf.ops import _loader, features
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier, drift_tensors
 from slipstream_tf.ops.loss_statistics import LossStatistics

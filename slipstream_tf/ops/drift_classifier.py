@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.errors import require_choice, require_integer, require_number
+from slipstream_tf._utils.errors import require_choice, require_integer, require_number
 from slipstream_tf.ops import _loader, features
 
 MODES = ("none", "drift", "random")

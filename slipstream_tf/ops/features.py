@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf.errors import invalid
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf.ops.text_keys import hash_texts
 
 PADDING_KEY = -1

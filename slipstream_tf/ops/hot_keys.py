@@ -8,7 +8,7 @@ GPU; graph or eager.
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.errors import require_integer, require_number
+from slipstream_tf._utils.errors import require_integer, require_number
 from slipstream_tf.ops import _loader
 
 # Counters of a key, and what each takes: count, key, and what keys of a batch compete with.

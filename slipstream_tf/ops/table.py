@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import initializers
+from slipstream_tf._utils.errors import require_choice
 from slipstream_tf.config import DRIFT_METRICS, Table
-from slipstream_tf.errors import require_choice
 from slipstream_tf.ops import _loader
 from slipstream_tf.ops.features import PackedFeatures
 from slipstream_tf.optimizers import SparseOptimizer

@@ -1,6 +1,6 @@
 """Keys of texts, in TensorFlow's own ops: BLAKE2b, as the readers hash.
 
-In: strings. Out: int64 keys, those of `inputs.readers.hashing.hash_strings` bit for bit. A served
+In: strings. Out: int64 keys, those of `data.readers.hashing.hash_strings` bit for bit. A served
 model needs nothing but TensorFlow for it.
 """
 

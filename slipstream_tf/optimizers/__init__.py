@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream_tf import _compat
-from slipstream_tf.errors import invalid
+from slipstream_tf._utils.errors import invalid
+from slipstream_tf._utils.serialization import deserialize
 from slipstream_tf.optimizers.base import DECAYS, SparseOptimizer
 from slipstream_tf.optimizers.rules import (
     SGD,
@@ -21,7 +22,6 @@ from slipstream_tf.optimizers.rules import (
     RowWiseAdagrad,
     RowWiseAdam,
 )
-from slipstream_tf.serialization import deserialize
 
 __all__ = [
     "DECAYS",

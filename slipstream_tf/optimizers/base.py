@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from slipstream_tf import _compat
-from slipstream_tf.errors import invalid, require_choice, require_number
+from slipstream_tf._utils.errors import invalid, require_choice, require_number
 
 # In the order of the op, in which they are done.
 BEFORE_RULE = ("l2", "clip_value", "clip_norm", "weight_decay")

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from slipstream_tf.errors import invalid, require_choice
+from slipstream_tf._utils.errors import invalid, require_choice
 from slipstream_tf.optimizers.base import SparseOptimizer
 
 BIAS_CORRECTIONS = ("table", "row")

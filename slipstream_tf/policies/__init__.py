@@ -1,21 +1,25 @@
 """What is saved: policies, each a frozen object with only its own settings.
 
 In: settings; at a window's end what the window brought. Out: rules for the input classifier and for
-the tables' gradients. The engine (`slipstream_tf.saturation`) asks every policy the same questions,
+the tables' gradients. The engine (`slipstream_tf.engine`) asks every policy the same questions,
 and knows none of them by name.
 """
 
 from slipstream_tf.policies.base import Policy
 from slipstream_tf.policies.defer_gradients import DeferGradients, Interval
+from slipstream_tf.policies.foreseen_loss import ForeseenLoss
 from slipstream_tf.policies.mask_gradients import MaskGradients
 from slipstream_tf.policies.movement import Movement
+from slipstream_tf.policies.score import Score
 from slipstream_tf.policies.skip_examples import SkipExamples
 
 __all__ = [
     "DeferGradients",
+    "ForeseenLoss",
     "Interval",
     "MaskGradients",
     "Movement",
     "Policy",
+    "Score",
     "SkipExamples",
 ]

@@ -5,9 +5,9 @@ import math
 
 from absl import logging
 
+from slipstream_tf._utils.errors import invalid, require_integer, require_number
+from slipstream_tf._utils.memory import require_room
 from slipstream_tf.config import Table, parse_bytes
-from slipstream_tf.errors import invalid, require_integer, require_number
-from slipstream_tf.memory import require_room
 from slipstream_tf.ops.update_policy import (
     NUM_SHARDS,
     UpdateCounts,

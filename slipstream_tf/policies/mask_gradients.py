@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
+from slipstream_tf._utils.errors import invalid, require_number
 from slipstream_tf.config import Table
-from slipstream_tf.errors import invalid, require_number
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Policy, Tables
 

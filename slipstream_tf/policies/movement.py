@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from slipstream_tf.errors import require_integer, require_number
+from slipstream_tf._utils.errors import require_integer, require_number
 
 # AUC lost per learning rate's worth of movement. Measured with Adagrad on globo clicks (rates
 # 0.05 and 0.1, movements of 0.05 to 0.2 rates, 4 simulated ranks): 0.002 to 0.006; doubled.

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream_tf.errors import invalid, require_number
+from slipstream_tf._utils.errors import invalid, require_number
 from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Ended, Policy
-from slipstream_tf.scores.base import Score
+from slipstream_tf.policies.score import Score
 
 
 def _of_score(name: str) -> Any:

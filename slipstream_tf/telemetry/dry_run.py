@@ -13,9 +13,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream_tf.saturation.report import WindowReport, share_of
-from slipstream_tf.saturation.settings import EngineSettings
-from slipstream_tf.saturation.steering import (
+from slipstream_tf.engine.report import WindowReport, share_of
+from slipstream_tf.engine.settings import EngineSettings
+from slipstream_tf.engine.steering import (
     MIN_POINTS,
     MODEL_MARGIN,
     CurvePoint,

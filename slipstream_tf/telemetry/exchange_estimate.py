@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream_tf.link import CHOICES, Link, copies_of
-from slipstream_tf.saturation.report import WindowReport
+from slipstream_tf._utils.link import CHOICES, Link, copies_of
+from slipstream_tf.engine.report import WindowReport
 from slipstream_tf.telemetry.ledger import Ledger
 
 # Of looking a gradient row up among the deferred ones and adding it there, as docs/limits.md has

@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from slipstream_tf.engine.report import WindowReport, added_up, share_of
+from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.ops.update_policy import UpdateCounts
-from slipstream_tf.saturation.report import WindowReport, added_up, share_of
-from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.telemetry.table import format_table
 
 # Of rows that left, and keys that were too rare for one: columns where there were any.

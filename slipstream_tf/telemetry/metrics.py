@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_tf.errors import invalid
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf.telemetry.run_record import to_json
 
 

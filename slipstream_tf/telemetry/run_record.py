@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from slipstream_tf import disk
+from slipstream_tf._utils import disk
 from slipstream_tf._version import __version__
 
 RECORD = "metrics.json"

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream_tf.saturation.report import WindowReport, share_of
-from slipstream_tf.saturation.settings import EngineSettings
+from slipstream_tf.engine.report import WindowReport, share_of
+from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.telemetry.dry_run import DryRunEstimate
 from slipstream_tf.telemetry.ledger import Ledger
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from slipstream_tf.errors import invalid
+from slipstream_tf._utils.errors import invalid
 
 _GAP = "  "
 

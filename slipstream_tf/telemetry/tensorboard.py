@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.saturation.report import WindowReport, added_up
+from slipstream_tf.engine.report import WindowReport, added_up
 from slipstream_tf.telemetry.ledger import Ledger
 
 SUB_FOLDER = "slipstream"

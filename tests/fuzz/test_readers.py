@@ -18,16 +18,16 @@ from absl import logging
 from fuzzing import CORPUS, bounded_space, changed, changes, error_of, fuzz, watched
 from hypothesis import strategies as st
 
-from slipstream_tf.inputs import BadLineError
-from slipstream_tf.inputs.readers import text
-from slipstream_tf.inputs.readers.avazu import HEADER, AvazuReader
-from slipstream_tf.inputs.readers.criteo import CriteoReader
-from slipstream_tf.inputs.readers.parquet import ParquetReader
-from slipstream_tf.inputs.readers.prepared import PreparedReader
-from slipstream_tf.prepare.opening import open_source
-from slipstream_tf.prepare.preparation import Options, OtherPreparation, prepare
-from slipstream_tf.prepare.schema import parse_schema, read_schema
-from slipstream_tf.prepare.sources import Position, Source
+from slipstream_tf.data import BadLineError
+from slipstream_tf.data.opening import open_source
+from slipstream_tf.data.preparation import Options, OtherPreparation, prepare
+from slipstream_tf.data.readers import text
+from slipstream_tf.data.readers.avazu import HEADER, AvazuReader
+from slipstream_tf.data.readers.criteo import CriteoReader
+from slipstream_tf.data.readers.parquet import ParquetReader
+from slipstream_tf.data.readers.prepared import PreparedReader
+from slipstream_tf.data.schema import parse_schema, read_schema
+from slipstream_tf.data.sources import Position, Source
 
 SCHEMA = {
     "label": {"column": "rating", "positive_from": 4},

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from slipstream_tf import Table, optimizers
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.tables.native import NativeStore
 
 DIM, BATCH, KNOWN = 256, 1 << 14, 1 << 16
 SPECS = [FeatureSpec("f", "user")]

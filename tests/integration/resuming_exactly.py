@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf import disk
+from slipstream_tf._utils import disk
 
 HALF, BATCH, FIELDS, WINDOW = 45, 32, 3, 8
 # Half a run is no multiple of the window: checkpoints are taken in the midst of one.
@@ -45,7 +45,7 @@ WAYS: dict[str, dict[str, Any]] = {
             slip.DeferGradients(slip.Movement(0.05)),
         ]
     },
-    "random": {"policies": slip.experiments.SkipAtRandom((0.1, 0.5, 0.3))},
+    "random": {"policies": slip.baselines.SkipAtRandom((0.1, 0.5, 0.3))},
 }
 RULES = {
     "mask": slip.optimizers.Adam(0.05),

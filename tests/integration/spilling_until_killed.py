@@ -21,7 +21,7 @@ import tensorflow as tf
 from slipstream_tf import Storage, Table, initializers, optimizers
 from slipstream_tf.distributed import JobCheckpoints, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 DIM, KEYS, BATCH, EVERY = 16, 20_000, 400, 5
 SPECS = [FeatureSpec("t", "t", padding_key=None)]

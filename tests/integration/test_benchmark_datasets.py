@@ -16,7 +16,7 @@ from benchmark_programs import BENCHMARKS, load, needs_sources, run_benchmark
 from slipstream_tf.cli import train
 from slipstream_tf.cli.program import run_program
 from slipstream_tf.cli.train_flags import make_flags
-from slipstream_tf.inputs.readers.prepared import PreparedReader
+from slipstream_tf.data.readers.prepared import PreparedReader
 
 pytestmark = needs_sources
 DATA = Path(os.environ.get("SLIPSTREAM_DATA") or BENCHMARKS.parents[1] / "shared" / "data")

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 import slipstream_tf as slip
 from slipstream_tf.distributed import DistributedGradientTape
+from slipstream_tf.engine.settings import EngineSettings
+from slipstream_tf.engine.tracker import SaturationTracker
 from slipstream_tf.ops.features import FeatureSpec
-from slipstream_tf.saturation.settings import EngineSettings
-from slipstream_tf.saturation.tracker import SaturationTracker
-from slipstream_tf.stores import VariableStore
+from slipstream_tf.tables import VariableStore
 
 ROWS, DIM, BATCH = 40, 4, 12
 MASKED = [0, 3, 4, 17, 39]

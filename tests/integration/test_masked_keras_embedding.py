@@ -14,7 +14,7 @@ from slipstream_tf.distributed import (
     SingleProcess,
     flush_deferred,
 )
-from slipstream_tf.stores.variable import VariableStore
+from slipstream_tf.tables.variable import VariableStore
 
 USERS, ITEMS, DIM, BATCH, STEPS = 200, 100, 4, 64, 120
 

@@ -17,8 +17,8 @@ import pytest
 
 from slipstream_tf.cli import prepare, train
 from slipstream_tf.cli.program import run_program
-from slipstream_tf.inputs.readers.prepared import PreparedReader
-from slipstream_tf.inputs.readers.registry import open_data
+from slipstream_tf.data.readers.prepared import PreparedReader
+from slipstream_tf.data.readers.registry import open_data
 
 
 def data_folder() -> Path:

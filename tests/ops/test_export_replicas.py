@@ -12,8 +12,8 @@ from slipstream_tf.ops import table as table_ops
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import SATURATED
 from slipstream_tf.optimizers import Adagrad
-from slipstream_tf.stores.native import NativeStore
-from slipstream_tf.stores.replicas import Replicas, ReplicatingStore
+from slipstream_tf.tables.native import NativeStore
+from slipstream_tf.tables.replicas import Replicas, ReplicatingStore
 
 SPECS = [FeatureSpec("f", "t", "sum")]
 KEYS = np.array([2, 3, 5, 7, 11])

@@ -11,7 +11,7 @@ import tensorflow as tf
 from slipstream_tf import Retention, Table, optimizers
 from slipstream_tf.ops.deferred_gradients import DeferredGradients
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.stores import NativeStore, VariableStore
+from slipstream_tf.tables import NativeStore, VariableStore
 
 NAN = np.float32(np.nan)
 

@@ -13,7 +13,7 @@ from slipstream_tf import initializers, optimizers
 from slipstream_tf.config import Retention, Table
 from slipstream_tf.ops import _loader, features
 from slipstream_tf.ops.features import FeatureSpec
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 NORMAL = initializers.RandomNormal(0.0, 1.0)
 
@@ -391,7 +391,7 @@ def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
         "from slipstream_tf import optimizers\n"
         "from slipstream_tf.config import Table\n"
         "from slipstream_tf.ops import features\n"
-        "from slipstream_tf.stores import NativeStore\n"
+        "from slipstream_tf.tables import NativeStore\n"
         "specs = [features.FeatureSpec(n, n) for n in 'ab']\n"
         "store = NativeStore([Table(n, 7) for n in 'ab'], optimizers.Adagrad(0.1))\n"
         "rng = np.random.default_rng(0)\n"

@@ -13,7 +13,7 @@ from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 SPECS = [FeatureSpec("f", "t", "sum")]
 DEFER = UpdatePolicy("defer", movement=1e9, max_age=1000, max_rows=1000)

@@ -15,7 +15,7 @@ from slipstream_tf.config import Table
 from slipstream_tf.ops import _loader, features
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 DIM, RATE = 3, 0.5
 PADDING = -1

@@ -18,7 +18,7 @@ from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy, deferred_row_bytes
 from slipstream_tf.policies import DeferGradients, Movement
 from slipstream_tf.policies.base import Tables
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 DIM, RATE = 3, 0.1
 SPECS = [FeatureSpec("f", "t")]

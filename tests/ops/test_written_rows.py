@@ -10,7 +10,7 @@ from slipstream_tf import Retention, Table, initializers, optimizers
 from slipstream_tf.ops import exchange, table
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 SPECS = [FeatureSpec("a", "a", "sum"), FeatureSpec("b", "b", "sum")]
 

@@ -68,7 +68,7 @@ def main() -> None:
     assert ledger.examples_skipped > given // 20, ledger.examples_skipped
     assert trained + ledger.examples_skipped == given, (trained, ledger.examples_skipped, given)
     # Half of the examples in the first epoch, and none later: these are longer.
-    halves = slip.experiments.SkipAtRandom((*[0.5] * 4, 0.0))
+    halves = slip.baselines.SkipAtRandom((*[0.5] * 4, 0.0))
     longer, of_last = train(comm, sys.argv[1], halves, epochs=3)
     assert longer.ledger.examples_seen == 3 * given, (longer.ledger.examples_seen, given)
     assert longer.ledger.examples_skipped > given // 20, longer.ledger.examples_skipped

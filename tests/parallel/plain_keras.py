@@ -21,7 +21,7 @@ from slipstream_tf.distributed import (
     even_ends,
     scale_loss,
 )
-from slipstream_tf.stores import VariableStore
+from slipstream_tf.tables import VariableStore
 
 ROWS, DIM, STEPS = 30, 4, 9
 MASKED = [0, 3, 4, 29]

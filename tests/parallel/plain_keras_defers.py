@@ -24,7 +24,7 @@ from slipstream_tf.distributed import (
     scale_loss,
 )
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
-from slipstream_tf.stores import VariableStore
+from slipstream_tf.tables import VariableStore
 
 EPOCHS = 3
 POLICIES = {

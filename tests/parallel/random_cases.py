@@ -22,7 +22,7 @@ from slipstream_tf.config import Storage, Table
 from slipstream_tf.distributed import Communicator, ReplicatedStore, ShardedStore
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, pack
 from slipstream_tf.ops.update_policy import SATURATED, UpdateCounts, UpdatePolicy
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 MODES = ("apply", "mask", "movement", "interval")
 RULES: dict[str, Callable[[], optimizers.SparseOptimizer]] = {

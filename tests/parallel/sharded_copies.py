@@ -16,7 +16,7 @@ from slipstream_tf.distributed import Communicator, ShardedStore
 from slipstream_tf.distributed.sharded import owner_of
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
-from slipstream_tf.stores.replicas import copy_bytes
+from slipstream_tf.tables.replicas import copy_bytes
 
 TABLES = [Table("a", 4), Table("b", 8)]
 SPECS = [FeatureSpec("a", "a"), FeatureSpec("b", "b")]

@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import Any
 
-from slipstream_tf import launch
+from slipstream_tf._utils import launch
 from slipstream_tf.cli import train
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from slipstream_tf import agent
+from slipstream_tf._utils import agent
 
 pytest.importorskip("horovod")
 # Appends its rank and how many there are to a file; ends as the file of its number says.
@@ -193,7 +193,7 @@ def test_a_start_ends_with_its_agent(tmp_path: Path, environment: dict[str, str]
 
 
 def test_without_an_elastic_launcher_the_command_takes_its_place() -> None:
-    program = [sys.executable, "-m", "slipstream_tf.agent", sys.executable, "-c", "print(7)"]
+    program = [sys.executable, "-m", "slipstream_tf._utils.agent", sys.executable, "-c", "print(7)"]
     environment = {n: v for n, v in os.environ.items() if not n.startswith("HOROVOD_")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from slipstream_tf import initializers, optimizers
+from slipstream_tf._utils.serialization import deserialize, serialize
 from slipstream_tf.config import (
     DryRun,
     HotSet,
@@ -18,7 +19,6 @@ from slipstream_tf.config import (
     Table,
     Window,
 )
-from slipstream_tf.serialization import deserialize, serialize
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream_tf import disk
+from slipstream_tf._utils import disk
 
 
 def test_a_file_gets_its_name_when_all_of_it_is_on_the_disk(

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import slipstream_tf as slip
+from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.policies.base import Ended
-from slipstream_tf.saturation.settings import EngineSettings
-from slipstream_tf.scores.threshold import find_thinning, value_of_thinned
+from slipstream_tf.policies.threshold import find_thinning, value_of_thinned
 
 
 @pytest.mark.parametrize(

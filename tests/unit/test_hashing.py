@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from slipstream_tf._utils.hashing import GOLDEN, finalise, hash_keys, mix64, stream
 from slipstream_tf.config import Table
 from slipstream_tf.distributed.sharded import owner_of
-from slipstream_tf.hashing import GOLDEN, finalise, hash_keys, mix64, stream
 from slipstream_tf.ops import exchange
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.table import LookupLayout
 from slipstream_tf.optimizers import SGD
-from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.tables.native import NativeStore
 
 # Key -> HashKey(key), printed by a program that includes hash.h.
 BY_CORE = {

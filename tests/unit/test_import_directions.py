@@ -1,4 +1,4 @@
-"""Imports point down only: cli > keras, models > inputs, ... > saturation > stores > ops.
+"""Imports point down only: cli > baselines > keras, models > sampling > ... > tables > ops.
 
 And no modules import each other, in whatever circle.
 
@@ -19,41 +19,28 @@ import slipstream_tf
 PACKAGE = "slipstream_tf"
 LEVELS = (
     {"ops"},
-    {"scores"},
     {"policies"},
-    {"stores"},
-    {"saturation"},
+    {"tables"},
+    {"engine"},
     {"checkpoint"},
-    {"experiments", "inputs", "distributed", "export", "telemetry"},
-    {"keras", "models", "prepare"},
+    {"data", "distributed", "export", "telemetry"},
+    {"sampling"},
+    {"keras", "models"},
+    {"baselines"},
     {"cli"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-LEAVES = {
-    "_compat",
-    "_version",
-    "agent",
-    "config",
-    "disk",
-    "errors",
-    "hashing",
-    "initializers",
-    "launch",
-    "link",
-    "memory",
-    "optimizers",
-    "serialization",
-}
+LEAVES = {"_compat", "_utils", "_version", "config", "initializers", "optimizers"}
 # Beside each other, but one is built on the other.
-SAME_LEVEL = {("models", "keras")}
+SAME_LEVEL = {("models", "keras"), ("data", "telemetry")}
 TF_KERAS = ("tf.keras", "tensorflow.keras")
 # Outside package -> where it may be imported: a room, or a module.
 RESTRICTED = {
-    "keras": {"keras", "models", "cli", "_compat"},
+    "keras": {"keras", "models", "baselines", "cli", "_compat"},
     "tf_keras": set(),
     # The doctor's child processes import both, to see whether that works.
-    "horovod": {"distributed.horovod", "agent", "cli.checks"},
-    "sparse_operation_kit": {"stores.sok.library", "cli.checks"},
+    "horovod": {"distributed.horovod", "_utils.agent", "cli.checks"},
+    "sparse_operation_kit": {"tables.sok.library", "cli.checks"},
     "inspect": set(),  # Nobody goes by who calls.
 }
 
@@ -171,14 +158,14 @@ def circles(root: Path) -> list[list[str]]:
 
 def test_no_modules_of_the_installed_package_import_each_other() -> None:
     root = Path(slipstream_tf.__file__).parent
-    assert {"ops.table", "config"} <= imports_between_modules(root)["stores.native"]
+    assert {"ops.table", "config"} <= imports_between_modules(root)["tables.native"]
     assert circles(root) == []
 
 
 def test_installed_package_points_down() -> None:
     root = Path(slipstream_tf.__file__).parent
     names = [name for name, _ in modules_of(root)]
-    assert {"ops.table", "stores.native", "saturation.tracker", "keras", "cli.train"} <= set(names)
+    assert {"ops.table", "tables.native", "engine.tracker", "keras", "cli.train"} <= set(names)
     assert violations(root) == []
 
 
@@ -194,9 +181,9 @@ def _tree(root: Path, files: dict[str, str]) -> Path:
 
 ALLOWED = {
     "ops/table.py": "import tensorflow as tf\nfrom slipstream_tf.config import Table",
-    "stores/native.py": "from slipstream_tf.ops import table\nfrom .base import Store",
-    "stores/sok/library.py": "import sparse_operation_kit as sok",
-    "saturation/tracker.py": "from ..stores import native\nfrom slipstream_tf import errors",
+    "tables/native.py": "from slipstream_tf.ops import table\nfrom .base import Store",
+    "tables/sok/library.py": "import sparse_operation_kit as sok",
+    "engine/tracker.py": "from ..tables import native\nfrom slipstream_tf._utils import errors",
     "distributed/horovod.py": "import horovod.tensorflow as hvd",
     "models/dots.py": "import keras\nfrom slipstream_tf.keras.layer import Layer",
     "cli/train.py": "from slipstream_tf import __version__, keras, models\nimport tensorflow.keras",
@@ -252,22 +239,22 @@ def test_checker_finds_circles(
 @pytest.mark.parametrize(
     ("file", "text", "named"),
     [
-        ("ops/table.py", "from slipstream_tf.stores import native", "slipstream_tf.stores"),
-        ("ops/table.py", "from ..saturation import tracker", "slipstream_tf.saturation"),
-        ("ops/table.py", "from .. import stores", "slipstream_tf.stores"),
-        ("ops/__init__.py", "from ..stores import native", "slipstream_tf.stores"),
-        ("stores/native.py", "import slipstream_tf.inputs.readers", "slipstream_tf.inputs"),
-        ("saturation/x.py", "import keras", "keras may be imported"),
-        ("saturation/x.py", "from tensorflow import keras", "keras may be imported"),
-        ("saturation/x.py", "import tensorflow as tf\nx = tf.keras.Model", "keras may be"),
-        ("saturation/x.py", "def f():\n    import slipstream_tf.keras", "slipstream_tf.keras"),
-        ("telemetry/x.py", "import slipstream_tf.inputs.readers", "slipstream_tf.inputs"),
+        ("ops/table.py", "from slipstream_tf.tables import native", "slipstream_tf.tables"),
+        ("ops/table.py", "from ..engine import tracker", "slipstream_tf.engine"),
+        ("ops/table.py", "from .. import tables", "slipstream_tf.tables"),
+        ("ops/__init__.py", "from ..tables import native", "slipstream_tf.tables"),
+        ("tables/native.py", "import slipstream_tf.data.readers", "slipstream_tf.data"),
+        ("engine/x.py", "import keras", "keras may be imported"),
+        ("engine/x.py", "from tensorflow import keras", "keras may be imported"),
+        ("engine/x.py", "import tensorflow as tf\nx = tf.keras.Model", "keras may be"),
+        ("engine/x.py", "def f():\n    import slipstream_tf.keras", "slipstream_tf.keras"),
+        ("telemetry/x.py", "import slipstream_tf.data.readers", "slipstream_tf.data"),
         ("keras/x.py", "from slipstream_tf.models import DLRM", "slipstream_tf.models"),
         ("models/x.py", "from slipstream_tf.cli import train", "slipstream_tf.cli"),
         ("distributed/ends.py", "from horovod import tensorflow", "horovod may be imported"),
         ("cli/x.py", "import sparse_operation_kit", "sparse_operation_kit may be"),
         ("_compat.py", "def f():\n    import inspect", "inspect may be imported in [] only"),
-        ("stores/x.py", "import importlib\nimportlib.import_module('keras')", "keras may be"),
+        ("tables/x.py", "import importlib\nimportlib.import_module('keras')", "keras may be"),
         ("config.py", "from slipstream_tf.ops import table", "leaf config"),
         ("attic/x.py", "import os", "'attic' has no place"),
         ("ops/x.py", "from slipstream_tf import attic", "no room and no leaf"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream_tf import launch
+from slipstream_tf._utils import launch
 
 PREFIXES = ("HOROVOD", "OMPI_COMM_WORLD", "PMI", "PMIX")
 

@@ -9,11 +9,11 @@ import pytest
 from absl import logging
 
 import slipstream_tf as slip
-from slipstream_tf import memory
+from slipstream_tf._utils import memory
+from slipstream_tf.data.preparation import Options
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.classifier import InputClassifier
-from slipstream_tf.prepare.preparation import Options
-from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.tables.native import NativeStore
 
 GIB = 1 << 30
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slipstream_tf.cli import self_test
 from slipstream_tf.cli.flag_set import RunError
-from slipstream_tf.stores import SokEmbeddingStore
+from slipstream_tf.tables import SokEmbeddingStore
 
 self_test.sok_store()
 SokEmbeddingStore._deliver = lambda *_: None

@@ -11,7 +11,7 @@ from slipstream_tf.checkpoint.store_state import export_state, restore_state
 from slipstream_tf.distributed import DistributedOptimizer, init
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.stores import NativeStore, SokEmbeddingStore
+from slipstream_tf.tables import NativeStore, SokEmbeddingStore
 
 SPECS = [FeatureSpec("t", "t")]
 GOOD = slip.Table("t", 4, retention=slip.Retention(256, eviction="lru"))

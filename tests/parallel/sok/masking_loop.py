@@ -18,7 +18,7 @@ import tensorflow as tf
 import slipstream_tf as slip
 from slipstream_tf.distributed import init
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.stores.sok import open_sok, wrap_optimizer
+from slipstream_tf.tables.sok import open_sok, wrap_optimizer
 
 DIM, KEYS, BATCH, STEPS, INTERVAL, RATE = 4, 60, 24, 48, 8, 0.1
 SPECS = [FeatureSpec("t", "t")]
@@ -90,7 +90,7 @@ class SokLoop:
         self.optimizer = optimizer if is_static else wrap_optimizer(optimizer)
         watched = None if is_static else self.optimizer
         counts = {"counts_on_device": True, "counted_keys": 1 << 14} if mode == "estimated" else {}
-        self.store = slip.stores.SokStore({"t": self.variable}, watched, comm, **counts)
+        self.store = slip.tables.SokStore({"t": self.variable}, watched, comm, **counts)
         self.slipstream = engine_on(self.store, mode)
 
     def rows(self, keys):
@@ -110,7 +110,7 @@ class SokLoop:
 def native_of(rule: str, mode: str):
     """The whole batch in one native table, whose gradients are averaged over the ranks."""
     table = slip.Table("t", DIM, initializer=slip.initializers.Constant(0.5))
-    store = slip.stores.NativeStore([table], RULES[rule])
+    store = slip.tables.NativeStore([table], RULES[rule])
     layer = slip.keras.EmbeddingCollection([table], RULES[rule], SPECS, store=store)
     return store, engine_on(layer, mode)
 

@@ -15,8 +15,8 @@ import tensorflow as tf
 import slipstream_tf as slip
 from slipstream_tf.distributed import JobCheckpoints, ShardedStore, init
 from slipstream_tf.distributed.agreement import gather_json
-from slipstream_tf.stores import NativeStore, SokStore
-from slipstream_tf.stores.sok import open_sok, wrap_optimizer
+from slipstream_tf.tables import NativeStore, SokStore
+from slipstream_tf.tables.sok import open_sok, wrap_optimizer
 
 DIM, KEYS, BATCH, STEPS, SAVED, ROWS = 4, 50, 24, 18, 10, 64
 NATIVE = {

@@ -9,8 +9,8 @@ import tensorflow as tf
 import slipstream_tf as slip
 from slipstream_tf.distributed import init
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
-from slipstream_tf.stores import SokStore
-from slipstream_tf.stores.sok import open_sok, slots_of, wrap_optimizer
+from slipstream_tf.tables import SokStore
+from slipstream_tf.tables.sok import open_sok, slots_of, wrap_optimizer
 
 DIM, CAPACITY = 2, 16
 

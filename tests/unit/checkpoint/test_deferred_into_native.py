@@ -18,7 +18,7 @@ from slipstream_tf import optimizers
 from slipstream_tf.ops.features import pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
-from slipstream_tf.stores import NativeStore, VariableStore
+from slipstream_tf.tables import NativeStore, VariableStore
 
 APPLIES = UpdatePolicy()
 RULES = [

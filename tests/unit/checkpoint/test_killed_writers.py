@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream_tf import disk
+from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint import writing
 from slipstream_tf.checkpoint.manifest import Manifest, read_manifest, require_whole
 from slipstream_tf.checkpoint.table_parts import TablePart

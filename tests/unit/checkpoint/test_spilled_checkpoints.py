@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import Storage, Table, disk, initializers, optimizers
+from slipstream_tf import Storage, Table, initializers, optimizers
+from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint.manifest import NAME, read_manifest
 from slipstream_tf.distributed import JobCheckpoints, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 SPECS = [FeatureSpec("t", "t", padding_key=None)]
 DIM, KEYS = 32, 20_000

@@ -18,7 +18,7 @@ from slipstream_tf import Retention, Table
 from slipstream_tf.checkpoint import CheckpointMismatchError, array_file, store_parts
 from slipstream_tf.ops.features import pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.stores import NativeStore, VariableStore
+from slipstream_tf.tables import NativeStore, VariableStore
 
 FLAGS = np.array([0, 1, 1], np.uint8)  # of the keys 2, 3 and 5
 

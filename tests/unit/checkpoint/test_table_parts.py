@@ -15,7 +15,7 @@ from slipstream_tf.checkpoint.table_parts import FilesBefore
 from slipstream_tf.checkpoint.tables import SavedTable, name_before
 from slipstream_tf.config import Retention
 from slipstream_tf.keras import EmbeddingCollection
-from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.tables.native import NativeStore
 
 DIM = 4
 ALONE = Rank(0, 1, "replicated")

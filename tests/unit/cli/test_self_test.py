@@ -6,7 +6,7 @@ import pytest
 
 from slipstream_tf.cli import self_test
 from slipstream_tf.cli.flag_set import RunError
-from slipstream_tf.stores import NativeStore, VariableStore
+from slipstream_tf.tables import NativeStore, VariableStore
 
 
 @pytest.mark.parametrize("function", [self_test.native_store, self_test.variable_store])

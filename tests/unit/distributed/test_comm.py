@@ -7,7 +7,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import launch
+from slipstream_tf._utils import launch
 from slipstream_tf.distributed import comm, horovod
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf.distributed import SingleProcess, even_ends, scale_loss, with_next
-from slipstream_tf.inputs.notes import note_share
+from slipstream_tf.sampling.notes import note_share
 
 
 class WithOthers:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf.distributed import DistributedGradientTape, DistributedOptimizer, SingleProcess
-from slipstream_tf.stores import VariableStore
+from slipstream_tf.tables import VariableStore
 
 
 def test_it_is_saved_as_the_optimizer_it_wraps(tmp_path):

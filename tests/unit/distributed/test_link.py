@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import Table, distributed
+from slipstream_tf._utils.link import WIRE_DTYPES, Link, copies_of
 from slipstream_tf.distributed import probe
 from slipstream_tf.distributed.sharded import ShardedStore
-from slipstream_tf.link import WIRE_DTYPES, Link, copies_of
 
 # As measured on one machine: nanoseconds for a value.
 CODEC = dict(zip(WIRE_DTYPES, [0.2e-9, 0.4e-9, 0.6e-9, 0.9e-9], strict=True))

@@ -7,7 +7,7 @@ import pytest
 
 from slipstream_tf import Table, optimizers
 from slipstream_tf.distributed.agreement import require_same_rows
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 DIM = 3
 

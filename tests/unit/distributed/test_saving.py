@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import Table, disk
+from slipstream_tf import Table
+from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint import CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import sealed
 from slipstream_tf.distributed import JobCheckpoints, SingleProcess
 from slipstream_tf.distributed.agreement import together
 from slipstream_tf.optimizers import Adagrad
-from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.tables.native import NativeStore
 
 DATA = "rank-0/state.data-00000-of-00001"
 

@@ -13,7 +13,7 @@ from slipstream_tf import FeatureSpec, Table, initializers, optimizers
 from slipstream_tf.distributed.exchanged import ReplicatedStore
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.ops.features import pack
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 DIM, RANKS = 3, 2
 SPECS = [FeatureSpec("seen", "t", None, 0), FeatureSpec("item", "t", "mean", 0)]

@@ -24,7 +24,7 @@ from slipstream_tf.checkpoint.manifest import sealed
 from slipstream_tf.distributed import JobCheckpoints, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.stores import NativeStore, VariableStore
+from slipstream_tf.tables import NativeStore, VariableStore
 
 
 def start(size: int, placement: str, directory: Path, begin: int, end: int, saves: bool) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from slipstream_tf import Table, models, optimizers
-from slipstream_tf.inputs.readers import registry
+from slipstream_tf.data.readers import registry
 from slipstream_tf.keras import EmbeddingCollection
 
 

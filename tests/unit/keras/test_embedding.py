@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf.inputs.readers.hashing import hash_string
+from slipstream_tf.data.readers.hashing import hash_string
 
 KEYS = np.array([[1, 2, 0], [3, 1, 1]])
 

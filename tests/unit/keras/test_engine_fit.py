@@ -14,7 +14,7 @@ from simulated_ranks import simulate_ranks
 
 import slipstream_tf as slip
 from slipstream_tf import Table, initializers, optimizers
-from slipstream_tf.inputs.readers.generator import GeneratedReader
+from slipstream_tf.data.readers.generator import GeneratedReader
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 
 INPUTS, BATCH, FIELDS, DENSE, DIM = 1_600, 40, 3, 2, 4

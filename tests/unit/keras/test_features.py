@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import slipstream_tf as slip
-from slipstream_tf.inputs.classifier import skip_inputs
-from slipstream_tf.inputs.readers.hashing import hash_string, hash_strings
+from slipstream_tf.data.readers.hashing import hash_string, hash_strings
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.text_keys import hash_texts
+from slipstream_tf.sampling.classifier import skip_inputs
 
 DIM = 3
 # What users look at; the first has looked at nothing, the last at one thing twice.

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import slipstream_tf as slip
 from slipstream_tf import Table, Window, optimizers
-from slipstream_tf.inputs.readers.generator import GeneratedReader
+from slipstream_tf.data.readers.generator import GeneratedReader
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 
 BATCH, COUNT = 8, 240
@@ -66,7 +66,10 @@ def said(caplog):
 
 
 # Half of the inputs in the first epoch, none from the second one on.
-FEWER_SKIPS = {"policies": slip.experiments.SkipAtRandom((*[0.5] * 4, 0.0)), "warmup": 0}
+FEWER_SKIPS = {
+    "policies": slip.baselines.SkipAtRandom((*[0.5] * 4, 0.0)),
+    "warmup": 0,
+}
 BY_DRIFT = slip.SkipExamples(by=slip.RowDrift(), share=0.5)
 
 
@@ -289,7 +292,7 @@ def test_class_weights_train_as_keras_has_it():
     ],
 )
 def test_class_weights_by_the_form_of_the_label(label, expected):
-    from slipstream_tf.inputs.class_weights import weigh_classes
+    from slipstream_tf.sampling.class_weights import weigh_classes
 
     data = tf.data.Dataset.from_tensors((tf.zeros([3, 2]), tf.constant(label)))
     ((_, _, weight),) = weigh_classes(data, WEIGHTS)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.inputs.notes import add_notes
 from slipstream_tf.keras import LossFeedback, Model, Sequential
+from slipstream_tf.sampling.notes import add_notes
 
 COUNT, BATCH = 24, 8
 

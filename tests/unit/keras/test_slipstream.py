@@ -14,9 +14,9 @@ from engine_settings import engine_arguments
 
 import slipstream_tf as slip
 from slipstream_tf import RowDrift, SkipExamples, Table, Window, optimizers
+from slipstream_tf.engine.report import WindowReport
+from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.keras import EmbeddingCollection, Ledger, SaturationCallback, Slipstream
-from slipstream_tf.saturation.report import WindowReport
-from slipstream_tf.saturation.settings import EngineSettings
 
 BATCH_SIZE = 8
 
@@ -319,7 +319,7 @@ def test_planned_steps_are_those_of_training():
     ],
 )
 def test_what_a_store_cannot_do_is_refused_at_construction(policy, settings, message):
-    store = slip.stores.VariableStore({"a": tf.Variable(tf.zeros([10, 4]))})
+    store = slip.tables.VariableStore({"a": tf.Variable(tf.zeros([10, 4]))})
     with pytest.raises(ValueError, match=f"Invalid {message}.*VariableStore"):
         Slipstream(store, features={"f": "a"}, **engine_arguments(policy, **settings))
 

@@ -13,7 +13,7 @@ from slipstream_tf import (
 )
 from slipstream_tf.ops.features import pack
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 ROWS, STEPS = 12, 20
 L2 = 0.05

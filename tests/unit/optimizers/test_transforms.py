@@ -12,7 +12,7 @@ from slipstream_tf import Table, optimizers
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.optimizers.base import TRANSFORMS
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.tables import NativeStore
 
 ALL = {"l2": 0.1, "clip_value": 1.5, "clip_norm": 3.0, "weight_decay": 0.1, "max_norm": 2.0}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream_tf.baselines import RowDrift
 from slipstream_tf.config import Table
 from slipstream_tf.ops.update_policy import NUM_SHARDS, UpdatePolicy, deferred_row_bytes
 from slipstream_tf.policies import (
@@ -15,7 +16,6 @@ from slipstream_tf.policies import (
 )
 from slipstream_tf.policies.base import Tables
 from slipstream_tf.policies.movement import auc_loss_of_movement, movement_for_auc_loss
-from slipstream_tf.scores import RowDrift
 
 TABLES = [Table("user", 16), Table("item", 4), Table("shop", 1)]
 SIZES = {"user": 1000, "item": 100, "shop": 3}

@@ -8,10 +8,12 @@ import json
 import numpy as np
 import pytest
 
-from slipstream_tf import experiments, policies, scores
-from slipstream_tf.experiments import SkipAtRandom
+from slipstream_tf import baselines, policies
+from slipstream_tf._utils.serialization import deserialize, serialize
+from slipstream_tf.baselines import RowDrift, SkipAtRandom
 from slipstream_tf.policies import (
     DeferGradients,
+    ForeseenLoss,
     Interval,
     MaskGradients,
     Movement,
@@ -19,12 +21,10 @@ from slipstream_tf.policies import (
     SkipExamples,
 )
 from slipstream_tf.policies.base import Begins, Ended
-from slipstream_tf.scores import ForeseenLoss, RowDrift
-from slipstream_tf.serialization import deserialize, serialize
 
 CLASSES = tuple(
     value
-    for module in (policies, scores, experiments)
+    for module in (policies, baselines)
     for value in vars(module).values()
     if dataclasses.is_dataclass(value)
 )

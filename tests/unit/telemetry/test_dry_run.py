@@ -9,7 +9,7 @@ import pytest
 from dry_run_windows import INPUTS, KEPT, SKIPPABLE, SLOPE, WARMUP, WINDOWS, reports
 from engine_settings import engine_settings
 
-from slipstream_tf.saturation.steering import MODEL_MARGIN
+from slipstream_tf.engine.steering import MODEL_MARGIN
 from slipstream_tf.telemetry.dry_run import estimate_dry_run
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from engine_settings import engine_settings
 
+from slipstream_tf.engine.report import TableWindow, WindowReport
 from slipstream_tf.ops.update_policy import UpdateCounts
-from slipstream_tf.saturation.report import TableWindow, WindowReport
 from slipstream_tf.telemetry.ledger import Ledger
 from slipstream_tf.telemetry.tensorboard import log10_drift, scalars
 

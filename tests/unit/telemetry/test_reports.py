@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream_tf import disk
+from slipstream_tf._utils import disk
 from slipstream_tf.telemetry import run_record, table
 from slipstream_tf.telemetry.progress import TrainingBar
 

@@ -7,8 +7,8 @@ import json
 import pytest
 from engine_settings import engine_settings
 
+from slipstream_tf.engine.report import TableWindow, WindowReport
 from slipstream_tf.ops.update_policy import UpdateCounts
-from slipstream_tf.saturation.report import TableWindow, WindowReport
 from slipstream_tf.telemetry.dry_run import estimate_dry_run
 from slipstream_tf.telemetry.ledger import Ledger
 from slipstream_tf.telemetry.run_report import RunReport

@@ -1,0 +1,39 @@
+"""Control runs: random skipping at the cost of another run."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipstream_tf._utils.errors import invalid, require_number
+from slipstream_tf.engine.report import random_shares as random_shares
+from slipstream_tf.policies.base import Begins, Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class SkipAtRandom(Policy):
+    """Control: leaves out as many examples as another run did, whatever their keys.
+
+    The i-th window that begins at or after the end of the warm-up skips `shares[i]`; the last one
+    repeats. Without a warm-up that starts with the first step. `random_shares` gives the shares of
+    a run.
+
+    Attributes:
+        shares: to skip, each 0 to 1; one or more.
+    """
+
+    shares: Sequence[float]
+    acts_on = "examples"
+    verb = "skipped"
+    columns = ("skipped", "skipped share")
+
+    def __post_init__(self) -> None:
+        place = "SkipAtRandom"
+        if isinstance(self.shares, (int, float)) or not len(tuple(self.shares)):
+            raise invalid("shares", self.shares, place, "a sequence of one share or more")
+        shares = (require_number("shares", share, 0.0, 1.0, place) for share in self.shares)
+        object.__setattr__(self, "shares", tuple(shares))
+
+    def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any]:
+        """See `Policy`."""
+        share = self.shares[min(begins.windows, len(self.shares)) - 1]
+        return {"mode": "random", "random_share": share}

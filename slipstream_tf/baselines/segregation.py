@@ -1,0 +1,168 @@
+"""Hot and cold inputs in batches of their own, with hot keys chosen before training.
+
+In: a dataset of batches with a key matrix. Out: the same inputs, in batches that hold only inputs
+of nothing but hot keys, or none of them. Nothing is skipped: a baseline schedule.
+Method: FAE (Adnan et al., arXiv 2103.00686), which replicates the hot rows and so spares their
+exchange in hot batches.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf._utils.errors import invalid, require_integer, require_number
+from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, snapshot_bytes
+from slipstream_tf.ops.features import PADDING_KEY, num_rows
+from slipstream_tf.sampling.batches import chosen_rows
+
+# Inputs whose keys are counted apart before they are merged.
+_MERGED_AT_ONCE = 1 << 18
+
+
+def segregate(
+    dataset: tf.data.Dataset, hot_keys: Sequence[Any], batch_size: int, block: int = 1
+) -> tf.data.Dataset:
+    """Sorts inputs into batches of hot and batches of cold inputs; none is lost or doubled.
+
+    An input is hot if all its keys are; padding (-1) does not count. Within its kind an input
+    stays in its order. Batches come as soon as they are full (where one batch of the dataset
+    fills both kinds, hot first); what is left comes at the end, hot first.
+
+    Args:
+        dataset: its elements are batches `(features, label)` of dense tensors, features a mapping
+            with "keys", integers [batch, fields].
+        hot_keys: per key column, integers [n] in any order.
+        batch_size: inputs of an output batch; the last batch of each kind may be smaller.
+        block: batches of a kind in a row; so many are in memory per kind.
+
+    Returns:
+        The dataset; the batch dimension is not known.
+
+    Raises:
+        ValueError: the elements are of another form, or hot keys are given for more or fewer
+            columns.
+    """
+    fields = _require_key_matrix(dataset.element_spec, "segregate")
+    require_integer("batch_size", batch_size, 1, None, "segregate")
+    require_integer("block", block, 1, None, "segregate")
+    if len(hot_keys) != fields:
+        raise invalid("hot_keys", f"{len(hot_keys)} lists", "segregate", f"{fields}, one per field")
+    hot = [np.unique(np.asarray(keys, np.int64)) for keys in hot_keys]
+    empty = _empty(dataset.element_spec)
+    full = batch_size * block
+
+    def sort(waiting: Any, is_end: tf.Tensor, batch: Any) -> Any:
+        is_hot = tf.reduce_all(are_hot(batch[0]["keys"], hot), axis=1)
+        kinds = (chosen_rows(batch, is_hot), chosen_rows(batch, ~is_hot))
+        joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), waiting, kinds)
+        taken, rest = zip(*(_first_rows(kind, full, is_end) for kind in joined), strict=True)
+        return rest, taken
+
+    def in_batches(hot_part: Any, cold_part: Any) -> tf.data.Dataset:
+        parts = (hot_part, cold_part)
+        first, second = (tf.data.Dataset.from_tensors(p).rebatch(batch_size) for p in parts)
+        return first.concatenate(second)
+
+    going_on = dataset.map(lambda *batch: (False, batch))
+    ended = going_on.concatenate(tf.data.Dataset.from_tensors((True, empty)))
+    sorted_parts = ended.scan((empty, empty), lambda waiting, element: sort(waiting, *element))
+    return sorted_parts.flat_map(in_batches)
+
+
+def profile_hot_keys(
+    dataset: tf.data.Dataset, budget_bytes: int, row_bytes: int, share: float = 1.0
+) -> list[np.ndarray]:
+    """Counts keys in one pass over the data and chooses the most accessed ones.
+
+    Args:
+        dataset: as for `segregate`; it must be finite. Padding (-1) is not counted.
+        budget_bytes: bytes of the hot rows of all columns together.
+        row_bytes: bytes of a row, a multiple of 4; the same for all columns.
+        share: share of the batches that are counted, evenly spread, above 0, at most 1.
+
+    Returns:
+        int64 [hot keys] per key column, ascending.
+
+    Raises:
+        ValueError: the elements are of another form, or a number is out of its range.
+    """
+    fields = _require_key_matrix(dataset.element_spec, "profile_hot_keys")
+    require_integer("row_bytes", row_bytes, 1, None, "profile_hot_keys")
+    dim, rest = divmod(row_bytes, snapshot_bytes(1))
+    if rest:
+        allowed = f"a multiple of {snapshot_bytes(1)}, the bytes of a value"
+        raise invalid("row_bytes", row_bytes, "profile_hot_keys", allowed)
+    require_number("share", share, 0.0, 1.0, "profile_hot_keys", open_minimum=True)
+    nothing = np.empty(0, np.int64), np.empty(0, np.int64)
+    counted, waiting = [[nothing] for _ in range(fields)], 0
+    for index, (features, _) in enumerate(dataset):
+        if int((index + 1) * share) > int(index * share):
+            keys = features["keys"].numpy().astype(np.int64)
+            for parts, column in zip(counted, keys.T, strict=True):
+                parts.append(np.unique(column[column != PADDING_KEY], return_counts=True))
+            waiting += len(keys)
+            if waiting >= _MERGED_AT_ONCE:
+                counted, waiting = [[_merged(parts)] for parts in counted], 0
+    tables = [Candidates(*_merged(parts), dim) for parts in counted]
+    return choose_hot_keys(tables, budget_bytes)
+
+
+def _merged(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Joins keys and their counts, each int64 [n]: the keys come out ascending, each once."""
+    keys, index = np.unique(np.concatenate([keys for keys, _ in parts]), return_inverse=True)
+    counts = np.zeros(keys.size, np.int64)
+    np.add.at(counts, index.ravel(), np.concatenate([counts for _, counts in parts]))
+    return keys, counts
+
+
+def _require_key_matrix(element_spec: Any, place: str) -> int:
+    """Returns the number of key columns."""
+    is_pair = isinstance(element_spec, tuple) and len(element_spec) == 2
+    is_mapping = is_pair and isinstance(element_spec[0], Mapping)
+    keys: Any = element_spec[0].get("keys") if is_mapping else None
+    are_dense = all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(element_spec))
+    is_matrix = isinstance(keys, tf.TensorSpec) and keys.dtype.is_integer and keys.shape.rank == 2
+    if not (is_matrix and are_dense) or keys.shape[1] is None:
+        allowed = '(features, label) of dense tensors, features["keys"] integers [batch, fields]'
+        raise invalid("dataset", element_spec, place, allowed)
+    return int(keys.shape[1])
+
+
+def _empty(element_spec: Any) -> Any:
+    """A batch of no inputs."""
+    return tf.nest.map_structure(
+        lambda spec: tf.zeros([0, *spec.shape[1:].as_list()], spec.dtype), element_spec
+    )
+
+
+def are_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
+    """Returns which keys are hot, or padding.
+
+    Args:
+        keys: integers [batch, columns].
+        hot: of each column, int64 [n], ascending.
+
+    Returns:
+        bool [batch, columns].
+    """
+    keys = tf.cast(keys, tf.int64)
+    found = []
+    for column, hot_column in zip(tf.unstack(keys, axis=1), hot, strict=True):
+        is_found = tf.equal(column, PADDING_KEY)
+        if hot_column.size:
+            index = tf.searchsorted(hot_column, column, out_type=tf.int64)
+            index = tf.minimum(index, hot_column.size - 1)
+            is_found |= tf.equal(tf.gather(hot_column, index), column)
+        found.append(is_found)
+    return tf.stack(found, axis=1)
+
+
+def _first_rows(batch: Any, full: int, is_end: tf.Tensor) -> tuple[Any, Any]:
+    """Splits a batch after the last row that fills `full`; at the end, after the last row."""
+    size = num_rows(tf.nest.flatten(batch)[0])
+    count = tf.where(is_end, size, size // full * full)
+    first = tf.nest.map_structure(lambda part: part[:count], batch)
+    rest = tf.nest.map_structure(lambda part: part[count:], batch)
+    return first, rest

@@ -1,0 +1,201 @@
+"""Columns of a table to keys and numbers, by a schema. In: Arrow arrays. Out: inputs, and reasons.
+
+Text and typed columns give the same keys as `ParquetReader` gives for the same values.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipstream_tf.data.readers import parquet
+from slipstream_tf.data.readers.criteo import transform_count
+from slipstream_tf.data.readers.hashing import hash_strings, parse_hex, parse_integers
+from slipstream_tf.data.schema import HEX, INTEGER, LOG, TEXT, KeyColumn, Schema
+from slipstream_tf.data.sources import Columns, ParsedRows
+from slipstream_tf.data.spec import MISSING_KEY
+
+_NUMBER = re.compile(rb"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+# Of keys that text gives by value: what they are, and the base of their digits.
+_EXACT = {
+    HEX: (re.compile(rb"[0-9a-fA-F]{1,15}"), 16),
+    INTEGER: (re.compile(rb"-?[0-9]{1,19}"), 10),
+}
+_ALLOWED = {TEXT: "text", HEX: "1 to 15 hexadecimal digits", INTEGER: "a 64-bit integer"}
+
+
+def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
+    """Returns the columns that `convert` gives.
+
+    Args:
+        schema: what columns mean.
+        types: of the columns by name; text files have columns of binary values.
+
+    Raises:
+        ValueError: a column is of a type that its use does not allow.
+    """
+    for name in (schema.label, *(dense.column for dense in schema.dense)):
+        if not (parquet.is_text(types[name]) or parquet.is_number(types[name])):
+            raise ValueError(
+                f"Column {name!r} is of type {types[name]}. Allowed for labels and dense columns: "
+                "numbers, booleans, or text of numbers."
+            )
+    lists = []
+    for key in schema.keys:
+        kind = types[key.column]
+        of_list = parquet.is_list(kind)
+        if not parquet.is_key(kind.value_type if of_list else kind):
+            raise ValueError(
+                f"Column {key.column!r} is of type {kind}. Allowed for keys: integers, booleans, "
+                "text, bytes, or lists of them."
+            )
+        if not (_is_text_like(kind) or (key.kind == TEXT and key.separator is None)):
+            raise ValueError(
+                f"Column {key.column!r} is of type {kind}. Allowed for `as` and `separator`: text."
+            )
+        if of_list or key.separator is not None:
+            lists.append(key.column)
+    dense, fields = (tuple(c.column for c in columns) for columns in (schema.dense, schema.keys))
+    return Columns(schema.label, dense, fields, tuple(lists))
+
+
+def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
+    """Converts the rows of a block.
+
+    Args:
+        schema: what columns mean.
+        columns: those that the schema names, each [n].
+
+    Returns:
+        The inputs, and what is wrong with the other rows: the label is missing, no number or out
+        of its range, a number is malformed or not finite, or a key is malformed. A missing number
+        is null; a missing key is MISSING_KEY.
+    """
+    num_rows = len(columns[schema.label])
+    reasons: dict[int, str] = {}
+
+    def refuse(name: str, is_bad: np.ndarray, allowed: str) -> None:
+        for row in np.flatnonzero(is_bad).tolist():
+            value = columns[name][row].as_py()
+            if isinstance(value, bytes):
+                value = value[:40].decode(errors="backslashreplace")
+            reasons.setdefault(row, f"{name} {value!r}; allowed: {allowed}")
+
+    text_missing = pa.array([value.encode() for value in schema.missing], pa.binary())
+    label, is_malformed = _numbers(columns[schema.label], text_missing)
+    if schema.positive_from is None:
+        allowed = "a number from 0 to 1, or any with `positive_from` in the schema"
+        refuse(schema.label, ~((label >= 0) & (label <= 1)), allowed)
+    else:
+        refuse(schema.label, ~np.isfinite(label), "a finite number")
+        label = (label >= schema.positive_from).astype(np.float32)
+    result = {schema.label: pa.array(label)}
+    for dense in schema.dense:
+        values, is_malformed = _numbers(columns[dense.column], text_missing)
+        refuse(dense.column, is_malformed | np.isinf(values), "a finite number or none")
+        if dense.transform == LOG:
+            with np.errstate(invalid="ignore"):
+                values = transform_count(values.astype(np.float64))
+        result[dense.column] = pa.array(values, from_pandas=True)
+    for key in schema.keys:
+        keys, is_malformed = _keys(key, columns[key.column], text_missing)
+        refuse(key.column, is_malformed, f"{_ALLOWED[key.kind]} or nothing")
+        result[key.column] = keys
+    table = pa.table(result)
+    is_good = np.ones(num_rows, bool)
+    is_good[list(reasons)] = False
+    if reasons:
+        table = table.filter(pa.array(is_good))
+    return ParsedRows(table, is_good, dict(sorted(reasons.items())))
+
+
+def _is_text_like(kind: pa.DataType) -> bool:
+    return parquet.is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
+
+
+def _as_binary(column: pa.Array, missing: pa.Array) -> pa.Array:
+    """Text as binary values; null where it is missing."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    column = column.cast(pa.binary())
+    if column.offset:
+        # if_else of pyarrow 21 takes values of a slice from the wrong places.
+        column = column.take(pa.array(np.arange(len(column))))
+    if len(missing) == 1 and missing[0].as_py() == b"":
+        is_missing = pc.equal(pc.binary_length(column), 0)
+    else:
+        is_missing = pc.is_in(column, value_set=missing)
+    return pc.if_else(is_missing, pa.scalar(None, pa.binary()), column)
+
+
+def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers float32 [n], NaN where missing or malformed, and which ones are malformed."""
+    is_malformed = np.zeros(len(column), bool)
+    if not _is_text_like(column.type):
+        return parquet.to_numbers(pa.chunked_array([column]), np.nan), is_malformed
+    text = _as_binary(column, missing)
+    try:
+        values = text.cast(pa.string()).cast(pa.float64())
+        numbers = pc.fill_null(values, np.nan).to_numpy(zero_copy_only=False)
+        # Arrow reads "nan" and "inf"; a missing value is told by `missing` alone.
+        is_malformed = ~np.isfinite(numbers) & text.is_valid().to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        numbers = np.full(len(text), np.nan)
+        for row, value in enumerate(text.to_pylist()):
+            if value is not None:
+                numbers[row] = float(value) if _NUMBER.fullmatch(value) else math.nan
+                is_malformed[row] = not math.isfinite(numbers[row])
+    with np.errstate(over="ignore"):
+        return numbers.astype(np.float32), is_malformed
+
+
+def _keys(key: KeyColumn, column: pa.Array, missing: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """Keys of a field, int64 or lists of it, and which rows are malformed."""
+    is_malformed = np.zeros(len(column), bool)
+    if parquet.is_list(column.type):
+        values, splits = parquet.to_list_keys(pa.chunked_array([column]))
+        return _lists(values, splits), is_malformed
+    if not _is_text_like(column.type):
+        return pa.array(parquet.to_keys(column)), is_malformed
+    text = _as_binary(column, missing)
+    if key.separator is None:
+        values, is_malformed = _text_keys(key.kind, text)
+        return pa.array(values), is_malformed
+    parts = pc.split_pattern(text, key.separator)
+    is_missing = text.is_null().to_numpy(zero_copy_only=False)
+    lengths = pc.fill_null(pc.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
+    values, is_bad = _text_keys(key.kind, _as_binary(pc.list_flatten(parts), missing))
+    is_malformed[np.repeat(np.arange(len(column)), lengths)[is_bad]] = True
+    # Missing as a whole: a list of one missing value, as `ParquetReader` has it.
+    values = np.insert(values, (np.cumsum(lengths) - lengths)[is_missing], MISSING_KEY)
+    splits = np.concatenate([[0], np.cumsum(np.where(is_missing, 1, lengths))]).astype(np.int64)
+    return _lists(values, splits), is_malformed
+
+
+def _lists(values: np.ndarray, splits: np.ndarray) -> pa.Array:
+    return pa.LargeListArray.from_arrays(pa.array(splits), pa.array(values)).cast(
+        pa.list_(pa.int64())
+    )
+
+
+def _text_keys(kind: str, text: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Keys int64 [n] of text whose nulls are missing, and which ones are malformed."""
+    if kind == TEXT:
+        return hash_strings(text), np.zeros(len(text), bool)
+    is_missing = text.is_null().to_numpy(zero_copy_only=False)
+    filled = pc.fill_null(text, b"")
+    values, is_parsed = (parse_hex if kind == HEX else parse_integers)(filled)
+    values = np.where(is_missing, MISSING_KEY, values)
+    is_malformed = np.zeros(len(text), bool)
+    pattern, base = _EXACT[kind]
+    for row in np.flatnonzero(~is_parsed & ~is_missing).tolist():
+        value = filled[row].as_py()
+        parsed = int(value, base) if pattern.fullmatch(value) else None
+        if parsed is None or not -(1 << 63) <= parsed < 1 << 63:
+            is_malformed[row] = True
+        else:
+            values[row] = parsed
+    return values, is_malformed

@@ -1,0 +1,265 @@
+"""Inputs from text files, a line each: Criteo TSV, Avazu CSV, and CSV with a schema.
+
+Blocks end at line ends, so a value must not hold one.
+"""
+
+import csv
+import gzip
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from slipstream_tf.data.columns import columns_of, convert
+from slipstream_tf.data.readers import text
+from slipstream_tf.data.schema import Schema
+from slipstream_tf.data.sources import Block, Columns, ParsedRows, Position, Source, table_of
+from slipstream_tf.data.spec import require_columns
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class LineSource(Source):
+    """Reads text files, whatever their size; ".gz" files are decompressed. A base.
+
+    The parts are those of `TextReader`: of each ten consecutive runs of 100 data lines of a file,
+    the last run is the test part.
+    """
+
+    def __init__(self, paths: Sequence[str]):
+        """Reads the files' first lines.
+
+        Args:
+            paths: the files, in order.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: a file's header is not what it should be.
+        """
+        self.paths = tuple(paths)
+        self._bytes = [os.path.getsize(path) for path in self.paths]
+        self.size = sum(self._bytes)
+        self._headers = [self.read_header(path, first_line(path)) for path in self.paths]
+
+    def read_header(self, path: str, first_line: bytes) -> Any:
+        """Returns what `parse_lines` needs to know of a file; first_line has no line end.
+
+        Raises:
+            ValueError: the header is not what it should be.
+        """
+        raise NotImplementedError
+
+    def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
+        """Parses whole lines; the last one may lack its end."""
+        raise NotImplementedError
+
+    def parse(self, block: Block) -> ParsedRows:
+        """See `Source.parse`."""
+        return self.parse_lines(self._headers[block.start.file], block.content)
+
+    def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+        """See `Source.file_blocks`."""
+        path, at = self.paths[start.file], start
+        done = sum(self._bytes[: start.file])
+        with text.open_text(path) as file:
+            # Of a compressed file, all that lies before is decompressed once more.
+            try:
+                if at.offset:
+                    file.seek(at.offset)
+                elif self.header_lines:
+                    file.readline(text.MAX_LINE_BYTES)
+                at = Position(at.file, file.tell(), at.row, at.id)
+                for lines, num_bytes in text.whole_lines(file):
+                    end = at.offset + num_bytes
+                    first_rows = at.rows_left(piece_rows)
+                    for first, last, rows in _cut(lines, first_rows, piece_rows):
+                        offset = end - (len(lines) - last)
+                        after = Position(at.file, offset, at.row + rows, at.id + rows)
+                        # Of a compressed file its own bytes, which its size is told in.
+                        raw = file.fileobj if isinstance(file, gzip.GzipFile) else None
+                        read = offset if raw is None else cast(Any, raw).tell()
+                        content = lines[first:last]
+                        yield Block(at, after, content, done + min(read, self._bytes[at.file]))
+                        at = after
+            except text.DAMAGES as error:
+                line = at.row + self.header_lines
+                raise ValueError(f"{path}: damaged after line {line}: {error}") from error
+
+
+def first_line(path: str) -> bytes:
+    """Returns a file's first line, without its end and without a byte order mark.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is compressed, and damaged.
+    """
+    with text.open_text(path) as file:
+        try:
+            line = file.readline(text.MAX_LINE_BYTES)
+        except text.DAMAGES as error:
+            raise ValueError(f"{path}: damaged at its beginning: {error}") from error
+    return line.removesuffix(b"\n").removesuffix(b"\r").removeprefix(_BYTE_ORDER_MARK)
+
+
+def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[tuple[int, int, int]]:
+    """Cuts lines where pieces end: after `first_rows` lines, then after each `piece_rows`.
+
+    Yields:
+        (first byte, end, lines) of parts of at most `text.BLOCK_LINES` lines.
+    """
+    num_rows = lines.count(b"\n") + (not lines.endswith(b"\n"))
+    if num_rows <= min(first_rows, text.BLOCK_LINES):
+        yield 0, len(lines), num_rows
+        return
+    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == text.NEWLINE) + 1
+    begin, row = 0, 0
+    pieces = range(first_rows, num_rows, piece_rows)
+    for last in sorted({*pieces, *range(text.BLOCK_LINES, num_rows, text.BLOCK_LINES), num_rows}):
+        end = len(lines) if last == num_rows else int(ends[last - 1])
+        yield begin, end, last - row
+        begin, row = end, last
+
+
+class FormatSource(LineSource):
+    """Lines of Criteo's or Avazu's files, as their readers read them."""
+
+    def __init__(
+        self,
+        line_format: text.LineFormat,
+        paths: Sequence[str],
+        label: str,
+        dense: tuple[str, ...] = (),
+    ):
+        """Reads the files' first lines.
+
+        Args:
+            line_format: of the lines.
+            paths: as of `LineSource`.
+            label: what the column of the label is called.
+            dense: what the columns of numbers are called.
+        """
+        self._format, self.name = line_format, line_format.name
+        self.header_lines = int(line_format.header is not None)
+        self.columns = Columns(label, dense, line_format.fields)
+        super().__init__(paths)
+
+    def read_header(self, path: str, first_line: bytes) -> None:
+        """See `LineSource.read_header`."""
+        text.require_header(self._format, path, first_line)
+
+    def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
+        """See `LineSource.parse_lines`."""
+        parsed = text.parse_block(self._format, lines)
+        rows = parsed.rows
+        table = table_of(self.columns, rows.label, rows.dense, rows.keys)
+        return ParsedRows(table, parsed.is_good, parsed.reasons)
+
+
+class CsvSource(LineSource):
+    """Lines of delimited text whose columns a schema explains; values may be quoted by '"'."""
+
+    name = "table"
+
+    def __init__(self, schema: Schema, paths: Sequence[str]):
+        """Reads the files' first lines.
+
+        Args:
+            schema: what columns mean.
+            paths: as of `LineSource`.
+        """
+        self._schema = schema
+        self.header_lines = int(schema.columns is None)
+        self.columns = columns_of(schema, dict.fromkeys(schema.names(), pa.binary()))
+        super().__init__(paths)
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `Source.describe`."""
+        return {"format": "csv", "schema": self._schema.to_dict()}
+
+    def read_header(self, path: str, first_line: bytes) -> tuple[str, ...]:
+        """Returns the names of a file's columns."""
+        if self._schema.columns is not None:
+            return self._schema.columns
+        if not first_line:
+            raise ValueError(f"{path}:1: no header: the file is empty, or its first line is.")
+        try:
+            names = tuple(self._values(first_line.decode()))
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}:1: no header: {error}") from None
+        told = f", separated by {self._schema.delimiter!r}"
+        require_columns(self._schema.names(), names, f"{path}:1", told)
+        return names
+
+    def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
+        """See `LineSource.parse_lines`."""
+        if not lines.endswith(b"\n"):
+            lines += b"\n"
+        columns = self._columns(header, lines)
+        if columns is not None:
+            return convert(self._schema, columns)
+        return self._parse_each(header, lines[:-1].split(b"\n"))
+
+    def _columns(self, header: Sequence[str], lines: bytes) -> dict[str, pa.Array] | None:
+        """The columns that are used, or None if lines are not all regular."""
+        plain = lines.replace(b"\r\n", b"\n")
+        # To Arrow, an empty line is one of empty columns, as many as it needs.
+        if not text.is_regular(plain) or plain.startswith(b"\n") or b"\n\n" in plain:
+            return None
+        used = self._schema.names()
+        # Longer than every column's name, so none of them.
+        other = "_".join(["", *used])
+        names = [name if name in used else f"{other}{i}" for i, name in enumerate(header)]
+        size, delimiter = len(lines) + 1, self._schema.delimiter
+        read = pa_csv.ReadOptions(column_names=names, use_threads=False, block_size=size)
+        parse = pa_csv.ParseOptions(delimiter=delimiter, ignore_empty_lines=False)
+        types = dict.fromkeys(used, pa.binary())
+        convert_to = pa_csv.ConvertOptions(
+            include_columns=list(used), column_types=types, check_utf8=False
+        )
+        try:
+            table = pa_csv.read_csv(pa.BufferReader(lines), read, parse, convert_to)
+        except pa.ArrowInvalid:
+            return None
+        if table.num_rows != lines.count(b"\n"):
+            return None
+        return {name: pa.concat_arrays(table[name].chunks) for name in used}
+
+    def _parse_each(self, header: Sequence[str], lines: Sequence[bytes]) -> ParsedRows:
+        """Parses lines one by one; those of another number of columns are malformed."""
+        reasons: dict[int, str] = {}
+        rows: dict[int, list[bytes]] = {}
+        for index, line in enumerate(lines):
+            try:
+                rows[index] = self._split(header, line)
+            except (ValueError, csv.Error) as error:
+                reasons[index] = str(error)
+        columns = {}
+        for name in self._schema.names():
+            position = list(header).index(name)
+            columns[name] = pa.array([row[position] for row in rows.values()], pa.binary())
+        parsed = convert(self._schema, columns)
+        lines_of_rows = list(rows)
+        reasons.update((lines_of_rows[row], reason) for row, reason in parsed.reasons.items())
+        is_good = np.ones(len(lines), bool)
+        is_good[list(reasons)] = False
+        return ParsedRows(parsed.table, is_good, dict(sorted(reasons.items())))
+
+    def _split(self, header: Sequence[str], line: bytes) -> list[bytes]:
+        line = line.removesuffix(b"\r")
+        if len(line) > text.MAX_LINE_BYTES:
+            raise ValueError(f"more than {text.MAX_LINE_BYTES} bytes; allowed: so many at most")
+        # Latin-1 keeps every byte, whatever the text's encoding.
+        values = self._values(line.decode("latin-1")) if line else [""]
+        if len(values) != len(header):
+            raise ValueError(
+                f"{len(values)} columns; allowed: {len(header)}, separated by "
+                f"{self._schema.delimiter!r}"
+            )
+        return [value.encode("latin-1") for value in values]
+
+    def _values(self, line: str) -> list[str]:
+        rows = list(csv.reader([line], delimiter=self._schema.delimiter, strict=True))
+        return rows[0] if rows else [""]

@@ -1,0 +1,96 @@
+"""Criteo's click logs (Kaggle and Terabyte): label, 13 counts, 26 hexadecimal categories, by tab.
+
+A count v becomes sign(v) * log(1 + |v|) (a few counts are negative); a missing count becomes
+`MISSING_DENSE`, which no count gives, so that missing stays apart from zero. A category is the
+value of its hexadecimal digits; a missing one is `MISSING_KEY`.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipstream_tf.data.readers.base import Rows
+from slipstream_tf.data.readers.hashing import parse_hex, parse_integers, text_offsets
+from slipstream_tf.data.readers.text import TextReader, shown
+from slipstream_tf.data.spec import MISSING_KEY
+
+NUM_DENSE = 13
+NUM_FIELDS = 26
+MISSING_DENSE = -2.0
+
+_INTEGER = re.compile(rb"-?[0-9]{1,18}")
+_HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
+
+
+def transform_count(values: Any) -> Any:
+    """Returns sign(v) * log(1 + |v|), float32."""
+    return (np.sign(values) * np.log1p(np.abs(values))).astype(np.float32)
+
+
+class CriteoFormat:
+    """Lines of Criteo's files."""
+
+    name = "criteo"
+    fields = tuple(f"C{i}" for i in range(1, NUM_FIELDS + 1))
+    num_dense = NUM_DENSE
+    num_columns = 1 + NUM_DENSE + NUM_FIELDS
+    delimiter = "\t"
+    header: bytes | None = None
+
+    def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
+        """See `LineFormat.parse_line`."""
+        if columns[0] not in (b"0", b"1"):
+            raise ValueError(f"label {shown(columns[0])}; allowed: 0 or 1")
+        dense = []
+        for i, value in enumerate(columns[1 : 1 + NUM_DENSE]):
+            if not value:
+                dense.append(MISSING_DENSE)
+            elif _INTEGER.fullmatch(value):
+                dense.append(float(transform_count(np.float64(int(value)))))
+            else:
+                raise ValueError(f"I{i + 1} {shown(value)}; allowed: an integer or nothing")
+        keys = []
+        for i, value in enumerate(columns[1 + NUM_DENSE :]):
+            if not value:
+                keys.append(MISSING_KEY)
+            elif _HEX.fullmatch(value):
+                keys.append(int(value, 16))
+            else:
+                raise ValueError(
+                    f"C{i + 1} {shown(value)}; allowed: 1 to 15 hexadecimal digits or nothing"
+                )
+        return float(columns[0] == b"1"), dense, keys
+
+    def parse_columns(self, columns: Sequence[pa.Array]) -> tuple[Rows, np.ndarray]:
+        """See `LineFormat.parse_columns`."""
+        n = len(columns[0])
+        is_one = np.asarray(pc.equal(columns[0], pa.scalar(b"1")))
+        is_sure = is_one | np.asarray(pc.equal(columns[0], pa.scalar(b"0")))
+        dense = np.empty((n, NUM_DENSE), np.float32)
+        for i, column in enumerate(columns[1 : 1 + NUM_DENSE]):
+            dense[:, i], is_valid = _counts(column)
+            is_sure &= is_valid
+        keys = np.empty((n, NUM_FIELDS), np.int64)
+        for i, column in enumerate(columns[1 + NUM_DENSE :]):
+            keys[:, i], is_parsed = parse_hex(column)
+            is_sure &= is_parsed
+        return Rows(is_one.astype(np.float32), dense, keys), is_sure
+
+
+def _counts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Transformed counts and which of them are certain: blanks and plain integers."""
+    values, is_parsed = parse_integers(column)
+    is_blank = np.diff(text_offsets(column)) == 0
+    transformed = transform_count(values.astype(np.float64))
+    return np.where(is_blank, np.float32(MISSING_DENSE), transformed), is_parsed | is_blank
+
+
+class CriteoReader(TextReader):
+    """Reads Criteo TSV files; see `TextReader` for the arguments."""
+
+    def __init__(self, paths: Any, batch_size: int, **options: Any):
+        super().__init__(CriteoFormat(), paths, batch_size, **options)

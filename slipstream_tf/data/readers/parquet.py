@@ -1,0 +1,311 @@
+"""Parquet files or folders of them, streamed: named columns of label, numbers and keys.
+
+Key columns hold integers or text; text is hashed (`hashing.hash_strings`). A column of lists makes
+the keys a dictionary by field, with a RaggedTensor for each such column.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pa_dataset
+import tensorflow as tf
+
+from slipstream_tf._compat import tell_batch_size
+from slipstream_tf._utils.errors import invalid, require_integer, require_number
+from slipstream_tf.data.readers.base import BatchReader, Rows
+from slipstream_tf.data.readers.hashing import hash_strings
+from slipstream_tf.data.spec import MISSING_KEY, DataSpec, require_columns
+
+ROWS_AT_ONCE = 32_768
+
+
+class ParquetReader(BatchReader):
+    """Reads Parquet files in batches, whatever their size.
+
+    The files of a folder, at any depth, are read in the order of their paths. Rows are counted
+    over all of them: row i (from 0) is of the test part if i // 100 % 10 == 9, else of the train
+    part. Rows that cannot be used are left out and counted in `bad_lines`, with the number of the
+    row in its file, from 1, as the line: a label that is missing or not within 0 to 1, or a number
+    that is infinite.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str],
+        batch_size: int,
+        *,
+        label: str,
+        keys: Sequence[str],
+        dense: Sequence[str] = (),
+        missing_dense: float = -1.0,
+        shuffle_seed: int | None = None,
+        **options: Any,
+    ):
+        """Reads the names and types of the columns.
+
+        Args:
+            path: a file, a folder of files with the same columns, or such files in order.
+            batch_size: inputs of a batch.
+            label: column of the label, a number from 0 to 1 or a boolean.
+            keys: columns of the categorical fields: integers, booleans, text or lists of them.
+                A missing value, also one in a list, becomes MISSING_KEY; a missing list becomes a
+                list of one MISSING_KEY, which an empty list is not. Integers -1 and -2 mean
+                padding and missing.
+            dense: columns of numbers, used as they are.
+            missing_dense: what a missing number (null or NaN) becomes.
+            shuffle_seed: None keeps the order of the files; with a seed, pass e (counted over the
+                passes of this reader) reads them in the order that (seed, e) gives. Which rows are
+                of which part stays as it is.
+            **options: of all readers: part ("train", "valid", "test" or None for all rows),
+                hold_out (whether "valid" is left out of "train"), strict (make the
+                first row that cannot be used an error instead of leaving it out), drop_remainder
+                (leave out a last batch that is not full) and max_examples (stop after so many
+                inputs, or None).
+
+        Raises:
+            FileNotFoundError: there is no such file, or the folder has none.
+            ValueError: it is no Parquet file, a column is missing or of a type that is not read,
+                or another argument is out of its range.
+        """
+        super().__init__(batch_size, **options)
+        place = "ParquetReader"
+        require_number("missing_dense", missing_dense, place=place)
+        if shuffle_seed is not None:
+            require_integer("shuffle_seed", shuffle_seed, 0, None, place)
+        self._label, self._missing_dense = label, np.float32(missing_dense)
+        self._keys, self._dense = _column_names(label, keys, dense)
+        self._columns = (label, *self._dense, *self._keys)
+        # The number of inputs is not known without reading.
+        self.spec = DataSpec("parquet", self._keys, len(self._dense))
+        self._shuffle_seed = shuffle_seed
+        several = [path] if isinstance(path, (str, os.PathLike)) else path
+        paths = [os.fspath(one) for one in several]
+        self._path, self._is_listed = paths[0], len(paths) > 1
+        self._data = _dataset(paths)
+        require_columns(self._columns, self._data.schema.names, self._path)
+        self._check_types()
+        self._lists = {name for name in self._keys if is_list(self._type(name))}
+
+    def dataset(self) -> tf.data.Dataset:
+        """Returns the batches; each iteration reads the files anew."""
+        batches = super().dataset()
+        # A RaggedTensor made here, in the graph, is many times cheaper than one made in Python.
+        if not self._lists:
+            return batches
+        return tell_batch_size(batches.map(self._with_ragged), self._batch_size)
+
+    def _key_spec(self, batch: int | None) -> Any:
+        if not self._lists:
+            return super()._key_spec(batch)
+        splits = tf.TensorSpec([None if batch is None else batch + 1], tf.int64)
+        ragged = (tf.TensorSpec([None], tf.int64), splits)
+        flat = tf.TensorSpec([batch], tf.int64)
+        return {name: ragged if name in self._lists else flat for name in self._keys}
+
+    def _with_ragged(self, features: Any, label: tf.Tensor) -> Any:
+        keys = dict(features["keys"])
+        for name in self._lists:
+            keys[name] = tf.RaggedTensor.from_row_splits(*keys[name], validate=False)
+        return {**features, "keys": keys}, label
+
+    def _type(self, name: str) -> pa.DataType:
+        return self._data.schema.field(name).type
+
+    def _check_types(self) -> None:
+        numbers = "labels and dense columns: integers, floating-point numbers, booleans."
+        keys = "keys: integers, booleans, text, bytes, or lists of them."
+        for name in (self._label, *self._dense, *self._keys):
+            kind = self._type(name)
+            is_of_keys = name in self._keys
+            element = kind.value_type if is_of_keys and is_list(kind) else kind
+            if not (is_key(element) if is_of_keys else is_number(element)):
+                raise ValueError(
+                    f"{self._path}: column {name!r} is of type {kind}. Allowed for "
+                    f"{keys if is_of_keys else numbers}"
+                )
+
+    def _rows(self, number: int) -> Iterator[pa.Table]:
+        """Yields the usable rows of the part in order, some thousands at a time."""
+        first = 0
+        for known_first, fragment in self._files(number):
+            begin = first = first if known_first is None else known_first
+            for batch in self._record_batches(fragment):
+                table = pa.Table.from_batches([batch])
+                rows = np.arange(first, first + len(table))
+                try:
+                    yield self._usable(table, rows, fragment, begin)
+                except pa.ArrowException as error:
+                    raise ValueError(f"{fragment.path}: damaged: {error}") from error
+                first += len(batch)
+
+    def _files(self, number: int) -> Iterator[tuple[int | None, Any]]:
+        """Yields (number of its first row, file) in a pass's order; None: after the last one."""
+        fragments = list(self._data.get_fragments())
+        if not self._is_listed:
+            fragments.sort(key=lambda fragment: fragment.path)
+        if self._shuffle_seed is None:
+            yield from ((None, fragment) for fragment in fragments)
+            return
+        generator = np.random.default_rng([self._shuffle_seed, number])
+        try:
+            ends = np.cumsum([fragment.count_rows() for fragment in fragments])
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{self._path}: a file is damaged: {error}") from error
+        for index in generator.permutation(len(fragments)):
+            yield int(ends[index - 1]) if index else 0, fragments[index]
+
+    def _record_batches(self, fragment: Any) -> Iterator[pa.RecordBatch]:
+        try:
+            require_columns(self._columns, fragment.physical_schema.names, fragment.path)
+            yield from fragment.to_batches(
+                schema=self._data.schema,
+                columns=list(self._columns),
+                batch_size=ROWS_AT_ONCE,
+                batch_readahead=2,
+                fragment_readahead=1,
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(
+                f"{fragment.path}: damaged, or its columns are not of the types that the first "
+                f"file has: {error}"
+            ) from error
+
+    def _usable(self, table: pa.Table, rows: np.ndarray, fragment: Any, begin: int) -> pa.Table:
+        if self._part is not None:
+            is_wanted = self._is_wanted(int(rows[0]) if len(rows) else 0, len(rows))
+            table, rows = table.filter(pa.array(is_wanted)), rows[is_wanted]
+        label = to_numbers(table[self._label], np.nan)
+        is_good = (label >= 0) & (label <= 1)
+        reasons = [(self._label, label, ~is_good, "allowed: a number from 0 to 1")]
+        for name in self._dense:
+            value = to_numbers(table[name], 0.0)
+            reasons.append((name, value, np.isinf(value), "allowed: a finite number or none"))
+            is_good &= np.isfinite(value) | np.isnan(value)
+        for i in np.flatnonzero(~is_good):
+            name, value, _, allowed = next(reason for reason in reasons if reason[2][i])
+            text = f"{name} {table[name][int(i)].as_py()}; {allowed}"
+            self.bad_lines.add(fragment.path, int(rows[i]) - begin + 1, text)
+        return table if is_good.all() else table.filter(pa.array(is_good))
+
+    def _batches(self, number: int = 0) -> Iterator[Any]:
+        size = self._batch_size
+        waiting: pa.Table | None = None
+        for table in self._first_inputs(self._rows(number)):
+            waiting = table if waiting is None else pa.concat_tables([waiting, table])
+            full = len(waiting) // size * size
+            if full:
+                yield from self._elements(waiting.slice(0, full))
+                waiting = waiting.slice(full)
+        if waiting is not None and len(waiting) and not self._drop_remainder:
+            yield from self._elements(waiting)
+
+    def _elements(self, table: pa.Table) -> Iterator[Any]:
+        label = to_numbers(table[self._label], np.nan)
+        dense = np.empty((len(table), len(self._dense)), np.float32)
+        for column, name in enumerate(self._dense):
+            values = to_numbers(table[name], np.nan)
+            dense[:, column] = np.where(np.isnan(values), self._missing_dense, values)
+        flat = [name for name in self._keys if name not in self._lists]
+        keys = np.empty((len(table), len(flat)), np.int64)
+        for column, name in enumerate(flat):
+            keys[:, column] = to_keys(table[name])
+        lists = {name: to_list_keys(table[name]) for name in self._lists}
+        rows = Rows(label, dense, keys)
+        for begin in range(0, len(table), self._batch_size):
+            batch = rows.slice(begin, self._batch_size)
+            if lists:
+                by_name: dict[str, Any] = dict(zip(flat, batch.keys.T, strict=True))
+                for name, (values, splits) in lists.items():
+                    part = splits[begin : begin + self._batch_size + 1]
+                    by_name[name] = (values[part[0] : part[-1]], part - part[0])
+                batch.keys = by_name
+            yield batch.element()
+
+
+def _column_names(
+    label: str, keys: Sequence[str], dense: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the columns of keys and of numbers, each of which is there for one use."""
+    place = "ParquetReader"
+    for argument, names in (("keys", keys), ("dense", dense)):
+        if isinstance(names, str):
+            raise invalid(argument, names, place, "a sequence of column names")
+    if not keys:
+        raise invalid("keys", keys, place, "one column name or more")
+    columns = (label, *dense, *keys)
+    for name in columns:
+        if columns.count(name) > 1:
+            raise invalid("keys", name, place, "each column once, as label, dense or key")
+    return tuple(keys), tuple(dense)
+
+
+def _dataset(paths: list[str]) -> pa_dataset.Dataset:
+    for path in paths:
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"No data file or folder {path!r}.")
+    try:
+        data = pa_dataset.dataset(paths if len(paths) > 1 else paths[0], format="parquet")
+        data.schema.names  # noqa: B018  Not decoded before.
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        # The system's own errors have a number; of damaged files Arrow says OSError, too.
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise ValueError(f"{paths[0]}: no Parquet file, or damaged: {error}") from error
+    if not data.files:
+        raise FileNotFoundError(f"No Parquet files in {paths[0]!r}.")
+    return data
+
+
+def is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    is_string = types.is_string(kind) or types.is_large_string(kind)
+    return is_string or types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def is_key(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text(kind)
+
+
+def to_numbers(column: pa.ChunkedArray, null: float) -> np.ndarray:
+    """A column of numbers as float32 [n], nulls replaced; too large ones become infinite."""
+    values = column.cast(pa.float64(), safe=False)
+    filled = pc.fill_null(values, pa.scalar(null, pa.float64())).to_numpy()
+    with np.errstate(over="ignore"):
+        return filled.astype(np.float32)
+
+
+def to_keys(column: Any) -> np.ndarray:
+    """Integers or text as keys int64 [n]."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if is_text(column.type):
+        return hash_strings(column)
+    # Unsigned integers above 2**63 wrap around: they stay distinct.
+    return np.asarray(pc.fill_null(column.cast(pa.int64(), safe=False), MISSING_KEY))
+
+
+def to_list_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Lists as (keys int64 [total], row_splits int64 [n + 1])."""
+    lengths = pc.list_value_length(column).cast(pa.int64())
+    is_missing = np.asarray(pc.is_null(column).to_numpy(), bool)
+    counts = pc.fill_null(lengths, 0).to_numpy()
+    values = to_keys(pc.list_flatten(column))
+    indices = (np.cumsum(counts) - counts)[is_missing]
+    values = np.insert(values, indices, MISSING_KEY)
+    splits = np.concatenate([[0], np.cumsum(np.where(is_missing, 1, counts))]).astype(np.int64)
+    return values, splits

@@ -1,0 +1,341 @@
+"""Text files of delimited lines, streamed into batches; shared by the Criteo and Avazu readers.
+
+A format says how one line is parsed, exactly, and how a block of lines is parsed fast. Lines that
+the fast way is not sure about go through the exact one, which alone decides what is malformed.
+"""
+
+import dataclasses
+import gzip
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from slipstream_tf.data.readers.base import BatchReader, Rows
+from slipstream_tf.data.spec import DataSpec
+
+BLOCK_BYTES = 4 << 20
+# Of very short lines, what is known of each takes far more memory than the line.
+BLOCK_LINES = 1 << 16
+# A longer line is malformed, and is not kept: a file without line ends must not fill the memory.
+MAX_LINE_BYTES = 1 << 20
+DAMAGES = (EOFError, gzip.BadGzipFile, zlib.error)  # Of a compressed file.
+NEWLINE = 10
+
+
+class LineFormat(Protocol):
+    """How the lines of a data set are read."""
+
+    name: str
+    fields: tuple[str, ...]
+    num_dense: int
+    num_columns: int
+    delimiter: str
+    header: bytes | None  # first line of every file, or None
+
+    def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
+        """Parses one line exactly: (label, dense values, keys).
+
+        Raises:
+            ValueError: a value is malformed; the message names its column, itself and what is
+                allowed.
+        """
+        ...
+
+    def parse_columns(self, columns: Sequence[pa.Array]) -> tuple[Rows, np.ndarray]:
+        """Parses many lines fast.
+
+        Args:
+            columns: `num_columns` binary arrays [n].
+
+        Returns:
+            (rows, is_sure bool [n]); rows that are not sure are parsed again by `parse_line`.
+        """
+        ...
+
+
+@dataclasses.dataclass
+class ParsedLines:
+    """What some consecutive lines hold.
+
+    Attributes:
+        rows: the inputs.
+        is_good: bool [lines], which lines the inputs are of.
+        reasons: what is wrong with the others, by index among the lines, ascending.
+    """
+
+    rows: Rows
+    is_good: np.ndarray
+    reasons: dict[int, str] = dataclasses.field(default_factory=dict)
+
+
+def shown(value: bytes) -> str:
+    """Returns the begin of a malformed value, for an error message."""
+    return repr(value[:40].decode(errors="backslashreplace"))
+
+
+def require_header(line_format: LineFormat, path: str, first_line: bytes) -> None:
+    """Raises ValueError unless a file starts as its format says."""
+    header = line_format.header
+    if header is not None and first_line.rstrip(b"\r") != header:
+        given = first_line[:80].decode(errors="replace")
+        raise ValueError(
+            f"{path}:1: header {given!r}... is not that of {line_format.name}: "
+            f"{header[:80].decode()!r}... CSV of other columns: slipstream-prepare --schema first."
+        )
+
+
+def parse_block(line_format: LineFormat, block: bytes) -> ParsedLines:
+    """Parses the lines of a block as `parse_lines` does, without taking them apart where it can.
+
+    Args:
+        line_format: of the lines.
+        block: whole lines, each with its end but for the last one, which may lack it.
+
+    Returns:
+        The inputs, and what is wrong with the other lines.
+    """
+    if not block:
+        return parse_lines(line_format, [])
+    if not block.endswith(b"\n"):
+        block += b"\n"
+    columns = _columns(line_format, block, block.count(b"\n")) if is_regular(block) else None
+    if columns is None:
+        return parse_lines(line_format, _split(block))
+    rows, is_sure = line_format.parse_columns(columns)
+    if is_sure.all():
+        return ParsedLines(rows, is_sure)
+    return _settle(line_format, _split(block), range(len(is_sure)), rows, is_sure)
+
+
+def parse_lines(line_format: LineFormat, lines: Sequence[bytes]) -> ParsedLines:
+    """Parses lines.
+
+    Args:
+        line_format: of the lines.
+        lines: without their ends; a carriage return at one's end does not count.
+
+    Returns:
+        The inputs, and what is wrong with the other lines.
+    """
+    lines = [line.rstrip(b"\r") for line in lines]
+    separators = line_format.num_columns - 1
+    delimiter = line_format.delimiter.encode()
+    # A carriage return inside a line would be a line end to the fast parser.
+    regular = [
+        index
+        for index, line in enumerate(lines)
+        if line.count(delimiter) == separators and b"\r" not in line and len(line) <= MAX_LINE_BYTES
+    ]
+    block = b"".join(lines[i] + b"\n" for i in regular)
+    columns = _columns(line_format, block, len(regular)) if regular else None
+    if columns is None:
+        return _settle(line_format, lines, [], _zeros(line_format, 0), np.zeros(0, bool))
+    return _settle(line_format, lines, regular, *line_format.parse_columns(columns))
+
+
+def parse_line(line_format: LineFormat, line: bytes) -> tuple[float, list[float], list[int]]:
+    """Parses one line exactly: (label, dense values, keys).
+
+    Raises:
+        ValueError: it is malformed; the message says what is allowed.
+    """
+    line = line.rstrip(b"\r")
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"more than {MAX_LINE_BYTES} bytes; allowed: so many at most")
+    columns = line.split(line_format.delimiter.encode())
+    if len(columns) != line_format.num_columns:
+        raise ValueError(
+            f"{len(columns)} columns; allowed: {line_format.num_columns}, separated by "
+            f"{line_format.delimiter!r}"
+        )
+    return line_format.parse_line(columns)
+
+
+def _settle(
+    line_format: LineFormat,
+    lines: Sequence[bytes],
+    regular: Sequence[int],
+    rows: Rows,
+    is_sure: np.ndarray,
+) -> ParsedLines:
+    """Parses exactly what the fast way (`rows`, of the lines `regular`) is not sure about."""
+    indices = np.asarray(regular, np.int64)
+    is_unsure = np.ones(len(lines), bool)
+    is_unsure[indices[is_sure]] = False
+    if not is_unsure.any():
+        return ParsedLines(rows, ~is_unsure)
+    result = _zeros(line_format, len(lines))
+    result.label[indices], result.dense[indices] = rows.label, rows.dense
+    result.keys[indices] = rows.keys
+    is_good = np.ones(len(lines), bool)
+    reasons = {}
+    for i in np.flatnonzero(is_unsure).tolist():
+        try:
+            parsed = parse_line(line_format, lines[i])
+        except ValueError as error:
+            is_good[i] = False
+            reasons[i] = str(error)
+        else:
+            result.label[i], result.dense[i], result.keys[i] = parsed
+    return ParsedLines(result.take(is_good), is_good, reasons)
+
+
+def _split(block: bytes) -> list[bytes]:
+    return block.removesuffix(b"\n").split(b"\n")
+
+
+def is_regular(block: bytes) -> bool:
+    """Whether the lines of a block are such as the fast parser takes them to be."""
+    if b"\r" in block:
+        return False
+    if len(block) <= MAX_LINE_BYTES:
+        return True
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == NEWLINE)
+    return int(np.diff(ends, prepend=-1).max()) <= MAX_LINE_BYTES + 1
+
+
+def _zeros(line_format: LineFormat, count: int) -> Rows:
+    return Rows(
+        np.zeros(count, np.float32),
+        np.zeros((count, line_format.num_dense), np.float32),
+        np.zeros((count, len(line_format.fields)), np.int64),
+    )
+
+
+def _columns(line_format: LineFormat, block: bytes, count: int) -> list[pa.Array] | None:
+    """The columns of `count` lines as binary arrays, or None if they are not all regular."""
+    names = [str(i) for i in range(line_format.num_columns)]
+    try:
+        table = pa_csv.read_csv(
+            pa.BufferReader(block),
+            read_options=pa_csv.ReadOptions(
+                # The block as one: a second one could end within a line.
+                column_names=names, use_threads=False, block_size=len(block) + 1,
+            ),
+            parse_options=pa_csv.ParseOptions(
+                delimiter=line_format.delimiter, quote_char=False, ignore_empty_lines=False
+            ),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.binary()), check_utf8=False
+            ),
+        )  # fmt: skip
+    except pa.ArrowInvalid:
+        return None
+    if table.num_rows != count:
+        return None
+    return [column.combine_chunks() for column in table.columns]
+
+
+def open_text(path: str) -> Any:
+    """Opens a file of lines, read as bytes; one that ends with .gz is decompressed."""
+    return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
+
+
+def whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
+    """Yields (whole lines, bytes of the file that they took); of an endless line only a part."""
+    rest, rest_bytes = b"", 0
+    while data := file.read(BLOCK_BYTES):
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            yield rest + data[:cut], rest_bytes + cut
+            rest, rest_bytes = data[cut:][: MAX_LINE_BYTES + 1], len(data) - cut
+        else:
+            rest, rest_bytes = (rest + data)[: MAX_LINE_BYTES + 1], rest_bytes + len(data)
+    if rest:
+        yield rest, rest_bytes
+
+
+def _blocks(path: str) -> Iterator[list[bytes]]:
+    """Lines of a file, without their ends, some megabytes at a time, or BLOCK_LINES."""
+    count = 0
+    with open_text(path) as file:
+        try:
+            for block, _ in whole_lines(file):
+                lines = _split(block)
+                count += len(lines)
+                for begin in range(0, len(lines), BLOCK_LINES):
+                    yield lines[begin : begin + BLOCK_LINES]
+        except DAMAGES as error:
+            raise ValueError(f"{path}: damaged after line {count}: {error}") from error
+
+
+class TextReader(BatchReader):
+    """Reads delimited text files in batches, whatever their size.
+
+    The part of a line depends on its position alone: of each ten consecutive runs of 100 data lines
+    of a file, the last run is the test part, the others are the train part.
+    """
+
+    def __init__(
+        self,
+        line_format: LineFormat,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        batch_size: int,
+        **options: Any,
+    ):
+        """Opens nothing yet.
+
+        Args:
+            line_format: of the files.
+            paths: one file or several, read in order; ".gz" files are decompressed.
+            batch_size: inputs of a batch.
+            **options: of all readers: part ("train", "valid", "test" or None for all lines),
+                hold_out (whether "valid" is left out of "train"), strict (make
+                the first malformed line an error instead of leaving it out), drop_remainder (leave
+                out a last batch that is not full) and max_examples (stop after so many inputs, or
+                None).
+
+        Raises:
+            FileNotFoundError: a path is no file.
+            ValueError: another argument is out of its range.
+        """
+        super().__init__(batch_size, **options)
+        several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        self._paths = [os.fspath(path) for path in several]
+        for path in self._paths:
+            if not os.path.isfile(path):
+                raise FileNotFoundError(f"No data file {path!r}.")
+        self._format = line_format
+        # The number of inputs is not known without reading.
+        self.spec = DataSpec(line_format.name, line_format.fields, line_format.num_dense)
+
+    def rows(self) -> Iterator[Rows]:
+        """Gives parsed rows of the part, in file order, some thousands at a time.
+
+        Raises:
+            BadLineError: a malformed line in a strict reader.
+            ValueError: a compressed file is damaged, or a file's header is another.
+        """
+        return self._first_inputs(self._every_row())
+
+    def _every_row(self) -> Iterator[Rows]:
+        for path in self._paths:
+            yield from self._file_rows(path)
+
+    def _file_rows(self, path: str) -> Iterator[Rows]:
+        first_line = 1
+        index = 0  # of the next data line
+        for lines in _blocks(path):
+            if self._format.header is not None and first_line == 1:
+                require_header(self._format, path, lines[0])
+                lines = lines[1:]
+                first_line = 2
+            chosen = np.flatnonzero(self._is_wanted(index, len(lines)))
+            if chosen.size:
+                yield self._parse(path, chosen + first_line, [lines[i] for i in chosen])
+            index += len(lines)
+            first_line += len(lines)
+
+    def _parse(self, path: str, numbers: np.ndarray, lines: list[bytes]) -> Rows:
+        parsed = parse_lines(self._format, lines)
+        for i, reason in parsed.reasons.items():
+            self.bad_lines.add(path, int(numbers[i]), reason)
+        return parsed.rows
+
+    def _blocks(self, number: int) -> Iterator[Rows]:  # All passes are alike.
+        return self.rows()

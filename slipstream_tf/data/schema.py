@@ -1,0 +1,187 @@
+"""What the columns of a CSV or Parquet file mean: label, keys, numbers. In: a JSON file.
+
+{"label": {"column": "rating", "positive_from": 4},
+ "keys": ["user", {"column": "genres", "separator": "|"}, {"column": "ad", "as": "integer"}],
+ "dense": [{"column": "price", "transform": "log"}],
+ "missing": ["", "NA"], "delimiter": ","}
+"""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream_tf._utils import disk
+from slipstream_tf._utils.errors import invalid, require_choice
+
+TEXT, INTEGER, HEX = "text", "integer", "hex"
+NONE, LOG = "none", "log"
+_SETTINGS = ("label", "keys", "dense", "missing", "delimiter", "columns")
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyColumn:
+    """A categorical field.
+
+    Attributes:
+        column: its name.
+        kind: how text becomes keys: "text" (hashed to 64 bits, as `ParquetReader` does), "integer"
+            or "hex" (by value). Columns of integers in Parquet files are keys as they are.
+        separator: between the values of a list, or None where text is one value.
+    """
+
+    column: str
+    kind: str = TEXT
+    separator: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseColumn:
+    """A column of numbers.
+
+    Attributes:
+        column: its name.
+        transform: "none", or "log": v becomes sign(v) * log(1 + |v|).
+    """
+
+    column: str
+    transform: str = NONE
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """The columns that are used.
+
+    Attributes:
+        label: column of the label.
+        keys: the categorical fields, in the order of the keys.
+        dense: columns of numbers.
+        positive_from: a label of at least this is 1, a smaller one 0; None: labels are from 0 to 1.
+        missing: texts that mean that a value is missing.
+        delimiter: one character between the columns of a text file.
+        columns: names of all columns of text files without a header; None: their first line has
+            the names.
+    """
+
+    label: str
+    keys: tuple[KeyColumn, ...]
+    dense: tuple[DenseColumn, ...] = ()
+    positive_from: float | None = None
+    missing: tuple[str, ...] = ("",)
+    delimiter: str = ","
+    columns: tuple[str, ...] | None = None
+
+    def names(self) -> tuple[str, ...]:
+        """Returns the columns that are used: label, dense, keys."""
+        return (self.label, *(c.column for c in self.dense), *(c.column for c in self.keys))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON-serialisable values that tell this schema from others."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+def read_schema(path: str | os.PathLike[str]) -> Schema:
+    """Reads a schema file.
+
+    Args:
+        path: of a JSON file; the module's text has an example.
+
+    Returns:
+        The schema.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no JSON object, or a setting is unknown, missing or out of its range.
+    """
+    values = disk.read_json(path)
+    try:
+        return parse_schema(values)
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)}: {error}") from None
+
+
+def parse_schema(values: Any) -> Schema:
+    """Returns the schema that a JSON object describes; see `read_schema`."""
+    values = _known("schema", values, _SETTINGS, ("label", "keys"))
+    label = _entry("label", values["label"], ("column", "positive_from"))
+    positive_from = label.get("positive_from")
+    if positive_from is not None:
+        is_number = isinstance(positive_from, (int, float)) and not isinstance(positive_from, bool)
+        # Neither infinite, nor an integer that no float has.
+        if not (is_number and abs(positive_from) <= sys.float_info.max):
+            raise invalid("positive_from", positive_from, "label", "a finite number")
+    keys = [_entry("keys", v, ("column", "as", "separator")) for v in _list("keys", values["keys"])]
+    dense = [
+        _entry("dense", v, ("column", "transform")) for v in _list("dense", values.get("dense", []))
+    ]
+    if not keys:
+        raise invalid("keys", [], "schema", "one column or more")
+    for entry in keys:
+        require_choice("as", entry.get("as", TEXT), (TEXT, INTEGER, HEX), entry["column"])
+        if "separator" in entry:
+            _text("separator", entry["separator"], entry["column"])
+    for entry in dense:
+        require_choice("transform", entry.get("transform", NONE), (NONE, LOG), entry["column"])
+    delimiter = _text("delimiter", values.get("delimiter", ","), "schema")
+    if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
+        raise invalid("delimiter", delimiter, "schema", "one character, such as ',' or '\\t'")
+    columns = None
+    if values.get("columns") is not None:
+        columns = tuple(_text("columns", v, "schema") for v in _list("columns", values["columns"]))
+    missing = _list("missing", values.get("missing", [""]))
+    if not all(isinstance(value, str) and _is_text(value) for value in missing):
+        raise invalid("missing", missing, "schema", "a list of texts")
+    fields = tuple(KeyColumn(v["column"], v.get("as", TEXT), v.get("separator")) for v in keys)
+    numbers = tuple(DenseColumn(v["column"], v.get("transform", NONE)) for v in dense)
+    name, missing = label["column"], tuple(missing)
+    schema = Schema(name, fields, numbers, positive_from, missing, delimiter, columns)
+    _require_columns(schema)
+    return schema
+
+
+def _require_columns(schema: Schema) -> None:
+    names = schema.names()
+    for name in names:
+        if names.count(name) > 1:
+            raise invalid("column", name, "schema", "each column once, as label, dense or key")
+        if schema.columns is not None and schema.columns.count(name) != 1:
+            raise invalid("column", name, "schema", f"one of `columns`, {list(schema.columns)}")
+
+
+def _known(what: str, values: Any, allowed: tuple[str, ...], needed: tuple[str, ...]) -> Any:
+    if not isinstance(values, Mapping):
+        raise invalid(what, values, "", f"an object with {', '.join(allowed)}")
+    for name in values:
+        if name not in allowed:
+            raise invalid(what, name, "", f"the settings {', '.join(allowed)}")
+    for name in needed:
+        if name not in values:
+            raise ValueError(f"Missing `{name}` in {what}.")
+    return values
+
+
+def _entry(setting: str, value: Any, allowed: tuple[str, ...]) -> dict[str, Any]:
+    if isinstance(value, str):
+        value = {"column": value}
+    entry = dict(_known(setting, value, allowed, ("column",)))
+    _text("column", entry["column"], setting)
+    return entry
+
+
+def _list(setting: str, values: Any) -> Any:
+    if not isinstance(values, list):
+        raise invalid(setting, values, "schema", "a list")
+    return values
+
+
+def _text(setting: str, value: Any, place: str) -> str:
+    if not isinstance(value, str) or not value or not _is_text(value):
+        raise invalid(setting, value, place, "a text that is not empty")
+    return value
+
+
+def _is_text(value: str) -> bool:
+    """Whether a text can be written: JSON has halves of characters as well."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)

@@ -1,0 +1,185 @@
+"""Writes prepared inputs: Parquet shards of each part, and the manifest that says what is whole.
+
+A shard holds the inputs of one piece: of so many consecutive rows of a file. It is written aside,
+synced and renamed; then the manifest names it. What the manifest does not name is written anew, so
+that an interrupted preparation ends with the same bytes.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from slipstream_tf._utils import disk
+from slipstream_tf.data.readers.prepared import FORMAT_VERSION, MANIFEST
+from slipstream_tf.data.sources import Columns, ParsedRows, Position
+from slipstream_tf.data.spec import PARTS
+from slipstream_tf.telemetry.run_record import write_json
+
+GROUP_ROWS = 131_072  # Of a row group.
+COMPRESSIONS = ("snappy", "zstd", "none")
+
+
+def make_manifest(name: str, columns: Columns, source: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the manifest of a preparation that has no shard yet.
+
+    Args:
+        name: of the data set.
+        columns: of the inputs.
+        source: JSON-serialisable values that tell this preparation from others.
+    """
+    return {
+        "format_version": FORMAT_VERSION,
+        "name": name,
+        "columns": {
+            "label": columns.label,
+            "dense": list(columns.dense),
+            "keys": list(columns.keys),
+            "lists": list(columns.lists),
+        },
+        "source": dict(source),
+        "is_complete": False,
+        "shards": [],
+    }
+
+
+def write_manifest(folder: str, manifest: Mapping[str, Any]) -> None:
+    """Replaces the manifest of a folder, as a whole or not at all."""
+    write_json(os.path.join(folder, MANIFEST), manifest)
+
+
+class ShardWriter:
+    """Writes one shard: a file for each part that has inputs."""
+
+    def __init__(self, folder: str, number: int, columns: Columns, compression: str):
+        """Opens nothing yet.
+
+        Args:
+            folder: of the prepared data.
+            number: of the shard, from 0.
+            columns: of the inputs.
+            compression: one of COMPRESSIONS.
+        """
+        self._parts = {
+            part: _PartWriter(folder, f"{part}/{number:06d}.parquet", columns, compression)
+            for part in PARTS
+        }
+        self._bad_lines = 0
+        self._first_bad_line: str | None = None
+
+    def add(self, parsed: ParsedRows, parts: Mapping[str, np.ndarray]) -> None:
+        """Adds the inputs of a block.
+
+        Args:
+            parsed: the inputs.
+            parts: see `Source.parts`.
+        """
+        for part, is_of_part in parts.items():
+            is_wanted = is_of_part[parsed.is_good]
+            if is_wanted.any():
+                self._parts[part].add(parsed.table.filter(pa.array(is_wanted)))
+
+    def add_bad_line(self, words: str) -> None:
+        """Counts a malformed row of the piece; the words about the first one are kept."""
+        self._bad_lines += 1
+        self._first_bad_line = self._first_bad_line or words
+
+    def close(self, end: Position) -> dict[str, Any]:
+        """Makes the files whole.
+
+        Args:
+            end: where the next shard begins.
+
+        Returns:
+            The shard's entry in the manifest.
+        """
+        return {
+            **{part: self._parts[part].close() for part in PARTS},
+            "bad_lines": self._bad_lines,
+            "first_bad_line": self._first_bad_line,
+            "end": dataclasses.asdict(end),
+        }
+
+    def __enter__(self) -> "ShardWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Removes what is not whole, after an error."""
+        if kind is not None:
+            for writer in self._parts.values():
+                writer.discard()
+
+
+class _PartWriter:
+    """Writes one file in row groups of GROUP_ROWS, however the inputs arrive."""
+
+    def __init__(self, folder: str, name: str, columns: Columns, compression: str):
+        self._path, self._name = Path(folder, name), name
+        # Readers of folders skip names with a dot in front.
+        self._partial = self._path.with_name(f".{self._path.name}.part")
+        self._columns, self._compression = columns, compression
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
+        self._num_waiting = self._inputs = 0
+        self._clicks = 0.0
+
+    def add(self, table: pa.Table) -> None:
+        self._waiting.append(table)
+        self._num_waiting += len(table)
+        self._inputs += len(table)
+        while self._num_waiting >= GROUP_ROWS:
+            self._write(GROUP_ROWS)
+
+    def _write(self, rows: int) -> None:
+        table = pa.concat_tables(self._waiting)
+        self._waiting = [table.slice(rows)]
+        self._num_waiting -= rows
+        # One chunk per column: what is written must not depend on how the inputs arrived.
+        group = table.slice(0, rows).combine_chunks()
+        if self._writer is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(
+                self._partial, group.schema, compression=self._compression
+            )
+        self._clicks += pc.sum(group[self._columns.label].cast(pa.float64())).as_py()
+        self._writer.write_table(group, row_group_size=GROUP_ROWS)
+
+    def close(self) -> dict[str, Any] | None:
+        if not self._inputs:
+            return None
+        if self._num_waiting:
+            self._write(self._num_waiting)
+        assert self._writer is not None
+        self._writer.close()
+        self._writer = None
+        disk.commit(self._partial, self._path)
+        return {"file": self._name, "inputs": self._inputs, "clicks": self._clicks}
+
+    def discard(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._partial.unlink()
+            self._writer = None
+
+
+def training_tables(
+    folder: str, entry: Mapping[str, Any], columns: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yields the training part of a shard, a row group at a time.
+
+    Args:
+        folder: of the prepared data.
+        entry: of the shard in the manifest.
+        columns: that are read.
+    """
+    if entry["train"] is None:
+        return
+    with pq.ParquetFile(os.path.join(folder, entry["train"]["file"])) as file:
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group, columns=list(columns))

@@ -1,0 +1,289 @@
+"""The settings of the engine, checked together, and the needs of the policies. Pure.
+
+In: policies, window, hot set, saturation, `max_auc_loss`. Out: answers for the window loop.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipstream_tf._utils.errors import invalid, require_number
+from slipstream_tf._utils.serialization import serialize
+from slipstream_tf.config import DryRun, HotSet, Saturation, Window
+from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Policy
+
+_PLACE = "Slipstream"
+# Between rare probes an example of many keys is held back by one of them often enough.
+_PROBES_EVERY = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineSettings:
+    """The settings of the engine.
+
+    Attributes:
+        policies: what is saved, one or a sequence; each kind once, and one each for examples and
+            gradients. Without any the engine only watches.
+        window: length, warm-up, sample: a `Window`; None: as `Window()`.
+        hot_set: the keys that are watched: a `HotSet`; None: as `HotSet()`.
+        saturation: when a key counts as saturated; None: as `Saturation()`.
+        max_auc_loss: maximum AUC that saving may cost by the estimate of `saturation.steering`,
+            above 0; policies that cost AUC in different ways share it. None: no bound.
+        dry_run: whether everything is done but the saving: a bool or a `DryRun`; a bool from then
+            on.
+        estimates_cost: whether a dry run takes the examples' losses in, to estimate its cost.
+    """
+
+    policies: Any = ()
+    window: Any = None
+    hot_set: Any = None
+    saturation: Saturation | None = None
+    max_auc_loss: float | None = None
+    dry_run: Any = False
+    estimates_cost: bool = dataclasses.field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        given = self.policies
+        given = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+        _require_policies(given)
+        object.__setattr__(self, "policies", given)
+        parts: tuple[tuple[str, type], ...] = (("window", Window), ("hot_set", HotSet))
+        for name, kind in parts:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, kind())
+            if not isinstance(getattr(self, name), kind):
+                allowed = f"slipstream_tf.{kind.__name__}(...)"
+                raise invalid(name, getattr(self, name), _PLACE, allowed)
+        if self.saturation is not None and not isinstance(self.saturation, Saturation):
+            allowed = "None or slipstream_tf.Saturation(...)"
+            raise invalid("saturation", self.saturation, _PLACE, allowed)
+        if self.max_auc_loss is not None:
+            bound = require_number(
+                "max_auc_loss", self.max_auc_loss, 0.0, place=_PLACE, open_minimum=True
+            )
+            object.__setattr__(self, "max_auc_loss", bound)
+        if not isinstance(self.dry_run, (bool, DryRun)):
+            allowed = "True, False or slipstream_tf.DryRun()"
+            raise invalid("dry_run", self.dry_run, _PLACE, allowed)
+        estimates = isinstance(self.dry_run, DryRun) and self.dry_run.estimates_cost
+        object.__setattr__(self, "estimates_cost", estimates)
+        object.__setattr__(self, "dry_run", bool(self.dry_run))
+        if self.dry_run and not any(policy.verb for policy in self.policies):
+            allowed = "False, or with a policy that saves examples or gradients: it tells what of"
+            raise invalid("dry_run", True, f"{_PLACE} without one", allowed)
+        if self.snapshot_bytes < 0:
+            allowed = f"at most HotSet.memory, {self.hot_set.memory!r}, of which it is a part"
+            raise invalid("memory", self.pilot["pilot_memory_bytes"], "ForeseenLoss", allowed)
+        self._require_composable()
+        self._require_steerable()
+
+    def _require_composable(self) -> None:
+        """Refuses policies that act on the same, or need T to be two things."""
+        by_kind: dict[str, Policy] = {}
+        for policy in self.policies:
+            if policy.acts_on and policy.acts_on in by_kind:
+                both = [type(by_kind[policy.acts_on]).__name__, type(policy).__name__]
+                allowed = f"one policy that acts on {policy.acts_on}"
+                raise invalid("policies", both, _PLACE, allowed)
+            by_kind[policy.acts_on] = policy
+        by_keys = [policy for policy in self.policies if policy.key_share is not None]
+        shares = {type(policy).__name__: policy.key_share for policy in by_keys}
+        if len(set(shares.values())) > 1:
+            allowed = "the same share of saturated keys for all: there is one threshold T"
+            raise invalid("share", shares, f"{_PLACE}, policies that go by it", allowed)
+        if self.saturation is None:
+            return
+        if not self.goes_by_keys:
+            allowed = "None: these policies do not go by the drift of keys"
+            raise invalid("saturation", self.saturation, _PLACE, allowed)
+        chosen = [type(policy).__name__ for policy in by_keys if policy.gives_key_share]
+        if self.saturation.threshold is not None and chosen:
+            place = f"Saturation beside a share of {' and '.join(chosen)}"
+            raise invalid("threshold", self.saturation.threshold, place, "None, or no such share")
+
+    def _require_steerable(self) -> None:
+        """Refuses `max_auc_loss` where no policy can follow it."""
+        if self.max_auc_loss is None:
+            return
+        is_fixed = self.saturation is not None and self.saturation.threshold is not None
+        place = allowed = ""
+        if self.pilot and "share" in self._ways:
+            place = " with ForeseenLoss"
+            allowed = "None: the examples that the pilot keeps have weights, and show no AUC of all"
+        elif not self._ways:
+            allowed = "None: no policy follows it"
+        elif is_fixed and self._ways == {"share"}:
+            place = " with a threshold"
+            allowed = "None: it bounds the share that T is found by, not a fixed T"
+        if allowed:
+            raise invalid("max_auc_loss", self.max_auc_loss, f"{_PLACE}{place}", allowed)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns all settings as JSON-serialisable values."""
+        return {
+            "policies": [serialize(policy) for policy in self.policies],
+            "window": serialize(self.window),
+            "hot_set": serialize(self.hot_set),
+            "saturation": serialize(self.saturated),
+            "max_auc_loss": self.max_auc_loss,
+            "dry_run": self.dry_run,
+        }
+
+    # What the policies need, of all of them.
+
+    @property
+    def saturated(self) -> Saturation:
+        """When a key counts as saturated."""
+        return Saturation() if self.saturation is None else self.saturation
+
+    @property
+    def goes_by_keys(self) -> bool:
+        """Whether a policy depends on which keys are saturated, or the engine only watches."""
+        by_keys = any(policy.key_share is not None for policy in self.policies)
+        return by_keys or not any(policy.verb for policy in self.policies)
+
+    @property
+    def steers_share(self) -> bool:
+        """Whether `max_auc_loss` lowers the share of examples to save on."""
+        return "share" in self._ways
+
+    @property
+    def key_share(self) -> float:
+        """Share of the hot examples whose keys are to count as saturated."""
+        shares = [p.key_share for p in self.policies if p.key_share is not None]
+        return shares[0] if shares else DEFAULT_SHARE
+
+    @property
+    def target_share(self) -> float:
+        """Share of the hot examples to save on, before `max_auc_loss` lowers it."""
+        shares = [p.target_share for p in self._examples_first if p.target_share is not None]
+        return shares[0] if shares else DEFAULT_SHARE
+
+    @property
+    def alpha(self) -> float:
+        """Share of an example's lookups that must be saturated."""
+        return next((p.alpha for p in self._examples_first), 1.0)
+
+    @property
+    def keep(self) -> float:
+        """Share of the skippable examples that is trained all the same, with a weight."""
+        return next((p.keep for p in self._examples_first), 0.0)
+
+    @property
+    def probes_every(self) -> int:
+        """Windows from probe to probe of a saturated key; 0: no probes."""
+        if self.saturated.revisit_every is not None:
+            return self.saturated.revisit_every
+        withholding_first = sorted(self.policies, key=lambda p: not p.withholds_saturated)
+        wanted = (p.probes_every for p in withholding_first if p.probes_every is not None)
+        return next(wanted, _PROBES_EVERY)
+
+    @property
+    def withholds_saturated(self) -> bool:
+        """Whether gradients of saturated keys do not reach their rows at once."""
+        return any(policy.withholds_saturated for policy in self.policies)
+
+    @property
+    def loses_gradients(self) -> bool:
+        """Whether they never do."""
+        return any(policy.loses_gradients for policy in self.policies)
+
+    @property
+    def chooses_examples(self) -> bool:
+        """Whether examples are left out, or would be but for the dry run."""
+        return any(policy.acts_on == "examples" for policy in self.policies)
+
+    @property
+    def skips_by_keys(self) -> bool:
+        """Whether examples are left out by their keys, not at random."""
+        return self.chooses_examples and self.target_policy is not None
+
+    @property
+    def skips_examples(self) -> bool:
+        """Whether examples are left out of training."""
+        return self.chooses_examples and not self.dry_run
+
+    @property
+    def target_policy(self) -> Policy | None:
+        """The policy that leaves examples out by their keys, or none."""
+        chosen = (p for p in self.policies if p.acts_on == "examples" and p.steered_by)
+        return next(chosen, None)
+
+    @property
+    def needs_losses(self) -> bool:
+        """Whether the examples' losses must come in."""
+        return self.max_auc_loss is not None or self.estimates_cost
+
+    @property
+    def weighs_examples(self) -> bool:
+        """Whether examples get weights."""
+        return any(policy.weighs_examples for policy in self.policies)
+
+    @property
+    def pilot(self) -> dict[str, Any]:
+        """Arguments of `ops.classifier.InputClassifier` where a pilot foresees losses."""
+        return next((p.pilot_settings for p in self.policies if p.pilot_settings), {})
+
+    @property
+    def thins_in_step(self) -> bool:
+        """Whether the model is the pilot: batches are thinned where they are trained."""
+        return self.pilot.get("pilot") == "model"
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """What the pilot leaves of the hot set's memory, for snapshots."""
+        return self.hot_set.memory_bytes - int(self.pilot.get("pilot_memory_bytes", 0))
+
+    @property
+    def correct(self) -> str:
+        """How examples that are thinned by foreseen losses are corrected; "": none are."""
+        return next((policy.correct for policy in self.policies if policy.correct), "")
+
+    @property
+    def _ways(self) -> set[str]:
+        """The ways in which policies follow `max_auc_loss`: "share", "movement"."""
+        return {policy.steered_by for policy in self.policies} - {""}
+
+    @property
+    def max_auc_loss_each(self) -> float | None:
+        """The part of `max_auc_loss` for policies that follow it in one way; None: no bound."""
+        return None if self.max_auc_loss is None else self.max_auc_loss / len(self._ways)
+
+    # What holds in a window.
+
+    def example_rule(
+        self, states: Mapping[str, Mapping[str, Any]], begins: Begins
+    ) -> tuple[dict[str, Any], bool]:
+        """Finds which examples are skippable in a window.
+
+        Args:
+            states: of the policies, by name.
+            begins: the window.
+
+        Returns:
+            Arguments of `ops.classifier.InputClassifier.configure` but for "window", and whether
+            examples may be skipped.
+        """
+        for policy in self._examples_first if begins.windows else ():
+            rule = policy.example_rule(states[type(policy).__name__], begins)
+            if rule is not None:
+                rule = {"shadow": self.dry_run, **rule}
+                chance = max(rule.get("threshold", 0.0), rule.get("random_share", 0.0))
+                return rule, chance > 0.0 and not rule["shadow"]
+        return {"mode": "none"}, False
+
+    @property
+    def _examples_first(self) -> list[Policy]:
+        return sorted(self.policies, key=lambda policy: policy.acts_on != "examples")
+
+
+def _require_policies(given: Sequence[Any]) -> None:
+    """Checks that all are policies, each of a different class."""
+    for value in given:
+        if not isinstance(value, Policy):
+            allowed = "a sequence of policies, e.g. slipstream_tf.DeferGradients()"
+            raise invalid("policies", value, _PLACE, allowed)
+    kinds = [type(value).__name__ for value in given]
+    twice = sorted({kind for kind in kinds if kinds.count(kind) > 1})
+    if twice:
+        raise invalid("policies", twice, _PLACE, "each kind once")

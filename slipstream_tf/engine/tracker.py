@@ -1,0 +1,460 @@
+"""The window loop: hot set, snapshot, drift, threshold, states, for the classifier and the store.
+
+In: a store's access counts and rows, and the losses of trained inputs. Out: what the classifier
+skips, what the store masks or defers, and a `WindowReport` per window.
+Method: Slipstream, arXiv 2404.04270, snapshot and sampling blocks; states, `max_auc_loss`
+and deferring are this project's.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from slipstream_tf._utils.errors import require_integer
+from slipstream_tf.engine import window_end
+from slipstream_tf.engine.hot_set import Candidates, most_candidates
+from slipstream_tf.engine.ranks import Communicator, Ranks
+from slipstream_tf.engine.report import ReportLog, TableWindow, WindowReport
+from slipstream_tf.engine.resuming import part_of, require_restorable
+from slipstream_tf.engine.settings import EngineSettings
+from slipstream_tf.engine.side_by_side import FEW_KEYS, for_each, tables_at_once
+from slipstream_tf.engine.states import KeyState, KeyStates, effective_drifts
+from slipstream_tf.engine.steering import Steerer
+from slipstream_tf.engine.threshold import sampled_drifts
+from slipstream_tf.engine.tracked_table import TrackedTable, joined, tables_to_track
+from slipstream_tf.ops.classifier import InputClassifier
+from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.policies.base import Begins, Tables
+from slipstream_tf.tables.base import TrackedStore
+
+_Result = TypeVar("_Result")
+# Of the window loop, beside the parts that have states of their own.
+_LOOP = (
+    *("planned_steps", "step", "steps_in_window", "examples_seen", "windows_after_warmup"),
+    *("window_is_warming_up", "threshold"),
+)
+
+
+class SaturationTracker:
+    """Finds saturated keys window by window, and says what is skipped, masked or deferred.
+
+    All state changes at window ends, so that classification between them is constant. The first
+    window has no snapshot: no key is saturated before the end of the second.
+
+    Nothing is saved before the end of the warm-up. As long as its length is not known
+    (`Window.warmup` is a share, and neither `Window.planned_steps` nor `plan` says of how many
+    steps), it goes on.
+
+    Attributes:
+        classifier: tells which inputs to skip; pass it to `sampling.classifier.skip_inputs`.
+    """
+
+    def __init__(
+        self,
+        store: TrackedStore,
+        settings: EngineSettings,
+        specs: Sequence[FeatureSpec],
+        comm: Communicator | None = None,
+    ):
+        """Starts the first window.
+
+        Args:
+            store: holds the tables; its access counts are decayed at window ends.
+            settings: of the engine.
+            specs: features of an input; the tables they use are tracked, other tables are not.
+            comm: the ranks that train together: all end their windows after the same steps, see
+                the same T and states, and report what they did in all. None: this process alone.
+
+        Raises:
+            ValueError: there is no feature, a feature's table is not in the store, a setting names
+                a table that no feature uses, or a budget is too small for one row.
+        """
+        self._store = store
+        self._settings = settings
+        self._ranks = Ranks(comm)
+        tracked = tables_to_track(store.tables, settings, specs)
+        metric = settings.saturated.metric
+        self._tables = [TrackedTable(store, table, metric, self._ranks) for table in tracked]
+        self._tracked = tracked
+        self._rates = {table.name: store.learning_rate_of(table.name) for table in tracked}
+        for policy in settings.policies:
+            policy.require_fit(self._acted_on())
+        self.classifier = InputClassifier(
+            [table.name for table in self._tables],
+            settings.alpha,
+            settings.window.sample,
+            settings.window.seed,
+            **settings.pilot,
+            ignored_tables=settings.hot_set.exclude,
+        )
+        self._tables_at_once = tables_at_once(store, self._ranks.size)
+        self._lists_by_key = store.lists_hot_keys_by_key
+        self._steerer = Steerer(settings)
+        self._planned_steps: int | None = None
+        self._step = 0
+        self._steps_in_window = 0
+        self._examples_seen = 0
+        self._windows_after_warmup = 0
+        self._window_is_warming_up = True
+        self._threshold = 0.0
+        self._policy_states = {
+            type(policy).__name__: policy.initial_state() for policy in settings.policies
+        }
+        self._reports = ReportLog()
+        self._try_policies()
+        self._begin_window(0.0)
+
+    def _try_policies(self) -> None:
+        """Shows the store the policies after the warm-up, so that it refuses them now."""
+        for table, rule in zip(self._tables, self._gradient_rules(True), strict=True):
+            self._store.set_update_policy(table.name, rule)
+
+    def _acted_on(self) -> Tables:
+        """The tables, as policies see them now."""
+        parts = self._ranks.size if self._store.is_spread else 1
+        rows = {table.name: parts * self._store.size(table.name) for table in self._tracked}
+        are_native = self._store.updates_rows and not self._store.is_in_sok
+        bound = self._settings.max_auc_loss_each
+        return Tables(self._tracked, self._rates, rows, are_native, bound)
+
+    def _gradient_rules(self, is_active: bool) -> list[UpdatePolicy]:
+        """What becomes of the tables' gradients in a window after the warm-up, or before."""
+        settings, acted_on = self._settings, self._acted_on()
+        rules = []
+        for table in self._tracked:
+            found = (policy.gradient_rule(table, acted_on) for policy in settings.policies)
+            rule = next(filter(None, found), None) if is_active else None
+            is_shadow = rule is not None and settings.dry_run
+            rules.append(dataclasses.replace(rule or UpdatePolicy(), is_shadow=is_shadow))
+        return rules
+
+    @property
+    def auc_loss_of_deferring(self) -> tuple[float, float] | None:
+        """What deferring by movement may cost, (least, most) AUC; None where no rule tells."""
+        acted_on = self._acted_on()
+        found = (policy.auc_loss(acted_on) for policy in self._settings.policies)
+        return next((loss for loss in found if loss is not None), None)
+
+    @property
+    def window_steps(self) -> int:
+        """Length of a window, in steps."""
+        return self._settings.window.length(self._planned_steps)
+
+    @property
+    def reports(self) -> tuple[WindowReport, ...]:
+        """Reports of the windows that have ended, in order."""
+        return tuple(self._reports)
+
+    @property
+    def warmup_steps(self) -> int | None:
+        """Steps before which nothing is skipped; None as long as that is not known."""
+        return self._settings.window.warmup_steps(self._planned_steps)
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether the warm-up goes on; as long as its length is not known, it does."""
+        warmup = self.warmup_steps
+        return warmup is None or self._step < warmup
+
+    @property
+    def steps_left(self) -> int:
+        """Steps until the present window ends, at least 1."""
+        return max(1, self.window_steps - self._steps_in_window)
+
+    @property
+    def policies(self) -> dict[str, UpdatePolicy]:
+        """What becomes of the gradients of the tracked tables in the present window."""
+        return {table.name: table.policy for table in self._tables}
+
+    @property
+    def states(self) -> dict[str, KeyStates]:
+        """States of the hot keys in the present window, by table."""
+        return {table.name: table.states for table in self._tables}
+
+    @property
+    def goes_by_plan(self) -> bool:
+        """Whether the warm-up is a share of the steps that `plan` is told."""
+        return self._settings.window.warmup_steps(None) is None
+
+    def plan(self, steps: int) -> None:
+        """Says how many steps training would take without skipping; takes effect at a window's end.
+
+        Args:
+            steps: in all, from the start; `Window.planned_steps` goes first.
+        """
+        require_integer("steps", steps, 0, None, "SaturationTracker.plan")
+        self._planned_steps = steps
+
+    def step(self, steps: int = 1) -> WindowReport | None:
+        """Counts trained steps, and ends the window if it is full.
+
+        Args:
+            steps: steps trained since the last call (Keras: `steps_per_execution`).
+
+        Returns:
+            The window's report, or None if the window goes on.
+        """
+        require_integer("steps", steps, 0, None, "SaturationTracker.step")
+        self._step += steps
+        self._steps_in_window += steps
+        if self._steps_in_window < self.window_steps:
+            return None
+        return self.end_window()
+
+    def state(self) -> dict[str, Any]:
+        """Returns all that the engine knows on this rank, in the midst of a window or not.
+
+        Not in it: rows, slots, access counts and deferred gradients, which are the store's.
+
+        Returns:
+            Nested dictionaries of JSON-serialisable values and arrays; see `resuming`.
+        """
+        return {
+            "metric": self._settings.saturated.metric,
+            "loop": {name: getattr(self, f"_{name}") for name in _LOOP},
+            "reports": self._reports.state(),
+            "steering": self._steerer.state(),
+            "policies": self._policy_states,
+            "tables": {table.name: table.state() for table in self._tables},
+            "window": self.classifier.export_window(),
+            "pilot": self.classifier.export_pilot(),
+            "pilot_settings": self._settings.pilot,
+            "merged_pilots": self._ranks.merged_pilots(),
+            "traffic": self._ranks.traffic_so_far(),
+        }
+
+    def check(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ValueError if `restore` cannot take states; nothing is changed."""
+        require_restorable(states, self._tables, self._settings.saturated.metric)
+
+    def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on from what `state` gave; with several ranks a collective.
+
+        Call it when the store has its rows and counts back, and before its deferred gradients are.
+        With as many ranks as before each gets back its own; else what is a rank's own is shared
+        out, but samples of inputs, which are drawn anew.
+
+        Args:
+            states: of every rank, rank 0 first.
+
+        Raises:
+            ValueError: the tables or the metric differ; nothing is changed.
+        """
+        self.check(states)
+        state = part_of(states, self._ranks.rank, self._ranks.size)
+        for name in _LOOP:
+            setattr(self, f"_{name}", state["loop"][name])
+        # Of policies that were not there, or went by something else, what they begin with.
+        saved = state["policies"]
+        for name, own in self._policy_states.items():
+            before = saved.get(name, {})
+            self._policy_states[name] = {key: before.get(key, own[key]) for key in own}
+        self._reports = ReportLog.from_state(state["reports"])
+        self._steerer.restore(state["steering"])
+        for table, rule in zip(self._tables, self._gradient_rules(True), strict=True):
+            table.restore(state["tables"][table.name], rule)
+        without_flags = {name: table["unmarked"] for name, table in state["tables"].items()}
+        self._apply_window(without_flags)
+        # Another pilot's numbers are of other buckets.
+        if self._settings.pilot and state["pilot_settings"] == self._settings.pilot:
+            self.classifier.import_pilot(state["pilot"])
+            self._ranks.restore_merged_pilots(state["merged_pilots"])
+        self.classifier.import_window(state["window"])
+        self._ranks.restore_traffic(state["traffic"])
+
+    def _hot_key_count(self) -> int:
+        return sum(table.states.keys.size for table in self._tables)
+
+    @property
+    def _threads(self) -> int:
+        return 1 if self._hot_key_count() < FEW_KEYS else self._tables_at_once
+
+    def _for_each_table(
+        self, work: Callable[..., _Result], *others: Iterable[Any]
+    ) -> list[_Result]:
+        """Results of work on each table and what belongs to it, in order; tables maybe at once."""
+        return for_each(work, self._threads, self._tables, *others)
+
+    def end_window(self) -> WindowReport:
+        """Ends the window now, however many steps it had, and starts the next one.
+
+        Returns:
+            The report, which is also the last of `reports`.
+        """
+        start = time.perf_counter()
+        snapshot_bytes = sum(table.snapshot_bytes for table in self._tables)
+        findings = self._collect()
+        self._examples_seen += findings.inputs.examples_seen
+        planned_inputs = self._planned_inputs(findings.inputs.examples_skipped)
+        steering = self._steerer.next(findings, planned_inputs)
+        decision = window_end.decide(self._settings, findings, steering, self._threads)
+
+        was_warming_up = self._window_is_warming_up
+        overlap = self._renew_hot_set(decision.states)
+        self._policy_states = {name: dict(own) for name, own in decision.policies.items()}
+        is_skipping = self._begin_window(decision.found.threshold)
+        self._ranks.require_agreement(
+            findings.window + 1,
+            decision.found.threshold,
+            (table.saturated_keys for table in self._tables),
+        )
+        if not self._reports:
+            window_end.warn_of_first_window(
+                self._settings, self.warmup_steps, findings.rows_offered, self._examples_seen
+            )
+        tables = [
+            TableWindow(table.name, table.dim, before.keys.size, table.states.counts(), rows)
+            for table, before, rows in zip(
+                self._tables, findings.states, findings.rows, strict=True
+            )
+        ]
+        report = window_end.describe(
+            self._settings,
+            findings,
+            steering,
+            decision,
+            step=self._step,
+            is_warming_up=was_warming_up,
+            snapshot_bytes=snapshot_bytes,
+            is_skipping=is_skipping,
+            saturated_keys=sum(t.states["saturated"] + t.states["probing"] for t in tables),
+            next_hot_keys=self._hot_key_count(),
+            hot_set_overlap=overlap,
+            tables=tuple(tables),
+            traffic=self._ranks.take_traffic(),
+            seconds=time.perf_counter() - start,
+        )
+        self._reports.append(report)
+        return report
+
+    def _collect(self) -> window_end.Findings:
+        """Gathers what the window brought, from the store, the classifier and the other ranks."""
+        settings, ranks = self._settings, self._ranks
+        withholds = self._is_withholding
+        measured = self._for_each_table(lambda table: table.measure(withholds))
+        names = [table.name for table in self._tables]
+        window_end.log_anomalies(len(self._reports), self._step, names, measured)
+        scores = np.zeros(0, np.float32)
+        if settings.goes_by_keys:
+            sample = sampled_drifts(
+                self.classifier.export_window(),
+                [found.keys for found in measured],
+                [found.deciding for found in measured],
+            )
+            scores = self.classifier.reservoir_scores(*sample)
+            if settings.saturated.threshold is None:
+                scores = ranks.concatenate(scores, "scores")
+        losses = ranks.total_losses(self.classifier.take_loss_statistics())
+        foreseen = None
+        if settings.pilot:
+            foreseen = ranks.concatenate(self.classifier.reservoir_losses(), "foreseen")
+        if settings.pilot and ranks.size > 1:
+            self.classifier.import_pilot(ranks.merge_pilots(self.classifier.export_pilot()))
+        (inputs,) = ranks.total_counts([self.classifier.end_window()], "inputs")
+        return window_end.Findings(
+            window=len(self._reports),
+            states=[table.states for table in self._tables],
+            measured=measured,
+            scores=scores,
+            foreseen=foreseen,
+            policies=self._policy_states,
+            losses=losses,
+            inputs=inputs,
+            rows=ranks.total_counts([table.take_counts() for table in self._tables], "rows"),
+            candidates=self._candidates(),
+        )
+
+    def _begin_window(self, threshold: float) -> bool:
+        """Decides what holds in the window that begins; returns whether it may skip inputs."""
+        self._steps_in_window = 0
+        self._window_is_warming_up = self.is_warming_up
+        self._threshold = threshold
+        is_active = not self._window_is_warming_up
+        self._windows_after_warmup += is_active
+        for table, rule in zip(self._tables, self._gradient_rules(is_active), strict=True):
+            table.policy = rule
+        return self._apply_window({})
+
+    def _apply_window(self, without_flags: Mapping[str, np.ndarray]) -> bool:
+        """Sets up store and classifier for a window; returns whether it may skip inputs.
+
+        Args:
+            without_flags: table -> keys whose rows came into the store since the window began.
+        """
+        is_active = not self._window_is_warming_up
+        withholds = self._settings.withholds_saturated and is_active
+
+        def configure_store(table: TrackedTable) -> None:
+            table.set_flags(withholds, without_flags.get(table.name))
+            table.set_policy()
+
+        self._for_each_table(configure_store)
+        self.classifier.set_drift(
+            *joined(
+                [table.states.keys for table in self._tables],
+                [effective_drifts(table.states, self._threshold) for table in self._tables],
+            )
+        )
+        begins = Begins(self._threshold, self._windows_after_warmup if is_active else 0)
+        rule, may_skip = self._settings.example_rule(self._policy_states, begins)
+        self.classifier.configure(**rule)
+        return may_skip
+
+    @property
+    def _is_withholding(self) -> bool:
+        """Whether gradients of saturated keys did not reach their rows in this window."""
+        withholds = self._settings.withholds_saturated and not self._settings.dry_run
+        return withholds and not self._window_is_warming_up
+
+    def _planned_inputs(self, just_skipped: int) -> int | None:
+        """Inputs that training is offered in all, by the inputs that the steps so far took.
+
+        Args:
+            just_skipped: in the window that ends, which has no report yet.
+        """
+        steps = self._settings.window.planned_steps
+        steps = self._planned_steps if steps is None else steps
+        if steps is None or not self._step:
+            return None
+        skipped = just_skipped + self._reports.examples_skipped
+        return round(steps * (self._examples_seen - skipped) / self._step)
+
+    def _candidates(self) -> list[Candidates] | None:
+        """Keys that may be hot in the next window; None: hot keys are of no use."""
+        if not self._settings.goes_by_keys:
+            return None
+        candidates = []
+        for table, own in zip(self._tables, self._for_each_table(self._hot_keys), strict=True):
+            found = self._ranks.merge_accesses(*own, f"hot_keys.{table.name}")
+            candidates.append(Candidates(*found, table.dim))
+        return candidates
+
+    def _renew_hot_set(self, states: Sequence[KeyStates] | None) -> float:
+        """Lets the tables go on with the next hot set; returns its overlap with the old one."""
+        # After the choice: a factor of 0 would leave nothing to choose by.
+        self._store.decay_counts(self._settings.hot_set.count_decay)
+        if states is None:
+            return 0.0
+
+        def renew(table: TrackedTable, states: KeyStates) -> int:
+            table.renew(states)
+            return int(np.count_nonzero(table.states.states != KeyState.WARMING))
+
+        common = sum(self._for_each_table(renew, states))
+        total = self._hot_key_count()
+        return common / total if total else 0.0
+
+    def _hot_keys(self, table: TrackedTable) -> tuple[np.ndarray, np.ndarray]:
+        """This rank's most accessed keys of a table that fit its budget, and their counts."""
+        hot_set = self._settings.hot_set
+        memory = self._settings.snapshot_bytes
+        own = min(memory, hot_set.table_bytes.get(table.name, memory))
+        # States need no other order of the keys.
+        order = {"by_key": True} if self._lists_by_key else {}
+        most = min(most_candidates(table.dim, own), table.most_watched)
+        keys, counts = self._store.hot_keys(table.name, most, **order)
+        return np.asarray(keys), np.asarray(counts)

@@ -1,0 +1,1 @@
+"""Drops examples from a `tf.data` pipeline, refills the batches and reads ahead."""

@@ -1,0 +1,147 @@
+"""Passes over the training data in `fit`: none ends too early, and none is taken for an accident.
+
+In: the data set that `Slipstream.apply` makes, and how many batches it has at most. Out: what
+`model.fit` is given, and, while it runs, neither a false warning of Keras nor a missing one.
+
+Keras holds every epoch to the number of batches that a data set says it has. Of one that does not
+say, it counts those of the first epoch, and holds the later ones to that.
+"""
+
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from slipstream_tf import _compat
+from slipstream_tf._utils.errors import invalid
+
+_RAN_OUT = "Your input ran out of data"
+
+
+class Applied(tf.data.Dataset):
+    """What `Slipstream.apply` returns: its `cardinality` is that without skipping, or the most.
+
+    So Keras lets each epoch go on to its end, whatever is skipped. A pass that skips has fewer
+    batches.
+
+    Args:
+        dataset: of any elements.
+        most: batches of a pass at most; None: what `dataset` says.
+        begins: called when an iteration begins.
+        reweigh: called with class weights, returns the data set that has them; None: they are in.
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        most: int | None,
+        begins: Callable[[], None],
+        reweigh: Callable[[Any], tf.data.Dataset] | None = None,
+    ) -> None:
+        self._dataset, self._most, self._begins = dataset, most, begins
+        self.reweigh = reweigh
+        super().__init__(dataset._variant_tensor)
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._dataset]
+
+    @property
+    def element_spec(self) -> Any:
+        """Specs of an element."""
+        return self._dataset.element_spec
+
+    def __iter__(self) -> Any:
+        """Begins a pass."""
+        self._begins()
+        return super().__iter__()
+
+    def map(self, map_func: Any, *args: Any, **kwargs: Any) -> tf.data.Dataset:
+        """Maps the elements, but not by the class weights of a plain model's `fit`.
+
+        Raises:
+            ValueError: it is Keras that maps them, by its `class_weight`.
+        """
+        if _compat.weighs_classes(map_func):
+            allowed = (
+                "None, with slipstream.apply(data, class_weight=...) instead, or a "
+                "slip.keras.Model: Keras takes none beside the weights of SkipExamples(keep=), and "
+                "fetches batches ahead of the windows"
+            )
+            raise invalid("class_weight", "weights by class", "fit with Slipstream", allowed)
+        return super().map(map_func, *args, **kwargs)
+
+    def cardinality(self) -> tf.Tensor:
+        """Returns the most batches that a pass may have, int64 []; below 0: not known."""
+        if self._most is None:
+            return super().cardinality()
+        return tf.constant(self._most, tf.int64)
+
+
+class EpochWatch:
+    """Watches the epochs of a `fit`: which of Keras's warnings are false, and which is missing.
+
+    Where examples are skipped, an epoch ends before the number of batches that Keras expects; it
+    takes that for an accident. Where the data's length is not known, later epochs with more
+    batches than the first are cut off; Keras says nothing.
+    """
+
+    def __init__(self) -> None:
+        """Starts outside of any `fit`."""
+        self._first: int | None = None
+        self._calls = 0
+        self._end: weakref.finalize[Any, EpochWatch] | None = None
+
+    def begin_fit(self, steps_are_given: bool) -> None:
+        """A `fit` begins.
+
+        Args:
+            steps_are_given: whether the user has said how many steps an epoch has.
+        """
+        self.end_fit()
+        self._first = None
+        if not steps_are_given:
+            warnings.filterwarnings("ignore", _RAN_OUT, UserWarning)
+            # A `fit` that breaks off does not say so: the filter goes with this object at the last.
+            self._end = weakref.finalize(self, _remove_filter, warnings.filters[0])
+
+    def end_fit(self) -> None:
+        """The `fit` has ended, or another begins."""
+        if self._end is not None:
+            self._end()
+        self._end = None
+
+    def begin_epoch(self) -> None:
+        """An epoch begins."""
+        self._calls = 0
+
+    def count(self) -> None:
+        """One call of the train function has ended."""
+        self._calls += 1
+
+    def end_epoch(self, epoch: int, is_length_known: bool) -> None:
+        """An epoch has ended; warns if it was cut off.
+
+        Args:
+            epoch: its number, from 0.
+            is_length_known: whether Keras knew how many batches there are.
+        """
+        if self._first is None:
+            self._first = self._calls
+        elif not is_length_known and self._calls > self._first:
+            # Keras counts the call that found the data's end, too.
+            logging.warning(
+                "Epoch %d was ended by Keras after %d batches, because the first one had %d: what "
+                "was left of the data was not trained. Let Keras know its length: put "
+                ".apply(tf.data.experimental.assert_cardinality(batches)) before Slipstream.apply.",
+                epoch + 1,
+                self._calls,
+                self._first,
+            )
+
+
+def _remove_filter(item: Any) -> None:
+    if item in warnings.filters:
+        warnings.filters.remove(item)  # type: ignore[attr-defined]

@@ -1,0 +1,29 @@
+"""Stores: what holds the rows of embedding tables, or watches them.
+
+`native` is the C++ hash table on the CPU, `variable` watches dense variables, `sok` those of
+NVIDIA's Sparse Operation Kit on GPUs.
+"""
+
+from slipstream_tf.tables.base import EmbeddingStore, TrackedStore
+from slipstream_tf.tables.migration import from_embedding, rename_keys
+from slipstream_tf.tables.native import NativeStore
+from slipstream_tf.tables.rows import TableRows
+from slipstream_tf.tables.sok import files as sok_files
+from slipstream_tf.tables.sok import hkv
+from slipstream_tf.tables.sok.embeddings import SokEmbeddingStore
+from slipstream_tf.tables.sok.store import SokStore
+from slipstream_tf.tables.variable import VariableStore
+
+__all__ = [
+    "EmbeddingStore",
+    "NativeStore",
+    "SokEmbeddingStore",
+    "SokStore",
+    "TableRows",
+    "TrackedStore",
+    "VariableStore",
+    "from_embedding",
+    "hkv",
+    "rename_keys",
+    "sok_files",
+]

@@ -1,0 +1,100 @@
+"""Several stores as one, by the names of their tables: for an engine over several layers.
+
+In: stores whose tables have different names. Out: what the engine asks of one. Rows, slots and
+checkpoints stay each store's own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slipstream_tf._utils.errors import invalid
+from slipstream_tf.tables.base import TrackedStore
+
+
+def _of_table(name: str) -> Callable[..., Any]:
+    """The method of that name of the store that has the table."""
+
+    def method(self: "JoinedStore", table: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.parts[self._part_of[self._require(table)]], name)(
+            table, *args, **kwargs
+        )
+
+    method.__doc__ = f"See `TrackedStore.{name}`."
+    return method
+
+
+def _of_all(name: str) -> Callable[..., None]:
+    """The method of that name of every store."""
+
+    def method(self: "JoinedStore", *args: Any, **kwargs: Any) -> None:
+        for part in self.parts:
+            getattr(part, name)(*args, **kwargs)
+
+    method.__doc__ = f"See `TrackedStore.{name}`."
+    return method
+
+
+class JoinedStore(TrackedStore):
+    """What the engine asks of several stores.
+
+    Args:
+        stores: two or more, of the same kind, ranks and abilities.
+
+    Raises:
+        ValueError: two tables have the same name, or the stores differ in what they can do.
+    """
+
+    _ALIKE = (
+        *("comm", "is_spread", "is_in_sok", "prefetches"),
+        *("lists_hot_keys_by_key", "takes_tables_at_once", "forgets_flags"),
+    )
+
+    def __init__(self, stores: Sequence[Any]) -> None:
+        self._parts = tuple(stores)
+        self.tables = tuple(table for store in stores for table in store.tables)
+        names = [table.name for table in self.tables]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise invalid("embeddings", twice, "Slipstream", "layers whose tables differ in name")
+        self._part_of = {t.name: i for i, store in enumerate(stores) for t in store.tables}
+        for field in self._ALIKE:
+            values = [getattr(part, field) for part in stores]
+            if any(value != values[0] for value in values):
+                place = f"Slipstream with several layers, `{field}` of their stores"
+                raise invalid("embeddings", values, place, "the same of all")
+            setattr(self, field, values[0])
+        self.spills = any(part.spills for part in stores)
+        optimizers = {id(store.optimizer): store.optimizer for store in stores}
+        self.optimizer = stores[0].optimizer if len(optimizers) == 1 else None
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The stores."""
+        return self._parts
+
+    @property
+    def updates_rows(self) -> bool:
+        """Whether all update the rows themselves."""
+        return all(part.updates_rows for part in self.parts)
+
+    @property
+    def rate_variables(self) -> list[Any]:
+        """See `TrackedStore`; of all stores."""
+        return [variable for part in self.parts for variable in part.rate_variables]
+
+    rule_of = _of_table("rule_of")
+    learning_rate_of = _of_table("learning_rate_of")
+    size = _of_table("size")
+    owners = _of_table("owners")
+    gather = _of_table("gather")
+    measure = _of_table("measure")
+    hot_keys = _of_table("hot_keys")
+    set_update_policy = _of_table("set_update_policy")
+    set_row_flags = _of_table("set_row_flags")
+    row_flags = _of_table("row_flags")
+    update_counts = _of_table("update_counts")
+    announce_rows = _of_all("announce_rows")
+    follow = _of_all("follow")
+    decay_counts = _of_all("decay_counts")
+    flush = _of_all("flush")
+    forget_announced = _of_all("forget_announced")

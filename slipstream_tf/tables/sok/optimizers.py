@@ -1,0 +1,301 @@
+"""Optimizers of SOK's variables: what they keep of rows, count, and how far they move rows.
+
+In: what `sok.wrap_optimizer` returned, and a table. Out: the update rule of this package whose
+slots these are, if there is one; rows, slots, steps and powers, as they are saved and restored;
+lengths of steps.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from slipstream_tf import optimizers
+from slipstream_tf._utils.errors import invalid
+from slipstream_tf.tables.base import SlotLayout
+from slipstream_tf.tables.sok.library import slots_of
+from slipstream_tf.tables.sok.table import SokTable
+from slipstream_tf.tables.watching import Movements, inner_of
+
+# Of this package's rules: their slots by SOK's names, in the order of a native table's.
+SLOTS: Mapping[str, tuple[str, ...]] = {"SGD": (), "Adagrad": ("accumulator",), "Adam": ("m", "v")}
+# Steps after which a power of Adam's is 0 in float32, and tells no more.
+_MANY_STEPS = 1 << 20
+
+
+class SokRule:
+    """The rule of an optimizer of SOK's variables, and what it keeps for it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        """Takes the optimizer; None: there is none."""
+        self._optimizer = optimizer
+        # `sok.SGD` has no slots, nor names of any.
+        names: list[str] = getattr(optimizer, "get_slot_names", list)()
+        self._name = _kind(optimizer)
+        self._slots = tuple(sorted(names))
+        if sorted(SLOTS.get(self._name, ())) == sorted(names):
+            self._slots = SLOTS.get(self._name, ())
+        else:
+            # Not those of this package's rule, as of SGD with momentum.
+            self._name = f"{self._name}({', '.join(self._slots)})"
+
+    def layout(self, table: SokTable) -> SlotLayout:
+        """Returns the slots of a table's rows; unknown are those of a `sok.Variable`."""
+        if self._optimizer is None or not table.is_dynamic:
+            return SlotLayout(None, np.empty(0, np.float32))
+        return SlotLayout(
+            self._name, np.repeat(np.array(self.initial_slots(), np.float32), table.dim)
+        )
+
+    def initial_slots(self) -> list[float]:
+        """Returns the value of each new slot."""
+        if not self._slots:
+            return []
+        made = self._optimizer._initial_vals
+        return [float(np.ravel(made[name].numpy())[0]) for name in self._slots]
+
+    def slots(self, table: SokTable) -> list[Any]:
+        """Returns the variables that are a table's slots; makes them where a step would."""
+        if self._optimizer is None or not table.is_dynamic or not self._slots:
+            return []
+        self._optimizer._create_slots([table.variable])
+        slots = slots_of(self._optimizer, table.variable)
+        return [slots[name] for name in self._slots]
+
+    def export(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns steps int64 [2], updates and 0, and the powers of Adam's bias, float32."""
+        steps = 0
+        powers = [float(power.numpy()) for power in self.powers()]
+        if hasattr(self._optimizer, "_iterations"):
+            steps = int(self._optimizer._iterations.numpy())
+        elif powers:
+            beta, power = self.betas()[-1], powers[-1]
+            steps = _MANY_STEPS
+            if 0.0 < beta < 1.0 and power > 0.0:
+                steps = max(round(math.log(power) / math.log(beta)) - 1, 0)
+        return np.array([steps, 0]), np.array(powers, np.float32)
+
+    def replace(self, contents: Mapping[str, Any]) -> None:
+        """Goes on from the steps and powers of any store's contents; "powers" may be missing."""
+        steps, own = int(contents["steps"][0]), self.powers()
+        if hasattr(self._optimizer, "_iterations"):
+            self._optimizer._iterations.assign(steps)
+        powers = contents.get("powers")
+        if powers is None or len(powers) != len(own):
+            # Of a store whose optimizer counts in another way.
+            powers = [beta ** (steps + 1) for beta in self.betas()]
+        for variable, value in zip(own, powers, strict=True):
+            variable.assign(value)
+
+    def powers(self) -> list[Any]:
+        """Returns the variables of Adam's betas to the power of its updates and one, in order.
+
+        Those of `tf.compat.v1.train` have them; of others there are none.
+        """
+        by_name = getattr(self._optimizer, "_non_slot_dict", {}) if self._name == "Adam" else {}
+        return [power for _, power in sorted(by_name.items(), key=lambda item: item[0][0])]
+
+    def betas(self) -> list[float]:
+        """Returns the numbers that `powers` are of."""
+        if not self.powers():
+            return []
+        inner = inner_of(self._optimizer)
+        values = (inner._call_if_callable(beta) for beta in (inner._beta1, inner._beta2))
+        return [float(value) for value in values]
+
+
+def export_rows(found: SokTable, rule: SokRule) -> dict[str, np.ndarray]:
+    """Copies this rank's rows; SOK makes slots that are missing.
+
+    Args:
+        found: the table.
+        rule: of its optimizer.
+
+    Returns:
+        "keys" int64 [n], ascending; "rows" float32 [n, dim]; "slots" float32 [n, slots * dim].
+    """
+    if found.is_dynamic:
+        keys, rows = (part.numpy() for part in found.sok.export(found.variable))
+    else:
+        keys, rows = found.keys_of(np.arange(found.size())), found.variable.numpy()
+    order = np.argsort(keys)
+    keys, rows = keys[order], rows[order]
+    parts = [slot.sparse_read(tf.constant(keys)).numpy() for slot in rule.slots(found)]
+    joined = np.concatenate([np.empty((keys.size, 0), np.float32), *parts], axis=1)
+    return {"keys": keys, "rows": rows, "slots": joined}
+
+
+def own_part(
+    found: SokTable, rule: SokRule, contents: Mapping[str, Any], optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """Returns what contents have of this rank's keys.
+
+    Args:
+        found: the table.
+        rule: of its optimizer.
+        contents: "keys", "rows" and "slots" of any ranks' keys.
+        optional: other arrays of one row per key, which may be missing.
+
+    Raises:
+        ValueError: a shape does not fit the table, or a key is one that SOK uses itself.
+    """
+    keys, place = np.asarray(contents["keys"], np.int64), f"table {found.name!r}"
+    slots_per_row = len(rule.slots(found)) * found.dim
+    for name, columns in (("rows", found.dim), ("slots", slots_per_row)):
+        shape = np.shape(contents[name])
+        if shape != (keys.size, columns):
+            raise invalid(name, list(shape), place, f"float32 [{keys.size}, {columns}]")
+    is_reserved = np.isin(keys, found.reserved_keys)
+    if is_reserved.any():
+        allowed = f"others than {', '.join(map(str, found.reserved_keys))}, which SOK uses"
+        raise invalid("keys", int(keys[is_reserved][0]), place, allowed)
+    is_own = found.owners(keys) == found.rank
+    names = ["keys", "rows", "slots", *(name for name in optional if name in contents)]
+    return {name: np.asarray(contents[name])[is_own] for name in names}
+
+
+def replace_rows(found: SokTable, rule: SokRule, own: Mapping[str, np.ndarray]) -> None:
+    """Writes rows and slots; other keys of the table start anew, as SOK cannot take keys out.
+
+    Those of a `sok.Variable` stay as they are, and so do those whose initial rows are random.
+
+    Args:
+        found: the table.
+        rule: of its optimizer.
+        own: "keys", "rows" and "slots" of this rank's keys.
+
+    Raises:
+        RuntimeError: the table had no room, and SOK evicted some of these rows.
+    """
+    keys = own["keys"]
+    if not found.is_dynamic:
+        rows = found.variable.numpy()
+        rows[found.indices(keys)] = own["rows"]
+        found.variable.assign(rows)
+        return
+    variables, initial = (found.variable, *rule.slots(found)), found.initial_value
+    others = np.setdiff1d(found.sok.export(found.variable)[0].numpy(), keys)
+    if initial is None and others.size:
+        logging.warning(
+            "Table %r keeps rows of %d keys that are not among those that are loaded: SOK cannot "
+            "take keys out, nor make their random initial rows again. Load into a new variable.",
+            found.name,
+            others.size,
+        )
+    elif initial is not None:
+        # Before the others: what is written last is evicted last.
+        for variable, value in zip(variables, (initial, *rule.initial_slots()), strict=True):
+            rows = tf.fill([others.size, found.dim], np.float32(value))
+            found.sok.assign(variable, tf.constant(others, tf.int64), rows)
+    columns = np.split(np.concatenate([own["rows"], own["slots"]], 1), len(variables), 1)
+    for variable, values in zip(variables, columns, strict=True):
+        found.sok.assign(variable, tf.constant(keys), tf.constant(values, tf.float32))
+    if found.size() < keys.size + others.size:
+        _require_rows(found, keys)
+
+
+def _require_rows(found: SokTable, keys: np.ndarray) -> None:
+    """Raises RuntimeError unless SOK kept the rows that were written just now."""
+    present = found.sok.export(found.variable)[0].numpy()
+    lost = np.setdiff1d(keys, present)
+    if lost.size:
+        raise RuntimeError(
+            f"Table {found.name!r} had no room for {keys.size} rows on rank {found.rank}: SOK "
+            f"evicted {lost.size} of them, such as {lost[0]}, and others that were there. Give the "
+            "table more capacity, and load into a new store."
+        )
+    logging.warning(
+        "Table %r had no room for its rows and those that were loaded: SOK evicted older ones.",
+        found.name,
+    )
+
+
+def same_rule(rule: optimizers.SparseOptimizer, rate: Callable[[], tf.Tensor]) -> Any:
+    """Returns the optimizer of TensorFlow that has a rule of this package, for SOK's wrapper.
+
+    Raises:
+        ValueError: SOK's tables cannot have the rule.
+    """
+    first = tf.compat.v1.train
+    kind = type(rule)
+    if rule.op_transforms():
+        allowed = "one without l2, clip_value, clip_norm, weight_decay and max_norm"
+        raise invalid("optimizer", rule, "SOK's tables", allowed)
+
+    if kind is optimizers.SGD and not rule.slots_per_row(1):
+        return first.GradientDescentOptimizer(rate)
+    if isinstance(rule, optimizers.Adagrad) and kind is optimizers.Adagrad:
+        start = rule.initial_accumulator_value
+        # TensorFlow's rule has no epsilon: it must not matter beside what is accumulated.
+        if not start > 0.0 or rule.epsilon > 1e-5 * start:
+            allowed = "initial_accumulator_value > 0, and epsilon at most 1e-5 times it"
+            raise invalid("optimizer", rule, "SOK's tables", allowed)
+        return first.AdagradOptimizer(rate, start)
+    if isinstance(rule, optimizers.Adam) and rule.bias_correction == "table":
+        return first.AdamOptimizer(rate, rule.beta_1, rule.beta_2, rule.epsilon)
+    allowed = "SGD without momentum, Adagrad, or Adam with bias_correction='table'"
+    raise invalid("optimizer", rule, "SOK's tables", allowed)
+
+
+class SokMovements(Movements):
+    """Optimizers that update dynamic variables; accumulated squares are read where they are."""
+
+    known = (
+        "tf.compat.v1.train.GradientDescentOptimizer or AdagradOptimizer, sok.SGD, or "
+        "tf_keras.optimizers.legacy.SGD without momentum or Adagrad"
+    )
+    _excluded_settings = ("_momentum",)
+    # Of classes of the same names, whose steps are these: TensorFlow's, Keras's and SOK's own.
+    _makers = ("tensorflow", "keras", "tf_keras", "sparse_operation_kit")
+
+    def prepare(self, optimizer: Any, variables: list[Any]) -> None:
+        """Makes what `of` reads, which a graph cannot make.
+
+        Args:
+            optimizer: one of the `known`.
+            variables: `sok.DynamicVariable`s that it updates.
+        """
+        inner = inner_of(optimizer)
+        with tf.init_scope():
+            if hasattr(inner, "_create_hypers"):
+                inner._create_hypers()
+            if self.rule(optimizer) == "Adagrad":
+                optimizer._create_slots(variables)
+
+    def learning_rate(self, optimizer: Any) -> tf.Tensor:
+        """See `Movements.learning_rate`."""
+        inner = inner_of(optimizer)
+        if inner is optimizer:  # sok.SGD
+            return tf.cast(optimizer.lr, tf.float32)
+        if not hasattr(inner, "_get_hyper"):  # of tf.compat.v1.train
+            return tf.cast(inner._call_if_callable(inner._learning_rate), tf.float32)
+        # As legacy optimizers reckon it, but by the wrapper's count of updates.
+        steps = tf.cast(optimizer._iterations, tf.float32)
+        rate = inner._get_hyper("learning_rate", tf.float32)
+        if callable(rate):
+            rate = tf.cast(rate(steps), tf.float32)
+        return rate / (1.0 + inner._initial_decay * steps)
+
+    def rule(self, optimizer: Any) -> str | None:
+        """See `Movements.rule`."""
+        kind, maker = _kind(optimizer), type(inner_of(optimizer)).__module__.split(".")[0]
+        return kind if kind in ("SGD", "Adagrad") and maker in self._makers else None
+
+    def _by_adagrad(
+        self, optimizer: Any, variable: Any, keys: tf.Tensor, sums: tf.Tensor
+    ) -> tf.Tensor:
+        # SOK's read makes slots that are missing, as the optimizer's first update of the key would,
+        # with the same values: they are no more keys than the variable has.
+        accumulated = slots_of(optimizer, variable)["accumulator"].sparse_read(keys)
+        epsilon = getattr(inner_of(optimizer), "epsilon", 0.0)
+        roots = tf.sqrt(accumulated + tf.square(sums)) + epsilon
+        return tf.reduce_max(tf.math.divide_no_nan(tf.abs(sums), roots), axis=1)
+
+
+def _kind(optimizer: Any) -> str:
+    """The name of an optimizer's class, as a rule of this package."""
+    kind = type(inner_of(optimizer)).__name__.removesuffix("Optimizer")
+    return "SGD" if kind == "GradientDescent" else kind

@@ -1,0 +1,147 @@
+"""Columns by a schema: the keys that ParquetReader gives, and what is malformed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slipstream_tf.data.columns import columns_of, convert
+from slipstream_tf.data.line_source import CsvSource
+from slipstream_tf.data.readers.hashing import hash_string
+from slipstream_tf.data.readers.parquet import ParquetReader
+from slipstream_tf.data.schema import parse_schema
+from slipstream_tf.data.spec import MISSING_KEY
+
+
+def parsed(schema, text: str, header: tuple[str, ...]):
+    return CsvSource(parse_schema(schema), []).parse_lines(header, text.encode())
+
+
+def test_text_of_every_kind():
+    schema = {
+        "label": "y",
+        "keys": [
+            "user",
+            {"column": "ad", "as": "integer"},
+            {"column": "site", "as": "hex"},
+            {"column": "tags", "separator": "|"},
+        ],
+        "dense": ["age", {"column": "price", "transform": "log"}],
+        "missing": ["", "NA"],
+    }
+    header = ("age", "user", "y", "unused", "ad", "site", "tags", "price")
+    text = "1.5,anna,1,?,-7,ff,x|y,3\nNA,NA,0,?,,,,-1\n2e1,é,0.25,?,9223372036854775807,A,NA|x|,\n"
+    result = parsed(schema, text, header)
+    assert result.is_good.all() and not result.reasons
+    x, y = hash_string(b"x"), hash_string(b"y")
+    assert result.table.to_pydict() == {
+        "y": [1.0, 0.0, 0.25],
+        "age": [1.5, None, 20.0],
+        "price": [float(np.float32(np.log(4))), -float(np.float32(np.log(2))), None],
+        "user": [hash_string(b"anna"), MISSING_KEY, hash_string("é".encode())],
+        "ad": [-7, MISSING_KEY, 2**63 - 1],
+        "site": [255, MISSING_KEY, 10],
+        "tags": [[x, y], [MISSING_KEY], [MISSING_KEY, x, MISSING_KEY]],
+    }
+
+
+HEADER = ("y", "k", "n", "l")
+SCHEMA = {
+    "label": "y",
+    "keys": [{"column": "k", "as": "integer"}, {"column": "l", "as": "hex", "separator": " "}],
+    "dense": ["n"],
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("2,1,1,a", "y '2'; allowed: a number from 0 to 1, or any with `positive_from`"),
+        (",1,1,a", "y ''"),
+        ("nan,1,1,a", "y 'nan'"),
+        ("1,1.0,1,a", "k '1.0'; allowed: a 64-bit integer or nothing"),
+        ("1,0x1,1,a", "k '0x1'"),
+        ("1,9223372036854775808,1,a", "k '9223372036854775808'"),
+        ("1,1,inf,a", "n 'inf'; allowed: a finite number or none"),
+        ("1,1,1e99,a", "n '1e99'"),
+        ("1,1, 1,a", "n ' 1'"),
+        ("1,1,1_0,a", "n '1_0'"),
+        ("1,1,1,a g", "l 'a g'; allowed: 1 to 15 hexadecimal digits or nothing"),
+        ("1,1,1", "3 columns; allowed: 4, separated by ','"),
+        ("1,1,1,a,b", "5 columns"),
+        ("", "1 columns"),
+        ('1,1,1,"a', "unexpected end of data"),
+        ("1,1,\r,a", ""),
+    ],
+)
+def test_a_malformed_line_is_named_and_the_others_are_kept(line, named):
+    good = "1,{},1.5,a b"
+    lines = [good.format(i) for i in range(5)]
+    lines.insert(2, line)
+    for end in ("\n", "\r\n"):
+        result = parsed(SCHEMA, end.join(lines) + end, HEADER)
+        assert result.table["k"].to_pylist() == [0, 1, 2, 3, 4]
+        assert list(result.reasons) == [2] and named in result.reasons[2]
+        assert result.is_good.tolist() == [True, True, False, True, True, True]
+
+
+def test_quoted_values_hold_delimiters_and_quotes():
+    schema = {"label": "y", "keys": ["title"]}
+    for bad in ("", 'x,"1\n'):
+        text = f'1,"a, ""b"""\n{bad}0,"c"\n'
+        result = parsed(schema, text, ("y", "title"))
+        assert result.table["title"].to_pylist() == [hash_string(b'a, "b"'), hash_string(b"c")]
+        assert bool(result.reasons) == bool(bad)
+
+
+def test_a_label_that_is_positive_from_a_value_on():
+    schema = {"label": {"column": "y", "positive_from": 3.5}, "keys": ["k"]}
+    result = parsed(schema, "3,a\n3.5,a\n5,a\n-1,a\nx,a\n", ("y", "k"))
+    assert result.table["y"].to_pylist() == [0, 1, 1, 0]
+    assert "y 'x'; allowed: a finite number" in result.reasons[4]
+
+
+def test_typed_columns_are_read_as_parquet_reader_reads_them(tmp_path):
+    table = pa.table(
+        {
+            "y": pa.array([True, False, None, True]),
+            "n": pa.array([1, None, 3, 4], pa.int32()),
+            "big": pa.array([2**64 - 5, 1, None, 0], pa.uint64()),
+            "word": pa.array(["a", None, "", "b"]).dictionary_encode(),
+            "list": pa.array([["a"], None, [], ["b", None]]),
+            "numbers": pa.array([[1, 2], [3], None, []], pa.large_list(pa.int16())),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    keys = ["big", "word", "list", "numbers"]
+    schema = parse_schema({"label": "y", "dense": ["n"], "keys": keys, "missing": ["no"]})
+    types = {field.name: field.type for field in table.schema}
+    assert columns_of(schema, types).lists == ("list", "numbers")
+    columns = {name: table[name].combine_chunks() for name in schema.names()}
+    ours = convert(schema, columns)
+    assert list(ours.reasons) == [2]
+    reader = ParquetReader(tmp_path / "a.parquet", 9, label="y", keys=keys, dense=["n"])
+    ((features, label),) = list(reader.dataset())
+    assert ours.table["y"].to_pylist() == label.numpy().tolist()
+    # A missing number stays missing: what it becomes is decided when it is read.
+    assert ours.table["n"].to_pylist() == [1.0, None, 4.0]
+    for name in keys:
+        theirs = features["keys"][name]
+        expected = theirs.to_list() if name in ("list", "numbers") else theirs.numpy().tolist()
+        assert ours.table[name].to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"label": "day", "keys": ["k"]}, "'day' is of type date"),
+        ({"label": "k", "keys": ["n"]}, "'n' is of type double"),
+        ({"label": "n", "keys": [{"column": "k", "as": "hex"}]}, "Allowed for `as`"),
+    ],
+)
+def test_types_that_are_not_read(schema, named):
+    types = {"day": pa.date32(), "k": pa.int64(), "n": pa.float64()}
+    with pytest.raises(ValueError, match=named):
+        columns_of(parse_schema(schema), types)

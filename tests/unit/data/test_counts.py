@@ -1,0 +1,62 @@
+"""Counts of keys: exact within the bound, with the promised error beyond it."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream_tf.data import statistics
+from slipstream_tf.data.statistics import FieldCounts, KeyCounts
+
+KEYS = st.integers(-(2**63), 2**63 - 1)
+SMALL_KEYS = st.one_of(st.integers(-3, 20), st.sampled_from([-(2**63), 2**63 - 1]))
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.one_of(SMALL_KEYS, KEYS), max_size=30), max_size=12))
+def test_exact_counts(blocks):
+    field = FieldCounts()
+    expected = collections.Counter()
+    for block in blocks:
+        field.add(np.array(block, np.int64))
+        expected.update(block)
+    keys, counts = field.result()
+    ordered = sorted(expected.items(), key=lambda pair: (-pair[1], pair[0]))
+    assert list(zip(keys.tolist(), counts.tolist(), strict=True)) == ordered
+    assert field.cardinality() == len(expected)
+    assert (field.lookups, field.count_error) == (sum(expected.values()), 0)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=40), max_size=20),
+    st.integers(2, 40),
+)
+def test_beyond_the_bound_counts_are_short_by_at_most_the_error(blocks, most):
+    counted = KeyCounts(["a", "b"], most)
+    expected = {"a": collections.Counter(), "b": collections.Counter()}
+    for number, block in enumerate(blocks):
+        name = "ab"[number % 2]
+        counted.add(name, np.array(block, np.int64))
+        expected[name].update(block)
+        assert sum(field.num_entries for field in counted.fields.values()) <= most
+    for name, field in counted.fields.items():
+        kept = dict(zip(*(values.tolist() for values in field.result()), strict=True))
+        for key, count in expected[name].items():
+            assert count - field.count_error <= kept.get(key, 0) <= count
+        assert field.lookups == sum(expected[name].values())
+        # Fewer keys than hashes are kept: all of them are known.
+        assert field.cardinality() == len(expected[name])
+
+
+def test_estimated_number_of_keys(monkeypatch):
+    monkeypatch.setattr(statistics, "_SMALLEST", 1 << 12)
+    counted = KeyCounts(["a"], 5_000)
+    for begin in range(0, 200_000, 1_000):
+        counted.add("a", np.arange(begin, begin + 2_000))
+    field = counted.fields["a"]
+    assert field.count_error > 0
+    assert abs(field.cardinality() / 201_000 - 1) < 5 / (1 << 6)

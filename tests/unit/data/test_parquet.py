@@ -1,0 +1,230 @@
+"""Parquet reader against the rows that were written: parts, missing values, lists, bad rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from slipstream_tf.data import MISSING_KEY, BadLineError
+from slipstream_tf.data.readers import parquet
+from slipstream_tf.data.readers.hashing import hash_string
+from slipstream_tf.data.readers.parquet import ParquetReader
+
+
+def write(path, row_group_size=1000, **columns):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path, row_group_size=row_group_size)
+    return path
+
+
+def numbered(path, first, count, **options):
+    """A file whose key "row" counts on from `first`."""
+    row = np.arange(first, first + count)
+    return write(path, click=(row % 2).astype(np.int8), row=row, price=row * 0.5, **options)
+
+
+def joined(reader):
+    parts = list(reader.dataset())
+    if not parts:
+        return np.zeros((0, len(reader.spec.fields)), np.int64), np.zeros(0, np.float32)
+    keys = np.concatenate([features["keys"].numpy() for features, _ in parts])
+    return keys, np.concatenate([label.numpy() for _, label in parts])
+
+
+def test_columns_arrive_in_order(tmp_path):
+    path = numbered(tmp_path / "a.parquet", 0, 2500)
+    reader = ParquetReader(path, 300, label="click", dense=["price"], keys=["row"])
+    assert reader.spec.fields == ("row",) and reader.spec.num_dense == 1
+    for _ in range(2):
+        batches = list(reader.dataset())
+        assert [len(label) for _, label in batches] == [300] * 8 + [100]
+        keys = np.concatenate([features["keys"].numpy() for features, _ in batches])
+        dense = np.concatenate([features["dense"].numpy() for features, _ in batches])
+        label = np.concatenate([label.numpy() for _, label in batches])
+        np.testing.assert_array_equal(keys[:, 0], np.arange(2500))
+        np.testing.assert_array_equal(dense[:, 0], np.arange(2500) * 0.5)
+        np.testing.assert_array_equal(label, np.arange(2500) % 2)
+    assert reader.bad_lines.count == 0
+
+
+def test_shapes_and_last_batch(tmp_path):
+    path = numbered(tmp_path / "a.parquet", 0, 100)
+    options = {"label": "click", "dense": ["price"], "keys": ["row"]}
+    features, label = ParquetReader(path, 30, **options).dataset().element_spec
+    assert features["keys"].shape.as_list() == [None, 1]
+    assert features["dense"].shape.as_list() == [None, 1]
+    full = ParquetReader(path, 30, drop_remainder=True, **options).dataset()
+    features, label = full.element_spec
+    assert features["keys"].shape.as_list() == [30, 1] and label.shape.as_list() == [30]
+    assert [len(label) for _, label in full] == [30] * 3
+
+
+@pytest.mark.parametrize("batch_size", [1, 999, 1000, 50_000])
+def test_parts_are_disjoint_whole_and_count_over_files(tmp_path, batch_size):
+    # In the order of the paths; files that are no data are passed over.
+    numbered(tmp_path / "data" / "b" / "1.parquet", 7500, 4500)
+    numbered(tmp_path / "data" / "a.parquet", 0, 7500, row_group_size=333)
+    (tmp_path / "data" / "_SUCCESS").touch()
+    options = {"label": "click", "keys": ["row"], "max_examples": 1200 if batch_size == 1 else None}
+    reader = {
+        part: ParquetReader(tmp_path / "data", batch_size, part=part, **options)
+        for part in ("train", "test", None)
+    }
+    rows = np.arange(12_000)
+    is_test = rows // 100 % 10 == 9
+    expected = {"train": rows[~is_test], "test": rows[is_test], None: rows}
+    for part, want in expected.items():
+        keys, label = joined(reader[part])
+        np.testing.assert_array_equal(keys[:, 0], want[: options["max_examples"]])
+        np.testing.assert_array_equal(label, keys[:, 0] % 2)
+
+
+def test_rows_are_cut_right_across_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 64)
+    path = numbered(tmp_path / "a.parquet", 0, 1000, row_group_size=50)
+    for size in (1, 7, 64, 100, 1000, 3000):
+        reader = ParquetReader(path, size, label="click", keys=["row"])
+        np.testing.assert_array_equal(joined(reader)[0][:, 0], np.arange(1000))
+    assert (
+        joined(ParquetReader(path, 7, label="click", keys=["row"], max_examples=65))[0].size == 65
+    )
+
+
+def test_missing_values(tmp_path):
+    path = write(
+        tmp_path / "a.parquet",
+        click=[1, 0, 1],
+        age=pa.array([None, 2.5, float("nan")]),
+        user=pa.array([7, None, 9], pa.int32()),
+        city=pa.array(["x", "", None]),
+    )
+    options = {"label": "click", "dense": ["age"], "keys": ["user", "city"]}
+    features, _ = next(iter(ParquetReader(path, 5, **options).dataset()))
+    assert features["dense"].numpy()[:, 0].tolist() == [-1.0, 2.5, -1.0]
+    assert features["keys"].numpy().tolist() == [
+        [7, hash_string(b"x")],
+        [MISSING_KEY, hash_string(b"")],
+        [9, MISSING_KEY],
+    ]
+    features, _ = next(iter(ParquetReader(path, 5, missing_dense=-9, **options).dataset()))
+    assert features["dense"].numpy()[:, 0].tolist() == [-9.0, 2.5, -9.0]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pa.int8(), pa.uint16(), pa.uint64(), pa.dictionary(pa.int8(), pa.int64())),
+        *(pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())),
+    ],
+)
+def test_key_types(tmp_path, kind):
+    value_type = kind.value_type if pa.types.is_dictionary(kind) else kind
+    is_text = not pa.types.is_integer(value_type)
+    values = ["5", "100", None, "5"] if is_text else [5, 100, None, 5]
+    path = write(tmp_path / "a.parquet", click=[0, 1, 0, 1], k=pa.array(values, kind))
+    expected = [5, 100, MISSING_KEY, 5]
+    if is_text:
+        expected = [hash_string(b"5"), hash_string(b"100"), MISSING_KEY, hash_string(b"5")]
+    keys, _ = joined(ParquetReader(path, 3, label="click", keys=["k"]))
+    assert keys[:, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("make", [pa.list_, pa.large_list])
+def test_lists_become_ragged(tmp_path, make):
+    tags = [[1, 2], [], None, [3, None], [4], []]
+    words = [["a"], None, ["b", "a"], [], None, ["c"]]
+    path = write(
+        tmp_path / "a.parquet",
+        click=[1, 0, 1, 0, 1, 0],
+        user=[10, 11, 12, 13, 14, 15],
+        tags=pa.array(tags, make(pa.int32())),
+        words=pa.array(words, make(pa.string())),
+    )
+    options = {"label": "click", "keys": ["words", "user", "tags"]}
+    for size in (1, 4, 10):
+        reader = ParquetReader(path, size, **options)
+        got = {"user": [], "tags": [], "words": []}
+        for features, label in reader.dataset():
+            assert isinstance(features["keys"]["tags"], tf.RaggedTensor)
+            assert features["keys"]["tags"].nrows() == len(label)
+            for name, values in got.items():
+                column = features["keys"][name]
+                assert column.dtype == tf.int64
+                is_ragged = isinstance(column, tf.RaggedTensor)
+                values += column.to_list() if is_ragged else column.numpy().tolist()
+        missing = [MISSING_KEY]
+        a, b, c = (hash_string(text) for text in (b"a", b"b", b"c"))
+        assert got["user"] == [10, 11, 12, 13, 14, 15]
+        assert got["tags"] == [[1, 2], [], missing, [3, MISSING_KEY], [4], []]
+        assert got["words"] == [[a], missing, [b, a], [], missing, [c]]
+    static = ParquetReader(path, 4, drop_remainder=True, **options).dataset().element_spec
+    assert static[0]["keys"]["tags"].shape.as_list() == [4, None]
+    assert static[0]["keys"]["user"].shape.as_list() == [4]
+
+
+def test_fixed_size_lists(tmp_path):
+    values = pa.array([[1, 2], [5, 6], [3, 4]], pa.list_(pa.int64(), 2))
+    path = write(tmp_path / "a.parquet", click=[1, 0, 1], pair=values)
+    features, _ = next(iter(ParquetReader(path, 5, label="click", keys=["pair"]).dataset()))
+    assert features["keys"]["pair"].to_list() == [[1, 2], [5, 6], [3, 4]]
+
+
+def test_bad_rows_are_counted_and_named(tmp_path):
+    write(tmp_path / "data" / "a.parquet", click=[1.0, 0.0], x=[1.0, 2.0], row=[0, 1])
+    last = write(
+        tmp_path / "data" / "b.parquet",
+        click=pa.array([1.0, None, 0.5, 3.0, 0.0]),
+        x=[1.0, 2.0, 3.0, 4.0, 1e300],
+        row=[2, 3, 4, 5, 6],
+    )
+    options = {"label": "click", "dense": ["x"], "keys": ["row"]}
+    reader = ParquetReader(tmp_path / "data", 10, **options)
+    for _ in range(2):
+        assert joined(reader)[0][:, 0].tolist() == [0, 1, 2, 4]
+        assert reader.bad_lines.count == 3
+        assert reader.bad_lines.first == f"{last}:2: click None; allowed: a number from 0 to 1"
+    strict = ParquetReader(tmp_path / "data", 10, strict=True, **options)
+    with pytest.raises(BadLineError, match=r"b\.parquet:2: click None"):
+        list(strict._batches())
+
+
+def test_errors_name_what_is_wrong(tmp_path):
+    path = numbered(tmp_path / "a.parquet", 0, 10)
+    with pytest.raises(ValueError, match=r"no column 'user'.*\['click', 'row', 'price'\]"):
+        ParquetReader(path, 5, label="click", keys=["user"])
+    with pytest.raises(ValueError, match=r"'price' is of type double.*integers, booleans, text"):
+        ParquetReader(path, 5, label="click", keys=["price"])
+    with pytest.raises(ValueError, match=r"`keys`: 'row'.*each column once"):
+        ParquetReader(path, 5, label="row", keys=["row"])
+    with pytest.raises(ValueError, match=r"`keys`: 'row'.*a sequence"):
+        ParquetReader(path, 5, label="click", keys="row")
+    with pytest.raises(ValueError, match=r"`keys`: \(\).*one column name or more"):
+        ParquetReader(path, 5, label="click", keys=())
+    with pytest.raises(ValueError, match="`part`: 'dev'"):
+        ParquetReader(path, 5, label="click", keys=["row"], part="dev")
+    text = write(tmp_path / "text.parquet", click=["yes"], row=[1])
+    with pytest.raises(ValueError, match="'click' is of type string"):
+        ParquetReader(text, 5, label="click", keys=["row"])
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.parquet"):
+        ParquetReader(tmp_path / "nowhere.parquet", 5, label="click", keys=["row"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="No Parquet files"):
+        ParquetReader(tmp_path / "empty", 5, label="click", keys=["row"])
+    (tmp_path / "text.txt").write_text("no parquet")
+    with pytest.raises(ValueError, match=r"text\.txt"):
+        ParquetReader(tmp_path / "text.txt", 5, label="click", keys=["row"])
+    numbered(tmp_path / "mixed" / "a.parquet", 0, 10)
+    write(tmp_path / "mixed" / "b.parquet", click=[1])
+    reader = ParquetReader(tmp_path / "mixed", 5, label="click", keys=["row"])
+    with pytest.raises(ValueError, match=r"b\.parquet: no column 'row'"):
+        list(reader._batches())
+
+
+def test_no_rows(tmp_path):
+    path = numbered(tmp_path / "a.parquet", 0, 0)
+    assert list(ParquetReader(path, 5, label="click", keys=["row"]).dataset()) == []
+    path = numbered(tmp_path / "b.parquet", 0, 100)
+    assert list(ParquetReader(path, 5, label="click", keys=["row"], part="test").dataset()) == []

@@ -1,0 +1,367 @@
+"""Prepared data: what the original files' readers give, bit for bit, however often broken off."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slipstream_tf.data import BadLineError, shards
+from slipstream_tf.data.opening import open_source
+from slipstream_tf.data.preparation import OtherPreparation
+from slipstream_tf.data.readers import text
+from slipstream_tf.data.readers.arrays import ArrayReader
+from slipstream_tf.data.readers.avazu import AvazuReader
+from slipstream_tf.data.readers.criteo import CriteoReader
+from slipstream_tf.data.readers.parquet import ParquetReader
+from slipstream_tf.data.readers.prepared import PreparedReader
+from slipstream_tf.data.schema import parse_schema
+
+
+def collect(reader):
+    """All inputs of a pass: {"label", "dense", "keys"}."""
+    found = {"label": []}
+    for features, label in reader.dataset():
+        found["label"].append(label.numpy())
+        for name, value in features.items():
+            found.setdefault(name, []).append(value.numpy())
+    return {name: np.concatenate(values) for name, values in found.items() if values}
+
+
+def rows_of(reader):
+    """All inputs of a pass, each as one list."""
+    found = collect(reader)
+    return np.column_stack([found["label"], found["dense"], found["keys"]]).tolist()
+
+
+def assert_same(ours, theirs):
+    one, other = collect(ours), collect(theirs)
+    assert one.keys() == other.keys()
+    for name, values in other.items():
+        assert one[name].dtype == values.dtype
+        np.testing.assert_array_equal(one[name], values, err_msg=name)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(text, "BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr(shards, "GROUP_ROWS", 97)
+
+
+@pytest.mark.parametrize("shard_rows", [250, 1_000, 10_000])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_criteo_agrees_with_its_reader(
+    tmp_path, small_blocks, criteo_lines, run_prepare, shard_rows, end
+):
+    first, second = tmp_path / "day_0", tmp_path / "day_1.gz"
+    first.write_bytes(end.join(criteo_lines(1_230, bad=(0, 555, 900, 1_229))).encode())
+    second.write_bytes(gzip.compress((end.join(criteo_lines(777, seed=1)) + end).encode()))
+    statistics = run_prepare(
+        [first, second], tmp_path / "out", kind="criteo", shard_rows=shard_rows
+    )
+    for part in ("train", "test"):
+        theirs = CriteoReader([first, second], 256, part=part)
+        assert_same(PreparedReader(tmp_path / "out", 256, part=part), theirs)
+    assert statistics["bad_lines"] == 4
+    assert statistics["first_bad_line"].startswith(f"{first}:1: 2 columns")
+    assert sum(statistics["inputs"].values()) == 1_230 + 777 - 4
+
+
+def test_avazu_agrees_with_its_reader(tmp_path, small_blocks, avazu_lines, run_prepare):
+    path = tmp_path / "train"
+    path.write_text("\n".join(avazu_lines(1_500)) + "\n")
+    run_prepare(path, tmp_path / "out", shard_rows=700)
+    for part in ("train", "test"):
+        ours = PreparedReader(tmp_path / "out", 64, part=part)
+        assert_same(ours, AvazuReader(path, 64, part=part))
+        assert ours.spec.name == "avazu"
+    whole, rest, valid = (
+        collect(PreparedReader(tmp_path / "out", 64, part=part, hold_out=apart))["keys"].tolist()
+        for part, apart in (("train", False), ("train", True), ("valid", False))
+    )
+    assert sorted(whole) == sorted([*rest, *valid]) and len(valid) == 100
+    reader = PreparedReader(tmp_path / "out", 64, part="train", hold_out=True)
+    assert reader.spec.num_examples == len(rest)
+
+
+def test_examples_in_memory_are_shuffled_in_every_pass(tmp_path, criteo_lines, run_prepare):
+    path = tmp_path / "lines.tsv"
+    path.write_text("\n".join(criteo_lines(1_000)) + "\n")
+    run_prepare(path, tmp_path / "out", shard_rows=300)
+    reader = PreparedReader(tmp_path / "out", 64, part="train")
+    ours = reader.in_memory(3)
+    expected = ArrayReader(ours.spec, batch_size=64, shuffle_seed=3, **collect(reader))
+    assert ours.spec == reader.spec
+    for _ in range(2):
+        assert_same(ours, expected)
+    assert rows_of(ours) != rows_of(reader)
+
+
+def test_lists_are_not_shuffled_in_memory(tmp_path, run_prepare):
+    pq.write_table(pa.table({"click": [0, 1], "tags": [[1], [2, 3]]}), tmp_path / "a.parquet")
+    schema = parse_schema({"label": "click", "keys": ["tags"]})
+    run_prepare(tmp_path / "a.parquet", tmp_path / "out", schema=schema)
+    with pytest.raises(ValueError, match=r"the lists \['tags'\].*fields are no lists"):
+        PreparedReader(tmp_path / "out", 64, part="train").in_memory(0)
+
+
+def test_parquet_agrees_with_its_reader(tmp_path, small_blocks, run_prepare):
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        rows = range(number * 1_100, (number + 1) * 1_100)
+        table = {
+            "y": [None if i == 40 else i % 4 / 3 for i in rows],
+            "price": [None if i % 9 == 0 else i / 7 for i in rows],
+            "word": [None if i % 5 == 0 else f"w{i % 13}" for i in rows],
+            "bag": [None if i % 6 == 0 else [i % 3, i % 17][: i % 3] for i in rows],
+        }
+        pq.write_table(pa.table(table), tmp_path / "in" / f"{number}.parquet", row_group_size=400)
+    schema = parse_schema({"label": "y", "dense": ["price"], "keys": ["word", "bag"]})
+    run_prepare(tmp_path / "in", tmp_path / "out", schema=schema, shard_rows=300)
+    for part in ("train", "test"):
+        options = {"label": "y", "dense": ["price"], "keys": ["word", "bag"]}
+        theirs = ParquetReader(tmp_path / "in", 64, part=part, **options)
+        ours = PreparedReader(tmp_path / "out", 64, part=part)
+        for (one, label), (other, expected) in zip(ours.dataset(), theirs.dataset(), strict=True):
+            np.testing.assert_array_equal(label, expected)
+            np.testing.assert_array_equal(one["dense"], other["dense"])
+            np.testing.assert_array_equal(one["keys"]["word"], other["keys"]["word"])
+            assert one["keys"]["bag"].to_list() == other["keys"]["bag"].to_list()
+
+
+class Broken(Exception):
+    """Stands for a kill."""
+
+
+def test_broken_off_anywhere_it_ends_with_the_same_bytes(
+    tmp_path, small_blocks, criteo_lines, run_prepare, digests
+):
+    paths = [tmp_path / "a.tsv", tmp_path / "b.tsv.gz"]
+    paths[0].write_text("\n".join(criteo_lines(1_000, bad=(3, 450, 999))))
+    paths[1].write_bytes(gzip.compress("\n".join(criteo_lines(650, seed=3)).encode()))
+    options = {"shard_rows": 200, "hot_budget_bytes": 4 * 16 * 300, "count_bytes": 1 << 20}
+    calls = []
+    whole = run_prepare(paths, tmp_path / "whole", progress=lambda *a: calls.append(a), **options)
+    expected = digests(tmp_path / "whole")
+    assert len(expected) == 9 + 1 + 3
+    written = 0
+    for stop in range(0, len(calls), 3):
+        folder = tmp_path / "broken"
+        left = stop
+
+        def stop_there(*_):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Broken
+
+        with pytest.raises(Broken):
+            run_prepare(paths, folder, progress=stop_there, **options)
+        before = {p: p.stat().st_mtime_ns for p in folder.rglob("0*.parquet")}
+        assert run_prepare(paths, folder, **options) == whole
+        assert digests(folder) == expected
+        # What was whole is not written again.
+        assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+        written += len(before)
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+    assert written > 0
+
+
+def test_threads_and_blocks_do_not_matter(
+    tmp_path, monkeypatch, criteo_lines, run_prepare, digests
+):
+    path = tmp_path / "a.tsv"
+    path.write_text("\n".join(criteo_lines(1_000, bad=(999,))))
+    found = []
+    for threads, block in ((1, 1 << 12), (3, 1 << 15), (2, 1 << 22)):
+        monkeypatch.setattr(text, "BLOCK_BYTES", block)
+        run_prepare(path, tmp_path / str(block), shard_rows=300, threads=threads)
+        found.append(digests(tmp_path / str(block)))
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_complete_preparation_is_not_repeated_but_another_budget_is_counted(
+    tmp_path, criteo_lines, run_prepare, digests
+):
+    path = tmp_path / "a.tsv"
+    path.write_text("\n".join(criteo_lines(500)))
+    first = run_prepare(path, tmp_path / "out", shard_rows=200)
+    calls = []
+    again = run_prepare(path, tmp_path / "out", shard_rows=200, progress=lambda *a: calls.append(a))
+    assert again == first and not calls
+    before = digests(tmp_path / "out")
+    small = run_prepare(path, tmp_path / "out", shard_rows=200, hot_budget_bytes=64 * 30)
+    after = digests(tmp_path / "out")
+    assert small["hot"]["keys"] == 30 < first["hot"]["keys"]
+    assert {name for name in after if after[name] != before[name]} == {"statistics.json"}
+
+
+def test_another_preparation_in_the_folder_is_refused_or_replaced(
+    tmp_path, criteo_lines, run_prepare, digests
+):
+    path, other = tmp_path / "a.tsv", tmp_path / "b.tsv"
+    path.write_text("\n".join(criteo_lines(300)))
+    other.write_text("\n".join(criteo_lines(100, seed=2)))
+    run_prepare(path, tmp_path / "out", shard_rows=100)
+    before = digests(tmp_path / "out")
+    for paths, options in ((other, {"shard_rows": 100}), (path, {"shard_rows": 150})):
+        with pytest.raises(OtherPreparation, match="shard_rows" if paths == path else "files"):
+            run_prepare(paths, tmp_path / "out", **options)
+    assert digests(tmp_path / "out") == before
+    run_prepare(other, tmp_path / "out", shard_rows=100, overwrite=True)
+    run_prepare(other, tmp_path / "new", shard_rows=100)
+    assert digests(tmp_path / "out") == digests(tmp_path / "new")
+
+
+def test_what_a_kill_leaves_is_removed_and_other_files_are_not_touched(
+    tmp_path, criteo_lines, run_prepare, digests
+):
+    path = tmp_path / "a.tsv"
+    path.write_text("\n".join(criteo_lines(1_000)))
+    run_prepare(path, tmp_path / "whole", shard_rows=300)
+    folder = tmp_path / "out"
+    calls = []
+
+    def stop(*call):
+        calls.append(call)
+        if len(calls) == 3:
+            raise Broken
+
+    with pytest.raises(Broken):
+        run_prepare(path, folder, shard_rows=300, progress=stop)
+    # A shard renamed before the manifest names it, and files that are not whole.
+    left = (
+        "train/000007.parquet",
+        "train/.000003.parquet.part",
+        "prepared.json.x1",
+        "counts.parquet",
+    )
+    for name in left:
+        (folder / name).write_text("left")
+    run_prepare(path, folder, shard_rows=300)
+    assert digests(folder) == digests(tmp_path / "whole")
+    (tmp_path / "mine" / "train").mkdir(parents=True)
+    (tmp_path / "mine" / "train" / "000000.parquet").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(OtherPreparation, match="no prepared data, but it holds 'train'"):
+            run_prepare(path, tmp_path / "mine", overwrite=overwrite)
+    assert (tmp_path / "mine" / "train" / "000000.parquet").read_text() == "mine"
+
+
+def test_an_incomplete_preparation_is_not_read(tmp_path, criteo_lines, run_prepare):
+    path = tmp_path / "a.tsv"
+    path.write_text("\n".join(criteo_lines(300)))
+
+    def stop(*_):
+        raise Broken
+
+    with pytest.raises(Broken):
+        run_prepare(path, tmp_path / "out", shard_rows=100, progress=stop)
+    run_prepare(path, tmp_path / "out", shard_rows=100)
+    manifest = json.loads((tmp_path / "out" / "prepared.json").read_text())
+    manifest["is_complete"] = False
+    (tmp_path / "out" / "prepared.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"interrupted\. Run the same slipstream-prepare again"):
+        PreparedReader(tmp_path / "out", 10)
+
+
+def test_strict_names_the_first_bad_line(tmp_path, criteo_lines, run_prepare):
+    path = tmp_path / "a.tsv"
+    path.write_text("\n".join(criteo_lines(300, bad=(250, 260))))
+    with pytest.raises(BadLineError, match=r"a\.tsv:251: 2 columns"):
+        run_prepare(path, tmp_path / "out", shard_rows=100, strict=True)
+    run_prepare(path, tmp_path / "out", shard_rows=100)
+    with pytest.raises(BadLineError, match=r"a\.tsv:251: 2 columns"):
+        run_prepare(path, tmp_path / "out", shard_rows=100, strict=True)
+
+
+def test_damaged_files_are_named(tmp_path, criteo_lines, run_prepare):
+    path = tmp_path / "a.tsv.gz"
+    whole = gzip.compress("\n".join(criteo_lines(3_000)).encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"a\.tsv\.gz: damaged after line [0-9]+"):
+        run_prepare(path, tmp_path / "out")
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 nothing")
+    with pytest.raises(ValueError, match=r"a\.parquet: no Parquet file"):
+        run_prepare(path, tmp_path / "out", schema=parse_schema({"label": "y", "keys": ["k"]}))
+
+
+def test_nothing_to_read_is_an_error(tmp_path, criteo_lines, run_prepare):
+    path = tmp_path / "a.csv"
+    path.write_text("y,k\nx,1\n")
+    schema = parse_schema({"label": "y", "keys": ["k"]})
+    with pytest.raises(ValueError, match=r"No input could be read: .*a\.csv:2: y 'x'"):
+        run_prepare(path, tmp_path / "out", schema=schema)
+    path.write_text("y,k\n")
+    with pytest.raises(ValueError, match="have no rows"):
+        run_prepare(path, tmp_path / "out2", schema=schema)
+    path.write_text("y,k\n1,1\n")
+    for folder in ("out", "out2"):
+        assert run_prepare(path, tmp_path / folder, schema=schema)["inputs"]["train"] == 1
+
+
+def test_an_empty_file_is_called_empty(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("")
+    for schema in (None, parse_schema({"label": "y", "keys": ["k"]})):
+        with pytest.raises(ValueError, match=r"a\.csv.*the file is empty"):
+            open_source([str(path)], "auto", schema)
+
+
+def test_files_that_are_not_understood(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("y,k\n1,2\n")
+    schema = parse_schema({"label": "y", "keys": ["key"]})
+    for error, named, arguments in (
+        (ValueError, "neither Criteo's nor Avazu's", ([str(path)],)),
+        (
+            ValueError,
+            r"a.csv:1: no column 'key'. It has the columns",
+            ([str(path)], "auto", schema),
+        ),
+        (ValueError, "needs a schema", ([str(path)], "csv")),
+        (ValueError, "has its own", ([str(path)], "criteo", schema)),
+        (ValueError, "format", ([str(path)], "tsv")),
+        (FileNotFoundError, "no such|No data file", ([str(tmp_path / "b")],)),
+        (FileNotFoundError, "No Parquet files", ([str(tmp_path)],)),
+    ):
+        with pytest.raises(error, match=named):
+            open_source(*arguments)
+
+
+def test_shuffled_shards_give_every_input_once_in_another_order(
+    tmp_path, criteo_lines, run_prepare
+):
+    path = tmp_path / "a.tsv"
+    path.write_text("\n".join(criteo_lines(2_000)))
+    run_prepare(path, tmp_path / "out", shard_rows=200)
+    plain = rows_of(PreparedReader(tmp_path / "out", 90, part="train"))
+    reader = PreparedReader(tmp_path / "out", 90, part="train", shuffle_seed=5)
+    passes = [rows_of(reader) for _ in range(2)]
+    again = PreparedReader(tmp_path / "out", 90, part="train", shuffle_seed=5)
+    assert rows_of(again) == passes[0] != passes[1]
+    for shuffled in passes:
+        assert shuffled != plain and sorted(shuffled) == sorted(plain)
+    both = rows_of(PreparedReader(tmp_path / "out", 90))
+    assert both[: len(plain)] == plain and len(both) == 2_000
+    assert sorted(both) == sorted(rows_of(CriteoReader(path, 90)))
+
+
+def test_ranks_read_every_input_once(tmp_path, criteo_lines, run_prepare):
+    path = tmp_path / "a.tsv"
+    path.write_text("\n".join(criteo_lines(1_000)))
+    run_prepare(path, tmp_path / "out", shard_rows=300)
+    rows = []
+    for rank in range(3):
+        # As slipstream-train shares batches out.
+        reader = PreparedReader(tmp_path / "out", 32, part="train", shuffle_seed=1)
+        own = reader.dataset().shard(3, rank)
+        rows += [row for features, _ in own for row in features["keys"].numpy().tolist()]
+    expected = collect(CriteoReader(path, 32, part="train"))["keys"].tolist()
+    assert sorted(rows) == sorted(expected) and len(expected) == 900

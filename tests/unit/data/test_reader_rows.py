@@ -1,0 +1,93 @@
+"""Readers give every input of a part once, in every order and pass, whatever the batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slipstream_tf.data import DataSpec
+from slipstream_tf.data.readers.arrays import ArrayReader
+from slipstream_tf.data.readers.avazu import HEADER, AvazuReader
+from slipstream_tf.data.readers.criteo import CriteoReader
+from slipstream_tf.data.readers.parquet import ParquetReader
+
+
+def numbers(reader):
+    """The first keys of one pass: numbers of the inputs."""
+    return np.concatenate([features["keys"][:, 0].numpy() for features, _ in reader.dataset()])
+
+
+@pytest.mark.parametrize("drop_remainder", [False, True])
+@pytest.mark.parametrize("shuffle_seed", [None, 5])
+@pytest.mark.parametrize("batch_size", [3, 64, 2000])
+def test_rows_of_arrays(batch_size, shuffle_seed, drop_remainder):
+    count = 1003 if batch_size == 64 else 2000
+    spec, keys = DataSpec("x", ("a",), 0, count), np.arange(count)[:, None]
+    options = {"shuffle_seed": shuffle_seed, "drop_remainder": drop_remainder}
+    reader = ArrayReader(spec, keys, np.zeros(count), batch_size, **options)
+    passes = [numbers(reader).tolist() for _ in range(2)]
+    for found in passes:
+        assert len(set(found)) == (count // batch_size * batch_size if drop_remainder else count)
+    assert (passes[0] == passes[1]) == (shuffle_seed is None)
+
+
+def criteo_line(number):
+    return "\t".join(["1", *["3"] * 13, f"{number:08x}", *["0000000a"] * 25])
+
+
+def write_text(path, first, count, bad=()):
+    lines = [criteo_line(i) if i not in bad else "bad" for i in range(first, first + count)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_data_lines_over_files_parts_and_bad_lines(tmp_path):
+    bad = {3, 903, 1700, 3204}
+    paths = [
+        write_text(tmp_path / "a.tsv", 0, 2250, bad),
+        write_text(tmp_path / "b.tsv", 2250, 1000, bad),
+    ]
+    good = sorted(set(range(3250)) - bad)
+    for batch_size in (7, 1000):
+        reader = CriteoReader(paths, batch_size)
+        assert [numbers(reader).tolist() for _ in range(2)] == [good, good]
+    parts = [numbers(CriteoReader(paths, 9, part=part)) for part in ("train", "test")]
+    assert sorted(np.concatenate(parts)) == good
+
+
+def test_exactly_parsed_lines_keep_their_places(tmp_path):
+    # A short category is read by the exact parser, beside lines that are read fast.
+    lines = [criteo_line(0), criteo_line(1).replace("0000000a", "a"), "", criteo_line(3)]
+    path = tmp_path / "a.tsv"
+    path.write_text("\n".join(lines))
+    assert numbers(CriteoReader(path, 4)).tolist() == [0, 1, 3]
+    assert numbers(CriteoReader(path, 4, max_examples=2)).tolist() == [0, 1]
+
+
+def test_headers_are_no_inputs(tmp_path):
+    def line(number):
+        return ",".join(["1", "0", "14102105", str(number), *["x"] * 20])
+
+    paths = []
+    for name, first in (("a.csv", 0), ("b.csv", 10)):
+        lines = [HEADER.decode(), *(line(i) for i in range(first, first + 10))]
+        (tmp_path / name).write_text("\n".join(lines))
+        paths.append(tmp_path / name)
+    assert len(numbers(AvazuReader(paths, 4))) == 20
+
+
+@pytest.mark.parametrize("batch_size", [9, 5000])
+def test_rows_of_parquet_over_files_parts_and_bad_rows(tmp_path, batch_size):
+    bad = {0, 905, 1600, 2999}
+    for name, first in (("a.parquet", 0), ("b.parquet", 1600)):
+        row = np.arange(first, first + 1600)
+        label = np.where(np.isin(row, list(bad)), np.nan, 0.0)
+        pq.write_table(pa.table({"click": label, "row": row}), tmp_path / name, row_group_size=77)
+    options = {"label": "click", "keys": ["row"]}
+    good = sorted(set(range(3200)) - bad)
+    reader = ParquetReader(tmp_path, batch_size, **options)
+    assert [numbers(reader).tolist() for _ in range(2)] == [good, good]
+    parts = [ParquetReader(tmp_path, 50, part=part, **options) for part in ("train", "test")]
+    assert sorted(np.concatenate([numbers(part) for part in parts])) == good

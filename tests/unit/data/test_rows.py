@@ -1,0 +1,50 @@
+"""Cutting rows into batches and parts: every input once and in order, whatever the block sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream_tf.data.readers.base import Rows, first_inputs, in_batches, is_in_part
+
+
+def blocks_of(sizes):
+    begin = 0
+    for size in sizes:
+        ids = np.arange(begin, begin + size)
+        yield Rows(ids.astype(np.float32), np.zeros((size, 0), np.float32), ids[:, None])
+        begin += size
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), max_size=12),
+    batch_size=st.integers(1, 40),
+    drop_remainder=st.booleans(),
+    limit=st.none() | st.integers(1, 200),
+)
+def test_batches_hold_every_input_once_in_order(sizes, batch_size, drop_remainder, limit):
+    blocks = first_inputs(blocks_of(sizes), limit)
+    batches = list(in_batches(blocks, batch_size, drop_remainder))
+    expected = sum(sizes) if limit is None else min(sum(sizes), limit)
+    if drop_remainder:
+        expected = expected // batch_size * batch_size
+    ids = [int(key) for batch in batches for key in batch.keys[:, 0]]
+    assert ids == list(range(expected))
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    assert all(0 < len(batch) <= batch_size for batch in batches)
+
+
+@given(cuts=st.lists(st.integers(1, 700), max_size=8))
+def test_parts_do_not_depend_on_how_the_data_is_cut(cuts):
+    total = sum(cuts)
+    begins = np.cumsum([0, *cuts])
+    pieces = [is_in_part(int(b), n, "test") for b, n in zip(begins, cuts, strict=False)]
+    is_test = np.concatenate([np.zeros(0, bool), *pieces])
+    np.testing.assert_array_equal(is_test, [i % 1000 >= 900 for i in range(total)])
+    np.testing.assert_array_equal(~is_test, is_in_part(0, total, "train"))
+    assert is_in_part(0, total, None).all()
+    is_valid = is_in_part(0, total, "valid")
+    np.testing.assert_array_equal(is_valid, [800 <= i % 1000 < 900 for i in range(total)])
+    rest = is_in_part(0, total, "train", hold_out=True)
+    np.testing.assert_array_equal(rest, ~is_test & ~is_valid)

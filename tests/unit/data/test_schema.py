@@ -1,0 +1,71 @@
+"""Schema files: what they may say, and that every mistake names itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slipstream_tf.data.schema import DenseColumn, KeyColumn, parse_schema, read_schema
+
+FULL = {
+    "label": {"column": "stars", "positive_from": 4},
+    "keys": ["user", {"column": "tags", "separator": "|"}, {"column": "ad", "as": "integer"}],
+    "dense": ["age", {"column": "price", "transform": "log"}],
+    "missing": ["", "NA"],
+    "delimiter": "\t",
+}
+
+
+def test_all_settings(tmp_path):
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(FULL))
+    schema = read_schema(path)
+    assert (schema.label, schema.positive_from) == ("stars", 4)
+    assert schema.keys == (
+        KeyColumn("user"),
+        KeyColumn("tags", separator="|"),
+        KeyColumn("ad", "integer"),
+    )
+    assert schema.dense == (DenseColumn("age"), DenseColumn("price", "log"))
+    assert (schema.missing, schema.delimiter, schema.columns) == (("", "NA"), "\t", None)
+    assert schema.names() == ("stars", "age", "price", "user", "tags", "ad")
+
+
+def test_the_least_that_is_needed():
+    schema = parse_schema({"label": "y", "keys": ["a"]})
+    assert (schema.missing, schema.delimiter, schema.dense) == (("",), ",", ())
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"label": None}, "label"),
+        ({"label": {"column": "y", "positive_from": "4"}}, "positive_from"),
+        ({"keys": []}, "keys"),
+        ({"keys": "user"}, "keys"),
+        ({"keys": ["user", "user"]}, "each column once"),
+        ({"keys": [{"column": "user", "as": "hash"}]}, "'hash'"),
+        ({"keys": [{"name": "user"}]}, "'name'"),
+        ({"keys": [{"column": "user", "separator": ""}]}, "separator"),
+        ({"dense": [{"column": "age", "transform": "log2"}]}, "log2"),
+        ({"delimiter": '"'}, "delimiter"),
+        ({"delimiter": "::"}, "delimiter"),
+        ({"missing": "NA"}, "missing"),
+        ({"missing": [None]}, "missing"),
+        ({"columns": ["stars", "user"]}, "columns"),
+        ({"key": ["user"]}, "'key'"),
+    ],
+)
+def test_mistakes_are_named(change, named):
+    with pytest.raises(ValueError, match=named):
+        parse_schema({**FULL, **change})
+
+
+def test_a_file_that_is_no_schema_is_named(tmp_path):
+    path = tmp_path / "schema.json"
+    for content, named in (("{", "not JSON"), ("[]", "an object"), ('{"keys": ["a"]}', "label")):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=named) as raised:
+            read_schema(path)
+        assert str(path) in str(raised.value)

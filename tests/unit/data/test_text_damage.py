@@ -1,0 +1,119 @@
+"""Text readers on damaged files: only the malformed lines are lost, in bounded time and memory."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from slipstream_tf.data.readers import text
+from slipstream_tf.data.readers.avazu import HEADER, AvazuReader
+from slipstream_tf.data.readers.criteo import CriteoFormat, CriteoReader
+
+
+def criteo_line(index=0, count="3"):
+    return "\t".join(["1", count, *["3"] * 12, *[f"{index:08x}"] * 26]).encode()
+
+
+def first_keys(reader):
+    return [int(key) for rows in reader.rows() for key in rows.keys[:, 0]]
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    messages: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: messages.append(text % values))
+    return messages
+
+
+@pytest.mark.parametrize("bad", [b"1.5", b"\xff\xfe", b"0x1", b"+1", b" 1", b"-", b"9" * 30])
+def test_a_malformed_count_leaves_the_other_lines_to_the_fast_parser(tmp_path, monkeypatch, bad):
+    lines = [criteo_line(i, "" if i % 3 else "-2") for i in range(200)]
+    lines[70] = lines[70].replace(b"\t3\t", b"\t" + bad + b"\t", 1)
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"\n".join(lines))
+    exactly = []
+    parse_line = CriteoFormat.parse_line
+    monkeypatch.setattr(
+        CriteoFormat,
+        "parse_line",
+        lambda self, columns: exactly.append(columns) or parse_line(self, columns),
+    )
+    reader = CriteoReader(path, 8)
+    assert first_keys(reader) == [i for i in range(200) if i != 70]
+    assert len(exactly) == 1
+    assert reader.bad_lines.first.startswith(f"{path}:71: I2 ")
+    counts = np.concatenate([rows.dense[:, 0] for rows in reader.rows()])
+    expected = [-2.0 if i % 3 else -np.log(3) for i in range(200) if i != 70]
+    np.testing.assert_allclose(counts, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 311, 4096])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_lines_and_their_numbers_do_not_depend_on_the_blocks(
+    tmp_path, monkeypatch, block_bytes, end
+):
+    monkeypatch.setattr(text, "BLOCK_BYTES", block_bytes)
+    lines = [criteo_line(i) for i in range(30)]
+    lines[17] = b"truncated"
+    path = tmp_path / "a.tsv"
+    path.write_bytes(end.join(lines))
+    reader = CriteoReader(path, 8)
+    assert first_keys(reader) == [i for i in range(30) if i != 17]
+    assert reader.bad_lines.first.startswith(f"{path}:18: 1 columns")
+
+
+def test_an_endless_line_is_one_bad_line_and_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(text, "MAX_LINE_BYTES", 1 << 11)
+    path = tmp_path / "a.tsv"
+    path.write_bytes(criteo_line(1) + b"\n" + b"x\t" * 50_000 + b"\n" + criteo_line(2))
+    longest = max(len(line) for block in text._blocks(str(path)) for line in block)
+    assert longest <= (1 << 10) + (1 << 11) + 1
+    reader = CriteoReader(path, 8)
+    assert first_keys(reader) == [1, 2]
+    assert reader.bad_lines.count == 1
+    assert reader.bad_lines.first == f"{path}:2: more than 2048 bytes; allowed: so many at most"
+
+
+def test_damaged_compressed_data_is_named_after_the_good_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "BLOCK_BYTES", 1 << 10)
+    rng = np.random.default_rng(0)
+    content = b"".join(criteo_line(int(i)) + b"\n" for i in rng.integers(0, 1 << 31, 2000))
+    damaged = bytearray(gzip.compress(content))
+    middle = len(damaged) // 2
+    damaged[middle : middle + 64] = b"\xff" * 64
+    path = tmp_path / "a.tsv.gz"
+    path.write_bytes(bytes(damaged))
+    with pytest.raises(ValueError, match=r"a\.tsv\.gz: damaged after line [0-9]+: "):
+        first_keys(CriteoReader(path, 8))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"a\.tsv\.gz: damaged"):
+        list(CriteoReader(path, 8).dataset())
+
+
+def test_bad_lines_are_named_once_in_every_pass_also_when_it_stops_early(tmp_path, warnings):
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"\n".join([b"bad", *[criteo_line(i) for i in range(9)], b"worse"]))
+    reader = CriteoReader(path, 4)
+    dataset = reader.dataset()
+    for passes in (1, 2):
+        assert [int(label.shape[0]) for _, label in dataset] == [4, 4, 1]
+        assert (reader.bad_lines.count, len(warnings)) == (2, passes)
+    assert warnings[0] == warnings[1]
+    assert f"2 malformed lines were left out. The first: {path}:1: 1 columns" in warnings[0]
+    list(CriteoReader(path, 4, max_examples=3).rows())
+    assert len(warnings) == 3
+
+
+def test_each_file_has_its_own_header_and_line_numbers(tmp_path):
+    row = ",".join(["1", "0", "14102105", *["x"] * 21]).encode()
+    first, second, empty = (tmp_path / name for name in ("a.csv", "b.csv", "c.csv"))
+    first.write_bytes(b"\n".join([HEADER, row, row]))
+    second.write_bytes(b"\r\n".join([HEADER, row, b"bad", row]))
+    empty.write_bytes(b"")
+    reader = AvazuReader([first, empty, second], 8)
+    assert sum(len(rows) for rows in reader.rows()) == 4
+    assert reader.bad_lines.first.startswith(f"{second}:3: 1 columns")

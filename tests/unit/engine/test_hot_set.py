@@ -1,0 +1,77 @@
+"""engine.hot_set: the most accessed keys within a byte budget."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, most_candidates
+
+
+def candidates(counts: dict, dim: int) -> Candidates:
+    return Candidates(
+        np.array(list(counts), np.int64), np.array(list(counts.values()), np.float32), dim
+    )
+
+
+def reference(tables: list[Candidates], budget: int) -> list[list[int]]:
+    items = [
+        (-count, index, key, table.dim * 4)
+        for index, table in enumerate(tables)
+        for key, count in zip(table.keys.tolist(), table.counts.tolist(), strict=True)
+        if count > 0
+    ]
+    chosen: list[list[int]] = [[] for _ in tables]
+    for _, index, key, size in sorted(items):
+        if size <= budget:
+            budget -= size
+            chosen[index].append(key)
+    return [sorted(keys) for keys in chosen]
+
+
+def table_lists(dims: st.SearchStrategy) -> st.SearchStrategy:
+    keys = st.dictionaries(st.integers(-20, 20), st.integers(0, 5).map(float), max_size=20)
+    return st.lists(st.builds(candidates, keys, dims), max_size=4)
+
+
+@given(
+    tables=table_lists(st.sampled_from([1, 2, 8, 16])) | table_lists(st.just(4)),
+    budget=st.integers(1, 2000),
+)
+def test_equals_a_pass_in_order_of_the_counts(tables, budget):
+    chosen = choose_hot_keys(tables, budget)
+    assert [keys.tolist() for keys in chosen] == reference(tables, budget)
+    assert all(keys.dtype == np.int64 for keys in chosen)
+    used = sum(keys.size * table.dim * 4 for keys, table in zip(chosen, tables, strict=True))
+    assert used <= budget
+
+
+def test_ties_go_to_the_earlier_table_then_to_the_smaller_key():
+    tables = [candidates({5: 1.0, 3: 1.0}, 1), candidates({-9: 1.0, 4: 2.0}, 1)]
+    assert [k.tolist() for k in choose_hot_keys(tables, 8)] == [[3], [4]]
+    assert [k.tolist() for k in choose_hot_keys(tables, 12)] == [[3, 5], [4]]
+
+
+def test_smaller_rows_use_what_a_large_row_leaves():
+    tables = [candidates({1: 9.0, 2: 7.0}, 16), candidates({1: 5.0}, 2)]
+    assert [k.tolist() for k in choose_hot_keys(tables, 72)] == [[1], [1]]
+    assert [k.tolist() for k in choose_hot_keys(tables, 8)] == [[], [1]]
+    assert [k.tolist() for k in choose_hot_keys(tables, 7)] == [[], []]
+
+
+def test_nothing_to_choose_from():
+    assert choose_hot_keys([], 100) == []
+    assert choose_hot_keys([candidates({}, 4)], 100)[0].shape == (0,)
+    assert choose_hot_keys([candidates({1: 0.0, 2: float("nan")}, 4)], 100)[0].shape == (0,)
+
+
+def test_most_candidates():
+    assert most_candidates(16, 256 << 20) == 4 << 20
+    assert most_candidates(16, 63) == 0
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="Invalid `budget_bytes`: 0"):
+        choose_hot_keys([], 0)

@@ -1,0 +1,249 @@
+"""saturation.steering: slope and bound of the learning curve, worth of examples, planned share."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream_tf.engine import steering
+from slipstream_tf.engine.steering import (
+    CurvePoint,
+    cost_of_weight,
+    fit_learning_curve,
+    plan_share,
+    relative_value,
+)
+
+WINDOW = 25_000
+
+
+def line(slope: float, windows: int = 40, noise: float = 0.0, seed: int = 0, memory: float = 0.0):
+    """A curve 0.3 + slope * ln(n), with noise that may be correlated between windows."""
+    rng, error, points = np.random.default_rng(seed), 0.0, []
+    for i in range(windows):
+        error = memory * error + math.sqrt(1 - memory**2) * noise * rng.standard_normal()
+        middle = (i + 0.5) * WINDOW
+        points.append(CurvePoint(i * WINDOW, WINDOW, 0.3 + slope * math.log(middle) + error))
+    return points
+
+
+def plan(curve, **changes):
+    trained = curve[-1].trained + curve[-1].inputs if curve else 0
+    arguments = {
+        "planned_inputs": 4 * max(trained, WINDOW),
+        "trained": trained,
+        "skipped": 0,
+        "skipped_effective": 0.0,
+        "value": 1.0,
+        "max_auc_loss": 0.001,
+    }
+    return plan_share(curve, **{**arguments, **changes})
+
+
+@pytest.mark.parametrize("slope", [0.03, -0.02, 0.0])
+def test_an_exact_line_is_found(slope):
+    fit = fit_learning_curve(line(slope))
+    assert fit.slope == pytest.approx(slope, abs=1e-12)
+    assert fit.bound == pytest.approx(abs(slope), abs=1e-8)
+    assert fit.points == 30  # from a quarter of the length on
+
+
+def test_equals_weighted_least_squares():
+    rng = np.random.default_rng(3)
+    sizes = rng.integers(1000, 50_000, 30)
+    before = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    curve = [
+        CurvePoint(int(t), int(n), 0.5 + 0.02 * math.log(t + n / 2) + rng.normal(0, 0.3 / n**0.5))
+        for t, n in zip(before, sizes, strict=True)
+    ]
+    later = [p for p in curve if p.trained >= sizes.sum() / 4]
+    design = np.array([[1.0, math.log(p.trained + p.inputs / 2)] for p in later])
+    weight = np.array([p.inputs for p in later], float)
+    normal = design.T @ (weight[:, None] * design)
+    quality = np.array([p.auc for p in later])
+    expected = np.linalg.solve(normal, design.T @ (weight * quality))
+    rest = quality - design @ expected
+    variance = (weight @ rest**2) / (len(later) - 2) * np.linalg.inv(normal)[1, 1]
+    fit = fit_learning_curve(curve)
+    assert fit.slope == pytest.approx(expected[1])
+    assert fit.points == len(later)
+    assert fit.std_error >= math.sqrt(variance) * (1 - 1e-9)  # widened by correlation only
+    assert fit.std_error <= math.sqrt(variance) * 2
+
+
+@pytest.mark.parametrize(
+    ("windows", "memory", "covered"), [(7, 0.0, 0.94), (27, 0.0, 0.94), (60, 0.6, 0.92)]
+)
+def test_the_bound_covers_the_true_slope(windows, memory, covered):
+    fits = [fit_learning_curve(line(0.03, windows, 0.002, seed, memory)) for seed in range(1000)]
+    assert np.mean([fit.bound >= 0.03 for fit in fits]) >= covered
+    assert np.mean([fit.slope for fit in fits]) == pytest.approx(0.03, rel=0.05)
+    # It is of use, too: not many times the slope.
+    assert np.median([fit.bound for fit in fits]) < 0.03 * (1.5 if windows > 7 else 2.5)
+
+
+def test_student_t():
+    table = {3: 2.353, 4: 2.132, 5: 2.015, 10: 1.812, 30: 1.697, 1000: 1.646}
+    for freedom, value in table.items():
+        assert steering._student_t(freedom) == pytest.approx(value, rel=0.005)
+
+
+@pytest.mark.parametrize("windows", range(7))
+def test_too_few_windows_skip_nothing(windows):
+    curve = line(0.03, windows)
+    result = plan(curve)
+    few = sum(p.trained >= windows * WINDOW / 4 for p in curve) < steering.MIN_POINTS
+    assert few == (windows < 7)
+    assert (result.share, result.predicted_cost) == (0.0, None)
+    assert "fewer than 5 windows" in result.reason
+
+
+def test_windows_without_a_quality_are_left_out():
+    curve = line(0.03)
+    gaps = [CurvePoint(p.trained, p.inputs, math.nan) if i % 3 else p for i, p in enumerate(curve)]
+    assert fit_learning_curve(gaps).slope == pytest.approx(0.03)
+    assert fit_learning_curve(gaps[1:3] * 10) is None
+    assert fit_learning_curve([CurvePoint(100, 10, 0.5)] * 9) is None  # one place has no slope
+
+
+def test_the_order_of_the_points_does_not_matter():
+    curve = line(0.03, noise=0.01)
+    assert fit_learning_curve(curve[::-1]) == fit_learning_curve(curve)
+
+
+def test_constant_quality_costs_nothing():
+    curve = [CurvePoint(i * WINDOW, WINDOW, 0.5) for i in range(20)]
+    result = plan(curve)
+    assert result.share == 1.0
+    assert result.predicted_cost == pytest.approx(0.0, abs=1e-12)
+    zero = [CurvePoint(p.trained, p.inputs, 0.0) for p in curve]
+    assert plan(zero, skipped=10, skipped_effective=1e9).predicted_cost == 0.0
+    most = plan(zero, value=2.0)  # an exact slope of 0, too, leaves some training
+    assert most.share == pytest.approx(0.9 / (0.75 * 2.0))
+
+
+def test_globo_clicks_as_measured(monkeypatch):
+    """0.0074 AUC for 21.7% of 2.7M inputs skipped at random: about 3% for 0.001."""
+    slope, planned = (0.7318 - 0.7244) / -math.log(1 - 0.217), 2_700_000
+    assert slope == pytest.approx(0.030, abs=0.0005)
+    curve = line(slope, 27)  # 675,000 inputs: a quarter; three quarters are to come
+    careful = plan(curve, planned_inputs=planned)
+    assert f"assumed {steering.MODEL_MARGIN * slope:.3g}" in careful.reason
+    assert careful.share * 0.75 == pytest.approx(0.022, abs=0.001)  # of all inputs
+    assert careful.predicted_cost == pytest.approx(0.001)
+    # Noise as it is in windows of that size makes the promise more expensive.
+    shares = [plan(line(slope, 27, 0.002, s), planned_inputs=planned).share for s in range(50)]
+    assert 0.016 < np.median(shares) * 0.75 < 0.022
+
+    monkeypatch.setattr(steering, "MODEL_MARGIN", 1.0)  # the model itself
+    assert plan(curve, planned_inputs=planned).share * 0.75 == pytest.approx(0.0325, abs=0.001)
+    whole = plan(curve, planned_inputs=planned, max_auc_loss=0.0074)
+    assert whole.share * 0.75 == pytest.approx(0.217, abs=0.001)
+
+
+@pytest.mark.parametrize("weight, cost", [(1.0, 0.0), (2.0, 0.693), (10.0, 2.303)])
+def test_weight_that_kept_inputs_carry_costs(weight, cost):
+    assert cost_of_weight(weight) == pytest.approx(cost, abs=0.001)
+
+
+def test_a_worsening_curve_counts_like_an_improving_one():
+    rising, falling = plan(line(0.03)), plan(line(-0.03))
+    assert rising.share == pytest.approx(falling.share)
+    assert 0.0 < rising.share < 0.06
+
+
+def test_inputs_of_less_value_may_be_skipped_more_often():
+    curve = line(0.03)
+    assert plan(curve, value=0.2).share == pytest.approx(5 * plan(curve).share)
+    assert plan(curve, value=0.2).predicted_cost == pytest.approx(0.001)
+    assert plan(curve, value=1e-3).share == 1.0
+    assert "more than the policy's share" in plan(curve, value=1e-3).reason
+
+
+def test_at_the_end_and_beyond_it():
+    curve = line(0.03)
+    end = 40 * WINDOW
+    for planned in (end, end // 2):  # the second plan was too short
+        result = plan(curve, planned_inputs=planned, skipped=1000, skipped_effective=1000)
+        assert result.share == 0.0 and "No planned examples are left" in result.reason
+        assert result.predicted_cost == pytest.approx(
+            steering.MODEL_MARGIN * 0.03 * math.log((end + 1000) / end)
+        )
+
+
+def test_a_used_up_loss():
+    result = plan(line(0.03), skipped=500_000, skipped_effective=500_000)
+    assert result.share == 0.0 and "used up" in result.reason
+    assert result.predicted_cost > 0.001
+    everything = plan(line(0.03), skipped=10, skipped_effective=1e9)
+    assert everything.predicted_cost == math.inf
+
+
+@given(
+    slope=st.floats(0.0, 0.1),
+    noise=st.floats(0.0, 0.02),
+    skipped=st.integers(1, 2_000_000),
+    value=st.floats(0.05, 3.0),
+    allowed=st.floats(1e-5, 0.05),
+)
+def test_what_is_planned_stays_within_the_allowed_loss(slope, noise, skipped, value, allowed):
+    curve = line(slope, 20, noise)
+    spent = 0.01 * skipped
+    result = plan(
+        curve, skipped=skipped, skipped_effective=spent, value=value, max_auc_loss=allowed,
+    )  # fmt: skip
+    assert 0.0 <= result.share <= 1.0
+    if result.share > 0.0:
+        assert result.predicted_cost <= allowed * (1 + 1e-9)
+    assert (
+        plan(curve, value=value, max_auc_loss=2 * allowed).share
+        >= plan(curve, value=value, max_auc_loss=allowed).share
+    )
+
+
+def test_following_the_plan_ends_within_the_allowed_loss():
+    """A simulated run: quality is that of the effective inputs, planned anew each window."""
+    costs = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        slope, value, windows = 0.03, 0.5, 108
+        curve, trained, skipped, effective, share = [], 0, 0, 0.0, 0.0
+        for window in range(windows):
+            now = int(WINDOW * share)
+            seen = trained + skipped - effective  # what was learned, in average inputs
+            quality = slope * math.log(max(seen, 1) + WINDOW / 2) + rng.normal(0, 0.002)
+            curve.append(CurvePoint(trained, WINDOW - now, quality))
+            trained, skipped, effective = (
+                trained + WINDOW - now,
+                skipped + now,
+                effective + now * value,
+            )
+            if window >= windows // 4:
+                share = plan_share(
+                    curve, windows * WINDOW, trained, skipped, effective, value, 0.002
+                ).share
+        total = windows * WINDOW
+        costs.append(slope * math.log(total / (total - effective)))
+    assert np.mean(np.array(costs) <= 0.002) >= 0.95
+    assert np.median(costs) > 0.001  # most of the allowed loss is used
+
+
+@pytest.mark.parametrize(
+    ("kept_mean", "kept_inputs", "all_mean", "value"),
+    [
+        (0.02, 1000, 0.1, 0.2),
+        (0.0001, 1000, 0.1, steering.MIN_VALUE),
+        (0.2, 1000, 0.1, 2.0),
+        (0.02, 199, 0.1, 1.0),
+        (0.2, 10, 0.1, 2.0),
+        (math.nan, 0, 0.1, 1.0),
+        (math.nan, 1000, 0.1, 1.0),
+        (0.0, 1000, 0.0, 1.0),
+    ],
+)
+def test_relative_value(kept_mean, kept_inputs, all_mean, value):
+    assert relative_value(kept_mean, kept_inputs, all_mean) == pytest.approx(value)

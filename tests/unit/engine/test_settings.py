@@ -1,0 +1,216 @@
+"""engine.settings: what cannot be set together is refused, and what all policies need."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from engine_settings import engine_settings
+
+from slipstream_tf import (
+    DeferGradients,
+    DryRun,
+    ForeseenLoss,
+    HotSet,
+    Interval,
+    MaskGradients,
+    RowDrift,
+    Saturation,
+    SkipExamples,
+    Window,
+)
+from slipstream_tf.baselines import SkipAtRandom
+from slipstream_tf.engine.settings import EngineSettings
+from slipstream_tf.policies.base import Begins
+
+BY_DRIFT, BY_LOSS = SkipExamples(RowDrift()), SkipExamples(ForeseenLoss())
+BY_INTERVAL = DeferGradients(Interval())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"policies": "skip"}, "`policies`: 'skip' for Slipstream.*a sequence of policies"),
+        ({"policies": [RowDrift()]}, "`policies`: RowDrift.*a sequence of policies"),
+        ({"policies": [MaskGradients]}, "`policies`: <class.*a sequence of policies"),
+        ({"policies": [BY_DRIFT, BY_LOSS]}, r"`policies`: \['SkipExamples'\].*each kind once"),
+        (
+            {"policies": [MaskGradients(), DeferGradients()]},
+            r"`policies`: \['MaskGradients', 'DeferGradients'\].*one policy that acts on gradients",
+        ),
+        (
+            {"policies": [BY_DRIFT, SkipAtRandom([0.5])]},
+            r"`policies`: \['SkipExamples', 'SkipAtRandom'\].*one policy that acts on examples",
+        ),
+        ({"window": 5}, r"`window`: 5 for Slipstream.*Window\("),
+        ({"hot_set": 1 << 20}, r"`hot_set`: 1048576 for Slipstream.*HotSet\("),
+        ({"saturation": "l2"}, r"`saturation`: 'l2' for Slipstream.*Saturation\("),
+        ({"max_auc_loss": 0.0}, "`max_auc_loss`: 0.0 for Slipstream.*> 0"),
+        ({"max_auc_loss": -0.1}, "`max_auc_loss`: -0.1 for Slipstream.*> 0"),
+        ({"max_auc_loss": "0.1"}, "`max_auc_loss`: '0.1' for Slipstream"),
+        ({"dry_run": 1}, r"`dry_run`: 1 for Slipstream.*DryRun\("),
+        ({"dry_run": True}, "`dry_run`: True for Slipstream without one"),
+        (
+            {"policies": [SkipExamples(RowDrift(), share=0.5), MaskGradients(share=0.2)]},
+            "`share`: {'SkipExamples': 0.5, 'MaskGradients': 0.2}.*one threshold T",
+        ),
+        ({"policies": [BY_LOSS, MaskGradients(share=0.2)]}, None),
+        (
+            {"policies": DeferGradients(), "saturation": Saturation("l2")},
+            "`saturation`.*these policies do not go by the drift of keys",
+        ),
+        (
+            {"policies": SkipAtRandom([0.5]), "saturation": Saturation("l2")},
+            "`saturation`.*these policies do not go by the drift of keys",
+        ),
+        (
+            {
+                "policies": SkipExamples(RowDrift(), share=0.5),
+                "saturation": Saturation(threshold=1),
+            },
+            "`threshold`: 1.* for Saturation beside a share of SkipExamples",
+        ),
+        (
+            {
+                "policies": [SkipExamples(RowDrift(), share=0.5), MaskGradients(share=0.5)],
+                "saturation": Saturation(threshold=0.1),
+            },
+            "`threshold`: 0.1 for Saturation beside a share of SkipExamples and MaskGradients",
+        ),
+        ({"max_auc_loss": 0.1}, "`max_auc_loss`: 0.1 for Slipstream.*no policy follows it"),
+        (
+            {"policies": SkipAtRandom([0.1]), "max_auc_loss": 0.1},
+            "`max_auc_loss`: 0.1 for Slipstream.*no policy follows it",
+        ),
+        (
+            {
+                "policies": BY_DRIFT,
+                "saturation": Saturation(threshold=0.1),
+                "max_auc_loss": 0.1,
+            },
+            "`max_auc_loss`: 0.1 for Slipstream with a threshold",
+        ),
+        (
+            {
+                "policies": MaskGradients(),
+                "saturation": Saturation(threshold=0.1),
+                "max_auc_loss": 0.1,
+            },
+            "`max_auc_loss`: 0.1 for Slipstream with a threshold",
+        ),
+        (
+            {
+                "policies": [BY_DRIFT, DeferGradients()],
+                "saturation": Saturation(threshold=0.1),
+                "max_auc_loss": 0.1,
+            },
+            None,
+        ),
+        ({"policies": BY_INTERVAL, "max_auc_loss": 0.1}, None),
+    ],
+)
+def test_what_nothing_would_go_by_is_refused(settings, message):
+    if message is None:
+        EngineSettings(**settings)
+        return
+    with pytest.raises(ValueError, match=f"Invalid {message}"):
+        EngineSettings(**settings)
+
+
+@pytest.mark.parametrize("policies", [[BY_DRIFT], [BY_INTERVAL], [MaskGradients()]], ids=str)
+def test_what_may_be_set_may_be_set_of_its_dry_run(policies):
+    for dry_run in (False, True):
+        EngineSettings(policies, saturation=Saturation("l2"), dry_run=dry_run)
+
+
+def test_one_of_a_kind_needs_no_list():
+    assert EngineSettings(DeferGradients()) == EngineSettings([DeferGradients()])
+    assert EngineSettings() == EngineSettings([], Window(), HotSet())
+
+
+def test_ways_to_save_share_max_auc_loss():
+    def each(*policies):
+        return EngineSettings(policies, max_auc_loss=0.002).max_auc_loss_each
+
+    assert each(BY_DRIFT) == each(BY_DRIFT, MaskGradients()) == 0.002
+    assert each(BY_DRIFT, DeferGradients()) == 0.001
+    assert EngineSettings(BY_DRIFT).max_auc_loss_each is None
+
+
+@pytest.mark.parametrize(
+    ("policies", "settings", "windows"),
+    [
+        ([], {}, 100),
+        ([BY_DRIFT], {}, 100),
+        ([MaskGradients()], {}, 10),
+        ([BY_INTERVAL], {}, 10),
+        ([BY_DRIFT, MaskGradients()], {}, 10),
+        ([BY_LOSS], {}, 100),
+        ([MaskGradients()], {"revisit_every": 3}, 3),
+        ([BY_DRIFT], {"revisit_every": 0}, 0),
+    ],
+)
+def test_probes_come_as_the_policies_need_them(policies, settings, windows):
+    saturation = Saturation(**settings) if settings else None
+    assert EngineSettings(policies, saturation=saturation).probes_every == windows
+
+
+@pytest.mark.parametrize(
+    ("policies", "go_by_keys"),
+    [
+        ([], True),
+        ([BY_DRIFT], True),
+        ([BY_LOSS], False),
+        ([MaskGradients()], True),
+        ([DeferGradients()], False),
+        ([BY_INTERVAL], True),
+        ([SkipAtRandom([0.5])], False),
+        ([BY_DRIFT, DeferGradients()], True),
+    ],
+    ids=str,
+)
+def test_what_is_measured_is_what_the_policies_need(policies, go_by_keys):
+    settings = EngineSettings(policies)
+    assert settings.goes_by_keys == go_by_keys and not settings.needs_losses
+
+
+def test_max_auc_loss_and_estimates_need_losses():
+    assert EngineSettings(BY_DRIFT, max_auc_loss=0.1).needs_losses
+    estimating = EngineSettings(BY_DRIFT, dry_run=DryRun(estimates_cost=True))
+    assert estimating.needs_losses and estimating.dry_run is True
+    assert not EngineSettings(BY_DRIFT, dry_run=DryRun()).needs_losses
+
+
+@pytest.mark.parametrize(
+    ("settings", "begins", "mode", "may_skip"),
+    [
+        (engine_settings(), Begins(0.5, 1), "none", False),
+        (engine_settings("defer_gradients"), Begins(0.5, 1), "none", False),
+        (engine_settings("skip_examples"), Begins(0.5, 0), "none", False),
+        (engine_settings("skip_examples"), Begins(0.5, 1), "drift", True),
+        (engine_settings("skip_examples"), Begins(0.0, 1), "drift", False),
+        (engine_settings("skip_examples", dry_run=True), Begins(0.5, 1), "drift", False),
+        (engine_settings("mask_gradients"), Begins(0.5, 1), "drift", False),
+        (engine_settings("mask_gradients", "skip_examples"), Begins(0.5, 1), "drift", True),
+        (engine_settings(random_shares=(0.3,)), Begins(0.0, 1), "random", True),
+        (EngineSettings(BY_LOSS), Begins(0.5, 1), "none", False),
+    ],
+)
+def test_the_rule_of_examples_in_a_window(settings, begins, mode, may_skip):
+    states = {type(policy).__name__: policy.initial_state() for policy in settings.policies}
+    rule, found = settings.example_rule(states, begins)
+    assert (rule["mode"], found) == (mode, may_skip)
+
+
+def test_all_settings_can_be_had_as_json():
+    settings = EngineSettings(
+        [BY_LOSS, DeferGradients()], Window(7), HotSet("64MiB"), max_auc_loss=0.1
+    )
+    config = json.loads(json.dumps(settings.get_config()))
+    assert [policy["class_name"] for policy in config["policies"]] == [
+        "SkipExamples",
+        "DeferGradients",
+    ]
+    assert config["window"]["config"]["steps"] == 7
+    assert config["saturation"]["config"]["metric"] == "linf", "what holds, if nobody chose it"
+    assert config["max_auc_loss"] == 0.1

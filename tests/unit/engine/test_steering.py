@@ -1,0 +1,150 @@
+"""saturation.steering: shares under `max_auc_loss`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from engine_settings import engine_settings
+
+from slipstream_tf.engine.steering import Steerer, Steering, WindowWork
+from slipstream_tf.ops.classifier import ClassifierCounts
+from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
+from slipstream_tf.ops.update_policy import UpdateCounts
+
+NOTHING = LossStatistics(Moments(), Moments(), 0, np.zeros((2, 4)))
+
+
+def moments(losses):
+    losses = np.asarray(losses, np.float64)
+    residuals = float((np.expm1(-losses) ** 2).sum())
+    return Moments(losses.size, float(losses.sum()), float((losses**2).sum()), residuals)
+
+
+def statistics(others, skippable=(), stands_for=1.0, auc=None):
+    """Losses of inputs; each skippable one stands for some."""
+    one, other = moments(others), moments(skippable)
+    histogram = np.zeros((2, 4))
+    if auc is not None:  # All negatives in the middle, and a part of the positives above them.
+        histogram[0, 1], histogram[1, 0], histogram[1, 2] = 1.0, 1.0 - auc, auc
+    return LossStatistics(
+        other, one, 0, histogram,
+        one.count + stands_for * other.count,
+        one.total + stands_for * other.total,
+        one.squared_residuals + stands_for * other.squared_residuals,
+    )  # fmt: skip
+
+
+def work(losses=NOTHING, seen=1000, skipped=0, hot=1000, offered=0, masked=0):
+    rows = [UpdateCounts(offered=offered, masked=masked)]
+    return WindowWork(ClassifierCounts(seen, skipped, hot), rows, losses)
+
+
+def auc_in(window, inputs=1000):
+    return 0.3 + 0.05 * math.log(inputs * (window + 0.5))
+
+
+def curve_losses(window, inputs=1000, kept=0):
+    auc = auc_in(window, inputs)
+    return statistics(np.full(inputs - kept, 0.5), np.full(kept, 0.5), auc=auc)
+
+
+def run(windows, planned=30_000, kept=0, **settings):
+    """Steers by a rising AUC; returns the steerings."""
+    steerer = Steerer(engine_settings("skip_examples", skip_keep=0.5, **settings))
+    return [
+        steerer.next(work(curve_losses(window, kept=kept)), planned) for window in range(windows)
+    ]
+
+
+def test_without_max_auc_loss_the_target_stands():
+    steerer = Steerer(engine_settings("skip_examples", share=0.4))
+    for losses in (NOTHING, statistics([0.1, 0.2])):
+        assert steerer.next(work(losses), None) == Steering(0.4)
+
+
+def test_max_auc_loss_needs_the_planned_inputs():
+    steerer = Steerer(engine_settings("skip_examples", max_auc_loss=0.1))
+    steering = steerer.next(work(statistics([0.1])), None)
+    assert steering.share == 0.0 and "planned_steps" in steering.plan
+
+
+def test_max_auc_loss_needs_a_curve_and_then_bounds_the_share():
+    found = run(12, max_auc_loss=0.004)
+    assert [steering.share for steering in found[:5]] == [0.0] * 5
+    assert "fewer than 5 windows" in found[3].plan
+    last = found[-1]
+    # S = N (1 - exp(-max_auc_loss / b)) over what is left; b is the fitted 0.05 times the margin. A
+    # skipped input counts for itself and for the weight of 2 that another carries in its place.
+    most = 30_000 * -math.expm1(-0.004 / 0.075) / 18_000 / (1 + math.log(2))
+    assert last.share == pytest.approx(most, rel=0.02)
+    assert last.predicted_cost == pytest.approx(0.004, rel=0.02)
+
+
+def test_a_larger_loss_allows_more_up_to_the_target():
+    shares = [run(12, max_auc_loss=b, share=0.6)[-1].share for b in (0.001, 0.01, 1.0)]
+    assert 0.0 < shares[0] < shares[1] < shares[2] == 0.6
+
+
+def test_windows_of_one_label_are_no_points_of_the_curve():
+    steerer = Steerer(engine_settings("skip_examples", max_auc_loss=0.5, skip_keep=0.5))
+    for _ in range(12):
+        steering = steerer.next(work(statistics(np.full(1000, 0.5))), 30_000)
+    assert steering.share == 0.0 and "fewer than 5 windows" in steering.plan
+
+
+def test_the_share_is_one_of_hot_inputs():
+    # A plan counts all inputs: of half as many hot ones it takes twice the share.
+    settings = engine_settings("skip_examples", max_auc_loss=0.002)
+    steerers = [Steerer(settings) for _ in range(2)]
+    for window in range(12):
+        all_hot, half_hot = (
+            steerer.next(work(curve_losses(window), hot=hot), 30_000).share
+            for steerer, hot in zip(steerers, (1000, 500), strict=True)
+        )
+    assert half_hot == pytest.approx(2 * all_hot) and all_hot > 0.0
+    assert steerers[0].next(work(curve_losses(12), hot=0), 30_000).share == 0.0
+
+
+def test_skipped_examples_use_up_the_allowed_loss():
+    settings = engine_settings("skip_examples", max_auc_loss=0.004, skip_keep=0.5)
+    idle, spending = Steerer(settings), Steerer(settings)
+    for window in range(12):
+        losses = curve_losses(window, kept=100)
+        saved = idle.next(work(losses), 30_000)
+        spent = spending.next(work(losses, skipped=100 * (window > 7)), 30_000)
+    assert 0.0 < spent.share < saved.share
+
+
+def test_skipped_inputs_of_little_value_cost_little():
+    shares = []
+    for kept_loss in (0.5, 0.05):
+        steerer = Steerer(engine_settings("skip_examples", max_auc_loss=0.002, skip_keep=0.5))
+        for window in range(12):
+            losses = statistics(np.full(700, 0.5), np.full(300, kept_loss), auc=auc_in(window))
+            share = steerer.next(work(losses), 30_000).share
+        shares.append(share)
+    assert 0.0 < shares[0] < shares[1]
+
+
+def test_windows_that_keep_nothing_of_what_they_skip_are_no_points_of_the_curve():
+    steerer = Steerer(engine_settings("skip_examples", max_auc_loss=0.004))
+    for window in range(12):
+        steering = steerer.next(work(curve_losses(window), skipped=100), 30_000)
+    assert "fewer than 5 windows" in steering.plan
+
+
+def test_masked_rows_are_a_share_of_their_inputs():
+    steerer = Steerer(engine_settings("mask_gradients", max_auc_loss=0.004))
+    for window in range(7):
+        steering = steerer.next(work(curve_losses(window), offered=100), 30_000)
+    first = steering.share
+    assert 0.0 < first <= 0.3
+    # Twice as many rows are masked as planned: the share is about halved.
+    plain = Steerer(engine_settings("skip_examples", max_auc_loss=0.004))
+    for window in range(8):
+        planned = plain.next(work(curve_losses(window)), 30_000).share
+    masked = round(200 * planned)
+    steering = steerer.next(work(curve_losses(7), offered=100, masked=masked), 30_000)
+    assert steering.share == pytest.approx(first / 2, rel=0.2)

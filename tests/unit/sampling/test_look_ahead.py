@@ -1,0 +1,238 @@
+"""LookAhead: the next batch is made while one is used, but not into the next window."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorflow.python.eager import cancellation
+
+from slipstream_tf.ops import _loader
+from slipstream_tf.sampling.look_ahead import LookAhead
+
+WAIT = 30.0
+SOON = 10.0  # well below WAIT
+
+
+class Noted:
+    """A data set of numbers that counts the elements it made, where the counts may be saved."""
+
+    def __init__(self, count: int) -> None:
+        self.made = tf.Variable(0, dtype=tf.int64, trainable=False)
+        options = tf.data.Options()
+        policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+        options.experimental_external_state_policy = policy
+        self.dataset = tf.data.Dataset.range(count).map(self._note).with_options(options)
+
+    def _note(self, number: tf.Tensor) -> Any:
+        with tf.control_dependencies([self.made.assign_add(1)]):
+            bag = tf.RaggedTensor.from_row_lengths(tf.range(number), [number])
+            return {"bag": bag, "number": number, "text": tf.strings.as_string(number)}
+
+
+def numbers_of(elements: Any) -> list[int]:
+    return [int(element["number"]) for element in elements]
+
+
+def test_elements_and_their_order_and_what_is_known_of_them_stay():
+    noted = Noted(5)
+    ahead = LookAhead().read(noted.dataset)
+    assert ahead.element_spec == noted.dataset.element_spec
+    assert int(ahead.cardinality()) == 5
+    for _ in range(2):
+        elements = list(ahead)
+        assert numbers_of(elements) == [0, 1, 2, 3, 4]
+        assert [e["text"].numpy() for e in elements] == [b"0", b"1", b"2", b"3", b"4"]
+        assert elements[3]["bag"].to_list() == [[0, 1, 2]]
+    assert noted.made.numpy() == 10
+    assert list(LookAhead().read(tf.data.Dataset.range(0))) == []
+
+
+@settings(deadline=None, max_examples=25)
+@given(count=st.integers(0, 12), window=st.integers(0, 5), pulled=st.integers(0, 3))
+def test_no_element_is_made_before_the_window_ends_that_comes_before_it(count, window, pulled):
+    noted, ahead = Noted(count), LookAhead()
+    ahead.begin_window(window, pulled)
+    in_window = pulled
+    for number, _ in enumerate(ahead.read(noted.dataset), 1):
+        ahead.settle()
+        in_window += 1
+        is_last = 0 < window <= in_window
+        assert noted.made.numpy() == min(number if is_last else number + 1, count)
+        if is_last:
+            ahead.begin_window(window)
+            in_window = 0
+
+
+def test_the_next_element_is_made_on_another_thread_while_one_is_used():
+    threads: list[int] = []
+    second = threading.Event()
+
+    def note(number):
+        threads.append(threading.get_ident())
+        if number == 1:
+            second.set()
+        return number
+
+    dataset = tf.data.Dataset.range(3)
+    dataset = dataset.map(lambda n: tf.numpy_function(note, [n], tf.int64, stateful=True))
+    elements = iter(LookAhead().read(dataset))
+    next(elements)
+    assert second.wait(WAIT), "made without being pulled"
+    assert threads[1] != threading.get_ident()
+    assert [int(e) for e in elements] == [1, 2]
+
+
+@pytest.mark.parametrize("settles", [False, True])
+def test_a_checkpoint_has_the_element_that_was_made(settles, tmp_path):
+    noted, ahead = Noted(8), LookAhead()
+    elements = iter(ahead.read(noted.dataset))
+    for _ in range(3):
+        next(elements)
+    if settles:
+        ahead.settle()
+    path = tf.train.Checkpoint(elements=elements).save(str(tmp_path / "saved"))
+    assert noted.made.numpy() == 4
+    assert numbers_of(elements) == [3, 4, 5, 6, 7]
+    again = iter(ahead.read(noted.dataset))
+    next(again)
+    ahead.settle()
+    noted.made.assign(4)
+    tf.train.Checkpoint(elements=again).restore(path).assert_consumed()
+    restored = list(again)
+    assert numbers_of(restored) == [3, 4, 5, 6, 7]
+    assert restored[0]["bag"].to_list() == [[0, 1, 2]]
+    assert noted.made.numpy() == 8, "what was saved is not made again"
+
+
+def test_a_checkpoint_at_the_end_and_before_the_start(tmp_path):
+    noted = Noted(2)
+    dataset = LookAhead().read(noted.dataset)
+    elements = iter(dataset)
+    start = tf.train.Checkpoint(elements=elements).save(str(tmp_path / "start"))
+    next(elements), next(elements)
+    end = tf.train.Checkpoint(elements=elements).save(str(tmp_path / "end"))
+    for path, left in ((start, [0, 1]), (end, [])):
+        again = iter(dataset)
+        tf.train.Checkpoint(elements=again).restore(path)
+        assert numbers_of(again) == left
+
+
+def test_an_error_comes_where_its_element_is_pulled():
+    ahead = LookAhead()
+    dataset = tf.data.Dataset.range(4).map(
+        lambda n: tf.debugging.check_numerics(1 / (2 - tf.cast(n, tf.float64)), "no number")
+    )
+    elements = iter(ahead.read(dataset))
+    assert [float(next(elements)) for _ in range(2)] == [0.5, 1.0]
+    ahead.settle()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no number"):
+        next(elements)
+    assert float(next(elements)) == -1.0
+
+
+def test_an_iterator_that_is_left_ends_with_the_element_that_is_being_made():
+    begun = []
+
+    def make(number):
+        begun.append(int(number))
+        time.sleep(0.05)
+        return number
+
+    ahead = LookAhead()
+    dataset = tf.data.Dataset.range(5)
+    dataset = dataset.map(lambda n: tf.numpy_function(make, [n], tf.int64))
+    for _ in range(5):
+        next(iter(ahead.read(dataset)))
+    ahead.settle()
+    made = len(begun)
+    time.sleep(0.2)
+    assert set(begun) <= {0, 1}
+    assert len(begun) == made
+
+
+class Stalled:
+    """A reader whose second element is not made before `goes_on` is set."""
+
+    def __init__(self, ahead: LookAhead) -> None:
+        self.is_making, self.goes_on = threading.Event(), threading.Event()
+        dataset = tf.data.Dataset.range(3)
+        dataset = dataset.map(lambda n: tf.numpy_function(self._make, [n], tf.int64))
+        self.elements: Any = iter(ahead.read(dataset))
+        next(self.elements)
+        assert self.is_making.wait(WAIT)
+
+    def _make(self, number: int) -> int:
+        if number == 1:
+            self.is_making.set()
+            self.goes_on.wait(WAIT)
+        return number
+
+
+def test_settling_ends_when_its_step_is_cancelled():
+    ahead = LookAhead()
+    stalled = Stalled(ahead)
+    manager = cancellation.CancellationManager()
+    settle = manager.get_cancelable_function(tf.function(ahead.settle).get_concrete_function())
+    with futures.ThreadPoolExecutor() as pool:
+        settling = pool.submit(settle)
+        try:
+            with pytest.raises(futures.TimeoutError):
+                settling.result(0.1)
+            manager.start_cancel()
+            with pytest.raises(tf.errors.CancelledError, match="a batch was being made"):
+                settling.result(SOON)
+        finally:
+            stalled.goes_on.set()
+    assert int(next(stalled.elements)) == 1, "the reader goes on"
+    ahead.settle()
+
+
+def test_settling_ends_with_the_reader_that_it_waits_for():
+    ahead = LookAhead()
+    stalled = Stalled(ahead)
+    with futures.ThreadPoolExecutor() as pool:
+        settling = pool.submit(ahead.settle)
+        try:
+            with pytest.raises(futures.TimeoutError):
+                settling.result(0.1)
+            pool.submit(delattr, stalled, "elements")
+            settling.result(SOON)
+        finally:
+            stalled.goes_on.set()
+
+
+def test_several_iterators_share_one():
+    ahead = LookAhead()
+    one, other = Noted(4), Noted(4)
+    both = [iter(ahead.read(noted.dataset)) for noted in (one, other)]
+    next(both[0]), next(both[1])
+    ahead.settle()
+    assert (one.made.numpy(), other.made.numpy()) == (2, 2)
+
+
+def test_bad_arguments_are_refused():
+    ahead = LookAhead()
+    with pytest.raises(ValueError, match=r"Invalid `batches`: -1 for LookAhead\.begin_window"):
+        ahead.begin_window(-1)
+    with pytest.raises(ValueError, match="Invalid `pulled`: -2"):
+        ahead.begin_window(3, -2)
+    library = _loader.library()
+    handle = library.slipstream_look_ahead()
+    counts = {"batches": np.int64(-1), "pulled": np.int64(0)}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="batches is -1; allowed: 0 or more"):
+        library.slipstream_look_ahead_begin_window(handle=handle, **counts)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="output_types are"):
+        library.slipstream_ahead_dataset(
+            input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.range(3)),
+            handle=handle,
+            output_types=[tf.float32],
+            output_shapes=[[]],
+        )

@@ -1,0 +1,72 @@
+"""Settings of HKV tables: what SOK would pass over, misread or crash on is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream_tf import Storage, Table
+from slipstream_tf.tables.sok import hkv
+from slipstream_tf.tables.sok.embeddings import _settings_of
+
+GOOD = {"init_capacity": 1 << 10, "max_capacity": 1 << 20, "max_hbm_for_vectors": 2}
+
+
+def test_good_settings_pass() -> None:
+    hkv.require_settings(GOOD, "table 't'", are_capacities_needed=True)
+    others = {"max_load_factor": 0.75, "max_bucket_size": 128, "block_size": 256, "io_by_cpu": True}
+    hkv.require_settings({**GOOD, **others}, "table 't'", are_capacities_needed=True)
+    hkv.require_settings({}, "table 't'", are_capacities_needed=False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"max_capacity": 1000}, "`max_capacity`: 1000 .*power of two, such as 1,024"),
+        ({"init_capacity": 0}, "`init_capacity`: 0 .*power of two"),
+        ({"init_capacity": 1024.0}, "`init_capacity`: 1024.0 .*power of two"),
+        ({"init_capacity": True}, "`init_capacity`: True"),
+        ({"init_capacity": 1 << 21}, "at most max_capacity, which is 1,048,576"),
+        ({"max_hbm": 3}, "`settings`: 'max_hbm' .*'max_hbm_for_vectors'"),
+        ({"max_hbm_for_vectors": 0.5}, "`max_hbm_for_vectors`: 0.5 .*integer"),
+        ({"evict_strategy": "kLfu"}, "`evict_strategy`.*reads the value of 'io_by_cpu'"),
+        ({"device_id": 1}, "`device_id`.*reads the value of 'block_size'"),
+        ({"max_load_factor": 1.5}, "`max_load_factor`: 1.5"),
+        ({"max_bucket_size": 100}, "`max_bucket_size`: 100"),
+        ({"io_by_cpu": 1}, "`io_by_cpu`: 1 .*True or False"),
+    ],
+)
+def test_bad_settings_are_named(changed: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named) as raised:
+        hkv.require_settings({**GOOD, **changed}, "table 't'", are_capacities_needed=False)
+    assert "table 't'" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["init_capacity", "max_capacity"])
+def test_missing_capacities_are_refused_where_they_are_needed(name: str) -> None:
+    settings = {key: value for key, value in GOOD.items() if key != name}
+    with pytest.raises(ValueError, match=f"`{name}`: None .*67,108,864 rows"):
+        hkv.require_settings(settings, "table 't'", are_capacities_needed=True)
+
+
+def test_memory_of_the_defaults() -> None:
+    # 64Mi rows of 128 floats: 32 GiB, of which SOK puts 16 on the GPU; keys take 17 bytes.
+    taken = hkv.memory({}, 128)
+    assert taken == ((16 << 30) + (64 << 20) * 17, 16 << 30)
+    assert hkv.memory({}, 128, slots=2) == (3 * taken.gpu, 3 * taken.host)
+
+
+@given(st.integers(0, 30), st.integers(1, 512), st.integers(0, 64), st.integers(0, 3))
+def test_memory_is_all_rows_and_keys(power: int, dim: int, gibibytes: int, slots: int) -> None:
+    settings = {"max_capacity": 1 << power, "max_hbm_for_vectors": gibibytes}
+    taken = hkv.memory(settings, dim, slots)
+    assert sum(taken) == (1 + slots) * (1 << power) * (4 * dim + 17)
+    assert taken.host == 0 or taken.gpu >= (1 + slots) * (gibibytes << 30)
+
+
+@pytest.mark.parametrize("var_type", ["hybrid", "hbm"])
+def test_storage_is_refused(var_type):
+    table = Table("items", 8, storage=Storage("bfloat16"))
+    with pytest.raises(ValueError, match=r"`storage`.*'items' of SOK's.*max_hbm_for_vectors"):
+        _settings_of(table, var_type, {})

@@ -1,0 +1,159 @@
+"""The rows of a table for people, in every store, and rows from elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from thread_jobs import Threads
+
+from slipstream_tf import Table, distributed, initializers, optimizers
+from slipstream_tf.keras import EmbeddingCollection
+from slipstream_tf.tables import NativeStore, TableRows, VariableStore, from_embedding, rename_keys
+
+START = initializers.Constant(0.5)
+RULE = optimizers.Adagrad(0.5, 0.0, 1e-10)
+
+
+def make(*arguments: Any, kind: Any = NativeStore) -> TableRows:
+    return TableRows(kind([Table("t", 2, initializer=START)], RULE, *arguments), "t")
+
+
+def test_rows_are_read_written_removed_and_listed() -> None:
+    table = make()
+    table.write([3, -1], [[1.0, 2.0], [3.0, 4.0]])
+    assert len(table) == 2 and table.keys().tolist() == [-1, 3] and table.dim == 2
+    assert table.read([3, 9]).tolist() == [[1.0, 2.0], [0.5, 0.5]]
+    assert table.has([3, 9]).tolist() == [True, False]
+    assert len(table) == 2  # Reading makes no row.
+    assert table.remove([3, 9, 3]) == 1
+    assert table.keys().tolist() == [-1]
+    assert table.read([]).shape == (0, 2) and table.remove([]) == 0
+    table.write(np.array([2**64 - 1], np.uint64), [[0.0, 0.0]])
+    assert table.read([-1]).tolist() == [[0.0, 0.0]]
+    assert table.optimizer == RULE and table.learning_rate == 0.5
+    table.learning_rate = 0.25
+    assert float(table.store.learning_rate) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "message"),
+    [
+        ([1], [[1.0]], r"`rows`: \[1, 1\] for table 't'. Allowed: \[1, 2\]"),
+        ([1, 2], [[1.0, 2.0]], r"`rows`: \[1, 2\]"),
+        ([0.5], [[1.0, 2.0]], r"`keys`: 'float64 \[1\]'"),
+        ([[1]], [[1.0, 2.0]], r"`keys`: 'int64 \[1, 1\]'"),
+        ([None], [[1.0, 2.0]], r"`keys`"),
+    ],
+)
+def test_what_cannot_be_written(keys: Any, rows: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make().write(keys, rows)
+    with pytest.raises(ValueError, match=r"`table`: 'x'.*'t'"):
+        TableRows(make().store, "x")
+
+
+def test_a_layers_table_and_training_after_a_removal() -> None:
+    layer = EmbeddingCollection([Table("t", 2, initializer=START)], RULE)
+    keys = tf.constant([[1], [2]], tf.int64)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(keys, training=True))
+    tape.gradient(loss, layer.trainable_variables)
+    table = layer.table("t")
+    assert table.read([1]).tolist() == [[0.0, 0.0]]
+    assert table.remove([1]) == 1
+    assert layer(keys).numpy()[:, 0].tolist() == [[0.5, 0.5], [0.0, 0.0]]
+    with pytest.raises(ValueError, match="`table`: 'x'"):
+        layer.table("x")
+
+
+def test_a_variables_rows_are_not_the_stores_to_change() -> None:
+    table = TableRows(VariableStore({"t": tf.Variable(tf.ones([3, 2]))}), "t")
+    assert table.read([1]).tolist() == [[1.0, 1.0]] and len(table) == 3
+    with pytest.raises(ValueError, match=r"`store`: 'VariableStore' for table 't'"):
+        table.remove([1])
+
+
+@pytest.mark.parametrize("kind", ["ReplicatedStore", "ShardedStore"])
+def test_ranks_write_and_remove_together(kind: str) -> None:
+    def job(comm: Any) -> Any:
+        table = make(comm, kind=getattr(distributed, kind))
+        keys = np.arange(10)
+        table.write(keys, np.repeat(keys[:, None], 2, 1).astype(np.float32))
+        before = len(table), table.keys().tolist(), table.read([7, 99]).tolist()
+        removed = table.remove([3, 7, 99])
+        return before, removed, len(table), table.has([3, 4]).tolist()
+
+    expected = (10, list(range(10)), [[7.0, 7.0], [0.5, 0.5]]), 2, 8, [False, True]
+    if kind == "ReplicatedStore":
+        # A key that another rank may have met counts as found.
+        expected = *expected[:3], [True, True]
+    assert Threads(3).run(job) == [expected] * 3
+
+
+def test_ranks_that_write_different_rows_are_told() -> None:
+    def job(comm: Any) -> str:
+        table = make(comm, kind=distributed.ReplicatedStore)
+        with pytest.raises(ValueError, match="keys and rows that are changed on rank 1") as error:
+            table.write([1], [[comm.rank, 0.0]])
+        return str(error.value)
+
+    Threads(2).run(job)
+
+
+def test_a_sharded_tables_replicas_and_deferred_gradients_go() -> None:
+    from slipstream_tf.ops.features import FeatureSpec, pack
+    from slipstream_tf.ops.update_policy import UpdatePolicy
+
+    specs = [FeatureSpec("t", "t", "sum")]
+
+    def job(comm: Any) -> Any:
+        table = make(comm, kind=distributed.ShardedStore)
+        store: Any = table.store
+        store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=99, max_rows=1000))
+        keys = pack({"t": tf.constant([1, 2], tf.int64)}, specs)
+        pooled, plan = store.lookup(keys, specs, training=True)
+        store.apply_gradients(plan, [tf.ones_like(pooled[0])])
+        deferred = store.export_deferred("t")["keys"].tolist()
+        table.remove([1])
+        table.write([2], [[8.0, 8.0]])
+        left = store.export_deferred("t")["keys"].tolist()
+        pooled, _ = store.lookup(keys, specs, training=True)
+        return deferred, left, pooled[0].numpy().tolist()
+
+    assert Threads(2).run(job) == [([1, 2], [], [[0.5, 0.5], [8.0, 8.0]])] * 2
+
+
+def test_rows_of_a_keras_embedding() -> None:
+    table = make()
+    old = keras.layers.Embedding(3, 2)
+    with pytest.raises(ValueError, match=r"`weights`.*built"):
+        from_embedding(table, old)
+    old.build()
+    assert from_embedding(table, old) == 3
+    np.testing.assert_array_equal(table.read([0, 1, 2]), old.get_weights()[0])
+    from_embedding(table, np.ones((2, 2)), keys=[7, 1])
+    assert table.keys().tolist() == [0, 1, 2, 7] and table.read([1]).tolist() == [[1.0, 1.0]]
+    with pytest.raises(ValueError, match=r"`weights`: \[2, 3\].*\[n, 2\]"):
+        from_embedding(table, np.ones((2, 3)))
+
+
+def test_keys_of_another_vocabulary() -> None:
+    table = make()
+    table.write([1, 2, 3], [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+    assert rename_keys(table, {1: 2, 2: 1, 9: 4}, keep_others=True) == 2
+    assert table.read([1, 2, 3]).tolist() == [[2.0, 2.0], [1.0, 1.0], [3.0, 3.0]]
+    with pytest.raises(ValueError, match="`new_keys`: 3 for table 't'"):
+        rename_keys(table, {1: 3}, keep_others=True)
+    assert rename_keys(table, {1: 70, 2: -5}) == 2
+    assert table.keys().tolist() == [-5, 70] and table.read([70]).tolist() == [[2.0, 2.0]]
+    assert rename_keys(table, {}) == 0 and len(table) == 0
+
+
+def test_texts_are_keys() -> None:
+    table = make()
+    table.write(["a"], [[1.0, 2.0]])
+    assert table.read(["a"]).tolist() == [[1.0, 2.0]] and table.remove([b"a"]) == 1

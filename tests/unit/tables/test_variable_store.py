@@ -1,0 +1,220 @@
+"""The variable store: what the saturation engine reads of it, counting, and masking."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
+from slipstream_tf.tables import VariableStore
+
+ROWS, DIM = 8, 3
+
+
+def make(rows: int = ROWS, dim: int = DIM) -> tuple[VariableStore, tf.Variable]:
+    variable = tf.Variable(np.arange(rows * dim).reshape(rows, dim).astype(np.float32))
+    return VariableStore({"item": variable}), variable
+
+
+def slices(indices, dim: int = DIM, dtype=tf.int64) -> tf.IndexedSlices:
+    return tf.IndexedSlices(
+        tf.ones([len(indices), dim]), tf.constant(indices, dtype), tf.constant([ROWS, dim])
+    )
+
+
+def test_tables_in_order_and_their_variables():
+    layer = keras.layers.Embedding(5, 2)
+    layer.build()
+    plain = tf.Variable(tf.zeros([7, 4]))
+    store = VariableStore({"user": layer.embeddings, "item": plain})
+    assert [(table.name, table.dim) for table in store.tables] == [("user", 2), ("item", 4)]
+    assert (store.size("user"), store.size("item")) == (5, 7)
+    assert store.table_of(layer.embeddings) == store.table_of(layer.embeddings.value) == "user"
+    assert store.table_of(plain) == "item"
+    for other in (tf.Variable(tf.zeros([7, 4])), tf.zeros([1]), None, 3, np.zeros(2)):
+        assert store.table_of(other) is None
+
+
+def test_gather_reads_the_rows_as_they_are_now():
+    store, variable = make()
+    variable.assign_add(tf.ones_like(variable))
+    rows, found = store.gather("item", [7, -1, 0, 8, 2**62])
+    np.testing.assert_array_equal(found, [True, False, True, False, False])
+    expected = np.zeros((5, DIM), np.float32)
+    expected[[0, 2]] = variable.numpy()[[7, 0]]
+    np.testing.assert_array_equal(rows, expected)
+    rows, found = store.gather("item", np.empty(0, np.int64))
+    assert rows.shape == (0, DIM) and found.shape == (0,)
+    assert store.hot_keys("item", 3)[0].size == 0, "reading is no access"
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    steps=st.lists(st.lists(st.integers(0, ROWS - 1), max_size=20), max_size=4),
+    k=st.integers(0, ROWS + 2),
+)
+def test_counts_and_hot_keys_equal_the_reference(steps, k):
+    store, _ = make()
+    store.set_saturated("item", [0, 3])
+    expected = np.zeros(ROWS, np.float32)
+    for dtype, indices in zip([tf.int32, tf.int64] * 2, steps, strict=False):
+        store.mask_gradients("item", slices(indices, dtype=dtype))
+        np.add.at(expected, np.array(indices, np.int64), 1)
+    keys, counts = store.hot_keys("item", k)
+    order = np.lexsort((np.arange(ROWS), -expected))
+    order = order[expected[order] > 0][:k]
+    assert keys.dtype == np.int64 and counts.dtype == np.float32
+    np.testing.assert_array_equal(keys, order)
+    np.testing.assert_array_equal(counts, expected[order])
+
+
+def test_decay():
+    store, _ = make()
+    store.mask_gradients("item", slices([5, 2, 5]))
+    store.decay_counts(0.5)
+    keys, counts = store.hot_keys("item", 9)
+    np.testing.assert_array_equal(keys, [5, 2])
+    np.testing.assert_array_equal(counts, np.float32([1.0, 0.5]))
+    store.decay_counts(0.0)
+    assert store.hot_keys("item", 9)[0].size == 0
+    for factor in (-0.1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="Invalid `factor`"):
+            store.decay_counts(factor)
+
+
+def test_masks_deduplicates_and_counts_rows():
+    store, _ = make()
+    store.set_saturated("item", [2, 6])
+    passed = store.mask_gradients("item", slices([5, 2, 5, 6, 2, 0]))
+    np.testing.assert_array_equal(passed.indices, [0, 5])
+    np.testing.assert_array_equal(passed.values, [[1.0] * DIM, [2.0] * DIM])
+    np.testing.assert_array_equal(passed.dense_shape, [ROWS, DIM])
+    assert (int(store.offered_rows["item"]), int(store.masked_rows["item"])) == (4, 2)
+    store.mask_gradients("item", slices([]))
+    store.mask_gradients("item", slices([2]))
+    assert (int(store.offered_rows["item"]), int(store.masked_rows["item"])) == (5, 3)
+    counts = store.update_counts("item")
+    assert (counts.offered, counts.sent, counts.masked) == (5, 2, 3)
+    assert store.offered_rows["item"].dtype == tf.int64
+
+
+def test_set_saturated_replaces_one_table_without_retracing():
+    variables = {name: tf.Variable(tf.zeros([ROWS, DIM])) for name in ("user", "item")}
+    store = VariableStore(variables)
+    traces = []
+
+    @tf.function
+    def passed():
+        traces.append(1)
+        return [store.mask_gradients(name, slices([1, 2, 3])).indices for name in variables]
+
+    for name, keys, user, item in (
+        ("user", [1], [2, 3], [1, 2, 3]),
+        ("item", np.array([3, 2]), [2, 3], [1]),
+        ("user", np.array([2], np.int32), [1, 3], [1]),
+        ("item", [], [1, 3], [1, 2, 3]),
+    ):
+        store.set_saturated(name, keys)
+        found = passed()
+        assert (list(found[0]), list(found[1])) == (user, item)
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "one variable or more"),
+        ({"item": tf.zeros([2, 2])}, "EagerTensor' for table 'item'. Allowed: a tf.Variable"),
+        ({"item": keras.layers.Embedding(2, 2)}, "'Embedding' for table 'item'"),
+        ({"item": tf.Variable(tf.zeros([2]))}, r"'float32 \(2,\)' for table 'item'"),
+        ({"item": tf.Variable(tf.zeros([0, 2]))}, r"rows >= 1"),
+        ({"item": tf.Variable(tf.zeros([2, 0]))}, "Invalid `dim`: 0 for table 'item'"),
+        ({"item": tf.Variable(tf.zeros([2, 2], tf.float64))}, "float64"),
+        ({"": tf.Variable(tf.zeros([2, 2]))}, "Invalid `name`"),
+    ],
+)
+def test_bad_variables(variables, message):
+    with pytest.raises(ValueError, match=message):
+        VariableStore(variables)
+
+
+def test_a_variable_given_twice():
+    layer = keras.layers.Embedding(2, 2)
+    layer.build()
+    with pytest.raises(ValueError, match=r"table 'b'. Allowed: a variable once; it is table 'a'"):
+        VariableStore({"a": layer.embeddings, "b": layer.embeddings.value})
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ([8], r"Invalid `keys`: 8 for table 'item'. Allowed: 0 to 7"),
+        ([1, -1], r"Invalid `keys`: -1"),
+        ([[1]], r"int64 \[1, 1\].*integers \[n\]"),
+        ([0.5], r"float64 \[1\]"),
+    ],
+)
+def test_bad_saturated_keys(keys, message):
+    store, _ = make()
+    store.set_saturated("item", [1])
+    with pytest.raises(ValueError, match=message):
+        store.set_saturated("item", keys)
+    passed = store.mask_gradients("item", slices([0, 1]))
+    assert list(passed.indices) == [0], "a rejected call changes nothing"
+
+
+def test_unknown_table_and_bad_k():
+    store, _ = make()
+    for call in (
+        lambda: store.size("shop"),
+        lambda: store.gather("shop", [0]),
+        lambda: store.hot_keys("shop", 1),
+        lambda: store.set_saturated("shop", []),
+        lambda: store.mask_gradients("shop", slices([])),
+    ):
+        with pytest.raises(ValueError, match=r"Invalid `table`: 'shop'.*one of 'item'"):
+            call()
+    with pytest.raises(ValueError, match="Invalid `k`: -1"):
+        store.hot_keys("item", -1)
+
+
+def test_indices_out_of_range_and_dense_gradients():
+    store, _ = make()
+    with tf.device("CPU:0"), pytest.raises(tf.errors.InvalidArgumentError, match="8"):
+        store.mask_gradients("item", slices([8]))
+    with pytest.raises(TypeError, match=r"Use a tf.IndexedSlices"):
+        store.mask_gradients("item", tf.zeros([ROWS, DIM]))
+
+
+def test_a_policy_says_whether_flagged_rows_are_masked():
+    store, _ = make()
+    store.set_row_flags("item", [1, 2], np.array([SATURATED, 0], np.uint8))
+    passed = {}
+    for name, policy in (
+        ("apply", UpdatePolicy()),
+        ("mask", UpdatePolicy("mask")),
+        ("shadow", UpdatePolicy("mask", is_shadow=True)),
+    ):
+        store.set_update_policy("item", policy)
+        passed[name] = list(store.mask_gradients("item", slices([2, 1])).indices)
+    assert passed == {"apply": [1, 2], "mask": [2], "shadow": [1, 2]}
+    assert store.update_counts("item").masked == 2  # a dry run counts what it would have done
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda s: s.set_update_policy("item", UpdatePolicy("mask", decay_skipped=True)),
+            "`decay_moments`",
+        ),
+        (lambda s: s.set_update_policy("item", UpdatePolicy(ranks=2)), "`ranks`: 2"),
+    ],
+)
+def test_what_the_store_cannot_do_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(make()[0])
