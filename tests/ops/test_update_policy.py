@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -191,20 +189,17 @@ def test_flags_of_another_length_are_refused():
 
 
 @pytest.mark.parametrize("num_rows", [3, 8, 28, 500])
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_the_part_of_a_small_table_holds_all_its_rows(num_rows, ranks):
+def test_the_part_of_a_small_table_holds_all_its_rows(num_rows):
     table = Table("t", DIM)
     acted_on = Tables(
         [table, Table("large", 64)],
         {"t": None, "large": None},
         {"t": num_rows, "large": 10**8},
-        simulated_ranks=ranks,
     )
     rule = DeferGradients(Movement(1e9)).gradient_rule(table, acted_on)
     store, keys = make_store(), np.arange(num_rows) * 7919
     train(store, keys, np.zeros((num_rows, DIM)))
-    store.set_update_policy("t", dataclasses.replace(rule, ranks=ranks))
-    every_rank = np.tile(keys, ranks)
-    train(store, every_rank, np.ones((len(every_rank), DIM)))
+    store.set_update_policy("t", rule)
+    train(store, keys, np.ones((num_rows, DIM)))
     counts = store.update_counts("t")
-    assert (counts.over_budget, counts.deferred) == (0, num_rows * ranks)
+    assert (counts.over_budget, counts.deferred) == (0, num_rows)
