@@ -1,13 +1,15 @@
-"""What ranks say to each other, whoever carries it; a job of one rank is its own carrier.
+"""The collectives of a job's ranks as an interface, and their form in a single process.
 
 In: tensors of one rank. Out: tensors of all. Every method is a collective: every rank must call it,
 in the same order, with no rows if it has none, whether in eager code or in a `tf.function`.
 """
 
+import collections
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import tensorflow as tf
 
@@ -65,6 +67,39 @@ class Traffic:
     def total(self) -> int:
         """Bytes of all kinds."""
         return sum(self.bytes.values())
+
+
+class Names:
+    """Names of collectives: the same on all ranks, and of one collective under way only.
+
+    A graph's collectives are numbered within the graph: ranks may trace a function at different
+    times (their last batches differ), but they trace the same one.
+    """
+
+    _prefixes: ClassVar[collections.Counter[str]] = collections.Counter()
+
+    def __init__(self, prefix: str):
+        """Takes a prefix; a second object with the same one gets a number.
+
+        Args:
+            prefix: what the collectives are for.
+        """
+        number = Names._prefixes[prefix]
+        Names._prefixes[prefix] += 1
+        self._prefix = f"slipstream.{prefix}" + (f".{number}" if number else "")
+        self._used: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def of(self, collective: str) -> str:
+        """Returns a name for one call of a collective."""
+        name = f"{self._prefix}.{collective}"
+        if tf.executing_eagerly():
+            return name
+        used = self._used.setdefault(tf.compat.v1.get_default_graph(), collections.Counter())
+        number = used[collective]
+        used[collective] += 1
+        return f"{name}-{number}" if number else name  # TensorFlow takes it for a scope, too.
 
 
 class Communicator(Protocol):

@@ -27,6 +27,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 from absl import logging
 
+from slipstream_tf._utils.agreement import gather_json, require_same, together
+from slipstream_tf._utils.comm import Communicator, Names
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf._version import __version__
 from slipstream_tf.checkpoint import by_name, store_parts, table_parts, writing
@@ -39,10 +41,6 @@ from slipstream_tf.checkpoint.manifest import (
     require_whole,
 )
 from slipstream_tf.checkpoint.store_state import kept_apart
-from slipstream_tf.distributed.agreement import gather_json, require_same, together
-from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.distributed.exchange import Names
-from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.base import SavedStore
 
@@ -168,7 +166,7 @@ class JobCheckpoints:
         self._directory, self._checkpoint, self._keep = Path(directory), checkpoint, keep
         self._comm, self._engine, self._own = comm, engine, own
         self._store: Any = store
-        is_sharded = comm.size > 1 and isinstance(store, ShardedStore)
+        is_sharded = comm.size > 1 and store is not None and store.is_spread
         self._placement = "sharded" if is_sharded else "replicated"
         if store is not None and store.is_in_sok:
             self._placement = "spread"

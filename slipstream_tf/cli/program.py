@@ -128,7 +128,7 @@ def run_rank(
         assert comm is not None
         if comm.rank == 0:
             print(f"{flag_set.program}: {error}", file=sys.stderr, flush=True)
-        from slipstream_tf.distributed.agreement import gather_json
+        from slipstream_tf._utils.agreement import gather_json
 
         # A launcher stops all ranks when the first ends with an error: rank 0 speaks before that.
         gather_json(comm, None, "slipstream.told")
@@ -160,7 +160,7 @@ def agreed(comm: Communicator, name: str) -> Iterator[None]:
     if comm.size == 1:
         yield
         return
-    from slipstream_tf.distributed.agreement import gather_json
+    from slipstream_tf._utils.agreement import gather_json
 
     own: list[Any] = [0, ""]
     try:

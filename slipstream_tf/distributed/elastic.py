@@ -15,10 +15,10 @@ from typing import NoReturn, TypeVar
 import tensorflow as tf
 
 from slipstream_tf._utils import agent
+from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.link import Link
+from slipstream_tf.checkpoint.manager import JobCheckpoints
 from slipstream_tf.distributed import horovod, watch
-from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.distributed.saving import JobCheckpoints
 
 TIMEOUT_SECONDS = 20.0
 _Result = TypeVar("_Result")

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from slipstream_tf._utils.agreement import gather_json
+from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import require_integer
 from slipstream_tf.checkpoint import writing
+from slipstream_tf.checkpoint.manager import Engine, JobCheckpoints, SavedJob
 from slipstream_tf.checkpoint.manifest import read_manifest
 from slipstream_tf.distributed import elastic
-from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.distributed.blocks import BlocksLeft
-from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.elastic import ElasticJob
-from slipstream_tf.distributed.saving import Engine, JobCheckpoints, SavedJob
 
 _Result = TypeVar("_Result")
 _KEPT = 2

@@ -4,55 +4,20 @@ In: what `ops.exchange` collected on this rank. Out: what came to this rank. Eac
 collective, which every rank must call, with no rows if it has none.
 """
 
-import collections
 import dataclasses
-import weakref
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from slipstream_tf._utils.comm import Communicator, Mixed, Names
 from slipstream_tf._utils.errors import invalid, require_choice, require_integer
 from slipstream_tf._utils.link import WIRE_DTYPES, encoded_bytes
-from slipstream_tf.distributed.comm import Communicator, Mixed
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer
 
 # The number of a dtype, or one that changes from step to step.
 WireDtype: TypeAlias = "int | tf.Tensor"
-
-
-class Names:
-    """Names of collectives: the same on all ranks, and of one collective under way only.
-
-    A graph's collectives are numbered within the graph: ranks may trace a function at different
-    times (their last batches differ), but they trace the same one.
-    """
-
-    _prefixes: ClassVar[collections.Counter[str]] = collections.Counter()
-
-    def __init__(self, prefix: str):
-        """Takes a prefix; a second object with the same one gets a number.
-
-        Args:
-            prefix: what the collectives are for.
-        """
-        number = Names._prefixes[prefix]
-        Names._prefixes[prefix] += 1
-        self._prefix = f"slipstream.{prefix}" + (f".{number}" if number else "")
-        self._used: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def of(self, collective: str) -> str:
-        """Returns a name for one call of a collective."""
-        name = f"{self._prefix}.{collective}"
-        if tf.executing_eagerly():
-            return name
-        used = self._used.setdefault(tf.compat.v1.get_default_graph(), collections.Counter())
-        number = used[collective]
-        used[collective] += 1
-        return f"{name}-{number}" if number else name  # TensorFlow takes it for a scope, too.
 
 
 @dataclasses.dataclass(frozen=True)

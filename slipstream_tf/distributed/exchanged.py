@@ -13,12 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
+from slipstream_tf._utils.agreement import require_same
+from slipstream_tf._utils.comm import KINDS, Communicator, Names
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.config import Table
-from slipstream_tf.distributed.agreement import require_same
-from slipstream_tf.distributed.comm import KINDS, Communicator
 from slipstream_tf.distributed.exchange import (
-    Names,
     Wire,
     WireDtype,
     gather_rows,

@@ -14,11 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf._utils import agent, launch
+from slipstream_tf._utils import agent, comm, launch
+from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf._utils.errors import require_number
 from slipstream_tf._utils.link import Link
-from slipstream_tf.distributed import comm, processors, watch
-from slipstream_tf.distributed.agreement import gather_json
+from slipstream_tf.distributed import processors, watch
 
 _MISSING = (
     "This process was started as one rank of many ({variable} is set), but Horovod cannot be "

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from slipstream_tf._utils.agreement import require_same
+from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf._utils.link import WIRE_DTYPES, Link, copies_of
-from slipstream_tf.distributed.agreement import require_same
-from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer
 

@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
+from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf._utils.hashing import hash_keys, mix64
 from slipstream_tf.config import Table
 from slipstream_tf.distributed import exchange
-from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchanged import ExchangedStore, make_wire
 from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
 from slipstream_tf.ops import exchange as exchange_ops

@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 import slipstream_tf as slip
+from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf.checkpoint.manifest import Manifest, entry_of
 from slipstream_tf.checkpoint.writing import RankFiles, write_rank
 from slipstream_tf.distributed import JobCheckpoints, init
-from slipstream_tf.distributed.agreement import gather_json
 
 KEYS, BATCH, STEPS, SAVED = 50, 24, 8, 4
 

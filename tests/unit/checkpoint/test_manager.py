@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from slipstream_tf import Table
 from slipstream_tf._utils import disk
+from slipstream_tf._utils.agreement import together
 from slipstream_tf.checkpoint import CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import sealed
 from slipstream_tf.distributed import JobCheckpoints, SingleProcess
-from slipstream_tf.distributed.agreement import together
 from slipstream_tf.optimizers import Adagrad
 from slipstream_tf.tables.native import NativeStore
 

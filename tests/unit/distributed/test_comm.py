@@ -1,4 +1,4 @@
-"""distributed.comm without Horovod: the communicator of one process."""
+"""_utils.comm without Horovod: the communicator of one process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 import pytest
 import tensorflow as tf
 
-from slipstream_tf._utils import launch
-from slipstream_tf.distributed import comm, horovod
+from slipstream_tf._utils import comm, launch
+from slipstream_tf.distributed import horovod
 
 
 def test_collectives_of_one_rank_return_their_own_tensor():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from slipstream_tf._utils.comm import Names
 from slipstream_tf._utils.link import WIRE_DTYPES, encoded_bytes
 from slipstream_tf.distributed import SingleProcess, exchange
 from slipstream_tf.ops import exchange as exchange_ops
@@ -13,7 +14,7 @@ from slipstream_tf.ops.exchange import SendBuffer
 
 
 def test_eager_calls_of_one_collective_have_one_name():
-    names = exchange.Names("test_eager")
+    names = Names("test_eager")
     assert [names.of("a"), names.of("b"), names.of("a")] == [
         "slipstream.test_eager.a",
         "slipstream.test_eager.b",
@@ -22,13 +23,13 @@ def test_eager_calls_of_one_collective_have_one_name():
 
 
 def test_objects_with_one_prefix_are_numbered():
-    first, second = exchange.Names("test_numbers"), exchange.Names("test_numbers")
+    first, second = Names("test_numbers"), Names("test_numbers")
     assert first.of("a") == "slipstream.test_numbers.a"
     assert second.of("a") == "slipstream.test_numbers.1.a"
 
 
 def test_every_graph_numbers_its_collectives_anew():
-    names, seen = exchange.Names("test_graphs"), []
+    names, seen = Names("test_graphs"), []
 
     @tf.function
     def step(x):
@@ -64,7 +65,7 @@ def rows_of(sizes, keys, values) -> SendBuffer:
 
 def test_rows_of_one_process_stay_where_they_are():
     own = rows_of([1, 0], [4], [1.0, 2.0])
-    names = exchange.Names("test_alone")
+    names = Names("test_alone")
     got = exchange.gather_rows(SingleProcess(), own, [2, 1], names, "rows", "gradients", 1)
     assert got is own
 
@@ -83,7 +84,7 @@ def test_steps_of_the_wire_are_checked():
 @pytest.mark.parametrize("dtype", WIRE_DTYPES)
 def test_values_travel_as_their_dtype_has_them(run_as_ranks, dtype):
     values = np.float32([1.0, 1.0 + 2**-6, 1.0 + 2**-12, -3e4])
-    own, names = rows_of([2], [4, 5], values), exchange.Names(f"test_rounding_{dtype}")
+    own, names = rows_of([2], [4, 5], values), Names(f"test_rounding_{dtype}")
     number = WIRE_DTYPES.index(dtype)
     # In two rows: an int8 is one of the two 127th parts next to it.
     allowed = {
@@ -105,7 +106,7 @@ def test_values_travel_as_their_dtype_has_them(run_as_ranks, dtype):
 
 def test_all_ranks_get_the_rows_of_all(run_as_ranks):
     sent = [rows_of([1, 1], [4, 5], [1, 2, 3]), rows_of([0, 0], [], []), rows_of([0, 1], [6], [4])]
-    names = exchange.Names("test_rows")
+    names = Names("test_rows")
 
     def program(comm):
         own = sent[comm.rank]
@@ -118,7 +119,7 @@ def test_all_ranks_get_the_rows_of_all(run_as_ranks):
 
 
 def test_each_rank_gets_what_is_meant_for_it(run_as_ranks):
-    names = exchange.Names("test_owners")
+    names = Names("test_owners")
 
     def program(comm):
         # One row of each table for rank 0, two of the second for rank 1.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream_tf import Table, optimizers
-from slipstream_tf.distributed.agreement import require_same_rows
+from slipstream_tf._utils.agreement import require_same_rows
 from slipstream_tf.tables import NativeStore
 
 DIM = 3

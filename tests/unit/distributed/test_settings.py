@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream_tf._utils.agreement import require_same
 from slipstream_tf.distributed import SingleProcess
-from slipstream_tf.distributed.agreement import require_same
 
 
 def errors(run_as_ranks, *settings):
