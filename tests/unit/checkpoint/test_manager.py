@@ -289,7 +289,7 @@ def test_an_error_in_the_background_is_raised_by_the_next_call(
 def test_a_process_ends_after_its_checkpoint_is_written(tmp_path: Path) -> None:
     program = (
         "import sys, time, tensorflow as tf\n"
-        "from slipstream_tf import disk\n"
+        "from slipstream_tf._utils import disk\n"
         "from slipstream_tf.distributed import JobCheckpoints, SingleProcess\n"
         "sync = disk.sync\n"
         "disk.sync = lambda path: (time.sleep(0.1), sync(path))\n"
