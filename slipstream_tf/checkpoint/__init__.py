@@ -4,10 +4,10 @@ A checkpoint is a folder with a manifest and, for each rank and table, a file of
 It contains no pickle, and nothing in it is ever executed.
 """
 
-from slipstream_tf.checkpoint.by_name import tables_by_name
-from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from slipstream_tf.checkpoint.array_file import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manager import JobCheckpoints, SavedJob
 from slipstream_tf.checkpoint.manifest import Manifest, read_manifest
+from slipstream_tf.checkpoint.store_state import tables_by_name
 
 __all__ = [
     "CheckpointError",

@@ -31,8 +31,8 @@ from slipstream_tf._utils.agreement import gather_json, require_same, together
 from slipstream_tf._utils.comm import Communicator, Names
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf._version import __version__
-from slipstream_tf.checkpoint import by_name, store_parts, table_parts, writing
-from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from slipstream_tf.checkpoint import store_parts, store_state, table_parts, writing
+from slipstream_tf.checkpoint.array_file import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import (
     NAME,
     Manifest,
@@ -414,7 +414,7 @@ class JobCheckpoints:
     def _read_state(self, path: Path, prefix: Path, checkpoint: tf.train.Checkpoint) -> None:
         status = checkpoint.read(str(prefix))
         try:
-            if by_name.is_active():
+            if store_state.is_active():
                 status.assert_existing_objects_matched()
             else:
                 status.assert_consumed()

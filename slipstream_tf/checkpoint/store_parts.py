@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from slipstream_tf.checkpoint import by_name, tables
-from slipstream_tf.checkpoint.array_file import Arrays
-from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from slipstream_tf.checkpoint import store_state, tables
+from slipstream_tf.checkpoint.array_file import Arrays, CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest
 from slipstream_tf.config import Table
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -100,15 +99,15 @@ def prepare(
     place = str(folder / NAME)
     entries = {entry.get("name"): (i, entry) for i, entry in enumerate(manifest.tables)}
     here = [table.name for table in store.tables]
-    taken = dict.fromkeys(here, by_name.WHOLE)
-    if by_name.is_active():
-        saved_as = [by_name.SavedAs(e["name"], e["dim"], e["rule"]) for e in manifest.tables]
-        taken = dict(by_name.choose(saved_as, store, place))
+    taken = dict.fromkeys(here, store_state.WHOLE)
+    if store_state.is_active():
+        saved_as = [store_state.SavedAs(e["name"], e["dim"], e["rule"]) for e in manifest.tables]
+        taken = dict(store_state.choose(saved_as, store, place))
     elif sorted(entries, key=str) != sorted(here):
         raise CheckpointMismatchError(
             place,
             f"was saved with tables {sorted(entries, key=str)}, this program has {sorted(here)}",
-            f"Restore it into the same tables, {by_name.REMEDY}.",
+            f"Restore it into the same tables, {store_state.REMEDY}.",
         )
     ready = []
     for table in store.tables:
@@ -120,7 +119,7 @@ def prepare(
         if manifest.world_size > 1 and saved.is_replicated != (manifest.placement == "replicated"):
             problem = f"says that table {table.name!r} is {manifest.placement}, but its files not"
             raise CheckpointError(place, problem)
-        has_slots = taken[table.name] == by_name.WHOLE
+        has_slots = taken[table.name] == store_state.WHOLE
         saved.require(table.dim, store.slot_layout(table.name).rule if has_slots else None, place)
         is_same_job = (manifest.world_size, manifest.placement) == (rank.size, rank.placement)
         target = _Target(store, table, rank, place, has_slots, evicts)

@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 
 from slipstream_tf.checkpoint import spilled
-from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
-from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from slipstream_tf.checkpoint.array_file import (
+    ArrayFile,
+    Arrays,
+    CheckpointError,
+    CheckpointMismatchError,
+)
 from slipstream_tf.tables.by_key import added_up
 
 _ROW_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}

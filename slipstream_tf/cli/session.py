@@ -33,8 +33,7 @@ from slipstream_tf.config import HotSet
 from slipstream_tf.data.spec import Reader
 from slipstream_tf.distributed import Communicator, even_ends
 from slipstream_tf.distributed.batches import no_inputs
-from slipstream_tf.distributed.blocks import BlocksLeft
-from slipstream_tf.distributed.elastic import ElasticJob
+from slipstream_tf.distributed.elastic import BlocksLeft, ElasticJob
 from slipstream_tf.distributed.watch import is_of_collective
 from slipstream_tf.engine.hot_set import snapshot_bytes
 from slipstream_tf.export import saved_model

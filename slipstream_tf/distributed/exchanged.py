@@ -22,8 +22,8 @@ from slipstream_tf.distributed.exchange import (
     WireDtype,
     gather_rows,
     require_one_dtype,
+    resolve,
 )
-from slipstream_tf.distributed.probe import resolve
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 from slipstream_tf.tables.native import CollectingStore, NativeStore

@@ -13,7 +13,7 @@ from slipstream_tf.checkpoint.store_state import tree_from_bytes, tree_to_bytes
 from slipstream_tf.config import DryRun, HotSet, Saturation, Window
 from slipstream_tf.data.spec import SKIPPABLE
 from slipstream_tf.distributed.batches import even_ends
-from slipstream_tf.distributed.probe import link_of
+from slipstream_tf.distributed.exchange import link_of
 from slipstream_tf.engine.report import WindowReport
 from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.engine.tracker import SaturationTracker

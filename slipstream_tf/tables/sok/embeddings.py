@@ -29,7 +29,6 @@ from slipstream_tf.tables.native import NativeStore
 from slipstream_tf.tables.rates import Rates
 from slipstream_tf.tables.replicas import Replicas, ReplicatingStore, rows_within
 from slipstream_tf.tables.sok import hkv
-from slipstream_tf.tables.sok.library import open_sok, slots_of, wrap_optimizer
 from slipstream_tf.tables.sok.optimizers import (
     SokRule,
     export_rows,
@@ -37,7 +36,7 @@ from slipstream_tf.tables.sok.optimizers import (
     replace_rows,
     same_rule,
 )
-from slipstream_tf.tables.sok.table import SokTable, SpreadStore
+from slipstream_tf.tables.sok.table import SokTable, SpreadStore, open_sok, slots_of, wrap_optimizer
 
 # Of what SOK sends.
 _KEY_BYTES = 8

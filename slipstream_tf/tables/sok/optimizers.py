@@ -16,8 +16,7 @@ from absl import logging
 from slipstream_tf import optimizers
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.tables.base import SlotLayout
-from slipstream_tf.tables.sok.library import slots_of
-from slipstream_tf.tables.sok.table import SokTable
+from slipstream_tf.tables.sok.table import SokTable, slots_of
 from slipstream_tf.tables.watching import Movements, inner_of
 
 # Of this package's rules: their slots by SOK's names, in the order of a native table's.

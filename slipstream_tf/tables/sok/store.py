@@ -16,10 +16,9 @@ from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.config import Table
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.tables.access_counts import AccessCounts, EstimatedCounts, ExactCounts
 from slipstream_tf.tables.base import SlotLayout, table_contents
 from slipstream_tf.tables.by_key import UnchangedKeys
-from slipstream_tf.tables.sok.library import slots_of, wrap_optimizer
+from slipstream_tf.tables.replicas import AccessCounts, EstimatedCounts, ExactCounts
 from slipstream_tf.tables.sok.optimizers import (
     SokMovements,
     SokRule,
@@ -27,7 +26,13 @@ from slipstream_tf.tables.sok.optimizers import (
     own_part,
     replace_rows,
 )
-from slipstream_tf.tables.sok.table import SokTable, SpreadStore, open_table
+from slipstream_tf.tables.sok.table import (
+    SokTable,
+    SpreadStore,
+    open_table,
+    slots_of,
+    wrap_optimizer,
+)
 from slipstream_tf.tables.watching import WatchedGradients, WatchingStore
 
 # Sums that there is room for at first, in a table of few rows; more as it grows.

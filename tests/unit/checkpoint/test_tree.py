@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_tf.checkpoint.tree import flatten, unflatten
+from slipstream_tf.checkpoint.store_state import flatten, unflatten
 
 leaves = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)

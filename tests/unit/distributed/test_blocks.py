@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.distributed.blocks import BlocksLeft
+from slipstream_tf.distributed.elastic import BlocksLeft
 
 BLOCKS = 60
 

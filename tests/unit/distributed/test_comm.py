@@ -7,7 +7,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from slipstream_tf._utils import comm, launch
+from slipstream_tf._utils import agent, comm
 from slipstream_tf.distributed import horovod
 
 
@@ -40,7 +40,7 @@ def test_splits_for_other_ranks_than_there_are():
 
 
 def test_without_a_launcher_a_process_is_alone(monkeypatch):
-    for name in launch.RANK_VARIABLES:
+    for name in agent.RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert isinstance(horovod.init(), comm.SingleProcess)
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf._utils.comm import Names
-from slipstream_tf._utils.link import WIRE_DTYPES, encoded_bytes
+from slipstream_tf._utils.comm import WIRE_DTYPES, Names, encoded_bytes
 from slipstream_tf.distributed import SingleProcess, exchange
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import Table, distributed
-from slipstream_tf._utils.link import WIRE_DTYPES, Link, copies_of
-from slipstream_tf.distributed import probe
+from slipstream_tf._utils.comm import WIRE_DTYPES, Link, copies_of
+from slipstream_tf.distributed import exchange
 from slipstream_tf.distributed.sharded import ShardedStore
 
 # As measured on one machine: nanoseconds for a value.
@@ -72,7 +72,7 @@ class Clock(threading.local):
 
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr(probe, "time", made := Clock())
+    monkeypatch.setattr(exchange, "time", made := Clock())
     return made
 
 
@@ -91,7 +91,7 @@ def slow(comm, clock, bytes_per_second, latency):
 def test_a_link_is_measured_alike_on_all_ranks(run_as_ranks, clock):
     def program(comm):
         # Others take another time.
-        return probe.link_of(slow(comm, clock, 1e8, 1e-3 * (1 + comm.rank)))
+        return exchange.link_of(slow(comm, clock, 1e8, 1e-3 * (1 + comm.rank)))
 
     links = run_as_ranks(3, program)
     assert links[0] == links[1] == links[2]
@@ -104,8 +104,8 @@ def test_a_link_is_measured_alike_on_all_ranks(run_as_ranks, clock):
 
 def test_a_link_is_measured_once(run_as_ranks, clock):
     def program(comm):
-        first = probe.link_of(slow(comm, clock, 1e9, 1e-4))
-        return probe.link_of(comm) is first
+        first = exchange.link_of(slow(comm, clock, 1e9, 1e-4))
+        return exchange.link_of(comm) is first
 
     assert run_as_ranks(2, program) == [True, True]
 

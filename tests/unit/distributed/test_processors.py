@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream_tf.distributed import processors
+from slipstream_tf.distributed import horovod
 
 ON_LINUX = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads of Linux")
 
@@ -19,13 +19,13 @@ ON_LINUX = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="thre
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 def test_ranks_share_out_a_machine(ranks: int) -> None:
     machine = [0, 1, 2, 3, 8, 9, 10]
-    shares = [list(processors.share_of(machine, rank, ranks)) for rank in range(ranks)]
+    shares = [list(horovod.share_of(machine, rank, ranks)) for rank in range(ranks)]
     assert [one for share in shares for one in share] == machine
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_more_ranks_than_processors_share_all() -> None:
-    assert all(processors.share_of([1, 3], rank, 3) == [1, 3] for rank in range(3))
+    assert all(horovod.share_of([1, 3], rank, 3) == [1, 3] for rank in range(3))
 
 
 def test_threads_of_a_core_are_neighbours(tmp_path: Path) -> None:
@@ -36,9 +36,9 @@ def test_threads_of_a_core_are_neighbours(tmp_path: Path) -> None:
         (folder / "physical_package_id").write_text(f"{number // 2 % 2}\n")
         (folder / "core_id").write_text(f"{number % 2}\n")
     topology = str(tmp_path / "cpu{}")
-    assert processors.by_place(range(8), topology) == [0, 4, 1, 5, 2, 6, 3, 7]
-    assert processors.by_place([5, 0, 2], topology) == [0, 5, 2]
-    assert processors.by_place([2, 1], str(tmp_path / "nowhere{}")) == [1, 2]
+    assert horovod.by_place(range(8), topology) == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert horovod.by_place([5, 0, 2], topology) == [0, 5, 2]
+    assert horovod.by_place([2, 1], str(tmp_path / "nowhere{}")) == [1, 2]
 
 
 @ON_LINUX
@@ -46,7 +46,7 @@ def test_threads_that_begin_give_way_and_others_do_not() -> None:
     stop = threading.Event()
     before = threading.Thread(target=stop.wait)
     before.start()
-    with processors.giving_way():
+    with horovod.giving_way():
         within = threading.Thread(target=stop.wait)
         within.start()
     after = threading.Thread(target=stop.wait)
@@ -59,12 +59,12 @@ def test_threads_that_begin_give_way_and_others_do_not() -> None:
 # Another process: its affinity is not given back.
 PROGRAM = """
 import json, os, sys, threading
-from slipstream_tf.distributed import processors
+from slipstream_tf.distributed import horovod
 stop = threading.Event()
 thread = threading.Thread(target=stop.wait)
 thread.start()
 before = sorted(os.sched_getaffinity(0))
-found = processors.keep_to_share(int(sys.argv[1]), int(sys.argv[2]))
+found = horovod.keep_to_share(int(sys.argv[1]), int(sys.argv[2]))
 now = [sorted(os.sched_getaffinity(one)) for one in (0, thread.native_id)]
 stop.set()
 print(json.dumps([before, found, now]))
@@ -87,7 +87,7 @@ def test_all_threads_keep_to_the_share() -> None:
         assert found is None and now == [before, before]
     else:
         assert now == [sorted(found), sorted(found)]
-        assert found == processors.by_place(before)[len(before) // 2 :]
+        assert found == horovod.by_place(before)[len(before) // 2 :]
 
 
 @ON_LINUX

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.tables.access_counts import EstimatedCounts, ExactCounts
+from slipstream_tf.tables.replicas import EstimatedCounts, ExactCounts
 
 COUNTED = 1 << 12
 
