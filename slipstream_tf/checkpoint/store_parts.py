@@ -20,8 +20,8 @@ from slipstream_tf.config import Table
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.tables.base import SavedStore
-from slipstream_tf.tables.by_key import counts_of
 from slipstream_tf.tables.native import NativeStore
+from slipstream_tf.tables.replicas import counts_of
 
 _LONGEST = 1 << 40
 
@@ -385,7 +385,7 @@ def defer(
             )
             continue
         if is_same and (is_late or not saved.is_leaving):
-            together(functools.partial(_import_deferred, store, table, policy), told)
+            together(functools.partial(_import_deferred, store, table), told)
             continue
         if not saved.is_leaving:
             logging.warning(
@@ -400,14 +400,14 @@ def defer(
         trigger = "movement" if can_tell_movement and policy.trigger != "movement" else "interval"
         until = UpdatePolicy("defer", trigger, max_age=_LONGEST, max_rows=saved.num_deferred)
         store.set_update_policy(table.name, until)
-        together(functools.partial(_import_deferred, store, table, UpdatePolicy()), told)
+        together(functools.partial(_import_deferred, store, table), told)
         if store.is_in_sok and not is_late:
             # The policy to come may be of the same kind, and keep them.
             store.flush()
         store.set_update_policy(table.name, policy)
 
 
-def _import_deferred(store: SavedStore, table: ReadyTable, policy: UpdatePolicy) -> None:
-    store.import_deferred(table.name, tables.on_ranks(table.deferred, policy.ranks))
+def _import_deferred(store: SavedStore, table: ReadyTable) -> None:
+    store.import_deferred(table.name, table.deferred)
     if table.saved.is_leaving and store.flushes_with_next_step:
         store.flush_with_next_step(table.name)

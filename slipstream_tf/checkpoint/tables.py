@@ -18,7 +18,7 @@ from slipstream_tf.checkpoint.array_file import (
     CheckpointError,
     CheckpointMismatchError,
 )
-from slipstream_tf.tables.by_key import added_up
+from slipstream_tf.tables.watching import added_up
 
 _ROW_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
 # Of each group of a file, its columns.
@@ -367,18 +367,6 @@ def require_rank(path: Path, file: ArrayFile, rank: int) -> None:
     found = file.meta.get("rank")
     if found != rank:
         raise CheckpointError(path, f"is a file of rank {found}, not {rank}")
-
-
-def on_ranks(deferred: Arrays, ranks: int) -> Arrays:
-    """Returns sums for so many simulated ranks: those of others join rank number modulo `ranks`.
-
-    Args:
-        deferred: as `SavedTable.deferred` returns it.
-        ranks: from 1.
-    """
-    if not (deferred["ranks"] >= ranks).any():
-        return deferred
-    return _added_up({**deferred, "ranks": deferred["ranks"] % ranks})
 
 
 def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str) -> Arrays:

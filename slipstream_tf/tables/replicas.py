@@ -26,6 +26,20 @@ from slipstream_tf.tables.base import table_contents
 from slipstream_tf.tables.native import CollectingStore, NativeStore
 
 
+def counts_of(among: np.ndarray, keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Returns float32 [m], the counts of some keys; 0 of those that were not accessed.
+
+    Args:
+        among: int64 [m], ascending.
+        keys: int64 [n], ascending; those that are not `among` them are passed over.
+        counts: float32 [n].
+    """
+    found = np.zeros(among.size, np.float32)
+    is_there = np.isin(keys, among)
+    found[np.searchsorted(among, keys[is_there])] = counts[is_there]
+    return found
+
+
 class CountingStore(NativeStore):
     """Native tables that are there for their access counts, whatever their rows are."""
 

@@ -30,7 +30,7 @@ with open(folder + "/started", "a+") as file:
 code = int(open(folder + "/codes").read().split()[number])
 if code == 1000:
     sys.path.insert(0, sys.argv[2])
-    from slipstream_tf import agent
+    from slipstream_tf._utils import agent
     while not agent.is_noticed():
         time.sleep(0.01)
     code = agent.AGAIN

@@ -17,7 +17,6 @@ from slipstream_tf.config import Table
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.base import SlotLayout, table_contents
-from slipstream_tf.tables.by_key import UnchangedKeys
 from slipstream_tf.tables.replicas import AccessCounts, EstimatedCounts, ExactCounts
 from slipstream_tf.tables.sok.optimizers import (
     SokMovements,
@@ -37,6 +36,35 @@ from slipstream_tf.tables.watching import WatchedGradients, WatchingStore
 
 # Sums that there is room for at first, in a table of few rows; more as it grows.
 _FEWEST_SUMS = 1 << 16
+
+
+class UnchangedKeys:
+    """Keys that nothing updates, each with the time from which on."""
+
+    def __init__(self) -> None:
+        """Has no key."""
+        self._keys = np.empty(0, np.int64)
+        self._since = np.empty(0)
+
+    def replace(self, keys: np.ndarray, now: float) -> None:
+        """Says which keys nothing updates from now on; those that were among them keep their time.
+
+        Args:
+            keys: int64 [n], each once.
+            now: seconds.
+        """
+        since = np.full(keys.size, now)
+        _, here, before = np.intersect1d(keys, self._keys, return_indices=True)
+        since[here] = self._since[before]
+        self._keys, self._since = keys, since
+
+    def forget(self) -> None:
+        """Drops all keys: they may be updated."""
+        self._keys, self._since = np.empty(0, np.int64), np.empty(0)
+
+    def since(self, time: float) -> np.ndarray:
+        """Returns int64 [n], the keys that nothing has updated after a time, in seconds."""
+        return self._keys[self._since <= time]
 
 
 class SokStore(SpreadStore, WatchingStore):

@@ -189,18 +189,12 @@ def test_another_program_s_variables_are_refused(tmp_path: Path) -> None:
         JobCheckpoints(tmp_path, other, SingleProcess(), None).restore()
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"placement": "spread"}, "saved with spread tables, but this job has replicated ones"),
-        ({"format": 5}, "its format is 5, this version reads 4. Restore it with the"),
-    ],
-)
-def test_another_kind_or_version_is_no_damage(tmp_path: Path, change: Any, message: str) -> None:
+def test_another_version_is_no_damage(tmp_path: Path) -> None:
     """An older checkpoint is no remedy: the newest is whole."""
     paths = saved(tmp_path, 2)
-    edit(paths[-1] / "manifest.json", **change)
+    edit(paths[-1] / "manifest.json", format=5)
     variable, checkpoints = job(tmp_path, 7.0)
+    message = "its format is 5, this version reads 4. Restore it with the"
     with pytest.raises(CheckpointMismatchError, match=message):
         checkpoints.restore()
     assert variable[0] == 7.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream_tf.tables.by_key import UnchangedKeys
+from slipstream_tf.tables.sok.store import UnchangedKeys
 
 
 def of(*keys: int) -> np.ndarray:
