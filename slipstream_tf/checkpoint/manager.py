@@ -33,12 +33,7 @@ from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf._version import __version__
 from slipstream_tf.checkpoint import store_parts, store_state, table_parts, writing
 from slipstream_tf.checkpoint.array_file import CheckpointError, CheckpointMismatchError
-from slipstream_tf.checkpoint.manifest import (
-    Manifest,
-    read_manifest,
-    require_named,
-    require_whole,
-)
+from slipstream_tf.checkpoint.manifest import Manifest, read_manifest, require_named, require_whole
 from slipstream_tf.checkpoint.store_state import kept_apart
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.base import SavedStore

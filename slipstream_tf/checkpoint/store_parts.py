@@ -98,17 +98,8 @@ def prepare(
     """
     place = str(folder / NAME)
     entries = {entry.get("name"): (i, entry) for i, entry in enumerate(manifest.tables)}
-    here = [table.name for table in store.tables]
-    taken = dict.fromkeys(here, store_state.WHOLE)
-    if store_state.is_active():
-        saved_as = [store_state.SavedAs(e["name"], e["dim"], e["rule"]) for e in manifest.tables]
-        taken = dict(store_state.choose(saved_as, store, place))
-    elif sorted(entries, key=str) != sorted(here):
-        raise CheckpointMismatchError(
-            place,
-            f"was saved with tables {sorted(entries, key=str)}, this program has {sorted(here)}",
-            f"Restore it into the same tables, {store_state.REMEDY}.",
-        )
+    saved_as = [store_state.SavedAs(e["name"], e["dim"], e["rule"]) for e in manifest.tables]
+    taken = store_state.choose(saved_as, store, place)
     ready = []
     for table in store.tables:
         if table.name not in taken:
@@ -120,7 +111,6 @@ def prepare(
             problem = f"says that table {table.name!r} is {manifest.placement}, but its files not"
             raise CheckpointError(place, problem)
         has_slots = taken[table.name] == store_state.WHOLE
-        saved.require(table.dim, store.slot_layout(table.name).rule if has_slots else None, place)
         is_same_job = (manifest.world_size, manifest.placement) == (rank.size, rank.placement)
         target = _Target(store, table, rank, place, has_slots, evicts)
         ready.append(_prepare_table(target, saved, is_same_job))

@@ -18,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf import optimizers
+from slipstream_tf.checkpoint.array_file import CheckpointMismatchError
 
 WHOLE, WITHOUT_SLOTS = "whole", "without slots"
 REMEDY = (
@@ -74,7 +75,7 @@ def choose(saved: Sequence[SavedAs], store: Any, place: str) -> Mapping[str, str
         place: what is being loaded, for errors and the log.
 
     Raises:
-        ValueError: tables, dimensions or rules differ, and not all may be taken by name.
+        CheckpointMismatchError: tables, dimensions or rules differ outside `tables_by_name`.
     """
     if not _is_by_name:
         _require_same(saved, store, place)
@@ -114,24 +115,23 @@ def choose(saved: Sequence[SavedAs], store: Any, place: str) -> Mapping[str, str
 def _require_same(saved: Sequence[SavedAs], store: Any, place: str) -> None:
     by_name = {table.name: table for table in saved}
     here = {table.name: table for table in store.tables}
+    problem, remedy = "", ""
     if set(by_name) != set(here):
-        raise ValueError(
-            f"{place}: saved with tables {sorted(by_name)}, but this layer has tables "
-            f"{sorted(here)}. Load into a layer with the same tables, {REMEDY}."
-        )
-    for name, table in here.items():
+        problem = f"was saved with tables {sorted(by_name)}, but this program has {sorted(here)}"
+        remedy = "the same tables"
+    for name, table in here.items() if not problem else ():
         found, rule = by_name[name], store.slot_layout(name).rule
         if found.dim != table.dim:
-            raise ValueError(
-                f"{place}: table {name!r} was saved with dim={found.dim}, but this layer has "
-                f"dim={table.dim}. Load into a layer with the same dimensions, {REMEDY}."
-            )
-        if found.rule != rule:
-            raise ValueError(
-                f"{place}: table {name!r} was saved with the update rule {found.rule}, but this "
-                f"layer uses {rule}. Their slots mean different things; load into a layer with the "
-                f"same rule, {REMEDY}."
-            )
+            problem = f"was saved with dim={found.dim}, but this program has dim={table.dim}"
+            remedy = "tables of the same dimensions"
+        elif None not in (found.rule, rule) and found.rule != rule:
+            problem = f"was saved with the update rule {found.rule}, but this program uses {rule}"
+            remedy = "tables of the same rule, because slots of different rules differ"
+        if problem:
+            problem = f"table {name!r} {problem}"
+            break
+    if problem:
+        raise CheckpointMismatchError(place, problem, f"Restore it into {remedy}, {REMEDY}.")
 
 
 # A value of this one key stands for an array, the name of which it gives.

@@ -1,6 +1,7 @@
-"""Batches of ranks: even ends, and the keys of the next batch."""
+"""Batches of ranks: even ends, the keys of the next batch, and the blocks that are left."""
 
 from __future__ import annotations
+
 
 import itertools
 import time
@@ -11,6 +12,13 @@ import tensorflow as tf
 
 from slipstream_tf.distributed import SingleProcess, even_ends, scale_loss, with_next
 from slipstream_tf.sampling.notes import note_share
+
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf.distributed.elastic import BlocksLeft
 
 
 class WithOthers:
@@ -246,3 +254,49 @@ def test_what_has_no_empty_batch_is_refused():
     data = tf.data.Dataset.from_tensors({"keys": np.zeros(3, np.int64), "scalar": 1})
     with pytest.raises(ValueError, match=r"Invalid `dataset`.*batch dimension"):
         with_next(data)
+
+
+BLOCKS = 60
+
+
+def shares(left: BlocksLeft, ranks: int) -> list[list[int]]:
+    """Returns the blocks of each rank, as its data set has them."""
+    blocks = left.of(tf.data.Dataset.range(BLOCKS))
+    return [
+        [int(b) for b in blocks.shard(ranks, rank).as_numpy_iterator()] for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_block_is_taken_once(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    left, taken = BlocksLeft(), []
+    while len(taken) < BLOCKS:
+        own = shares(left, ranks := int(random.integers(1, 5)))
+        counts = [int(random.integers(0, min(12, len(blocks)) + 1)) for blocks in own]
+        for blocks, count in zip(own, counts, strict=True):
+            taken += blocks[:count]
+        left = left.after(counts)
+        assert len(counts) == ranks
+    assert sorted(taken) == list(range(BLOCKS))
+    assert shares(left, 2) == [[], []]
+
+
+def test_even_ranks_leave_no_gaps() -> None:
+    assert BlocksLeft().after([5, 5, 5]) == BlocksLeft(15)
+    assert BlocksLeft(15).after([2]) == BlocksLeft(17)
+
+
+def test_a_gap_is_filled_first() -> None:
+    left = BlocksLeft().after([3, 0])
+    assert left == BlocksLeft(1, (2, 4))
+    assert shares(left, 2)[0][:3] == [1, 5, 7]
+    assert left.after([0, 0]) == left
+
+
+def test_blocks_may_have_any_structure() -> None:
+    blocks = tf.data.Dataset.from_tensor_slices(({"keys": np.arange(12)}, np.arange(12.0)))
+    left = BlocksLeft(1, (2,)).of(blocks.batch(3))
+    found = [features["keys"][0] for features, _ in left.as_numpy_iterator()]
+    assert found == [3, 9]
+    assert left.element_spec == blocks.batch(3).element_spec
