@@ -8,6 +8,7 @@ between ranks; `resolve` chooses the dtype of `wire_dtype="auto"` by it.
 import dataclasses
 import statistics
 import time
+import timeit
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -137,27 +138,6 @@ def exchange_rows(
     return exchange_ops.unpack_messages(received, comm.size, row_floats)
 
 
-def exchange_pulled(
-    comm: Communicator,
-    messages: tf.Tensor,
-    lengths: tf.Tensor,
-    row_bytes: tf.Tensor,
-    names: Names,
-    what: str,
-) -> tf.Tensor:
-    """Sends each rank its message from `ops.exchange.pull_rows`; returns those that came.
-
-    Args:
-        comm: the ranks.
-        messages, lengths, row_bytes: what was pulled for each.
-        names: names the collective.
-        what: the rows are for, e.g. "lookup".
-    """
-    kinds = Mixed([("rows", tf.reduce_sum(row_bytes) - row_bytes[comm.rank])])
-    received, _ = comm.exchange(messages, lengths, kinds, names.of(what))
-    return received
-
-
 def _kinds_of(
     rows: tf.Tensor, row_floats: Sequence[int], kind: Any, wire_dtype: WireDtype
 ) -> Mixed:
@@ -233,6 +213,8 @@ def _measure(comm: Communicator, name: str = _NAME) -> Link:
         The link, the same on all ranks.
     """
 
+    clock = time.perf_counter
+
     def gather(nbytes: int) -> float:
         sent = tf.zeros([nbytes], tf.uint8)
         start = time.perf_counter()
@@ -250,7 +232,11 @@ def _measure(comm: Communicator, name: str = _NAME) -> Link:
         times = int(min(max(_SECONDS / long_once, 3), 30))
         short = statistics.median(gather(_SHORT) for _ in range(30))
         long = statistics.median(gather(_LONG) for _ in range(times))
-        codecs = [_median_seconds(_coding_in(dtype)) / (_ROWS * _DIM) for dtype in WIRE_DTYPES]
+        codecs = [
+            statistics.median(timeit.repeat(_coding_in(dtype), repeat=9, number=1, timer=clock))
+            / (_ROWS * _DIM)
+            for dtype in WIRE_DTYPES
+        ]
         short, long, *codecs = agreed([short, long, *codecs])
     per_byte = max(long - short, 1e-9) / ((_LONG - _SHORT) * (comm.size - 1))
     return Link(1.0 / per_byte, short, dict(zip(WIRE_DTYPES, codecs, strict=True)))
@@ -270,12 +256,3 @@ def _coding_in(dtype: str) -> Callable[[], SendBuffer]:
         return exchange_ops.unpack_messages(messages, 1, [_DIM])
 
     return code
-
-
-def _median_seconds(call: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(9):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)

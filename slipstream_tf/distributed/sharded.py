@@ -12,12 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
-from slipstream_tf._utils.comm import Communicator
+from slipstream_tf._utils.comm import Communicator, Mixed
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf._utils.hashing import hash_keys, mix64
 from slipstream_tf.config import Table
-from slipstream_tf.distributed import exchange
-from slipstream_tf.distributed.exchanged import ExchangedStore, make_wire
+from slipstream_tf.distributed.exchange import exchange_rows
+from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import table as table_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
@@ -222,9 +222,10 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 differ: the error says in what.
         """
         rows = rows_within(cache_bytes, tables, optimizer, "ShardedStore")
-        wire = make_wire(wire_dtype, wire_warmup_steps, tables, comm, is_spread=True)
         settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
-        super().__init__(tables, optimizer, comm, wire, "sharded", settings)
+        super().__init__(
+            tables, optimizer, comm, wire_dtype, wire_warmup_steps, "sharded", settings
+        )
         self._replicas, self._owners = Replicas(self.tables, self.optimizer, rows), comm.size
         with tf.device("CPU:0"):
             # Whether rows travel with the summary of their slots; the same on all ranks.
@@ -254,19 +255,17 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         else:
             requested = request()
         # The rows that others request of this rank are sent, and those come that it requests.
-        pulled = exchange_ops.pull_rows(
-            self._handles, requested.sizes, requested.keys, training, *self._format()
+        dtype = self.wire.dtype_of(self.wire.rows, self._steps.read_value())
+        messages, lengths, row_bytes = exchange_ops.pull_rows(
+            self._handles, *requested, training, self._with_summary.read_value(), dtype
         )
-        received = exchange.exchange_pulled(self.comm, *pulled, self._names, f"{what}.rows")
+        kinds = Mixed([("rows", tf.reduce_sum(row_bytes) - row_bytes[self.comm.rank])])
+        name = self._names.of(f"{what}.rows")
+        received, _ = self.comm.exchange(messages, lengths, kinds, name)
         pooled, plan = exchange_ops.look_up_pulled(
             self._replicas._handles, packed, layout, routed, received, training
         )
         return pooled, plan if training else None
-
-    def _format(self) -> tuple[tf.Tensor, exchange.WireDtype]:
-        """Whether slots go with the rows that are pulled now, and the dtype of their values."""
-        dtype = self.wire.dtype_of(self.wire.rows, self._steps.read_value())
-        return self._with_summary.read_value(), dtype
 
     def announce(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
         """Sends the keys of the next training batch to their owners; a collective.
@@ -310,7 +309,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         """Tells the owners which rows a batch needs, and hears which ones others need."""
         request = exchange_ops.SendBuffer(routed.sizes, routed.keys, tf.zeros([0]))
         widths = [0] * len(self.tables)
-        theirs = exchange.exchange_rows(self.comm, request, widths, self._names, f"{what}.keys")
+        theirs = exchange_rows(self.comm, request, widths, self._names, f"{what}.keys")
         return KeyRequest(theirs.sizes, theirs.keys)
 
     def _request_ahead(self, routed: exchange_ops.Routed) -> KeyRequest:
@@ -325,17 +324,6 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 keys = tf.boolean_mask(request.keys, table_of_key == index)
                 table_ops.announce(handle, keys)
         return request
-
-    def _exchanged(
-        self,
-        collected: exchange_ops.SendBuffer,
-        what: str,
-        kind: Any,
-        wire_dtype: exchange.WireDtype,
-    ) -> exchange_ops.SendBuffer:
-        return exchange.exchange_rows(
-            self.comm, collected, self._dims, self._names, what, kind, wire_dtype
-        )
 
     def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
         """See `ExchangedStore.share_collected`; where a rank's are not finite, all are NaN."""
