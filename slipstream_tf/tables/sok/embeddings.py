@@ -27,13 +27,7 @@ from slipstream_tf.tables.native import NativeStore
 from slipstream_tf.tables.rates import Rates
 from slipstream_tf.tables.replicas import Replicas, ReplicatingStore, counts_of, rows_within
 from slipstream_tf.tables.sok import hkv
-from slipstream_tf.tables.sok.optimizers import (
-    SokRule,
-    export_rows,
-    own_part,
-    replace_rows,
-    same_rule,
-)
+from slipstream_tf.tables.sok.optimizers import SokRule, same_rule
 from slipstream_tf.tables.sok.table import SokTable, SpreadStore, open_sok, slots_of, wrap_optimizer
 
 # Of what SOK sends.
@@ -282,7 +276,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
             self._require_flushed(table)
             if self._num_unapplied(table):
                 self.flush()
-        own = export_rows(found, self._rule)
+        own = self._rule.export_rows(found)
         keys, trained = own["keys"], own["rows"]
         counts = counts_of(keys, **self.export_accesses(table)) if self._ranks == 1 else None
         rows = self._with_initial(table, keys, tf.constant(trained)).numpy()
@@ -311,9 +305,9 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
             RuntimeError: the table had no room, and SOK evicted rows of the contents.
         """
         found = self._table(table)
-        own = own_part(found, self._rule, contents, optional=("trained",))
+        own = self._rule.own_part(found, contents, optional=("trained",))
         own["rows"] = self._trained(found, own)
-        replace_rows(found, self._rule, own)
+        self._rule.replace_rows(found, own)
         self._steps.assign(contents["steps"])
         self._rule.replace(contents)
         if self._ranks == 1:

@@ -18,13 +18,7 @@ from slipstream_tf.ops.features import FeatureSpec, PackedFeatures, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.base import SlotLayout, table_contents
 from slipstream_tf.tables.replicas import AccessCounts, EstimatedCounts, ExactCounts
-from slipstream_tf.tables.sok.optimizers import (
-    SokMovements,
-    SokRule,
-    export_rows,
-    own_part,
-    replace_rows,
-)
+from slipstream_tf.tables.sok.optimizers import SokMovements, SokRule
 from slipstream_tf.tables.sok.table import (
     SokTable,
     SpreadStore,
@@ -381,7 +375,7 @@ class SokStore(SpreadStore, WatchingStore):
             place = f"export_table of {self._place_of(table)}"
             raise invalid("flush", True, place, "False; SokStore.flush applies sums")
         steps, powers = self._rule.export()
-        contents = table_contents(**export_rows(found, self._rule), steps=steps)
+        contents = table_contents(**self._rule.export_rows(found), steps=steps)
         return {**contents, "powers": powers}
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
@@ -400,7 +394,7 @@ class SokStore(SpreadStore, WatchingStore):
             RuntimeError: the table had no room, and SOK evicted rows of the contents.
         """
         found = self._table(table)
-        replace_rows(found, self._rule, own_part(found, self._rule, contents))
+        self._rule.replace_rows(found, self._rule.own_part(found, contents))
         self._rule.replace(contents)
 
 
