@@ -21,14 +21,7 @@ import tensorflow as tf
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.config import Table
 from slipstream_tf.export import rows
-from slipstream_tf.export.rows import (
-    TableRows,
-    Token,
-    collect,
-    layers_of,
-    on_rank_zero,
-    weights_of,
-)
+from slipstream_tf.export.rows import TableRows, Token, collect, layers_of, on_rank_zero, weights_of
 
 _MANIFEST = Path("manifest.json")
 _WEIGHTS = "weights.npz"

@@ -15,19 +15,19 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import _compat
+from slipstream_tf._utils.agreement import together
+from slipstream_tf._utils.comm import SingleProcess
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf._version import __version__
 from slipstream_tf.config import Table
 from slipstream_tf.export.serving import decoded, encoded
 from slipstream_tf.tables.base import EmbeddingStore
-
-Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _sent_to_first(comm: Any, part: TableRows, name: str) -> TableRows:
     return dataclasses.replace(part, keys=keys.numpy()[order], rows=rows.numpy()[order])
 
 
-def on_rank_zero(model: Any, work: Callable[[], Result], what: str) -> Result | None:
+def on_rank_zero(model: Any, work: Callable[[], None], what: str) -> None:
     """Does what one rank of a model's job does for all; they wait for it.
 
     Args:
@@ -205,28 +205,13 @@ def on_rank_zero(model: Any, work: Callable[[], Result], what: str) -> Result | 
         work: on rank 0.
         what: "write ...", for the error of the others.
 
-    Returns:
-        What `work` returned; None on other ranks.
-
     Raises:
         RuntimeError: on other ranks: rank 0 failed. It raises its own error.
     """
     comms = [layer.store.comm for layer in layers_of(model)]
-    comm = max(comms, key=lambda c: 1 if c is None else c.size)
-    if comm is None or comm.size == 1:
-        return work()
-    result, error = None, None
-    if comm.rank == 0:
-        try:
-            result = work()
-        except Exception as failure:  # Raised below, when the others know of it.
-            error = failure
-    failed = comm.sum(tf.constant(int(error is not None)), "control", "slipstream_export.done")
-    if error is not None:
-        raise error
-    if int(failed):
-        raise RuntimeError(f"Rank 0 could not {what}: see its error.")
-    return result
+    comm = max(comms, key=lambda c: 1 if c is None else c.size) or SingleProcess()
+    own: Callable[[], None] = work if comm.rank == 0 else lambda: None
+    together(comm, own, "slipstream_export.done", what)
 
 
 FORMAT = 1
