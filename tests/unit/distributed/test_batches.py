@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import itertools
 import time
 
@@ -11,14 +10,8 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf.distributed import SingleProcess, even_ends, scale_loss, with_next
-from slipstream_tf.sampling.notes import note_share
-
-
-import numpy as np
-import pytest
-import tensorflow as tf
-
 from slipstream_tf.distributed.elastic import BlocksLeft
+from slipstream_tf.sampling.notes import note_share
 
 
 class WithOthers:

@@ -1,34 +1,25 @@
-"""x"""
+"""The contract of stores, and the variable store: counting, masking, and what the engine reads."""
 
 from __future__ import annotations
-
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import pytest
-import tensorflow as tf
-from all_rules import ALL_RULES, name_of
-
-import slipstream_tf
-from slipstream_tf import Table, optimizers
-from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.tables import NativeStore, VariableStore
-from slipstream_tf.tables.base import SavedStore, TrackedStore
-
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from all_rules import ALL_RULES, name_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import slipstream_tf
+from slipstream_tf import Table, optimizers
+from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
-from slipstream_tf.tables import VariableStore
-
+from slipstream_tf.tables import NativeStore, VariableStore
+from slipstream_tf.tables.base import SavedStore, TrackedStore
 
 ASKING = ("hasattr", "getattr")
 
