@@ -13,6 +13,9 @@ within the process: that ends the process if another rank is lost meanwhile, by 
 thread of its own.
 
 Needs neither TensorFlow nor Horovod's library, but its launcher's files.
+
+`rank`, `is_elastic` and `is_on_one_host` read the environment that a launcher (horovodrun, mpirun)
+has set for this process.
 """
 
 from __future__ import annotations

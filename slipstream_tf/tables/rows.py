@@ -104,7 +104,8 @@ class TableRows:
         """Returns int64 [n], the keys that have a row, ascending."""
         keys = self.store.keys_of(self.name)
         if self._is_spread:
-            keys = np.sort(self._everyones(keys, "keys"))
+            own = tf.constant(keys)
+            keys = np.sort(self.store.comm.gather(own, "control", "slipstream.table.keys").numpy())
         return keys
 
     def __len__(self) -> int:
@@ -148,10 +149,6 @@ class TableRows:
     def _summed(self, values: Any, what: str) -> np.ndarray:
         name = f"slipstream.table.{what}"
         return self.store.comm.sum(tf.constant(values), "control", name).numpy()
-
-    def _everyones(self, values: np.ndarray, what: str) -> np.ndarray:
-        name = f"slipstream.table.{what}"
-        return self.store.comm.gather(tf.constant(values), "control", name).numpy()
 
     def _writable(self) -> Any:
         if not self.store.writes_rows:
