@@ -375,7 +375,7 @@ def defer(
             )
             continue
         if is_same and (is_late or not saved.is_leaving):
-            together(functools.partial(_import_deferred, store, table), told)
+            together(functools.partial(_import_deferred, store, table, policy.ranks), told)
             continue
         if not saved.is_leaving:
             logging.warning(
@@ -390,14 +390,14 @@ def defer(
         trigger = "movement" if can_tell_movement and policy.trigger != "movement" else "interval"
         until = UpdatePolicy("defer", trigger, max_age=_LONGEST, max_rows=saved.num_deferred)
         store.set_update_policy(table.name, until)
-        together(functools.partial(_import_deferred, store, table), told)
+        together(functools.partial(_import_deferred, store, table, 1), told)
         if store.is_in_sok and not is_late:
             # The policy to come may be of the same kind, and keep them.
             store.flush()
         store.set_update_policy(table.name, policy)
 
 
-def _import_deferred(store: SavedStore, table: ReadyTable) -> None:
-    store.import_deferred(table.name, table.deferred)
+def _import_deferred(store: SavedStore, table: ReadyTable, ranks: int) -> None:
+    store.import_deferred(table.name, tables.on_ranks(table.deferred, ranks))
     if table.saved.is_leaving and store.flushes_with_next_step:
         store.flush_with_next_step(table.name)

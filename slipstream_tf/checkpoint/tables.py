@@ -340,6 +340,18 @@ def require_rank(path: Path, file: ArrayFile, rank: int) -> None:
         raise CheckpointError(path, f"is a file of rank {found}, not {rank}")
 
 
+def on_ranks(deferred: Arrays, ranks: int) -> Arrays:
+    """Returns sums for so many simulated ranks: those of others join rank number modulo `ranks`.
+
+    Args:
+        deferred: as `SavedTable.deferred` returns it.
+        ranks: from 1.
+    """
+    if not (deferred["ranks"] >= ranks).any():
+        return deferred
+    return _added_up({**deferred, "ranks": deferred["ranks"] % ranks})
+
+
 def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str) -> Arrays:
     """Returns contents of at most so many rows, without the least valuable ones.
 
