@@ -24,7 +24,7 @@ os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from slipstream_tf.distributed import processors
+from slipstream_tf.distributed import horovod
 
 Tensors = list[tf.Tensor]
 
@@ -135,10 +135,10 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    with processors.giving_way() if given["as_init"] else contextlib.nullcontext():
+    with horovod.giving_way() if given["as_init"] else contextlib.nullcontext():
         hvd.init()
     if given["as_init"]:
-        processors.keep_to_share(hvd.local_rank(), hvd.local_size())
+        horovod.keep_to_share(hvd.local_rank(), hvd.local_size())
     collectives = Collectives(given["dense"], given["keys"], given["values"])
     cases = collectives.cases()
     calls = {name: looped(case, given["loops"]) for name, case in cases.items()}

@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 
-from slipstream_tf._utils import launch
+from slipstream_tf._utils import agent
 from slipstream_tf.cli import train
 
 
@@ -33,7 +33,7 @@ class Notes(keras.callbacks.Callback):
 
     def __init__(self, folder: Path, step_seconds: float) -> None:
         super().__init__()
-        rank = launch.rank() or 0
+        rank = agent.rank() or 0
         self._path = folder / f"rank-{rank}-{os.getpid()}.jsonl"
         self._step_seconds = step_seconds
         self._begun = time.monotonic()

@@ -13,6 +13,9 @@ within the process: that ends the process if another rank is lost meanwhile, by 
 thread of its own.
 
 Needs neither TensorFlow nor Horovod's library, but its launcher's files.
+
+`rank`, `is_elastic` and `is_on_one_host` read the environment that a launcher (horovodrun, mpirun)
+has set for this process.
 """
 
 from __future__ import annotations
@@ -32,7 +35,38 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from slipstream_tf._utils import launch
+# Set by horovodrun (Gloo) and by Open MPI, MPICH or Slurm launchers.
+RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+# "1": Horovod lets ranks come and go.
+ELASTIC = "HOROVOD_ELASTIC"
+
+
+def rank_variable() -> str | None:
+    """Returns the name of the variable that makes this process a rank; None: it is alone."""
+    return next((name for name in RANK_VARIABLES if name in os.environ), None)
+
+
+def rank() -> int | None:
+    """Returns the rank of this process in its job, from 0; None: it is in no job."""
+    variable = rank_variable()
+    return None if variable is None else int(os.environ[variable])
+
+
+def is_elastic() -> bool:
+    """Whether Horovod's launcher lets ranks come and go (`horovodrun --host-discovery-script`)."""
+    return os.environ.get(ELASTIC) == "1"
+
+
+def is_on_one_host() -> bool:
+    """Whether the launcher says that all ranks of the job run on this host."""
+    variable = rank_variable()
+    if variable is None:
+        return True
+    local, every = (
+        os.environ.get(variable.replace("_RANK", name)) for name in ("_LOCAL_SIZE", "_SIZE")
+    )
+    return local is not None and local == every
+
 
 # Exit codes of a start after which another one is to come: it has saved something, or has not.
 AGAIN, AGAIN_WITHOUT_COMMIT = 75, 76
@@ -68,7 +102,7 @@ class Agent:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = list(command)
         self._environment = {**environment}
-        del self._environment[launch.ELASTIC]  # A start stays in the job that it joins.
+        del self._environment[ELASTIC]  # A start stays in the job that it joins.
         self._process: subprocess.Popen[bytes] | None = None
         # To be told of hosts, on another thread.
         self._notice, self._lock = os.pipe(), threading.Lock()
@@ -176,7 +210,7 @@ def run_under_launcher(command: Sequence[str]) -> int:
         command: the program and its arguments; under another launcher, or none, it takes this
             process's place.
     """
-    if not launch.is_elastic():
+    if not is_elastic():
         os.execvp(command[0], list(command))
     return Agent(command, os.environ).run()
 

@@ -1,18 +1,20 @@
-"""What a checkpoint is made of: a manifest, and a file of checked blocks per rank and table.
+"""Checkpoints of a job: the manager that saves and restores them, and their file format.
 
-`distributed.JobCheckpoints` writes and restores them. Nothing here needs TensorFlow but
-`store_state` and `store_parts`, and nothing in a checkpoint is ever executed: there is no pickle
-in it.
+A checkpoint is a folder with a manifest and, for each rank and table, a file of checked blocks.
+It contains no pickle, and nothing in it is ever executed.
 """
 
-from slipstream_tf.checkpoint.by_name import tables_by_name
-from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from slipstream_tf.checkpoint.array_file import CheckpointError, CheckpointMismatchError
+from slipstream_tf.checkpoint.manager import JobCheckpoints, SavedJob
 from slipstream_tf.checkpoint.manifest import Manifest, read_manifest
+from slipstream_tf.checkpoint.store_state import tables_by_name
 
 __all__ = [
     "CheckpointError",
     "CheckpointMismatchError",
+    "JobCheckpoints",
     "Manifest",
+    "SavedJob",
     "read_manifest",
     "tables_by_name",
 ]

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream_tf._utils import disk
-from slipstream_tf.checkpoint.array_file import MAGIC
-from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from slipstream_tf.checkpoint.array_file import MAGIC, CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.spilled import has_rows
 
 FORMAT = 4

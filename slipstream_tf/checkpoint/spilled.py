@@ -14,8 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf._utils import disk
-from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
-from slipstream_tf.checkpoint.errors import CheckpointError
+from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays, CheckpointError
 from slipstream_tf.config import Storage
 from slipstream_tf.ops import sealed_rows
 from slipstream_tf.ops.sealed_rows import SealedRows

@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from slipstream_tf.checkpoint import by_name, tables
-from slipstream_tf.checkpoint.array_file import Arrays
-from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from slipstream_tf.checkpoint import store_state, tables
+from slipstream_tf.checkpoint.array_file import Arrays, CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest
 from slipstream_tf.config import Table
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.tables.base import SavedStore
-from slipstream_tf.tables.by_key import counts_of
 from slipstream_tf.tables.native import NativeStore
+from slipstream_tf.tables.replicas import counts_of
 
 _LONGEST = 1 << 40
 
@@ -99,17 +98,8 @@ def prepare(
     """
     place = str(folder / NAME)
     entries = {entry.get("name"): (i, entry) for i, entry in enumerate(manifest.tables)}
-    here = [table.name for table in store.tables]
-    taken = dict.fromkeys(here, by_name.WHOLE)
-    if by_name.is_active():
-        saved_as = [by_name.SavedAs(e["name"], e["dim"], e["rule"]) for e in manifest.tables]
-        taken = dict(by_name.choose(saved_as, store, place))
-    elif sorted(entries, key=str) != sorted(here):
-        raise CheckpointMismatchError(
-            place,
-            f"was saved with tables {sorted(entries, key=str)}, this program has {sorted(here)}",
-            f"Restore it into the same tables, {by_name.REMEDY}.",
-        )
+    saved_as = [store_state.SavedAs(e["name"], e["dim"], e["rule"]) for e in manifest.tables]
+    taken = store_state.choose(saved_as, store, place)
     ready = []
     for table in store.tables:
         if table.name not in taken:
@@ -120,8 +110,7 @@ def prepare(
         if manifest.world_size > 1 and saved.is_replicated != (manifest.placement == "replicated"):
             problem = f"says that table {table.name!r} is {manifest.placement}, but its files not"
             raise CheckpointError(place, problem)
-        has_slots = taken[table.name] == by_name.WHOLE
-        saved.require(table.dim, store.slot_layout(table.name).rule if has_slots else None, place)
+        has_slots = taken[table.name] == store_state.WHOLE
         is_same_job = (manifest.world_size, manifest.placement) == (rank.size, rank.placement)
         target = _Target(store, table, rank, place, has_slots, evicts)
         ready.append(_prepare_table(target, saved, is_same_job))
@@ -386,7 +375,7 @@ def defer(
             )
             continue
         if is_same and (is_late or not saved.is_leaving):
-            together(functools.partial(_import_deferred, store, table, policy), told)
+            together(functools.partial(_import_deferred, store, table, policy.ranks), told)
             continue
         if not saved.is_leaving:
             logging.warning(
@@ -401,14 +390,14 @@ def defer(
         trigger = "movement" if can_tell_movement and policy.trigger != "movement" else "interval"
         until = UpdatePolicy("defer", trigger, max_age=_LONGEST, max_rows=saved.num_deferred)
         store.set_update_policy(table.name, until)
-        together(functools.partial(_import_deferred, store, table, UpdatePolicy()), told)
+        together(functools.partial(_import_deferred, store, table, 1), told)
         if store.is_in_sok and not is_late:
             # The policy to come may be of the same kind, and keep them.
             store.flush()
         store.set_update_policy(table.name, policy)
 
 
-def _import_deferred(store: SavedStore, table: ReadyTable, policy: UpdatePolicy) -> None:
-    store.import_deferred(table.name, tables.on_ranks(table.deferred, policy.ranks))
+def _import_deferred(store: SavedStore, table: ReadyTable, ranks: int) -> None:
+    store.import_deferred(table.name, tables.on_ranks(table.deferred, ranks))
     if table.saved.is_leaving and store.flushes_with_next_step:
         store.flush_with_next_step(table.name)

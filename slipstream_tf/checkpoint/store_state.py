@@ -1,22 +1,177 @@
 """A store's state as named NumPy arrays, and back. Used by Keras's weight files and checkpoints.
 
 The arrays carry a manifest (tables, dimensions, update rule), so that state of other tables is
-refused before anything is overwritten.
+refused before anything is overwritten. `choose` decides which tables of a file a store takes: all
+of the same tables, or within `tables_by_name` the tables that both have.
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from slipstream_tf import optimizers
-from slipstream_tf.checkpoint import tree
-from slipstream_tf.checkpoint.by_name import WITHOUT_SLOTS, SavedAs, choose
+from slipstream_tf.checkpoint.array_file import CheckpointMismatchError
+
+WHOLE, WITHOUT_SLOTS = "whole", "without slots"
+REMEDY = (
+    "or within slipstream_tf.checkpoint.tables_by_name(), which takes the tables that both have"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedAs:
+    """What a file says of a table.
+
+    Attributes:
+        name: of the table.
+        dim: values of a row.
+        rule: class name of its update rule; None: nobody knows it.
+    """
+
+    name: str
+    dim: int
+    rule: str | None
+
+
+_is_by_name = False
+
+
+@contextlib.contextmanager
+def tables_by_name() -> Iterator[None]:
+    """Within it, files of other tables may be loaded: tables go by their names.
+
+    For `load_weights` (with `skip_mismatch=True` where dense layers have changed, too),
+    `tf.train.Checkpoint` and `distributed.JobCheckpoints`. Tables that only one side has, or that
+    have another dimension, stay as they are. Where the rule differs, rows and access counts are
+    taken, and slots start anew. The log says what was taken and what was not.
+    """
+    global _is_by_name
+    before, _is_by_name = _is_by_name, True
+    try:
+        yield
+    finally:
+        _is_by_name = before
+
+
+def is_active() -> bool:
+    """Whether tables go by their names now."""
+    return _is_by_name
+
+
+def choose(saved: Sequence[SavedAs], store: Any, place: str) -> Mapping[str, str]:
+    """Returns the tables that a store takes, and whether `WHOLE` or `WITHOUT_SLOTS`.
+
+    Args:
+        saved: the tables of a file.
+        store: that is to have them.
+        place: what is being loaded, for errors and the log.
+
+    Raises:
+        CheckpointMismatchError: tables, dimensions or rules differ outside `tables_by_name`.
+    """
+    if not _is_by_name:
+        _require_same(saved, store, place)
+        return {table.name: WHOLE for table in saved}
+    by_name = {table.name: table for table in saved}
+    taken = {}
+    for table in store.tables:
+        found = by_name.pop(table.name, None)
+        if found is None:
+            logging.warning("%s: table %r is not in it; it stays as it is.", place, table.name)
+        elif found.dim != table.dim:
+            logging.warning(
+                "%s: table %r is not taken: it was saved with dim=%d and has dim=%d here.",
+                place,
+                table.name,
+                found.dim,
+                table.dim,
+            )
+        elif found.rule != (rule := store.slot_layout(table.name).rule):
+            taken[table.name] = WITHOUT_SLOTS
+            logging.warning(
+                "%s: table %r is taken without its slots, which start anew: they are of %s, not "
+                "%s.",
+                place,
+                table.name,
+                found.rule,
+                rule,
+            )
+        else:
+            taken[table.name] = WHOLE
+            logging.info("%s: table %r is taken.", place, table.name)
+    for name in by_name:
+        logging.warning("%s: table %r is not taken: there is none here.", place, name)
+    return taken
+
+
+def _require_same(saved: Sequence[SavedAs], store: Any, place: str) -> None:
+    by_name = {table.name: table for table in saved}
+    here = {table.name: table for table in store.tables}
+    problem, remedy = "", ""
+    if set(by_name) != set(here):
+        problem = f"was saved with tables {sorted(by_name)}, but this program has {sorted(here)}"
+        remedy = "the same tables"
+    for name, table in here.items() if not problem else ():
+        found, rule = by_name[name], store.slot_layout(name).rule
+        if found.dim != table.dim:
+            problem = f"was saved with dim={found.dim}, but this program has dim={table.dim}"
+            remedy = "tables of the same dimensions"
+        elif None not in (found.rule, rule) and found.rule != rule:
+            problem = f"was saved with the update rule {found.rule}, but this program uses {rule}"
+            remedy = "tables of the same rule, because slots of different rules differ"
+        if problem:
+            problem = f"table {name!r} {problem}"
+            break
+    if problem:
+        raise CheckpointMismatchError(place, problem, f"Restore it into {remedy}, {REMEDY}.")
+
+
+# A value of this one key stands for an array, the name of which it gives.
+_ARRAY = "__array__"
+
+
+def flatten(tree: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """Takes the arrays out of a tree.
+
+    Args:
+        tree: dictionaries with names for keys, lists, and leaves: JSON-serialisable values or
+            arrays of at least one dimension.
+
+    Returns:
+        The tree with a reference for each array, JSON-serialisable; and the arrays by name.
+    """
+    arrays: dict[str, np.ndarray] = {}
+
+    def stand_in(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            name = f"array-{len(arrays)}"
+            arrays[name] = value
+            return {_ARRAY: name}
+        return value.item() if isinstance(value, np.generic) else dict(value)
+
+    return json.loads(json.dumps(tree, default=stand_in)), arrays
+
+
+def unflatten(skeleton: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Puts the arrays back.
+
+    Raises:
+        KeyError: an array is missing.
+    """
+
+    def put_back(value: dict[str, Any]) -> Any:
+        return arrays[value[_ARRAY]] if set(value) == {_ARRAY} else value
+
+    return json.loads(json.dumps(skeleton), object_hook=put_back)
+
 
 FORMAT = 1
 _MANIFEST = "manifest"
@@ -61,7 +216,7 @@ def export_state(store: Any) -> dict[str, np.ndarray]:
 def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
     """Replaces everything a store holds by what `export_state` copied.
 
-    Within `by_name.tables_by_name` tables that only one side has are left as they are.
+    Within `tables_by_name` tables that only one side has are left as they are.
 
     Args:
         store: an embedding store with the same tables and update rules. Values of a rule other
@@ -158,8 +313,8 @@ class StoreState(tf.train.experimental.PythonState):
 
 
 def tree_to_bytes(state: Any) -> bytes:
-    """Returns nested dictionaries, as `tree.flatten` takes them, as the bytes of an .npz file."""
-    skeleton, arrays = tree.flatten(state)
+    """Returns nested dictionaries, as `flatten` takes them, as the bytes of an .npz file."""
+    skeleton, arrays = flatten(state)
     return to_bytes({_MANIFEST: np.frombuffer(json.dumps(skeleton).encode(), np.uint8), **arrays})
 
 
@@ -171,7 +326,7 @@ def tree_from_bytes(content: bytes, place: str) -> Any:
     """
     arrays = from_bytes(content, place)
     try:
-        return tree.unflatten(json.loads(arrays[_MANIFEST].tobytes().decode()), arrays)
+        return unflatten(json.loads(arrays[_MANIFEST].tobytes().decode()), arrays)
     except (KeyError, ValueError) as error:
         raise ValueError(f"{place}: the checkpoint is damaged ({error}).") from error
 

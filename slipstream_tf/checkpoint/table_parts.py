@@ -22,7 +22,7 @@ from slipstream_tf.config import Storage, Table
 from slipstream_tf.ops.sealed_rows import SealedRows
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.base import SavedStore, table_contents
-from slipstream_tf.tables.by_key import counts_of
+from slipstream_tf.tables.replicas import counts_of
 
 # A file with all rows comes again after so many with changes, or when these have more rows.
 _MOST_BEFORE = 8

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from slipstream_tf.checkpoint import spilled
-from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
-from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from slipstream_tf.tables.by_key import added_up
+from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays, CheckpointError
+from slipstream_tf.tables.watching import added_up
 
 _ROW_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
 # Of each group of a file, its columns.
@@ -65,14 +64,12 @@ class SavedTable:
         self._paths = list(paths)
         self._files = [ArrayFile(path, checkpoint) for path in self._paths]
         self.name, self.dim, self.slots = entry["name"], entry["dim"], entry["slots"]
-        self._widths: dict[str, dict[str, int]] = {
-            "contents": {"rows": self.dim, "slots": self.slots, "trained": self.dim},
-            "copies": {},
-            "accesses": {},
-            "removed": {},
-            "decays": {},
-            "pending": {"sums": self.dim},
-            "admission": {},
+        # Values of a row in each column that has more than one.
+        self._widths = {
+            "rows": self.dim,
+            "slots": self.slots,
+            "trained": self.dim,
+            "sums": self.dim,
         }
         self._entry, self._before = entry, list[list[ArrayFile]]()
         for rank, (path, file) in enumerate(zip(self._paths, self._files, strict=True)):
@@ -131,7 +128,7 @@ class SavedTable:
             if group == "pending":
                 raise CheckpointError(path, f"has no {group!r}")
             return
-        widths, found = self._widths[group], file.groups[group].columns
+        widths, found = self._widths, file.groups[group].columns
         for name, kind in KINDS[group].items():
             shape = (widths[name],) if name in widths else ()
             columns = [np.dtype((one, shape)) for one in (kind, *_NARROW.get(name, ()))]
@@ -141,7 +138,7 @@ class SavedTable:
 
     def _joined(self, group: str, blocks: Sequence[Arrays]) -> Arrays:
         """Returns blocks of a group as one; an optional column only if all blocks have it."""
-        widths = self._widths[group]
+        widths = self._widths
         return {
             name: np.concatenate(
                 [
@@ -307,28 +304,6 @@ class SavedTable:
         rate = np.float32((assigned or self._files)[0].meta["learning_rate"])
         joined = {**self._joined("pending", parts), "learning_rate": rate}
         return joined if len(parts) == 1 else _added_up(joined)
-
-    def require(self, dim: int, rule: str | None, place: str) -> None:
-        """Raises CheckpointMismatchError unless a table of this program can take the rows.
-
-        Args:
-            dim: of the program's table.
-            rule: class name of its update rule; None: any will do.
-            place: the manifest's file, for the error.
-        """
-        if self.dim != dim:
-            raise CheckpointMismatchError(
-                place,
-                f"table {self.name!r} was saved with dim={self.dim}, this program has dim={dim}",
-                "Restore it into tables of the same dimensions.",
-            )
-        saved = self._files[0].meta["rule"]
-        if None not in (saved, rule) and saved != rule:
-            raise CheckpointMismatchError(
-                place,
-                f"table {self.name!r} was saved with the update rule {saved}, not {rule}",
-                "Their slots mean different things; restore it with the same rule.",
-            )
 
 
 def name_before(path: Path, index: int) -> Path:

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream_tf._utils import disk
-from slipstream_tf.checkpoint import array_file, tree
-from slipstream_tf.checkpoint.array_file import ArrayFile
-from slipstream_tf.checkpoint.errors import CheckpointError
+from slipstream_tf.checkpoint import array_file, store_state
+from slipstream_tf.checkpoint.array_file import ArrayFile, CheckpointError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest, entry_of, read_manifest, require_whole
 from slipstream_tf.checkpoint.store_parts import file_name
 from slipstream_tf.checkpoint.table_parts import TablePart
@@ -96,7 +95,7 @@ def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
             for index, part in enumerate(files.tables):
                 path = staging / file_name(files.rank, index)
                 part.write(path, checkpoint, files.rank, earlier)
-            skeleton, arrays = tree.flatten(files.state)
+            skeleton, arrays = store_state.flatten(files.state)
             rates = files.rates or {"learning_rate": None}
             meta = {"rank": files.rank, "state": skeleton, **rates}
             groups = {name: {"values": array} for name, array in arrays.items()}
@@ -188,7 +187,7 @@ def read_engines(
         require_rank(path, file, rank)
         arrays = {name: file.read(name)["values"] for name in file.groups}
         try:
-            state = tree.unflatten(file.meta["state"], arrays)
+            state = store_state.unflatten(file.meta["state"], arrays)
             if rank == 0 and file.meta["learning_rate"] is not None:
                 rates = {name: file.meta.get(name) for name in ("learning_rate", "followed_rate")}
         except KeyError as error:

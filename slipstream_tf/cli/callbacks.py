@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf.distributed import Communicator
-from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.telemetry.metrics import ClickMetrics
 from slipstream_tf.telemetry.progress import TrainingBar
 

@@ -1,7 +1,7 @@
 """Saves a run of `slipstream-train` every now and then, and goes on from what was saved.
 
 In: a run that is under way. Out: OUTPUT/checkpoints, with `run.json`, which says what the run is,
-and a folder per checkpoint; see `distributed.saving`.
+and a folder per checkpoint; see `checkpoint.manager`.
 """
 
 from __future__ import annotations

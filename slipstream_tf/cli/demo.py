@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from slipstream_tf._utils import launch
+from slipstream_tf._utils import agent
 from slipstream_tf.cli import data as data_set
 from slipstream_tf.cli.flag_set import (
     RUN_ERROR,
@@ -349,11 +349,11 @@ def _run(lines: str, *arguments: str) -> str:
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:
     """Runs the program and ends the process with its exit code."""
-    if launch.rank() is not None:
-        if launch.rank() == 0:
+    if agent.rank() is not None:
+        if agent.rank() == 0:
             print(
                 f"slipstream-demo: it is one process, but was started as a rank of a job "
-                f"({launch.rank_variable()} is set). Start it without horovodrun or mpirun; "
+                f"({agent.rank_variable()} is set). Start it without horovodrun or mpirun; "
                 "slipstream-train is for several ranks.",
                 file=sys.stderr,
             )

@@ -16,10 +16,10 @@ from slipstream_tf.cli.callbacks import SUMMED, merged_points
 from slipstream_tf.cli.pipeline import TrainingInputs
 from slipstream_tf.cli.totals import total
 from slipstream_tf.distributed import SavedJob
-from slipstream_tf.distributed.elastic import ElasticJob
-from slipstream_tf.distributed.elastic_state import (
+from slipstream_tf.distributed.elastic import (
     LEFT,
     TAKEN,
+    ElasticJob,
     left_after,
     newest,
     require_restored,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from slipstream_tf._utils import launch
+from slipstream_tf._utils import agent
 
 # `cli.settings.Settings`, which is built on the flags, and they on this.
 Settings = Any
@@ -106,14 +106,14 @@ NO_SAVING = Need(
     lambda settings: not settings.policies and settings.control == "none",
 )
 RANKS = Need(
-    "several ranks, started by horovodrun or mpirun", lambda settings: launch.rank() is not None
+    "several ranks, started by horovodrun or mpirun", lambda settings: agent.rank() is not None
 )
-ONE_PROCESS = Need("one process", lambda settings: launch.rank() is None or not settings.batch_norm)
+ONE_PROCESS = Need("one process", lambda settings: agent.rank() is None or not settings.batch_norm)
 SHARDED = Need("--placement=sharded", _is_sharded)
 NO_PREFETCH = Need(
     # What was sent ahead would be sent once more, and count.
     "no --prefetch",
-    lambda settings: launch.rank() is None or not settings.prefetch,
+    lambda settings: agent.rank() is None or not settings.prefetch,
 )
 ROUNDED = Need("a --wire_dtype that rounds", lambda settings: settings.wire_dtype != "float32")
 PARQUET = Need(

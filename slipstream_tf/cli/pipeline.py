@@ -17,7 +17,7 @@ from slipstream_tf.baselines.segregation import segregate
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.distributed import Communicator, even_ends, with_next
 from slipstream_tf.distributed.batches import element_of
-from slipstream_tf.distributed.blocks import BlocksLeft
+from slipstream_tf.distributed.elastic import BlocksLeft
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.ops.features import num_rows
 from slipstream_tf.sampling.classifier import weigh_last

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import logging
 
-from slipstream_tf._utils import launch
+from slipstream_tf._utils import agent
 from slipstream_tf.cli import flag_set as flag_sets
 from slipstream_tf.cli.flag_set import FlagSet, ProgramError, RunError, StoppedError, UsageError
 
@@ -91,7 +91,7 @@ def run_rank(
     Returns:
         The exit code, as of `run_program`.
     """
-    own_rank = launch.rank() or 0
+    own_rank = agent.rank() or 0
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if _asks_for_help(arguments):
         return 0 if own_rank else run_program(flag_set, lambda *_: None, arguments)
@@ -128,7 +128,7 @@ def run_rank(
         assert comm is not None
         if comm.rank == 0:
             print(f"{flag_set.program}: {error}", file=sys.stderr, flush=True)
-        from slipstream_tf.distributed.agreement import gather_json
+        from slipstream_tf._utils.agreement import gather_json
 
         # A launcher stops all ranks when the first ends with an error: rank 0 speaks before that.
         gather_json(comm, None, "slipstream.told")
@@ -160,7 +160,7 @@ def agreed(comm: Communicator, name: str) -> Iterator[None]:
     if comm.size == 1:
         yield
         return
-    from slipstream_tf.distributed.agreement import gather_json
+    from slipstream_tf._utils.agreement import gather_json
 
     own: list[Any] = [0, ""]
     try:

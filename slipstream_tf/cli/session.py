@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from slipstream_tf._utils.agreement import require_same
 from slipstream_tf.baselines.hot_rows import HotRows
 from slipstream_tf.baselines.segregation import profile_hot_keys
 from slipstream_tf.cli import build
@@ -31,10 +32,8 @@ from slipstream_tf.cli.validation import Validation
 from slipstream_tf.config import HotSet
 from slipstream_tf.data.spec import Reader
 from slipstream_tf.distributed import Communicator, even_ends
-from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.batches import no_inputs
-from slipstream_tf.distributed.blocks import BlocksLeft
-from slipstream_tf.distributed.elastic import ElasticJob
+from slipstream_tf.distributed.elastic import BlocksLeft, ElasticJob
 from slipstream_tf.distributed.watch import is_of_collective
 from slipstream_tf.engine.hot_set import snapshot_bytes
 from slipstream_tf.export import saved_model

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf.cli.callbacks import shown_loss
 from slipstream_tf.cli.flag_set import RunError, raised_as
 from slipstream_tf.distributed import Communicator
-from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.engine.ranks import Ranks
 from slipstream_tf.engine.report import added_up
 from slipstream_tf.telemetry.metrics import ClickMetrics, click_metrics

@@ -18,9 +18,9 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf.cli.callbacks import StepCount
 from slipstream_tf.distributed import Communicator
-from slipstream_tf.distributed.agreement import gather_json
 
 FIRST, STEPS = 128, 32
 Events = list[dict[str, Any]]

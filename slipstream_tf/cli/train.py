@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slipstream_tf._utils import agent, launch
+from slipstream_tf._utils import agent
 from slipstream_tf.cli import data
 from slipstream_tf.cli.checkpoints import Saving, saving_of, window_steps_of
 from slipstream_tf.cli.flag_set import UsageError
@@ -66,7 +66,7 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     clock = PhaseClock()
     settings = resolve(values, given, lambda path: data.name_of(path, clock), make_flags())
     saving = saving_of(values, given)
-    if launch.is_elastic() and not saving.is_elastic:
+    if agent.is_elastic() and not saving.is_elastic:
         raise UsageError(
             "Missing flag --elastic: horovodrun was given hosts that come and go. Allowed: "
             "--elastic, or horovodrun with -H or without hosts."
@@ -81,7 +81,7 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
             "Invalid flag --prefetch with --pilot=model: which of the next batch are trained is "
             "not known when their rows are requested. Allowed: --noprefetch, or another pilot."
         )
-    if settings.schedule == "hotline" or (settings.schedule == "fae" and launch.rank() is not None):
+    if settings.schedule == "hotline" or (settings.schedule == "fae" and agent.rank() is not None):
         _require_fresh_run(settings, saving, values)
     if settings.early_stopping and saving.is_used:
         name = "resume" if saving.resume else "checkpoint_every"
@@ -89,9 +89,9 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
             f"Invalid flag --{name} with --early_stopping={settings.early_stopping}: the best "
             "weights and rows are in no checkpoint. Allowed: --early_stopping=0."
         )
-    if values["output"] is not None and not launch.rank():
+    if values["output"] is not None and not agent.rank():
         make_output(values["output"])
-    if values["export"] is not None and not launch.rank():
+    if values["export"] is not None and not agent.rank():
         _require_free(values["export"])
     if settings.trace is not None:
         # Horovod looks when it starts; its timeline then waits until it is wanted.
@@ -110,7 +110,7 @@ def _require_fresh_run(settings: Settings, saving: Saving, values: dict[str, Any
         "export": values["export"] is not None,
         "prefetch": settings.prefetch,
         "wire_dtype": settings.wire_dtype != "float32",
-        "placement": settings.placement != "sharded" and launch.rank() is not None,
+        "placement": settings.placement != "sharded" and agent.rank() is not None,
     }
     for name, is_given in found.items():
         if is_given:
@@ -353,7 +353,7 @@ def entry_point(arguments: Sequence[str] | None = None, callbacks: Sequence[Any]
     if _is_elastic(arguments):
         # This process outlives the ranks that it starts.
         sys.exit(agent.run_under_launcher([sys.executable, *sys.orig_argv[1:]]))
-    if launch.rank() is None:
+    if agent.rank() is None:
         sys.exit(run_program(make_flags(), functools.partial(main, callbacks=callbacks), arguments))
     run = functools.partial(carry_out, callbacks=callbacks)
     sys.exit(run_rank(make_flags(), prepare, run, arguments, lambda p: p.saving.is_elastic))
@@ -361,7 +361,7 @@ def entry_point(arguments: Sequence[str] | None = None, callbacks: Sequence[Any]
 
 def _is_elastic(arguments: Sequence[str] | None) -> bool:
     """Whether ranks come and go, by the launcher and the flags; wrong flags are told later."""
-    if not launch.is_elastic():
+    if not agent.is_elastic():
         return False
     try:
         return bool(

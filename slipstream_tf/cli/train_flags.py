@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream_tf import optimizers
-from slipstream_tf._utils.link import WIRE_DTYPES
+from slipstream_tf._utils.comm import WIRE_DTYPES
 from slipstream_tf.cli import needs, presets
 from slipstream_tf.cli.flag_set import (
     Choice,

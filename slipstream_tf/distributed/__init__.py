@@ -1,15 +1,14 @@
 """The ranks that train together, and what travels between them."""
 
-from slipstream_tf._utils.link import Link
+from slipstream_tf._utils.comm import Communicator, Link, SingleProcess, Traffic
+from slipstream_tf.checkpoint.manager import JobCheckpoints, SavedJob
 from slipstream_tf.distributed.batches import even_ends, scale_loss, with_next
-from slipstream_tf.distributed.comm import Communicator, SingleProcess, Traffic
-from slipstream_tf.distributed.elastic_state import ElasticState, run_elastic
+from slipstream_tf.distributed.elastic import ElasticState, run_elastic
+from slipstream_tf.distributed.exchange import link_of
 from slipstream_tf.distributed.exchanged import ReplicatedStore
 from slipstream_tf.distributed.gradients import DistributedGradientTape
 from slipstream_tf.distributed.horovod import init
 from slipstream_tf.distributed.optimizer import DistributedOptimizer, flush_deferred
-from slipstream_tf.distributed.probe import link_of
-from slipstream_tf.distributed.saving import JobCheckpoints, SavedJob
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.distributed.watch import PeerLostError
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from slipstream_tf._utils.comm import Communicator, Names
 from slipstream_tf._utils.errors import invalid
-from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.distributed.exchange import Names
 from slipstream_tf.ops.features import num_rows
 
 KEYS = "keys"

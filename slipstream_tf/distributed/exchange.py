@@ -1,58 +1,35 @@
 """Keys and rows between ranks: to all, or to their owners, as floats or in fewer bytes.
 
 In: what `ops.exchange` collected on this rank. Out: what came to this rank. Each call is one
-collective, which every rank must call, with no rows if it has none.
+collective, which every rank must call, with no rows if it has none. `link_of` measures the link
+between ranks; `resolve` chooses the dtype of `wire_dtype="auto"` by it.
 """
 
-import collections
 import dataclasses
-import weakref
-from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+import statistics
+import time
+import timeit
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from slipstream_tf._utils.agreement import require_same
+from slipstream_tf._utils.comm import (
+    WIRE_DTYPES,
+    Communicator,
+    Link,
+    Mixed,
+    Names,
+    copies_of,
+    encoded_bytes,
+)
 from slipstream_tf._utils.errors import invalid, require_choice, require_integer
-from slipstream_tf._utils.link import WIRE_DTYPES, encoded_bytes
-from slipstream_tf.distributed.comm import Communicator, Mixed
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer
 
 # The number of a dtype, or one that changes from step to step.
 WireDtype: TypeAlias = "int | tf.Tensor"
-
-
-class Names:
-    """Names of collectives: the same on all ranks, and of one collective under way only.
-
-    A graph's collectives are numbered within the graph: ranks may trace a function at different
-    times (their last batches differ), but they trace the same one.
-    """
-
-    _prefixes: ClassVar[collections.Counter[str]] = collections.Counter()
-
-    def __init__(self, prefix: str):
-        """Takes a prefix; a second object with the same one gets a number.
-
-        Args:
-            prefix: what the collectives are for.
-        """
-        number = Names._prefixes[prefix]
-        Names._prefixes[prefix] += 1
-        self._prefix = f"slipstream.{prefix}" + (f".{number}" if number else "")
-        self._used: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def of(self, collective: str) -> str:
-        """Returns a name for one call of a collective."""
-        name = f"{self._prefix}.{collective}"
-        if tf.executing_eagerly():
-            return name
-        used = self._used.setdefault(tf.compat.v1.get_default_graph(), collections.Counter())
-        number = used[collective]
-        used[collective] += 1
-        return f"{name}-{number}" if number else name  # TensorFlow takes it for a scope, too.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,27 +138,6 @@ def exchange_rows(
     return exchange_ops.unpack_messages(received, comm.size, row_floats)
 
 
-def exchange_pulled(
-    comm: Communicator,
-    messages: tf.Tensor,
-    lengths: tf.Tensor,
-    row_bytes: tf.Tensor,
-    names: Names,
-    what: str,
-) -> tf.Tensor:
-    """Sends each rank its message from `ops.exchange.pull_rows`; returns those that came.
-
-    Args:
-        comm: the ranks.
-        messages, lengths, row_bytes: what was pulled for each.
-        names: names the collective.
-        what: the rows are for, e.g. "lookup".
-    """
-    kinds = Mixed([("rows", tf.reduce_sum(row_bytes) - row_bytes[comm.rank])])
-    received, _ = comm.exchange(messages, lengths, kinds, names.of(what))
-    return received
-
-
 def _kinds_of(
     rows: tf.Tensor, row_floats: Sequence[int], kind: Any, wire_dtype: WireDtype
 ) -> Mixed:
@@ -195,3 +151,108 @@ def _kinds_of(
     if isinstance(kind, list):
         return Mixed([*parts, *zip(kind, tf.unstack(sent, len(kind)), strict=True)])
     return Mixed([*parts, (kind, tf.reduce_sum(sent))])
+
+
+AUTO = "auto"
+_NAME = "slipstream.link"  # Begins the names of collectives.
+_SHORT, _LONG = 1 << 10, 1 << 21  # Bytes of the messages that are timed.
+_SECONDS = 1.0  # Of long messages; short ones and codecs take less.
+_ROWS, _DIM = 8192, 32  # Of the message whose making and reading is timed.
+
+
+def link_of(comm: Communicator) -> Link:
+    """Returns the link of a job of several ranks, measured if it is not known; a collective.
+
+    Raises:
+        ValueError: ranks were given other links.
+    """
+    given = None if comm.link is None else dataclasses.asdict(comm.link)
+    require_same(comm, given, f"{_NAME}.given", "distributed.init")
+    if comm.link is None:
+        comm.link = _measure(comm)
+    return comm.link
+
+
+def resolve(wire_dtype: str, comm: Communicator, floats: float, is_spread: bool) -> str:
+    """Returns a setting of the wire, with "auto" replaced by what is soonest; then a collective.
+
+    While a function is traced, which ranks may do more or less often, "auto" goes by a link that is
+    known.
+
+    Args:
+        wire_dtype: of `Wire.of`, or "auto"; on all ranks alike.
+        comm: the ranks.
+        floats: values of a row, on average.
+        is_spread: whether each row has one owner.
+
+    Raises:
+        ValueError: "auto" while a function is traced, and the link is not known.
+    """
+    if wire_dtype != AUTO:
+        return wire_dtype
+    if comm.size == 1:
+        return "float32"
+    if tf.executing_eagerly():
+        link = link_of(comm)
+    elif comm.link is None:
+        allowed = "another one in a tf.function, or init(link=...), or link_of(comm) before it"
+        raise invalid("wire_dtype", AUTO, "rows between ranks", allowed)
+    else:
+        link = comm.link
+    return link.choose(floats, copies_of(comm.size, is_spread))
+
+
+def _measure(comm: Communicator, name: str = _NAME) -> Link:
+    """Measures the link of a job of several ranks, in about two seconds; a collective.
+
+    Args:
+        comm: the ranks. Nothing that is sent counts.
+        name: of the collectives.
+
+    Returns:
+        The link, the same on all ranks.
+    """
+
+    clock = time.perf_counter
+
+    def gather(nbytes: int) -> float:
+        sent = tf.zeros([nbytes], tf.uint8)
+        start = time.perf_counter()
+        comm.gather(sent, "control", f"{name}.{nbytes}").numpy()
+        return time.perf_counter() - start
+
+    def agreed(seconds: Sequence[float]) -> list[float]:
+        mean = comm.sum(tf.constant(seconds, tf.float64), "control", f"{name}.sum") / comm.size
+        return [float(value) for value in mean]
+
+    with comm.uncounted():
+        for nbytes in (_SHORT, _LONG):
+            gather(nbytes)  # Horovod agrees on a tensor that it does not know.
+        (long_once,) = agreed([gather(_LONG)])
+        times = int(min(max(_SECONDS / long_once, 3), 30))
+        short = statistics.median(gather(_SHORT) for _ in range(30))
+        long = statistics.median(gather(_LONG) for _ in range(times))
+        codecs = [
+            statistics.median(timeit.repeat(_coding_in(dtype), repeat=9, number=1, timer=clock))
+            / (_ROWS * _DIM)
+            for dtype in WIRE_DTYPES
+        ]
+        short, long, *codecs = agreed([short, long, *codecs])
+    per_byte = max(long - short, 1e-9) / ((_LONG - _SHORT) * (comm.size - 1))
+    return Link(1.0 / per_byte, short, dict(zip(WIRE_DTYPES, codecs, strict=True)))
+
+
+def _coding_in(dtype: str) -> Callable[[], SendBuffer]:
+    """Makes a message of random rows, and takes it apart."""
+    number, random = WIRE_DTYPES.index(dtype), tf.random.Generator.from_seed(0)
+    rows = SendBuffer(
+        tf.constant([[_ROWS]], tf.int64),
+        tf.range(_ROWS, dtype=tf.int64),
+        random.normal([_ROWS * _DIM], stddev=1e-3),
+    )
+
+    def code() -> SendBuffer:
+        messages, _ = exchange_ops.pack_messages(rows, [_DIM], number)
+        return exchange_ops.unpack_messages(messages, 1, [_DIM])
+
+    return code

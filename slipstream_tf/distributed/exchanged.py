@@ -13,46 +13,21 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
+from slipstream_tf._utils.agreement import require_same
+from slipstream_tf._utils.comm import KINDS, Communicator, Names
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.config import Table
-from slipstream_tf.distributed.agreement import require_same
-from slipstream_tf.distributed.comm import KINDS, Communicator
 from slipstream_tf.distributed.exchange import (
-    Names,
     Wire,
     WireDtype,
+    exchange_rows,
     gather_rows,
     require_one_dtype,
+    resolve,
 )
-from slipstream_tf.distributed.probe import resolve
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 from slipstream_tf.tables.native import CollectingStore, NativeStore
-
-
-def make_wire(
-    wire_dtype: str,
-    warmup_steps: int,
-    tables: Sequence[Table],
-    comm: Communicator,
-    is_spread: bool,
-) -> Wire:
-    """Reads the settings of a store's wire, with what "auto" comes to; a collective.
-
-    Args:
-        wire_dtype: of `Wire.of`, or "auto".
-        warmup_steps: see `Wire`.
-        tables: of the store.
-        comm: the ranks.
-        is_spread: whether each row has one owner.
-
-    Raises:
-        ValueError: a setting that cannot be, or other ones on other ranks.
-    """
-    # Before one of them measures alone.
-    require_same(comm, [str(wire_dtype)], "slipstream.wire", "wire_dtype of an embedding store")
-    floats = sum(table.dim for table in tables) / max(len(tables), 1)
-    return Wire.of(resolve(wire_dtype, comm, floats, is_spread), warmup_steps)
 
 
 class ExchangedStore(CollectingStore, NativeStore):
@@ -76,7 +51,8 @@ class ExchangedStore(CollectingStore, NativeStore):
         tables: Sequence[Table],
         optimizer: optimizers.SparseOptimizer | None,
         comm: Communicator,
-        wire: Wire,
+        wire_dtype: str,
+        wire_warmup_steps: int,
         placement: str,
         settings: Mapping[str, Any],
     ):
@@ -86,13 +62,18 @@ class ExchangedStore(CollectingStore, NativeStore):
             tables: at least one, of distinct names.
             optimizer: the rule of the tables without one of their own; None: `Adagrad`.
             comm: the ranks.
-            wire: how rows travel.
+            wire_dtype: of `Wire.of`, or "auto".
+            wire_warmup_steps: see `Wire`.
             placement: where rows are, for names and errors.
             settings: others that must be the same on all ranks.
 
         Raises:
             ValueError: as `NativeStore`; or the ranks' settings differ: the error says in what.
         """
+        # Before a rank measures the link alone.
+        require_same(comm, [str(wire_dtype)], "slipstream.wire", "wire_dtype of an embedding store")
+        floats = sum(table.dim for table in tables) / max(len(tables), 1)
+        wire = Wire.of(resolve(wire_dtype, comm, floats, self.is_spread), wire_warmup_steps)
         super().__init__(tables, optimizer)
         self.comm, self.wire = comm, wire
         self._dims = [table.dim for table in self.tables]
@@ -119,7 +100,8 @@ class ExchangedStore(CollectingStore, NativeStore):
         self, collected: exchange_ops.SendBuffer, what: str, kind: Any, wire_dtype: WireDtype
     ) -> exchange_ops.SendBuffer:
         """Sends collected rows to where they are applied; returns those that come here."""
-        raise NotImplementedError
+        send = exchange_rows if self.is_spread else gather_rows
+        return send(self.comm, collected, self._dims, self._names, what, kind, wire_dtype)
 
     def _deliver(
         self, collected: exchange_ops.SendBuffer, what: str, kind: Any, wire_dtype: WireDtype
@@ -283,13 +265,7 @@ class ReplicatedStore(ExchangedStore):
                 allowed = "None: ranks would keep different rows (sharded tables may have one)"
                 raise invalid("retention", table.retention, place, allowed)
         require_one_dtype(wire_dtype, "replicated tables")
-        wire = make_wire(wire_dtype, wire_warmup_steps, tables, comm, is_spread=False)
-        super().__init__(tables, optimizer, comm, wire, "replicated", {})
-
-    def _exchanged(
-        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, wire_dtype: WireDtype
-    ) -> exchange_ops.SendBuffer:
-        return gather_rows(self.comm, collected, self._dims, self._names, what, kind, wire_dtype)
+        super().__init__(tables, optimizer, comm, wire_dtype, wire_warmup_steps, "replicated", {})
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """See `EmbeddingStore.gather`; no row is ever lost, so that every key counts as found.

@@ -11,11 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from slipstream_tf._utils.comm import KINDS, WIRE_DTYPES, Communicator, Names, SingleProcess
 from slipstream_tf._utils.errors import invalid
-from slipstream_tf._utils.link import WIRE_DTYPES
-from slipstream_tf.distributed.comm import KINDS, Communicator, SingleProcess
-from slipstream_tf.distributed.exchange import Names, Wire, gather_rows, require_one_dtype
-from slipstream_tf.distributed.probe import resolve
+from slipstream_tf.distributed.exchange import Wire, gather_rows, require_one_dtype, resolve
 from slipstream_tf.ops.exchange import SendBuffer
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.tables.variable import VariableStore

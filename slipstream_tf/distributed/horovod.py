@@ -2,23 +2,111 @@
 
 In: the environment that a launcher has made. Out: the job's communicator, whose ranks watch each
 other.
+
+On Linux each rank also keeps to its own processors. Gloo's thread busy-waits for a connection's
+lock until the next tick of the clock, 4 ms later, when it has taken the processor of the thread
+that holds the lock. Threads of two ranks that share two processors preempt each other all the time.
+Therefore Horovod's threads run as SCHED_BATCH and do not preempt others when they wake.
 """
+
+from __future__ import annotations
 
 import contextlib
 import functools
 import importlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf._utils import agent, launch
+from slipstream_tf._utils import agent, comm
+from slipstream_tf._utils.agreement import gather_json
+from slipstream_tf._utils.comm import Link
 from slipstream_tf._utils.errors import require_number
-from slipstream_tf._utils.link import Link
-from slipstream_tf.distributed import comm, processors, watch
-from slipstream_tf.distributed.agreement import gather_json
+from slipstream_tf.distributed import watch
+
+_TASKS = "/proc/self/task"
+_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology"
+
+
+def by_place(processors: Iterable[int], topology: str = _TOPOLOGY) -> list[int]:
+    """Returns processors in an order in which those of a socket, and of a core, are neighbours.
+
+    Args:
+        processors: of the machine.
+        topology: path of the folder that tells where a processor is, with "{}" for its number.
+    """
+
+    def place(processor: int) -> tuple[int, int, int]:
+        told = []
+        for name in ("physical_package_id", "core_id"):
+            try:
+                with open(os.path.join(topology.format(processor), name), encoding="ascii") as file:
+                    told.append(int(file.read()))
+            except (OSError, ValueError):
+                return (0, processor, processor)
+        return (told[0], told[1], processor)
+
+    return sorted(processors, key=place)
+
+
+def share_of(ordered: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
+    """Returns the processors that a rank of a machine keeps to.
+
+    Args:
+        ordered: processors of the machine, from `by_place`.
+        rank: of the machine's ranks, from 0.
+        ranks: on the machine; all processors, where there are more ranks than these.
+    """
+    if ranks > len(ordered):
+        return ordered
+    return ordered[rank * len(ordered) // ranks : (rank + 1) * len(ordered) // ranks]
+
+
+def keep_to_share(rank: int, ranks: int) -> Sequence[int] | None:
+    """Keeps all threads of this process, and those to come, to its rank's processors.
+
+    Not where somebody has chosen for it: a launcher that binds processes, `taskset`, or
+    HOROVOD_THREAD_AFFINITY in the environment.
+
+    Args:
+        rank: of the machine's ranks, from 0.
+        ranks: on the machine.
+
+    Returns:
+        The processors; None: nothing has changed.
+    """
+    if ranks == 1 or not os.path.isdir(_TASKS) or "HOROVOD_THREAD_AFFINITY" in os.environ:
+        return None
+    processors = os.sched_getaffinity(0)
+    own = share_of(by_place(processors), rank, ranks)
+    if len(processors) < (os.cpu_count() or 1) or len(own) == len(processors):
+        return None
+    for thread in threads():
+        # One that has just ended.
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, own)
+    return own
+
+
+def threads() -> set[int]:
+    """Returns the numbers of this process's threads; none where Linux is not."""
+    if not os.path.isdir(_TASKS):
+        return set()
+    return {int(name) for name in os.listdir(_TASKS)}
+
+
+@contextlib.contextmanager
+def giving_way() -> Iterator[None]:
+    """Has threads that begin within it interrupt none of the others when they wake."""
+    before = threads()
+    yield
+    for thread in threads() - before:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+
 
 _MISSING = (
     "This process was started as one rank of many ({variable} is set), but Horovod cannot be "
@@ -32,7 +120,7 @@ _CYCLE_MS, _CYCLE_MS_OF_HOSTS = "0.1", "0.5"
 # conditions, numbered by what else a graph has.
 _AS_NAMED = {"ignore_name_scope": True}
 # Of the job that `init` has joined: what is done once for a process is done.
-_job: "HorovodCommunicator | None" = None
+_job: HorovodCommunicator | None = None
 
 
 class HorovodCommunicator:
@@ -152,7 +240,7 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
     off unless the environment has HOROVOD_FUSION_THRESHOLD. Horovod looks for work every tenth of a
     millisecond, in jobs of several hosts every half (HOROVOD_CYCLE_TIME). Ranks of Open MPI that
     wait give way (OMPI_MCA_mpi_yield_when_idle). Ranks of one machine share out its processors,
-    where nobody has bound them (see `processors.keep_to_share`): call it before TensorFlow has run
+    where nobody has bound them (see `keep_to_share`): call it before TensorFlow has run
     anything, so that each takes as many threads as it has processors.
 
     A job that loses a rank ends. From then on the next collective of every other rank raises, and
@@ -188,7 +276,7 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
     global _job
     if timeout_seconds is not None:
         require_number("timeout_seconds", timeout_seconds, 1, place="init")
-    launched = launch.rank_variable()
+    launched = agent.rank_variable()
     if launched is None:
         return comm.SingleProcess()
     if _job is not None:
@@ -199,7 +287,7 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
         raise ImportError(_MISSING.format(variable=launched, error=error)) from error
     if timeout_seconds is not None:
         os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(timeout_seconds)))
-    cycle = _CYCLE_MS if launch.is_on_one_host() else _CYCLE_MS_OF_HOSTS
+    cycle = _CYCLE_MS if agent.is_on_one_host() else _CYCLE_MS_OF_HOSTS
     os.environ.setdefault("HOROVOD_CYCLE_TIME", cycle)
     # What Horovod finds waiting at one time it would add up as one tensor, in parts that depend on
     # what there is: the same job would end with other bits each time.
@@ -207,9 +295,9 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
     # Open MPI's ranks look for messages without a pause: what waits takes a processor from what
     # computes.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    with processors.giving_way():
+    with giving_way():
         horovod.init()
-    processors.keep_to_share(horovod.local_rank(), horovod.local_size())
+    keep_to_share(horovod.local_rank(), horovod.local_size())
     is_watched = not agent.is_started_by_agent()
     if timeout_seconds is not None and horovod.size() > 1 and is_watched:
         # By a communicator of its own, whose bytes nobody counts.

@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 # How long one address of several is tried, and who connects may take to say who it is, in seconds.
 _ATTEMPT = 5.0
@@ -26,19 +26,8 @@ _SIOCGIFADDR = 0x8915
 _LONGEST_GREETING = 4096
 # Callers that have not said who they are; of more than these, the oldest are turned away.
 _MOST_STRANGERS = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """A connection to a peer.
-
-    Attributes:
-        address: of the peer's host.
-        connection: a socket that both may send on.
-    """
-
-    address: str
-    connection: socket.socket
+# The address of a peer's host, and a socket that both may send on.
+Connection: TypeAlias = tuple[str, socket.socket]
 
 
 def own_addresses() -> list[str]:
@@ -60,7 +49,7 @@ def own_addresses() -> list[str]:
 
 def connect(
     rank: int, size: int, gather: Callable[[str], Sequence[str]], timeout_seconds: float
-) -> tuple[str, dict[int, Link]]:
+) -> tuple[str, dict[int, Connection]]:
     """Connects this rank with all others; a collective.
 
     Others than ranks may connect, too, while it lasts: each of them costs a socket and a few
@@ -73,7 +62,7 @@ def connect(
         timeout_seconds: how long to try.
 
     Returns:
-        This rank's address, as peers know it, and rank -> link, for all other ranks.
+        This rank's address, as peers know it, and rank -> connection, for all other ranks.
 
     Raises:
         ConnectionError: a rank cannot be reached, or did not call in time.
@@ -99,7 +88,7 @@ def connect(
             greeting = {"job": job, "rank": rank}
             links[peer] = _call(rank, peer, cards[peer]["places"], greeting, deadline)
         for peer, connection in called.result().items():
-            links[peer] = Link(cards[peer]["places"][0][0], connection)
+            links[peer] = (cards[peer]["places"][0][0], connection)
     return places[0][0], links
 
 
@@ -178,7 +167,7 @@ def _address_towards(host: str | None) -> list[str]:
 
 def _call(
     rank: int, peer: int, places: Sequence[Any], greeting: dict[str, Any], deadline: float
-) -> Link:
+) -> Connection:
     errors = []
     for address, port in places:
         until = time.monotonic() + max(0.1, min(deadline - time.monotonic(), _ATTEMPT))
@@ -192,7 +181,7 @@ def _call(
             errors.append(f"{address}:{port}: {error}")
         else:
             connection.settimeout(None)
-            return Link(address, connection)
+            return address, connection
     raise ConnectionError(
         f"Rank {rank} cannot connect to rank {peer}, to watch it ({'; '.join(errors)}). Open the "
         "ports between the hosts, name an interface that all of them reach in HOROVOD_GLOO_IFACE, "

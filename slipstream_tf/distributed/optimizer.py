@@ -9,9 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf import _compat
+from slipstream_tf._utils.comm import Communicator, Names, SingleProcess
 from slipstream_tf._utils.errors import invalid, require_integer
-from slipstream_tf.distributed.comm import Communicator, SingleProcess
-from slipstream_tf.distributed.exchange import Names
 from slipstream_tf.distributed.gradients import GradientExchange, store_of
 
 _OF_FLUSHES = Names("flush_deferred")

@@ -72,7 +72,7 @@ class Watch:
     """Watches the other ranks of a job from a thread of its own."""
 
     def __init__(
-        self, rank: int, address: str, peers: Mapping[int, mesh.Link], timeout_seconds: float
+        self, rank: int, address: str, peers: Mapping[int, mesh.Connection], timeout_seconds: float
     ):
         """Starts to watch.
 
@@ -83,9 +83,7 @@ class Watch:
             timeout_seconds: how long a host may leave probes unanswered.
         """
         self._rank, self._address, self._timeout = rank, address, timeout_seconds
-        self._peers = {
-            number: _Peer(number, link.address, link.connection) for number, link in peers.items()
-        }
+        self._peers = {number: _Peer(number, *peer) for number, peer in peers.items()}
         # Rank -> why it is lost; what came first stands first.
         self._lost: dict[int, str] = {}
         self._changed = threading.Condition()

@@ -18,7 +18,7 @@ _Counts = TypeVar("_Counts")
 
 
 class Communicator(Protocol):
-    """What the engine needs of `distributed.comm.Communicator`."""
+    """What the engine needs of `distributed.Communicator`."""
 
     rank: int
     size: int

@@ -20,15 +20,8 @@ import tensorflow as tf
 
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.config import Table
-from slipstream_tf.export import files
-from slipstream_tf.export.rows import (
-    TableRows,
-    Token,
-    collect,
-    layers_of,
-    on_rank_zero,
-    weights_of,
-)
+from slipstream_tf.export import rows
+from slipstream_tf.export.rows import TableRows, Token, collect, layers_of, on_rank_zero, weights_of
 
 _MANIFEST = Path("manifest.json")
 _WEIGHTS = "weights.npz"
@@ -84,7 +77,7 @@ def delta(
 
 
 def _write(model: Any, now: list[TableRows], path: str | os.PathLike[str], since: Any) -> None:
-    target = files.require_new(path, "delta")
+    target = rows.require_new(path, "delta")
     before = _rows_of(since)
     here, there = ([(t.name, t.config.dim) for t in tables] for tables in (now, before))
     if here != there:
@@ -101,7 +94,7 @@ def _write(model: Any, now: list[TableRows], path: str | os.PathLike[str], since
             write_changes(folder / f"table_{index}.parquet", found, new.step)
             entries.append(
                 {
-                    **files.table_entry(new),
+                    **rows.table_entry(new),
                     "changed": int(found.keys.size),
                     "removed": int(found.removed.size),
                     "since": {"step": old.step, "digest": old.digest},
@@ -110,18 +103,18 @@ def _write(model: Any, now: list[TableRows], path: str | os.PathLike[str], since
         if weights is not None:
             values = {str(index): w.numpy() for index, w in enumerate(weights)}
             np.savez(folder / _WEIGHTS, **values)
-        of_weights = None if weights is None else files.weight_entries(weights)
-        files.write_manifest(folder, files.manifest_of(entries, of_weights), _MANIFEST)
+        of_weights = None if weights is None else rows.weight_entries(weights)
+        rows.write_manifest(folder, rows.manifest_of(entries, of_weights), _MANIFEST)
 
-    files.write_whole(target, write)
+    rows.write_whole(target, write)
 
 
 def _rows_of(since: Any) -> list[TableRows]:
     if isinstance(since, Token):
         return list(since.tables)
     if isinstance(since, (str, os.PathLike)):
-        _require_unrounded("since", files.read_manifest(Path(since)), since)
-        return files.read_rows(Path(since))
+        _require_unrounded("since", rows.read_manifest(Path(since)), since)
+        return rows.read_rows(Path(since))
     allowed = (
         "the folder of an export, or a token of slip.export.token (a step is not enough: tables "
         "keep no step per row)"
@@ -151,13 +144,13 @@ def apply_delta(
             weights, or since another state than the SavedModel's. Nothing has changed then.
     """
     source, folder = Path(saved_model_path), Path(delta_path)
-    target = source if output is None else files.require_new(output, "apply_delta")
-    saved, found = files.read_manifest(source), files.read_manifest(folder, _MANIFEST)
+    target = source if output is None else rows.require_new(output, "apply_delta")
+    saved, found = rows.read_manifest(source), rows.read_manifest(folder, _MANIFEST)
     _require_unrounded("saved_model_path", saved, source)
     _require_fit(saved, found, folder)
     tables = []
     for index, (table, entry) in enumerate(
-        zip(files.read_rows(source), found["tables"], strict=True)
+        zip(rows.read_rows(source), found["tables"], strict=True)
     ):
         by = read_changes(folder / f"table_{index}.parquet", table.config.dim)
         updated = changed(table, by, entry["step"])
@@ -166,11 +159,9 @@ def apply_delta(
             raise invalid("delta_path", str(folder), f"table {table.name!r}", allowed)
         tables.append(updated)
     weights = _read_weights(folder, found)
-    entries = [files.table_entry(table) for table in tables]
-    manifest = files.manifest_of(entries, found.get("weights", saved["weights"]))
-    files.write_whole(
-        target, lambda new: files.write_updated(source, new, tables, weights, manifest)
-    )
+    entries = [rows.table_entry(table) for table in tables]
+    manifest = rows.manifest_of(entries, found.get("weights", saved["weights"]))
+    rows.write_whole(target, lambda new: rows.write_updated(source, new, tables, weights, manifest))
 
 
 def _require_unrounded(argument: str, manifest: Mapping[str, Any], path: Any) -> None:

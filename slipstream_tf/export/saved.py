@@ -12,7 +12,7 @@ import tensorflow as tf
 from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid, require_choice
 from slipstream_tf.config import ROW_DTYPES
-from slipstream_tf.export import files
+from slipstream_tf.export import rows
 from slipstream_tf.export.rows import (
     TableRows,
     collect,
@@ -103,7 +103,7 @@ def _write(
     given: Any,
     rows_dtype: str | None,
 ) -> None:
-    target = files.require_new(path, "saved_model")
+    target = rows.require_new(path, "saved_model")
     specs = resolve(model, given)
     served = [ServedTable(table.config, table.keys, table.rows, rows_dtype) for table in tables]
     root = tf.Module()
@@ -126,11 +126,11 @@ def _write(
             _refuse_own_ops(flat)
             _track_rest(root, model, flat)
             tf.saved_model.save(root, str(folder), signatures={"serving_default": flat})
-        entries = [files.table_entry(table, rows_dtype) for table in tables]
-        weights = files.weight_entries(root.weights)
-        files.write_manifest(folder, files.manifest_of(entries, weights))
+        entries = [rows.table_entry(table, rows_dtype) for table in tables]
+        weights = rows.weight_entries(root.weights)
+        rows.write_manifest(folder, rows.manifest_of(entries, weights))
 
-    files.write_whole(target, write)
+    rows.write_whole(target, write)
 
 
 @contextlib.contextmanager

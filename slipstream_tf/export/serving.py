@@ -29,7 +29,7 @@ class ServedTable(tf.Module):
     Attributes:
         config: of the table.
         keys: int64 [n].
-        rows: [n + 1, dim] of `served_dtype`: the row of keys[i] is rows[i + 1]; rows[0] is for
+        rows: [n + 1, dim] of the served dtype: the row of keys[i] is rows[i + 1]; rows[0] is for
             absent keys.
         scales: float32 [n + 1], of int8 rows: what each is multiplied by; else None.
         numbers: key -> index in `rows`; 0 for an absent key.
@@ -71,18 +71,13 @@ class ServedTable(tf.Module):
         return tf.ensure_shape(rows, [None, self.config.dim])
 
 
-def served_dtype(config: Table, rows_dtype: str | None) -> str:
-    """Returns the dtype of a table's served rows; None: as the table keeps them."""
-    return config.storage.dtype if rows_dtype is None else rows_dtype
-
-
 def encoded(config: Table, rows: np.ndarray, rows_dtype: str | None) -> dict[str, np.ndarray]:
     """Returns rows as they are served, that of absent keys before the others.
 
     Args:
         config: of their table.
         rows: float32 [n, dim].
-        rows_dtype: see `served_dtype`.
+        rows_dtype: of the served rows; None: as the table keeps them.
 
     Returns:
         rows [n + 1, dim], each value the nearest; of int8 also scales float32 [n + 1]: a row times
@@ -90,7 +85,7 @@ def encoded(config: Table, rows: np.ndarray, rows_dtype: str | None) -> dict[str
     """
     absent = np.full((1, config.dim), constant_value(config) or 0.0, np.float32)
     values = np.concatenate([_rounded(config, absent), np.asarray(rows, np.float32)])
-    dtype = served_dtype(config, rows_dtype)
+    dtype = rows_dtype or config.storage.dtype
     if dtype != "int8":
         return {"rows": values.astype(tf.as_dtype(dtype).as_numpy_dtype)}
     largest = np.abs(values).max(axis=1)
@@ -241,9 +236,7 @@ def _pooled_padded(
     rows = gather(tf.reshape(keys, [-1]))
     rows = tf.reshape(rows, [shape[0], shape[1], rows.shape[-1]])
     if weights is not None or combiner != "sum":
-        used = tf.cast(is_key, tf.float32)
-        if weights is not None:
-            used = tf.where(is_key, weights, 0.0)
+        used = tf.cast(is_key, tf.float32) if weights is None else tf.where(is_key, weights, 0.0)
         divisor = tf.reduce_sum(_counted(used, combiner), axis=1)
         rows = rows * (used * _factor(divisor, combiner)[:, tf.newaxis])[..., tf.newaxis]
     return tf.reduce_sum(tf.where(is_key[..., tf.newaxis], rows, 0.0), axis=1)
@@ -262,9 +255,7 @@ def _pooled_ragged(
     batch = tf.size(row_splits) - 1
     inputs = tf.repeat(tf.range(batch), row_splits[1:] - row_splits[:-1])
     if weights is not None or combiner != "sum":
-        used = tf.cast(is_key, tf.float32)
-        if weights is not None:
-            used = tf.where(is_key, weights, 0.0)
+        used = tf.cast(is_key, tf.float32) if weights is None else tf.where(is_key, weights, 0.0)
         divisor = tf.math.unsorted_segment_sum(_counted(used, combiner), inputs, batch)
         rows = rows * (used * tf.gather(_factor(divisor, combiner), inputs))[:, tf.newaxis]
     rows = tf.where(is_key[:, tf.newaxis], rows, 0.0)

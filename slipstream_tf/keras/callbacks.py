@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from slipstream_tf._utils.agreement import gather_json, require_same, require_same_rows
+from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid
-from slipstream_tf.distributed.agreement import gather_json, require_same, require_same_rows
-from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchanged import ExchangedStore, ReplicatedStore
 from slipstream_tf.distributed.optimizer import flush_deferred
 from slipstream_tf.keras.among_others import AmongOthers

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from slipstream_tf.distributed.elastic_state import ElasticState
+from slipstream_tf.distributed.elastic import ElasticState
 
 
 class ElasticCallback(keras.callbacks.Callback):

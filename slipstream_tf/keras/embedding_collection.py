@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import _compat, optimizers
+from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid, require_choice
 from slipstream_tf.checkpoint.store_state import StoreState, export_state, restore_state
 from slipstream_tf.config import Table
-from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.keras import feature_layouts as layouts
 from slipstream_tf.keras.contract import (
     require_apply,

@@ -12,10 +12,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.data.spec import OFFSET, SHARE
 from slipstream_tf.distributed.batches import scale_loss, scale_loss_by
-from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.keras.contract import reaching_rows
 from slipstream_tf.sampling.notes import take_notes
 from slipstream_tf.sampling.passes import Applied

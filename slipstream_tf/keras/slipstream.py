@@ -6,14 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from slipstream_tf._utils.agreement import most_known, require_same
+from slipstream_tf._utils.comm import Communicator, SingleProcess
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.checkpoint.store_state import tree_from_bytes, tree_to_bytes
 from slipstream_tf.config import DryRun, HotSet, Saturation, Window
 from slipstream_tf.data.spec import SKIPPABLE
-from slipstream_tf.distributed.agreement import most_known, require_same
 from slipstream_tf.distributed.batches import even_ends
-from slipstream_tf.distributed.comm import Communicator, SingleProcess
-from slipstream_tf.distributed.probe import link_of
+from slipstream_tf.distributed.exchange import link_of
 from slipstream_tf.engine.report import WindowReport
 from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.engine.tracker import SaturationTracker

@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf import _compat
+from slipstream_tf._utils.comm import Names
 from slipstream_tf._utils.errors import invalid
-from slipstream_tf.distributed.exchange import Names
 from slipstream_tf.keras.row_gradients import Anchor, anchor_of
 from slipstream_tf.keras.store_gradients import StoreGradients, by_store
 

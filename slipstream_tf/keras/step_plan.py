@@ -5,8 +5,8 @@ In: epochs, and the steps of one. Out: what the tracker is told.
 
 from collections.abc import Callable
 
-from slipstream_tf.distributed.agreement import most_known
-from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf._utils.agreement import most_known
+from slipstream_tf._utils.comm import Communicator
 from slipstream_tf.engine.tracker import SaturationTracker
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid
-from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.feature_specs import resolve_features
 from slipstream_tf.ops.features import FeatureSpec

@@ -197,15 +197,12 @@ class SavedStore(TrackedStore):
         defers_at_owners: whether a rank defers gradients of its own rows only.
         flushes_with_next_step: whether deferred gradients cannot be applied at once: they leave
             with the gradients of the next step (`flush_with_next_step`).
-        joins_parts: whether a table can be imported in parts: `joining_parts`, see
-            `SokEmbeddingStore`.
         writes_rows: whether single rows can be written and removed; see `NativeStore.write_rows`.
     """
 
     has_replicas = False
     defers_at_owners = False
     flushes_with_next_step = False
-    joins_parts = False
     writes_rows = False
 
     def _policy_of(self, table: str) -> UpdatePolicy:

@@ -166,14 +166,12 @@ class Rates:
         if self.shared is not None:
             rates = np.float32(self.shared.numpy())
         else:
-            rates = np.array([self._unfollowed(i) for i in range(len(self._sources))], np.float32)
+            found = [self._rate(index, None, ()) for index in range(len(self._sources))]
+            rates = np.array([float(tf.convert_to_tensor(rate)) for rate in found], np.float32)
         saved = {"learning_rate": np.asarray(rates)}
         if self._optimizer is not None:
             saved["followed_rate"] = np.asarray(self._reference.numpy(), np.float32)
         return saved
-
-    def _unfollowed(self, index: int) -> float:
-        return float(tf.convert_to_tensor(self._rate(index, None, ())))
 
     def restore(self, saved: Mapping[str, Any], tables: Sequence[str] | None = None) -> None:
         """Takes over what `export` gave; schedules go by their table's updates.

@@ -13,7 +13,7 @@ import tensorflow as tf
 from slipstream_tf._compat import tensorflow_variable
 from slipstream_tf._utils.errors import invalid, require_integer, require_number
 from slipstream_tf.config import Table
-from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
 from slipstream_tf.tables.base import table_contents
 from slipstream_tf.tables.watching import KerasMovements, WatchedGradients, WatchingStore
 
@@ -202,8 +202,7 @@ class VariableStore(WatchingStore):
             raise invalid("keys", described, f"table {table!r}", "integers [n]")
         self._require_in_range(table, keys)
         watched = self._watched[table]
-        watched.saturated = keys.astype(np.int64)
-        self._configure(table, watched.policy)
+        self.set_row_flags(table, keys, np.full(keys.size, SATURATED))
         if watched.policy.mode != "defer":
             watched.masked.assign(watched.saturated)
 

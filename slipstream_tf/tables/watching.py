@@ -18,7 +18,6 @@ from slipstream_tf.ops.deferred_gradients import DeferredGradients
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.ops.update_policy import SATURATED, UpdateCounts, UpdatePolicy
 from slipstream_tf.tables.base import UpdatedElsewhere
-from slipstream_tf.tables.by_key import added_up
 
 # Of keys int64 [n] and sums float32 [n, dim]: float32 [n], how far each sum would move its row.
 Movement = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -125,6 +124,27 @@ class KerasMovements(Movements):
         squares = tf.square(sums)
         denominators = accumulated + squares + optimizer.epsilon
         return tf.sqrt(tf.reduce_max(squares / denominators, axis=1))
+
+
+def added_up(
+    keys: np.ndarray, ages: np.ndarray, sums: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Adds up the sums of each key.
+
+    Args:
+        keys: int64 [..., n]; a column is a key.
+        ages: int64 [n].
+        sums: float32 [n, dim].
+
+    Returns:
+        The different keys, ascending; of each, the largest age and the total.
+    """
+    merged, index = np.unique(keys, axis=-1, return_inverse=True)
+    total = np.zeros((merged.shape[-1], sums.shape[1]), np.float32)
+    np.add.at(total, index.ravel(), sums)
+    oldest = np.zeros(merged.shape[-1], np.int64)
+    np.maximum.at(oldest, index.ravel(), ages)
+    return merged, oldest, total
 
 
 class WatchedGradients:

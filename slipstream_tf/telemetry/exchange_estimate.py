@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream_tf._utils.link import CHOICES, Link, copies_of
+from slipstream_tf._utils.comm import CHOICES, Link, copies_of
 from slipstream_tf.engine.report import WindowReport
 from slipstream_tf.telemetry.ledger import Ledger
 

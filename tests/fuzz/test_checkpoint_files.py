@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from slipstream_tf.checkpoint import array_file
-from slipstream_tf.checkpoint.array_file import ArrayFile
-from slipstream_tf.checkpoint.errors import CheckpointError
+from slipstream_tf.checkpoint.array_file import ArrayFile, CheckpointError
 
 SECONDS = float(os.environ.get("SLIPSTREAM_FUZZ_SECONDS", "0")) / 8
 CASES = 500

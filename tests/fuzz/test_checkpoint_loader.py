@@ -27,7 +27,7 @@ from damages import MANIFEST, damage
 from fuzzing import SECONDS, Hang, bounded_space, watched
 from thread_jobs import TABLES, Job, Threads
 
-from slipstream_tf.checkpoint import CheckpointMismatchError, tree
+from slipstream_tf.checkpoint import CheckpointMismatchError, store_state
 from slipstream_tf.distributed import SavedJob
 
 CASES = {"native": 120, "replicated": 40, "sharded": 50}
@@ -108,7 +108,7 @@ def _digests(job: Any) -> dict[str, str]:
 
 
 def _checksum(part: Any) -> str:
-    skeleton, arrays = tree.flatten(part)
+    skeleton, arrays = store_state.flatten(part)
     digest = hashlib.sha256(json.dumps(skeleton, default=str).encode())
     for array in arrays.values():
         digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).data)

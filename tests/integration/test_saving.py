@@ -134,17 +134,17 @@ def test_loading_replaces_what_was_there(tmp_path):
         (
             [Table("a/b", 4), Table("c", 4)],
             None,
-            r"saved with tables \['a/b', 'b'\].* has tables \['a/b', 'c'\]",
+            r"saved with tables \['a/b', 'b'\].* this program has \['a/b', 'c'\]",
         ),
         (
             [Table("a/b", 8), Table("b", 8)],
             None,
-            "table 'a/b' was saved with dim=4, but this layer has dim=8",
+            "table 'a/b' was saved with dim=4, but this program has dim=8",
         ),
         (
             [Table("a/b", 4), Table("b", 4)],
             optimizers.Adagrad(0.1),
-            "saved with the update rule Adam, but this layer uses Adagrad",
+            "saved with the update rule Adam, but this program uses Adagrad",
         ),
     ],
     ids=["names", "dim", "rule"],

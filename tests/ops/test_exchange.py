@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import optimizers
-from slipstream_tf._utils.link import WIRE_DTYPES
+from slipstream_tf._utils.comm import WIRE_DTYPES
 from slipstream_tf.config import Table
 from slipstream_tf.ops import exchange, features, table
 from slipstream_tf.ops.exchange import SendBuffer

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import distributed
-from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf._utils.comm import Communicator
 
 STEPS = 20
 

@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import Any
 
-from slipstream_tf._utils import launch
+from slipstream_tf._utils import agent
 from slipstream_tf.cli import train
 
 
@@ -56,10 +56,10 @@ if __name__ == "__main__":
     if sys.argv[1] == "kill-1-at":
         step = int(sys.argv[2])
         del sys.argv[1:3]
-        if launch.rank() == 1:
+        if agent.rank() == 1:
             kill_after(step)
     if sys.argv[1] == "fail-on-1":
         del sys.argv[1]
-        if launch.rank() == 1:
+        if agent.rank() == 1:
             break_off()
     train.entry_point()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.distributed.comm import KINDS, Mixed, Traffic
+from slipstream_tf._utils.comm import KINDS, Mixed, Traffic
 
 
 class ThreadRank:

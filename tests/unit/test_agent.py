@@ -30,7 +30,7 @@ with open(folder + "/started", "a+") as file:
 code = int(open(folder + "/codes").read().split()[number])
 if code == 1000:
     sys.path.insert(0, sys.argv[2])
-    from slipstream_tf import agent
+    from slipstream_tf._utils import agent
     while not agent.is_noticed():
         time.sleep(0.01)
     code = agent.AGAIN
@@ -171,7 +171,7 @@ def test_starts_that_save_nothing_come_to_an_end(
 def test_a_start_ends_with_its_agent(tmp_path: Path, environment: dict[str, str]) -> None:
     wait = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     child_command = [sys.executable, "-S", "-c", wait]
-    program = f"from slipstream_tf import agent; agent.run_under_launcher({child_command!r})"
+    program = f"from slipstream_tf._utils import agent; agent.run_under_launcher({child_command!r})"
     environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     own = subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True

@@ -40,7 +40,7 @@ RESTRICTED = {
     "tf_keras": set(),
     # The doctor's child processes import both, to see whether that works.
     "horovod": {"distributed.horovod", "_utils.agent", "cli.checks"},
-    "sparse_operation_kit": {"tables.sok.library", "cli.checks"},
+    "sparse_operation_kit": {"tables.sok.table", "cli.checks"},
     "inspect": set(),  # Nobody goes by who calls.
 }
 
@@ -182,7 +182,7 @@ def _tree(root: Path, files: dict[str, str]) -> Path:
 ALLOWED = {
     "ops/table.py": "import tensorflow as tf\nfrom slipstream_tf.config import Table",
     "tables/native.py": "from slipstream_tf.ops import table\nfrom .base import Store",
-    "tables/sok/library.py": "import sparse_operation_kit as sok",
+    "tables/sok/table.py": "import sparse_operation_kit as sok",
     "engine/tracker.py": "from ..tables import native\nfrom slipstream_tf._utils import errors",
     "distributed/horovod.py": "import horovod.tensorflow as hvd",
     "models/dots.py": "import keras\nfrom slipstream_tf.keras.layer import Layer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream_tf._utils import launch
+from slipstream_tf._utils import agent
 
 PREFIXES = ("HOROVOD", "OMPI_COMM_WORLD", "PMI", "PMIX")
 
@@ -17,7 +17,7 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_alone_is_on_one_host() -> None:
-    assert launch.rank() is None and launch.is_on_one_host()
+    assert agent.rank() is None and agent.is_on_one_host()
 
 
 @pytest.mark.parametrize("prefix", ["HOROVOD", "OMPI_COMM_WORLD"])
@@ -26,15 +26,15 @@ def test_ranks_of_one_host_are_told_from_others(
     monkeypatch: pytest.MonkeyPatch, prefix: str, local: str, size: str, expected: bool
 ) -> None:
     monkeypatch.setenv(f"{prefix}_RANK", "1")
-    assert launch.rank() == 1
-    assert not launch.is_on_one_host()  # Nobody says how many there are.
+    assert agent.rank() == 1
+    assert not agent.is_on_one_host()  # Nobody says how many there are.
     monkeypatch.setenv(f"{prefix}_SIZE", size)
     monkeypatch.setenv(f"{prefix}_LOCAL_SIZE", local)
-    assert launch.is_on_one_host() == expected
+    assert agent.is_on_one_host() == expected
 
 
 def test_an_elastic_launcher_is_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOROVOD_ELASTIC", raising=False)
-    assert not launch.is_elastic()
+    assert not agent.is_elastic()
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    assert launch.is_elastic()
+    assert agent.is_elastic()

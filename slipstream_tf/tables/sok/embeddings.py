@@ -9,9 +9,8 @@ key that another rank owns, the key is sent there, its row comes back, and its g
 there. The rank that requests the row counts all three.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,20 +23,12 @@ from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.base import EmbeddingStore, table_contents
-from slipstream_tf.tables.by_key import counts_of
 from slipstream_tf.tables.native import NativeStore
 from slipstream_tf.tables.rates import Rates
-from slipstream_tf.tables.replicas import Replicas, ReplicatingStore, rows_within
+from slipstream_tf.tables.replicas import Replicas, ReplicatingStore, counts_of, rows_within
 from slipstream_tf.tables.sok import hkv
-from slipstream_tf.tables.sok.library import open_sok, slots_of, wrap_optimizer
-from slipstream_tf.tables.sok.optimizers import (
-    SokRule,
-    export_rows,
-    own_part,
-    replace_rows,
-    same_rule,
-)
-from slipstream_tf.tables.sok.table import SokTable, SpreadStore
+from slipstream_tf.tables.sok.optimizers import SokRule, same_rule
+from slipstream_tf.tables.sok.table import SokTable, SpreadStore, open_sok, slots_of, wrap_optimizer
 
 # Of what SOK sends.
 _KEY_BYTES = 8
@@ -67,7 +58,6 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         comm: the ranks, or None.
     """
 
-    joins_parts = True
     _whose_moments = "SOK keeps the moments"
 
     def __init__(
@@ -113,8 +103,6 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         )
         shared = [dataclasses.replace(t, optimizer=None) for t in self.tables]
         self.rates = Rates(shared, self.optimizer, lambda _: self._steps[0])
-        # What was imported so far, of tables that come in parts.
-        self._parts: dict[str, list[Mapping[str, Any]]] | None = None
         with tf.init_scope():
             self._opened = {table.name: self._made(table, var_type) for table in self.tables}
             self._updater = wrap_optimizer(same_rule(self.optimizer, self._rate_now))
@@ -288,7 +276,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
             self._require_flushed(table)
             if self._num_unapplied(table):
                 self.flush()
-        own = export_rows(found, self._rule)
+        own = self._rule.export_rows(found)
         keys, trained = own["keys"], own["rows"]
         counts = counts_of(keys, **self.export_accesses(table)) if self._ranks == 1 else None
         rows = self._with_initial(table, keys, tf.constant(trained)).numpy()
@@ -317,12 +305,9 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
             RuntimeError: the table had no room, and SOK evicted rows of the contents.
         """
         found = self._table(table)
-        if self._parts is not None:
-            self._parts[table].append(contents)
-            return
-        own = own_part(found, self._rule, contents, optional=("trained",))
+        own = self._rule.own_part(found, contents, optional=("trained",))
         own["rows"] = self._trained(found, own)
-        replace_rows(found, self._rule, own)
+        self._rule.replace_rows(found, own)
         self._steps.assign(contents["steps"])
         self._rule.replace(contents)
         if self._ranks == 1:
@@ -341,21 +326,6 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         trained = np.asarray(own["trained"], np.float32)
         sums = self._with_initial(found.name, keys, tf.constant(trained)).numpy()
         return np.where((sums == rows).all(axis=1, keepdims=True), trained, difference)
-
-    @contextlib.contextmanager
-    def joining_parts(self) -> Iterator[None]:
-        """Within it, tables are imported in parts, such as each rank exported; whole at its end.
-
-        Steps and powers are those of the last part. A table of which no part came stays as it is.
-        """
-        parts = self._parts = {table.name: [] for table in self.tables}
-        try:
-            yield
-        finally:
-            self._parts = None
-        for table, contents in parts.items():
-            if contents:
-                self.import_table(table, _joined(contents))
 
     def _apply_deferred(self, apply: Callable[[], Any]) -> None:
         """Applies deferred gradients as if they had come with the last update: it counts as none.
@@ -382,13 +352,6 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
     def decay_counts(self, factor: float) -> None:
         """See `EmbeddingStore.decay_counts`."""
         self._replicas.decay_counts(factor)
-
-
-def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What ranks exported of a table, as one rank would have."""
-    of_keys = [name for name in ("rows", "slots", "counts", "trained") if name in parts[-1]]
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in ("keys", *of_keys)}
-    return {**parts[-1], **joined}
 
 
 def _settings_of(table: Table, var_type: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf._utils.errors import invalid
-from slipstream_tf.tables.sok.library import open_sok, slots_of
 from slipstream_tf.tables.sok.store import SokStore
+from slipstream_tf.tables.sok.table import open_sok, slots_of
 
 _FIRST = "OptimizerWrapperV1"
 

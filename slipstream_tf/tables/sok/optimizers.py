@@ -16,8 +16,7 @@ from absl import logging
 from slipstream_tf import optimizers
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.tables.base import SlotLayout
-from slipstream_tf.tables.sok.library import slots_of
-from slipstream_tf.tables.sok.table import SokTable
+from slipstream_tf.tables.sok.table import SokTable, slots_of
 from slipstream_tf.tables.watching import Movements, inner_of
 
 # Of this package's rules: their slots by SOK's names, in the order of a native table's.
@@ -106,95 +105,90 @@ class SokRule:
         values = (inner._call_if_callable(beta) for beta in (inner._beta1, inner._beta2))
         return [float(value) for value in values]
 
+    def export_rows(self, found: SokTable) -> dict[str, np.ndarray]:
+        """Copies this rank's rows; SOK makes slots that are missing.
 
-def export_rows(found: SokTable, rule: SokRule) -> dict[str, np.ndarray]:
-    """Copies this rank's rows; SOK makes slots that are missing.
+        Args:
+            found: the table.
 
-    Args:
-        found: the table.
-        rule: of its optimizer.
+        Returns:
+            "keys" int64 [n], ascending; "rows" float32 [n, dim]; "slots" float32 [n, slots * dim].
+        """
+        if found.is_dynamic:
+            keys, rows = (part.numpy() for part in found.sok.export(found.variable))
+        else:
+            keys, rows = found.keys_of(np.arange(found.size())), found.variable.numpy()
+        order = np.argsort(keys)
+        keys, rows = keys[order], rows[order]
+        parts = [slot.sparse_read(tf.constant(keys)).numpy() for slot in self.slots(found)]
+        joined = np.concatenate([np.empty((keys.size, 0), np.float32), *parts], axis=1)
+        return {"keys": keys, "rows": rows, "slots": joined}
 
-    Returns:
-        "keys" int64 [n], ascending; "rows" float32 [n, dim]; "slots" float32 [n, slots * dim].
-    """
-    if found.is_dynamic:
-        keys, rows = (part.numpy() for part in found.sok.export(found.variable))
-    else:
-        keys, rows = found.keys_of(np.arange(found.size())), found.variable.numpy()
-    order = np.argsort(keys)
-    keys, rows = keys[order], rows[order]
-    parts = [slot.sparse_read(tf.constant(keys)).numpy() for slot in rule.slots(found)]
-    joined = np.concatenate([np.empty((keys.size, 0), np.float32), *parts], axis=1)
-    return {"keys": keys, "rows": rows, "slots": joined}
+    def own_part(
+        self, found: SokTable, contents: Mapping[str, Any], optional: Sequence[str] = ()
+    ) -> dict[str, np.ndarray]:
+        """Returns what contents have of this rank's keys.
 
+        Args:
+            found: the table.
+            contents: "keys", "rows" and "slots" of any ranks' keys.
+            optional: other arrays of one row per key, which may be missing.
 
-def own_part(
-    found: SokTable, rule: SokRule, contents: Mapping[str, Any], optional: Sequence[str] = ()
-) -> dict[str, np.ndarray]:
-    """Returns what contents have of this rank's keys.
+        Raises:
+            ValueError: a shape does not fit the table, or a key is one that SOK uses itself.
+        """
+        keys, place = np.asarray(contents["keys"], np.int64), f"table {found.name!r}"
+        slots_per_row = len(self.slots(found)) * found.dim
+        for name, columns in (("rows", found.dim), ("slots", slots_per_row)):
+            shape = np.shape(contents[name])
+            if shape != (keys.size, columns):
+                raise invalid(name, list(shape), place, f"float32 [{keys.size}, {columns}]")
+        is_reserved = np.isin(keys, found.reserved_keys)
+        if is_reserved.any():
+            allowed = f"others than {', '.join(map(str, found.reserved_keys))}, which SOK uses"
+            raise invalid("keys", int(keys[is_reserved][0]), place, allowed)
+        is_own = found.owners(keys) == found.rank
+        names = ["keys", "rows", "slots", *(name for name in optional if name in contents)]
+        return {name: np.asarray(contents[name])[is_own] for name in names}
 
-    Args:
-        found: the table.
-        rule: of its optimizer.
-        contents: "keys", "rows" and "slots" of any ranks' keys.
-        optional: other arrays of one row per key, which may be missing.
+    def replace_rows(self, found: SokTable, own: Mapping[str, np.ndarray]) -> None:
+        """Writes rows and slots; other keys of the table start anew, as SOK cannot take keys out.
 
-    Raises:
-        ValueError: a shape does not fit the table, or a key is one that SOK uses itself.
-    """
-    keys, place = np.asarray(contents["keys"], np.int64), f"table {found.name!r}"
-    slots_per_row = len(rule.slots(found)) * found.dim
-    for name, columns in (("rows", found.dim), ("slots", slots_per_row)):
-        shape = np.shape(contents[name])
-        if shape != (keys.size, columns):
-            raise invalid(name, list(shape), place, f"float32 [{keys.size}, {columns}]")
-    is_reserved = np.isin(keys, found.reserved_keys)
-    if is_reserved.any():
-        allowed = f"others than {', '.join(map(str, found.reserved_keys))}, which SOK uses"
-        raise invalid("keys", int(keys[is_reserved][0]), place, allowed)
-    is_own = found.owners(keys) == found.rank
-    names = ["keys", "rows", "slots", *(name for name in optional if name in contents)]
-    return {name: np.asarray(contents[name])[is_own] for name in names}
+        Those of a `sok.Variable` stay as they are, and so do those whose initial rows are random.
 
+        Args:
+            found: the table.
+            own: "keys", "rows" and "slots" of this rank's keys.
 
-def replace_rows(found: SokTable, rule: SokRule, own: Mapping[str, np.ndarray]) -> None:
-    """Writes rows and slots; other keys of the table start anew, as SOK cannot take keys out.
-
-    Those of a `sok.Variable` stay as they are, and so do those whose initial rows are random.
-
-    Args:
-        found: the table.
-        rule: of its optimizer.
-        own: "keys", "rows" and "slots" of this rank's keys.
-
-    Raises:
-        RuntimeError: the table had no room, and SOK evicted some of these rows.
-    """
-    keys = own["keys"]
-    if not found.is_dynamic:
-        rows = found.variable.numpy()
-        rows[found.indices(keys)] = own["rows"]
-        found.variable.assign(rows)
-        return
-    variables, initial = (found.variable, *rule.slots(found)), found.initial_value
-    others = np.setdiff1d(found.sok.export(found.variable)[0].numpy(), keys)
-    if initial is None and others.size:
-        logging.warning(
-            "Table %r keeps rows of %d keys that are not among those that are loaded: SOK cannot "
-            "take keys out, nor make their random initial rows again. Load into a new variable.",
-            found.name,
-            others.size,
-        )
-    elif initial is not None:
-        # Before the others: what is written last is evicted last.
-        for variable, value in zip(variables, (initial, *rule.initial_slots()), strict=True):
-            rows = tf.fill([others.size, found.dim], np.float32(value))
-            found.sok.assign(variable, tf.constant(others, tf.int64), rows)
-    columns = np.split(np.concatenate([own["rows"], own["slots"]], 1), len(variables), 1)
-    for variable, values in zip(variables, columns, strict=True):
-        found.sok.assign(variable, tf.constant(keys), tf.constant(values, tf.float32))
-    if found.size() < keys.size + others.size:
-        _require_rows(found, keys)
+        Raises:
+            RuntimeError: the table had no room, and SOK evicted some of these rows.
+        """
+        keys = own["keys"]
+        if not found.is_dynamic:
+            rows = found.variable.numpy()
+            rows[found.indices(keys)] = own["rows"]
+            found.variable.assign(rows)
+            return
+        variables, initial = (found.variable, *self.slots(found)), found.initial_value
+        others = np.setdiff1d(found.sok.export(found.variable)[0].numpy(), keys)
+        if initial is None and others.size:
+            logging.warning(
+                "Table %r keeps rows of %d keys that are not among those that are loaded: SOK "
+                "cannot take keys out, nor make their random initial rows again. Load into a new "
+                "variable.",
+                found.name,
+                others.size,
+            )
+        elif initial is not None:
+            # Before the others: what is written last is evicted last.
+            for variable, value in zip(variables, (initial, *self.initial_slots()), strict=True):
+                rows = tf.fill([others.size, found.dim], np.float32(value))
+                found.sok.assign(variable, tf.constant(others, tf.int64), rows)
+        columns = np.split(np.concatenate([own["rows"], own["slots"]], 1), len(variables), 1)
+        for variable, values in zip(variables, columns, strict=True):
+            found.sok.assign(variable, tf.constant(keys), tf.constant(values, tf.float32))
+        if found.size() < keys.size + others.size:
+            _require_rows(found, keys)
 
 
 def _require_rows(found: SokTable, keys: np.ndarray) -> None:

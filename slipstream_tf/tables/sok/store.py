@@ -16,22 +16,49 @@ from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.config import Table
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.tables.access_counts import AccessCounts, EstimatedCounts, ExactCounts
 from slipstream_tf.tables.base import SlotLayout, table_contents
-from slipstream_tf.tables.by_key import UnchangedKeys
-from slipstream_tf.tables.sok.library import slots_of, wrap_optimizer
-from slipstream_tf.tables.sok.optimizers import (
-    SokMovements,
-    SokRule,
-    export_rows,
-    own_part,
-    replace_rows,
+from slipstream_tf.tables.replicas import AccessCounts, EstimatedCounts, ExactCounts
+from slipstream_tf.tables.sok.optimizers import SokMovements, SokRule
+from slipstream_tf.tables.sok.table import (
+    SokTable,
+    SpreadStore,
+    open_table,
+    slots_of,
+    wrap_optimizer,
 )
-from slipstream_tf.tables.sok.table import SokTable, SpreadStore, open_table
 from slipstream_tf.tables.watching import WatchedGradients, WatchingStore
 
 # Sums that there is room for at first, in a table of few rows; more as it grows.
 _FEWEST_SUMS = 1 << 16
+
+
+class UnchangedKeys:
+    """Keys that nothing updates, each with the time from which on."""
+
+    def __init__(self) -> None:
+        """Has no key."""
+        self._keys = np.empty(0, np.int64)
+        self._since = np.empty(0)
+
+    def replace(self, keys: np.ndarray, now: float) -> None:
+        """Says which keys nothing updates from now on; those that were among them keep their time.
+
+        Args:
+            keys: int64 [n], each once.
+            now: seconds.
+        """
+        since = np.full(keys.size, now)
+        _, here, before = np.intersect1d(keys, self._keys, return_indices=True)
+        since[here] = self._since[before]
+        self._keys, self._since = keys, since
+
+    def forget(self) -> None:
+        """Drops all keys: they may be updated."""
+        self._keys, self._since = np.empty(0, np.int64), np.empty(0)
+
+    def since(self, time: float) -> np.ndarray:
+        """Returns int64 [n], the keys that nothing has updated after a time, in seconds."""
+        return self._keys[self._since <= time]
 
 
 class SokStore(SpreadStore, WatchingStore):
@@ -348,7 +375,7 @@ class SokStore(SpreadStore, WatchingStore):
             place = f"export_table of {self._place_of(table)}"
             raise invalid("flush", True, place, "False; SokStore.flush applies sums")
         steps, powers = self._rule.export()
-        contents = table_contents(**export_rows(found, self._rule), steps=steps)
+        contents = table_contents(**self._rule.export_rows(found), steps=steps)
         return {**contents, "powers": powers}
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
@@ -367,7 +394,7 @@ class SokStore(SpreadStore, WatchingStore):
             RuntimeError: the table had no room, and SOK evicted rows of the contents.
         """
         found = self._table(table)
-        replace_rows(found, self._rule, own_part(found, self._rule, contents))
+        self._rule.replace_rows(found, self._rule.own_part(found, contents))
         self._rule.replace(contents)
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 from jobs import DIMS, Job
 
+from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf.distributed import init
-from slipstream_tf.distributed.agreement import gather_json
 
 STEPS, SAVED = 22, 10
 # Of a store that was saved without what it holds back; nobody goes by it.

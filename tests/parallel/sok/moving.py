@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from jobs import DIMS, Job
 
+from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf.distributed import init
-from slipstream_tf.distributed.agreement import gather_json
 
 STEPS = 10
 CASES = (("adam", "interval"), ("sgd", "movement"))

@@ -3,8 +3,7 @@
     resuming.py FOLDER FROM TO
 
 FROM: a job of FOLDER whose checkpoint is restored, or "none". TO: this job, which trains from there
-to the end, saves on the way, and must end with the rows that the job "whole" had, or "older", which
-is the same, but writes a checkpoint as earlier versions did.
+to the end, saves on the way, and must end with the rows that the job "whole" had.
 """
 
 from __future__ import annotations
@@ -16,10 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf.checkpoint.manifest import Manifest, entry_of
-from slipstream_tf.checkpoint.writing import RankFiles, write_rank
 from slipstream_tf.distributed import JobCheckpoints, init
-from slipstream_tf.distributed.agreement import gather_json
 
 KEYS, BATCH, STEPS, SAVED = 50, 24, 8, 4
 
@@ -38,24 +34,6 @@ def train(comm, layer, head, step: int) -> None:
     anchor = layer.update_anchor.value
     gradient, _ = tape.gradient(loss, [head, anchor])
     head.assign_sub(0.1 * comm.sum(gradient, "dense", f"head.{step}") / comm.size)
-
-
-def write_older(directory: Path, checkpoint: tf.train.Checkpoint, comm) -> None:
-    """Each rank's rows are within its `tf.train.Checkpoint`; there are no files of tables."""
-    folder = directory / "checkpoint-000001"
-    prefix = f"rank-{comm.rank}/state"
-    checkpoint.write(str(folder / prefix))
-    files = RankFiles(comm.rank, [], None, None, None, None)
-    write_rank(folder, "older", files)
-    gather_json(comm, 0, f"older.{directory.name}")
-    if comm.rank == 0:
-        parts = sorted(path for path in folder.glob("rank-*/*"))
-        entries = {f"{path.parent.name}/{path.name}": entry_of(path) for path in parts}
-        ranks = [None] * comm.size
-        Manifest("older", SAVED, comm.size, "spread", [], entries, ranks, ranks, None, {}).write(
-            folder
-        )
-    gather_json(comm, 0, f"older.{directory.name}.done")
 
 
 def compare(comm, folder: Path, source: str, job: str) -> None:
@@ -79,19 +57,16 @@ def compare(comm, folder: Path, source: str, job: str) -> None:
         train(comm, layer, head, step)
         if step + 1 == SAVED:
             step_of.assign(step + 1)
-            if job == "older":
-                write_older(folder / job, checkpoint, comm)
-            else:
-                checkpoints.save(step + 1)
+            checkpoints.save(step + 1)
     keys = np.arange(KEYS)
     rows = layer({"t": keys})["t"].numpy()
     file = folder / "rows.npz"
-    if job in ("whole", "older"):
+    if job == "whole":
         if comm.rank == 0:
             np.savez(file, rows=rows, head=head.numpy(), size=comm.size)
         return
     whole = np.load(file)
-    same = comm.size == whole["size"] and source in ("none", "whole", "older")
+    same = comm.size == whole["size"] and source in ("none", "whole")
     for mine, theirs in ((rows, whole["rows"]), (head.numpy(), whole["head"])):
         if same:
             np.testing.assert_array_equal(mine, theirs)

@@ -14,11 +14,3 @@ def test_any_number_of_ranks_goes_on_from_a_checkpoint(
     run_sok("resuming.py", 1, str(tmp_path), "whole", "fewer")
     run_sok("resuming.py", 1, str(tmp_path), "none", "one")
     run_sok("resuming.py", 2, str(tmp_path), "one", "more")
-
-
-def test_checkpoints_of_earlier_versions_are_read(
-    run_sok: Callable[..., str], tmp_path: Path
-) -> None:
-    run_sok("resuming.py", 2, str(tmp_path), "none", "older")
-    run_sok("resuming.py", 2, str(tmp_path), "older", "again")
-    run_sok("resuming.py", 1, str(tmp_path), "older", "fewer")

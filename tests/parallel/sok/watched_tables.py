@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 import slipstream_tf as slip
+from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf.distributed import JobCheckpoints, ShardedStore, init
-from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.tables import NativeStore, SokStore
 from slipstream_tf.tables.sok import open_sok, wrap_optimizer
 

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slipstream_tf.checkpoint import array_file
-from slipstream_tf.checkpoint.array_file import ArrayFile
-from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from slipstream_tf.checkpoint.array_file import ArrayFile, CheckpointError, CheckpointMismatchError
 
 DTYPES = ("int64", "int32", "uint64", "uint8", "float32", "float64", "bool")
 

@@ -1,13 +1,21 @@
-"""checkpoint.manifest: what a manifest may say, and what of it is refused."""
+"""Manifests: allowed and refused values; a checkpoint of the first edition is refused.
+
+edition_1.tar.gz was written by commit 2e6f060: ten steps of `thread_jobs.Job` in one process.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
+from thread_jobs import Job
 
 from slipstream_tf.checkpoint import CheckpointError, CheckpointMismatchError, read_manifest
 from slipstream_tf.checkpoint.manifest import (
@@ -17,6 +25,7 @@ from slipstream_tf.checkpoint.manifest import (
     require_whole,
     sealed,
 )
+from slipstream_tf.distributed import SingleProcess
 
 TABLE = {"name": "t", "dim": 2, "dtype": "float32", "slots": 2, "rule": None, "rows": 3}
 
@@ -198,3 +207,30 @@ def test_what_tensorflow_reads_must_be_named_with_checksums(tmp_path: Path, file
         require_named(tmp_path, found, "rank-0/state")
     both = {"rank-0/state.index": INDEX, SHARD.format(1, 2): INDEX, SHARD.format(0, 2): INDEX}
     require_named(tmp_path, read_manifest(manifest(tmp_path, files=both)), "rank-0/state")
+
+
+ARCHIVE = Path(__file__).parent / "data" / "edition_1.tar.gz"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """Gives the folder of all that was written."""
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path)
+    return tmp_path / "edition_1"
+
+
+def test_a_checkpoint_of_the_first_edition_is_refused(written: Path) -> None:
+    job = Job(SingleProcess(), "native", written / "checkpoints")
+    with pytest.raises(CheckpointMismatchError, match=r"this version reads 4\. Restore it"):
+        job.checkpoints.restore()
+
+
+def test_a_saved_model_of_the_first_edition_is_served(written: Path) -> None:
+    model = tf.saved_model.load(str(written / "saved_model"))
+    inputs = {"a": tf.range(20, dtype=tf.int64), "b": 3 * tf.range(20, dtype=tf.int64)}
+    outputs = keras.tree.flatten(model.serve(inputs))
+    with np.load(written / "expected.npz") as expected:
+        assert len(outputs) == 2
+        for place, output in enumerate(outputs):
+            np.testing.assert_allclose(output, expected[f"output.{place}"], rtol=1e-6, atol=1e-6)

@@ -1,19 +1,25 @@
-"""checkpoint.writing: rank 0 waits for ranks that are alive, and no longer."""
+"""Writers of checkpoints: ranks that wait for each other, and writers that are killed."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint import writing
-from slipstream_tf.checkpoint.manifest import Manifest
-from slipstream_tf.checkpoint.tables import without_least
+from slipstream_tf.checkpoint.manifest import Manifest, read_manifest, require_whole
+from slipstream_tf.checkpoint.table_parts import TablePart
+from slipstream_tf.checkpoint.tables import SavedTable, without_least
+from slipstream_tf.checkpoint.writing import RankFiles, finish_with_all, read_engines, write_rank
 
 
 def manifest(size: int) -> Manifest:
@@ -76,3 +82,196 @@ def test_rows_leave_as_they_would_from_a_full_table() -> None:
     assert without_least(contents, 5, pinned, "lru") is contents
     # Pinned ones stay, whatever the room.
     assert without_least(contents, 0, np.arange(5), "lfu")["keys"].size == 5
+
+
+ROWS, DIM, POINTS = 100, 2, 60
+ACTIONS = ("write", "sync", "rename", "make_folder", "remove")
+
+
+def part(step: int, table: int) -> TablePart:
+    """A table whose every value is the step."""
+    keys = np.arange(ROWS) * (table + 1)
+    contents = {
+        "keys": keys,
+        "rows": np.full((ROWS, DIM), step, np.float32),
+        "slots": np.full((ROWS, DIM), step, np.float32),
+        "counts": np.full(ROWS, step, np.float32),
+        "last_used": np.empty(0, np.int64),
+        "steps": np.array([step, step]),
+    }
+    deferred = {
+        "keys": keys[:3],
+        "ages": np.array([3, 2, 1]),
+        "ranks": np.zeros(3, np.int32),
+        "sums": np.full((3, DIM), step, np.float32),
+        "learning_rate": np.float32(step),
+    }
+    return TablePart(f"t{table}", DIM, DIM, "Adagrad", contents, None, deferred, rows=ROWS)
+
+
+def save(directory: Path, step: int, keep: int = 2) -> None:
+    """Writes a checkpoint as `JobCheckpoints` does, without what TensorFlow writes."""
+    name = writing.stage(directory)
+    (directory / writing.STAGING / "rank-0").mkdir()
+    files = RankFiles(
+        0, [part(step, 0), part(step, 1)], {"learning_rate": step}, _state(step), step, None
+    )
+    write_rank(directory / writing.STAGING, f"id-{step}", files)
+    manifest = Manifest(f"id-{step}", step, 1, "replicated", [], {}, [], [], None, {})
+    finish_with_all(directory, name, manifest, keep)
+
+
+def _state(step: int) -> dict[str, Any]:
+    tables = {"t0": {"keys": np.full(5, step)}}
+    loop = {"step": step, "threshold": 0.5}
+    return {"tracker": {"reports": {"windows": 0}, "loop": loop, "tables": tables}}
+
+
+def newest(directory: Path) -> int:
+    """The step of the newest whole checkpoint; every value in it is that step."""
+    name = next(name for name in writing.names(directory) if writing.is_whole(directory / name))
+    folder = directory / name
+    manifest = read_manifest(folder)
+    require_whole(folder, manifest, ["rank-0"])
+    step = manifest.step
+    for index, entry in enumerate(manifest.tables):
+        table = SavedTable([folder / f"rank-0/table-{index:03d}"], manifest.checkpoint, entry)
+        contents = table.contents()
+        assert len(contents["keys"]) == ROWS
+        for column in ("rows", "slots", "counts", "steps"):
+            assert (contents[column] == step).all(), (column, step)
+        assert (table.deferred(0, 1)["sums"] == step).all()
+    rates, states = read_engines(folder, manifest)
+    assert rates is not None and rates["learning_rate"] == step
+    assert (states[0]["tracker"]["tables"]["t0"]["keys"] == step).all()
+    assert manifest.positions == [step]
+    return step
+
+
+def in_a_process(work: Callable[[], None]) -> int:
+    """Runs work in a fork; returns how it ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def count_actions(directory: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    counted = [0]
+    with monkeypatch.context() as patched:
+        for name in ACTIONS:
+            action = getattr(disk, name)
+
+            def count(*arguments: Any, action: Any = action) -> None:
+                counted[0] += 1
+                action(*arguments)
+
+            patched.setattr(disk, name, count)
+        save(directory, 3)
+    return counted[0]
+
+
+def killed_at(point: int, is_after: bool) -> None:
+    """Has this process killed at the n-th thing that it does to the disk."""
+    left = [point]
+    for name in ACTIONS:
+        action = getattr(disk, name)
+
+        def act(*arguments: Any, action: Any = action, name: str = name) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                if is_after:
+                    action(*arguments)
+                elif name == "write":
+                    file, data = arguments
+                    view = memoryview(data).cast("B")
+                    file.write(view[: len(view) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            action(*arguments)
+
+        setattr(disk, name, act)
+
+
+def test_a_writer_killed_at_any_point_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = tmp_path / "counted"
+    for step in (1, 2):
+        save(counted, step)
+    total = count_actions(counted, monkeypatch)
+    assert newest(counted) == 3 and total >= POINTS // 2
+    points = [(at, after) for after in (False, True) for at in range(1, total + 1)]
+    assert len(points) >= POINTS
+    found = []
+    for at, after in points:
+        directory = tmp_path / f"{at}-{after}"
+        save(directory, 1)
+        save(directory, 2)
+
+        def work(directory: Path = directory, at: int = at, after: bool = after) -> None:
+            killed_at(at, after)
+            save(directory, 3)
+
+        assert in_a_process(work) == -signal.SIGKILL, (at, after)
+        step = newest(directory)
+        assert step in (2, 3)
+        found.append(step)
+        # And the next one is written as if nothing had been.
+        save(directory, 4)
+        assert newest(directory) == 4
+        assert not (directory / writing.STAGING).exists()
+    assert set(found) == {2, 3}
+
+
+def test_writers_killed_at_random_times(tmp_path: Path) -> None:
+    """Without injection: as a machine would do it, 50 times over one directory."""
+    random = np.random.default_rng(1)
+    step = 1
+    save(tmp_path, step)
+    for _ in range(50):
+        first = step + 1
+
+        def work(first: int = first) -> None:
+            for later in range(first, first + 1000):
+                save(tmp_path, later)
+
+        child = os.fork()
+        if child == 0:
+            try:
+                work()
+            finally:
+                os._exit(1)
+        time.sleep(random.uniform(0.0, 0.05))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        now = newest(tmp_path)
+        assert now >= step
+        step = now
+
+
+def test_a_rank_whose_disk_is_full_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits for its note, and so would for ever without one."""
+    room = 5000
+    write = disk.write
+
+    def write_if_there_is_room(file: Any, data: Any) -> None:
+        used = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+        left = room - used
+        write(file, memoryview(data).cast("B")[: max(left, 0)])
+        if len(memoryview(data).cast("B")) > left:
+            raise OSError(28, "No space left on device")
+
+    writing.stage(tmp_path)
+    staging = tmp_path / writing.STAGING
+    (staging / "rank-1").mkdir()
+    files = RankFiles(1, [part(1, 0), part(1, 1)], {"learning_rate": 1.0}, _state(1), 1, None)
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "write", write_if_there_is_room)
+        with pytest.raises(OSError, match="No space left"):
+            write_rank(staging, "id", files)
+    note = json.loads((staging / "rank-1.json").read_text())
+    assert note == {"checkpoint": "id", "error": "OSError: [Errno 28] No space left on device"}

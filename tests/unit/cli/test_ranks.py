@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf.cli import demo, train
 from slipstream_tf.cli.flag_set import RUN_ERROR, USAGE_ERROR, RunError, UsageError
 from slipstream_tf.cli.pipeline import inputs_of_rank, part_of_rank, share_of_rank
 from slipstream_tf.cli.program import AgreedError, agreed, run_program
 from slipstream_tf.distributed import SingleProcess
-from slipstream_tf.distributed.agreement import gather_json
 
 
 class OneOf(SingleProcess):

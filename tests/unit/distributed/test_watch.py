@@ -58,7 +58,7 @@ class Texts:
 
 def connected(
     size: int, timeout: float = TIMEOUT, before: Callable[[str], None] = lambda text: None
-) -> list[tuple[str, dict[int, mesh.Link]]]:
+) -> list[tuple[str, dict[int, mesh.Connection]]]:
     texts = Texts(size, before)
     with concurrent.futures.ThreadPoolExecutor(size) as pool:
         tasks = [
@@ -85,11 +85,11 @@ def test_every_two_ranks_are_connected():
         assert set(peers) == set(range(4)) - {rank}
     for rank in range(4):
         for peer in range(rank):
-            links[rank][1][peer].connection.sendall(b"x")
-            assert links[peer][1][rank].connection.recv(10) == b"x"
+            links[rank][1][peer][1].sendall(b"x")
+            assert links[peer][1][rank][1].recv(10) == b"x"
     for _, peers in links:
         for link in peers.values():
-            link.connection.close()
+            link[1].close()
 
 
 def test_strangers_are_turned_away():
@@ -122,7 +122,7 @@ def test_strangers_hold_nobody_up(greeting):
     for rank, (_, peers) in enumerate(links):
         assert set(peers) == {0, 1, 2} - {rank}
         for link in peers.values():
-            link.connection.close()
+            link[1].close()
     for stranger in strangers:
         stranger.close()
 
@@ -254,7 +254,7 @@ def watched() -> Iterator[tuple[Watch, list[socket.socket]]]:
     """Rank 0, and the ends of ranks 1 and 2, which say what a test has them say."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ends = [socket.create_connection(server.getsockname(), 10.0) for _ in range(2)]
-        links = {rank: mesh.Link("there", server.accept()[0]) for rank in (1, 2)}
+        links = {rank: ("there", server.accept()[0]) for rank in (1, 2)}
     watch = Watch(0, "here", links, TIMEOUT)
     yield watch, ends
     watch.leave()

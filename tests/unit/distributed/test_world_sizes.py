@@ -284,14 +284,14 @@ MISMATCHES: dict[str, tuple[Any, Any, str]] = {
     "dim": (
         (Table("a", 4), Table("b", 5)),
         optimizers.Adagrad(0.1),
-        "table 'b' was saved with dim=3, this program has dim=5",
+        "table 'b' was saved with dim=3, but this program has dim=5",
     ),
     "tables": (
         (Table("a", 4), Table("c", 3)),
         optimizers.Adagrad(0.1),
-        r"was saved with tables \['a', 'b'\], this program has \['a', 'c'\]",
+        r"was saved with tables \['a', 'b'\], but this program has \['a', 'c'\]",
     ),
-    "rule": (TABLES, optimizers.Adam(0.1), "with the update rule Adagrad, not Adam"),
+    "rule": (TABLES, optimizers.Adam(0.1), "the update rule Adagrad, but this program uses Adam"),
     "capacity": (
         (Table("a", 4, retention=Retention(3)), Table("b", 3)),
         optimizers.Adagrad(0.1),

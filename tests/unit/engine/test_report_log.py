@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from slipstream_tf.checkpoint import tree
+from slipstream_tf.checkpoint import store_state
 from slipstream_tf.engine import report as report_module
 from slipstream_tf.engine.report import (
     BLOCK,
@@ -65,9 +65,9 @@ def test_all_reports_come_back_in_order_from_a_checkpoint_too() -> None:
         expected.append(report_of(window))
         assert len(log) == len(expected)
     assert log.examples_skipped == sum(report.examples_skipped for report in expected)
-    skeleton, arrays = tree.flatten(log.state())
+    skeleton, arrays = store_state.flatten(log.state())
     assert len(arrays) == 2
-    again = ReportLog.from_state(tree.unflatten(skeleton, arrays))
+    again = ReportLog.from_state(store_state.unflatten(skeleton, arrays))
     for found in (log, again):
         reports = list(found)
         assert reports == expected and reports[0].to_dict() == expected[0].to_dict()

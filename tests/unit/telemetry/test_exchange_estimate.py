@@ -9,7 +9,7 @@ import pytest
 from dry_run_windows import WARMUP, reports
 from engine_settings import engine_settings
 
-from slipstream_tf._utils.link import Link
+from slipstream_tf._utils.comm import Link
 from slipstream_tf.telemetry.dry_run import estimate_dry_run
 from slipstream_tf.telemetry.exchange_estimate import ExchangeEstimate, estimate_exchange
 

@@ -1,4 +1,4 @@
-"""What every rank hears of every other: values, settings, and errors of work done alone."""
+"""Collectives over Python values: gather them, compare settings and rows, propagate errors."""
 
 import hashlib
 import json
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.hashing import mix64
-from slipstream_tf.distributed.comm import Communicator
 
 
 def gather_json(comm: Communicator, value: Any, name: str) -> list[Any]:

@@ -27,22 +27,14 @@ from typing import Any, Protocol
 import tensorflow as tf
 from absl import logging
 
+from slipstream_tf._utils.agreement import gather_json, require_same, together
+from slipstream_tf._utils.comm import Communicator, Names
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf._version import __version__
-from slipstream_tf.checkpoint import by_name, store_parts, table_parts, writing
-from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from slipstream_tf.checkpoint.manifest import (
-    NAME,
-    Manifest,
-    read_manifest,
-    require_named,
-    require_whole,
-)
+from slipstream_tf.checkpoint import store_parts, store_state, table_parts, writing
+from slipstream_tf.checkpoint.array_file import CheckpointError, CheckpointMismatchError
+from slipstream_tf.checkpoint.manifest import Manifest, read_manifest, require_named, require_whole
 from slipstream_tf.checkpoint.store_state import kept_apart
-from slipstream_tf.distributed.agreement import gather_json, require_same, together
-from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.distributed.exchange import Names
-from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.base import SavedStore
 
@@ -168,7 +160,7 @@ class JobCheckpoints:
         self._directory, self._checkpoint, self._keep = Path(directory), checkpoint, keep
         self._comm, self._engine, self._own = comm, engine, own
         self._store: Any = store
-        is_sharded = comm.size > 1 and isinstance(store, ShardedStore)
+        is_sharded = comm.size > 1 and store is not None and store.is_spread
         self._placement = "sharded" if is_sharded else "replicated"
         if store is not None and store.is_in_sok:
             self._placement = "spread"
@@ -288,15 +280,6 @@ class JobCheckpoints:
             writers = table_parts.writers_of(self._store, self._comm.size)
         return [writing.stage(self._directory), uuid.uuid4().hex, writers]
 
-    def _parts(self, manifest: Manifest) -> list[str]:
-        """The folders whose `tf.train.Checkpoint` this rank reads."""
-        if not _has_tables_within(manifest):
-            return ["rank-0"]
-        if manifest.world_size != self._comm.size:
-            # What all ranks have a copy of is that of the last.
-            return [f"rank-{rank}" for rank in reversed(range(manifest.world_size))]
-        return [f"rank-{self._comm.rank}"]
-
     def _own_parts(self, manifest: Manifest) -> list[str]:
         """The `tf.train.Checkpoint` that is this rank's alone, if it is there and to be read."""
         own = f"rank-{self._comm.rank}/own"
@@ -339,22 +322,11 @@ class JobCheckpoints:
         """Reads a checkpoint without a change to anything; returns why it is not whole."""
         try:
             manifest = read_manifest(path)
-            parts = self._parts(manifest)
-            for prefix in [*(f"{part}/state" for part in parts), *self._own_parts(manifest)]:
+            for prefix in ["rank-0/state", *self._own_parts(manifest)]:
                 require_named(path, manifest, prefix)
-            require_whole(path, manifest, [*parts, f"rank-{self._comm.rank}"])
+            require_whole(path, manifest, ["rank-0", f"rank-{self._comm.rank}"])
             tables = []
-            if _has_tables_within(manifest):
-                if self._store is None or not self._store.joins_parts:
-                    raise CheckpointMismatchError(
-                        path / NAME,
-                        f"was saved with {manifest.placement} tables, but this job has "
-                        f"{self._placement} ones",
-                        "Its tables in SOK are within each rank's tf.train.Checkpoint: restore it "
-                        "with the kind of store that saved it, and save it again; any store "
-                        "restores that.",
-                    )
-            elif self._store is not None:
+            if self._store is not None:
                 tables = store_parts.prepare(path, manifest, self._store, self._rank, self._evicts)
             rates, states = writing.read_engines(path, manifest)
         except CheckpointMismatchError:
@@ -400,12 +372,8 @@ class JobCheckpoints:
         return SavedJob(path, manifest.step, manifest.world_size, manifest.placement, *told)
 
     def _read_states(self, path: Path, manifest: Manifest) -> None:
-        parts = self._parts(manifest)
-        is_within = _has_tables_within(manifest)
-        with self._store.joining_parts() if len(parts) > 1 else contextlib.nullcontext():
-            for part in parts:
-                with contextlib.nullcontext() if is_within else self._apart():
-                    self._read_state(path, path / part / "state", self._checkpoint)
+        with self._apart():
+            self._read_state(path, path / "rank-0" / "state", self._checkpoint)
         if self._own is not None:
             own_parts = self._own_parts(manifest)
             for own in own_parts:
@@ -416,7 +384,7 @@ class JobCheckpoints:
     def _read_state(self, path: Path, prefix: Path, checkpoint: tf.train.Checkpoint) -> None:
         status = checkpoint.read(str(prefix))
         try:
-            if by_name.is_active():
+            if store_state.is_active():
                 status.assert_existing_objects_matched()
             else:
                 status.assert_consumed()
@@ -427,11 +395,6 @@ class JobCheckpoints:
                 "were any. Call the model on a batch, and optimizer.build("
                 f"model.trainable_variables), before restore(). TensorFlow says: {error}"
             ) from error
-
-
-def _has_tables_within(manifest: Manifest) -> bool:
-    """Whether tables in SOK are in the ranks' `tf.train.Checkpoint`s, as they once were."""
-    return manifest.placement == "spread" and not manifest.tables
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Files of other tables are loaded by name, and the log says what was taken."""
+"""The state of a store as arrays: tables by name, and nested values as JSON and arrays."""
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -9,9 +10,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream_tf import Table, checkpoint, distributed, optimizers
-from slipstream_tf.checkpoint.store_state import export_state, restore_state
+from slipstream_tf.checkpoint.store_state import export_state, flatten, restore_state, unflatten
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.tables import NativeStore, TableRows
@@ -118,3 +121,34 @@ def test_a_feature_is_added_to_a_models_weights(tmp_path: Any) -> None:
     # Without it Keras skips the layer, and its warning says what to do.
     with pytest.warns(UserWarning, match=r"tables_by_name\(\)"):
         new.load_weights(path, skip_mismatch=True)
+
+
+leaves = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+)
+trees = st.recursive(
+    leaves,
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(st.text(max_size=4), parts),
+    max_leaves=10,
+)
+
+
+@given(trees, st.integers(0, 5))
+def test_any_tree_comes_back_exactly(tree: object, rows: int) -> None:
+    array = np.arange(rows, dtype=np.float32)
+    skeleton, arrays = flatten({"tree": tree, "arrays": [array, {"deep": array[:1]}]})
+    back = unflatten(json.loads(json.dumps(skeleton)), arrays)
+    assert back["tree"] == tree
+    np.testing.assert_array_equal(back["arrays"][0], array)
+    np.testing.assert_array_equal(back["arrays"][1]["deep"], array[:1])
+
+
+def test_numbers_of_numpy_become_plain_ones_and_infinities_stay() -> None:
+    skeleton, _ = flatten({"a": np.float32(0.1), "b": float("inf"), "c": (np.int64(3),)})
+    assert json.loads(json.dumps(skeleton)) == {"a": float(np.float32(0.1)), "b": np.inf, "c": [3]}
+
+
+def test_a_missing_array_is_an_error() -> None:
+    skeleton, _ = flatten({"a": np.zeros(3)})
+    with pytest.raises(KeyError):
+        unflatten(skeleton, {})

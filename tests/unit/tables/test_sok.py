@@ -1,14 +1,19 @@
-"""Settings of HKV tables: what SOK would pass over, misread or crash on is refused by name."""
+"""Helpers of tables in SOK: settings of HKV, access counts and keys that nothing updates."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_tf import Storage, Table
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.tables.replicas import EstimatedCounts, ExactCounts
 from slipstream_tf.tables.sok import hkv
 from slipstream_tf.tables.sok.embeddings import _settings_of
+from slipstream_tf.tables.sok.store import UnchangedKeys
 
 GOOD = {"init_capacity": 1 << 10, "max_capacity": 1 << 20, "max_hbm_for_vectors": 2}
 
@@ -70,3 +75,81 @@ def test_storage_is_refused(var_type):
     table = Table("items", 8, storage=Storage("bfloat16"))
     with pytest.raises(ValueError, match=r"`storage`.*'items' of SOK's.*max_hbm_for_vectors"):
         _settings_of(table, var_type, {})
+
+
+COUNTED = 1 << 12
+
+
+def pair():
+    return ExactCounts(["a", "b"], COUNTED), EstimatedCounts({"a": "CPU:0", "b": "CPU:0"}, COUNTED)
+
+
+def assert_equal(exact, estimated):
+    for table in ("a", "b"):
+        for k in (3, 1000):
+            for one, other in zip(
+                exact.hot_keys(table, k), estimated.hot_keys(table, k), strict=True
+            ):
+                np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_they_agree(is_graph):
+    rng = np.random.default_rng(1)
+    specs = [FeatureSpec("x", "a"), FeatureSpec("bag", "b"), FeatureSpec("ragged", "a")]
+    counters = pair()
+    for _ in range(6):  # So often that no decay is rounded.
+        lengths = rng.integers(0, 4, 20)
+        inputs = {
+            "x": tf.constant(rng.zipf(1.5, 20) % 50),
+            "bag": tf.constant(rng.integers(-1, 9, (20, 3))),
+            "ragged": tf.RaggedTensor.from_row_lengths(rng.integers(0, 60, lengths.sum()), lengths),
+        }
+        for counter in counters:
+
+            def step(counter=counter, inputs=inputs):
+                counter.count(pack(inputs, specs), specs)
+
+            (tf.function(step) if is_graph else step)()
+        assert_equal(*counters)
+        for counter in counters:
+            counter.decay_counts(0.5)
+    assert -1 not in counters[1].hot_keys("b", 100)[0]
+
+
+def test_columns_of_a_matrix():
+    specs = [FeatureSpec("x", "a"), FeatureSpec("y", "b"), FeatureSpec("z", "a")]
+    counters = pair()
+    matrix = tf.constant([[1, 2, 3], [1, 5, -1], [4, 5, 3]], tf.int64)
+    for counter in counters:
+        counter.count(pack(matrix, specs), specs)
+    assert_equal(*counters)
+    keys, counts = counters[1].hot_keys("a", 5)
+    assert keys.tolist() == [1, 3, 4] and counts.tolist() == [2.0, 2.0, 1.0]
+
+
+def of(*keys: int) -> np.ndarray:
+    return np.array(keys, np.int64)
+
+
+def test_keys_keep_their_time_while_they_stay() -> None:
+    unchanged = UnchangedKeys()
+    unchanged.replace(of(5, 3), 1.0)
+    unchanged.replace(of(3, 7, 5), 2.0)
+    assert sorted(unchanged.since(1.5)) == [3, 5]
+    assert sorted(unchanged.since(2.0)) == [3, 5, 7]
+    assert unchanged.since(0.5).size == 0
+    # One that was away was updated meanwhile.
+    unchanged.replace(of(7), 3.0)
+    unchanged.replace(of(7, 5), 4.0)
+    assert unchanged.since(3.0).tolist() == [7]
+
+
+def test_nothing_is_known_of_keys_that_were_forgotten() -> None:
+    unchanged = UnchangedKeys()
+    assert unchanged.since(9.0).size == 0
+    unchanged.replace(of(1), 1.0)
+    unchanged.forget()
+    assert unchanged.since(9.0).size == 0
+    unchanged.replace(of(), 2.0)
+    assert unchanged.since(9.0).dtype == np.int64

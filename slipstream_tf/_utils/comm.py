@@ -1,18 +1,97 @@
-"""What ranks say to each other, whoever carries it; a job of one rank is its own carrier.
+"""The collectives of a job's ranks as an interface, and their form in a single process.
 
 In: tensors of one rank. Out: tensors of all. Every method is a collective: every rank must call it,
 in the same order, with no rows if it has none, whether in eager code or in a `tf.function`.
 """
 
+import collections
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import tensorflow as tf
 
-from slipstream_tf._utils.errors import require_choice, require_integer
-from slipstream_tf._utils.link import Link
+from slipstream_tf._utils.errors import require_choice, require_integer, require_number
+
+# What the values of rows may become between ranks; the ops take their numbers. An int8 is a
+# multiple of a 127th of its row's largest magnitude, which goes with the row as a float.
+WIRE_DTYPES = ("float32", "bfloat16", "float16", "int8")
+_VALUE_BYTES = dict(zip(WIRE_DTYPES, (4, 2, 2, 1), strict=True))
+# What "auto" chooses among, the most exact first. A float16 takes as long as a bfloat16.
+CHOICES = ("float32", "bfloat16", "int8")
+# A dtype that rounds more is to take at most this part of what the one before it takes, and so many
+# seconds less for each value: a training step spends some ten times as much on it.
+_WORTH, _LEAST_SAVED = 0.8, 1e-9
+
+
+def encoded_bytes(dtype: str, floats: float) -> float:
+    """Returns the bytes of a row of so many values, 0 of none, in a dtype of `WIRE_DTYPES`."""
+    scale = 4 if dtype == "int8" and floats else 0
+    return floats * _VALUE_BYTES[dtype] + scale
+
+
+def copies_of(ranks: int, is_spread: bool) -> float:
+    """Returns how many others each row of a rank goes to, on average.
+
+    Args:
+        ranks: of the job.
+        is_spread: whether each row has one owner; else all ranks have all rows.
+    """
+    return (ranks - 1) / ranks if is_spread else ranks - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What a message between ranks takes.
+
+    Attributes:
+        bytes_per_second: that a rank sends, while all do.
+        latency: seconds of a message with next to nothing in it.
+        codec_seconds: dtype -> seconds, for a value, of putting it into a message and taking it
+            out.
+    """
+
+    bytes_per_second: float
+    latency: float = 0.0
+    codec_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_number("bytes_per_second", self.bytes_per_second, 1.0, place="Link")
+        require_number("latency", self.latency, 0.0, place="Link")
+
+    def seconds(self, rows: float, floats: float, dtype: str, copies: float = 1.0) -> float:
+        """Returns what rows and their keys take in one message, without its latency.
+
+        Args:
+            rows: of this rank.
+            floats: values of a row.
+            dtype: of the values, one of `WIRE_DTYPES`.
+            copies: how many others each row goes to.
+        """
+        sent = rows * copies * (8 + encoded_bytes(dtype, floats))
+        coded = rows * floats * max(copies, 1.0) * self.codec_seconds.get(dtype, 0.0)
+        return sent / self.bytes_per_second + coded
+
+    def choose(self, floats: float, copies: float = 1.0) -> str:
+        """Returns the most exact of `CHOICES` beside which none that rounds more is worth it.
+
+        Args:
+            floats: values of a row.
+            copies: see `seconds`.
+        """
+        chosen = CHOICES[0]
+        for dtype in CHOICES[1:]:
+            taken, before = (self.seconds(1, floats, it, copies) for it in (dtype, chosen))
+            if taken < min(_WORTH * before, before - _LEAST_SAVED * floats):
+                chosen = dtype
+        return chosen
+
+    def __str__(self) -> str:
+        speed = f"{self.bytes_per_second / 1e6:,.0f} MB/s"
+        return f"{speed} from each rank, {1e3 * self.latency:.2f} ms a message"
+
 
 # What bytes are counted as. "control": counts, digests, states; everything that is not data.
 KINDS = ("keys", "rows", "gradients", "deferred", "dense", "control")
@@ -67,6 +146,39 @@ class Traffic:
         return sum(self.bytes.values())
 
 
+class Names:
+    """Names of collectives: the same on all ranks, and of one collective under way only.
+
+    A graph's collectives are numbered within the graph: ranks may trace a function at different
+    times (their last batches differ), but they trace the same one.
+    """
+
+    _prefixes: ClassVar[collections.Counter[str]] = collections.Counter()
+
+    def __init__(self, prefix: str):
+        """Takes a prefix; a second object with the same one gets a number.
+
+        Args:
+            prefix: what the collectives are for.
+        """
+        number = Names._prefixes[prefix]
+        Names._prefixes[prefix] += 1
+        self._prefix = f"slipstream.{prefix}" + (f".{number}" if number else "")
+        self._used: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def of(self, collective: str) -> str:
+        """Returns a name for one call of a collective."""
+        name = f"{self._prefix}.{collective}"
+        if tf.executing_eagerly():
+            return name
+        used = self._used.setdefault(tf.compat.v1.get_default_graph(), collections.Counter())
+        number = used[collective]
+        used[collective] += 1
+        return f"{name}-{number}" if number else name  # TensorFlow takes it for a scope, too.
+
+
 class Communicator(Protocol):
     """The ranks of a job.
 
@@ -74,7 +186,7 @@ class Communicator(Protocol):
         rank: of this process, from 0.
         size: number of ranks.
         local_rank: of this process among those of its machine.
-        link: what messages take; None: not measured yet (see `probe.link_of`).
+        link: what messages take; None: not measured yet (see `distributed.link_of`).
     """
 
     rank: int
