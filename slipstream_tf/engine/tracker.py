@@ -16,15 +16,20 @@ import numpy as np
 from slipstream_tf._utils.errors import require_integer
 from slipstream_tf.engine import window_end
 from slipstream_tf.engine.hot_set import Candidates, most_candidates
-from slipstream_tf.engine.ranks import Communicator, Ranks
+from slipstream_tf.engine.ranks import Communicator, Ranks, part_of, require_restorable
 from slipstream_tf.engine.report import ReportLog, TableWindow, WindowReport
-from slipstream_tf.engine.resuming import part_of, require_restorable
 from slipstream_tf.engine.settings import EngineSettings
-from slipstream_tf.engine.side_by_side import FEW_KEYS, for_each, tables_at_once
 from slipstream_tf.engine.states import KeyState, KeyStates, effective_drifts
 from slipstream_tf.engine.steering import Steerer
-from slipstream_tf.engine.threshold import sampled_drifts
-from slipstream_tf.engine.tracked_table import TrackedTable, joined, tables_to_track
+from slipstream_tf.engine.tracked_table import (
+    FEW_KEYS,
+    TrackedTable,
+    for_each,
+    joined,
+    tables_at_once,
+    tables_to_track,
+)
+from slipstream_tf.engine.window_end import sampled_drifts
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -211,7 +216,7 @@ class SaturationTracker:
         Not in it: rows, slots, access counts and deferred gradients, which are the store's.
 
         Returns:
-            Nested dictionaries of JSON-serialisable values and arrays; see `resuming`.
+            Nested dictionaries of JSON-serialisable values and arrays; see `ranks.part_of`.
         """
         return {
             "metric": self._settings.saturated.metric,
@@ -229,7 +234,8 @@ class SaturationTracker:
 
     def check(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if `restore` cannot take states; nothing is changed."""
-        require_restorable(states, self._tables, self._settings.saturated.metric)
+        dims = {table.name: table.dim for table in self._tables}
+        require_restorable(states, dims, self._settings.saturated.metric)
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Goes on from what `state` gave; with several ranks a collective.

@@ -23,12 +23,11 @@ from slipstream_tf.keras.contract import (
     require_fitting_optimizer,
     require_told_training,
 )
-from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
-from slipstream_tf.keras.plain_export import ExportedRows
+from slipstream_tf.keras.feature_layouts import resolve_features, resolve_tables
 from slipstream_tf.keras.row_gradients import add_anchors, collecting_lookup, updating_lookup
-from slipstream_tf.keras.row_snapshots import add_rows_weight, refuse_legacy_file
+from slipstream_tf.keras.row_snapshots import ExportedRows, add_rows_weight, refuse_legacy_file
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, pack
-from slipstream_tf.sampling.rows_ahead import announce_rows
+from slipstream_tf.sampling.look_ahead import announce_rows
 from slipstream_tf.tables.rates import require_rate
 from slipstream_tf.tables.rows import TableRows
 

@@ -1,8 +1,12 @@
-"""Rows as a Keras weight: a token of a snapshot that this process keeps.
+"""Rows in the formats of Keras and TensorFlow: a weight, and variables of a SavedModel.
 
-In: a store, when Keras reads the weight (`get_weights`); a token, when Keras assigns it
-(`set_weights`). Out: a token, int64 of shape (); the store's rows, slots and counts as they were.
-A table has no fixed shape, which Keras wants of every weight, and may be larger than memory.
+The weight is a token, int64 of shape (), of a snapshot that this process keeps, because a table has
+no fixed shape, which Keras requires of every weight, and may be larger than memory. Reading the
+weight (`get_weights`) makes a snapshot; assigning it (`set_weights`) restores one.
+
+While `model.export` or `tf.saved_model.save` writes a SavedModel, lookups use TensorFlow's own ops
+on variables, as in `slip.export.saved_model`. The variables hold the rows of the last SavedModel,
+because the traced functions are used again for the next one.
 """
 
 import collections
@@ -23,6 +27,7 @@ from slipstream_tf import _compat
 from slipstream_tf._utils import memory
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.checkpoint.store_state import export_state, restore_state
+from slipstream_tf.export.serving import ServedTable, ServingStore, encoded
 
 _NUMBER_BITS = 32
 _PROCESS = 1 + secrets.randbits(30)  # in every token, so that another process's is told
@@ -223,3 +228,47 @@ def refuse_legacy_file(layer_name: str) -> None:
             "has no place for the rows of embedding tables, and would lose them"
         )
         raise invalid("filepath", "*.h5", f"a model with layer {layer_name!r}", allowed)
+
+
+class ExportedRows:
+    """The rows of a store as SavedModels have them.
+
+    Attributes:
+        serving: the store to look up in while a SavedModel is traced.
+    """
+
+    def __init__(self, store: Any, place: str) -> None:
+        """Makes variables without rows: a function that is traced again can make none.
+
+        Args:
+            store: an embedding store.
+            place: whose it is, for errors.
+        """
+        self._store, self._place = store, place
+        with tf.init_scope():
+            self._tables = [
+                ServedTable(table, np.empty(0, np.int64), np.empty((0, table.dim), np.float32))
+                for table in store.tables
+            ]
+        self.serving = ServingStore(self._tables)
+
+    def stands_in_for(self, store: Any) -> bool:
+        """Whether a lookup of a store, now, is for a SavedModel that is being written.
+
+        Raises:
+            ValueError: it is, and several ranks have the rows.
+        """
+        if store is not self._store or not _compat.is_saving_model():
+            return False
+        if store.comm is not None and store.comm.size > 1:
+            allowed = "slip.export.saved_model(model, path), which all ranks call"
+            raise invalid("model", f"one of {store.comm.size} ranks", self._place, allowed)
+        return True
+
+    def trackables(self) -> dict[str, Any]:
+        """Returns what a SavedModel has of the rows, as they are now."""
+        for table in self._tables:
+            contents = self._store.export_table(table.config.name)
+            table.keys.assign(contents["keys"])
+            table.rows.assign(encoded(table.config, contents["rows"], None)["rows"])
+        return {f"served_{table.config.name}": table for table in self._tables}

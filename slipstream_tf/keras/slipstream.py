@@ -20,19 +20,17 @@ from slipstream_tf.engine.tracker import SaturationTracker
 from slipstream_tf.keras import misuse
 from slipstream_tf.keras.callbacks import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.keras.step_plan import StepPlan, present_window
 from slipstream_tf.keras.tracked import tracked
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.policies.base import Policy
-from slipstream_tf.sampling import leaving_out
 from slipstream_tf.sampling.batches import call_at, sized
-from slipstream_tf.sampling.class_weights import weigh_classes
-from slipstream_tf.sampling.look_ahead import LookAhead
+from slipstream_tf.sampling.classifier import weigh_classes
+from slipstream_tf.sampling.foreseen import leave_out, thin
+from slipstream_tf.sampling.look_ahead import LookAhead, announce_rows
 from slipstream_tf.sampling.notes import note_share
-from slipstream_tf.sampling.passes import Applied
-from slipstream_tf.sampling.rows_ahead import announce_rows
+from slipstream_tf.sampling.passes import Applied, StepPlan, present_window
 from slipstream_tf.tables.sok.store import SokStore
 from slipstream_tf.tables.variable import VariableStore
 from slipstream_tf.telemetry.dry_run import estimate_dry_run
@@ -250,7 +248,7 @@ class Slipstream(tf.train.experimental.PythonState):
         With several ranks, `distributed.even_ends` must follow, and `read_ahead` may.
         """
         self.plan.batches = sized(dataset, batch_size).batches
-        kept = leaving_out.leave_out(self, dataset, batch_size, get_keys, drop_remainder)
+        kept = leave_out(self, dataset, batch_size, get_keys, drop_remainder)
         if not self.settings.policies:
             return kept
         return call_at(kept, 2 * self.tracker.window_steps, self._warn_without_steps)
@@ -263,7 +261,7 @@ class Slipstream(tf.train.experimental.PythonState):
                 sample weights or offsets that correct it.
             predictions: float [batch] or [batch, 1], the model's probabilities.
         """
-        return leaving_out.thin(self, batch, predictions)
+        return thin(self, batch, predictions)
 
     def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The second part of `apply`: has each batch made while the one before trains."""

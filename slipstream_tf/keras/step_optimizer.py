@@ -15,8 +15,7 @@ import tensorflow as tf
 from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.distributed.exchange import Names
-from slipstream_tf.keras.row_gradients import Anchor, anchor_of
-from slipstream_tf.keras.store_gradients import StoreGradients, by_store
+from slipstream_tf.keras.row_gradients import Anchor, StoreGradients, anchor_of, by_store
 
 _PLACE = "StepOptimizer"
 _OF_CHECKS = Names("loss_scale")

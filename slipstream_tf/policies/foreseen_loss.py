@@ -11,7 +11,7 @@ from typing import Any
 
 from slipstream_tf._utils.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.config import parse_bytes
-from slipstream_tf.policies.score import Score
+from slipstream_tf.policies.skip_examples import Score
 from slipstream_tf.policies.threshold import find_thinning, value_of_thinned
 
 _PILOTS = ("label", "linear", "fm", "model")

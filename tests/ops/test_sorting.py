@@ -1,4 +1,4 @@
-"""slipstream_tf.ops.sorting against NumPy."""
+"""slipstream_tf.engine.hot_set against NumPy."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from slipstream_tf.engine.hot_set import sort_keys
 from slipstream_tf.ops import _loader
-from slipstream_tf.ops.sorting import sort_keys
 
 RANGE = np.iinfo(np.int64)
 

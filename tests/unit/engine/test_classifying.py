@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from slipstream_tf.engine.threshold import sampled_drifts
+from slipstream_tf.engine.window_end import sampled_drifts
 from slipstream_tf.ops import features
 from slipstream_tf.ops.classifier import InputClassifier
 

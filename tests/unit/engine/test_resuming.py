@@ -1,4 +1,4 @@
-"""saturation.resuming: what a rank goes on from, at as many ranks and at others."""
+"""engine.ranks.part_of: the state that a rank continues from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream_tf.engine.resuming import part_of
+from slipstream_tf.engine.ranks import part_of
 
 
 def state(rank: int) -> dict[str, Any]:

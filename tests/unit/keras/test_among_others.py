@@ -1,4 +1,4 @@
-"""keras.among_others: what a callback can tell of the others in its `fit`."""
+"""keras.callbacks.AmongOthers: what a callback can tell of the others in its `fit`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from slipstream_tf.keras.among_others import AmongOthers
+from slipstream_tf.keras.callbacks import AmongOthers
 
 
 class Asks(AmongOthers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream_tf import Table
-from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
+from slipstream_tf.keras.feature_layouts import resolve_features, resolve_tables
 from slipstream_tf.ops.features import FeatureSpec
 
 TABLES = (Table("user", 4), Table("item", 4, combiner="mean"))

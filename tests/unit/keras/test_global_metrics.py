@@ -1,4 +1,4 @@
-"""keras.callbacks: metrics of all ranks in the logs, and which ones are left alone."""
+"""keras.global_metrics: metrics of all ranks in the logs, and which ones are left alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from absl import logging
 
-from slipstream_tf.keras.callbacks import GlobalMetrics
+from slipstream_tf.keras.global_metrics import GlobalMetrics
 
 
 class Model:
