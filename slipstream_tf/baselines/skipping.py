@@ -26,12 +26,7 @@ class RowDrift(Score):
         alpha = require_number("alpha", self.alpha, 0.0, 1.0, "RowDrift", open_minimum=True)
         object.__setattr__(self, "alpha", alpha)
 
-    def key_share(self, share: float) -> float:
-        """See `Score`."""
-        return share
-
     def rule(self, state: Mapping[str, Any], begins: Any) -> dict[str, Any]:
-        """See `Score`."""
         return {"mode": "drift", "threshold": begins.threshold}
 
 
@@ -60,6 +55,5 @@ class SkipAtRandom(Policy):
         object.__setattr__(self, "shares", tuple(shares))
 
     def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any]:
-        """See `Policy`."""
         share = self.shares[min(begins.windows, len(self.shares)) - 1]
         return {"mode": "random", "random_share": share}

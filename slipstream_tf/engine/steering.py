@@ -216,8 +216,8 @@ class Steerer:
         value = 1.0
         if kept.count and mean:
             value = relative_value(kept.squared_residuals / kept.count, kept.count, mean)
-        if settings.keep > 0.0:
-            value += cost_of_weight(1.0 / settings.keep)
+        if settings.examples.keep > 0.0:
+            value += cost_of_weight(1.0 / settings.examples.keep)
         return value
 
     def _bound_share(self, work: WindowWork, planned_inputs: int | None, value: float) -> Steering:
@@ -236,11 +236,11 @@ class Steerer:
         if share == 0.0:
             return 0.0
         inputs, seen = work.inputs, work.inputs.examples_seen
-        if not self._settings.loses_gradients:
+        if not self._settings.gradients.loses_gradients:
             hot = inputs.hot_examples / seen if seen else 0.0
             return min(share / hot, 1.0) if hot else 0.0
         masked = work.rows_masked / work.rows_offered if work.rows_offered else 0.0
-        if self._settings.skips_by_keys and seen:
+        if self._settings.examples.steered_by and seen:
             masked += inputs.examples_skipped / seen
         if not masked:
             return min(_MOST_GROWTH * self._share, share) if self._share else share

@@ -61,7 +61,7 @@ def threshold_of_keys(
     if settings.saturated.threshold is not None:
         return fixed_threshold(settings.saturated.threshold)
     # Foreseen losses have a share of their own, which T does not follow.
-    share = settings.key_share if settings.pilot else steering.share
+    share = settings.key_share if settings.examples.pilot_settings else steering.share
     return find_threshold(scores, share, settings.saturated.max_threshold)
 
 
@@ -144,11 +144,10 @@ def decide(
 
 def _value_of_skipped(settings: EngineSettings, findings: Findings, steering: Steering) -> float:
     """What a skipped example was worth, by the policy that skips, or by the losses that came in."""
-    for policy in settings.policies:
-        own = policy.value_of_skipped(findings.policies[type(policy).__name__], findings.foreseen)
-        if own is not None:
-            return own
-    return steering.value
+    policy = settings.examples
+    state = findings.policies.get(type(policy).__name__, {})
+    own = policy.value_of_skipped(state, findings.foreseen)
+    return steering.value if own is None else own
 
 
 def describe(

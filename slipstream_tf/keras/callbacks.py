@@ -297,7 +297,7 @@ class SaturationCallback(RanksCallback):
         backups = [c for c in others if isinstance(c, keras.callbacks.BackupAndRestore)]
         self.slipstream.back_up(bool(backups))
         self._begin_epochs()
-        needs_losses = self.slipstream.needs_losses
+        needs_losses = self.slipstream.settings.needs_losses
         if isinstance(self.model, LossFeedback):
             self.model.observe_losses_with(self.slipstream.record_losses if needs_losses else None)
             thins = self.slipstream.settings.thins_in_step

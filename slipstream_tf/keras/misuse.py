@@ -26,12 +26,12 @@ def require_fit(engine: Any, model: Any, beside: Sequence[Any]) -> None:
     require_one_engine(engine, beside)
     for layer in engine.layers:
         require_layer(layer, model)
-    if engine.needs_losses:
+    if engine.settings.needs_losses:
         require_losses(model)
     if isinstance(model, LossFeedback):
         return
     place = f"a fit of {type(model).__name__}, which is no slip.keras.Model"
-    if engine.settings.correct == "offset":
+    if engine.settings.examples.correct == "offset":
         raise invalid("correct", "offset", place, "'weight', which travels as sample weights")
     if engine.settings.thins_in_step:
         raise invalid("pilot", "model", place, "'fm', 'linear' or 'label'")
@@ -48,7 +48,7 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
         warn_of_more_steps(report.step, engine.plan.steps)
     if report.window > 0:
         return
-    if engine.needs_losses and not engine.are_losses_told:
+    if engine.settings.needs_losses and not engine.are_losses_told:
         warn_without_losses(engine.settings.max_auc_loss is not None)
     if engine.settings.thins_in_step and not report.examples_seen:
         warnings.warn(

@@ -133,11 +133,6 @@ class Slipstream(tf.train.experimental.PythonState):
         self.most_batches: int | None = None
 
     @property
-    def needs_losses(self) -> bool:
-        """Whether the settings need the inputs' losses."""
-        return self.settings.needs_losses
-
-    @property
     def ledger(self) -> Ledger:
         """What was saved in the windows that have ended; print it, or use `to_dict`."""
         return Ledger(self.tracker.reports, self.settings)
@@ -226,7 +221,7 @@ class Slipstream(tf.train.experimental.PythonState):
         self.most_batches = most_known(self.comm, source.most, "slipstream.batches")
         again = functools.partial(self.apply, dataset, batch_size, get_keys, drop_remainder, ahead)
         # Features that have notes are for models that take them off.
-        even = even_ends(kept, self.comm, note_share if self.needs_losses else None)
+        even = even_ends(kept, self.comm, note_share if self.settings.needs_losses else None)
         for layer in self.layers:
             even = announce_rows(even, layer.store, layer.specs, get_keys)
         return Applied(
@@ -290,7 +285,7 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: a policy skips examples, which is what `apply` does.
         """
-        if self.settings.skips_examples or self.settings.pilot:
+        if self.settings.skips_examples or self.settings.examples.pilot_settings:
             allowed = "others; or let the data go through Slipstream.apply, which skips examples"
             raise invalid("policies", self.settings.policies, "Slipstream.observe", allowed)
         if isinstance(self.store, SokStore):
@@ -310,7 +305,7 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: a policy goes by losses, which are foreseen on the host.
         """
-        if self.settings.pilot:
+        if self.settings.examples.pilot_settings:
             allowed = "RowDrift: losses are foreseen on the host"
             raise invalid("by", self.settings.policies, "Slipstream.classifier_on", allowed)
         return self.tracker.classifier.copy_on(device)

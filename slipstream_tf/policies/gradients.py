@@ -153,29 +153,24 @@ class DeferGradients(Policy):
 
     @property
     def withholds_saturated(self) -> bool:  # type: ignore[override]
-        """See `Policy`."""
         return isinstance(self.until, Interval)
 
     @property
     def probes_every(self) -> int | None:  # type: ignore[override]
-        """See `Policy`."""
         return 10 if self.withholds_saturated else None
 
     @property
     def steered_by(self) -> str:  # type: ignore[override]
-        """See `Policy`."""
         return "share" if self.withholds_saturated else "movement"
 
     @property
     def key_share(self) -> float | None:
-        """See `Policy`."""
         if isinstance(self.until, Movement):
             return None
         return DEFAULT_SHARE if self.until.share is None else self.until.share
 
     @property
     def gives_key_share(self) -> bool:  # type: ignore[override]
-        """See `Policy`."""
         return isinstance(self.until, Interval) and self.until.share is not None
 
     def require_fit(self, tables: Tables) -> None:
@@ -207,7 +202,6 @@ class DeferGradients(Policy):
             )
 
     def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy:
-        """See `Policy`."""
         max_rows = self._most_rows(table.name, tables)
         if isinstance(self.until, Interval):
             return UpdatePolicy("defer", "interval", max_age=self.until.steps, max_rows=max_rows)
@@ -224,7 +218,6 @@ class DeferGradients(Policy):
         return max(losses, key=lambda loss: loss[1])
 
     def told(self, rows: UpdateCounts) -> str:
-        """See `Policy`."""
         return (
             f"{rows.due_by_movement:,} by movement, {rows.due_by_age:,} by age, "
             f"{rows.flushed:,} flushed, {rows.over_budget:,} over budget"
@@ -293,17 +286,14 @@ class MaskGradients(Policy):
 
     @property
     def key_share(self) -> float:
-        """See `Policy`."""
         return DEFAULT_SHARE if self.share is None else self.share
 
     @property
     def target_share(self) -> float:
-        """See `Policy`."""
         return self.key_share
 
     @property
     def gives_key_share(self) -> bool:  # type: ignore[override]
-        """See `Policy`."""
         return self.share is not None
 
     def example_rule(self, state: Any, begins: Begins) -> dict[str, Any] | None:
@@ -311,5 +301,4 @@ class MaskGradients(Policy):
         return {"mode": "drift", "threshold": begins.threshold, "shadow": True}
 
     def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy:
-        """See `Policy`."""
         return UpdatePolicy(mode="mask", decay_skipped=self.decay_moments)

@@ -184,27 +184,27 @@ def leave_out(
     get_keys: Callable[..., Any] | None,
     drop_remainder: bool,
 ) -> tf.data.Dataset:
-    """See `Slipstream.leave_out`; `engine` is one."""
+    """Applies the policies of an engine to a data set; see `Slipstream.leave_out`."""
     settings, classifier = engine.settings, engine.tracker.classifier
     if settings.thins_in_step:
         # Its batches are thinned where they are trained.
         size = size_to_refill(dataset.element_spec, batch_size, drop_remainder, False)
         return in_order(dataset, size, drop_remainder)
     given = (dataset, classifier, engine.specs, batch_size, get_keys, drop_remainder)
-    if settings.correct:
-        return thin_inputs(*given, settings.correct, engine.needs_losses, settings.skips_examples)
-    only_counts = settings.dry_run and not engine.needs_losses
+    if correct := settings.examples.correct:
+        return thin_inputs(*given, correct, settings.needs_losses, settings.skips_examples)
+    only_counts = settings.dry_run and not settings.needs_losses
     return skip_inputs(
         *given,
-        weighted=settings.weighs_examples,
-        adds_skippable=engine.needs_losses,
+        weighted=settings.examples.weighs_examples,
+        adds_skippable=settings.needs_losses,
         window_batches=engine.tracker.window_steps if only_counts else 0,
         refill=settings.skips_examples,
     )
 
 
 def thin(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
-    """See `Slipstream.thin`; `engine` is one."""
+    """Applies a policy whose pilot is the model to a batch; see `Slipstream.thin`."""
     settings, classifier = engine.settings, engine.tracker.classifier
     if isinstance(batch[0], Mapping) and NEXT_KEYS in batch[0]:
         # Which of the next batch are trained is not known when its rows are asked for.
@@ -212,5 +212,5 @@ def thin(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
         raise invalid("pilot", "model", "a batch with the next one's keys", allowed)
     leaves_out = settings.skips_examples
     return thin_batch(
-        batch, predictions, classifier, settings.correct, engine.needs_losses, leaves_out
+        batch, predictions, classifier, settings.examples.correct, settings.needs_losses, leaves_out
     )
