@@ -1,11 +1,11 @@
 """Baselines that skip examples: the paper's rule, and random skipping at equal cost."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slipstream_tf._utils.errors import invalid, require_number
-from slipstream_tf.engine.report import random_shares as random_shares
+from slipstream_tf.engine.report import WindowReport
 from slipstream_tf.policies.base import Begins, Policy
 from slipstream_tf.policies.skip_examples import Score
 
@@ -57,3 +57,15 @@ class SkipAtRandom(Policy):
     def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any]:
         share = self.shares[min(begins.windows, len(self.shares)) - 1]
         return {"mode": "random", "random_share": share}
+
+
+def random_shares(reports: Iterable[WindowReport]) -> tuple[float, ...]:
+    """Returns the shares for `SkipAtRandom`, the control run of the run that reported.
+
+    Args:
+        reports: of a run with `SkipExamples`, and the same warm-up and window length.
+
+    Returns:
+        The share that was skipped in each window that began after the warm-up; (0.0,) if none did.
+    """
+    return tuple(r.skipped_share for r in reports if not r.is_warming_up) or (0.0,)

@@ -84,6 +84,7 @@ class Slipstream(tf.train.experimental.PythonState):
         comm: the ranks that the store's tables are shared with.
         tracker: the window loop, with the classifier and the reports.
         plan: how many steps training takes.
+        steps: that were counted.
         layer: the layer; None: it tracks a store.
         batch_sizes: of what `apply` returned last, and was given; None: not known.
         are_losses_told: whether a step has told its inputs' losses.
@@ -124,7 +125,7 @@ class Slipstream(tf.train.experimental.PythonState):
         self.tracker = SaturationTracker(self.store, settings, self.specs, self.comm)
         self._reading, self._look_ahead = LookAhead(), LookAhead()
         self._begin_window()
-        self._steps = 0
+        self.steps = 0
         self.are_losses_told = False
         self.plan = StepPlan(self.tracker, self.comm, self._begin_window)
         self.is_validating = False
@@ -151,7 +152,7 @@ class Slipstream(tf.train.experimental.PythonState):
             estimate = estimate_dry_run(self.settings, reports, loss, exchange)
         present = present_window(self.tracker, self.tracker.window_steps)
         warmup = self.tracker.warmup_steps
-        return RunReport(self.settings, self.ledger, warmup, self._steps, estimate, present)
+        return RunReport(self.settings, self.ledger, warmup, self.steps, estimate, present)
 
     def apply(
         self,
@@ -246,7 +247,8 @@ class Slipstream(tf.train.experimental.PythonState):
         kept = leave_out(self, dataset, batch_size, get_keys, drop_remainder)
         if not self.settings.policies:
             return kept
-        return call_at(kept, 2 * self.tracker.window_steps, self._warn_without_steps)
+        batches = 2 * self.tracker.window_steps
+        return call_at(kept, batches, functools.partial(misuse.warn_without_steps, self, batches))
 
     def thin(self, batch: Any, predictions: tf.Tensor) -> Any:
         """Returns the part of a batch to train, in a loop of your own with `pilot="model"`.
@@ -353,7 +355,7 @@ class Slipstream(tf.train.experimental.PythonState):
         # A batch that is being made is counted, and in the iterator's checkpoint.
         self.settle()
         return {
-            "steps": self._steps,
+            "steps": self.steps,
             "planned_steps": self.plan.steps,
             "tracker": self.tracker.state(),
         }
@@ -375,7 +377,7 @@ class Slipstream(tf.train.experimental.PythonState):
         self.settle()
         self.tracker.restore([state["tracker"] for state in states])
         self._begin_window()
-        self._steps, self._restored = states[0]["steps"], None
+        self.steps, self._restored = states[0]["steps"], None
         self.plan.restore(states[0]["planned_steps"])
 
     def serialize(self) -> bytes:
@@ -451,14 +453,9 @@ class Slipstream(tf.train.experimental.PythonState):
 
     def _go_on(self, steps: int) -> None:
         misuse.require_owner(self, self.store)
-        self._steps += steps
+        self.steps += steps
         self._restored = None
 
     def _begin_window(self) -> None:
         length = self.tracker.window_steps
         self._look_ahead.begin_window(length, length - self.tracker.steps_left)
-
-    def _warn_without_steps(self) -> None:
-        """Warns if no step was counted when two windows' worth of batches went through."""
-        if self._steps == 0:
-            misuse.warn_without_steps(2 * self.tracker.window_steps)
