@@ -57,53 +57,19 @@ def add_anchors(layer: Any, store: Any, apply: str) -> list[Any]:
     return anchors
 
 
-def updating_lookup(
-    store: Any, anchor: Any, packed: Any, specs: Any, stacked: bool
+def training_lookup(
+    store: Any, anchors: Sequence[Any], apply: str, packed: Any, specs: Any, stacked: bool
 ) -> tuple[tf.Tensor, ...]:
-    """Looks up a training batch whose backward pass updates the rows.
+    """Looks up a training batch whose backward pass updates rows, or returns their gradients.
+
+    With apply="step" the backward pass gives each table's anchor a gradient, `tf.IndexedSlices`:
+    the keys, int64 [n], each once, and the sums of their gradients, float32 [n, dim]; with multiple
+    ranks this rank's part of the average. No row is changed. If a value is not finite, all are NaN.
 
     Args:
-        store: an `EmbeddingStore`.
-        anchor: the one of `add_anchors`.
-        packed: the keys, from `ops.features.pack` with the same specs.
-        specs: the features, in order.
-        stacked: one tensor instead of one per feature.
-
-    Returns:
-        As the store's `lookup`.
-    """
-
-    @tf.custom_gradient
-    def lookup(value: tf.Tensor) -> Any:
-        rows, plan = store.lookup(packed, specs, training=True, stacked=stacked)
-
-        def backward(*upstream: Any) -> tf.Tensor:
-            gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]
-            update = store.apply_gradients(plan, gradients)
-            # The anchor's gradient must depend on the update: where the backward pass is a
-            # graph of its own, TensorFlow prunes what its outputs do not need. The gradient,
-            # 0, is the anchor's own value: a constant 0 is folded away together with the
-            # update (by Grappler, in `fit` with Adam, whose moments multiply it).
-            with tf.control_dependencies([] if update is None else [update]):
-                return tf.identity(value)
-
-        return tuple(rows), backward
-
-    return lookup(tf.convert_to_tensor(anchor.value))
-
-
-def collecting_lookup(
-    store: Any, anchors: Sequence[Any], packed: Any, specs: Any, stacked: bool
-) -> tuple[tf.Tensor, ...]:
-    """Looks up a training batch whose backward pass gives each table's anchor a gradient.
-
-    That is `tf.IndexedSlices`: the keys, int64 [n], each once, and the sums of their gradients,
-    float32 [n, dim]; of several ranks this one's part of the average. No row is changed. Where a
-    value is not finite, all are NaN.
-
-    Args:
-        store: an `EmbeddingStore` that `collects_gradients`.
-        anchors: from `add_anchors`, one per table.
+        store: an `EmbeddingStore`; for "step", one that `collects_gradients`.
+        anchors: from `add_anchors`.
+        apply: "backward" or "step".
         packed: the keys, from `ops.features.pack` with the same specs.
         specs: the features, in order.
         stacked: one tensor instead of one per feature.
@@ -116,9 +82,17 @@ def collecting_lookup(
     def lookup(*values: tf.Tensor) -> Any:
         rows, plan = store.lookup(packed, specs, training=True, stacked=stacked)
 
-        def backward(*upstream: Any) -> list[tf.IndexedSlices]:
+        def backward(*upstream: Any) -> Any:
             gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]
-            return by_table(store.collect_gradients(plan, gradients), store)
+            if apply == "step":
+                return by_table(store.collect_gradients(plan, gradients), store)
+            update = store.apply_gradients(plan, gradients)
+            # The anchor's gradient must depend on the update: where the backward pass is a
+            # graph of its own, TensorFlow prunes what its outputs do not need. The gradient,
+            # 0, is the anchor's own value: a constant 0 is folded away together with the
+            # update (by Grappler, in `fit` with Adam, whose moments multiply it).
+            with tf.control_dependencies([] if update is None else [update]):
+                return tf.identity(values[0])
 
         return tuple(rows), backward
 
@@ -219,10 +193,6 @@ class StoreGradients:
         if own is None:
             own = self._merged(self._store.comm.size if self._store.is_spread else 1)
         self._slices = list(by_table(self._store.share_collected(own), self._store))
-
-    def divide(self, by: Any) -> None:
-        """Divides all by a number."""
-        self.replace([values / by for values in self.values()])
 
     def merge(self) -> None:
         """Adds up the rows of each key, in their order."""

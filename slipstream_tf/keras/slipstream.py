@@ -150,7 +150,7 @@ class Slipstream(tf.train.experimental.PythonState):
             link = None if self.store.wire is None else self.comm.link
             exchange = estimate_exchange(reports, link, ranks, self.store.is_spread)
             estimate = estimate_dry_run(self.settings, reports, loss, exchange)
-        present = present_window(self.tracker, self.tracker.window_steps)
+        present = present_window(self.tracker)
         warmup = self.tracker.warmup_steps
         return RunReport(self.settings, self.ledger, warmup, self.steps, estimate, present)
 

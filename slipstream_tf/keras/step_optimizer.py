@@ -128,7 +128,7 @@ class _AppliesRows:
             values = gradient.values if factor is None else gradient.values / factor
             collected.append((anchor, tf.IndexedSlices(values, gradient.indices)))
             # To Keras, an anchor is a weight that is 0 and stays 0. Its gradient is its own value:
-            # a constant is folded away together with the rows' update (see `updating_lookup`).
+            # a constant is folded away together with the rows' update (see `training_lookup`).
             dense[index] = tf.convert_to_tensor(variable.value)
         if collected and found.gradient_accumulation_steps:
             collected = self._kept_with(collected)
@@ -153,7 +153,7 @@ class _AppliesRows:
         parts = by_store(self._collected or [])
         for part in parts:
             if steps:
-                part.divide(steps)
+                part.replace([values / steps for values in part.values()])
             part.share()
         if steps or by_norm or found.clipvalue:
             for part in parts:

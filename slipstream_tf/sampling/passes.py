@@ -220,13 +220,9 @@ class StepPlan:
         self._changed()
 
 
-def present_window(tracker: SaturationTracker, length: int) -> str:
-    """Says what the present window has seen, which goes on; empty at its start.
-
-    Args:
-        tracker: whose window it is.
-        length: of a window, in steps.
-    """
+def present_window(tracker: SaturationTracker) -> str:
+    """Returns a sentence about the present window, or an empty string at its start."""
+    length = tracker.window_steps
     steps = length - tracker.steps_left
     if not steps:
         return ""
