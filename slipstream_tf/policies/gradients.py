@@ -59,8 +59,9 @@ class Movement:
         """
         if max_auc_loss is not None and learning_rate:
             return movement_for_auc_loss(max_auc_loss, learning_rate)
-        otherwise = MOVEMENT_OF_UNKNOWN_RATE
-        return given_or_of_rate(self.distance, RATES_TO_DEFER, learning_rate, otherwise)
+        if self.distance is not None:
+            return self.distance
+        return RATES_TO_DEFER * learning_rate if learning_rate else MOVEMENT_OF_UNKNOWN_RATE
 
 
 def movement_for_auc_loss(max_auc_loss: float, learning_rate: float) -> float:
@@ -93,13 +94,11 @@ def auc_loss_of_movement(movement: float, learning_rate: float) -> tuple[float, 
     return rates * LEAST_AUC_LOSS_PER_RATE, rates * AUC_LOSS_PER_RATE
 
 
-def given_or_of_rate(
-    given: float | None, rates: float, learning_rate: float | None, otherwise: float
-) -> float:
-    """Returns a setting, or so many learning rates if None; `otherwise` without a rate."""
-    if given is not None:
-        return given
-    return rates * learning_rate if learning_rate else otherwise
+def _share_of(policy: Any) -> float | None:
+    """Returns the checked share of an `Interval` or a `MaskGradients`."""
+    if policy.share is None:
+        return None
+    return require_number("share", policy.share, 0.0, 1.0, type(policy).__name__, True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +120,7 @@ class Interval:
 
     def __post_init__(self) -> None:
         require_integer("steps", self.steps, 1, None, "Interval")
-        if self.share is not None:
-            share = require_number("share", self.share, 0.0, 1.0, "Interval", True)
-            object.__setattr__(self, "share", share)
+        object.__setattr__(self, "share", _share_of(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,9 +275,7 @@ class MaskGradients(Policy):
     columns = ("rows", "masked", "masked share")
 
     def __post_init__(self) -> None:
-        if self.share is not None:
-            share = require_number("share", self.share, 0.0, 1.0, "MaskGradients", True)
-            object.__setattr__(self, "share", share)
+        object.__setattr__(self, "share", _share_of(self))
         if not isinstance(self.decay_moments, bool):
             raise invalid("decay_moments", self.decay_moments, "MaskGradients", "True or False")
 
