@@ -28,7 +28,7 @@ class EngineSettings:
         window: length, warm-up, sample: a `Window`; None: as `Window()`.
         hot_set: the keys that are watched: a `HotSet`; None: as `HotSet()`.
         saturation: when a key counts as saturated; None: as `Saturation()`.
-        max_auc_loss: maximum AUC that saving may cost by the estimate of `saturation.steering`,
+        max_auc_loss: maximum AUC that saving may cost by the estimate of `engine.steering`,
             above 0; policies that cost AUC in different ways share it. None: no bound.
         dry_run: whether everything is done but the saving: a bool or a `DryRun`; a bool from then
             on.

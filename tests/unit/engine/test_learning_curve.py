@@ -1,4 +1,4 @@
-"""saturation.steering: slope and bound of the learning curve, worth of examples, planned share."""
+"""engine.steering: slope and bound of the learning curve, worth of examples, planned share."""
 
 from __future__ import annotations
 

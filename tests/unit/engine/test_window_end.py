@@ -1,4 +1,4 @@
-"""saturation.window_end: what a window's end decides and reports, from plain values."""
+"""engine.window_end: what a window's end decides and reports, from plain values."""
 
 from __future__ import annotations
 
