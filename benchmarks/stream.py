@@ -173,7 +173,7 @@ def run(settings: Settings, way: str = "", trains: int = 0) -> dict[str, Any]:
             loss = tf.reduce_mean(losses if weight is None else losses * weight)
         variables = model.trainable_variables
         gradients = tape.gradient(loss, variables)
-        if slipstream.needs_losses:
+        if slipstream.settings.needs_losses:
             losses = binary_cross_entropy(label, logit, True)
             slipstream.record_losses(None, losses, label, features["skippable"], weight)
         model.optimizer.apply_gradients(zip(gradients, variables, strict=True))

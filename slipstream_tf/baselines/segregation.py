@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf._utils.errors import invalid, require_integer, require_number
+from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, snapshot_bytes
 from slipstream_tf.ops.features import PADDING_KEY, num_rows
 from slipstream_tf.sampling.batches import chosen_rows
@@ -22,7 +22,7 @@ _MERGED_AT_ONCE = 1 << 18
 
 
 def segregate(
-    dataset: tf.data.Dataset, hot_keys: Sequence[Any], batch_size: int, block: int = 1
+    dataset: tf.data.Dataset, hot_keys: Sequence[Any], batch_size: int
 ) -> tf.data.Dataset:
     """Sorts inputs into batches of hot and batches of cold inputs; none is lost or doubled.
 
@@ -35,7 +35,6 @@ def segregate(
             with "keys", integers [batch, fields].
         hot_keys: per key column, integers [n] in any order.
         batch_size: inputs of an output batch; the last batch of each kind may be smaller.
-        block: batches of a kind in a row; so many are in memory per kind.
 
     Returns:
         The dataset; the batch dimension is not known.
@@ -46,18 +45,16 @@ def segregate(
     """
     fields = _require_key_matrix(dataset.element_spec, "segregate")
     require_integer("batch_size", batch_size, 1, None, "segregate")
-    require_integer("block", block, 1, None, "segregate")
     if len(hot_keys) != fields:
         raise invalid("hot_keys", f"{len(hot_keys)} lists", "segregate", f"{fields}, one per field")
     hot = [np.unique(np.asarray(keys, np.int64)) for keys in hot_keys]
     empty = _empty(dataset.element_spec)
-    full = batch_size * block
 
     def sort(waiting: Any, is_end: tf.Tensor, batch: Any) -> Any:
         is_hot = tf.reduce_all(are_hot(batch[0]["keys"], hot), axis=1)
         kinds = (chosen_rows(batch, is_hot), chosen_rows(batch, ~is_hot))
         joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), waiting, kinds)
-        taken, rest = zip(*(_first_rows(kind, full, is_end) for kind in joined), strict=True)
+        taken, rest = zip(*(_first_rows(kind, batch_size, is_end) for kind in joined), strict=True)
         return rest, taken
 
     def in_batches(hot_part: Any, cold_part: Any) -> tf.data.Dataset:
@@ -72,7 +69,7 @@ def segregate(
 
 
 def profile_hot_keys(
-    dataset: tf.data.Dataset, budget_bytes: int, row_bytes: int, share: float = 1.0
+    dataset: tf.data.Dataset, budget_bytes: int, row_bytes: int
 ) -> list[np.ndarray]:
     """Counts keys in one pass over the data and chooses the most accessed ones.
 
@@ -80,7 +77,6 @@ def profile_hot_keys(
         dataset: as for `segregate`; it must be finite. Padding (-1) is not counted.
         budget_bytes: bytes of the hot rows of all columns together.
         row_bytes: bytes of a row, a multiple of 4; the same for all columns.
-        share: share of the batches that are counted, evenly spread, above 0, at most 1.
 
     Returns:
         int64 [hot keys] per key column, ascending.
@@ -94,17 +90,15 @@ def profile_hot_keys(
     if rest:
         allowed = f"a multiple of {snapshot_bytes(1)}, the bytes of a value"
         raise invalid("row_bytes", row_bytes, "profile_hot_keys", allowed)
-    require_number("share", share, 0.0, 1.0, "profile_hot_keys", open_minimum=True)
     nothing = np.empty(0, np.int64), np.empty(0, np.int64)
     counted, waiting = [[nothing] for _ in range(fields)], 0
-    for index, (features, _) in enumerate(dataset):
-        if int((index + 1) * share) > int(index * share):
-            keys = features["keys"].numpy().astype(np.int64)
-            for parts, column in zip(counted, keys.T, strict=True):
-                parts.append(np.unique(column[column != PADDING_KEY], return_counts=True))
-            waiting += len(keys)
-            if waiting >= _MERGED_AT_ONCE:
-                counted, waiting = [[_merged(parts)] for parts in counted], 0
+    for features, _ in dataset:
+        keys = features["keys"].numpy().astype(np.int64)
+        for parts, column in zip(counted, keys.T, strict=True):
+            parts.append(np.unique(column[column != PADDING_KEY], return_counts=True))
+        waiting += len(keys)
+        if waiting >= _MERGED_AT_ONCE:
+            counted, waiting = [[_merged(parts)] for parts in counted], 0
     tables = [Candidates(*_merged(parts), dim) for parts in counted]
     return choose_hot_keys(tables, budget_bytes)
 

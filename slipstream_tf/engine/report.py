@@ -218,18 +218,6 @@ def drift_histogram(finite: np.ndarray) -> tuple[tuple[float, float, int], ...]:
     )
 
 
-def random_shares(reports: Iterable[WindowReport]) -> tuple[float, ...]:
-    """Shares for `baselines.SkipAtRandom`, the control run of the run that reported.
-
-    Args:
-        reports: of a run with `SkipExamples`, and the same warm-up and window length.
-
-    Returns:
-        The share that was skipped in each window that began after the warm-up; (0.0,) if none did.
-    """
-    return tuple(r.skipped_share for r in reports if not r.is_warming_up) or (0.0,)
-
-
 def added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Returns the sum of counts of equal names."""
     total: collections.Counter[str] = collections.Counter()

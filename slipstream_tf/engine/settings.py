@@ -15,6 +15,7 @@ from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Policy
 _PLACE = "Slipstream"
 # Between rare probes an example of many keys is held back by one of them often enough.
 _PROBES_EVERY = 100
+_NO_POLICY = Policy()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,7 @@ class EngineSettings:
         window: length, warm-up, sample: a `Window`; None: as `Window()`.
         hot_set: the keys that are watched: a `HotSet`; None: as `HotSet()`.
         saturation: when a key counts as saturated; None: as `Saturation()`.
-        max_auc_loss: maximum AUC that saving may cost by the estimate of `saturation.steering`,
+        max_auc_loss: maximum AUC that saving may cost by the estimate of `engine.steering`,
             above 0; policies that cost AUC in different ways share it. None: no bound.
         dry_run: whether everything is done but the saving: a bool or a `DryRun`; a bool from then
             on.
@@ -73,7 +74,12 @@ class EngineSettings:
             raise invalid("dry_run", True, f"{_PLACE} without one", allowed)
         if self.snapshot_bytes < 0:
             allowed = f"at most HotSet.memory, {self.hot_set.memory!r}, of which it is a part"
-            raise invalid("memory", self.pilot["pilot_memory_bytes"], "ForeseenLoss", allowed)
+            raise invalid(
+                "memory",
+                self.examples.pilot_settings["pilot_memory_bytes"],
+                "ForeseenLoss",
+                allowed,
+            )
         self._require_composable()
         self._require_steerable()
 
@@ -107,7 +113,7 @@ class EngineSettings:
             return
         is_fixed = self.saturation is not None and self.saturation.threshold is not None
         place = allowed = ""
-        if self.pilot and "share" in self._ways:
+        if self.examples.pilot_settings and "share" in self._ways:
             place = " with ForeseenLoss"
             allowed = "None: the examples that the pilot keeps have weights, and show no AUC of all"
         elif not self._ways:
@@ -129,12 +135,22 @@ class EngineSettings:
             "dry_run": self.dry_run,
         }
 
-    # What the policies need, of all of them.
+    # The needs of all policies.
+
+    @property
+    def examples(self) -> Policy:
+        """The policy that acts on examples; without one, a `Policy` that changes nothing."""
+        return next((p for p in self.policies if p.acts_on == "examples"), _NO_POLICY)
+
+    @property
+    def gradients(self) -> Policy:
+        """The policy that acts on gradients; without one, a `Policy` that changes nothing."""
+        return next((p for p in self.policies if p.acts_on == "gradients"), _NO_POLICY)
 
     @property
     def saturated(self) -> Saturation:
         """When a key counts as saturated."""
-        return Saturation() if self.saturation is None else self.saturation
+        return self.saturation or Saturation()
 
     @property
     def goes_by_keys(self) -> bool:
@@ -150,94 +166,39 @@ class EngineSettings:
     @property
     def key_share(self) -> float:
         """Share of the hot examples whose keys are to count as saturated."""
-        shares = [p.key_share for p in self.policies if p.key_share is not None]
-        return shares[0] if shares else DEFAULT_SHARE
+        return _first(self.examples.key_share, self.gradients.key_share, DEFAULT_SHARE)
 
     @property
     def target_share(self) -> float:
         """Share of the hot examples to save on, before `max_auc_loss` lowers it."""
-        shares = [p.target_share for p in self._examples_first if p.target_share is not None]
-        return shares[0] if shares else DEFAULT_SHARE
-
-    @property
-    def alpha(self) -> float:
-        """Share of an example's lookups that must be saturated."""
-        return next((p.alpha for p in self._examples_first), 1.0)
-
-    @property
-    def keep(self) -> float:
-        """Share of the skippable examples that is trained all the same, with a weight."""
-        return next((p.keep for p in self._examples_first), 0.0)
+        return _first(self.examples.target_share, self.gradients.target_share, DEFAULT_SHARE)
 
     @property
     def probes_every(self) -> int:
         """Windows from probe to probe of a saturated key; 0: no probes."""
-        if self.saturated.revisit_every is not None:
-            return self.saturated.revisit_every
-        withholding_first = sorted(self.policies, key=lambda p: not p.withholds_saturated)
-        wanted = (p.probes_every for p in withholding_first if p.probes_every is not None)
-        return next(wanted, _PROBES_EVERY)
-
-    @property
-    def withholds_saturated(self) -> bool:
-        """Whether gradients of saturated keys do not reach their rows at once."""
-        return any(policy.withholds_saturated for policy in self.policies)
-
-    @property
-    def loses_gradients(self) -> bool:
-        """Whether they never do."""
-        return any(policy.loses_gradients for policy in self.policies)
-
-    @property
-    def chooses_examples(self) -> bool:
-        """Whether examples are left out, or would be but for the dry run."""
-        return any(policy.acts_on == "examples" for policy in self.policies)
-
-    @property
-    def skips_by_keys(self) -> bool:
-        """Whether examples are left out by their keys, not at random."""
-        return self.chooses_examples and self.target_policy is not None
+        wanted = (self.gradients.probes_every, self.examples.probes_every, _PROBES_EVERY)
+        return _first(self.saturated.revisit_every, *wanted)
 
     @property
     def skips_examples(self) -> bool:
-        """Whether examples are left out of training."""
-        return self.chooses_examples and not self.dry_run
-
-    @property
-    def target_policy(self) -> Policy | None:
-        """The policy that leaves examples out by their keys, or none."""
-        chosen = (p for p in self.policies if p.acts_on == "examples" and p.steered_by)
-        return next(chosen, None)
+        """Whether examples are dropped from training."""
+        return bool(self.examples.acts_on) and not self.dry_run
 
     @property
     def needs_losses(self) -> bool:
-        """Whether the examples' losses must come in."""
+        """Whether the losses of examples must be recorded."""
         return self.max_auc_loss is not None or self.estimates_cost
 
     @property
-    def weighs_examples(self) -> bool:
-        """Whether examples get weights."""
-        return any(policy.weighs_examples for policy in self.policies)
-
-    @property
-    def pilot(self) -> dict[str, Any]:
-        """Arguments of `ops.classifier.InputClassifier` where a pilot foresees losses."""
-        return next((p.pilot_settings for p in self.policies if p.pilot_settings), {})
-
-    @property
     def thins_in_step(self) -> bool:
-        """Whether the model is the pilot: batches are thinned where they are trained."""
-        return self.pilot.get("pilot") == "model"
+        """Whether the model is the pilot: batches are subsampled in the training step."""
+        return self.examples.pilot_settings.get("pilot") == "model"
 
     @property
     def snapshot_bytes(self) -> int:
-        """What the pilot leaves of the hot set's memory, for snapshots."""
-        return self.hot_set.memory_bytes - int(self.pilot.get("pilot_memory_bytes", 0))
-
-    @property
-    def correct(self) -> str:
-        """How examples that are thinned by foreseen losses are corrected; "": none are."""
-        return next((policy.correct for policy in self.policies if policy.correct), "")
+        """The part of the hot set's memory that the pilot leaves for snapshots."""
+        pilot_bytes = self.examples.pilot_settings.get("pilot_memory_bytes", 0)
+        return self.hot_set.memory_bytes - int(pilot_bytes)
 
     @property
     def _ways(self) -> set[str]:
@@ -264,17 +225,18 @@ class EngineSettings:
             Arguments of `ops.classifier.InputClassifier.configure` but for "window", and whether
             examples may be skipped.
         """
-        for policy in self._examples_first if begins.windows else ():
-            rule = policy.example_rule(states[type(policy).__name__], begins)
+        for policy in (self.examples, self.gradients) if begins.windows else ():
+            rule = policy.example_rule(states.get(type(policy).__name__, {}), begins)
             if rule is not None:
                 rule = {"shadow": self.dry_run, **rule}
                 chance = max(rule.get("threshold", 0.0), rule.get("random_share", 0.0))
                 return rule, chance > 0.0 and not rule["shadow"]
         return {"mode": "none"}, False
 
-    @property
-    def _examples_first(self) -> list[Policy]:
-        return sorted(self.policies, key=lambda policy: policy.acts_on != "examples")
+
+def _first(*values: Any) -> Any:
+    """Returns the first value that is not None."""
+    return next(value for value in values if value is not None)
 
 
 def _require_policies(given: Sequence[Any]) -> None:

@@ -93,21 +93,6 @@ class LearningCurve:
     points: int
 
 
-@dataclasses.dataclass(frozen=True)
-class SharePlan:
-    """How much of the next windows to skip.
-
-    Attributes:
-        share: of the examples offered (not only of the hot examples), 0 to 1.
-        predicted_cost: AUC missing at the end of training if that is followed; None: not known.
-        reason: a sentence for the report.
-    """
-
-    share: float
-    predicted_cost: float | None
-    reason: str
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class WindowWork:
     """The work of a window that the bound depends on.
@@ -216,8 +201,8 @@ class Steerer:
         value = 1.0
         if kept.count and mean:
             value = relative_value(kept.squared_residuals / kept.count, kept.count, mean)
-        if settings.keep > 0.0:
-            value += cost_of_weight(1.0 / settings.keep)
+        if settings.examples.keep > 0.0:
+            value += cost_of_weight(1.0 / settings.examples.keep)
         return value
 
     def _bound_share(self, work: WindowWork, planned_inputs: int | None, value: float) -> Steering:
@@ -229,18 +214,18 @@ class Steerer:
         inputs = (max(planned_inputs, 1), self._trained, self._skipped, self._skipped_effective)
         plan = plan_share(self._curve, *inputs, value, allowed)
         share = min(self._settings.target_share, self._target_for(plan.share, work))
-        return Steering(share, plan.reason, plan.predicted_cost)
+        return dataclasses.replace(plan, share=share)
 
     def _target_for(self, share: float, work: WindowWork) -> float:
         """The share of hot examples that makes `share` of all examples, or of the rows."""
         if share == 0.0:
             return 0.0
         inputs, seen = work.inputs, work.inputs.examples_seen
-        if not self._settings.loses_gradients:
+        if not self._settings.gradients.loses_gradients:
             hot = inputs.hot_examples / seen if seen else 0.0
             return min(share / hot, 1.0) if hot else 0.0
         masked = work.rows_masked / work.rows_offered if work.rows_offered else 0.0
-        if self._settings.skips_by_keys and seen:
+        if self._settings.examples.steered_by and seen:
             masked += inputs.examples_skipped / seen
         if not masked:
             return min(_MOST_GROWTH * self._share, share) if self._share else share
@@ -344,7 +329,7 @@ def plan_share(
     skipped_effective: float,
     value: float,
     max_auc_loss: float,
-) -> SharePlan:
+) -> Steering:
     """Finds the share of the next examples to skip within a bound of the AUC loss.
 
     S effective examples of N planned examples may be missing at the end where b * ln(N / (N - S))
@@ -363,12 +348,13 @@ def plan_share(
         max_auc_loss: maximum AUC that skipping may cost in all, above 0.
 
     Returns:
-        The plan. With too few windows for a slope, the share is 0.
+        The share of all examples, not only of the hot examples, and the plan. With too few windows
+        for a slope, the share is 0.
     """
     fit = fit_learning_curve(curve)
     if fit is None:
         words = f"Nothing is skipped: the curve's later part has fewer than {MIN_POINTS} windows."
-        return SharePlan(0.0, None, words)
+        return Steering(0.0, words)
 
     # A plan that was too short is as long as training turned out to be.
     total = max(planned_inputs, trained + skipped)
@@ -390,7 +376,7 @@ def plan_share(
         words += f"The allowed AUC loss of {max_auc_loss:g} allows more than the policy's share."
     else:
         words += f"The allowed AUC loss of {max_auc_loss:g} is spread over {left} examples."
-    return SharePlan(share, cost, words)
+    return Steering(share, words, cost)
 
 
 def cost_of_missing(slope: float, total: int, missing: float) -> float:

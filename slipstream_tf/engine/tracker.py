@@ -16,15 +16,20 @@ import numpy as np
 from slipstream_tf._utils.errors import require_integer
 from slipstream_tf.engine import window_end
 from slipstream_tf.engine.hot_set import Candidates, most_candidates
-from slipstream_tf.engine.ranks import Communicator, Ranks
+from slipstream_tf.engine.ranks import Communicator, Ranks, part_of, require_restorable
 from slipstream_tf.engine.report import ReportLog, TableWindow, WindowReport
-from slipstream_tf.engine.resuming import part_of, require_restorable
 from slipstream_tf.engine.settings import EngineSettings
-from slipstream_tf.engine.side_by_side import FEW_KEYS, for_each, tables_at_once
 from slipstream_tf.engine.states import KeyState, KeyStates, effective_drifts
 from slipstream_tf.engine.steering import Steerer
-from slipstream_tf.engine.threshold import sampled_drifts
-from slipstream_tf.engine.tracked_table import TrackedTable, joined, tables_to_track
+from slipstream_tf.engine.tracked_table import (
+    FEW_KEYS,
+    TrackedTable,
+    for_each,
+    joined,
+    tables_at_once,
+    tables_to_track,
+)
+from slipstream_tf.engine.window_end import sampled_drifts
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -85,10 +90,10 @@ class SaturationTracker:
             policy.require_fit(self._acted_on())
         self.classifier = InputClassifier(
             [table.name for table in self._tables],
-            settings.alpha,
+            settings.examples.alpha,
             settings.window.sample,
             settings.window.seed,
-            **settings.pilot,
+            **settings.examples.pilot_settings,
             ignored_tables=settings.hot_set.exclude,
         )
         self._tables_at_once = tables_at_once(store, self._ranks.size)
@@ -126,8 +131,7 @@ class SaturationTracker:
         settings, acted_on = self._settings, self._acted_on()
         rules = []
         for table in self._tracked:
-            found = (policy.gradient_rule(table, acted_on) for policy in settings.policies)
-            rule = next(filter(None, found), None) if is_active else None
+            rule = settings.gradients.gradient_rule(table, acted_on) if is_active else None
             is_shadow = rule is not None and settings.dry_run
             rules.append(dataclasses.replace(rule or UpdatePolicy(), is_shadow=is_shadow))
         return rules
@@ -135,9 +139,7 @@ class SaturationTracker:
     @property
     def auc_loss_of_deferring(self) -> tuple[float, float] | None:
         """What deferring by movement may cost, (least, most) AUC; None where no rule tells."""
-        acted_on = self._acted_on()
-        found = (policy.auc_loss(acted_on) for policy in self._settings.policies)
-        return next((loss for loss in found if loss is not None), None)
+        return self._settings.gradients.auc_loss(self._acted_on())
 
     @property
     def window_steps(self) -> int:
@@ -211,7 +213,7 @@ class SaturationTracker:
         Not in it: rows, slots, access counts and deferred gradients, which are the store's.
 
         Returns:
-            Nested dictionaries of JSON-serialisable values and arrays; see `resuming`.
+            Nested dictionaries of JSON-serialisable values and arrays; see `ranks.part_of`.
         """
         return {
             "metric": self._settings.saturated.metric,
@@ -222,14 +224,15 @@ class SaturationTracker:
             "tables": {table.name: table.state() for table in self._tables},
             "window": self.classifier.export_window(),
             "pilot": self.classifier.export_pilot(),
-            "pilot_settings": self._settings.pilot,
+            "pilot_settings": self._settings.examples.pilot_settings,
             "merged_pilots": self._ranks.merged_pilots(),
             "traffic": self._ranks.traffic_so_far(),
         }
 
     def check(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if `restore` cannot take states; nothing is changed."""
-        require_restorable(states, self._tables, self._settings.saturated.metric)
+        dims = {table.name: table.dim for table in self._tables}
+        require_restorable(states, dims, self._settings.saturated.metric)
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Goes on from what `state` gave; with several ranks a collective.
@@ -260,7 +263,8 @@ class SaturationTracker:
         without_flags = {name: table["unmarked"] for name, table in state["tables"].items()}
         self._apply_window(without_flags)
         # Another pilot's numbers are of other buckets.
-        if self._settings.pilot and state["pilot_settings"] == self._settings.pilot:
+        pilot = self._settings.examples.pilot_settings
+        if pilot and state["pilot_settings"] == pilot:
             self.classifier.import_pilot(state["pilot"])
             self._ranks.restore_merged_pilots(state["merged_pilots"])
         self.classifier.import_window(state["window"])
@@ -350,9 +354,9 @@ class SaturationTracker:
                 scores = ranks.concatenate(scores, "scores")
         losses = ranks.total_losses(self.classifier.take_loss_statistics())
         foreseen = None
-        if settings.pilot:
+        if settings.examples.pilot_settings:
             foreseen = ranks.concatenate(self.classifier.reservoir_losses(), "foreseen")
-        if settings.pilot and ranks.size > 1:
+        if settings.examples.pilot_settings and ranks.size > 1:
             self.classifier.import_pilot(ranks.merge_pilots(self.classifier.export_pilot()))
         (inputs,) = ranks.total_counts([self.classifier.end_window()], "inputs")
         return window_end.Findings(
@@ -386,7 +390,7 @@ class SaturationTracker:
             without_flags: table -> keys whose rows came into the store since the window began.
         """
         is_active = not self._window_is_warming_up
-        withholds = self._settings.withholds_saturated and is_active
+        withholds = self._settings.gradients.withholds_saturated and is_active
 
         def configure_store(table: TrackedTable) -> None:
             table.set_flags(withholds, without_flags.get(table.name))
@@ -407,7 +411,7 @@ class SaturationTracker:
     @property
     def _is_withholding(self) -> bool:
         """Whether gradients of saturated keys did not reach their rows in this window."""
-        withholds = self._settings.withholds_saturated and not self._settings.dry_run
+        withholds = self._settings.gradients.withholds_saturated and not self._settings.dry_run
         return withholds and not self._window_is_warming_up
 
     def _planned_inputs(self, just_skipped: int) -> int | None:

@@ -11,16 +11,58 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from slipstream_tf.engine import threshold
 from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys
 from slipstream_tf.engine.report import WindowReport, drift_histogram, drift_quantiles
 from slipstream_tf.engine.settings import EngineSettings
-from slipstream_tf.engine.side_by_side import for_each
-from slipstream_tf.engine.states import KeyStates, next_states
+from slipstream_tf.engine.states import KeyStates, next_states, search_keys
 from slipstream_tf.engine.steering import Steering, WindowWork
-from slipstream_tf.engine.tracked_table import Measured
+from slipstream_tf.engine.tracked_table import Measured, for_each
 from slipstream_tf.policies.base import Ended
-from slipstream_tf.policies.threshold import ThresholdResult
+from slipstream_tf.policies.threshold import ThresholdResult, find_threshold, fixed_threshold
+
+
+def sampled_drifts(
+    window: Mapping[str, np.ndarray], keys: Sequence[np.ndarray], drifts: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Picks the drifts of keys that sampled inputs have: a small part of the millions that are hot.
+
+    Args:
+        window: "tables" and "keys" of the sampled inputs' lookups, as
+            `ops.classifier.InputClassifier.export_window` gives them.
+        keys: of each table int64 [n], ascending.
+        drifts: of each table float32 [n], along its keys.
+
+    Returns:
+        The index of each key's table, int32 [m], keys int64 [m], drifts float32 [m], each key of a
+        table once: arguments of `InputClassifier.reservoir_scores`.
+    """
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for table, (hot, drift) in enumerate(zip(keys, drifts, strict=True)):
+        sampled = np.unique(window["keys"][window["tables"] == table])
+        indices, is_hot = search_keys(hot, sampled)
+        sampled = sampled[is_hot]
+        found.append((np.full(sampled.size, table, np.int32), sampled, drift[indices[is_hot]]))
+    tables, sampled, drift = (np.concatenate(part) for part in zip(*found, strict=True))
+    return tables, sampled, drift
+
+
+def threshold_of_keys(
+    settings: EngineSettings, scores: np.ndarray, steering: Steering
+) -> ThresholdResult:
+    """Returns T: as set, or found by share.
+
+    Args:
+        settings: of the engine.
+        scores: float32 [n], skip scores by drift of the window's sampled examples.
+        steering: of the next window.
+    """
+    if not settings.goes_by_keys:
+        return fixed_threshold(0.0)
+    if settings.saturated.threshold is not None:
+        return fixed_threshold(settings.saturated.threshold)
+    # Foreseen losses have a share of their own, which T does not follow.
+    share = settings.key_share if settings.examples.pilot_settings else steering.share
+    return find_threshold(scores, share, settings.saturated.max_threshold)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +118,7 @@ def decide(
         steering: how much to skip.
         threads: so many tables are worked on at once.
     """
-    found = threshold.threshold_of_keys(settings, findings.scores, steering)
+    found = threshold_of_keys(settings, findings.scores, steering)
     ended = Ended(findings.foreseen, steering.share)
     policies = {
         type(policy).__name__: policy.next_state(findings.policies[type(policy).__name__], ended)
@@ -102,11 +144,10 @@ def decide(
 
 def _value_of_skipped(settings: EngineSettings, findings: Findings, steering: Steering) -> float:
     """What a skipped example was worth, by the policy that skips, or by the losses that came in."""
-    for policy in settings.policies:
-        own = policy.value_of_skipped(findings.policies[type(policy).__name__], findings.foreseen)
-        if own is not None:
-            return own
-    return steering.value
+    policy = settings.examples
+    state = findings.policies.get(type(policy).__name__, {})
+    own = policy.value_of_skipped(state, findings.foreseen)
+    return steering.value if own is None else own
 
 
 def describe(

@@ -1,12 +1,14 @@
 """The Keras 3 side: the embedding layer, and the front object of saturation with its callback."""
 
-from slipstream_tf.keras.callbacks import RanksCallback, SaturationCallback
-from slipstream_tf.keras.elastic_callback import ElasticCallback
+from slipstream_tf.keras.callbacks import (
+    ElasticCallback,
+    LearningRates,
+    RanksCallback,
+    SaturationCallback,
+)
 from slipstream_tf.keras.embedding import Embedding
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.keras.loss_feedback import LossFeedback
-from slipstream_tf.keras.model import Model, Sequential
-from slipstream_tf.keras.rates import LearningRates
+from slipstream_tf.keras.loss_feedback import LossFeedback, Model, Sequential
 from slipstream_tf.keras.row_snapshots import limit_snapshots
 from slipstream_tf.keras.slipstream import Slipstream
 from slipstream_tf.keras.step_optimizer import StepOptimizer

@@ -1,163 +1,115 @@
-"""Callbacks of `model.fit`: that ranks train one model, and that the engine's windows end.
+"""Callbacks of `model.fit`: ranks train one model, windows end, rates follow, jobs commit.
 
-In: the ranks, an engine, batch ends. Out: equal weights, and logs of all ranks; window ends.
+In: the ranks, an engine, batch ends. Out: equal weights, logs of all ranks, window ends.
 """
 
 import os
-from collections.abc import Iterator
+import sys
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from slipstream_tf._utils.agreement import gather_json, require_same, require_same_rows
+from slipstream_tf import _compat
+from slipstream_tf._utils.agreement import require_same, require_same_rows
 from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid
+from slipstream_tf.distributed.elastic import ElasticState
 from slipstream_tf.distributed.exchanged import ExchangedStore, ReplicatedStore
 from slipstream_tf.distributed.optimizer import flush_deferred
-from slipstream_tf.keras.among_others import AmongOthers
 from slipstream_tf.keras.contract import refuse_scaled_gradients
+from slipstream_tf.keras.global_metrics import GlobalMetrics
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.misuse import require_fit
-from slipstream_tf.keras.rates import rates_of
 from slipstream_tf.sampling.passes import EpochWatch
-from slipstream_tf.tables.base import TrackedStore
+from slipstream_tf.tables.base import EmbeddingStore, TrackedStore
 from slipstream_tf.tables.variable import VariableStore
 from slipstream_tf.telemetry.tensorboard import WindowWriter
 
-State = list[np.ndarray]
 
+class LearningRates(keras.callbacks.Callback):
+    """Puts the tables' learning rates into the logs of `fit`; `slipstream.callback()` does so, too.
 
-class GlobalMetrics:
-    """Puts the metrics of all ranks into an epoch's logs.
-
-    A metric's state is a sum over examples (of losses and weights, of true positives, ...). The
-    states of the ranks are summed; what the metrics make of the sums is their value over the
-    examples of all.
-
-    Left alone, with a warning, are metrics whose state is no sum: of which Keras itself would not
-    sum the variables over replicas (`aggregation` of `add_variable`), or whose variables are no
-    numbers, or do not start at 0.
+    Rates follow the dense optimizer without it: rows are scaled by its rate over what it was when
+    training first saw it, at the first step. With it that is the rate that the optimizer has when
+    `fit` is called, before any callback has changed it. Use it, before others, with a
+    `keras.callbacks.LearningRateScheduler` that changes the rate at the first epoch already.
     """
 
-    def __init__(self, comm: Communicator):
-        """Takes the ranks."""
-        self._comm = comm
-        self._trained: State | None = None
-        self._has_warned = False
+    def set_model(self, model: Any) -> None:
+        """Tells the tables of a model which optimizer they follow."""
+        super().set_model(model)
+        for store in _stores_in(model):
+            store.follow(getattr(model, "optimizer", None))
 
-    def keep_training_state(self, model: Any) -> None:
-        """Remembers the state after an epoch's last step; Keras evaluates with the same metrics.
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Puts the rates of the next update into `logs`."""
+        for store in _stores_in(self.model):
+            if logs is not None:
+                logs.update(rates_of(store))
 
-        Args:
-            model: a Keras model, about to be evaluated in `fit`.
+
+def rates_of(store: Any) -> dict[str, float]:
+    """Returns the rates of a store's tables for logs.
+
+    Returns:
+        {"rows_learning_rate": rate} if the tables share one, else {"rows_learning_rate/<table>":
+        rate}; empty if the rows are not the store's to update.
+    """
+    if not store.updates_rows:
+        return {}
+    if len(store.parts) == 1 and store.learning_rate is not None:
+        return {"rows_learning_rate": store.learning_rate_of(store.tables[0].name)}
+    names = [table.name for table in store.tables]
+    return {f"rows_learning_rate/{name}": store.learning_rate_of(name) for name in names}
+
+
+def _stores_in(model: Any) -> list[EmbeddingStore]:
+    found = [getattr(layer, "store", None) for layer in _compat.layers_in(model)]
+    return [store for store in found if isinstance(store, EmbeddingStore)]
+
+
+class AmongOthers(keras.callbacks.Callback):
+    """A callback that knows those beside it.
+
+    No version of Keras 3 tells it of them. But its parameters come from Keras's list of all, and a
+    `fit` gives its callbacks one dictionary of parameters, which no other `fit` has.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lists: list[list[Any]] = []
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Takes over the parameters, and notes which lists they come from."""
+        super().set_params(params)
+        self._lists = _lists_that_call()
+
+    def beside(self) -> list[Any]:
+        """Returns the callbacks of the `fit` that this was last given to, itself included.
+
+        They are in order; there are none before the first `fit`.
         """
-        self._trained = _state_of(model)
-
-    def forget(self) -> None:
-        """Drops what a `fit` that broke off has left."""
-        self._trained = None
-
-    def put_into(self, logs: dict[str, Any], model: Any) -> None:
-        """Replaces this rank's values by those of all ranks; a collective.
-
-        A rank that did not evaluate gets the others' values, too.
-
-        Args:
-            logs: of an epoch that has ended; changed in place.
-            model: a Keras model; its metrics keep their state.
-        """
-        now, trained = _state_of(model), self._trained
-        self._trained = None
-        metrics = list(_metrics_of(model))
-        layout = [[m.name, [list(v.shape) for v in m.variables]] for m in metrics]
-        gathered = gather_json(self._comm, [trained is not None, layout], "slipstream.metrics")
-        if any(other != layout for _, other in gathered):
-            self._warn("The ranks' models have different metrics")
-            return
-        others = [metric for metric in metrics if not _is_sum(metric)]
-        if others:
-            self._warn(f"The states of the metrics {[m.name for m in others]} are no sums")
-        self._replace(logs, "", model, others, now if trained is None else trained)
-        if any(has_evaluated for has_evaluated, _ in gathered):
-            own = [np.zeros_like(part) for part in now] if trained is None else now
-            self._replace(logs, "val_", model, others, own)
-        _assign(model, now)
-
-    def _replace(
-        self, logs: dict[str, Any], prefix: str, model: Any, others: list[Any], own: State
-    ) -> None:
-        """Puts in the values of the metrics that are not among `others`."""
-        is_sum = [m not in others for m in _metrics_of(model) for _ in m.variables]
-        parts = [part for part, sums in zip(own, is_sum, strict=True) if sums]
-        flat = np.concatenate([np.zeros(0), *(np.ravel(part) for part in parts)])
-        with tf.device("CPU:0"):
-            name = f"slipstream.metrics.{prefix or 'train'}"
-            total = self._comm.sum(tf.constant(flat, tf.float64), "control", name).numpy()
-        pieces = iter(np.split(total, np.cumsum([part.size for part in parts])))
-        totals = [
-            next(pieces).reshape(part.shape).astype(part.dtype) if sums else part
-            for part, sums in zip(own, is_sum, strict=True)
-        ]
-        _assign(model, totals)
-        results = {
-            prefix + key: _number(value) for key, value in model.get_metrics_result().items()
+        members = [member for found in self._lists for member in found]
+        found = {
+            id(member): member
+            for member in members
+            if isinstance(member, keras.callbacks.Callback) and member.params is self.params
         }
-        is_absent = not any(key.startswith(prefix) for key in logs)
-        # Else a train_step of the model's own made the logs, of what is not known here.
-        if is_absent or all(key in logs for key in results):
-            alone = {prefix + metric.name for metric in others}
-            logs.update({key: value for key, value in results.items() if key not in alone})
-
-    def _warn(self, reason: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            logging.warning(
-                "%s: they stay each rank's own in the logs, and callbacks that act on them may act "
-                "differently on each rank.",
-                reason,
-            )
+        return list(found.values())
 
 
-def _metrics_of(model: Any) -> Iterator[Any]:
-    """Yields each metric once, those of `compile` one by one."""
-    seen = set()
-    for metric in model.metrics:
-        inner = getattr(metric, "metrics", None)
-        for single in inner if isinstance(inner, list) else [metric]:
-            if id(single) not in seen:
-                seen.add(id(single))
-                yield single
-
-
-def _state_of(model: Any) -> State:
-    return [np.array(tf.convert_to_tensor(v)) for m in _metrics_of(model) for v in m.variables]
-
-
-def _assign(model: Any, state: State) -> None:
-    variables = [variable for metric in _metrics_of(model) for variable in metric.variables]
-    for variable, value in zip(variables, state, strict=True):
-        variable.assign(value)
-
-
-def _is_sum(metric: Any) -> bool:
-    """Whether a metric's state is a sum over examples; resets the metric to see where it starts."""
-    metric.reset_state()
-    for variable in metric.variables:
-        # Old releases of Keras 3 do not say, and sum all.
-        if getattr(variable, "aggregation", "sum") != "sum":
-            return False
-        value = np.array(tf.convert_to_tensor(variable))
-        if value.dtype.kind not in "fiu" or value.any():
-            return False
-    return True
-
-
-def _number(value: Any) -> Any:
-    array = np.asarray(tf.convert_to_tensor(value))
-    return array.item() if array.ndim == 0 else array
+def _lists_that_call() -> list[list[Any]]:
+    """The callbacks of each list whose method is being run by this thread, the outer ones first."""
+    found: list[list[Any]] = []
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, keras.callbacks.CallbackList):
+            found.insert(0, owner.callbacks)
+        frame = frame.f_back
+    return found
 
 
 class RanksCallback(AmongOthers):
@@ -345,7 +297,7 @@ class SaturationCallback(RanksCallback):
         backups = [c for c in others if isinstance(c, keras.callbacks.BackupAndRestore)]
         self.slipstream.back_up(bool(backups))
         self._begin_epochs()
-        needs_losses = self.slipstream.needs_losses
+        needs_losses = self.slipstream.settings.needs_losses
         if isinstance(self.model, LossFeedback):
             self.model.observe_losses_with(self.slipstream.record_losses if needs_losses else None)
             thins = self.slipstream.settings.thins_in_step
@@ -426,3 +378,27 @@ class SaturationCallback(RanksCallback):
         report = self.slipstream.step(steps)
         if report is not None and self._writer is not None:
             self._writer.write(report)
+
+
+class ElasticCallback(keras.callbacks.Callback):
+    """Counts the steps of `fit` for an `ElasticState`, which commits every so many; the last one.
+
+    Args:
+        state: of the training, restored.
+    """
+
+    def __init__(self, state: ElasticState) -> None:
+        super().__init__()
+        self._state, self._before = state, 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Notes where the optimizer's steps begin."""
+        self._before = int(self.model.optimizer.iterations)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts a step, or those of an execution."""
+        now = self._before + 1
+        if self.model.steps_per_execution > 1:
+            now = int(self.model.optimizer.iterations)
+        steps, self._before = now - self._before, now
+        self._state.after_step(steps)

@@ -23,12 +23,11 @@ from slipstream_tf.keras.contract import (
     require_fitting_optimizer,
     require_told_training,
 )
-from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
-from slipstream_tf.keras.plain_export import ExportedRows
-from slipstream_tf.keras.row_gradients import add_anchors, collecting_lookup, updating_lookup
-from slipstream_tf.keras.row_snapshots import add_rows_weight, refuse_legacy_file
+from slipstream_tf.keras.feature_layouts import resolve_features, resolve_tables
+from slipstream_tf.keras.row_gradients import add_anchors, training_lookup
+from slipstream_tf.keras.row_snapshots import ExportedRows, add_rows_weight, refuse_legacy_file
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, pack
-from slipstream_tf.sampling.rows_ahead import announce_rows
+from slipstream_tf.sampling.look_ahead import announce_rows
 from slipstream_tf.tables.rates import require_rate
 from slipstream_tf.tables.rows import TableRows
 
@@ -312,9 +311,8 @@ class EmbeddingCollection(keras.layers.Layer):
     def _trained_lookup(self, packed: Any, stacked: bool) -> tuple[tf.Tensor, ...]:
         self.store.follow(getattr(_compat.outermost_layer(self), "optimizer", None))
         require_fitting_optimizer(self, self._anchors, self.apply)
-        if self.apply == "step":
-            return collecting_lookup(self.store, self._anchors, packed, self.specs, stacked)
-        return updating_lookup(self.store, self.update_anchor, packed, self.specs, stacked)
+        how = (self.store, self._anchors, self.apply)
+        return training_lookup(*how, packed, self.specs, stacked)
 
     def _gives_tensor(self, inputs: Any) -> bool:
         if isinstance(inputs, Mapping):

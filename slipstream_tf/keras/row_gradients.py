@@ -1,8 +1,9 @@
-"""Where the gradients of rows go: into the rows at once, or to the optimizer with all others.
+"""Gradients of rows: applied in the backward pass, or with all others by the optimizer.
 
-In: a batch's keys, and what flows back to the rows that they gave. Out: with apply="backward",
-updated rows; with apply="step", a gradient per table, `tf.IndexedSlices` of distinct keys, which
-is that of the table's anchor and reaches the optimizer as any weight's gradient does.
+In: a batch's keys, and the gradients of their rows. Out: with apply="backward", updated rows; with
+apply="step", one gradient per table, `tf.IndexedSlices` of distinct keys, as the gradient of the
+table's anchor. `StoreGradients` holds them between the backward pass and their update: an operation
+on all gradients of a table is one factor, so that no row is touched for it.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from slipstream_tf.ops.exchange import SendBuffer
+from slipstream_tf.ops.exchange import SendBuffer, merge_rows
 
 MODES = ("backward", "step")
 
@@ -56,53 +57,19 @@ def add_anchors(layer: Any, store: Any, apply: str) -> list[Any]:
     return anchors
 
 
-def updating_lookup(
-    store: Any, anchor: Any, packed: Any, specs: Any, stacked: bool
+def training_lookup(
+    store: Any, anchors: Sequence[Any], apply: str, packed: Any, specs: Any, stacked: bool
 ) -> tuple[tf.Tensor, ...]:
-    """Looks up a training batch whose backward pass updates the rows.
+    """Looks up a training batch whose backward pass updates rows, or returns their gradients.
+
+    With apply="step" the backward pass gives each table's anchor a gradient, `tf.IndexedSlices`:
+    the keys, int64 [n], each once, and the sums of their gradients, float32 [n, dim]; with multiple
+    ranks this rank's part of the average. No row is changed. If a value is not finite, all are NaN.
 
     Args:
-        store: an `EmbeddingStore`.
-        anchor: the one of `add_anchors`.
-        packed: the keys, from `ops.features.pack` with the same specs.
-        specs: the features, in order.
-        stacked: one tensor instead of one per feature.
-
-    Returns:
-        As the store's `lookup`.
-    """
-
-    @tf.custom_gradient
-    def lookup(value: tf.Tensor) -> Any:
-        rows, plan = store.lookup(packed, specs, training=True, stacked=stacked)
-
-        def backward(*upstream: Any) -> tf.Tensor:
-            gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]
-            update = store.apply_gradients(plan, gradients)
-            # The anchor's gradient must depend on the update: where the backward pass is a
-            # graph of its own, TensorFlow prunes what its outputs do not need. The gradient,
-            # 0, is the anchor's own value: a constant 0 is folded away together with the
-            # update (by Grappler, in `fit` with Adam, whose moments multiply it).
-            with tf.control_dependencies([] if update is None else [update]):
-                return tf.identity(value)
-
-        return tuple(rows), backward
-
-    return lookup(tf.convert_to_tensor(anchor.value))
-
-
-def collecting_lookup(
-    store: Any, anchors: Sequence[Any], packed: Any, specs: Any, stacked: bool
-) -> tuple[tf.Tensor, ...]:
-    """Looks up a training batch whose backward pass gives each table's anchor a gradient.
-
-    That is `tf.IndexedSlices`: the keys, int64 [n], each once, and the sums of their gradients,
-    float32 [n, dim]; of several ranks this one's part of the average. No row is changed. Where a
-    value is not finite, all are NaN.
-
-    Args:
-        store: an `EmbeddingStore` that `collects_gradients`.
-        anchors: from `add_anchors`, one per table.
+        store: an `EmbeddingStore`; for "step", one that `collects_gradients`.
+        anchors: from `add_anchors`.
+        apply: "backward" or "step".
         packed: the keys, from `ops.features.pack` with the same specs.
         specs: the features, in order.
         stacked: one tensor instead of one per feature.
@@ -115,9 +82,17 @@ def collecting_lookup(
     def lookup(*values: tf.Tensor) -> Any:
         rows, plan = store.lookup(packed, specs, training=True, stacked=stacked)
 
-        def backward(*upstream: Any) -> list[tf.IndexedSlices]:
+        def backward(*upstream: Any) -> Any:
             gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]
-            return by_table(store.collect_gradients(plan, gradients), store)
+            if apply == "step":
+                return by_table(store.collect_gradients(plan, gradients), store)
+            update = store.apply_gradients(plan, gradients)
+            # The anchor's gradient must depend on the update: where the backward pass is a
+            # graph of its own, TensorFlow prunes what its outputs do not need. The gradient,
+            # 0, is the anchor's own value: a constant 0 is folded away together with the
+            # update (by Grappler, in `fit` with Adam, whose moments multiply it).
+            with tf.control_dependencies([] if update is None else [update]):
+                return tf.identity(values[0])
 
         return tuple(rows), backward
 
@@ -190,3 +165,100 @@ def joined(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer:
         tf.concat([part.indices for part in given], 0),
         tf.concat([tf.reshape(part.values, [-1]) for part in given], 0),
     )
+
+
+# Added to the square of a norm; not a denormal number, which a processor may take for 0.
+_LEAST_SQUARE = 1e-36
+
+
+class StoreGradients:
+    """The gradients of a store's tables; of some of them, or of all."""
+
+    def __init__(self, store: Any, slices: Sequence[tf.IndexedSlices | None]):
+        """Takes them.
+
+        Args:
+            store: an `EmbeddingStore` that `collects_gradients`.
+            slices: of each table, in order; None: no gradient.
+        """
+        self._store, self._slices = store, list(slices)
+
+    def share(self) -> None:
+        """Exchanges them between ranks: the average, on all alike or, where rows are spread, of
+        those that this rank owns. A collective.
+        """
+        if self._store.comm is None or self._store.comm.size == 1:
+            return
+        own = collected_of(self._slices)
+        if own is None:
+            own = self._merged(self._store.comm.size if self._store.is_spread else 1)
+        self._slices = list(by_table(self._store.share_collected(own), self._store))
+
+    def merge(self) -> None:
+        """Adds up the rows of each key, in their order."""
+        if self._squares() is None:
+            self._slices = list(by_table(self._merged(1), self._store))
+
+    def _merged(self, ranks: int) -> SendBuffer:
+        dims = [table.dim for table in self._store.tables]
+        return merge_rows(joined(self._slices), dims, ranks)
+
+    def values(self) -> list[tf.Tensor]:
+        """Returns float32 [n, dim], the rows' gradients, of each table that has any."""
+        return [part.values for part in self._slices if part is not None]
+
+    def replace(self, values: Sequence[tf.Tensor]) -> None:
+        """Puts others in the place of `values`."""
+        others = iter(values)
+        self._slices = [
+            None if part is None else tf.IndexedSlices(next(others), part.indices)
+            for part in self._slices
+        ]
+
+    def norms(self) -> tf.Tensor:
+        """Returns float32 [tables], norms of merged gradients; a collective where rows are spread.
+
+        Never 0, so that gradients whose squares vanish in float32 keep their values.
+        """
+        squares = self._squares()
+        if squares is None:
+            squares = tf.stack(
+                [
+                    tf.constant(0.0) if part is None else 2.0 * tf.nn.l2_loss(part.values)
+                    for part in self._slices
+                ]
+            )
+        if self._store.is_spread and self._store.comm.size > 1:
+            squares = self._store.sum_of_parts(squares)
+        squares = tf.ensure_shape(squares, [len(self._slices)])
+        return tf.sqrt(squares + _LEAST_SQUARE)
+
+    def _squares(self) -> tf.Tensor | None:
+        """Those that came with the rows, if each key is once among them and nothing was done."""
+        collected = collected_of(self._slices)
+        if collected is None or collected.squares is None:
+            return None
+        return collected.squares[0]
+
+    def apply(self, scale: Any = ()) -> Any:
+        """Updates the rows: all or, at an error, none.
+
+        Args:
+            scale: float32 [tables], by which gradients are multiplied; empty: they stay.
+
+        Returns:
+            The operation in a graph, None in eager mode.
+        """
+        return self._store.apply_collected(joined(self._slices), scale)
+
+
+def by_store(gradients: Sequence[tuple[Anchor, tf.IndexedSlices]]) -> list[StoreGradients]:
+    """Puts the gradients of each store's tables together."""
+    stores = {id(anchor.store): anchor.store for anchor, _ in gradients}
+    slices: dict[int, list[tf.IndexedSlices | None]] = {
+        key: [None] * len(store.tables) for key, store in stores.items()
+    }
+    for anchor, part in gradients:
+        if anchor.table is not None:
+            slices[id(anchor.store)][anchor.table] = part
+    return [StoreGradients(store, slices[key]) for key, store in stores.items()]

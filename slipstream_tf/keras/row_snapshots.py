@@ -1,12 +1,15 @@
-"""Rows as a Keras weight: a token of a snapshot that this process keeps.
+"""Rows in the formats of Keras and TensorFlow: a weight, and variables of a SavedModel.
 
-In: a store, when Keras reads the weight (`get_weights`); a token, when Keras assigns it
-(`set_weights`). Out: a token, int64 of shape (); the store's rows, slots and counts as they were.
-A table has no fixed shape, which Keras wants of every weight, and may be larger than memory.
+The weight is a token, int64 of shape (), of a snapshot that this process keeps, because a table has
+no fixed shape, which Keras requires of every weight, and may be larger than memory. Reading the
+weight (`get_weights`) makes a snapshot; assigning it (`set_weights`) restores one.
+
+While `model.export` or `tf.saved_model.save` writes a SavedModel, lookups use TensorFlow's own ops
+on variables, as in `slip.export.saved_model`. The variables hold the rows of the last SavedModel,
+because the traced functions are used again for the next one.
 """
 
 import collections
-import dataclasses
 import itertools
 import secrets
 import tempfile
@@ -23,6 +26,7 @@ from slipstream_tf import _compat
 from slipstream_tf._utils import memory
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.checkpoint.store_state import export_state, restore_state
+from slipstream_tf.export.serving import ServedTable, ServingStore, encoded
 
 _NUMBER_BITS = 32
 _PROCESS = 1 + secrets.randbits(30)  # in every token, so that another process's is told
@@ -32,41 +36,16 @@ _ALLOWED = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class SnapshotLimits:
-    """How many snapshots of rows live, and where.
-
-    Attributes:
-        last: snapshots that live though nobody holds the array that `get_weights` returned. One
-            whose array is held, as `EarlyStopping` holds the best epoch's, lives in any case.
-        memory_bytes: of all snapshots together; those beyond lie on the disk. None: a quarter of
-            the memory that is available when a snapshot is made.
-        folder: for those on the disk; they leave with the process. None: the system's folder for
-            temporary files.
-    """
-
-    last: int = 2
-    memory_bytes: int | None = None
-    folder: str | None = None
-
-    def __post_init__(self) -> None:
-        require_integer("last", self.last, 1, None, "SnapshotLimits")
-        if self.memory_bytes is not None:
-            require_integer("memory_bytes", self.memory_bytes, 0, None, "SnapshotLimits")
-        if self.folder is not None and not Path(self.folder).is_dir():
-            raise invalid("folder", self.folder, "SnapshotLimits", "a folder that is there")
-
-
 class _Snapshot:
     """What a store held, in memory or in a temporary folder that leaves with this object."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], limits: SnapshotLimits, used: int):
+    def __init__(self, arrays: Mapping[str, np.ndarray], room: int, folder: str | None):
         nbytes = sum(array.nbytes for array in arrays.values())
-        is_small = used + nbytes <= _memory_bytes(limits)
+        is_small = nbytes <= room
         self.memory_bytes = nbytes if is_small else 0
         self._arrays = dict(arrays) if is_small else None
         if not is_small:
-            self._folder = tempfile.TemporaryDirectory(prefix="slipstream_", dir=limits.folder)
+            self._folder = tempfile.TemporaryDirectory(prefix="slipstream_", dir=folder)
             for name, array in arrays.items():
                 np.save(Path(self._folder.name, name), array)
 
@@ -93,16 +72,20 @@ class _Snapshots:
         self._by_number: weakref.WeakValueDictionary[int, _Snapshot] = weakref.WeakValueDictionary()
         self._numbers = itertools.count(1)
         self._newest = 0
-        self.limit(SnapshotLimits())
+        self.limit(2, None, None)
 
-    def limit(self, limits: SnapshotLimits) -> None:
-        self._limits = limits
-        self._last: collections.deque[_Snapshot] = collections.deque(maxlen=limits.last)
+    def limit(self, last: int, memory_bytes: int | None, folder: str | None) -> None:
+        self._memory_bytes, self._folder = memory_bytes, folder
+        self._last: collections.deque[_Snapshot] = collections.deque(maxlen=last)
 
     def take(self, store: Any) -> np.ndarray:
         """Copies what a store holds; returns its token, int64 []."""
-        used = sum(snapshot.memory_bytes for snapshot in list(self._by_number.values()))
-        snapshot = _Snapshot(export_state(store), self._limits, used)
+        arrays, room = export_state(store), self._memory_bytes
+        if room is None:
+            found = memory.read()
+            room = 1 << 62 if found is None else found.available // 4
+        room -= sum(snapshot.memory_bytes for snapshot in list(self._by_number.values()))
+        snapshot = _Snapshot(arrays, room, self._folder)
         self._newest = number = next(self._numbers)
         self._by_number[number] = snapshot
         self._last.append(snapshot)
@@ -122,7 +105,7 @@ class _Snapshots:
         if snapshot is None:
             raise ValueError(
                 f"{place}: the snapshot of the rows that these weights have is gone. The last "
-                f"{self._limits.last} live, and those whose array from `get_weights` is held: "
+                f"{self._last.maxlen} live, and those whose array from `get_weights` is held: "
                 "hold it, or raise `last` by slipstream_tf.keras.limit_snapshots."
             )
         restore_state(store, {**snapshot.arrays(), **store.rates.export()}, place)
@@ -134,19 +117,28 @@ _snapshots = _Snapshots()
 def limit_snapshots(
     last: int = 2, memory_bytes: int | None = None, folder: str | None = None
 ) -> None:
-    """Sets how many snapshots of rows live, and where; see `SnapshotLimits`.
+    """Sets how many snapshots of rows live, and where.
 
-    `model.get_weights()` makes a snapshot of each `EmbeddingCollection`.
+    `model.get_weights()` makes a snapshot of each `EmbeddingCollection`. A snapshot also lives as
+    long as the array that `get_weights` returned, for example in `EarlyStopping`.
 
     Args:
-        last: snapshots that live though nobody holds the array of `get_weights`.
-        memory_bytes: of all snapshots together; None: a quarter of the available memory.
-        folder: for those beyond; None: the system's for temporary files.
+        last: number of the newest snapshots that live without their arrays.
+        memory_bytes: of all snapshots together; further ones are on the disk. None: a quarter of
+            the memory that is available when a snapshot is made.
+        folder: for snapshots on the disk, until the process ends; None: the system's folder for
+            temporary files.
 
     Raises:
-        ValueError: a number is out of its range, or the folder is not there.
+        ValueError: a number is out of its range, or the folder does not exist.
     """
-    _snapshots.limit(SnapshotLimits(last, memory_bytes, folder))
+    place = "limit_snapshots"
+    require_integer("last", last, 1, None, place)
+    if memory_bytes is not None:
+        require_integer("memory_bytes", memory_bytes, 0, None, place)
+    if folder is not None and not Path(folder).is_dir():
+        raise invalid("folder", folder, place, "an existing folder")
+    _snapshots.limit(last, memory_bytes, folder)
 
 
 class RowsWeight(keras.Variable):
@@ -194,13 +186,6 @@ class RowsWeight(keras.Variable):
         return value
 
 
-def _memory_bytes(limits: SnapshotLimits) -> int:
-    if limits.memory_bytes is not None:
-        return limits.memory_bytes
-    found = memory.read()
-    return 1 << 62 if found is None else found.available // 4
-
-
 def add_rows_weight(layer: Any, store: Any) -> None:
     """Gives a layer the weight that stands for the rows of a store.
 
@@ -223,3 +208,47 @@ def refuse_legacy_file(layer_name: str) -> None:
             "has no place for the rows of embedding tables, and would lose them"
         )
         raise invalid("filepath", "*.h5", f"a model with layer {layer_name!r}", allowed)
+
+
+class ExportedRows:
+    """The rows of a store as SavedModels have them.
+
+    Attributes:
+        serving: the store to look up in while a SavedModel is traced.
+    """
+
+    def __init__(self, store: Any, place: str) -> None:
+        """Makes variables without rows: a function that is traced again can make none.
+
+        Args:
+            store: an embedding store.
+            place: whose it is, for errors.
+        """
+        self._store, self._place = store, place
+        with tf.init_scope():
+            self._tables = [
+                ServedTable(table, np.empty(0, np.int64), np.empty((0, table.dim), np.float32))
+                for table in store.tables
+            ]
+        self.serving = ServingStore(self._tables)
+
+    def stands_in_for(self, store: Any) -> bool:
+        """Whether a lookup of a store, now, is for a SavedModel that is being written.
+
+        Raises:
+            ValueError: it is, and several ranks have the rows.
+        """
+        if store is not self._store or not _compat.is_saving_model():
+            return False
+        if store.comm is not None and store.comm.size > 1:
+            allowed = "slip.export.saved_model(model, path), which all ranks call"
+            raise invalid("model", f"one of {store.comm.size} ranks", self._place, allowed)
+        return True
+
+    def trackables(self) -> dict[str, Any]:
+        """Returns what a SavedModel has of the rows, as they are now."""
+        for table in self._tables:
+            contents = self._store.export_table(table.config.name)
+            table.keys.assign(contents["keys"])
+            table.rows.assign(encoded(table.config, contents["rows"], None)["rows"])
+        return {f"served_{table.config.name}": table for table in self._tables}

@@ -20,19 +20,17 @@ from slipstream_tf.engine.tracker import SaturationTracker
 from slipstream_tf.keras import misuse
 from slipstream_tf.keras.callbacks import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.keras.step_plan import StepPlan, present_window
 from slipstream_tf.keras.tracked import tracked
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.policies.base import Policy
-from slipstream_tf.sampling import leaving_out
 from slipstream_tf.sampling.batches import call_at, sized
-from slipstream_tf.sampling.class_weights import weigh_classes
-from slipstream_tf.sampling.look_ahead import LookAhead
+from slipstream_tf.sampling.classifier import weigh_classes
+from slipstream_tf.sampling.foreseen import leave_out, thin
+from slipstream_tf.sampling.look_ahead import LookAhead, announce_rows
 from slipstream_tf.sampling.notes import note_share
-from slipstream_tf.sampling.passes import Applied
-from slipstream_tf.sampling.rows_ahead import announce_rows
+from slipstream_tf.sampling.passes import Applied, StepPlan, present_window
 from slipstream_tf.tables.sok.store import SokStore
 from slipstream_tf.tables.variable import VariableStore
 from slipstream_tf.telemetry.dry_run import estimate_dry_run
@@ -86,6 +84,7 @@ class Slipstream(tf.train.experimental.PythonState):
         comm: the ranks that the store's tables are shared with.
         tracker: the window loop, with the classifier and the reports.
         plan: how many steps training takes.
+        steps: that were counted.
         layer: the layer; None: it tracks a store.
         batch_sizes: of what `apply` returned last, and was given; None: not known.
         are_losses_told: whether a step has told its inputs' losses.
@@ -126,18 +125,13 @@ class Slipstream(tf.train.experimental.PythonState):
         self.tracker = SaturationTracker(self.store, settings, self.specs, self.comm)
         self._reading, self._look_ahead = LookAhead(), LookAhead()
         self._begin_window()
-        self._steps = 0
+        self.steps = 0
         self.are_losses_told = False
         self.plan = StepPlan(self.tracker, self.comm, self._begin_window)
         self.is_validating = False
         misuse.take_over(self, self.store)
         self.batch_sizes: tuple[int | None, int | None] = (None, None)
         self.most_batches: int | None = None
-
-    @property
-    def needs_losses(self) -> bool:
-        """Whether the settings need the inputs' losses."""
-        return self.settings.needs_losses
 
     @property
     def ledger(self) -> Ledger:
@@ -156,9 +150,9 @@ class Slipstream(tf.train.experimental.PythonState):
             link = None if self.store.wire is None else self.comm.link
             exchange = estimate_exchange(reports, link, ranks, self.store.is_spread)
             estimate = estimate_dry_run(self.settings, reports, loss, exchange)
-        present = present_window(self.tracker, self.tracker.window_steps)
+        present = present_window(self.tracker)
         warmup = self.tracker.warmup_steps
-        return RunReport(self.settings, self.ledger, warmup, self._steps, estimate, present)
+        return RunReport(self.settings, self.ledger, warmup, self.steps, estimate, present)
 
     def apply(
         self,
@@ -228,7 +222,7 @@ class Slipstream(tf.train.experimental.PythonState):
         self.most_batches = most_known(self.comm, source.most, "slipstream.batches")
         again = functools.partial(self.apply, dataset, batch_size, get_keys, drop_remainder, ahead)
         # Features that have notes are for models that take them off.
-        even = even_ends(kept, self.comm, note_share if self.needs_losses else None)
+        even = even_ends(kept, self.comm, note_share if self.settings.needs_losses else None)
         for layer in self.layers:
             even = announce_rows(even, layer.store, layer.specs, get_keys)
         return Applied(
@@ -250,10 +244,11 @@ class Slipstream(tf.train.experimental.PythonState):
         With several ranks, `distributed.even_ends` must follow, and `read_ahead` may.
         """
         self.plan.batches = sized(dataset, batch_size).batches
-        kept = leaving_out.leave_out(self, dataset, batch_size, get_keys, drop_remainder)
+        kept = leave_out(self, dataset, batch_size, get_keys, drop_remainder)
         if not self.settings.policies:
             return kept
-        return call_at(kept, 2 * self.tracker.window_steps, self._warn_without_steps)
+        batches = 2 * self.tracker.window_steps
+        return call_at(kept, batches, functools.partial(misuse.warn_without_steps, self, batches))
 
     def thin(self, batch: Any, predictions: tf.Tensor) -> Any:
         """Returns the part of a batch to train, in a loop of your own with `pilot="model"`.
@@ -263,7 +258,7 @@ class Slipstream(tf.train.experimental.PythonState):
                 sample weights or offsets that correct it.
             predictions: float [batch] or [batch, 1], the model's probabilities.
         """
-        return leaving_out.thin(self, batch, predictions)
+        return thin(self, batch, predictions)
 
     def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The second part of `apply`: has each batch made while the one before trains."""
@@ -292,7 +287,7 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: a policy skips examples, which is what `apply` does.
         """
-        if self.settings.skips_examples or self.settings.pilot:
+        if self.settings.skips_examples or self.settings.examples.pilot_settings:
             allowed = "others; or let the data go through Slipstream.apply, which skips examples"
             raise invalid("policies", self.settings.policies, "Slipstream.observe", allowed)
         if isinstance(self.store, SokStore):
@@ -312,7 +307,7 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: a policy goes by losses, which are foreseen on the host.
         """
-        if self.settings.pilot:
+        if self.settings.examples.pilot_settings:
             allowed = "RowDrift: losses are foreseen on the host"
             raise invalid("by", self.settings.policies, "Slipstream.classifier_on", allowed)
         return self.tracker.classifier.copy_on(device)
@@ -360,7 +355,7 @@ class Slipstream(tf.train.experimental.PythonState):
         # A batch that is being made is counted, and in the iterator's checkpoint.
         self.settle()
         return {
-            "steps": self._steps,
+            "steps": self.steps,
             "planned_steps": self.plan.steps,
             "tracker": self.tracker.state(),
         }
@@ -382,7 +377,7 @@ class Slipstream(tf.train.experimental.PythonState):
         self.settle()
         self.tracker.restore([state["tracker"] for state in states])
         self._begin_window()
-        self._steps, self._restored = states[0]["steps"], None
+        self.steps, self._restored = states[0]["steps"], None
         self.plan.restore(states[0]["planned_steps"])
 
     def serialize(self) -> bytes:
@@ -458,14 +453,9 @@ class Slipstream(tf.train.experimental.PythonState):
 
     def _go_on(self, steps: int) -> None:
         misuse.require_owner(self, self.store)
-        self._steps += steps
+        self.steps += steps
         self._restored = None
 
     def _begin_window(self) -> None:
         length = self.tracker.window_steps
         self._look_ahead.begin_window(length, length - self.tracker.steps_left)
-
-    def _warn_without_steps(self) -> None:
-        """Warns if no step was counted when two windows' worth of batches went through."""
-        if self._steps == 0:
-            misuse.warn_without_steps(2 * self.tracker.window_steps)

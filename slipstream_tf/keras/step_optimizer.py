@@ -15,8 +15,7 @@ import tensorflow as tf
 from slipstream_tf import _compat
 from slipstream_tf._utils.comm import Names
 from slipstream_tf._utils.errors import invalid
-from slipstream_tf.keras.row_gradients import Anchor, anchor_of
-from slipstream_tf.keras.store_gradients import StoreGradients, by_store
+from slipstream_tf.keras.row_gradients import Anchor, StoreGradients, anchor_of, by_store
 
 _PLACE = "StepOptimizer"
 _OF_CHECKS = Names("loss_scale")
@@ -129,7 +128,7 @@ class _AppliesRows:
             values = gradient.values if factor is None else gradient.values / factor
             collected.append((anchor, tf.IndexedSlices(values, gradient.indices)))
             # To Keras, an anchor is a weight that is 0 and stays 0. Its gradient is its own value:
-            # a constant is folded away together with the rows' update (see `updating_lookup`).
+            # a constant is folded away together with the rows' update (see `training_lookup`).
             dense[index] = tf.convert_to_tensor(variable.value)
         if collected and found.gradient_accumulation_steps:
             collected = self._kept_with(collected)
@@ -154,7 +153,7 @@ class _AppliesRows:
         parts = by_store(self._collected or [])
         for part in parts:
             if steps:
-                part.divide(steps)
+                part.replace([values / steps for values in part.values()])
             part.share()
         if steps or by_norm or found.clipvalue:
             for part in parts:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.keras.feature_specs import resolve_features
+from slipstream_tf.keras.feature_layouts import resolve_features
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.tables.joined import JoinedStore
 from slipstream_tf.tables.sok.store import SokStore

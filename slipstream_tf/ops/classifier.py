@@ -8,7 +8,7 @@ Method: Slipstream, arXiv 2404.04270, sampling and input classifier blocks.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,8 +18,55 @@ from slipstream_tf._utils.memory import require_room
 from slipstream_tf.ops import _loader, features
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier, drift_tensors
 from slipstream_tf.ops.loss_statistics import LossStatistics
-from slipstream_tf.ops.pilot import PILOT, PILOTS, KeptInputs, foresee
 from slipstream_tf.ops.table import to_arrays, to_tensors
+
+PILOTS = ("none", "label", "linear", "fm", "model")
+PILOT = {"base": np.float64, "buckets": np.int64, "numbers": np.float32}
+"""Arrays of `InputClassifier.export_pilot`."""
+
+
+class KeptInputs(NamedTuple):
+    """Inputs of a batch that are kept by their foreseen losses.
+
+    Attributes:
+        rows: int64 [kept], of the batch, ascending.
+        correction: float32 [kept], inputs that each stands for: 1 / its probability to be kept.
+        offset: float32 [kept], log of (its probability to be kept with label 1 / with label 0):
+            what the log-odds of what is kept are above those of all.
+        skippable: bool [kept], whether it could have been left out.
+    """
+
+    rows: tf.Tensor
+    correction: tf.Tensor
+    offset: tf.Tensor
+    skippable: tf.Tensor
+
+
+def foresee(
+    handle: tf.Tensor,
+    keys: Mapping[str, Any],
+    labels: Any,
+    weights: Any = None,
+    predictions: Any = None,
+) -> KeptInputs:
+    """Runs the op SlipstreamForeseeInputs.
+
+    Args:
+        handle: of the classifier.
+        keys: the op's arguments that are of features.
+        labels: float32 [batch], 0 to 1.
+        weights: float32 [batch], the inputs' sample weights, at least 0; None: 1.
+        predictions: float32 [batch], probabilities, where the pilot is the model; else None.
+    """
+    given = {"labels": labels, "sample_weights": weights, "predictions": predictions}
+    values = {
+        name: tf.zeros([0]) if value is None else tf.cast(value, tf.float32)
+        for name, value in given.items()
+    }
+    with tf.device("CPU:0"):
+        result = _loader.library().slipstream_foresee_inputs(handle=handle, **values, **keys)
+    return KeptInputs(result.rows, result.correction, result.offset, result.skippable)
+
 
 MODES = ("none", "drift", "foreseen_loss", "random")
 # Arrays of `export_window`.

@@ -6,12 +6,9 @@ and knows none of them by name.
 """
 
 from slipstream_tf.policies.base import Policy
-from slipstream_tf.policies.defer_gradients import DeferGradients, Interval
 from slipstream_tf.policies.foreseen_loss import ForeseenLoss
-from slipstream_tf.policies.mask_gradients import MaskGradients
-from slipstream_tf.policies.movement import Movement
-from slipstream_tf.policies.score import Score
-from slipstream_tf.policies.skip_examples import SkipExamples
+from slipstream_tf.policies.gradients import DeferGradients, Interval, MaskGradients, Movement
+from slipstream_tf.policies.skip_examples import Score, SkipExamples
 
 __all__ = [
     "DeferGradients",

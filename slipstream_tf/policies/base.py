@@ -59,62 +59,29 @@ class Tables:
     max_auc_loss: float | None = None
 
 
-class Policy:
-    """Base of the policies; what it says holds for one that needs and decides nothing.
+class Decisions:
+    """Questions to a policy or to a score; the defaults measure nothing and change nothing.
 
     Attributes:
-        acts_on: "examples", "gradients", or "": nothing; at most one policy acts on each.
-        alpha: share of an example's lookups that must be saturated.
-        keep: share of the skippable examples that is trained all the same, with a weight.
-        withholds_saturated: whether gradients of saturated keys do not reach their rows at once.
-        loses_gradients: whether they never do.
-        probes_every: windows from probe to probe of a saturated key; None: it does not matter.
-        weighs_examples: whether examples get weights.
-        steered_by: how the policy follows `max_auc_loss`: by its "share", by its "movement", or "":
-            not at all.
-        gives_key_share: whether somebody chose `key_share`.
-        correct: how examples that are thinned by foreseen losses are corrected; "": none are.
-        verb: what becomes of what is saved, for reports: "skipped", "masked", "deferred".
-        columns: of `telemetry.ledger`, that tell of it.
+        alpha: share of an example's lookups that must be saturated, above 0, at most 1.
+        probes_every: windows from probe to probe of a saturated key; 0: no probes; None: any.
+        steered_by: how `max_auc_loss` is followed: by the "share", by the "movement", or "": not.
+        correct: how examples that are subsampled by predicted losses are corrected: "weight" or
+            "offset"; "": none are.
     """
 
-    acts_on = ""
-    alpha = 1.0
-    keep = 0.0
-    withholds_saturated = False
-    loses_gradients = False
+    alpha: float = 1.0
     probes_every: int | None = None
-    weighs_examples = False
-    steered_by = ""
-    gives_key_share = False
-    correct = ""
-    verb = ""
-    columns: tuple[str, ...] = ()
-
-    # What must be measured?
-
-    @property
-    def key_share(self) -> float | None:
-        """Share of the hot examples whose keys are to count as saturated; None: no matter."""
-        return None
-
-    @property
-    def target_share(self) -> float | None:
-        """Share of the hot examples to save on; `max_auc_loss` lowers it. None: no share."""
-        return self.key_share
+    steered_by: str = ""
+    correct: str = ""
 
     @property
     def pilot_settings(self) -> dict[str, Any]:
-        """Arguments of `ops.classifier.InputClassifier` where a pilot foresees losses."""
+        """Arguments of `ops.classifier.InputClassifier` for a pilot; empty without a pilot."""
         return {}
 
-    def require_fit(self, tables: Tables) -> None:
-        """Raises ValueError if the policy cannot work on these tables."""
-
-    # What is decided at a window's end?
-
     def initial_state(self) -> dict[str, Any]:
-        """Returns what is carried from window to window: JSON-serialisable values by name."""
+        """Returns the state of the first window: JSON-serializable values by name."""
         return {}
 
     def next_state(self, state: Mapping[str, Any], ended: Ended) -> dict[str, Any]:
@@ -122,7 +89,7 @@ class Policy:
         return dict(state)
 
     def value_of_skipped(self, state: Mapping[str, Any], losses: Any) -> float | None:
-        """Returns what a skipped example was worth by the policy's own estimate.
+        """Returns the policy's own estimate of the worth of a skipped example.
 
         Args:
             state: in the window that ends.
@@ -133,22 +100,55 @@ class Policy:
         """
         return None
 
-    # What is done with a batch?
+
+class Policy(Decisions):
+    """Base of the policies.
+
+    Attributes:
+        acts_on: "examples", "gradients", or "": nothing; at most one policy acts on each.
+        keep: share of the skippable examples that is trained all the same, with a weight.
+        withholds_saturated: whether gradients of saturated keys do not reach their rows at once.
+        loses_gradients: whether they never do.
+        weighs_examples: whether examples get weights.
+        gives_key_share: whether the user chose `key_share`.
+        verb: for reports: "skipped", "masked" or "deferred".
+        columns: of `telemetry.ledger`, with the policy's savings.
+    """
+
+    acts_on = ""
+    keep = 0.0
+    withholds_saturated = False
+    loses_gradients = False
+    weighs_examples = False
+    gives_key_share = False
+    verb = ""
+    columns: tuple[str, ...] = ()
+
+    @property
+    def key_share(self) -> float | None:
+        """Share of the hot examples whose keys are to count as saturated; None: any."""
+        return None
+
+    @property
+    def target_share(self) -> float | None:
+        """Share of the hot examples to save on; `max_auc_loss` lowers it. None: no share."""
+        return self.key_share
+
+    def require_fit(self, tables: Tables) -> None:
+        """Raises ValueError if the policy cannot work on these tables."""
 
     def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any] | None:
         """Returns arguments of `InputClassifier.configure` after the warm-up; None: no rule."""
         return None
 
     def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy | None:
-        """Returns what becomes of a table's gradients after the warm-up; None: they are applied."""
+        """Returns the rule of a table's gradients after the warm-up; None: they are applied."""
         return None
 
-    # What is told?
-
     def auc_loss(self, tables: Tables) -> tuple[float, float] | None:
-        """Returns what it may cost, (least, most) AUC; None: no rule of its own tells."""
+        """Returns the estimated AUC loss, (minimum, maximum); None: there is no estimate."""
         return None
 
     def told(self, rows: UpdateCounts) -> str:
-        """Returns what a report says of gradient rows beside how many were saved; or nothing."""
+        """Returns a sentence for the report about saved gradient rows, or an empty string."""
         return ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from slipstream_tf._utils.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.config import parse_bytes
-from slipstream_tf.policies.score import Score
+from slipstream_tf.policies.skip_examples import Score
 from slipstream_tf.policies.threshold import find_thinning, value_of_thinned
 
 _PILOTS = ("label", "linear", "fm", "model")
@@ -68,7 +68,6 @@ class ForeseenLoss(Score):
         parse_bytes("memory", self.memory, place, minimum=1024)
 
     def require_share(self, share: float, keep: float) -> None:
-        """See `Score`."""
         place = "SkipExamples by ForeseenLoss"
         if keep:
             allowed = "0: ForeseenLoss keeps examples by its floor"
@@ -81,12 +80,10 @@ class ForeseenLoss(Score):
             raise invalid("floor", self.floor, place, allowed)
 
     def key_share(self, share: float) -> float | None:
-        """See `Score`: it does not matter which keys are saturated."""
         return None
 
     @property
     def pilot_settings(self) -> dict[str, Any]:
-        """See `Score`."""
         has_keys = self.pilot in ("linear", "fm")
         return {
             "pilot": self.pilot,
@@ -99,19 +96,16 @@ class ForeseenLoss(Score):
         return {"foreseen_threshold": None, "floor": self.floor}
 
     def next_state(self, state: Mapping[str, Any], ended: Any) -> dict[str, Any]:
-        """See `Score`."""
         kept = 1.0 - ended.share
         floor = _FLOOR * kept if self.floor is None else self.floor
         return {"foreseen_threshold": find_thinning(ended.losses, kept, floor), "floor": floor}
 
     def value_of_skipped(self, state: Mapping[str, Any], losses: Any) -> float | None:
-        """See `Score`."""
         if state["foreseen_threshold"] is None:
             return None
         return value_of_thinned(losses, state["foreseen_threshold"], state["floor"])
 
     def rule(self, state: Mapping[str, Any], begins: Any) -> dict[str, Any]:
-        """See `Score`."""
         if state["foreseen_threshold"] is None:
             return {"mode": "none"}
         return {

@@ -1,17 +1,43 @@
-"""Skippable examples are left out of training (Slipstream's input classifier block)."""
+"""Skips examples by a score (Slipstream's input classifier block)."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from slipstream_tf._utils.errors import invalid, require_number
-from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Ended, Policy
-from slipstream_tf.policies.score import Score
+from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Decisions, Policy
+
+
+class Score(Decisions):
+    """Base of the scores.
+
+    Attributes:
+        default_share: to skip, if the user gives none; None: the default of all policies.
+    """
+
+    probes_every: int | None = 100
+    steered_by: str = "share"
+    default_share: float | None = None
+
+    def require_share(self, share: float, keep: float) -> None:
+        """Raises ValueError for a share, or a keep rate, of `SkipExamples` that cannot be."""
+
+    def key_share(self, share: float) -> float | None:
+        """Returns the share of the hot examples whose keys are to count as saturated; None: any.
+
+        Args:
+            share: of the hot examples, to skip.
+        """
+        return share
+
+    def rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any]:
+        """Returns the mode and threshold of `ops.classifier.InputClassifier.configure`."""
+        raise NotImplementedError
 
 
 def _of_score(name: str) -> Any:
-    """What the score answers under that name."""
-    return property(lambda policy: getattr(policy.by, name), doc="See `Policy`.")
+    """Returns a property that reads the score's attribute, or method, of that name."""
+    return property(lambda policy: getattr(policy.by, name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +64,9 @@ class SkipExamples(Policy):
     pilot_settings = _of_score("pilot_settings")
     steered_by = _of_score("steered_by")
     correct = _of_score("correct")
+    initial_state = _of_score("initial_state")
+    next_state = _of_score("next_state")
+    value_of_skipped = _of_score("value_of_skipped")
 
     def __post_init__(self) -> None:
         place = "SkipExamples"
@@ -55,37 +84,20 @@ class SkipExamples(Policy):
 
     @property
     def key_share(self) -> float | None:
-        """See `Policy`."""
         return self.by.key_share(self.target_share)
 
     @property
     def gives_key_share(self) -> bool:  # type: ignore[override]
-        """See `Policy`."""
         return self.share is not None
 
     @property
     def target_share(self) -> float:
-        """See `Policy`."""
         default = DEFAULT_SHARE if self.by.default_share is None else self.by.default_share
         return default if self.share is None else self.share
 
     @property
     def weighs_examples(self) -> bool:  # type: ignore[override]
-        """See `Policy`."""
         return self.keep > 0.0 or self.correct == "weight"
 
-    def initial_state(self) -> dict[str, Any]:
-        """See `Policy`."""
-        return self.by.initial_state()
-
-    def next_state(self, state: Mapping[str, Any], ended: Ended) -> dict[str, Any]:
-        """See `Policy`."""
-        return self.by.next_state(state, ended)
-
-    def value_of_skipped(self, state: Mapping[str, Any], losses: Any) -> float | None:
-        """See `Policy`."""
-        return self.by.value_of_skipped(state, losses)
-
     def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any] | None:
-        """See `Policy`."""
         return {"keep_rate": self.keep, **self.by.rule(state, begins)}

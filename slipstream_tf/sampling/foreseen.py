@@ -1,17 +1,19 @@
-"""Thinning by foreseen loss as a `tf.data` transformation: few easy inputs stay, and stand for all.
+"""Subsampling by predicted loss, and the choice between the ways to drop examples.
 
-In: a dataset of labelled batches and an input classifier with a pilot. Out: a dataset of full
-batches of the inputs that are kept, in their order, each with what corrects for those that are not.
+In: labelled batches and an input classifier with a pilot. Out: full batches of the kept examples in
+their order, each with a correction for the dropped ones. `leave_out` and `thin` apply the policies
+of an engine.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.data.spec import OFFSET, SKIPPABLE
+from slipstream_tf.distributed.batches import NEXT_KEYS
 from slipstream_tf.ops.classifier import InputClassifier, KeptInputs
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.sampling.batches import rows_of
@@ -22,6 +24,7 @@ from slipstream_tf.sampling.classifier import (
     in_order,
     require_form,
     size_to_refill,
+    skip_inputs,
     times_weights,
     weigh_last,
 )
@@ -172,3 +175,42 @@ def require_binary(clicks: tf.Tensor) -> tf.Operation:
     """Asserts that labels are 0 and 1: only of such a label's log-odds the shift is known."""
     message = "A label is neither 0 nor 1: correct='offset' needs such; 'weight' takes 0 to 1."
     return tf.debugging.Assert(tf.reduce_all(clicks * (1.0 - clicks) == 0.0), [message, clicks])
+
+
+def leave_out(
+    engine: Any,
+    dataset: tf.data.Dataset,
+    batch_size: int | None,
+    get_keys: Callable[..., Any] | None,
+    drop_remainder: bool,
+) -> tf.data.Dataset:
+    """Applies the policies of an engine to a data set; see `Slipstream.leave_out`."""
+    settings, classifier = engine.settings, engine.tracker.classifier
+    if settings.thins_in_step:
+        # Its batches are thinned where they are trained.
+        size = size_to_refill(dataset.element_spec, batch_size, drop_remainder, False)
+        return in_order(dataset, size, drop_remainder)
+    given = (dataset, classifier, engine.specs, batch_size, get_keys, drop_remainder)
+    if correct := settings.examples.correct:
+        return thin_inputs(*given, correct, settings.needs_losses, settings.skips_examples)
+    only_counts = settings.dry_run and not settings.needs_losses
+    return skip_inputs(
+        *given,
+        weighted=settings.examples.weighs_examples,
+        adds_skippable=settings.needs_losses,
+        window_batches=engine.tracker.window_steps if only_counts else 0,
+        refill=settings.skips_examples,
+    )
+
+
+def thin(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
+    """Applies a policy whose pilot is the model to a batch; see `Slipstream.thin`."""
+    settings, classifier = engine.settings, engine.tracker.classifier
+    if isinstance(batch[0], Mapping) and NEXT_KEYS in batch[0]:
+        # Which of the next batch are trained is not known when its rows are asked for.
+        allowed = "another pilot, or no keys of the next batch (prefetch)"
+        raise invalid("pilot", "model", "a batch with the next one's keys", allowed)
+    leaves_out = settings.skips_examples
+    return thin_batch(
+        batch, predictions, classifier, settings.examples.correct, settings.needs_losses, leaves_out
+    )

@@ -1,15 +1,21 @@
-"""The next batch is made while one trains: read, classified, refilled, on another thread.
+"""Work ahead of training: the next batch on another thread, and its rows from the disk.
 
-In: a data set, and where a training's windows end. Out: the same elements, in the same order, made
-as if each were made when it is pulled: none is begun before the window ends that comes before it.
+In: a data set; the end of the present window, or a store whose tables spill. Out: the same elements
+in the same order. No batch of the next window is begun before the present window ends.
 """
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from slipstream_tf._utils.errors import require_integer
 from slipstream_tf.ops import _loader
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.sampling.classifier import as_it_is, default_keys
+from slipstream_tf.sampling.notes import without_wrapping
+from slipstream_tf.tables.base import EmbeddingStore
 
 
 class LookAhead:
@@ -85,3 +91,32 @@ def _flat_spec(spec: Any) -> tuple[tf.DType, tf.TensorShape]:
     if isinstance(spec, tf.TensorSpec):
         return spec.dtype, spec.shape
     return tf.variant, tf.TensorShape(None)
+
+
+def announce_rows(
+    dataset: tf.data.Dataset,
+    store: EmbeddingStore,
+    specs: Sequence[FeatureSpec],
+    get_keys: Callable[..., Any] | None = None,
+) -> tf.data.Dataset:
+    """Returns the same batches, which are announced to a store as they are made.
+
+    What follows must ask for them ahead of their use: a `.prefetch(1)` or `Slipstream.read_ahead`.
+
+    Args:
+        dataset: elements are batches.
+        store: whose tables spill; of another, the data set comes back as it is.
+        specs: the features whose keys are meant.
+        get_keys: as of `Slipstream.apply`.
+    """
+    if not store.spills:
+        return dataset
+    keys_of = get_keys or functools.partial(default_keys, specs)
+    is_tuple = isinstance(dataset.element_spec, tuple)
+
+    def announce(*components: Any) -> Any:
+        keys = keys_of(without_wrapping(components[0]), *components[1:])
+        store.announce_rows(pack(keys, specs), specs)
+        return components if is_tuple else components[0]
+
+    return dataset.map(as_it_is(announce, get_keys))

@@ -1,10 +1,10 @@
-"""Passes over the training data in `fit`: none ends too early, and none is taken for an accident.
+"""Passes over the training data in `fit`: their length, and the steps of the whole training.
 
-In: the data set that `Slipstream.apply` makes, and how many batches it has at most. Out: what
-`model.fit` is given, and, while it runs, neither a false warning of Keras nor a missing one.
+In: the data set that `Slipstream.apply` makes, its largest number of batches, and the epochs of a
+`fit`. Out: the data set for `model.fit`; warnings of Keras that are true; the tracker's plan.
 
-Keras holds every epoch to the number of batches that a data set says it has. Of one that does not
-say, it counts those of the first epoch, and holds the later ones to that.
+Keras limits every epoch to the number of batches that the data set reports. If the data set reports
+none, Keras counts the batches of the first epoch and limits later epochs to this count.
 """
 
 import warnings
@@ -16,7 +16,10 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf import _compat
+from slipstream_tf._utils.agreement import most_known
+from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid
+from slipstream_tf.engine.tracker import SaturationTracker
 
 _RAN_OUT = "Your input ran out of data"
 
@@ -145,3 +148,86 @@ class EpochWatch:
 def _remove_filter(item: Any) -> None:
     if item in warnings.filters:
         warnings.filters.remove(item)  # type: ignore[attr-defined]
+
+
+class StepPlan:
+    """Adds up the steps that training would take without skipping.
+
+    Attributes:
+        batches: of a pass over the data, or None if that is not known.
+        steps: planned in all, from the start.
+    """
+
+    def __init__(
+        self, tracker: SaturationTracker, comm: Communicator, changed: Callable[[], None]
+    ) -> None:
+        """Starts without a plan.
+
+        Args:
+            tracker: told of it.
+            comm: the ranks.
+            changed: called when the plan has changed, and with it maybe a window's length.
+        """
+        self._tracker, self._comm, self._changed = tracker, comm, changed
+        self.batches: int | None = None
+        self.steps = 0
+        self._of_epoch = 0
+        self._next_fit_is_planned = self._was_exceeded = False
+
+    def add_epochs(self, epochs: int, steps: int | None = None) -> bool:
+        """Plans more training; with several ranks a collective.
+
+        Args:
+            epochs: beside those planned before.
+            steps: of an epoch; None: `batches`.
+
+        Returns:
+            Whether the steps are known, or were planned before.
+        """
+        self._of_epoch = 0
+        if self._next_fit_is_planned:
+            # The `fit` that goes on is the one that was planned.
+            self._next_fit_is_planned = False
+            return True
+        if steps is None:
+            steps = self.batches
+        steps = most_known(self._comm, steps, "slipstream.planned")
+        if steps is None:
+            return False
+        self._of_epoch = steps
+        self._set(self.steps + epochs * steps)
+        return True
+
+    def is_exceeded_by(self, step: int) -> bool:
+        """Whether a step is beyond what this process planned; once."""
+        if self._was_exceeded or not self._of_epoch or step <= self.steps:
+            return False
+        self._was_exceeded = self._tracker.goes_by_plan
+        return self._was_exceeded
+
+    def leave_out_epochs(self, epochs: int) -> None:
+        """Takes back epochs that the last `add_epochs` planned, of a `fit` that begins later."""
+        self._set(self.steps - epochs * self._of_epoch)
+
+    def restore(self, steps: int, is_in_fit: bool = False) -> None:
+        """Goes on from a plan that was saved, whose `fit` comes next, or has begun."""
+        self.steps, self._of_epoch = steps, 0
+        self._next_fit_is_planned = steps > 0 and not is_in_fit
+
+    def _set(self, steps: int) -> None:
+        self.steps = steps
+        self._tracker.plan(steps)
+        self._changed()
+
+
+def present_window(tracker: SaturationTracker) -> str:
+    """Returns a sentence about the present window, or an empty string at its start."""
+    length = tracker.window_steps
+    steps = length - tracker.steps_left
+    if not steps:
+        return ""
+    now = tracker.classifier.counts()
+    return (
+        f"The present window goes on: {steps:,} of {length:,} steps, {now.examples_seen:,} "
+        f"examples, {now.examples_skipped:,} skipped."
+    )

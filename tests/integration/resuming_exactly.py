@@ -100,7 +100,7 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
             loss = tf.reduce_mean(losses * weights)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
-        if slipstream.needs_losses:
+        if slipstream.settings.needs_losses:
             slipstream.record_losses(features, losses, labels[:, 0], weights=weights)
         return loss
 

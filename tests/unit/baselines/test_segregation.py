@@ -32,7 +32,7 @@ def is_hot(row, hot=HOT):
     return all(key == -1 or key in column for key, column in zip(row, hot, strict=True))
 
 
-def reference(keys, source_batch, batch_size, block):
+def reference(keys, source_batch, batch_size):
     """Ids of the batches, in plain Python."""
     waiting, out = {True: [], False: []}, []
     rows = np.reshape(keys, (-1, 2)).tolist()
@@ -40,10 +40,9 @@ def reference(keys, source_batch, batch_size, block):
         for index in range(start, min(start + source_batch, len(rows))):
             waiting[is_hot(rows[index])].append(index)
         for kind in (True, False):
-            while len(waiting[kind]) >= batch_size * block:
-                for _ in range(block):
-                    out.append(waiting[kind][:batch_size])
-                    waiting[kind] = waiting[kind][batch_size:]
+            while len(waiting[kind]) >= batch_size:
+                out.append(waiting[kind][:batch_size])
+                waiting[kind] = waiting[kind][batch_size:]
     for kind in (True, False):
         ids = waiting[kind]
         out += [ids[i : i + batch_size] for i in range(0, len(ids), batch_size)]
@@ -56,14 +55,13 @@ def reference(keys, source_batch, batch_size, block):
     count=st.integers(0, 60),
     source_batch=st.integers(1, 9),
     batch_size=st.integers(1, 6),
-    block=st.integers(1, 3),
 )
-def test_batches_are_those_of_plain_python(seed, count, source_batch, batch_size, block):
+def test_batches_are_those_of_plain_python(seed, count, source_batch, batch_size):
     keys = np.random.default_rng(seed).integers(-1, 5, (count, 2))
     dataset = data_of(keys, source_batch)
-    batches = list(segregate(dataset, HOT, batch_size, block))
+    batches = list(segregate(dataset, HOT, batch_size))
     ids = [features["id"].numpy().tolist() for features, _ in batches]
-    assert ids == reference(keys, source_batch, batch_size, block)
+    assert ids == reference(keys, source_batch, batch_size)
     for features, label in batches:
         rows = features["id"].numpy()
         np.testing.assert_array_equal(features["keys"], keys[rows])
@@ -86,8 +84,6 @@ def test_profile_takes_the_most_accessed_keys_within_the_budget():
     hot = profile_hot_keys(dataset, budget_bytes=3 * 8, row_bytes=8)
     assert [column.tolist() for column in hot] == [[1, 2], [7]]
     assert [c.tolist() for c in profile_hot_keys(dataset, 1 << 20, 8)] == [[1, 2, 5], [7]]
-    # The second of two batches alone.
-    assert [c.tolist() for c in profile_hot_keys(dataset, 1 << 20, 8, 0.5)] == [[2, 5], [7]]
 
 
 def test_profile_counts_across_merges(monkeypatch):
@@ -103,7 +99,7 @@ def test_profile_counts_across_merges(monkeypatch):
 def test_a_reader_s_inputs_are_all_there_once():
     reader = GeneratedReader(1000, "train", 64)
     hot = profile_hot_keys(reader.dataset(), 4 * 4 * 3000, 16)
-    dataset = segregate(reader.dataset().repeat(2).rebatch(64), hot, 64, block=2)
+    dataset = segregate(reader.dataset().repeat(2).rebatch(64), hot, 64)
 
     def dense(batches):
         return np.sort(np.concatenate([features["dense"][:, 0].numpy() for features, _ in batches]))
@@ -118,8 +114,6 @@ def test_what_cannot_be_segregated_is_refused():
         segregate(dataset, [[1]], 2)
     with pytest.raises(ValueError, match="`batch_size`: 0"):
         segregate(dataset, HOT, 0)
-    with pytest.raises(ValueError, match="`block`: 0"):
-        segregate(dataset, HOT, 2, block=0)
     ragged = dataset.map(lambda f, y: ({"keys": tf.RaggedTensor.from_tensor(f["keys"])}, y))
     for other in (ragged, dataset.map(lambda f, y: f), dataset.map(lambda f, y: (f["keys"], y))):
         with pytest.raises(ValueError, match=r"`dataset`.*\[batch, fields\]"):
@@ -128,5 +122,3 @@ def test_what_cannot_be_segregated_is_refused():
             profile_hot_keys(other, 100, 4)
     with pytest.raises(ValueError, match=r"`row_bytes`: 6.*a multiple of 4"):
         profile_hot_keys(dataset, 100, 6)
-    with pytest.raises(ValueError, match="`share`: 0"):
-        profile_hot_keys(dataset, 100, 4, share=0.0)

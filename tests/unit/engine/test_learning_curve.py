@@ -1,4 +1,4 @@
-"""saturation.steering: slope and bound of the learning curve, worth of examples, planned share."""
+"""engine.steering: slope and bound of the learning curve, worth of examples, planned share."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_too_few_windows_skip_nothing(windows):
     few = sum(p.trained >= windows * WINDOW / 4 for p in curve) < steering.MIN_POINTS
     assert few == (windows < 7)
     assert (result.share, result.predicted_cost) == (0.0, None)
-    assert "fewer than 5 windows" in result.reason
+    assert "fewer than 5 windows" in result.plan
 
 
 def test_windows_without_a_quality_are_left_out():
@@ -132,7 +132,7 @@ def test_globo_clicks_as_measured(monkeypatch):
     assert slope == pytest.approx(0.030, abs=0.0005)
     curve = line(slope, 27)  # 675,000 inputs: a quarter; three quarters are to come
     careful = plan(curve, planned_inputs=planned)
-    assert f"assumed {steering.MODEL_MARGIN * slope:.3g}" in careful.reason
+    assert f"assumed {steering.MODEL_MARGIN * slope:.3g}" in careful.plan
     assert careful.share * 0.75 == pytest.approx(0.022, abs=0.001)  # of all inputs
     assert careful.predicted_cost == pytest.approx(0.001)
     # Noise as it is in windows of that size makes the promise more expensive.
@@ -161,7 +161,7 @@ def test_inputs_of_less_value_may_be_skipped_more_often():
     assert plan(curve, value=0.2).share == pytest.approx(5 * plan(curve).share)
     assert plan(curve, value=0.2).predicted_cost == pytest.approx(0.001)
     assert plan(curve, value=1e-3).share == 1.0
-    assert "more than the policy's share" in plan(curve, value=1e-3).reason
+    assert "more than the policy's share" in plan(curve, value=1e-3).plan
 
 
 def test_at_the_end_and_beyond_it():
@@ -169,7 +169,7 @@ def test_at_the_end_and_beyond_it():
     end = 40 * WINDOW
     for planned in (end, end // 2):  # the second plan was too short
         result = plan(curve, planned_inputs=planned, skipped=1000, skipped_effective=1000)
-        assert result.share == 0.0 and "No planned examples are left" in result.reason
+        assert result.share == 0.0 and "No planned examples are left" in result.plan
         assert result.predicted_cost == pytest.approx(
             steering.MODEL_MARGIN * 0.03 * math.log((end + 1000) / end)
         )
@@ -177,7 +177,7 @@ def test_at_the_end_and_beyond_it():
 
 def test_a_used_up_loss():
     result = plan(line(0.03), skipped=500_000, skipped_effective=500_000)
-    assert result.share == 0.0 and "used up" in result.reason
+    assert result.share == 0.0 and "used up" in result.plan
     assert result.predicted_cost > 0.001
     everything = plan(line(0.03), skipped=10, skipped_effective=1e9)
     assert everything.predicted_cost == math.inf

@@ -13,8 +13,8 @@ from engine_settings import engine_settings
 from slipstream_tf import optimizers
 from slipstream_tf.config import Table
 from slipstream_tf.distributed.exchanged import ExchangedStore
-from slipstream_tf.engine import side_by_side, tracker
-from slipstream_tf.engine.side_by_side import for_each, tables_at_once
+from slipstream_tf.engine import tracked_table, tracker
+from slipstream_tf.engine.tracked_table import for_each, tables_at_once
 from slipstream_tf.engine.tracker import SaturationTracker
 from slipstream_tf.ops import features
 from slipstream_tf.tables.base import TrackedStore
@@ -117,18 +117,18 @@ def test_where_no_more_threads_are_to_be_had_those_there_do_all(monkeypatch, sta
 
 def test_one_table_at_a_time_with_ranks_or_a_store_that_takes_no_more(monkeypatch):
     monkeypatch.setattr(
-        side_by_side.tf.config.threading, "get_intra_op_parallelism_threads", lambda: 3
+        tracked_table.tf.config.threading, "get_intra_op_parallelism_threads", lambda: 3
     )
     assert tables_at_once(make_store(), 1) == 3
     monkeypatch.setattr(
-        side_by_side.tf.config.threading, "get_intra_op_parallelism_threads", lambda: 64
+        tracked_table.tf.config.threading, "get_intra_op_parallelism_threads", lambda: 64
     )
-    assert tables_at_once(make_store(), 1) == side_by_side.MOST_AT_ONCE
+    assert tables_at_once(make_store(), 1) == tracked_table.MOST_AT_ONCE
     monkeypatch.setattr(
-        side_by_side.tf.config.threading, "get_intra_op_parallelism_threads", lambda: 0
+        tracked_table.tf.config.threading, "get_intra_op_parallelism_threads", lambda: 0
     )
-    processors = len(side_by_side.os.sched_getaffinity(0))
-    assert tables_at_once(make_store(), 1) == min(processors, side_by_side.MOST_AT_ONCE)
+    processors = len(tracked_table.os.sched_getaffinity(0))
+    assert tables_at_once(make_store(), 1) == min(processors, tracked_table.MOST_AT_ONCE)
     assert tables_at_once(make_store(), 2) == 1
     assert not TrackedStore.takes_tables_at_once
     assert not ExchangedStore.takes_tables_at_once

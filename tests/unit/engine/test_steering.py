@@ -1,4 +1,4 @@
-"""saturation.steering: shares under `max_auc_loss`."""
+"""engine.steering: shares under `max_auc_loss`."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from engine_settings import engine_settings
 
+from slipstream_tf.baselines import random_shares
 from slipstream_tf.config import Table, Window
-from slipstream_tf.engine.report import random_shares
 from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.engine.tracker import SaturationTracker
 from slipstream_tf.ops.features import FeatureSpec

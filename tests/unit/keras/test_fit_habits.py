@@ -292,7 +292,7 @@ def test_class_weights_train_as_keras_has_it():
     ],
 )
 def test_class_weights_by_the_form_of_the_label(label, expected):
-    from slipstream_tf.sampling.class_weights import weigh_classes
+    from slipstream_tf.sampling.classifier import weigh_classes
 
     data = tf.data.Dataset.from_tensors((tf.zeros([3, 2]), tf.constant(label)))
     ((_, _, weight),) = weigh_classes(data, WEIGHTS)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf import Table, Window, optimizers
+from slipstream_tf import Table, Window, _compat, optimizers
 from slipstream_tf.distributed import SingleProcess
 from slipstream_tf.keras import EmbeddingCollection, RanksCallback, SaturationCallback, Slipstream
 
@@ -192,3 +192,35 @@ def test_ranks_are_told_of_one_process_too():
         RanksCallback(None, embeddings.store)
     logs = fit(model, batches(), [RanksCallback(SingleProcess(), embeddings.store)]).history
     assert logs["rows_learning_rate"] == pytest.approx([0.05])
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"), [("3.15.1", (3, 15)), ("2.21.0-rc1", (2, 21)), ("3.0", (3, 0))]
+)
+def test_version_numbers(version, numbers):
+    assert _compat.version_numbers(version) == numbers
+
+
+def test_keras_3_is_found():
+    assert _compat.require_keras() is keras
+
+
+def test_keras_2_is_refused(monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "2.15.0")
+    with pytest.raises(ImportError, match=r"needs Keras 3, found keras 2\.15\.0\. Run: pip"):
+        _compat.require_keras()
+
+
+def test_another_backend_is_refused(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ImportError, match=r"found 'jax'\. Set KERAS_BACKEND=tensorflow"):
+        _compat.require_keras()
+
+
+def test_arrays_become_tensors_of_their_own_dtype():
+    inputs = {"keys": {"a": np.array([1 << 60])}, "dense": tf.zeros((1, 2))}
+    outputs = _compat.arrays_to_tensors(inputs)
+    assert outputs["keys"]["a"].dtype == tf.int64
+    assert int(outputs["keys"]["a"][0]) == 1 << 60
+    assert outputs["dense"] is inputs["dense"]
+    assert _compat.arrays_to_tensors(np.ones(2, np.float32)).dtype == tf.float32

@@ -15,7 +15,7 @@ from slipstream_tf.policies import (
     SkipExamples,
 )
 from slipstream_tf.policies.base import Tables
-from slipstream_tf.policies.movement import auc_loss_of_movement, movement_for_auc_loss
+from slipstream_tf.policies.gradients import auc_loss_of_movement, movement_for_auc_loss
 
 TABLES = [Table("user", 16), Table("item", 4), Table("shop", 1)]
 SIZES = {"user": 1000, "item": 100, "shop": 3}

@@ -133,3 +133,27 @@ def test_shares_of_random_skipping_count_from_the_end_of_the_warm_up():
     policy = SkipAtRandom((0.5, 0.25))
     found = [policy.example_rule({}, Begins(0.0, window))["random_share"] for window in (1, 2, 9)]
     assert found == [0.5, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("alpha", "message"),
+    [
+        (0, "`alpha`: 0 for RowDrift.*> 0 <= 1"),
+        (2, "`alpha`: 2 for RowDrift"),
+        ("all", "`alpha`: 'all' for RowDrift"),
+    ],
+)
+def test_bad_settings_of_a_score_are_refused(alpha, message):
+    with pytest.raises(ValueError, match=f"Invalid {message}"):
+        RowDrift(alpha)
+
+
+def test_a_score_comes_back_from_json():
+    described = json.loads(json.dumps(serialize(RowDrift(0.5))))
+    assert deserialize("by", described, (RowDrift,), "scores") == RowDrift(0.5)
+
+
+def test_the_rule_of_drift_is_the_threshold_of_keys():
+    drift = RowDrift()
+    assert drift.initial_state() == {}
+    assert drift.rule({}, Begins(0.5, 1)) == {"mode": "drift", "threshold": 0.5}

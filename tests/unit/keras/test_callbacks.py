@@ -1,13 +1,17 @@
-"""keras.callbacks: metrics of all ranks in the logs, and which ones are left alone."""
+"""Callbacks: metrics of all ranks in the logs, and the other callbacks of a `fit`."""
 
 from __future__ import annotations
+
+import concurrent.futures
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 from absl import logging
 
-from slipstream_tf.keras.callbacks import GlobalMetrics
+from slipstream_tf.keras.callbacks import AmongOthers
+from slipstream_tf.keras.global_metrics import GlobalMetrics
 
 
 class Model:
@@ -145,3 +149,64 @@ def test_ranks_with_different_metrics_keep_theirs(run_as_ranks, monkeypatch):
 
     assert run_as_ranks(2, program) == [{"loss": 0.0}, {"loss": 1.0}]
     assert "different metrics" in told[0]
+
+
+class Asks(AmongOthers):
+    """Asks when a `fit` begins, from a thread if it is told to."""
+
+    def __init__(self, is_in_thread: bool = False) -> None:
+        super().__init__()
+        self.is_in_thread, self.found = is_in_thread, []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.is_in_thread:
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                self.found = pool.submit(self.beside).result()
+        else:
+            self.found = self.beside()
+
+
+def fit(callbacks: Any) -> None:
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones([2, 1]), np.ones([2, 1]), verbose=0, callbacks=callbacks)
+
+
+def own(found: list[Any]) -> list[Any]:
+    """Without those that Keras adds."""
+    return [callback for callback in found if not isinstance(callback, keras.callbacks.History)]
+
+
+def test_callbacks_of_the_same_fit_in_their_order() -> None:
+    first, asks, last = keras.callbacks.Callback(), Asks(), keras.callbacks.TerminateOnNaN()
+    fit([first, [asks, last]])
+    assert own(asks.found) == [first, asks, last]
+
+
+def test_those_of_another_fit_are_not_beside() -> None:
+    asks, before, now = Asks(), keras.callbacks.Callback(), keras.callbacks.Callback()
+    kept = [asks, before]
+    fit(kept)
+    assert own(asks.found) == [asks, before]
+    fit([asks, now])
+    assert own(asks.found) == [asks, now]
+
+
+def test_alone_and_before_a_fit() -> None:
+    asks = Asks()
+    assert asks.beside() == []
+    fit(asks)
+    assert own(asks.found) == [asks]
+
+
+def test_whoever_asks_is_told_the_same() -> None:
+    asks, other = Asks(is_in_thread=True), keras.callbacks.Callback()
+    fit([other, asks])
+    assert own(asks.found) == [other, asks]
+
+
+def test_a_list_of_keras_s_own_within_another() -> None:
+    first, asks = keras.callbacks.Callback(), Asks()
+    inner = keras.callbacks.CallbackList([asks])
+    fit([first, inner])
+    assert own(asks.found) == [first, inner, asks]
