@@ -24,8 +24,8 @@ from slipstream_tf.telemetry.run_record import to_json, write_json
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from slipstream_tf.cli.elastic import ElasticRun
     from slipstream_tf.cli.settings import Settings
+    from slipstream_tf.cli.totals import ElasticRun
     from slipstream_tf.distributed import Communicator
     from slipstream_tf.keras import Slipstream
 
@@ -33,7 +33,7 @@ FOLDER = "checkpoints"
 RUN = "run.json"
 _NOT_WRITTEN = "A checkpoint was not written: "
 # What may differ when a run goes on: it changes no result.
-_FREE = ("threads", "tensorboard", "trace", "strict")
+_FREE = ("threads", "tensorboard", "trace")
 
 
 @dataclasses.dataclass(frozen=True)

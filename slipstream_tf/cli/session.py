@@ -17,17 +17,28 @@ import tensorflow as tf
 from slipstream_tf.baselines.hot_rows import HotRows
 from slipstream_tf.baselines.segregation import profile_hot_keys
 from slipstream_tf.cli import build
-from slipstream_tf.cli.callbacks import BarCallback, CurveCallback, StepCount, StepTimer
+from slipstream_tf.cli.callbacks import (
+    BarCallback,
+    CurveCallback,
+    StepCount,
+    StepTimer,
+    Validation,
+)
 from slipstream_tf.cli.checkpoints import RunCheckpoints, Saving, describe, require_same_run
 from slipstream_tf.cli.data import Parts, best_auc
-from slipstream_tf.cli.elastic import ElasticRun
 from slipstream_tf.cli.flag_set import RunError, UsageError, raised_as
 from slipstream_tf.cli.pipeline import TrainingInputs, inputs_of_rank, share_of_rank
 from slipstream_tf.cli.program import agreed
 from slipstream_tf.cli.settings import Settings
-from slipstream_tf.cli.totals import Exchanged, evaluate, predictor, total, total_metrics
+from slipstream_tf.cli.totals import (
+    ElasticRun,
+    Exchanged,
+    evaluate,
+    predictor,
+    total,
+    total_metrics,
+)
 from slipstream_tf.cli.tracing import TraceCallback
-from slipstream_tf.cli.validation import Validation
 from slipstream_tf.config import HotSet
 from slipstream_tf.data.spec import Reader
 from slipstream_tf.distributed import Communicator, even_ends
@@ -131,10 +142,7 @@ class Trainer:
                 self._embeddings = build.build_embeddings(
                     settings, fields, comm, steps, self._hot_keys
                 )
-                rate = _base_rate(self._parts.train.dataset()) if settings.output_bias else None
-                self._model = build.build_model(
-                    settings, self._embeddings, spec.num_dense, comm, rate
-                )
+                self._model = build.build_model(settings, self._embeddings, spec.num_dense, comm)
                 self._slipstream = build.build_engine(settings, self._embeddings, steps)
             self._elastic: ElasticRun | None = None
             if self._job is not None:
@@ -406,16 +414,6 @@ class Trainer:
         if settings.policies:
             title = f"{'dry run, ' if settings.dry_run else ''}{' '.join(settings.policies)}"
         return title if comm.size == 1 else f"{title}, rank {comm.rank} of {comm.size}"
-
-
-def _base_rate(dataset: tf.data.Dataset) -> float:
-    """The share of clicks in the first 100,000 examples and more, one more of each label."""
-    clicks, examples = 1.0, 2.0
-    for _, label in dataset:
-        clicks, examples = clicks + float(tf.reduce_sum(label)), examples + int(tf.size(label))
-        if examples >= 100_000:
-            break
-    return clicks / examples
 
 
 def _build_variables(model: Any, element_spec: Any) -> None:

@@ -18,10 +18,9 @@ from slipstream_tf._utils import agent, launch
 from slipstream_tf.cli import data
 from slipstream_tf.cli.checkpoints import Saving, saving_of, window_steps_of
 from slipstream_tf.cli.flag_set import UsageError
-from slipstream_tf.cli.needs import has_pilot
 from slipstream_tf.cli.program import agreed, import_tensorflow, make_output, run_program, run_rank
 from slipstream_tf.cli.settings import Settings, idle_because, read_record, resolve
-from slipstream_tf.cli.train_flags import make_flags
+from slipstream_tf.cli.train_flags import has_pilot, make_flags
 from slipstream_tf.config import Window
 from slipstream_tf.telemetry.run_record import RECORD, PhaseClock, write_json
 from slipstream_tf.telemetry.table import format_table, number, seconds
@@ -64,7 +63,7 @@ def main(values: dict[str, Any], given: frozenset[str], callbacks: Sequence[Any]
 def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     """Resolves the settings, makes the output folder (rank 0 alone), and imports TensorFlow."""
     clock = PhaseClock()
-    settings = resolve(values, given, lambda path: data.name_of(path, clock), make_flags())
+    settings = resolve(values, given, data.name_of, make_flags())
     saving = saving_of(values, given)
     if launch.is_elastic() and not saving.is_elastic:
         raise UsageError(

@@ -156,7 +156,7 @@ def test_skipping_inputs_counts_those_of_both_ranks(run_ranks: Any, tmp_path: Pa
 
 def test_deferring_sends_sums_in_half_the_bytes(run_ranks: Any, tmp_path: Path) -> None:
     flags = ("--policies=defer_gradients", "--defer_movement=0.01", "--window_steps=5")
-    wire = ("--wire_dtype=bfloat16", "--wire_warmup_steps=0", "--placement=replicated")
+    wire = ("--wire_dtype=bfloat16", "--warmup_steps=0", "--placement=replicated")
     record, _ = train_on_two(run_ranks, tmp_path / "run", *flags, *wire, controller="mpi")
     assert record["examples"]["trained"] == record["examples"]["seen"] == INPUTS
     assert record["settings"]["wire_dtype"] == "bfloat16"
