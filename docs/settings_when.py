@@ -176,7 +176,6 @@ FLAGS: Mapping[str, str] = {
     "rows_optimizer": "`rowwise_adagrad` to save memory: one value per row instead of one per "
     "value. Several epochs: `adam`, beside a lower rate.",
     "rows_l2": "Several epochs: overfitting.",
-    "rows_weight_decay": "The same, with `adam`.",
     "rows_decay": "Several epochs over tables of some 100,000 rows: `all`.",
     "early_stopping": "Several epochs.",
     "plateau_factor": "With early stopping: 0.1 adds the last thousandth.",
@@ -210,9 +209,6 @@ FLAGS_OF_SETTINGS: Mapping[str, str] = {
     "window_steps": "Window.steps",
     "warmup": "Window.warmup",
     "hot_set_memory": "HotSet.memory",
-    "exclude_tables": "HotSet.exclude",
-    "drift_metric": "Saturation.metric",
-    "threshold": "Saturation.threshold",
     "revisit_every": "Saturation.revisit_every",
     "seed": "Window.seed",
 }

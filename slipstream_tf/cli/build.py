@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from slipstream_tf import initializers, optimizers
+from slipstream_tf import initializers, optimizers, policies
 from slipstream_tf.baselines import RowDrift, SkipAtRandom
 from slipstream_tf.baselines.hot_rows import Hotline, HotRows
 from slipstream_tf.cli.callbacks import LOG_LOSS, InputCount
@@ -22,14 +22,6 @@ from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.keras.loss_feedback import binary_cross_entropy
 from slipstream_tf.models import DLRM, DCNv2, DeepFM
-from slipstream_tf.policies import (
-    DeferGradients,
-    ForeseenLoss,
-    MaskGradients,
-    Movement,
-    Policy,
-    SkipExamples,
-)
 
 _MOST_AT_ONCE = 16
 
@@ -91,10 +83,9 @@ def build_embeddings(
 def _rows_optimizer(settings: Settings) -> optimizers.SparseOptimizer:
     rule = optimizers.get(settings.rows_optimizer)
     chosen: dict[str, Any] = {"learning_rate": settings.rows_learning_rate}
-    for name in ("l2", "weight_decay"):
-        if value := getattr(settings, f"rows_{name}"):
-            chosen[name] = value
-    if "l2" in chosen or chosen.get("weight_decay", rule.weight_decay):
+    if settings.rows_l2:
+        chosen["l2"] = settings.rows_l2
+    if settings.rows_l2 or rule.weight_decay:
         chosen["decay"] = settings.rows_decay
     return dataclasses.replace(rule, **chosen)
 
@@ -131,18 +122,15 @@ def build_model(
         "batch_norm": settings.batch_norm,
         "dtype": settings.precision,
     }
-    kind: Any = {"dlrm": DLRM, "deepfm": DeepFM, "dcn": DCNv2}[settings.model]
+    kind: Any
+    kind, *layers = {
+        "dlrm": (DLRM, [*settings.bottom, settings.dim], [*settings.mlp, 1]),
+        "deepfm": (DeepFM, settings.mlp),
+        "dcn": (DCNv2, settings.cross_layers, None, settings.mlp),
+    }[settings.model]
     if settings.schedule == "hotline":
         kind = type(f"Hotline{kind.__name__}", (Hotline, kind), {})
-    model: Any
-    if settings.model == "dlrm":
-        bottom, top = [*settings.bottom, settings.dim], [*settings.mlp, 1]
-        model = kind(embeddings, num_dense, bottom, top, **common)
-    elif settings.model == "deepfm":
-        model = kind(embeddings, num_dense, settings.mlp, **common)
-    else:
-        depth = settings.cross_layers
-        model = kind(embeddings, num_dense, depth, deep=settings.mlp, **common)
+    model = kind(embeddings, num_dense, *layers, **common)
     optimizer: Any = keras.optimizers.Adam(settings.learning_rate)
     if comm.size > 1:
         optimizer = DistributedOptimizer(optimizer, comm)
@@ -198,36 +186,34 @@ def build_engine(
     warmup = warmup_steps(settings, planned_steps)
     window = Window(settings.window_steps, warmup, planned_steps, seed=settings.seed)
     engine = settings.engine
-    saturation = _given(
-        engine, metric="drift_metric", threshold="threshold", revisit_every="revisit_every"
-    )
+    saturation = _given(engine, revisit_every="revisit_every")
     return Slipstream(
         embeddings,
         window=window,
         policies=policies_of(settings),
-        hot_set=HotSet(**_given(engine, memory="hot_set_memory", exclude="exclude_tables")),
+        hot_set=HotSet(**_given(engine, memory="hot_set_memory")),
         saturation=Saturation(**saturation) if saturation else None,
         max_auc_loss=engine.get("max_auc_loss"),
         dry_run=DryRun(estimates_cost=True) if settings.dry_run else False,
     )
 
 
-def policies_of(settings: Settings) -> list[Policy]:
+def policies_of(settings: Settings) -> list[policies.Policy]:
     """Returns the policies of a run, in the order of --policies."""
     engine = settings.engine
-    found: list[Policy] = []
+    found: list[policies.Policy] = []
     for name in settings.policies:
         if name == "defer_gradients":
             limits = _given(engine, distance="defer_movement", max_age="defer_max_age")
-            found.append(DeferGradients(Movement(**limits)))
+            found.append(policies.DeferGradients(policies.Movement(**limits)))
         elif name == "mask_gradients":
-            found.append(MaskGradients(**_given(engine, share="mask_share")))
+            found.append(policies.MaskGradients(**_given(engine, share="mask_share")))
         else:
             score: Any = RowDrift(engine["skip_alpha"])
             if foresees(settings):
-                score = ForeseenLoss(**_given(engine, pilot="pilot"))
+                score = policies.ForeseenLoss(**_given(engine, pilot="pilot"))
             found.append(
-                SkipExamples(score, **_given(engine, share="skip_share", keep="skip_keep"))
+                policies.SkipExamples(score, **_given(engine, share="skip_share", keep="skip_keep"))
             )
     if settings.control == "random":
         found.append(SkipAtRandom(settings.random_shares))
@@ -265,10 +251,9 @@ def validation_steps(settings: Settings, num_examples: int | None, ranks: int) -
 
 def planned_inputs(settings: Settings, num_examples: int | None) -> int | None:
     """Returns the examples that will come in, over all epochs; None if the reader cannot tell."""
-    limits = [n for n in (settings.max_examples, settings.stop_after) if n is not None]
-    if num_examples is not None:
-        limits.append(num_examples * settings.epochs)
-    return min(limits, default=None)
+    of_all_epochs = None if num_examples is None else num_examples * settings.epochs
+    limits = (settings.max_examples, settings.stop_after, of_all_epochs)
+    return min((n for n in limits if n is not None), default=None)
 
 
 def planned_steps(settings: Settings, num_examples: int | None, ranks: int) -> int | None:

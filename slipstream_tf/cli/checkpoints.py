@@ -52,7 +52,7 @@ class Saving:
     every: int
     keep: int
     resume: bool
-    is_elastic: bool = False
+    is_elastic: bool
 
     @property
     def directory(self) -> Path:
@@ -76,18 +76,18 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
     Raises:
         UsageError: a flag that does nothing, or checkpoints that would be mixed with others.
     """
-    names = ("output", "checkpoint_every", "keep_checkpoints", "resume")
     is_elastic = values["elastic"]
-    saving = Saving(*(values[name] for name in names))
     for name in ("output", "checkpoint_every"):
         if is_elastic and not values[name]:
             raise UsageError(
                 f"Missing flag --{name} with --elastic: when ranks change, training goes on from "
                 "the newest checkpoint."
             )
-    if is_elastic:
-        # Whoever joins does; so do all of a job that is started again.
-        saving = dataclasses.replace(saving, resume=True, is_elastic=True)
+    output, every, keep = (
+        values[name] for name in ("output", "checkpoint_every", "keep_checkpoints")
+    )
+    # A rank that joins an elastic job resumes; so do all ranks of a job that is started again.
+    saving = Saving(output, every, keep, values["resume"] or is_elastic, is_elastic)
     for name in ("checkpoint_every", "resume"):
         if values[name] and saving.output is None:
             raise does_nothing(name, "--output")

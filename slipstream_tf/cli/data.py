@@ -29,7 +29,7 @@ class Parts:
 
     Attributes:
         train: of the training part.
-        valid: of the validation part; None: there is none in this run.
+        valid: of the validation part that early stopping measures; None: it does not.
         test: of the part that quality is measured on, the test part unless the flags say otherwise.
         num_examples: examples of the training part, possibly an estimate; None if nothing is known.
     """
@@ -49,8 +49,18 @@ def name_of(data: str) -> str:
     Raises:
         UsageError: there is no such file, or no reader for it.
     """
-    if _is_generated(data):
-        return GENERATED
+    if data.partition(":")[0] == GENERATED:
+        import_tensorflow()
+        from slipstream_tf.data.readers.generator import parse_name
+
+        with _refusing(data):
+            parsed = parse_name(data)
+        if parsed is not None and parsed.examples >= _LEAST_GENERATED:
+            return GENERATED
+        raise UsageError(
+            f"Invalid flag --data={data}. Allowed: {GENERATED}:COUNT with an integer COUNT >= "
+            f"{_LEAST_GENERATED}."
+        )
     if not os.path.exists(data):
         raise UsageError(
             f"Invalid flag --data={data}: no such file or folder. Allowed: {DATA_HELP}."
@@ -86,13 +96,8 @@ def open_parts(settings: Settings) -> Parts:
     with _refusing(settings.data):
         _require_header(settings.data)
         train = _open(settings, "train")
-        # A test part that is not asked for is not opened.
-        valid = _open(settings, "valid") if settings.holds_out else None
-        if settings.evaluate_on == "valid":
-            assert valid is not None
-            test = valid
-        else:
-            test = _open(settings, "test")
+        valid = _open(settings, "valid") if settings.early_stopping else None
+        test = _open(settings, settings.evaluate_on)
         num_examples = train.spec.num_examples
         if num_examples is None:
             share = 2 * _TEST_SHARE if settings.holds_out else _TEST_SHARE
@@ -153,22 +158,6 @@ def _prepared(data: str) -> dict[str, Any] | None:
 
     with _refusing(data):
         return read_manifest(data) if is_prepared(data) else None
-
-
-def _is_generated(data: str) -> bool:
-    if data.partition(":")[0] != GENERATED:
-        return False
-    import_tensorflow()
-    from slipstream_tf.data.readers.generator import parse_name
-
-    with _refusing(data):
-        parsed = parse_name(data)
-    if parsed is None or parsed.examples < _LEAST_GENERATED:
-        raise UsageError(
-            f"Invalid flag --data={data}. Allowed: {GENERATED}:COUNT with an integer COUNT >= "
-            f"{_LEAST_GENERATED}."
-        )
-    return True
 
 
 def _estimated_inputs(path: str, share: float) -> int | None:

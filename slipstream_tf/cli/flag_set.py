@@ -165,21 +165,18 @@ class Widths(_Parser):
 
 
 class Names(_Parser):
-    """Names joined by commas; of some, each at most once, where there are `choices`."""
+    """Some of a few names, each at most once, joined by commas."""
 
-    allowed = brief = "names joined by ','"
     json_types = (str, list)
 
-    def __init__(self, choices: Sequence[str] = ()) -> None:
+    def __init__(self, choices: Sequence[str]) -> None:
         self.choices = tuple(choices)
-        if choices:
-            self.allowed = f"some of {', '.join(choices)}, joined by ','"
-            self.brief = f"some of {'|'.join(choices)}, joined by ','"
+        self.allowed = f"some of {', '.join(choices)}, joined by ','"
+        self.brief = f"some of {'|'.join(choices)}, joined by ','"
 
     def convert(self, argument: Any) -> tuple[str, ...]:
         names = tuple(argument.split(","))
-        is_chosen = not self.choices or set(names) <= set(self.choices)
-        if not all(names) or (self.choices and len(set(names)) < len(names)) or not is_chosen:
+        if len(set(names) & set(self.choices)) < len(names):
             raise ValueError
         return names
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from slipstream_tf.cli.flag_set import FROM_FILE, FlagSet, UsageError, does_nothing
+from slipstream_tf._utils import disk
+from slipstream_tf.cli.flag_set import FROM_FILE, FlagSet, UsageError, does_nothing, raised_as
 from slipstream_tf.cli.train_flags import ENGINE_FLAGS, PRESETS, foresees
 from slipstream_tf.telemetry.run_record import to_json
 
@@ -25,7 +24,7 @@ _NOT_REPEATED = (
 )  # fmt: skip
 # Examples that are read at once.
 _MOST_READ = 8192
-_LISTS = ("bottom", "mlp", "policies")
+_LISTS = ("bottom", "mlp", "policies", "random_shares")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,6 @@ class Settings:
     epochs: int
     rows_optimizer: str
     rows_l2: float
-    rows_weight_decay: float
     rows_decay: str
     rows_learning_rate: float
     rows_init: float
@@ -164,8 +162,8 @@ def resolve(
         The settings.
 
     Raises:
-        UsageError: flags that contradict each other or the matched run, or a record that cannot be
-            read.
+        UsageError: flags that contradict each other or the matched run, a flag without effect, or
+            a record that cannot be read.
     """
     chosen = {name: values[name] for name in given}
     from_file = {name: values[name] for name in values.get(FROM_FILE, ())}
@@ -180,14 +178,12 @@ def resolve(
     defaults = {**values, **{name: flags.parser_of(name).parse(text) for name, text in own.items()}}
     fields = [f.name for f in dataclasses.fields(Settings)]
     merged: dict[str, Any] = {name: chosen.get(name, defaults.get(name)) for name in fields}
-    merged["random_shares"], merged["stop_after"] = (), None
     if matched is not None:
         merged.update(_controlled(values["control"], matched, merged["batch_size"]))
     merged["data_name"] = data_name
     if values["dry_run"] and not values["policies"] and values["control"] == "none":
         # What can be looked at side by side, each as if it were alone.
-        decays = merged["rows_l2"] or merged["rows_weight_decay"]
-        defers = not decays and merged["rows_optimizer"] != "adamw"
+        defers = not merged["rows_l2"] and merged["rows_optimizer"] != "adamw"
         merged["policies"] = ("skip_examples", *(("defer_gradients",) if defers else ()))
     engine = {n: values[n] for n in ENGINE_FLAGS if n in given or n in from_file}
     if "skip_examples" in (merged["policies"] or ()):
@@ -197,7 +193,11 @@ def resolve(
     for name in _LISTS:
         merged[name] = tuple(merged[name] or ())
     settings = Settings(**merged)
-    refuse_idle_flags(settings, given, flags)
+    for name in flags.names:
+        if name in given and (unmet := idle_because(name, settings, flags)):
+            raise does_nothing(name, unmet)
+    if {"warmup", "warmup_steps"} <= given:
+        raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")
     return settings
 
 
@@ -208,16 +208,13 @@ def read_record(path: str, flag: str) -> dict[str, Any]:
         UsageError: it cannot be read, or is no such record.
     """
     parts = ("settings", "examples", "windows")
-    reason = f"it has no {', '.join(parts)}"
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-        if isinstance(record, dict) and all(part in record for part in parts):
-            return record
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not JSON"
+    with raised_as(UsageError, f"Invalid flag --{flag}={path}: "):
+        record = disk.read_json(path)
+    if isinstance(record, dict) and all(part in record for part in parts):
+        return record
     raise UsageError(
-        f"Invalid flag --{flag}={path}: {reason}. Allowed: the metrics.json of a run of "
-        "slipstream-train."
+        f"Invalid flag --{flag}={path}: it has no {', '.join(parts)}. Allowed: the metrics.json of "
+        "a run of slipstream-train."
     )
 
 
@@ -278,15 +275,6 @@ def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> di
         if matched.get("engine")
         else None,
     }
-
-
-def refuse_idle_flags(settings: Settings, given: frozenset[str], flags: FlagSet) -> None:
-    """Raises UsageError for a flag that would do nothing: it is no surprise then."""
-    for name in flags.names:
-        if name in given and (unmet := idle_because(name, settings, flags)):
-            raise does_nothing(name, unmet)
-    if {"warmup", "warmup_steps"} <= given:
-        raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")
 
 
 def idle_because(name: str, settings: Settings, flags: FlagSet) -> str:

@@ -17,24 +17,12 @@ import tensorflow as tf
 from slipstream_tf.cli.callbacks import SUMMED, merged_points, shown_loss
 from slipstream_tf.cli.flag_set import RunError, raised_as
 from slipstream_tf.cli.pipeline import TrainingInputs
-from slipstream_tf.distributed import Communicator, SavedJob
+from slipstream_tf.distributed import Communicator, SavedJob, elastic_state
 from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.distributed.elastic import ElasticJob
-from slipstream_tf.distributed.elastic_state import (
-    LEFT,
-    TAKEN,
-    left_after,
-    newest,
-    require_restored,
-)
 from slipstream_tf.engine.ranks import Ranks
 from slipstream_tf.engine.report import added_up
 from slipstream_tf.telemetry.metrics import ClickMetrics, click_metrics
-
-
-def predictor(model: Any) -> Callable[[Any], tf.Tensor]:
-    """Returns the function from features to a model's outputs, for inference; changes nothing."""
-    return tf.function(lambda features: model(features, training=False), reduce_retracing=True)
 
 
 def evaluate(
@@ -175,8 +163,8 @@ class ElasticRun:
 
     def __init__(self, job: ElasticJob, directory: Path) -> None:
         self.job = job
-        self._path, self._positions = newest(directory, job.comm)
-        self.left = left_after(self._positions)
+        self._path, self._positions = elastic_state.newest(directory, job.comm)
+        self.left = elastic_state.left_after(self._positions)
         self.lost = self._begun = 0
         self.changes: list[dict[str, Any]] = []
 
@@ -186,7 +174,7 @@ class ElasticRun:
         Raises:
             RuntimeError: another checkpoint was restored than the one that the data go by.
         """
-        require_restored(last, self._path)
+        elastic_state.require_restored(last, self._path)
         if last is None:
             return
         self._begun = last.step
@@ -205,8 +193,8 @@ class ElasticRun:
         """Returns what a checkpoint after a step has of this rank; no batch is being made."""
         trained = int(model.get_metrics_result()["trained"])
         return {
-            LEFT: [self.left.first, self.left.taken],
-            TAKEN: inputs.taken(step - self._begun),
+            elastic_state.LEFT: [self.left.first, self.left.taken],
+            elastic_state.TAKEN: inputs.taken(step - self._begun),
             # Where nothing is left out, what was read ahead of the step comes again.
             "seen": int(inputs.seen.numpy()) if inputs.counts_as_read else trained,
             "trained": trained,

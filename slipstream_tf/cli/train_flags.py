@@ -19,7 +19,7 @@ from slipstream_tf.cli.flag_set import (
     Text,
     Widths,
 )
-from slipstream_tf.config import DRIFT_METRICS, ROW_DTYPES, SLOT_DTYPES
+from slipstream_tf.config import ROW_DTYPES, SLOT_DTYPES
 
 # `cli.settings.Settings`, which is built on the flags, and they on this.
 Settings = Any
@@ -83,10 +83,6 @@ DEFER = Need("--policies=defer_gradients", _saves("defer_gradients"))
 MASK = Need("--policies=mask_gradients", _saves("mask_gradients"))
 KEYS = Need("--policies that go by drift, or --watch", goes_by_keys)
 HOT_SET = Need(KEYS.words, lambda settings: goes_by_keys(settings) or settings.schedule != "plain")
-NO_THRESHOLD = Need(
-    "no --threshold, which decides it",
-    lambda settings: settings.engine.get("threshold") is None or foresees(settings),
-)
 NO_AUC_BOUND = Need(
     "no --max_auc_loss, which decides it",
     lambda settings: settings.engine.get("max_auc_loss") is None,
@@ -111,10 +107,8 @@ NO_PREFETCH = Need(
 )
 STOPPING = Need("--early_stopping", lambda settings: settings.early_stopping > 0)
 DECAYING = Need(
-    "--rows_l2 or --rows_weight_decay",
-    lambda settings: bool(
-        settings.rows_l2 or settings.rows_weight_decay or settings.rows_optimizer == "adamw"
-    ),
+    "--rows_l2 or --rows_optimizer=adamw",
+    lambda settings: settings.rows_l2 > 0 or settings.rows_optimizer == "adamw",
 )
 MEMORY = Need("--memory", lambda settings: settings.memory is not None)
 SPILL = Need("--spill", lambda settings: settings.spill is not None)
@@ -134,8 +128,7 @@ POLICIES = ("skip_examples", "defer_gradients", "mask_gradients")
 ENGINE_FLAGS = (
     *("skip_by", "skip_share", "skip_keep", "skip_alpha"),
     *("pilot", "defer_movement", "defer_max_age", "mask_share"),
-    *("drift_metric", "threshold", "revisit_every"),
-    *("hot_set_memory", "exclude_tables", "max_auc_loss"),
+    *("revisit_every", "hot_set_memory", "max_auc_loss"),
 )
 
 
@@ -209,9 +202,6 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("rows_optimizer", Choice(optimizers.NAMES),
              "update rule of the embedding rows; Adagrad's sums of squares start at 0", "adagrad"),
         Flag("rows_l2", Number(0), "factor on the squared norm of rows, a penalty; 0: none", 0.0),
-        Flag("rows_weight_decay", Number(0),
-             "rows decay by this factor on the learning rate; 0: none, but adamw's default of "
-             "0.004", 0.0),
         Flag("rows_decay", Choice(optimizers.DECAYS), "which rows are penalised and decay: "
              "those of a batch, or all in every step (with --rows_l2 beside another rule than "
              "sgd, for tables of some 100,000 rows)", "batch", needs=(DECAYING,)),
@@ -259,7 +249,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "the loss that a pilot foresees, or its keys' drift (paper; a baseline)", None,
              "foreseen_loss", (EXAMPLES,)),
         Flag("skip_share", Number(0, 1), "share of the hot examples to skip", None,
-             "0.3; by foreseen_loss 0.5", (EXAMPLES, NO_THRESHOLD)),
+             "0.3; by foreseen_loss 0.5", (EXAMPLES,)),
         Flag("pilot", Choice(("fm", "linear", "label", "model")), "what foresees: a factorisation "
              "machine or a linear model of the keys, the label alone (uniform negative sampling), "
              "or the model's own forward pass", None, "fm", (FORESEEN_LOSS,)),
@@ -274,7 +264,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("defer_max_age", Integer(1), "maximum steps that a gradient is deferred", None, "200",
              (DEFER,)),
         Flag("mask_share", Number(0, 1), "share of the hot examples whose keys are to be saturated",
-             None, "0.3", (MASK, NO_THRESHOLD)),
+             None, "0.3", (MASK,)),
         Flag("max_auc_loss", Number(0, 1, True), "maximum AUC that saving may cost, by an estimate "
              "that held on shuffled data and failed on a changing stream (.0020 lost of .0005)",
              None, "no bound", (STEERED,)),
@@ -287,12 +277,6 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("warmup_steps", Integer(0), "the same in steps", None, "by --warmup",
              (WARMUP,)),
         Flag("hot_set_memory", Size(), "snapshots of hot keys", None, "256MiB", (HOT_SET,)),
-        Flag("exclude_tables", Names(), "tables that are neither watched nor saved on", None,
-             "none", (WATCHING,)),
-        Flag("drift_metric", Choice(DRIFT_METRICS), "drift of a row from its snapshot", None,
-             "linf", (KEYS,)),
-        Flag("threshold", Number(0), "T itself, in the unit of --drift_metric", None,
-             "by the share of a policy", (KEYS,)),
         Flag("revisit_every", Integer(0), "windows from probe to probe of a saturated key; 0: "
              "never", None, "10 where gradients are withheld, 100 where examples are skipped, 0 "
              "with losses", (KEYS,)),

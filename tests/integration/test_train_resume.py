@@ -28,8 +28,7 @@ EVERY = 7
 WAYS = {
     "none": (),
     "mask": (
-        "--policies=mask_gradients", "--drift_metric=l2", "--mask_share=0.6",
-        "--rows_optimizer=adam",
+        "--policies=mask_gradients", "--mask_share=0.6", "--rows_optimizer=adam",
     ),
     "defer": (
         "--policies=defer_gradients", "--capacity=70", "--eviction=lfu", "--evaluate_every=9",

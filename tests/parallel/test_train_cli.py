@@ -204,13 +204,12 @@ def test_replicated_tables_have_nothing_to_send_ahead(run_ranks: Any) -> None:
 
 
 def test_settings_that_the_model_refuses_are_told_once(run_ranks: Any) -> None:
-    flags = (*SMALL, "--policies=defer_gradients", "--exclude_tables=c99")
+    flags = (*SMALL, "--policies=defer_gradients", "--wire_dtype=bfloat16,int8")
     done = run_ranks("train_rank.py", 2, *flags, controller="mpi")
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if "slipstream-train:" in line]
-    assert (
-        len(lines) == 1 and "Invalid `exclude`: 'c99'" in lines[0] and "a feature uses" in lines[0]
-    )
+    assert len(lines) == 1
+    assert "Invalid `wire_dtype`: 'bfloat16,int8'" in lines[0] and "replicated tables" in lines[0]
 
 
 def test_a_rank_that_breaks_off_ends_the_job_and_says_why(run_ranks: Any, tmp_path: Path) -> None:
