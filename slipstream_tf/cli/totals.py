@@ -147,10 +147,10 @@ class Exchanged:
 class ElasticRun:
     """A run of `slipstream-train --elastic` across changes of its ranks; a collective.
 
-    Counts go on on rank 0, so that the sums over ranks are those of the whole run.
+    Rank 0 continues the counts, so that sums over ranks cover the whole run.
 
     Args:
-        job: the ranks that come and go.
+        job: the ranks, which may change.
         directory: of the checkpoints.
 
     Attributes:
@@ -169,7 +169,7 @@ class ElasticRun:
         self.changes: list[dict[str, Any]] = []
 
     def begin(self, last: SavedJob | None) -> None:
-        """Says where training goes on, before the first step.
+        """Prints the step from which training continues; called before the first step.
 
         Raises:
             RuntimeError: another checkpoint was restored than the one that the data go by.

@@ -21,16 +21,16 @@ from slipstream_tf.cli.flag_set import (
 )
 from slipstream_tf.config import ROW_DTYPES, SLOT_DTYPES
 
-# `cli.settings.Settings`, which is built on the flags, and they on this.
+# `cli.settings.Settings`; that module imports this one.
 Settings = Any
 
 
 class Need(NamedTuple):
-    """What a flag needs to matter.
+    """A condition without which a flag has no effect.
 
     Attributes:
-        words: flags that must be so, or other conditions.
-        is_met: whether they are.
+        words: the condition, as flags where possible.
+        is_met: returns whether settings fulfill it.
     """
 
     words: str
@@ -48,11 +48,11 @@ def _skips_by(score: str) -> Callable[[Settings], bool]:
 
 
 foresees = _skips_by("foreseen_loss")
-"""Whether examples are skipped by what a pilot foresees."""
+"""Whether examples are skipped by the loss that a pilot predicts."""
 
 
 def has_pilot(*pilots: str) -> Callable[[Settings], bool]:
-    """Returns what tells whether one of these pilots foresees losses."""
+    """Returns a function of settings: whether one of these pilots predicts losses."""
     return lambda settings: foresees(settings) and settings.engine.get("pilot", "fm") in pilots
 
 
@@ -101,7 +101,7 @@ RANKS = Need(
 ONE_PROCESS = Need("one process", lambda settings: launch.rank() is None or not settings.batch_norm)
 SHARDED = Need("--placement=sharded", lambda settings: settings.placement == "sharded")
 NO_PREFETCH = Need(
-    # What was sent ahead would be sent once more, and count.
+    # Keys that were sent before a measurement would be sent and counted again.
     "no --prefetch",
     lambda settings: launch.rank() is None or not settings.prefetch,
 )
@@ -124,7 +124,7 @@ DATA_HELP = (
 SHUFFLES = ("none", "shards", "examples")
 SCHEDULES = ("plain", "fae", "hotline")
 POLICIES = ("skip_examples", "defer_gradients", "mask_gradients")
-# What a run's engine is set by, beside `Settings`' own fields; `cli.build` reads them.
+# Flags of the engine that are no fields of `Settings`; `cli.build` reads them.
 ENGINE_FLAGS = (
     *("skip_by", "skip_share", "skip_keep", "skip_alpha"),
     *("pilot", "defer_movement", "defer_max_age", "mask_share"),
