@@ -65,7 +65,9 @@ def bare_rates() -> dict[str, list[float]]:
 
     def make() -> Any:
         embeddings = build.build_embeddings(settings, tuple(train.spec.fields), comm)
-        return build.build_model(settings, embeddings, train.spec.num_dense, comm, 0.02)
+        model = build.build_model(settings, embeddings, train.spec.num_dense, comm)
+        model.start_at(0.02)
+        return model
 
     ways: dict[str, Callable[[int], None]] = {}
     for way in (_BARE_WAY, _METRICS_WAY, _FIT_WAY):

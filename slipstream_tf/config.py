@@ -17,6 +17,8 @@ ROW_DTYPES = ("float32", "bfloat16", "float16")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Sums of squares need the range of a float32.
 SLOT_DTYPES = ("float32", "bfloat16")
+# Types of rows in messages between ranks.
+WIRE_DTYPES = ("float32", "bfloat16", "float16", "int8")
 MAX_DIM = 65536
 MAX_CAPACITY = 1 << 36
 MAX_ADMIT = 255

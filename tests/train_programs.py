@@ -1,10 +1,17 @@
-"""slipstream-train in a test's own process."""
+"""slipstream-train and slipstream-prepare in a test's own process."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from slipstream_tf.cli import train
+from slipstream_tf.cli import prepare, train
 from slipstream_tf.cli.program import run_program
 
 SMALL = ("--data=generated:18000", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8")
@@ -17,3 +24,22 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: str, code: int = 2) -> s
     lines = [line for line in captured.err.splitlines() if line.startswith("slipstream-train:")]
     assert len(lines) == 1 and "Traceback" not in captured.err
     return lines[0]
+
+
+def prepared(folder: Path, columns: Mapping[str, Any], keys: list[str], dense: list[str]) -> Path:
+    """Prepares columns as data of slipstream-train, with "clicked" as the label.
+
+    Args:
+        folder: an empty folder for the files.
+        columns: values by column.
+        keys, dense: names of the columns of keys and of numbers.
+
+    Returns:
+        The prepared folder.
+    """
+    source, schema, output = (folder / name for name in ("a.parquet", "schema.json", "prepared"))
+    pq.write_table(pa.table(dict(columns)), source)
+    schema.write_text(json.dumps({"label": "clicked", "keys": keys, "dense": dense}))
+    flags = [str(source), f"--schema={schema}", f"--output={output}"]
+    assert run_program(prepare.make_flags(), prepare.main, flags) == 0
+    return output

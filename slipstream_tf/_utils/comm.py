@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import tensorflow as tf
 
 from slipstream_tf._utils.errors import require_choice, require_integer, require_number
+from slipstream_tf.config import WIRE_DTYPES
 
 # What the values of rows may become between ranks; the ops take their numbers. An int8 is a
 # multiple of a 127th of its row's largest magnitude, which goes with the row as a float.
-WIRE_DTYPES = ("float32", "bfloat16", "float16", "int8")
 _VALUE_BYTES = dict(zip(WIRE_DTYPES, (4, 2, 2, 1), strict=True))
 # What "auto" chooses among, the most exact first. A float16 takes as long as a bfloat16.
 CHOICES = ("float32", "bfloat16", "int8")

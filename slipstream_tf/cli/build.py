@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from slipstream_tf import initializers, optimizers
+from slipstream_tf import initializers, optimizers, policies
+from slipstream_tf.baselines import RowDrift, SkipAtRandom
 from slipstream_tf.baselines.hot_rows import Hotline, HotRows
 from slipstream_tf.cli.callbacks import LOG_LOSS, InputCount
-from slipstream_tf.cli.engine import engine_arguments
 from slipstream_tf.cli.flag_set import UsageError
-from slipstream_tf.cli.needs import foresees
 from slipstream_tf.cli.settings import Settings
-from slipstream_tf.config import Retention, Storage, Table, Window
+from slipstream_tf.cli.train_flags import foresees
+from slipstream_tf.config import DryRun, HotSet, Retention, Saturation, Storage, Table, Window
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.keras.loss_feedback import binary_cross_entropy
@@ -45,11 +45,11 @@ def build_embeddings(
     Returns:
         The layer.
     """
+    if settings.wire_dtype != "float32":
+        _require_known_warmup(settings, planned_steps)
     half_width, retention = settings.rows_init, None
-    kept = (settings.capacity, settings.admit_after, settings.expire_after)
-    if kept != (None, 1, None):
-        capacity, admit_after, expire_after = kept
-        retention = Retention(capacity, settings.eviction, admit_after, expire_after)
+    if settings.capacity is not None:
+        retention = Retention(settings.capacity, settings.eviction)
     tables = [
         Table(
             field,
@@ -72,21 +72,20 @@ def build_embeddings(
         tables,
         _rows_optimizer(settings),
         comm=comm,
-        wire_warmup_steps=_wire_warmup_steps(settings, planned_steps),
+        placement=settings.placement,
+        wire_dtype=settings.wire_dtype,
+        wire_warmup_steps=warmup_steps(settings, planned_steps),
+        prefetch=settings.prefetch,
         dtype=settings.precision,
-        **settings.some("store", "placement", "wire_dtype", "prefetch"),
     )
 
 
 def _rows_optimizer(settings: Settings) -> optimizers.SparseOptimizer:
     rule = optimizers.get(settings.rows_optimizer)
     chosen: dict[str, Any] = {"learning_rate": settings.rows_learning_rate}
-    if settings.rows_optimizer == "sgd":
-        chosen["momentum"] = settings.rows_momentum
-    for name in ("l2", "weight_decay", "clip_norm"):
-        if value := getattr(settings, f"rows_{name}"):
-            chosen[name] = value
-    if "l2" in chosen or chosen.get("weight_decay", rule.weight_decay):
+    if settings.rows_l2:
+        chosen["l2"] = settings.rows_l2
+    if settings.rows_l2 or rule.weight_decay:
         chosen["decay"] = settings.rows_decay
     return dataclasses.replace(rule, **chosen)
 
@@ -96,7 +95,6 @@ def build_model(
     embeddings: EmbeddingCollection,
     num_dense: int,
     comm: Communicator,
-    base_rate: float | None = None,
 ) -> Any:
     """Makes and compiles the model; its output is a logit.
 
@@ -105,7 +103,6 @@ def build_model(
         embeddings: the tables.
         num_dense: numeric features per example.
         comm: the ranks over which gradients are averaged.
-        base_rate: the output starts there; None: at its layer's own start.
 
     Raises:
         UsageError: batch normalisation on several ranks.
@@ -123,23 +120,17 @@ def build_model(
         "dropout": settings.dropout,
         "returns_logits": True,
         "batch_norm": settings.batch_norm,
-        "l2": settings.layers_l2,
         "dtype": settings.precision,
     }
-    kind: Any = {"dlrm": DLRM, "deepfm": DeepFM, "dcn": DCNv2}[settings.model]
+    kind: Any
+    kind, *layers = {
+        "dlrm": (DLRM, [*settings.bottom, settings.dim], [*settings.mlp, 1]),
+        "deepfm": (DeepFM, settings.mlp),
+        "dcn": (DCNv2, settings.cross_layers, None, settings.mlp),
+    }[settings.model]
     if settings.schedule == "hotline":
         kind = type(f"Hotline{kind.__name__}", (Hotline, kind), {})
-    model: Any
-    if settings.model == "dlrm":
-        bottom, top = [*settings.bottom, settings.dim], [*settings.mlp, 1]
-        model = kind(embeddings, num_dense, bottom, top, **common)
-    elif settings.model == "deepfm":
-        model = kind(embeddings, num_dense, settings.mlp, **common)
-    else:
-        depth = settings.cross_layers
-        model = kind(embeddings, num_dense, depth, deep=settings.mlp, **common)
-    if base_rate is not None:
-        model.start_at(base_rate)
+    model = kind(embeddings, num_dense, *layers, **common)
     optimizer: Any = keras.optimizers.Adam(settings.learning_rate)
     if comm.size > 1:
         optimizer = DistributedOptimizer(optimizer, comm)
@@ -147,9 +138,7 @@ def build_model(
     auc: Any = keras.metrics.AUC(from_logits=True, name="auc")
     trained: Any = InputCount(name="trained")
     metrics: dict[str, Any] = {"metrics": [auc, trained]}
-    if settings.engine.get("correct") == "offset":
-        metrics = {"metrics": [auc], "weighted_metrics": [trained]}
-    elif foresees(settings):
+    if foresees(settings):
         # Of what is kept, weighed: as of all examples. Keras's own loss grows with the weights.
         log_loss = keras.metrics.MeanMetricWrapper(_log_loss, name=LOG_LOSS)
         metrics = {"weighted_metrics": [auc, log_loss, trained]}
@@ -196,7 +185,44 @@ def build_engine(
     _require_known_warmup(settings, planned_steps)
     warmup = warmup_steps(settings, planned_steps)
     window = Window(settings.window_steps, warmup, planned_steps, seed=settings.seed)
-    return Slipstream(embeddings, window=window, **engine_arguments(settings))
+    engine = settings.engine
+    saturation = _given(engine, revisit_every="revisit_every")
+    return Slipstream(
+        embeddings,
+        window=window,
+        policies=policies_of(settings),
+        hot_set=HotSet(**_given(engine, memory="hot_set_memory")),
+        saturation=Saturation(**saturation) if saturation else None,
+        max_auc_loss=engine.get("max_auc_loss"),
+        dry_run=DryRun(estimates_cost=True) if settings.dry_run else False,
+    )
+
+
+def policies_of(settings: Settings) -> list[policies.Policy]:
+    """Returns the policies of a run, in the order of --policies."""
+    engine = settings.engine
+    found: list[policies.Policy] = []
+    for name in settings.policies:
+        if name == "defer_gradients":
+            limits = _given(engine, distance="defer_movement", max_age="defer_max_age")
+            found.append(policies.DeferGradients(policies.Movement(**limits)))
+        elif name == "mask_gradients":
+            found.append(policies.MaskGradients(**_given(engine, share="mask_share")))
+        else:
+            score: Any = RowDrift(engine["skip_alpha"])
+            if foresees(settings):
+                score = policies.ForeseenLoss(**_given(engine, pilot="pilot"))
+            found.append(
+                policies.SkipExamples(score, **_given(engine, share="skip_share", keep="skip_keep"))
+            )
+    if settings.control == "random":
+        found.append(SkipAtRandom(settings.random_shares))
+    return found
+
+
+def _given(engine: Mapping[str, Any], **flags: str) -> dict[str, Any]:
+    """Returns the arguments whose flags were given; `flags`: argument -> flag."""
+    return {argument: engine[flag] for argument, flag in flags.items() if flag in engine}
 
 
 def validation_steps(settings: Settings, num_examples: int | None, ranks: int) -> int:
@@ -225,10 +251,9 @@ def validation_steps(settings: Settings, num_examples: int | None, ranks: int) -
 
 def planned_inputs(settings: Settings, num_examples: int | None) -> int | None:
     """Returns the examples that will come in, over all epochs; None if the reader cannot tell."""
-    limits = [n for n in (settings.max_examples, settings.stop_after) if n is not None]
-    if num_examples is not None:
-        limits.append(num_examples * settings.epochs)
-    return min(limits, default=None)
+    of_all_epochs = None if num_examples is None else num_examples * settings.epochs
+    limits = (settings.max_examples, settings.stop_after, of_all_epochs)
+    return min((n for n in limits if n is not None), default=None)
 
 
 def planned_steps(settings: Settings, num_examples: int | None, ranks: int) -> int | None:
@@ -251,15 +276,6 @@ def steps_before_skipping(settings: Settings, planned_steps: int | None) -> int:
         length = Window(settings.window_steps).length(planned_steps)
         steps = -(-steps // length) * length
     return max(1, steps)
-
-
-def _wire_warmup_steps(settings: Settings, planned_steps: int | None) -> int:
-    """Steps before rows between ranks are rounded."""
-    if settings.wire_warmup_steps is not None:
-        return settings.wire_warmup_steps
-    if settings.wire_dtype != "float32":
-        _require_known_warmup(settings, planned_steps)
-    return warmup_steps(settings, planned_steps)
 
 
 def _require_known_warmup(settings: Settings, planned_steps: int | None) -> None:

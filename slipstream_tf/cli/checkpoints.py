@@ -24,8 +24,8 @@ from slipstream_tf.telemetry.run_record import to_json, write_json
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from slipstream_tf.cli.elastic import ElasticRun
     from slipstream_tf.cli.settings import Settings
+    from slipstream_tf.cli.totals import ElasticRun
     from slipstream_tf.distributed import Communicator
     from slipstream_tf.keras import Slipstream
 
@@ -33,7 +33,7 @@ FOLDER = "checkpoints"
 RUN = "run.json"
 _NOT_WRITTEN = "A checkpoint was not written: "
 # What may differ when a run goes on: it changes no result.
-_FREE = ("threads", "tensorboard", "trace", "strict")
+_FREE = ("threads", "tensorboard", "trace")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Saving:
     every: int
     keep: int
     resume: bool
-    is_elastic: bool = False
+    is_elastic: bool
 
     @property
     def directory(self) -> Path:
@@ -76,18 +76,18 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
     Raises:
         UsageError: a flag that does nothing, or checkpoints that would be mixed with others.
     """
-    names = ("output", "checkpoint_every", "keep_checkpoints", "resume")
     is_elastic = values["elastic"]
-    saving = Saving(*(values[name] for name in names))
     for name in ("output", "checkpoint_every"):
         if is_elastic and not values[name]:
             raise UsageError(
                 f"Missing flag --{name} with --elastic: when ranks change, training goes on from "
                 "the newest checkpoint."
             )
-    if is_elastic:
-        # Whoever joins does; so do all of a job that is started again.
-        saving = dataclasses.replace(saving, resume=True, is_elastic=True)
+    output, every, keep = (
+        values[name] for name in ("output", "checkpoint_every", "keep_checkpoints")
+    )
+    # A rank that joins an elastic job resumes; so do all ranks of a job that is started again.
+    saving = Saving(output, every, keep, values["resume"] or is_elastic, is_elastic)
     for name in ("checkpoint_every", "resume"):
         if values[name] and saving.output is None:
             raise does_nothing(name, "--output")

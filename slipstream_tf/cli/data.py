@@ -15,11 +15,10 @@ from slipstream_tf.cli.train_flags import DATA_HELP
 if TYPE_CHECKING:
     from slipstream_tf.cli.settings import Settings
     from slipstream_tf.data.spec import Reader
-    from slipstream_tf.telemetry.run_record import PhaseClock
 
-GENERATED, PARQUET = "generated", "parquet"
+GENERATED = "generated"
 _LEAST_GENERATED = 100
-# Text and Parquet readers take one in ten runs of lines for the test part; so do generated inputs.
+# Text readers take one in ten runs of lines for the test part; so do generated inputs.
 _TEST_SHARE = 0.1
 _SAMPLE_BYTES = 1 << 20
 
@@ -30,7 +29,7 @@ class Parts:
 
     Attributes:
         train: of the training part.
-        valid: of the validation part; None: there is none in this run.
+        valid: of the validation part that early stopping measures; None: it does not.
         test: of the part that quality is measured on, the test part unless the flags say otherwise.
         num_examples: examples of the training part, possibly an estimate; None if nothing is known.
     """
@@ -41,18 +40,27 @@ class Parts:
     num_examples: int | None
 
 
-def name_of(data: str, clock: PhaseClock | None = None) -> str:
+def name_of(data: str) -> str:
     """Returns the name of a data set, e.g. "criteo", which selects its preset.
 
     Args:
         data: value of --data.
-        clock: counts the time that readers take to open it, if given.
 
     Raises:
         UsageError: there is no such file, or no reader for it.
     """
-    if _is_generated(data):
-        return GENERATED
+    if data.partition(":")[0] == GENERATED:
+        import_tensorflow()
+        from slipstream_tf.data.readers.generator import parse_name
+
+        with _refusing(data):
+            parsed = parse_name(data)
+        if parsed is not None and parsed.examples >= _LEAST_GENERATED:
+            return GENERATED
+        raise UsageError(
+            f"Invalid flag --data={data}. Allowed: {GENERATED}:COUNT with an integer COUNT >= "
+            f"{_LEAST_GENERATED}."
+        )
     if not os.path.exists(data):
         raise UsageError(
             f"Invalid flag --data={data}: no such file or folder. Allowed: {DATA_HELP}."
@@ -61,12 +69,14 @@ def name_of(data: str, clock: PhaseClock | None = None) -> str:
     if manifest is not None:
         return manifest["name"]
     if os.path.isdir(data) or data.endswith(".parquet"):
-        return PARQUET
+        raise UsageError(
+            f"Invalid flag --data={data}: slipstream-prepare did not write it. Expected "
+            f"{DATA_HELP}. Run slipstream-prepare --schema on Parquet files first."
+        )
     import_tensorflow()
     from slipstream_tf.data.readers import registry
 
-    # Readers of large files open nothing yet; those of small ones keep what they read.
-    with _refusing(data), clock.phase("reading") if clock else contextlib.nullcontext():
+    with _refusing(data):
         return registry.open_data(data, part="train", batch_size=1).spec.name
 
 
@@ -86,13 +96,8 @@ def open_parts(settings: Settings) -> Parts:
     with _refusing(settings.data):
         _require_header(settings.data)
         train = _open(settings, "train")
-        # A test part that is not asked for is not opened.
-        valid = _open(settings, "valid") if settings.holds_out else None
-        if settings.evaluate_on == "valid":
-            assert valid is not None
-            test = valid
-        else:
-            test = _open(settings, "test")
+        valid = _open(settings, "valid") if settings.early_stopping else None
+        test = _open(settings, settings.evaluate_on)
         num_examples = train.spec.num_examples
         if num_examples is None:
             share = 2 * _TEST_SHARE if settings.holds_out else _TEST_SHARE
@@ -125,39 +130,23 @@ def _require_header(data: str) -> None:
 
 
 def _open(settings: Settings, part: str) -> Reader:
-    data, batch_size = settings.data, settings.batch_size
-    name = name_of(data)
-    options: dict[str, Any] = {"part": part, "strict": settings.strict}
-    hold_out = settings.holds_out
+    data, batch_size, hold_out = settings.data, settings.batch_size, settings.holds_out
     if _prepared(data) is not None:
         from slipstream_tf.data.readers.prepared import PreparedReader
 
         shuffle = settings.shuffle if part == "train" else "none"
         seed = settings.seed if shuffle == "shards" else None
-        reader = PreparedReader(data, batch_size, shuffle_seed=seed, hold_out=hold_out, **options)
+        reader = PreparedReader(data, batch_size, part, hold_out, seed)
         return reader.in_memory(settings.seed) if shuffle == "examples" else reader
     if settings.shuffle != "none":
         raise does_nothing("shuffle", "data that slipstream-prepare wrote")
-    if name == GENERATED:
-        from slipstream_tf.data.readers.registry import open_generated
-
-        # The examples are always the same: a run's seed is that of its model.
-        share = 1.0 if part == "train" else _TEST_SHARE
-        return open_generated(data, part, batch_size, share)
-    if name == PARQUET:
-        from slipstream_tf.data.readers.parquet import ParquetReader
-
-        label, keys, dense = settings.label_column, settings.key_columns, settings.dense_columns
-        if label is None or not keys:
-            raise UsageError(
-                "Missing flags --label_column and --key_columns: Parquet data needs the names of "
-                "its columns."
-            )
-        options["hold_out"] = hold_out
-        return ParquetReader(data, batch_size, label=label, keys=keys, dense=dense, **options)
     from slipstream_tf.data.readers import registry
 
-    return registry.open_data(data, batch_size=batch_size, hold_out=hold_out, **options)
+    if settings.data_name == GENERATED:
+        # The examples are always the same: a run's seed is that of its model.
+        share = 1.0 if part == "train" else _TEST_SHARE
+        return registry.open_generated(data, part, batch_size, share)
+    return registry.open_data(data, part, batch_size, hold_out=hold_out)
 
 
 def _prepared(data: str) -> dict[str, Any] | None:
@@ -171,33 +160,12 @@ def _prepared(data: str) -> dict[str, Any] | None:
         return read_manifest(data) if is_prepared(data) else None
 
 
-def _is_generated(data: str) -> bool:
-    if data.partition(":")[0] != GENERATED:
-        return False
-    import_tensorflow()
-    from slipstream_tf.data.readers.generator import parse_name
-
-    with _refusing(data):
-        parsed = parse_name(data)
-    if parsed is None or parsed.examples < _LEAST_GENERATED:
-        raise UsageError(
-            f"Invalid flag --data={data}. Allowed: {GENERATED}:COUNT with an integer COUNT >= "
-            f"{_LEAST_GENERATED}."
-        )
-    return True
-
-
 def _estimated_inputs(path: str, share: float) -> int | None:
     """Inputs of the training part, `share` of all, from size and first lines of a text file.
 
     An estimate is enough: it places the warm-up and the progress bar's end. None where the file is
     compressed.
     """
-    if name_of(path) == PARQUET:
-        import pyarrow.dataset
-
-        rows = pyarrow.dataset.dataset(path, format="parquet").count_rows()
-        return math.ceil(rows * share)
     if path.endswith(".gz"):
         return None
     with open(path, "rb") as file:

@@ -137,7 +137,7 @@ def size_of(data: str, most: int) -> tuple[int, int]:
         most: examples that it may see. How many large files of text have is estimated.
     """
     flags = make_train_flags()
-    given = flags.parse([f"--data={data}", "--early_stopping=0"])
+    given = flags.parse([f"--data={data}"])
     settings = resolve(*given, data_set.name_of, flags)
     found = data_set.open_parts(settings).num_examples
     return settings.batch_size, most if found is None else min(most, found)
@@ -162,9 +162,8 @@ def thinned_flags(chosen: _Chosen, examples: int, share: float) -> dict[str, dic
 
 def _flags(chosen: _Chosen, trained: float) -> dict[str, Any]:
     size, rate = chosen
-    # No run may stop by itself.
     return {
-        "batch_size": size, "rows_learning_rate": rate, "epochs": 1, "early_stopping": 0,
+        "batch_size": size, "rows_learning_rate": rate, "epochs": 1,
         "evaluate_every": max(1, round(trained / size / _POINTS)),
     }  # fmt: skip
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from slipstream_tf._utils import disk
-from slipstream_tf.config import Retention, parse_bytes
+from slipstream_tf.config import parse_bytes
 
 USAGE_ERROR = 2  # Exit code: something that the user gave is wrong.
 RUN_ERROR = 1  # Exit code: the run itself went wrong.
@@ -165,37 +165,20 @@ class Widths(_Parser):
 
 
 class Names(_Parser):
-    """Names joined by commas; of some, each at most once, where there are `choices`."""
+    """Some of a few names, each at most once, joined by commas."""
 
-    allowed = brief = "names joined by ','"
     json_types = (str, list)
 
-    def __init__(self, choices: Sequence[str] = ()) -> None:
+    def __init__(self, choices: Sequence[str]) -> None:
         self.choices = tuple(choices)
-        if choices:
-            self.allowed = f"some of {', '.join(choices)}, joined by ','"
-            self.brief = f"some of {'|'.join(choices)}, joined by ','"
+        self.allowed = f"some of {', '.join(choices)}, joined by ','"
+        self.brief = f"some of {'|'.join(choices)}, joined by ','"
 
     def convert(self, argument: Any) -> tuple[str, ...]:
         names = tuple(argument.split(","))
-        is_chosen = not self.choices or set(names) <= set(self.choices)
-        if not all(names) or (self.choices and len(set(names)) < len(names)) or not is_chosen:
+        if len(set(names) & set(self.choices)) < len(names):
             raise ValueError
         return names
-
-
-class Lifetime(_Parser):
-    """Steps, or a time such as 12h."""
-
-    allowed = "steps, or a time above 0 such as 90s, 45m, 12h or 30d"
-    brief = "steps, or a time such as 12h"
-    json_types = (int, str)
-
-    def convert(self, argument: Any) -> int | str:
-        text = str(argument)
-        lifetime = int(text) if text.isdecimal() else text
-        Retention(expire_after=lifetime)
-        return lifetime
 
 
 class Size(_Parser):
@@ -231,7 +214,7 @@ class Flag(NamedTuple):
         text: what it does; of a number, in which unit.
         default: if it is not given.
         default_text: how `--help` tells the default; default: the value itself, or "none".
-        needs: what must be so for it to matter; see `cli.needs`.
+        needs: what must be so for it to matter; see `cli.train_flags`.
     """
 
     name: str

@@ -96,14 +96,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
     schema = None
     if values["schema"] is not None:
-        try:
+        with raised_as(UsageError, f"Invalid flag --schema={values['schema']}: "):
             schema = read_schema(values["schema"])
-        except OSError as error:
-            raise UsageError(
-                f"Invalid flag --schema={values['schema']}: {error.strerror}. Allowed: a JSON file."
-            ) from None
-        except ValueError as error:
-            raise UsageError(f"Invalid flag --schema: {error}") from None
     write(lambda: open_source(values[_DATA], values["format"], schema), values)
 
 

@@ -54,13 +54,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         require_matplotlib()
     is_hidden = not sys.stderr.isatty()
     bar = functools.partial(tqdm.tqdm, desc="drawing", unit=" plots", disable=is_hidden)
-    try:
+    with raised_as(UsageError, f"Invalid flag --output={values['output']}: ", OSError):
         path = write_report(runs, values["output"], bar)
-    except OSError as error:
-        raise UsageError(
-            f"Invalid flag --output={values['output']}: {error.filename}: {error.strerror}. "
-            "Allowed: a folder that can be made and written."
-        ) from None
     print(f"Report: {os.path.abspath(path)}")
 
 

@@ -17,18 +17,21 @@ import tensorflow as tf
 from slipstream_tf._utils.agreement import require_same
 from slipstream_tf.baselines.hot_rows import HotRows
 from slipstream_tf.baselines.segregation import profile_hot_keys
-from slipstream_tf.cli import build
-from slipstream_tf.cli.callbacks import BarCallback, CurveCallback, StepCount, StepTimer
+from slipstream_tf.cli import build, totals
+from slipstream_tf.cli.callbacks import (
+    BarCallback,
+    CurveCallback,
+    StepCount,
+    StepTimer,
+    Validation,
+)
 from slipstream_tf.cli.checkpoints import RunCheckpoints, Saving, describe, require_same_run
 from slipstream_tf.cli.data import Parts, best_auc
-from slipstream_tf.cli.elastic import ElasticRun
 from slipstream_tf.cli.flag_set import RunError, UsageError, raised_as
 from slipstream_tf.cli.pipeline import TrainingInputs, inputs_of_rank, share_of_rank
 from slipstream_tf.cli.program import agreed
 from slipstream_tf.cli.settings import Settings
-from slipstream_tf.cli.totals import Exchanged, evaluate, predictor, total, total_metrics
 from slipstream_tf.cli.tracing import TraceCallback
-from slipstream_tf.cli.validation import Validation
 from slipstream_tf.config import HotSet
 from slipstream_tf.data.spec import Reader
 from slipstream_tf.distributed import Communicator, even_ends
@@ -130,14 +133,11 @@ class Trainer:
                 self._embeddings = build.build_embeddings(
                     settings, fields, comm, steps, self._hot_keys
                 )
-                rate = _base_rate(self._parts.train.dataset()) if settings.output_bias else None
-                self._model = build.build_model(
-                    settings, self._embeddings, spec.num_dense, comm, rate
-                )
+                self._model = build.build_model(settings, self._embeddings, spec.num_dense, comm)
                 self._slipstream = build.build_engine(settings, self._embeddings, steps)
-            self._elastic: ElasticRun | None = None
+            self._elastic: totals.ElasticRun | None = None
             if self._job is not None:
-                self._elastic = ElasticRun(self._job, self._saving.directory)
+                self._elastic = totals.ElasticRun(self._job, self._saving.directory)
             self._inputs = TrainingInputs(
                 settings,
                 self._parts.train.dataset(),
@@ -147,9 +147,12 @@ class Trainer:
                 self._hot_keys if settings.schedule == "fae" else None,
                 BlocksLeft() if self._elastic is None else self._elastic.left,
             )
-            self._predict = predictor(self._model)
+            model = self._model
+            self._predict = tf.function(
+                lambda features: model(features, training=False), reduce_retracing=True
+            )
             self._test = self._measured_part(self._parts.test)
-            self._exchanged = Exchanged(self._stores, comm)
+            self._exchanged = totals.Exchanged(self._stores, comm)
             every = settings.evaluate_every
             self._validation: Validation | None = None
             if settings.early_stopping:
@@ -210,9 +213,9 @@ class Trainer:
             self._windows["dry_run"] = report.to_dict()["dry_run"]
             self._clock.move(sum(r.seconds for r in all_reports), "training", "window_ends")
         self._traffic = self._exchanged.traffic()
-        self._training = total_metrics(self._model, self._comm)
+        self._training = totals.total_metrics(self._model, self._comm)
         self._account = {
-            "seen": total(self._comm, int(self._inputs.seen.numpy()), "seen"),
+            "seen": totals.total(self._comm, int(self._inputs.seen.numpy()), "seen"),
             "trained": self._training.pop("trained"),
             "skipped": skipped,
         }
@@ -235,7 +238,7 @@ class Trainer:
         """
         with self._clock.phase("evaluation"):
             part = {"valid": "validation"}.get(self._settings.evaluate_on, "test")
-            self._quality = evaluate(self._predict, self._test, self._comm, part)
+            self._quality = totals.evaluate(self._predict, self._test, self._comm, part)
         if export_to is not None:
             self._model.returns_logits = False  # Which training and evaluation are done with.
             with raised_as(RunError, "The SavedModel was not written: "):
@@ -286,7 +289,7 @@ class Trainer:
             if part == "validation":
                 # The weights and rows that may come back must have all gradients.
                 self._embeddings.store.flush()
-            return evaluate(self._predict, dataset, self._comm, part)
+            return totals.evaluate(self._predict, dataset, self._comm, part)
 
     def _leave_out(self, seconds: float) -> None:
         """Counts seconds within a step's end as evaluation."""
@@ -390,7 +393,9 @@ class Trainer:
         for store in self._stores:
             for name in rows:
                 own = store.size(name)
-                rows[name] += total(self._comm, own, f"rows.{name}") if store.is_spread else own
+                rows[name] += (
+                    totals.total(self._comm, own, f"rows.{name}") if store.is_spread else own
+                )
         return rows
 
     @property
@@ -405,16 +410,6 @@ class Trainer:
         if settings.policies:
             title = f"{'dry run, ' if settings.dry_run else ''}{' '.join(settings.policies)}"
         return title if comm.size == 1 else f"{title}, rank {comm.rank} of {comm.size}"
-
-
-def _base_rate(dataset: tf.data.Dataset) -> float:
-    """The share of clicks in the first 100,000 examples and more, one more of each label."""
-    clicks, examples = 1.0, 2.0
-    for _, label in dataset:
-        clicks, examples = clicks + float(tf.reduce_sum(label)), examples + int(tf.size(label))
-        if examples >= 100_000:
-            break
-    return clicks / examples
 
 
 def _build_variables(model: Any, element_spec: Any) -> None:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from slipstream_tf.cli.flag_set import FROM_FILE, FlagSet, UsageError, does_nothing
-from slipstream_tf.cli.needs import foresees
-from slipstream_tf.cli.presets import Preset, preset
-from slipstream_tf.cli.train_flags import ENGINE_FLAGS
+from slipstream_tf._utils import disk
+from slipstream_tf.cli.flag_set import FROM_FILE, FlagSet, UsageError, does_nothing, raised_as
+from slipstream_tf.cli.train_flags import ENGINE_FLAGS, PRESETS, foresees
 from slipstream_tf.telemetry.run_record import to_json
 
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
-    "data", "evaluate_on", "label_column", "key_columns", "dense_columns", "shuffle",
-    "max_examples", "batch_size", "model", "dim", "bottom", "mlp", "cross_layers", "batch_norm",
-    "epochs", "early_stopping", "store", "row_dtype", "slot_dtype", "memory", "capacity",
-    "eviction", "admit_after", "expire_after", "placement", "wire_dtype", "wire_warmup_steps",
-    "window_steps", "warmup_steps",
+    "data", "evaluate_on", "shuffle", "max_examples", "batch_size", "model", "dim", "bottom", "mlp",
+    "cross_layers", "batch_norm", "epochs", "early_stopping", "row_dtype", "slot_dtype", "memory",
+    "capacity", "eviction", "placement", "wire_dtype", "window_steps", "warmup_steps",
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
 _NOT_REPEATED = (
@@ -29,29 +24,22 @@ _NOT_REPEATED = (
 )  # fmt: skip
 # Examples that are read at once.
 _MOST_READ = 8192
-_LISTS = ("bottom", "mlp", "key_columns", "dense_columns", "policies")
+_LISTS = ("bottom", "mlp", "policies", "random_shares")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(Preset):
+class Settings:
     """Everything that decides a run; the fields are the flags of `slipstream-train`.
 
     Attributes:
         data: path of the data, or the name of a generated set.
         evaluate_on: the part that quality is measured on: "test" or "valid".
-        label_column, key_columns, dense_columns: names of the columns of Parquet data.
         shuffle: order of the training part of prepared data, of `train_flags.SHUFFLES`.
-        store: which embedding store.
-        rows_momentum: of the rows' rule, if that is "sgd".
-        rows_clip_norm: of the rows' rule, see `optimizers.SparseOptimizer`; None: not done.
         row_dtype, slot_dtype, memory, spill: of each table's rows and slots, see `config.Storage`.
         capacity: most rows of each table, on each rank; None: no bound.
         eviction: which rows leave a full table: "lru" or "lfu".
-        admit_after, expire_after: see `config.Retention`.
         placement: where the embedding rows of a job are: "replicated", all of them on each.
         wire_dtype: in which rows are sent between ranks.
-        wire_warmup_steps: steps before rows are rounded to `wire_dtype`; None: those of the
-            warm-up.
         prefetch: whether a batch's keys are sent to their owners a step ahead.
         policies: what is saved, of `train_flags.POLICIES`.
         dry_run: whether all is done but the saving.
@@ -70,49 +58,58 @@ class Settings(Preset):
         stop_after: examples that the matched run trained (control "stop").
         engine: further flags of the engine that were given, see `train_flags.ENGINE_FLAGS`.
         data_name: of the data set, e.g. "criteo".
-        The rest: see `presets.Preset` and `slipstream-train --help`.
+        The rest: see `slipstream-train --helpfull`.
     """
 
     data: str
-    label_column: str | None
-    key_columns: tuple[str, ...]
-    dense_columns: tuple[str, ...]
-    strict: bool
-    store: str
-    placement: str
-    wire_dtype: str
-    wire_warmup_steps: int | None
-    prefetch: bool
+    evaluate_on: str
+    shuffle: str
     max_examples: int | None
-    control: str
-    watch: bool
-    schedule: str
-    warmup: float
-    warmup_steps: int | None
+    tensorboard: str | None
+    trace: str | None
+    evaluate_every: int | None
+    model: str
+    dim: int
+    bottom: tuple[int, ...]
+    mlp: tuple[int, ...]
+    cross_layers: int
+    batch_norm: bool
+    dropout: float
+    row_dtype: str
+    slot_dtype: str
+    memory: int | str | None
+    spill: str | None
+    capacity: int | None
+    eviction: str
+    batch_size: int
+    epochs: int
+    rows_optimizer: str
+    rows_l2: float
+    rows_decay: str
+    rows_learning_rate: float
+    rows_init: float
+    learning_rate: float
+    early_stopping: int
+    plateau_factor: float
     seed: int
     precision: str
     threads: int | None
-    policies: tuple[str, ...] = ()
-    dry_run: bool = False
-    data_name: str = ""
-    shuffle: str = "none"
-    evaluate_every: int | None = None
-    evaluate_on: str = "test"
-    rows_momentum: float = 0.0
-    rows_clip_norm: float | None = None
-    row_dtype: str = "float32"
-    memory: int | str | None = None
-    spill: str | None = None
-    slot_dtype: str = "float32"
-    capacity: int | None = None
-    eviction: str = "lru"
-    admit_after: int = 1
-    expire_after: int | str | None = None
-    tensorboard: str | None = None
-    trace: str | None = None
-    random_shares: tuple[float, ...] = ()
-    stop_after: int | None = None
-    engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    placement: str
+    wire_dtype: str
+    prefetch: bool
+    policies: tuple[str, ...]
+    dry_run: bool
+    watch: bool
+    skip_alpha: float
+    window_steps: int | None
+    warmup: float
+    warmup_steps: int | None
+    control: str
+    schedule: str
+    random_shares: tuple[float, ...]
+    stop_after: int | None
+    engine: Mapping[str, Any]
+    data_name: str
 
     @property
     def block_size(self) -> int:
@@ -142,10 +139,6 @@ class Settings(Preset):
         """Whether the saturation engine runs at all."""
         return bool(self.policies) or self.control == "random" or self.watch
 
-    def some(self, *names: str) -> dict[str, Any]:
-        """Returns these fields, as arguments of what has arguments of the same names."""
-        return {name: getattr(self, name) for name in names}
-
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON-serialisable values."""
         return to_json(dataclasses.asdict(self))
@@ -169,8 +162,8 @@ def resolve(
         The settings.
 
     Raises:
-        UsageError: flags that contradict each other or the matched run, or a record that cannot be
-            read.
+        UsageError: flags that contradict each other or the matched run, a flag without effect, or
+            a record that cannot be read.
     """
     chosen = {name: values[name] for name in given}
     from_file = {name: values[name] for name in values.get(FROM_FILE, ())}
@@ -181,17 +174,16 @@ def resolve(
     if chosen.get("data") is None:
         raise UsageError("Missing flag --data. Allowed: a path of a data set; see --help.")
     data_name = name_of(chosen["data"])
-    defaults = {**values, **dataclasses.asdict(preset(data_name))}
+    own = PRESETS.get(data_name, {})
+    defaults = {**values, **{name: flags.parser_of(name).parse(text) for name, text in own.items()}}
     fields = [f.name for f in dataclasses.fields(Settings)]
     merged: dict[str, Any] = {name: chosen.get(name, defaults.get(name)) for name in fields}
-    merged["random_shares"], merged["stop_after"] = (), None
     if matched is not None:
         merged.update(_controlled(values["control"], matched, merged["batch_size"]))
     merged["data_name"] = data_name
     if values["dry_run"] and not values["policies"] and values["control"] == "none":
         # What can be looked at side by side, each as if it were alone.
-        beside = ("rows_l2", "rows_weight_decay", "rows_clip_norm")
-        defers = not any(merged[name] for name in beside) and merged["rows_optimizer"] != "adamw"
+        defers = not merged["rows_l2"] and merged["rows_optimizer"] != "adamw"
         merged["policies"] = ("skip_examples", *(("defer_gradients",) if defers else ()))
     engine = {n: values[n] for n in ENGINE_FLAGS if n in given or n in from_file}
     if "skip_examples" in (merged["policies"] or ()):
@@ -201,7 +193,11 @@ def resolve(
     for name in _LISTS:
         merged[name] = tuple(merged[name] or ())
     settings = Settings(**merged)
-    refuse_idle_flags(settings, given, flags)
+    for name in flags.names:
+        if name in given and (unmet := idle_because(name, settings, flags)):
+            raise does_nothing(name, unmet)
+    if {"warmup", "warmup_steps"} <= given:
+        raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")
     return settings
 
 
@@ -212,16 +208,13 @@ def read_record(path: str, flag: str) -> dict[str, Any]:
         UsageError: it cannot be read, or is no such record.
     """
     parts = ("settings", "examples", "windows")
-    reason = f"it has no {', '.join(parts)}"
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-        if isinstance(record, dict) and all(part in record for part in parts):
-            return record
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not JSON"
+    with raised_as(UsageError, f"Invalid flag --{flag}={path}: "):
+        record = disk.read_json(path)
+    if isinstance(record, dict) and all(part in record for part in parts):
+        return record
     raise UsageError(
-        f"Invalid flag --{flag}={path}: {reason}. Allowed: the metrics.json of a run of "
-        "slipstream-train."
+        f"Invalid flag --{flag}={path}: it has no {', '.join(parts)}. Allowed: the metrics.json of "
+        "a run of slipstream-train."
     )
 
 
@@ -282,15 +275,6 @@ def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> di
         if matched.get("engine")
         else None,
     }
-
-
-def refuse_idle_flags(settings: Settings, given: frozenset[str], flags: FlagSet) -> None:
-    """Raises UsageError for a flag that would do nothing: it is no surprise then."""
-    for name in flags.names:
-        if name in given and (unmet := idle_because(name, settings, flags)):
-            raise does_nothing(name, unmet)
-    if {"warmup", "warmup_steps"} <= given:
-        raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")
 
 
 def idle_because(name: str, settings: Settings, flags: FlagSet) -> str:

@@ -6,6 +6,7 @@ a dry run, the commands that switch its policies on.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -17,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 from slipstream_tf._utils import agent
 from slipstream_tf.cli import data
 from slipstream_tf.cli.checkpoints import Saving, saving_of, window_steps_of
-from slipstream_tf.cli.flag_set import UsageError
-from slipstream_tf.cli.needs import has_pilot
+from slipstream_tf.cli.flag_set import UsageError, raised_as
 from slipstream_tf.cli.program import agreed, import_tensorflow, make_output, run_program, run_rank
 from slipstream_tf.cli.settings import Settings, idle_because, read_record, resolve
-from slipstream_tf.cli.train_flags import make_flags
+from slipstream_tf.cli.train_flags import has_pilot, make_flags
 from slipstream_tf.config import Window
 from slipstream_tf.telemetry.run_record import RECORD, PhaseClock, write_json
 from slipstream_tf.telemetry.table import format_table, number, seconds
@@ -64,7 +64,7 @@ def main(values: dict[str, Any], given: frozenset[str], callbacks: Sequence[Any]
 def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     """Resolves the settings, makes the output folder (rank 0 alone), and imports TensorFlow."""
     clock = PhaseClock()
-    settings = resolve(values, given, lambda path: data.name_of(path, clock), make_flags())
+    settings = resolve(values, given, data.name_of, make_flags())
     saving = saving_of(values, given)
     if agent.is_elastic() and not saving.is_elastic:
         raise UsageError(
@@ -148,12 +148,12 @@ def carry_out(
                 f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
                 "Allowed: with data that has dense columns."
             )
-    if settings.uses_engine and settings.window_steps is None and prepared.saving.is_elastic:
-        # Other ranks take other steps; windows stay as they are.
-        settings = dataclasses.replace(settings, window_steps=window_steps_of(prepared.saving))
     if settings.uses_engine and settings.window_steps is None:
-        steps = planned_steps(settings, parts.num_examples, comm.size)
-        settings = dataclasses.replace(settings, window_steps=Window().length(steps))
+        # Windows keep their length when ranks change, though the number of steps changes.
+        length = window_steps_of(prepared.saving) if prepared.saving.is_elastic else None
+        if length is None:
+            length = Window().length(planned_steps(settings, parts.num_examples, comm.size))
+        settings = dataclasses.replace(settings, window_steps=length)
     train_part = parts.train.in_batches_of(settings.block_size)
     parts = dataclasses.replace(parts, train=train_part)
     trainer = Trainer(settings, parts, prepared.clock, comm, prepared.saving, job)
@@ -238,9 +238,8 @@ def commands_to_switch_on(
         chosen = {**chosen, "policies": policies, "output": _beside(flags.get("output"), mode)}
         found[mode] = _line(chosen, ranks)
         if has_pilot("fm", "linear", "model")(alone):
-            uniform = {n: v for n, v in chosen.items() if not n.startswith("pilot")}
             output = _beside(flags.get("output"), "uniform")
-            found["uniform"] = _line({**uniform, "pilot": "label", "output": output}, ranks)
+            found["uniform"] = _line({**chosen, "pilot": "label", "output": output}, ranks)
         if "skip_examples" in policies:
             match = os.path.join(chosen["output"], RECORD)
             for control in ("random", "stop"):
@@ -257,22 +256,21 @@ def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -
     controls = [found.pop(name) for name in ("random", "stop") if name in found]
     lines = []
     for mode, command in found.items():
-        what = "leave --dry_run out"
-        saves = ""
+        line = "To switch on, leave --dry_run out:"
         if "policies" not in flags:
-            what, saves = f"add --policies={mode} in place of --dry_run", f" ({_SAVES[mode]})"
-        lines += [f"To switch on{saves}, {what}:", f"  {command}"]
+            line = f"To switch on ({_SAVES[mode]}), add --policies={mode} in place of --dry_run:"
+        lines += [line, f"  {command}"]
     if uniform is not None:
-        lines.append(
-            "Then run uniform negative sampling of as many. Where the pilot is not ahead of"
-        )
-        lines += ["it, take the simpler:", f"  {uniform}"]
+        lines += [
+            "Then run uniform negative sampling of as many. Where the pilot is not ahead of",
+            f"it, take the simpler:\n  {uniform}",
+        ]
     if controls:
-        lines.append(
-            "Then run what leaves out as many examples at random, or trains on as many and"
-        )
-        lines.append("stops: skipping must do better than both to be worth anything.")
-        lines += [f"  {command}" for command in controls]
+        lines += [
+            "Then run what leaves out as many examples at random, or trains on as many and",
+            "stops: skipping must do better than both to be worth anything.",
+            *(f"  {command}" for command in controls),
+        ]
     lines.append("One seed is a hint: repeat all of them with other values of --seed.")
     return "\n".join(lines)
 
@@ -334,13 +332,8 @@ def _set_threads(threads: int | None) -> None:
         (config.get_inter_op_parallelism_threads, config.set_inter_op_parallelism_threads),
     ):
         if get() != threads:
-            try:
+            with raised_as(UsageError, f"Invalid flag --threads={threads}: ", RuntimeError):
                 put(threads)
-            except RuntimeError:
-                raise UsageError(
-                    f"Invalid flag --threads={threads}: TensorFlow runs in this process already. "
-                    "Allowed: in a process of its own."
-                ) from None
 
 
 def entry_point(arguments: Sequence[str] | None = None, callbacks: Sequence[Any] = ()) -> None:
@@ -361,14 +354,10 @@ def entry_point(arguments: Sequence[str] | None = None, callbacks: Sequence[Any]
 
 def _is_elastic(arguments: Sequence[str] | None) -> bool:
     """Whether ranks come and go, by the launcher and the flags; wrong flags are told later."""
-    if not agent.is_elastic():
-        return False
-    try:
-        return bool(
-            make_flags().parse(sys.argv[1:] if arguments is None else list(arguments))[0]["elastic"]
-        )
-    except UsageError:
-        return False
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    with contextlib.suppress(UsageError):
+        return agent.is_elastic() and make_flags().parse(given)[0]["elastic"]
+    return False
 
 
 if __name__ == "__main__":

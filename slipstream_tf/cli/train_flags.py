@@ -1,48 +1,142 @@
-"""The flags of `slipstream-train`: one table of name, parser, unit, default and what each needs."""
+"""The flags of `slipstream-train`: one table of name, parser, unit, default and needs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from slipstream_tf import optimizers
-from slipstream_tf._utils.comm import WIRE_DTYPES
-from slipstream_tf.cli import needs, presets
+from slipstream_tf._utils import agent
 from slipstream_tf.cli.flag_set import (
     Choice,
     Flag,
     FlagSet,
     Integer,
-    Lifetime,
     Names,
     Number,
     Size,
     Text,
     Widths,
 )
-from slipstream_tf.config import DRIFT_METRICS, MAX_ADMIT, ROW_DTYPES, SLOT_DTYPES
+from slipstream_tf.config import ROW_DTYPES, SLOT_DTYPES, WIRE_DTYPES
+
+# `cli.settings.Settings`; that module imports this one.
+Settings = Any
+
+
+class Need(NamedTuple):
+    """A condition without which a flag has no effect.
+
+    Attributes:
+        words: the condition, as flags where possible.
+        is_met: returns whether settings fulfill it.
+    """
+
+    words: str
+    is_met: Callable[[Settings], bool]
+
+
+def _saves(policy: str) -> Callable[[Settings], bool]:
+    return lambda settings: policy in settings.policies
+
+
+def _skips_by(score: str) -> Callable[[Settings], bool]:
+    return lambda settings: (
+        "skip_examples" in settings.policies and settings.engine["skip_by"] == score
+    )
+
+
+foresees = _skips_by("foreseen_loss")
+"""Whether examples are skipped by the loss that a pilot predicts."""
+
+
+def has_pilot(*pilots: str) -> Callable[[Settings], bool]:
+    """Returns a function of settings: whether one of these pilots predicts losses."""
+    return lambda settings: foresees(settings) and settings.engine.get("pilot", "fm") in pilots
+
+
+def goes_by_keys(settings: Settings) -> bool:
+    """Whether it matters which keys are saturated."""
+    if settings.control == "random":
+        return False
+    by_drift = {"mask_gradients"} if foresees(settings) else {"skip_examples", "mask_gradients"}
+    return bool(by_drift & set(settings.policies)) or settings.watch
+
+
+def _is_steered(settings: Settings) -> bool:
+    return bool(set(settings.policies) - ({"skip_examples"} if foresees(settings) else set()))
+
+
+WATCHING = Need(
+    "--policies or --watch", lambda settings: settings.uses_engine and settings.control != "random"
+)
+WINDOWS = Need(WATCHING.words, lambda settings: settings.uses_engine)
+WARMUP = Need(
+    WATCHING.words, lambda settings: settings.uses_engine or settings.wire_dtype != "float32"
+)
+STEERED = Need("--policies", _is_steered)
+EXAMPLES = Need("--policies=skip_examples", _saves("skip_examples"))
+BY_KEYS = Need("--skip_by=row_drift", _skips_by("row_drift"))
+FORESEEN_LOSS = Need("--skip_by=foreseen_loss", foresees)
+DEFER = Need("--policies=defer_gradients", _saves("defer_gradients"))
+MASK = Need("--policies=mask_gradients", _saves("mask_gradients"))
+KEYS = Need("--policies that go by drift, or --watch", goes_by_keys)
+HOT_SET = Need(KEYS.words, lambda settings: goes_by_keys(settings) or settings.schedule != "plain")
+NO_AUC_BOUND = Need(
+    "no --max_auc_loss, which decides it",
+    lambda settings: settings.engine.get("max_auc_loss") is None,
+)
+NO_POLICY = Need(
+    "no --policies and no --control=random",
+    lambda settings: not settings.policies and settings.control != "random",
+)
+NO_SAVING = Need(
+    "no --policies and --control=none",
+    lambda settings: not settings.policies and settings.control == "none",
+)
+RANKS = Need(
+    "several ranks, started by horovodrun or mpirun", lambda settings: agent.rank() is not None
+)
+ONE_PROCESS = Need("one process", lambda settings: agent.rank() is None or not settings.batch_norm)
+SHARDED = Need("--placement=sharded", lambda settings: settings.placement == "sharded")
+NO_PREFETCH = Need(
+    # Keys that were sent before a measurement would be sent and counted again.
+    "no --prefetch",
+    lambda settings: agent.rank() is None or not settings.prefetch,
+)
+STOPPING = Need("--early_stopping", lambda settings: settings.early_stopping > 0)
+DECAYING = Need(
+    "--rows_l2 or --rows_optimizer=adamw",
+    lambda settings: settings.rows_l2 > 0 or settings.rows_optimizer == "adamw",
+)
+MEMORY = Need("--memory", lambda settings: settings.memory is not None)
+SPILL = Need("--spill", lambda settings: settings.spill is not None)
+CAPACITY = Need("--capacity", lambda settings: settings.capacity is not None)
+DLRM = Need("--model=dlrm", lambda settings: settings.model == "dlrm")
+DCN = Need("--model=dcn", lambda settings: settings.model == "dcn")
 
 DATA_HELP = (
-    "folder of slipstream-prepare, Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), "
-    "Parquet (.parquet or a folder; name its columns); "
+    "folder of slipstream-prepare, Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz); "
     "or 'generated' or 'generated:COUNT', examples drawn from a fixed law "
     "('generated:COUNT:KEYS:RATE': with fields of at most so many keys, and such a click rate)"
 )
 SHUFFLES = ("none", "shards", "examples")
 SCHEDULES = ("plain", "fae", "hotline")
 POLICIES = ("skip_examples", "defer_gradients", "mask_gradients")
-# What a run's engine is set by, beside `Settings`' own fields; names as of `cli.engine`.
+# Flags of the engine that are no fields of `Settings`; `cli.build` reads them.
 ENGINE_FLAGS = (
     *("skip_by", "skip_share", "skip_keep", "skip_alpha"),
-    *("pilot", "pilot_factors", "pilot_memory", "correct", "floor"),
-    *("defer_movement", "defer_max_age", "mask_share", "mask_decay_moments"),
-    *("drift_metric", "threshold", "max_threshold", "revisit_every"),
-    *("hot_set_memory", "exclude_tables", "max_auc_loss"),
+    *("pilot", "defer_movement", "defer_max_age", "mask_share"),
+    *("revisit_every", "hot_set_memory", "max_auc_loss"),
 )
 
 
-def _preset(name: str, parser: Any, text: str, *required: needs.Need) -> Flag:
-    return Flag(name, parser, text, None, presets.describe(name), required)
+# Defaults that differ by data set, as text of the command line.
+PRESETS: Mapping[str, Mapping[str, str]] = {
+    "criteo": {"bottom": "256-64", "mlp": "256-128"},
+    "avazu": {"mlp": "256-128"},
+    "generated": {"batch_size": "512", "window_steps": "20", "skip_alpha": "0.8"},
+}
 
 
 _FLAGS: Mapping[str, Sequence[Flag]] = {
@@ -52,30 +146,23 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "flags that are not on the command line"),
         Flag("evaluate_on", Choice(("test", "valid")), "the part that quality is measured on; the "
              "validation part is not trained then, and the test part not opened", "test"),
-        Flag("label_column", Text(), "column of the label, of Parquet data",
-             needs=(needs.PARQUET,)),
-        Flag("key_columns", Names(), "columns of the keys, of Parquet data",
-             needs=(needs.PARQUET,)),
-        Flag("dense_columns", Names(), "columns of numbers, of Parquet data",
-             needs=(needs.PARQUET,)),
         Flag("shuffle", Choice(SHUFFLES), "of data of slipstream-prepare: read the shards in an "
              "order that --seed and the epoch give, or keep the training part in memory and "
              "shuffle its examples in every epoch", "none"),
         Flag("max_examples", Integer(1),
              "stop after this many examples, over all epochs and ranks"),
-        Flag("strict", None, "a line that cannot be read ends the run, instead of being counted"),
         Flag("output", Text(), "folder for metrics.json; without it nothing is written"),
         Flag("export", Text(),
              "folder for a SavedModel of the trained model; it needs TensorFlow alone"),
         Flag("tensorboard", Text(),
              "folder for TensorBoard's curves and histograms of the windows",
-             needs=(needs.WINDOWS,)),
+             needs=(WINDOWS,)),
         Flag("trace", Text(), "file for a trace of 32 steps, from the 128th on: operations, and "
              "messages between ranks; open it in ui.perfetto.dev"),
         Flag("evaluate_every", Integer(1), "steps between measurements of the test part in "
              "training, or with --early_stopping of the validation part; their time is "
              "evaluation's", None, "at the end only; with --early_stopping once an epoch",
-             needs=(needs.NO_PREFETCH,)),
+             needs=(NO_PREFETCH,)),
         Flag("checkpoint_every", Integer(0),
              "steps of the job between checkpoints in OUTPUT/checkpoints; 0: none are saved", 0),
         Flag("keep_checkpoints", Integer(1), "checkpoints that are kept, the newest ones", 3),
@@ -83,67 +170,51 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "from the beginning"),
     ),
     "Model": (
-        _preset("model", Choice(("dlrm", "dcn", "deepfm")), "DLRM, DCN-v2 or DeepFM"),
-        _preset("dim", Integer(1, 65536), "values per embedding row"),
-        _preset("bottom", Widths(),
-                "units of the hidden layers of DLRM's bottom MLP (data with numbers only)",
-                needs.DLRM),
-        _preset("mlp", Widths(),
-                "units of the hidden layers of DLRM's top MLP, or the others' deep MLP"),
-        _preset("cross_layers", Integer(1), "number of cross layers of DCN-v2", needs.DCN),
-        _preset("batch_norm", None, "hidden units are normalised over the batch, in front of ReLU",
-                needs.ONE_PROCESS),
-        _preset("output_bias", None, "the output starts at the log odds of a click in the first "
-                "100 batches"),
-        _preset("dropout", Number(0, 1, open_maximum=True),
-                "share of hidden units dropped in training"),
-        Flag("store", Choice(("native",)), "what holds the embedding rows", "native"),
+        Flag("model", Choice(("dlrm", "dcn", "deepfm")), "DLRM, DCN-v2 or DeepFM", "dlrm"),
+        Flag("dim", Integer(1, 65536), "values per embedding row", 16),
+        Flag("bottom", Widths(), "units of the hidden layers of DLRM's bottom MLP (data with "
+             "numbers only)", "64", needs=(DLRM,)),
+        Flag("mlp", Widths(),
+             "units of the hidden layers of DLRM's top MLP, or the others' deep MLP", "64"),
+        Flag("cross_layers", Integer(1), "number of cross layers of DCN-v2", 3, needs=(DCN,)),
+        Flag("batch_norm", None, "hidden units are normalised over the batch, in front of ReLU",
+             needs=(ONE_PROCESS,)),
+        Flag("dropout", Number(0, 1, open_maximum=True),
+             "share of hidden units dropped in training", 0.0),
         Flag("row_dtype", Choice(ROW_DTYPES), "dtype of the rows in memory; narrower ones are "
              "computed in float32 and rounded by chance", "float32"),
         Flag("slot_dtype", Choice(SLOT_DTYPES), "dtype of the optimizer's values beside a row",
              "float32"),
         Flag("memory", Size(), "of the rows of each table, on each rank; the others are on disk",
-             None, "all rows", needs=(needs.SPILL,)),
+             None, "all rows", needs=(SPILL,)),
         Flag("spill", Text(), "folder on a local disk, for the rows beyond --memory", None, "none",
-             needs=(needs.MEMORY,)),
+             needs=(MEMORY,)),
         Flag("capacity", Integer(1), "most rows of each table, on each rank; not with replicated "
              "tables of several", None, "no bound"),
         Flag("eviction", Choice(("lru", "lfu")),
              "which row leaves a full table: the one not used for longest, or least often", "lru",
-             needs=(needs.CAPACITY,)),
-        Flag("admit_after", Integer(1, MAX_ADMIT), "accesses until a key gets a row; it reads its "
-             "initial row until then", 1),
-        Flag("expire_after", Lifetime(), "without an access, until a row leaves", None, "never"),
+             needs=(CAPACITY,)),
     ),
     "Training": (
-        _preset("batch_size", Integer(1, 1 << 24), "examples per step, of each rank"),
-        _preset("epochs", Integer(1), "passes over the training part"),
-        _preset("rows_optimizer", Choice(optimizers.NAMES),
-                "update rule of the embedding rows; Adagrad's sums of squares start at 0"),
-        Flag("rows_momentum", Number(0, 1, open_maximum=True), "momentum of the rows", 0.0,
-             needs=(needs.SGD,)),
-        _preset("rows_l2", Number(0),
-                "factor on the squared norm of rows, a penalty; 0: none"),
-        _preset("rows_weight_decay", Number(0),
-                "rows decay by this factor on the learning rate; 0: none, but adamw's default of "
-                "0.004"),
-        _preset("rows_decay", Choice(optimizers.DECAYS), "which rows are penalised and decay: "
-                "those of a batch, or all in every step (with --rows_l2 beside another rule than "
-                "sgd, for tables of some 100,000 rows)", needs.DECAYING),
-        _preset("layers_l2", Number(0), "factor on the squared weights of the dense layers, a "
-                "penalty; 0: none"),
-        Flag("rows_clip_norm", Number(0, open_minimum=True),
-             "most of the norm of a row's gradient, in the unit of the loss", None, "no bound"),
-        _preset("rows_learning_rate", Number(0),
-                "learning rate of the rows, in their unit per step"),
-        _preset("rows_init", Number(0),
-                "rows start uniform between minus this and this, in their unit"),
-        _preset("learning_rate", Number(0), "learning rate of Adam on the dense layers, per step"),
-        _preset("early_stopping", Integer(0), "measurements of the validation part without a "
-                "higher AUC after which training ends; the best weights and rows come back; 0: "
-                "none"),
-        _preset("plateau_factor", Number(0, 1, open_minimum=True), "factor on the rates after a "
-                "measurement without a higher AUC; 1: none", needs.STOPPING),
+        Flag("batch_size", Integer(1, 1 << 24), "examples per step, of each rank", 1024),
+        Flag("epochs", Integer(1), "passes over the training part", 1),
+        Flag("rows_optimizer", Choice(optimizers.NAMES),
+             "update rule of the embedding rows; Adagrad's sums of squares start at 0", "adagrad"),
+        Flag("rows_l2", Number(0), "factor on the squared norm of rows, a penalty; 0: none", 0.0),
+        Flag("rows_decay", Choice(optimizers.DECAYS), "which rows are penalised and decay: "
+             "those of a batch, or all in every step (with --rows_l2 beside another rule than "
+             "sgd, for tables of some 100,000 rows)", "batch", needs=(DECAYING,)),
+        Flag("rows_learning_rate", Number(0), "learning rate of the rows, in their unit per step",
+             0.05),
+        Flag("rows_init", Number(0),
+             "rows start uniform between minus this and this, in their unit", 0.05),
+        Flag("learning_rate", Number(0), "learning rate of Adam on the dense layers, per step",
+             1e-3),
+        Flag("early_stopping", Integer(0), "measurements of the validation part without a "
+             "higher AUC after which training ends; the best weights and rows come back; 0: "
+             "none", 0),
+        Flag("plateau_factor", Number(0, 1, open_minimum=True), "factor on the rates after a "
+             "measurement without a higher AUC; 1: none", 1.0, needs=(STOPPING,)),
         Flag("seed", Integer(0, (1 << 31) - 1), "of rows, layers, data order and sampling", 0),
         Flag("precision", Choice(("float32", "mixed_bfloat16")),
              "of the dense layers; rows are float32", "float32"),
@@ -153,19 +224,17 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
     "Several ranks (under horovodrun or mpirun)": (
         Flag("placement", Choice(("replicated", "sharded")), "where embedding rows are held: all "
              "of them on every rank, or spread over the ranks by hash", "replicated",
-             needs=(needs.RANKS,)),
+             needs=(RANKS,)),
         Flag("wire_dtype", Choice((*WIRE_DTYPES, "bfloat16,int8", "auto")),
-             "in which embedding rows and their gradients travel between ranks; of two, the first "
-             "is of rows, which sharded tables alone send", "float32", needs=(needs.RANKS,)),
-        Flag("wire_warmup_steps", Integer(0), "steps before rows are rounded to --wire_dtype: "
-             "rounding disturbs the first ones most", None, "the steps of --warmup",
-             needs=(needs.RANKS, needs.ROUNDED)),
+             "in which embedding rows and their gradients travel between ranks, rows after the "
+             "warm-up; of two, the first is of rows, which sharded tables alone send", "float32",
+             needs=(RANKS,)),
         Flag("prefetch", None,
              "with --placement=sharded: send the next batch's keys while this one trains",
-             needs=(needs.RANKS, needs.SHARDED)),
+             needs=(RANKS, SHARDED)),
         Flag("elastic", None, "ranks may come and go (horovodrun --host-discovery-script): "
              "training goes on from the newest checkpoint with those that there are",
-             needs=(needs.RANKS,)),
+             needs=(RANKS,)),
     ),
     "Saving": (
         Flag("policies", Names(POLICIES), "what is saved: examples that teach nothing are left "
@@ -174,62 +243,42 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "and what else goes with the rows' settings) would have saved, at what estimated "
              "cost"),
         Flag("watch", None, "without --policies: find T and saturated keys all the same",
-             needs=(needs.NO_POLICY,)),
+             needs=(NO_POLICY,)),
         Flag("skip_by", Choice(("foreseen_loss", "row_drift")), "what makes an example skippable: "
              "the loss that a pilot foresees, or its keys' drift (paper; a baseline)", None,
-             "foreseen_loss", (needs.EXAMPLES,)),
+             "foreseen_loss", (EXAMPLES,)),
         Flag("skip_share", Number(0, 1), "share of the hot examples to skip", None,
-             "0.3; by foreseen_loss 0.5", (needs.EXAMPLES, needs.NO_THRESHOLD)),
+             "0.3; by foreseen_loss 0.5", (EXAMPLES,)),
         Flag("pilot", Choice(("fm", "linear", "label", "model")), "what foresees: a factorisation "
              "machine or a linear model of the keys, the label alone (uniform negative sampling), "
-             "or the model's own forward pass", None, "fm", (needs.FORESEEN_LOSS,)),
-        Flag("pilot_factors", Integer(1, 8), "numbers of a key's factor", None, "8",
-             (needs.FM_PILOT,)),
-        Flag("pilot_memory", Size(), "what the pilot learns of the keys", None, "32MiB",
-             (needs.KEY_PILOT,)),
-        Flag("correct", Choice(("weight", "offset")), "what corrects for the skipped: weights of "
-             "the kept, or an offset of the log-odds in training", None, "weight",
-             (needs.FORESEEN_LOSS,)),
-        Flag("floor", Number(0, 0.999, True), "least share that is kept of examples that are "
-             "foreseen alike", None, "0.4 of the share that is kept",
-             (needs.FORESEEN_LOSS,)),
+             "or the model's own forward pass", None, "fm", (FORESEEN_LOSS,)),
         Flag("skip_keep", Number(0, 0.999), "share of skippable examples that is trained all the "
-             "same, with weight 1 / skip_keep", None, "0", (needs.EXAMPLES, needs.BY_KEYS)),
-        _preset("skip_alpha", Number(0, 1, True),
-                "share of an example's lookups that must be saturated", needs.EXAMPLES,
-                needs.BY_KEYS),
+             "same, with weight 1 / skip_keep", None, "0", (EXAMPLES, BY_KEYS)),
+        Flag("skip_alpha", Number(0, 1, True),
+             "share of an example's lookups that must be saturated", 1.0,
+             needs=(EXAMPLES, BY_KEYS)),
         Flag("defer_movement", Number(0, open_minimum=True), "distance up to which deferred "
              "gradients may leave a row's values behind, in the unit of the rows", None,
-             "0.05 * --rows_learning_rate", (needs.DEFER, needs.NO_AUC_BOUND)),
+             "0.05 * --rows_learning_rate", (DEFER, NO_AUC_BOUND)),
         Flag("defer_max_age", Integer(1), "maximum steps that a gradient is deferred", None, "200",
-             (needs.DEFER,)),
+             (DEFER,)),
         Flag("mask_share", Number(0, 1), "share of the hot examples whose keys are to be saturated",
-             None, "0.3", (needs.MASK, needs.NO_THRESHOLD)),
-        Flag("mask_decay_moments", None, "masking a row's gradient decays its moments",
-             needs=(needs.MASK, needs.MOMENTS)),
+             None, "0.3", (MASK,)),
         Flag("max_auc_loss", Number(0, 1, True), "maximum AUC that saving may cost, by an estimate "
              "that held on shuffled data and failed on a changing stream (.0020 lost of .0005)",
-             None, "no bound", (needs.POLICIES,)),
+             None, "no bound", (STEERED,)),
     ),
     "Windows and saturated keys": (
-        _preset("window_steps", Integer(1), "window length in steps; by default a 20th of the "
-                "planned steps, 5 to 1000", needs.WINDOWS),
+        Flag("window_steps", Integer(1), "window length in steps", None,
+             "a 20th of the planned steps, 5 to 1000", (WINDOWS,)),
         Flag("warmup", Number(0, 1), "share of the planned steps before any saving", 0.25,
-             needs=(needs.WARMUP,)),
+             needs=(WARMUP,)),
         Flag("warmup_steps", Integer(0), "the same in steps", None, "by --warmup",
-             (needs.WARMUP,)),
-        Flag("hot_set_memory", Size(), "snapshots of hot keys", None, "256MiB", (needs.HOT_SET,)),
-        Flag("exclude_tables", Names(), "tables that are neither watched nor saved on", None,
-             "none", (needs.WATCHING,)),
-        Flag("drift_metric", Choice(DRIFT_METRICS), "drift of a row from its snapshot", None,
-             "linf", (needs.KEYS,)),
-        Flag("threshold", Number(0), "T itself, in the unit of --drift_metric", None,
-             "by the share of a policy", (needs.KEYS,)),
-        Flag("max_threshold", Number(0), "upper bound of T, in the unit of --drift_metric", None,
-             "none", (needs.KEYS,)),
+             (WARMUP,)),
+        Flag("hot_set_memory", Size(), "snapshots of hot keys", None, "256MiB", (HOT_SET,)),
         Flag("revisit_every", Integer(0), "windows from probe to probe of a saturated key; 0: "
              "never", None, "10 where gradients are withheld, 100 where examples are skipped, 0 "
-             "with losses", (needs.KEYS,)),
+             "with losses", (KEYS,)),
     ),
     "Controls": (
         Flag("control", Choice(("none", "random", "stop")), "random: leave out as many examples as "
@@ -239,7 +288,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "given come from it"),
         Flag("schedule", Choice(SCHEDULES), "fae: batches of hot and batches of cold examples; "
              "hotline: each batch in two parts; hot keys, within --hot_set_memory, are chosen in a "
-             "pass over the data before training", "plain", needs=(needs.NO_SAVING,)),
+             "pass over the data before training", "plain", needs=(NO_SAVING,)),
     ),
 }  # fmt: skip
 # What `--help` lists: a screen of them.
@@ -263,6 +312,13 @@ def make_flags() -> FlagSet:
             "slipstream-train --control=random --match=runs/skip/metrics.json --output=runs/rnd",
             "horovodrun -np 2 slipstream-train --data=clicks --output=runs/ranks",
         ),
-        _FLAGS,
+        {title: [_by_data(flag) for flag in flags] for title, flags in _FLAGS.items()},
         basic=_BASIC,
     )
+
+
+def _by_data(flag: Flag) -> Flag:
+    """Adds the defaults of `PRESETS` to the text for `--help`, e.g. "1024; generated 512"."""
+    own = [f"{data} {found[flag.name]}" for data, found in PRESETS.items() if flag.name in found]
+    common = flag.default_text or str(flag.default)
+    return flag._replace(default_text="; ".join([common, *own])) if own else flag

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from slipstream_tf._utils.agreement import require_same
 from slipstream_tf._utils.comm import (
-    WIRE_DTYPES,
     Communicator,
     Link,
     Mixed,
@@ -25,6 +24,7 @@ from slipstream_tf._utils.comm import (
     encoded_bytes,
 )
 from slipstream_tf._utils.errors import invalid, require_choice, require_integer
+from slipstream_tf.config import WIRE_DTYPES
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer
 
@@ -34,7 +34,7 @@ WireDtype: TypeAlias = "int | tf.Tensor"
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """How rows travel: each dtype is one of `link.WIRE_DTYPES`.
+    """How rows travel: each dtype is one of `config.WIRE_DTYPES`.
 
     Attributes:
         rows: dtype of the rows of sharded tables, from their owners.

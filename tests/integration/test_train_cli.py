@@ -9,11 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import tensorflow as tf
-from train_programs import SMALL, refused
+from train_programs import SMALL, prepared, refused
 
 from slipstream_tf.cli import train
 from slipstream_tf.cli.program import run_program
@@ -222,22 +220,17 @@ def test_deferred_gradients_are_counted(run_train: Train) -> None:
         ((SKIPS, "--defer_max_age=3"), "defer_max_age", DEFERS),
         ((DEFERS, "--revisit_every=2"), "revisit_every", "go by drift"),
         ((DEFERS, "--skip_share=0.5"), "skip_share", SKIPS),
-        ((DEFERS, "--drift_metric=l2"), "drift_metric", "go by drift"),
         (
             (DEFERS, "--max_auc_loss=0.001", "--defer_movement=0.1"),
             "defer_movement",
             "no --max_auc_loss",
         ),
-        ((SKIPS, BY_DRIFT[0], "--threshold=1", "--skip_share=0.5"), "skip_share", "no --threshold"),
-        ((SKIPS, "--threshold=1"), "threshold", "go by drift"),
+        ((SKIPS, "--revisit_every=2"), "revisit_every", "go by drift"),
         ((SKIPS, "--skip_keep=0.1"), "skip_keep", "--skip_by=row_drift"),
         ((SKIPS, "--skip_by=row_drift", "--pilot=fm"), "pilot", "--skip_by=foreseen_loss"),
-        ((SKIPS, "--pilot=label", "--pilot_factors=2"), "pilot_factors", "--pilot=fm"),
-        ((MASKS, "--threshold=1", "--mask_share=0.5"), "mask_share", "no --threshold"),
-        ((MASKS, "--mask_decay_moments"), "mask_decay_moments", "--rows_optimizer=adam"),
-        ((SKIPS, "--mask_decay_moments"), "mask_decay_moments", MASKS),
+        ((SKIPS, "--mask_share=0.5"), "mask_share", MASKS),
         (("--max_auc_loss=0.001",), "max_auc_loss", "--policies"),
-        (("--exclude_tables=c1",), "exclude_tables", "--policies or --watch"),
+        (("--window_steps=5",), "window_steps", "--policies or --watch"),
         (("--prefetch",), "prefetch", "several ranks"),
     ],
 )  # fmt: skip
@@ -263,7 +256,7 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=generated", "--dropout=1"), ("--dropout=1", "< 1")),
         (("--data=generated", "--mlp=64-x"), ("--mlp=64-x", "256-128")),
         (("--data=generated", "--warmup=nan"), ("--warmup=nan", "<= 1")),
-        (("--data=generated", "--strict=perhaps"), ("--strict=perhaps", "true, false")),
+        (("--data=generated", "--resume=perhaps"), ("--resume=perhaps", "true, false")),
         (("--data=generated", "--epoch=1"), ("epoch", "epochs")),
         (("--data=generated", "extra"), ("'extra'", "--flag=value")),
         (("--data=generated", "--watch", "--warmup=0.1", "--warmup_steps=1"), ("exclude",)),
@@ -278,7 +271,10 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=generated", "--tensorboard=x"), ("--tensorboard", "--watch")),
         (("--data=generated", "--evaluate_every=0"), ("--evaluate_every=0", "an integer >= 1")),
         (("--data=generated", SKIPS, "--watch"), ("--watch", "no --policies")),
-        (("--data=generated", "--key_columns=a"), ("--key_columns", "Parquet")),
+        (
+            (f"--data={Path(__file__).parent}",),
+            ("--data=", "slipstream-prepare did not write it", "slipstream-prepare --schema"),
+        ),
         (("--data=generated", "--match=x"), ("--match=x", "--control=random")),
         (("--control=random",), ("--match", "metrics.json")),
         (("--control=stop", "--match=nowhere"), ("--match=nowhere", "No such file")),
@@ -386,14 +382,14 @@ def test_samples_go_through_training_without_a_line_lost(
     path = sample(name)
     lines = len(path.read_bytes().splitlines()) - header_lines
     assert lines > 8_000
-    record = run_train(f"--data={path}", "--strict", "--dim=4", "--mlp=8", "--batch_size=256")
+    record = run_train(f"--data={path}", "--dim=4", "--mlp=8", "--batch_size=256")
     inputs = record["examples"]
     assert inputs["trained"] == inputs["seen"] == inputs["trained"] + inputs["skipped"]
     assert inputs["bad_lines"] == record["test_bad_lines"] == 0
     assert inputs["seen"] + record["test"]["examples"] == lines
 
 
-def test_parquet_columns_with_a_list(run_train: Train, tmp_path: Path) -> None:
+def test_prepared_keys_with_a_list(run_train: Train, tmp_path: Path) -> None:
     rows = 10_000
     table = {
         "clicked": [i % 3 == 0 for i in range(rows)],
@@ -401,21 +397,17 @@ def test_parquet_columns_with_a_list(run_train: Train, tmp_path: Path) -> None:
         "read": [[i % 7, i % 11][: i % 3] for i in range(rows)],
         "age": [float(i % 80) for i in range(rows)],
     }
-    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "clicks.parquet")
+    data = prepared(tmp_path, table, ["user", "read"], ["age"])
     record = run_train(
-        f"--data={tmp_path / 'clicks.parquet'}", "--label_column=clicked", "--dim=4", "--mlp=4",
-        "--key_columns=user,read", "--dense_columns=age", "--policies=skip_examples",
-        "--batch_size=128", "--max_examples=3999", "--epochs=2", "--skip_by=row_drift",
-        "--window_steps=4",
+        f"--data={data}", "--dim=4", "--mlp=4", "--policies=skip_examples", "--batch_size=128",
+        "--max_examples=3999", "--epochs=2", "--skip_by=row_drift", "--window_steps=4",
     )  # fmt: skip
     assert record["examples"]["seen"] == 3_999
     assert record["rows"] == {"user": 50, "read": 11}
     assert record["row_lookups"] is None
 
 
-def test_a_bad_line_is_counted_or_with_strict_ends_the_run(
-    run_train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_line_is_counted(run_train: Train, tmp_path: Path) -> None:
     path = tmp_path / "lines.tsv"
     good = "\t".join(["1", *(str(i) for i in range(13)), *(f"{i:08x}" for i in range(26))])
     lines = [good.replace("1", "0", 1) if i % 3 else good for i in range(2_000)]
@@ -425,5 +417,3 @@ def test_a_bad_line_is_counted_or_with_strict_ends_the_run(
     record = run_train(*flags)
     assert record["examples"]["bad_lines"] == 1
     assert record["examples"]["seen"] + record["test"]["examples"] == 1_999
-    line = refused(capsys, *flags, "--strict", code=1)
-    assert f"{path}:5" in line and "3 columns" in line

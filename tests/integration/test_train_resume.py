@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from train_programs import prepared
 
 from slipstream_tf.checkpoint.tables import SavedTable
 from slipstream_tf.cli import train
@@ -24,14 +23,12 @@ PROGRAM = Path(__file__).with_name("killed_train.py")
 INPUTS = 1_600
 SMALL = (
     "--batch_size=64", "--epochs=2", "--dim=4", "--mlp=8", "--bottom=8", "--dropout=0.2",
-    "--label_column=clicked", "--key_columns=user,item,shop", "--dense_columns=age",
 )  # fmt: skip
 EVERY = 7
 WAYS = {
     "none": (),
     "mask": (
-        "--policies=mask_gradients", "--drift_metric=l2", "--mask_share=0.6",
-        "--rows_optimizer=adam",
+        "--policies=mask_gradients", "--mask_share=0.6", "--rows_optimizer=adam",
     ),
     "defer": (
         "--policies=defer_gradients", "--capacity=70", "--eviction=lfu", "--evaluate_every=9",
@@ -51,19 +48,19 @@ PLACES = ("flags", "resumed_at", "machine", "versions", "report")
 
 @pytest.fixture(scope="module", name="data")
 def fixture_data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Parquet file of three keys, few of which are popular, whose training part is 1,500 inputs.
+    """Prepared data of three keys, few of which are popular, with 1,500 training examples.
 
     Two epochs have 47 batches, all but the last full.
     """
-    path = tmp_path_factory.mktemp("data") / "clicks.parquet"
     random = np.random.default_rng(0)
     keys = random.zipf(1.3, (INPUTS, 3)) % 300
     age = random.normal(size=INPUTS).astype(np.float32)
     chance = 1 / (1 + np.exp(1 - (keys % 5 - 2).sum(axis=1) - age))
     columns = dict(zip(("user", "item", "shop"), keys.T, strict=True))
     clicked = (random.random(INPUTS) < chance).astype(np.int64)
-    pq.write_table(pa.table({"clicked": clicked, "age": age, **columns}), path)
-    return str(path)
+    folder = tmp_path_factory.mktemp("data")
+    table = {"clicked": clicked, "age": age, **columns}
+    return str(prepared(folder, table, ["user", "item", "shop"], ["age"]))
 
 
 def flags_of(way: str, data: str) -> list[str]:
@@ -190,11 +187,11 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 def test_what_cannot_go_on_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "run"
     small = ["--batch_size=128", "--epochs=2", "--dim=4", "--mlp=8", "--dropout=0.2"]
-    rows = np.random.default_rng(0).integers(0, 9, (1100, 3))
-    data = tmp_path / "clicks.parquet"
-    table = pa.table({"y": rows[:, 0] % 2, "a": rows[:, 1], "b": rows[:, 2]})
-    pq.write_table(table, data)
-    small += [f"--data={data}", "--label_column=y", "--key_columns=a,b", f"--output={output}"]
+    data = tmp_path / "clicks.tsv"
+    values = np.random.default_rng(0).integers(0, 9, (1100, 39))
+    lines = ["\t".join(map(str, [i % 2, *row])) + "\n" for i, row in enumerate(values)]
+    data.write_text("".join(lines))
+    small += [f"--data={data}", f"--output={output}"]
     small += ["--policies=defer_gradients", "--window_steps=4"]
     record = run(output, *small, "--checkpoint_every=5", "--keep_checkpoints=1")
     assert os.listdir(output / "checkpoints") and record["resumed_at"] == []
@@ -208,7 +205,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
         ("rows_optimizer", "adagrad", "sgd"),
         ("defer_max_age", "no value", "7"),
         ("batch_size", "128", "64"),
-        ("key_columns", "a,b", "a"),
+        ("rows_l2", "0.0", "0.5"),
     ):
         said = refused(capsys, *small, f"--{flag}={now}", "--resume")
         assert f"--{flag}={now} with --resume: the run in {output} has {before}." in said
@@ -221,10 +218,10 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     said = refused(capsys, *small, "--resume")
     assert f"--cache_movement=no value with --resume: the run in {output} has 0.1." in said
     path.write_text(saved)
-    pq.write_table(pa.concat_tables([table, table]), data)
+    data.write_text("".join([*lines, *lines]))
     said = refused(capsys, *small, "--resume")
     assert f"--data={data} with --resume: the data have changed" in said and "bytes was" in said
-    pq.write_table(table, data)
+    data.write_text("".join(lines))
     (output / "checkpoints" / "run.json").write_text("{")
     assert "run.json cannot be read" in refused(capsys, *small, "--resume")
     for flags in (("--resume",), ("--checkpoint_every=4",)):

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from train_programs import prepared
 
 # Of which 1,500 are the training part: two epochs are 47 steps of the job.
 INPUTS = 1_600
 SMALL = (
-    "--dim=4", "--mlp=8", "--bottom=8", "--dropout=0.2", "--label_column=clicked",
-    "--key_columns=user,item,shop", "--dense_columns=age", "--batch_size=32", "--epochs=2",
+    "--dim=4", "--mlp=8", "--bottom=8", "--dropout=0.2", "--batch_size=32", "--epochs=2",
     "--threads=1", "--window_steps=5", "--checkpoint_every=8",
 )  # fmt: skip
 WAYS = {
@@ -29,16 +27,16 @@ WAYS = {
 
 @pytest.fixture(scope="module", name="data")
 def fixture_data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The flag that names a Parquet file of three keys, few of which are popular."""
-    path = tmp_path_factory.mktemp("data") / "clicks.parquet"
+    """The flag of prepared data of three keys, few of which are popular."""
     random = np.random.default_rng(0)
     keys = random.zipf(1.3, (INPUTS, 3)) % 300
     age = random.normal(size=INPUTS).astype(np.float32)
     chance = 1 / (1 + np.exp(1 - (keys % 5 - 2).sum(axis=1) - age))
     columns = dict(zip(("user", "item", "shop"), keys.T, strict=True))
     clicked = (random.random(INPUTS) < chance).astype(np.int64)
-    pq.write_table(pa.table({"clicked": clicked, "age": age, **columns}), path)
-    return f"--data={path}"
+    folder = tmp_path_factory.mktemp("data")
+    table = {"clicked": clicked, "age": age, **columns}
+    return f"--data={prepared(folder, table, ['user', 'item', 'shop'], ['age'])}"
 
 
 def run(run_ranks: Any, output: Path, *flags: str, first: tuple[str, ...] = ()) -> Any:

@@ -1,23 +1,48 @@
-"""cli.presets: windows that were chosen for a data set; others fit the training's size."""
+"""cli.train_flags.PRESETS: defaults that differ by data set."""
 
 from __future__ import annotations
 
 import pytest
 
-from slipstream_tf.cli.presets import OTHER, PRESETS, describe, preset
+from slipstream_tf.cli.settings import resolve
+from slipstream_tf.cli.train_flags import PRESETS, make_flags
 
 
-def test_windows_that_were_chosen_stay():
-    chosen = {name: found.window_steps for name, found in PRESETS.items() if found.window_steps}
-    assert chosen == {"generated": 20}
+@pytest.fixture
+def settled():
+    """Returns the settings of data of a name and further arguments."""
+
+    def settle(name, *arguments):
+        flags = make_flags()
+        values, given = flags.parse(["--data=x", *arguments])
+        return resolve(values, given, lambda _: name, flags)
+
+    return settle
+
+
+def test_windows_that_were_chosen_stay(settled):
+    assert [name for name, found in PRESETS.items() if "window_steps" in found] == ["generated"]
+    assert settled("generated", "--watch").window_steps == 20
 
 
 @pytest.mark.parametrize("name", ["table", "criteo", "avazu"])
-def test_others_have_windows_by_their_planned_steps(name):
-    # `Window` finds their length.
-    assert preset(name).window_steps is None
+def test_others_have_windows_by_their_planned_steps(name, settled):
+    # `Window` computes their length.
+    assert settled(name, "--watch").window_steps is None
 
 
-def test_an_unknown_name_has_ordinary_defaults():
-    assert preset("own") == OTHER
-    assert describe("batch_size") == "1024; generated 512"
+def test_presets_replace_the_defaults_of_their_data(settled):
+    assert settled("criteo").bottom == (256, 64) and settled("avazu").mlp == (256, 128)
+    generated = settled("generated")
+    assert (generated.batch_size, generated.skip_alpha, generated.mlp) == (512, 0.8, (64,))
+
+
+def test_an_unknown_name_has_ordinary_defaults(settled):
+    own = settled("own")
+    assert (own.batch_size, own.mlp, own.bottom, own.skip_alpha) == (1024, (64,), (64,), 1.0)
+    assert "default: 1024; generated 512" in make_flags().described("batch_size")
+    assert "default: 64; criteo 256-64" in make_flags().described("bottom")
+
+
+def test_the_command_line_wins(settled):
+    assert settled("generated", "--batch_size=64").batch_size == 64

@@ -29,12 +29,12 @@ def test_values_of_the_file_replace_presets_and_defaults(settled):
     content = {
         "dim": 32, "mlp": [128, 64], "batch_norm": True, "rows_init": 0.2, "batch_size": 64,
         "hot_set_memory": 4096, "policies": ["skip_examples"], "skip_share": 0.25,
-        "expire_after": "12h",
+        "memory": "1GB", "spill": "/local",
     }  # fmt: skip
     settings = settled(content)
     assert (settings.dim, settings.mlp, settings.batch_norm) == (32, (128, 64), True)
     assert (settings.rows_init, settings.batch_size) == (0.2, 64)
-    assert (settings.policies, settings.expire_after) == (("skip_examples",), "12h")
+    assert (settings.policies, settings.memory) == (("skip_examples",), "1GB")
     assert settings.engine["skip_share"] == 0.25 and settings.engine["hot_set_memory"] == 4096
 
 

@@ -56,7 +56,7 @@ def test_beside_a_penalty_a_dry_run_looks_at_examples_alone():
 
 def test_flags_stay_where_they_matter():
     flags, settings = settled(
-        "--data=my clicks.tsv", "--dry_run", "--skip_share=0.5", "--pilot=linear", "--strict",
+        "--data=my clicks.tsv", "--dry_run", "--skip_share=0.5", "--pilot=linear", "--seed=7",
         "--defer_max_age=50", "--mlp=32-16", data="criteo",
     )  # fmt: skip
     found = train.commands_to_switch_on(flags, settings, 1)
@@ -65,7 +65,7 @@ def test_flags_stay_where_they_matter():
     assert "defer_max_age" not in skip.engine
     assert defer.engine == {"defer_max_age": 50}
     for one in (skip, defer):
-        assert (one.data, one.mlp, one.strict) == ("my clicks.tsv", (32, 16), True)
+        assert (one.data, one.mlp, one.seed) == ("my clicks.tsv", (32, 16), 7)
 
 
 @pytest.mark.parametrize(
