@@ -9,15 +9,15 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 
 import keras
 import tensorflow as tf
-import tf_input
+import tf_parts
 from task import read_arguments
-from tf_model import DenseLayers
+from tf_parts import DenseLayers
 
 
 def main() -> None:
     task, record = read_arguments(sys.argv)
     settings = task.settings
-    tf_input.limit_threads(settings["threads"])
+    tf_parts.limit_threads(settings["threads"])
     keras.utils.set_random_seed(settings["seed"])
     tables = [keras.layers.Embedding(rows, settings["dim"]) for rows in settings["cardinalities"]]
     for table in tables:
@@ -46,7 +46,7 @@ def main() -> None:
         of_rows.apply(gradients[: len(rows)], rows)
         of_weights.apply(gradients[len(rows) :], weights)
 
-    recorder = tf_input.train(task, step, logits)
+    recorder = tf_parts.train(task, step, logits)
     recorder.finish(record, {"tensorflow": tf.__version__, "keras": keras.__version__})
 
 

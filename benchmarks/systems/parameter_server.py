@@ -19,10 +19,10 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
 import numpy as np
 import tensorflow as tf
-import tf_input
 import tf_keras
+import tf_parts
 from task import Recorder, Task, read_arguments
-from tf_model import DenseLayers
+from tf_parts import DenseLayers
 
 _LEGACY = tf.keras.optimizers.legacy
 # Steps that wait for a worker.
@@ -33,7 +33,7 @@ _SHARD_BYTES = 1 << 20
 
 def serve(role: str, index: int, cluster: dict[str, list[str]], threads: int) -> None:
     """Is a server or a worker until it is ended."""
-    tf_input.limit_threads(threads)
+    tf_parts.limit_threads(threads)
     tf.distribute.Server(
         tf.train.ClusterSpec(cluster), job_name=role, task_index=index, protocol="grpc"
     ).join()
@@ -97,7 +97,7 @@ class Cluster:
 def main() -> None:
     task, record = read_arguments(sys.argv)
     settings = task.settings
-    tf_input.limit_threads(settings["threads"])
+    tf_parts.limit_threads(settings["threads"])
     tf.keras.utils.set_random_seed(settings["seed"])
     workers, servers = settings.get("workers", 1), settings.get("servers", 1)
     with Cluster(workers, servers, settings["threads"]) as cluster:
@@ -152,7 +152,7 @@ def train(task: Task, record: str, cluster: Cluster) -> None:
         return scores(tf.constant(keys, tf.int64), tf.constant(dense)).numpy()
 
     batches = iter(
-        coordinator.create_per_worker_dataset(lambda: tf_input.dataset(task).repeat().prefetch(2))
+        coordinator.create_per_worker_dataset(lambda: tf_parts.dataset(task).repeat().prefetch(2))
     )
     recorder, done = Recorder(task), 0
     every = settings["every"]

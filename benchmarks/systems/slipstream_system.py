@@ -17,9 +17,8 @@ import hot_keys
 import keras
 import numpy as np
 import tensorflow as tf
-import tf_input
+import tf_parts
 from hot_keys import HotKeys
-from normalised_rows import FollowsWindows, NormalisedRows
 from task import Predict, Recorder, Task, read_arguments
 
 import slipstream_tf as slip
@@ -31,6 +30,60 @@ _STEPS_AT_ONCE = 16
 # Skipping by a foreseen loss: of the steps, before the pilot has learned enough; and batches that
 # are read at once, of which whole ones are made of what is kept.
 _WARMUP, _READ_AT_ONCE = 0.05, 8
+
+# Running mean of norms of rows, and the smallest norm.
+_MOMENTUM, _SMALLEST = 0.99, 1e-6
+
+
+class NormalisedRows(slip.keras.EmbeddingCollection):
+    """Rescales rows of skipped keys to the mean norm of their table.
+
+    A summary of the paper reports that features are normalized to recover accuracy, without the
+    method. This class is one interpretation: before the interaction, a row with a saturated key
+    and skipped examples is rescaled to the running mean of the norms of the table's looked-up
+    rows. Keys of each field are numbered from 0.
+    """
+
+    def __init__(self, *arguments: Any, cardinalities: Sequence[int], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._first = np.cumsum([0, *cardinalities[:-1]])
+        with tf.device("CPU:0"):
+            self._is_skipped = tf.Variable(tf.zeros([sum(cardinalities)], tf.bool), trainable=False)
+            self._norms = tf.Variable(tf.zeros([len(cardinalities)]), trainable=False)
+
+    def call(self, inputs: Any, training: bool | None = None, **settings: Any) -> tf.Tensor:
+        """Returns rows [batch, fields, dim] of a key matrix."""
+        rows = super().call(inputs, training=training, **settings)
+        is_skipped = tf.gather(self._is_skipped, tf.cast(inputs, tf.int64) + self._first)
+        norms = tf.maximum(tf.norm(tf.stop_gradient(rows), axis=2), _SMALLEST)
+        if training:
+            mean = tf.reduce_mean(norms, axis=0)
+            known = tf.where(self._norms > 0, self._norms, mean)
+            self._norms.assign(_MOMENTUM * known + (1 - _MOMENTUM) * mean)
+        is_rescaled = is_skipped & (self._norms > 0)
+        return rows * tf.where(is_rescaled, self._norms / norms, 1.0)[:, :, tf.newaxis]
+
+    def skip(self, states: Mapping[str, Any]) -> None:
+        """Takes over which keys are saturated: table -> its states, tables in the fields' order."""
+        flags = np.zeros(self._is_skipped.shape, bool)
+        for first, of_table in zip(self._first, states.values(), strict=True):
+            flags[first + of_table.keys[of_table.is_saturated]] = True
+        self._is_skipped.assign(flags)
+
+
+class FollowsWindows(keras.callbacks.Callback):
+    """Tells the rows of each window's saturated keys; behind the engine's own callback."""
+
+    def __init__(self, engine: slip.Slipstream, rows: NormalisedRows) -> None:
+        super().__init__()
+        self._engine, self._rows, self._windows = engine, rows, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Is called after some steps."""
+        tracker = self._engine.tracker
+        if len(tracker.reports) > self._windows:
+            self._windows = len(tracker.reports)
+            self._rows.skip(tracker.states)
 
 
 class Measures(keras.callbacks.Callback):
@@ -91,7 +144,7 @@ def model_of(ways: Sequence[str], task: Task, embeddings: Any, comm: Any) -> Any
 
 def batches_of(ways: Sequence[str], task: Task, comm: Any, hot: HotKeys | None) -> tf.data.Dataset:
     """Returns the batches, or a rank's parts of them."""
-    data = tf_input.dataset(task)
+    data = tf_parts.dataset(task)
     if not task.numbers:
         data = data.map(lambda features, labels: ({"keys": features["keys"]}, labels))
     if hot is not None and "fae" in ways:
@@ -109,7 +162,7 @@ def main() -> None:
     task, record = read_arguments(sys.argv)
     ways, settings = sys.argv[3:], task.settings
     # A rank has one processor.
-    tf_input.limit_threads(1 if "ranks" in ways else settings["threads"])
+    tf_parts.limit_threads(1 if "ranks" in ways else settings["threads"])
     comm = slip.distributed.init() if "ranks" in ways else None
     keras.utils.set_random_seed(settings["seed"])
     hot = hot_keys.choose(task) if {"fae", "hotline"} & set(ways) else None

@@ -8,10 +8,10 @@ import sys
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
 import tensorflow as tf
-import tf_input
+import tf_parts
 from task import read_arguments
 from tensorflow_recommenders_addons import dynamic_embedding
-from tf_model import DenseLayers
+from tf_parts import DenseLayers
 
 _LEGACY = tf.keras.optimizers.legacy
 
@@ -21,7 +21,7 @@ def main() -> None:
 
     task, record = read_arguments(sys.argv)
     settings = task.settings
-    tf_input.limit_threads(settings["threads"])
+    tf_parts.limit_threads(settings["threads"])
     tf.keras.utils.set_random_seed(settings["seed"])
     tables = [
         dynamic_embedding.keras.layers.Embedding(
@@ -54,7 +54,7 @@ def main() -> None:
         of_rows.apply_gradients(zip(gradients[: len(rows)], rows, strict=True))
         of_weights.apply_gradients(zip(gradients[len(rows) :], dense_layers.variables, strict=True))
 
-    recorder = tf_input.train(task, step, logits)
+    recorder = tf_parts.train(task, step, logits)
     recorder.finish(record, {"tensorflow": tf.__version__, "tfra": addons.__version__})
 
 

@@ -1,19 +1,136 @@
-"""Finds the source for files, by what the user says or by their names and first lines."""
+"""Opens data files as a source: finds their format, and reads Parquet files with a schema."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from slipstream_tf._utils.errors import require_choice
+from slipstream_tf.data.columns import columns_of, convert
 from slipstream_tf.data.line_source import CsvSource, FormatSource, first_line
 from slipstream_tf.data.readers.avazu import HEADER, AvazuFormat
 from slipstream_tf.data.readers.criteo import NUM_DENSE, CriteoFormat
-from slipstream_tf.data.row_source import ParquetSource
+from slipstream_tf.data.readers.parquet import ROWS_AT_ONCE
 from slipstream_tf.data.schema import Schema
-from slipstream_tf.data.sources import Source
+from slipstream_tf.data.sources import Block, ParsedRows, Position, Source, train_and_test
+from slipstream_tf.data.spec import require_columns
 
 AUTO = "auto"
 FORMATS = ("criteo", "avazu", "csv", "parquet")
+
+
+class ParquetSource(Source):
+    """Reads Parquet files in order; the parts are those of `ParquetReader`: by row, over all."""
+
+    name = "table"
+
+    def __init__(self, schema: Schema, paths: Sequence[str]):
+        """Reads the names and types of the columns.
+
+        Args:
+            schema: what columns mean.
+            paths: the files, in order; all have the columns of the first one.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: it is no Parquet file, or a column is missing or of a type that its use
+                does not allow.
+        """
+        self._schema, self.paths = schema, tuple(paths)
+        self._rows: list[int] = []
+        for path in self.paths:
+            with _opened(path) as file:
+                found = file.schema_arrow
+                require_columns(schema.names(), found.names, path)
+                self._rows.append(file.metadata.num_rows)
+            types = {name: found.field(name).type for name in schema.names()}
+            try:
+                columns = columns_of(schema, types)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
+            if len(self._rows) == 1:
+                self.columns = columns
+            elif columns != self.columns:
+                raise ValueError(
+                    f"{path}: its lists are {list(columns.lists)}; {self.paths[0]} has "
+                    f"{list(self.columns.lists)}."
+                )
+        self.size = sum(self._rows)
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `Source.describe`."""
+        return {"format": "parquet", "schema": self._schema.to_dict()}
+
+    def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+        """See `Source.file_blocks`."""
+        at, path, done = start, self.paths[start.file], sum(self._rows[: start.file])
+        with _opened(path) as file:
+            try:
+                for batch in _batches(file, at.row, self._schema.names()):
+                    for block in _blocks_of(batch, at, piece_rows, done):
+                        at = block.end
+                        yield block
+            except (pa.ArrowException, OSError) as error:
+                raise ValueError(f"{path}: damaged after row {at.row}: {error}") from error
+
+    def parse(self, block: Block) -> ParsedRows:
+        """See `Source.parse`."""
+        columns = {name: block.content.column(name) for name in self._schema.names()}
+        return convert(self._schema, columns)
+
+    def parts(self, block: Block) -> Mapping[str, np.ndarray]:
+        """See `Source.parts`."""
+        return train_and_test(block.start.id, block.num_rows)
+
+
+def _blocks_of(rows: Any, at: Position, piece_rows: int, done: int) -> Iterator[Block]:
+    """Yields rows, which begin at a position, as blocks of one piece each.
+
+    Args:
+        rows: a table or batch.
+        at: where they begin.
+        piece_rows: as of `Source.blocks`.
+        done: rows of the files before.
+    """
+    while len(rows):
+        count = min(len(rows), at.rows_left(piece_rows), ROWS_AT_ONCE)
+        row = at.row + count
+        end = Position(at.file, row, row, at.id + count)
+        yield Block(at, end, rows.slice(0, count), done + row)
+        at, rows = end, rows.slice(count)
+
+
+def _opened(path: str) -> pq.ParquetFile:
+    try:
+        file = pq.ParquetFile(path)
+        file.schema_arrow.names  # noqa: B018  Not decoded before.
+        return file
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        # The system's own errors have a number; of damaged files Arrow says OSError, too.
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise ValueError(f"{path}: no Parquet file, or damaged: {error}") from error
+
+
+def _batches(file: pq.ParquetFile, first: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of a file from `first` on; row groups before are not read."""
+    groups: list[int] = []
+    skipped = 0
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        if not groups and skipped + rows <= first:
+            skipped += rows
+        else:
+            groups.append(group)
+    left_out = first - skipped
+    for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=groups, columns=list(columns)):
+        if left_out < len(batch):
+            yield batch.slice(left_out)
+        left_out = max(0, left_out - len(batch))
 
 
 def open_source(
