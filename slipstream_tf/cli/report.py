@@ -14,7 +14,7 @@ from typing import Any
 import tqdm
 
 from slipstream_tf.cli.flag_set import Flag, FlagSet, RunError, Text, UsageError, raised_as
-from slipstream_tf.cli.program import run_program
+from slipstream_tf.cli.program import make_output, run_program
 from slipstream_tf.telemetry.report.drawing import require_matplotlib
 from slipstream_tf.telemetry.report.runs import RecordError, read_runs
 from slipstream_tf.telemetry.report.writing import write_report
@@ -54,6 +54,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         require_matplotlib()
     is_hidden = not sys.stderr.isatty()
     bar = functools.partial(tqdm.tqdm, desc="drawing", unit=" plots", disable=is_hidden)
+    make_output(values["output"])
     with raised_as(UsageError, f"Invalid flag --output={values['output']}: ", OSError):
         path = write_report(runs, values["output"], bar)
     print(f"Report: {os.path.abspath(path)}")
