@@ -36,7 +36,7 @@ from slipstream_tf.config import parse_bytes
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import DLRM
 from slipstream_tf.ops import features
-from slipstream_tf.policies import Policy
+from slipstream_tf.policies.base import Policy
 
 # Of training whose length is not small.
 _DEFAULT_WINDOW = slip.Window().length(planned_steps=1_000_000)

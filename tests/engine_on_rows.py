@@ -12,7 +12,7 @@ from slipstream_tf.engine.states import KeyState
 from slipstream_tf.engine.tracker import SaturationTracker
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdateCounts
-from slipstream_tf.tables import TrackedStore
+from slipstream_tf.tables.base import TrackedStore
 
 DIM = 2
 ROW_BYTES = 4 * DIM

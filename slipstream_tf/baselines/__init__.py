@@ -1,5 +1,5 @@
 """Methods that this project is compared with: the paper's rule, FAE, Hotline, random skipping."""
 
-from slipstream_tf.baselines.skipping import RowDrift, SkipAtRandom, random_shares
+from slipstream_tf.baselines.skipping import RowDrift, SkipAtRandom
 
-__all__ = ["RowDrift", "SkipAtRandom", "random_shares"]
+__all__ = ["RowDrift", "SkipAtRandom"]

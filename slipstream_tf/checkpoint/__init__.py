@@ -6,15 +6,12 @@ It contains no pickle, and nothing in it is ever executed.
 
 from slipstream_tf.checkpoint.array_file import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manager import JobCheckpoints, SavedJob
-from slipstream_tf.checkpoint.manifest import Manifest, read_manifest
 from slipstream_tf.checkpoint.store_state import tables_by_name
 
 __all__ = [
     "CheckpointError",
     "CheckpointMismatchError",
     "JobCheckpoints",
-    "Manifest",
     "SavedJob",
-    "read_manifest",
     "tables_by_name",
 ]

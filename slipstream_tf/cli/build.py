@@ -22,6 +22,7 @@ from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.keras.loss_feedback import binary_cross_entropy
 from slipstream_tf.models import DLRM, DCNv2, DeepFM
+from slipstream_tf.policies.base import Policy
 
 _MOST_AT_ONCE = 16
 
@@ -198,10 +199,10 @@ def build_engine(
     )
 
 
-def policies_of(settings: Settings) -> list[policies.Policy]:
+def policies_of(settings: Settings) -> list[Policy]:
     """Returns the policies of a run, in the order of --policies."""
     engine = settings.engine
-    found: list[policies.Policy] = []
+    found: list[Policy] = []
     for name in settings.policies:
         if name == "defer_gradients":
             limits = _given(engine, distance="defer_movement", max_age="defer_max_age")

@@ -150,7 +150,7 @@ def sok() -> str:
     import sparse_operation_kit as kit
 
     from slipstream_tf.cli import self_test
-    from slipstream_tf.tables.sok import require_lookup_sparse
+    from slipstream_tf.tables.sok.table import require_lookup_sparse
 
     detail = f"{getattr(kit, '__version__', 'of unknown version')}; updates are correct"
     self_test.sok_store()

@@ -19,6 +19,7 @@ from slipstream_tf.cli.flag_set import (
     Widths,
 )
 from slipstream_tf.config import ROW_DTYPES, SLOT_DTYPES, WIRE_DTYPES
+from slipstream_tf.optimizers.base import DECAYS
 
 # `cli.settings.Settings`; that module imports this one.
 Settings = Any
@@ -201,7 +202,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("rows_optimizer", Choice(optimizers.NAMES),
              "update rule of the embedding rows; Adagrad's sums of squares start at 0", "adagrad"),
         Flag("rows_l2", Number(0), "factor on the squared norm of rows, a penalty; 0: none", 0.0),
-        Flag("rows_decay", Choice(optimizers.DECAYS), "which rows are penalised and decay: "
+        Flag("rows_decay", Choice(DECAYS), "which rows are penalised and decay: "
              "those of a batch, or all in every step (with --rows_l2 beside another rule than "
              "sgd, for tables of some 100,000 rows)", "batch", needs=(DECAYING,)),
         Flag("rows_learning_rate", Number(0), "learning rate of the rows, in their unit per step",

@@ -4,6 +4,6 @@
 `slipstream-train --data` and `readers.prepared.PreparedReader` read.
 """
 
-from slipstream_tf.data.spec import MISSING_KEY, BadLineError, BadLines, DataSpec, Reader
+from slipstream_tf.data.spec import DataSpec
 
-__all__ = ["MISSING_KEY", "BadLineError", "BadLines", "DataSpec", "Reader"]
+__all__ = ["DataSpec"]

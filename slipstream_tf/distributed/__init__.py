@@ -1,6 +1,6 @@
 """The ranks that train together, and what travels between them."""
 
-from slipstream_tf._utils.comm import Communicator, Link, SingleProcess, Traffic
+from slipstream_tf._utils.comm import Communicator, Link, SingleProcess
 from slipstream_tf.checkpoint.manager import JobCheckpoints, SavedJob
 from slipstream_tf.distributed.batches import even_ends, scale_loss, with_next
 from slipstream_tf.distributed.elastic import ElasticState, run_elastic
@@ -24,7 +24,6 @@ __all__ = [
     "SavedJob",
     "ShardedStore",
     "SingleProcess",
-    "Traffic",
     "even_ends",
     "flush_deferred",
     "init",

@@ -13,7 +13,6 @@ from slipstream_tf.keras.row_snapshots import limit_snapshots
 from slipstream_tf.keras.slipstream import Slipstream
 from slipstream_tf.keras.step_optimizer import StepOptimizer
 from slipstream_tf.ops.features import FeatureSpec
-from slipstream_tf.telemetry.ledger import Ledger
 
 __all__ = [
     "ElasticCallback",
@@ -21,7 +20,6 @@ __all__ = [
     "EmbeddingCollection",
     "FeatureSpec",
     "LearningRates",
-    "Ledger",
     "LossFeedback",
     "Model",
     "RanksCallback",

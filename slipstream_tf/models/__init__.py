@@ -6,7 +6,7 @@ from slipstream_tf.models.deepfm import DeepFM
 from slipstream_tf.models.din import DIN
 from slipstream_tf.models.dots import DLRM, TBSM
 from slipstream_tf.models.final_mlp import FinalMLP
-from slipstream_tf.models.interaction import TimeAttention, pairwise_dots, sum_of_dots
+from slipstream_tf.models.interaction import pairwise_dots
 
 __all__ = [
     "DIN",
@@ -16,7 +16,5 @@ __all__ = [
     "DCNv2",
     "DeepFM",
     "FinalMLP",
-    "TimeAttention",
     "pairwise_dots",
-    "sum_of_dots",
 ]

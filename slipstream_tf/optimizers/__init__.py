@@ -12,7 +12,7 @@ from typing import Any
 from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf._utils.serialization import deserialize
-from slipstream_tf.optimizers.base import DECAYS, SparseOptimizer
+from slipstream_tf.optimizers.base import SparseOptimizer
 from slipstream_tf.optimizers.rules import (
     SGD,
     Adagrad,
@@ -24,8 +24,6 @@ from slipstream_tf.optimizers.rules import (
 )
 
 __all__ = [
-    "DECAYS",
-    "NAMES",
     "SGD",
     "Adagrad",
     "Adam",
@@ -35,9 +33,7 @@ __all__ = [
     "RowWiseAdam",
     "SparseOptimizer",
     "get",
-    "rule_of",
     "serialize",
-    "the_one_of",
 ]
 
 _RULES = (SGD, Adagrad, RowWiseAdagrad, Adam, AdamW, RowWiseAdam, Ftrl)

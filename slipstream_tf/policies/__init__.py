@@ -5,10 +5,9 @@ the tables' gradients. The engine (`slipstream_tf.engine`) asks every policy the
 and knows none of them by name.
 """
 
-from slipstream_tf.policies.base import Policy
 from slipstream_tf.policies.foreseen_loss import ForeseenLoss
 from slipstream_tf.policies.gradients import DeferGradients, Interval, MaskGradients, Movement
-from slipstream_tf.policies.skip_examples import Score, SkipExamples
+from slipstream_tf.policies.skip_examples import SkipExamples
 
 __all__ = [
     "DeferGradients",
@@ -16,7 +15,5 @@ __all__ = [
     "Interval",
     "MaskGradients",
     "Movement",
-    "Policy",
-    "Score",
     "SkipExamples",
 ]

@@ -4,9 +4,8 @@
 NVIDIA's Sparse Operation Kit on GPUs.
 """
 
-from slipstream_tf.tables.base import EmbeddingStore, TrackedStore
 from slipstream_tf.tables.native import NativeStore
-from slipstream_tf.tables.rows import TableRows, from_embedding, rename_keys
+from slipstream_tf.tables.rows import from_embedding, rename_keys
 from slipstream_tf.tables.sok import files as sok_files
 from slipstream_tf.tables.sok import hkv
 from slipstream_tf.tables.sok.embeddings import SokEmbeddingStore
@@ -14,12 +13,9 @@ from slipstream_tf.tables.sok.store import SokStore
 from slipstream_tf.tables.variable import VariableStore
 
 __all__ = [
-    "EmbeddingStore",
     "NativeStore",
     "SokEmbeddingStore",
     "SokStore",
-    "TableRows",
-    "TrackedStore",
     "VariableStore",
     "from_embedding",
     "hkv",

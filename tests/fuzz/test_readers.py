@@ -18,7 +18,6 @@ from absl import logging
 from fuzzing import CORPUS, bounded_space, changed, changes, error_of, fuzz, watched
 from hypothesis import strategies as st
 
-from slipstream_tf.data import BadLineError
 from slipstream_tf.data.opening import open_source
 from slipstream_tf.data.preparation import Options, OtherPreparation, prepare
 from slipstream_tf.data.readers import text
@@ -28,6 +27,7 @@ from slipstream_tf.data.readers.parquet import ParquetReader
 from slipstream_tf.data.readers.prepared import PreparedReader
 from slipstream_tf.data.schema import parse_schema, read_schema
 from slipstream_tf.data.sources import Position, Source
+from slipstream_tf.data.spec import BadLineError
 
 SCHEMA = {
     "label": {"column": "rating", "positive_from": 4},

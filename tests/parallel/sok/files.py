@@ -16,7 +16,8 @@ import tf_keras
 from slipstream_tf.distributed import init
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
 from slipstream_tf.tables import SokStore, sok_files
-from slipstream_tf.tables.sok import open_sok, slots_of, wrap_optimizer
+from slipstream_tf.tables.sok import wrap_optimizer
+from slipstream_tf.tables.sok.table import open_sok, slots_of
 
 DIM, KEYS = 3, np.arange(12, dtype=np.int64)
 NEVER_UPDATED = np.array([100, 101, 102], np.int64)

@@ -18,7 +18,8 @@ import tensorflow as tf
 import slipstream_tf as slip
 from slipstream_tf.distributed import init
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.tables.sok import open_sok, wrap_optimizer
+from slipstream_tf.tables.sok import wrap_optimizer
+from slipstream_tf.tables.sok.table import open_sok
 
 DIM, KEYS, BATCH, STEPS, INTERVAL, RATE = 4, 60, 24, 48, 8, 0.1
 SPECS = [FeatureSpec("t", "t")]

@@ -10,7 +10,7 @@ from slipstream_tf.distributed import init
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables import SokEmbeddingStore
-from slipstream_tf.tables.sok import open_sok
+from slipstream_tf.tables.sok.table import open_sok
 
 SPECS = [FeatureSpec("a", "one", "mean"), FeatureSpec("b", "two")]
 TABLES = [

@@ -16,7 +16,8 @@ import slipstream_tf as slip
 from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf.distributed import JobCheckpoints, ShardedStore, init
 from slipstream_tf.tables import NativeStore, SokStore
-from slipstream_tf.tables.sok import open_sok, wrap_optimizer
+from slipstream_tf.tables.sok import wrap_optimizer
+from slipstream_tf.tables.sok.table import open_sok
 
 DIM, KEYS, BATCH, STEPS, SAVED, ROWS = 4, 50, 24, 18, 10, 64
 NATIVE = {

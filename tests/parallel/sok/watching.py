@@ -10,7 +10,8 @@ import slipstream_tf as slip
 from slipstream_tf.distributed import init
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
 from slipstream_tf.tables import SokStore
-from slipstream_tf.tables.sok import open_sok, slots_of, wrap_optimizer
+from slipstream_tf.tables.sok import wrap_optimizer
+from slipstream_tf.tables.sok.table import open_sok, slots_of
 
 DIM, CAPACITY = 2, 16
 

@@ -17,10 +17,11 @@ import pytest
 import tensorflow as tf
 from thread_jobs import Job
 
-from slipstream_tf.checkpoint import CheckpointError, CheckpointMismatchError, read_manifest
+from slipstream_tf.checkpoint import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import (
     Manifest,
     entry_of,
+    read_manifest,
     require_named,
     require_whole,
     sealed,

@@ -17,7 +17,8 @@ from slipstream_tf import Table, checkpoint, distributed, optimizers
 from slipstream_tf.checkpoint.store_state import export_state, flatten, restore_state, unflatten
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.tables import NativeStore, TableRows
+from slipstream_tf.tables import NativeStore
+from slipstream_tf.tables.rows import TableRows
 
 ADAGRAD, SGD = optimizers.Adagrad(0.5, 0.25), optimizers.SGD(0.5)
 # Saved: "same" is here, too; "removed" is not; the others have changed.

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.data import MISSING_KEY, BadLineError
 from slipstream_tf.data.readers import parquet
 from slipstream_tf.data.readers.hashing import hash_string
 from slipstream_tf.data.readers.parquet import ParquetReader
+from slipstream_tf.data.spec import MISSING_KEY, BadLineError
 
 
 def write(path, row_group_size=1000, **columns):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream_tf.data import BadLineError, shards
+from slipstream_tf.data import shards
 from slipstream_tf.data.opening import open_source
 from slipstream_tf.data.preparation import OtherPreparation
 from slipstream_tf.data.readers import text
@@ -20,6 +20,7 @@ from slipstream_tf.data.readers.criteo import CriteoReader
 from slipstream_tf.data.readers.parquet import ParquetReader
 from slipstream_tf.data.readers.prepared import PreparedReader
 from slipstream_tf.data.schema import parse_schema
+from slipstream_tf.data.spec import BadLineError
 
 
 def collect(reader):

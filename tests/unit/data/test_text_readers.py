@@ -12,11 +12,11 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_tf.data import MISSING_KEY, BadLineError
 from slipstream_tf.data.readers.avazu import HEADER, AvazuReader
 from slipstream_tf.data.readers.criteo import MISSING_DENSE, CriteoFormat, CriteoReader
 from slipstream_tf.data.readers.hashing import hash_string, hash_strings
 from slipstream_tf.data.readers.text import parse_line
+from slipstream_tf.data.spec import MISSING_KEY, BadLineError
 
 DATA = pathlib.Path(
     os.environ.get("SLIPSTREAM_DATA")

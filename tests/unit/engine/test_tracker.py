@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from engine_settings import engine_settings
 
-from slipstream_tf.baselines import random_shares
+from slipstream_tf.baselines.skipping import random_shares
 from slipstream_tf.config import Table, Window
 from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.engine.tracker import SaturationTracker
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdateCounts
-from slipstream_tf.tables import TrackedStore
+from slipstream_tf.tables.base import TrackedStore
 
 DIM = 2
 SPECS = [FeatureSpec("user", "user"), FeatureSpec("item", "item")]

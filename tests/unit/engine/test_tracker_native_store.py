@@ -10,7 +10,7 @@ import tensorflow as tf
 from engine_settings import engine_settings
 
 from slipstream_tf import optimizers
-from slipstream_tf.baselines import random_shares
+from slipstream_tf.baselines.skipping import random_shares
 from slipstream_tf.config import Table
 from slipstream_tf.engine.tracker import SaturationTracker
 from slipstream_tf.ops import features

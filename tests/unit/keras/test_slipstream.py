@@ -18,7 +18,8 @@ from slipstream_tf import RowDrift, SkipExamples, Table, Window, models, optimiz
 from slipstream_tf.data.readers import registry
 from slipstream_tf.engine.report import WindowReport
 from slipstream_tf.engine.settings import EngineSettings
-from slipstream_tf.keras import EmbeddingCollection, Ledger, SaturationCallback, Slipstream
+from slipstream_tf.keras import EmbeddingCollection, SaturationCallback, Slipstream
+from slipstream_tf.telemetry.ledger import Ledger
 
 BATCH_SIZE = 8
 

@@ -20,8 +20,8 @@ from slipstream_tf import (
 )
 from slipstream_tf.distributed import with_next
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
-from slipstream_tf.models import TBSM, TimeAttention
-from slipstream_tf.models.interaction import pair_order
+from slipstream_tf.models import TBSM
+from slipstream_tf.models.interaction import TimeAttention, pair_order
 
 DIM = 4
 STEPS = 5

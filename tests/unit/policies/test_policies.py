@@ -17,10 +17,9 @@ from slipstream_tf.policies import (
     Interval,
     MaskGradients,
     Movement,
-    Policy,
     SkipExamples,
 )
-from slipstream_tf.policies.base import Begins, Ended
+from slipstream_tf.policies.base import Begins, Ended, Policy
 
 CLASSES = tuple(
     value

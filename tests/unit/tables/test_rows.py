@@ -12,7 +12,8 @@ from thread_jobs import Threads
 
 from slipstream_tf import Table, distributed, initializers, optimizers
 from slipstream_tf.keras import EmbeddingCollection
-from slipstream_tf.tables import NativeStore, TableRows, VariableStore, from_embedding, rename_keys
+from slipstream_tf.tables import NativeStore, VariableStore, from_embedding, rename_keys
+from slipstream_tf.tables.rows import TableRows
 
 START = initializers.Constant(0.5)
 RULE = optimizers.Adagrad(0.5, 0.0, 1e-10)
