@@ -326,8 +326,6 @@ TEST(OutOfMemory, RowsArePulledAndStored) {
   FailEach<Trained>(Made(), pull, Kept, true);
   Trained owner;
   ASSERT_TRUE(pull(&owner).ok());
-  const PulledMessages messages = {view, pulled.messages.data(),
-                                   static_cast<int64_t>(pulled.messages.size())};
   const auto is_intact = [](const Image&, const Image&) { return true; };
 
   std::vector<FeatureView> views(1);
