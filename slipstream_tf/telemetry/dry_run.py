@@ -4,8 +4,8 @@ In: the settings and the windows' reports. Out: a frozen `DryRunEstimate`, in wo
 
 No run without its controls tells what skipping costs; until they are run, this is what one dry
 run knows. Left out examples and masked rows: quality grows by b for each e-fold of trained
-examples (`saturation.steering`), so that training on S of N examples' worth less ends
-b * ln(N / (N - S)) short. Deferred rows: an empirical rule (`policies.movement`).
+examples (`engine.steering`), so that training on S of N examples' worth less ends
+b * ln(N / (N - S)) short. Deferred rows: an empirical rule (`policies.gradients`).
 """
 
 import dataclasses

@@ -170,7 +170,7 @@ TEST(SpilledTraining, SoIsAllElseThatIsDoneWithIt) {
         }
         case 3: {
           std::vector<uint8_t> flags;
-          for (int64_t i = 0; i < n; ++i) flags.push_back(static_cast<uint8_t>(random() % 4));
+          for (int64_t i = 0; i < n; ++i) flags.push_back(static_cast<uint8_t>(random() % 2));
           pair.Both([&](Training* training) {
             EXPECT_TRUE(
                 training->table->SetFlags(distinct.data(), flags.data(), n, Parallel()).ok());
