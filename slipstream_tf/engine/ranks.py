@@ -266,13 +266,13 @@ def require_restorable(
 
 
 def part_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
-    """Returns what a rank goes on from.
+    """Returns the state that a rank continues from.
 
     Args:
         states: of every rank that saved, rank 0 first.
-        rank: that goes on.
-        size: ranks that go on. If as many saved, a rank gets its own back; else each of the ranks
-            that saved hands its counts to the rank of its number modulo `size`.
+        rank: that continues.
+        size: number of ranks that continue. If as many ranks saved, each gets its state back;
+            else the counts of rank i go to rank i modulo `size`.
 
     Returns:
         A state with the snapshots of all ranks.
@@ -304,7 +304,7 @@ def _snapshots(tables: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def _window(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, np.ndarray]:
-    """The window's counts of the ranks that this one goes on for; their samples are left out."""
+    """The sums of the window's counts that a rank continues from, without samples."""
     window = dict(states[min(rank, len(states) - 1)]["window"])
     assigned = [state["window"] for state in states[rank::size]]
     for name in ("sums", "histogram"):

@@ -324,7 +324,7 @@ def for_each(work: Callable[..., Result], threads: int, *arguments: Iterable[Any
     is why no executor of the standard library is used here. No call is begun after one that failed.
 
     Raises:
-        Whatever a call raises: of several, that of the first; all that began have ended by then.
+        BaseException: the first error of a call, after all calls that began have ended.
     """
     calls = list(zip(*arguments, strict=True))
     results: list[Any] = [None] * len(calls)

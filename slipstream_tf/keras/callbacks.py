@@ -38,7 +38,7 @@ class LearningRates(keras.callbacks.Callback):
     """
 
     def set_model(self, model: Any) -> None:
-        """Tells the tables of a model which optimizer they follow."""
+        """Lets the tables of a model follow its optimizer."""
         super().set_model(model)
         for store in _stores_in(model):
             store.follow(getattr(model, "optimizer", None))
@@ -71,10 +71,10 @@ def _stores_in(model: Any) -> list[EmbeddingStore]:
 
 
 class AmongOthers(keras.callbacks.Callback):
-    """A callback that knows those beside it.
+    """A callback that finds the other callbacks of its `fit`.
 
-    No version of Keras 3 tells it of them. But its parameters come from Keras's list of all, and a
-    `fit` gives its callbacks one dictionary of parameters, which no other `fit` has.
+    Keras 3 does not report them. But Keras's list of all callbacks sets the parameters, and a `fit`
+    gives its callbacks one dictionary of parameters, which no other `fit` has.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class AmongOthers(keras.callbacks.Callback):
         self._lists: list[list[Any]] = []
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Takes over the parameters, and notes which lists they come from."""
+        """Stores the parameters, and the lists that set them."""
         super().set_params(params)
         self._lists = _lists_that_call()
 
@@ -381,7 +381,7 @@ class SaturationCallback(RanksCallback):
 
 
 class ElasticCallback(keras.callbacks.Callback):
-    """Counts the steps of `fit` for an `ElasticState`, which commits every so many; the last one.
+    """Counts the steps of `fit` for an `ElasticState`, which commits at intervals; put it last.
 
     Args:
         state: of the training, restored.
@@ -396,7 +396,7 @@ class ElasticCallback(keras.callbacks.Callback):
         self._before = int(self.model.optimizer.iterations)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Counts a step, or those of an execution."""
+        """Counts the steps of an execution."""
         now = self._before + 1
         if self.model.steps_per_execution > 1:
             now = int(self.model.optimizer.iterations)
