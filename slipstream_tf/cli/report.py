@@ -55,7 +55,11 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     is_hidden = not sys.stderr.isatty()
     bar = functools.partial(tqdm.tqdm, desc="drawing", unit=" plots", disable=is_hidden)
     make_output(values["output"])
-    with raised_as(UsageError, f"Invalid flag --output={values['output']}: ", OSError):
+    with raised_as(
+        UsageError,
+        f"Invalid flag --output={values['output']}. Allowed: a folder that can be written: ",
+        OSError,
+    ):
         path = write_report(runs, values["output"], bar)
     print(f"Report: {os.path.abspath(path)}")
 

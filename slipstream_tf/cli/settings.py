@@ -208,14 +208,12 @@ def read_record(path: str, flag: str) -> dict[str, Any]:
         UsageError: it cannot be read, or is no such record.
     """
     parts = ("settings", "examples", "windows")
-    with raised_as(UsageError, f"Invalid flag --{flag}={path}: "):
+    expected = "Expected the metrics.json of a run of slipstream-train"
+    with raised_as(UsageError, f"Invalid flag --{flag}={path}. {expected}: "):
         record = disk.read_json(path)
     if isinstance(record, dict) and all(part in record for part in parts):
         return record
-    raise UsageError(
-        f"Invalid flag --{flag}={path}: it has no {', '.join(parts)}. Allowed: the metrics.json of "
-        "a run of slipstream-train."
-    )
+    raise UsageError(f"Invalid flag --{flag}={path}. {expected}: it has no {', '.join(parts)}.")
 
 
 def _matched_record(values: Mapping[str, Any]) -> dict[str, Any] | None:

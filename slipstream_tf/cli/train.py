@@ -332,7 +332,11 @@ def _set_threads(threads: int | None) -> None:
         (config.get_inter_op_parallelism_threads, config.set_inter_op_parallelism_threads),
     ):
         if get() != threads:
-            with raised_as(UsageError, f"Invalid flag --threads={threads}: ", RuntimeError):
+            with raised_as(
+                UsageError,
+                f"Invalid flag --threads={threads}. Set it before TensorFlow starts its threads: ",
+                RuntimeError,
+            ):
                 put(threads)
 
 
