@@ -117,10 +117,11 @@ def run_cases(program: Path, runs: int, is_quick: bool, results: Path | None) ->
     with tempfile.TemporaryFile(mode="w+", encoding="utf-8") as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as ran:
             alarm = threading.Timer(MOST_OF_CASES, ran.kill)
+            alarm.daemon = True
             alarm.start()
             assert ran.stdout is not None
             for line in ran.stdout:
-                if not line.startswith("{"):  # HierarchicalKV prints warnings.
+                if not line.startswith("{"):
                     print(line, end="")
                     continue
                 record = json.loads(line)
@@ -129,8 +130,7 @@ def run_cases(program: Path, runs: int, is_quick: bool, results: Path | None) ->
                 if kind == "device":
                     found.device = record
                 else:
-                    lists = {"launcher": found.launchers, "probe": found.probes}
-                    lists.get(kind, found.failures).append(record)
+                    (found.launchers if kind == "launcher" else found.failures).append(record)
                 print(record.get("name"), record.get("shape", ""), flush=True)
         alarm.cancel()
         errors.seek(0)
