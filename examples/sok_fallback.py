@@ -15,7 +15,7 @@ from sok_parts import DenseLayers, auc, mean_loss
 
 # For both programs: a twentieth of the default learning rate of the rows, which SokStore does not
 # know. Without it SokStore would take 0.005.
-POLICY = slip.DeferGradients(slip.Movement(0.0025))
+POLICY = slip.DeferGradients(slip.Movement(0.005))
 WINDOW = slip.Window(steps=50, warmup=100)
 
 Train = Callable[[argparse.Namespace], None]

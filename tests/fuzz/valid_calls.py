@@ -18,7 +18,7 @@ Call = Callable[..., Any]
 
 KEYS = np.array([5, 7, 5, 9, -1])
 IDS = np.arange(5)
-FLAGS = np.array([1, 2, 3], np.uint8)
+FLAGS = np.array([1, 0, 1], np.uint8)
 # One feature [batch], one with row splits and weights, one column of a [batch, width] tensor.
 FEATURES: dict[str, Any] = {
     "keys": [np.array([5, 7, 9]), np.array([1, 1, 2, 4]), np.array([[1, 5], [7, 2], [3, 3]])],

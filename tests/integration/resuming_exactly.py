@@ -34,10 +34,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "defer": {"policies": slip.DeferGradients(slip.Movement(0.05, max_age=20))},
     "inputs": {
         "policies": slip.SkipExamples(slip.RowDrift(), share=0.5, keep=0.3),
-        "max_auc_loss": 0.05,
     },
     "foreseen": {
-        "policies": slip.SkipExamples(slip.ForeseenLoss("linear", memory=1 << 11), share=0.4)
+        "policies": slip.SkipExamples(slip.ForeseenLoss("linear", memory=1 << 11), share=0.4),
     },
     "both": {
         "policies": [
