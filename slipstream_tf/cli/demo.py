@@ -47,7 +47,7 @@ _Chosen: TypeAlias = tuple[int, float | None]
 # Chosen on its validation part.
 _PLAIN: _Chosen = (1024, 0.006)
 _THINNED: _Chosen = (512, 0.0125)
-# A share to skip for click rates of at most so much: what came nearest to paying, docs/limits.md.
+# (Maximum click rate, share to skip): the best trade-offs of benchmarks/results/skipping.md.
 _SHARES = ((0.05, 0.85), (0.15, 0.5), (1.0, 0.3))
 # AUCs closer than this count as equal: other seeds move them by more.
 _EQUAL_AUC = 0.001

@@ -96,8 +96,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
     schema = None
     if values["schema"] is not None:
-        given = f"Invalid flag --schema={values['schema']}. Expected a JSON file: "
-        with raised_as(UsageError, given):
+        problem = f"Invalid flag --schema={values['schema']}. Expected a JSON file: "
+        with raised_as(UsageError, problem):
             schema = read_schema(values["schema"])
     write(lambda: open_source(values[_DATA], values["format"], schema), values)
 

@@ -9,30 +9,16 @@ rows, and the counts and the sample of its examples, are its own.
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.ops.loss_statistics import LossStatistics
 
 _Counts = TypeVar("_Counts")
-
-
-class Communicator(Protocol):
-    """What the engine needs of `distributed.Communicator`."""
-
-    rank: int
-    size: int
-
-    def gather(self, tensor: Any, kind: str, name: str) -> tf.Tensor:
-        """Puts the ranks' tensors [n, ...] behind each other; n may differ."""
-        ...
-
-    def traffic(self) -> Any:
-        """Returns an object with `bytes`: kind -> bytes that this rank gave to the network."""
-        ...
 
 
 class DivergenceError(RuntimeError):

@@ -14,8 +14,8 @@ from slipstream_tf._utils.comm import CHOICES, Link, copies_of
 from slipstream_tf.engine.report import WindowReport
 from slipstream_tf.telemetry.ledger import Ledger
 
-# Of looking a gradient row up among the deferred ones and adding it there, as docs/limits.md has
-# it: 2.2 ms of a step of 53,000 rows.
+# Seconds to add a gradient row to the deferred ones: 2.2 ms for a step of 53,000 rows, as measured
+# in benchmarks/notes.md.
 _SECONDS_TO_DEFER = 4e-8
 _WIDTH = 99
 
