@@ -19,7 +19,7 @@ EPOCHS = 2
 POLICIES = {
     "plain": [],
     "mask": [slip.MaskGradients()],
-    "defer": [slip.DeferGradients(slip.Movement(0.02))],
+    "defer": [slip.DeferGradients(slip.Movement(0.5))],
 }
 
 
