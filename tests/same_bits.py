@@ -100,7 +100,7 @@ class Build:
     """One build of the package and the folder of its runs."""
 
     def __init__(self, folder: Path, work: Path):
-        self.runs = work
+        self.runs, self._folder = work, folder.resolve()
         version = (folder / "slipstream_tf" / "_version.py").read_text()
         found = re.search(r'"(\d+\.\d+)', version)
         if found is None or found[1] not in DIALECTS:
@@ -110,7 +110,7 @@ class Build:
             )
         self.dialect = DIALECTS[found[1]]
         self._environment = {
-            **os.environ, "PYTHONPATH": str(folder.resolve()), "TF_CPP_MIN_LOG_LEVEL": "2",
+            **os.environ, "PYTHONPATH": str(self._folder), "TF_CPP_MIN_LOG_LEVEL": "2",
             "CUDA_VISIBLE_DEVICES": "",
         }  # fmt: skip
 
@@ -126,9 +126,11 @@ class Build:
         output.parent.mkdir(parents=True, exist_ok=True)
         launcher = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(ranks)]
         command = [*(launcher if ranks > 1 else []), sys.executable, *arguments]
+        # `python -m` would take a package in the current folder before that of PYTHONPATH.
         done = subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, check=False
-        )
+            command, env=self._environment, cwd=self._folder, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
         (output / "done").write_text("")

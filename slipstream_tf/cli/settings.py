@@ -22,6 +22,7 @@ _NOT_REPEATED = (
     "policies", "dry_run", "control", "watch", "schedule", "random_shares", "stop_after", "engine",
     "tensorboard", "trace", "data_name",
 )  # fmt: skip
+_OF_CONTROLS: Mapping[str, Any] = {"policies": (), "dry_run": False, "watch": False}
 # Examples that are read at once.
 _MOST_READ = 8192
 _LISTS = ("bottom", "mlp", "policies", "random_shares")
@@ -167,6 +168,15 @@ def resolve(
     """
     chosen = {name: values[name] for name in given}
     from_file = {name: values[name] for name in values.get(FROM_FILE, ())}
+    if values["control"] != "none":
+        # A control skips and watches nothing; what the file says of that is for other runs.
+        off = {name: of_control for name, of_control in _OF_CONTROLS.items() if name in from_file}
+        values, from_file = {**values, **off}, {**from_file, **off}
+    warmups = {"warmup", "warmup_steps"}
+    if warmups <= given or warmups <= from_file.keys():
+        raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")
+    if "warmup" in given:
+        from_file["warmup_steps"] = None
     matched = _matched_record(values)
     if matched is not None:
         chosen = {**_repeated(matched, chosen), **chosen}
@@ -196,8 +206,6 @@ def resolve(
     for name in flags.names:
         if name in given and (unmet := idle_because(name, settings, flags)):
             raise does_nothing(name, unmet)
-    if {"warmup", "warmup_steps"} <= given:
-        raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")
     return settings
 
 

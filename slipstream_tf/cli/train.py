@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream_tf._utils import agent
 from slipstream_tf.cli import data
 from slipstream_tf.cli.checkpoints import Saving, saving_of, window_steps_of
-from slipstream_tf.cli.flag_set import UsageError, raised_as
+from slipstream_tf.cli.flag_set import FROM_FILE, SETTINGS, UsageError, raised_as
 from slipstream_tf.cli.program import agreed, import_tensorflow, make_output, run_program, run_rank
 from slipstream_tf.cli.settings import Settings, idle_because, read_record, resolve
 from slipstream_tf.cli.train_flags import has_pilot, make_flags
@@ -164,7 +164,8 @@ def carry_out(
     record = trainer.record()
     if comm.rank:
         return
-    record["flags"] = {name: values[name] for name in sorted(given)}
+    in_force = given | values.get(FROM_FILE, frozenset())
+    record["flags"] = {name: values[name] for name in sorted(in_force - {SETTINGS})}
     record["wall_seconds"] = prepared.clock.wall_seconds
     if values["output"] is not None:
         write_json(os.path.join(values["output"], RECORD), record)
@@ -218,7 +219,7 @@ def commands_to_switch_on(
     """Returns the command lines by what they are for.
 
     Args:
-        flags: those that stood on the command line, with their values.
+        flags: those of the command line and of the settings file, with their values.
         settings: of the run, which was a dry run.
         ranks: of the job.
 

@@ -333,7 +333,9 @@ def test_a_dry_run_trains_plainly_and_says_how_to_switch_on(
     flags = (*SMALL, *BY_DRIFT, "--window_steps=4")
     plain = run_train(*SMALL, name="plain")
     capsys.readouterr()
-    record = run_train(*flags, "--dry_run", name="dry_run")
+    settings = tmp_path / "dry.json"
+    settings.write_text('{"dry_run": true}')
+    record = run_train(*flags, f"--settings={settings}", name="dry_run")
     text = capsys.readouterr().out
     assert record["test"] == plain["test"] and record["examples"]["skipped"] == 0
     assert plain["dry_run"] is None

@@ -51,6 +51,30 @@ def test_a_flag_of_the_file_may_have_no_effect(settled):
         settled({}, "--model=deepfm", "--cross_layers=2")
 
 
+def test_a_given_warmup_replaces_the_one_of_the_file(settled):
+    settings = settled({"warmup_steps": 500}, "--policies=skip_examples", "--warmup=0.1")
+    assert (settings.warmup, settings.warmup_steps) == (0.1, None)
+    settings = settled({"warmup": 0.5}, "--policies=skip_examples", "--warmup_steps=20")
+    assert settings.warmup_steps == 20
+    with pytest.raises(UsageError, match="--warmup and --warmup_steps exclude each other"):
+        settled({"warmup": 0.5, "warmup_steps": 20, "policies": ["skip_examples"]})
+
+
+def test_a_control_takes_a_file_with_policies(settled, tmp_path):
+    record = {
+        "settings": {"batch_size": 64}, "examples": {"trained": 640}, "windows": [],
+        "engine": {"window": {"config": {"warmup": 5}}},
+    }  # fmt: skip
+    match = tmp_path / "metrics.json"
+    match.write_text(json.dumps(record))
+    content = {"policies": ["skip_examples"], "dry_run": True, "watch": True, "dim": 4}
+    settings = settled(content, "--control=stop", f"--match={match}")
+    assert (settings.policies, settings.dry_run, settings.watch) == ((), False, False)
+    assert (settings.dim, settings.stop_after) == (4, 640)
+    with pytest.raises(UsageError, match="--policies with --control=stop"):
+        settled({}, "--control=stop", f"--match={match}", "--policies=skip_examples")
+
+
 def test_flags_of_saving_and_output_come_from_the_file(tmp_path):
     (tmp_path / "run.json").write_text('{"checkpoint_every": 5, "output": "runs/a"}')
     values, given = make_flags().parse([f"--settings={tmp_path / 'run.json'}", "--output=runs/b"])
