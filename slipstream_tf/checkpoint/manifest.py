@@ -18,7 +18,7 @@ from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint.array_file import MAGIC, CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.spilled import has_rows
 
-FORMAT = 4
+FORMAT = 5
 NAME = "manifest.json"
 PLACEMENTS = ("replicated", "sharded", "spread")
 _FILE = re.compile(r"rank-(0|[1-9]\d{0,8})/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", re.ASCII)

@@ -181,7 +181,7 @@ class Steerer:
     def _account(self, work: WindowWork, value: float) -> None:
         losses = work.losses
         # If no skippable example is kept, the AUC would be measured on hard examples only.
-        is_whole = work.inputs.examples_skipped == 0 or losses.skippable.count > 0
+        is_whole = work.inputs.examples_skipped == 0 or losses.skippable > 0
         if losses.auc is not None and is_whole:
             # The user's own sample weights may be small.
             inputs = max(1, round(losses.weight))
@@ -199,8 +199,8 @@ class Steerer:
         """Worth of a skipped example, in average examples."""
         settings, kept, mean = self._settings, losses.skippable, losses.mean_squared_residual
         value = 1.0
-        if kept.count and mean:
-            value = relative_value(kept.squared_residuals / kept.count, kept.count, mean)
+        if kept and mean:
+            value = relative_value(losses.skippable_squared_residuals / kept, kept, mean)
         if settings.examples.keep > 0.0:
             value += cost_of_weight(1.0 / settings.examples.keep)
         return value

@@ -6,60 +6,38 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
-class Moments:
-    """Sums over inputs.
-
-    Attributes:
-        count: inputs.
-        total: sum of their losses.
-        squares: sum of the squares of the same.
-        squared_residuals: sum of (1 - exp(-loss))^2: for binary cross-entropy |p - y| squared.
-    """
-
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-    squared_residuals: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
 class LossStatistics:
     """Losses of the inputs that one window trained, before they were trained on.
 
+    The residual of an input is 1 - exp(-loss): for binary cross-entropy |p - y|.
+
     Attributes:
         skippable: inputs that could have been skipped but were trained.
-        others: the other inputs.
+        skippable_squared_residuals: sum over these inputs.
+        weight: inputs that all trained inputs stand for.
+        weighted_total: sum of weight * loss.
+        weighted_squared_residuals: sum of weight * squared residual.
         not_finite: inputs left out because their loss was not finite.
         histogram: float64 [2, bins], weights of the inputs by label (0, 1) and predicted
             probability, ascending.
-        weight: inputs that all of them stand for.
-        weighted_total: sum of weight * loss.
-        weighted_squared_residuals: sum of weight * squared residual.
     """
 
-    skippable: Moments
-    others: Moments
+    skippable: int
+    skippable_squared_residuals: float
+    weight: float
+    weighted_total: float
+    weighted_squared_residuals: float
     not_finite: int
     histogram: np.ndarray
-    weight: float = 0.0
-    weighted_total: float = 0.0
-    weighted_squared_residuals: float = 0.0
 
     @classmethod
     def from_sums(cls, sums: np.ndarray, histogram: np.ndarray) -> "LossStatistics":
-        """Returns the statistics of which `sums` are had, float64 [12], and the histogram."""
-        skippable, others = (
-            Moments(int(part[0]), *map(float, part[1:])) for part in sums[:8].reshape(2, 4)
-        )
-        weighted = map(float, sums[8:11])
-        return cls(skippable, others, int(sums[11]), histogram, *weighted)
+        """Returns the statistics with these `sums`, float64 [6], and this histogram."""
+        return cls(int(sums[0]), *map(float, sums[1:5]), int(sums[5]), histogram)
 
     def sums(self) -> np.ndarray:
-        """Returns all but the histogram, float64 [12], in the order that the classifier has."""
-        moments = (self.skippable, self.others)
-        values = [value for part in moments for value in dataclasses.astuple(part)]
-        weighted = (self.weight, self.weighted_total, self.weighted_squared_residuals)
-        return np.array([*values, *weighted, self.not_finite], np.float64)
+        """Returns all but the histogram, float64 [6], in the order of the fields."""
+        return np.array(dataclasses.astuple(self)[:-1], np.float64)
 
     @property
     def mean_loss(self) -> float | None:

@@ -284,17 +284,17 @@ TEST(LossStatistics, AreKeptApartAndTaken) {
   const std::vector<float> second = {0.75f, 2.f, 3.f};
   classifier.RecordLosses(second.data(), labels.data(), skippable, weights.data(), 3);
   const LossStatistics statistics = classifier.TakeLossStatistics();
-  EXPECT_EQ(statistics.skippable.count, 2);
-  EXPECT_NEAR(statistics.skippable.sum, 1.25, 1e-6);
-  EXPECT_EQ(statistics.others.count, 3);
-  EXPECT_NEAR(statistics.others.sum, 6.0, 1e-6);
+  EXPECT_EQ(statistics.skippable, 2);
+  const auto residual = [](double loss) { return 1.0 - std::exp(-loss); };
+  EXPECT_NEAR(statistics.skippable_squared_residuals,
+              std::pow(residual(0.5), 2) + std::pow(residual(0.75), 2), 1e-6);
   EXPECT_EQ(statistics.not_finite, 1);
   EXPECT_EQ(statistics.weight, 7.0);
   EXPECT_NEAR(statistics.weighted_sum, 2 * 1.25 + 6.0, 1e-6);
   double positives = 0.0;
   for (double n : statistics.histogram[1]) positives += n;
   EXPECT_EQ(positives, 5.0);  // two skippable inputs of weight 2, one other
-  EXPECT_EQ(classifier.TakeLossStatistics().others.count, 0);
+  EXPECT_EQ(classifier.TakeLossStatistics().weight, 0.0);
 }
 
 TEST(InputClassifier, ScoresOfTheSampleAreThoseOfClassifying) {

@@ -9,26 +9,13 @@
 
 namespace slipstream {
 
-struct LossMoments {
-  int64_t count = 0;
-  double sum = 0.0;
-  double squares = 0.0;            // of the losses
-  double squared_residuals = 0.0;  // of (1 - exp(-loss)): |p - y| of binary cross-entropy
-
-  void Add(double loss) {
-    ++count;
-    sum += loss;
-    squares += loss * loss;
-    const double residual = -std::expm1(-loss);
-    squared_residuals += residual * residual;
-  }
-};
-
 struct LossStatistics {
   // Odd: a prediction of 0.5 lies within a bin, not on the edge of two.
   static constexpr int kBins = 511;
 
-  LossMoments skippable, others;
+  // A residual is 1 - exp(-loss): |p - y| of binary cross-entropy.
+  int64_t skippable = 0;  // inputs, and over them:
+  double skippable_squared_residuals = 0.0;
   // Over all inputs, each counted with the inputs that it stands for.
   double weight = 0.0, weighted_sum = 0.0, weighted_squared_residuals = 0.0;
   int64_t not_finite = 0;
@@ -37,8 +24,11 @@ struct LossStatistics {
 
   // loss: finite. stands_for: inputs, this one included.
   void Add(double loss, bool is_positive, bool is_skippable, double stands_for) {
-    (is_skippable ? skippable : others).Add(loss);
     const double residual = -std::expm1(-loss);
+    if (is_skippable) {
+      ++skippable;
+      skippable_squared_residuals += residual * residual;
+    }
     weight += stands_for;
     weighted_sum += stands_for * loss;
     weighted_squared_residuals += stands_for * residual * residual;

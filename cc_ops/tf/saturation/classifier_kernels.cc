@@ -126,17 +126,13 @@ absl::Status ReservoirLosses(OpKernelContext* context, ClassifierResource* resou
   return Output(context, 0, resource->classifier.ReservoirLosses());
 }
 
-constexpr int kStatisticsSums = 12;
+constexpr int kStatisticsSums = 6;
 
 // All numbers but the histogram, in the order of the ops' `sums`.
 template <class Statistics, class Visit>
 void VisitSums(Statistics* statistics, const Visit& visit) {
-  for (auto* moments : {&statistics->skippable, &statistics->others}) {
-    visit(moments->count);
-    visit(moments->sum);
-    visit(moments->squares);
-    visit(moments->squared_residuals);
-  }
+  visit(statistics->skippable);
+  visit(statistics->skippable_squared_residuals);
   visit(statistics->weight);
   visit(statistics->weighted_sum);
   visit(statistics->weighted_squared_residuals);
@@ -161,7 +157,7 @@ absl::Status CheckStatistics(const Tensor& sums, const Tensor& histogram) {
   constexpr double kMostCounted = 9007199254740992.0;  // above it, not all integers are doubles
   for (int i = 0; i < kStatisticsSums; ++i) {
     const double value = sums.flat<double>()(i);
-    const bool is_count = i % 4 == 0 ? i < 8 : i == kStatisticsSums - 1;
+    const bool is_count = i == 0 || i == kStatisticsSums - 1;
     if (std::isfinite(value) && (!is_count || (value >= 0.0 && value <= kMostCounted))) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "sums[", i, "] is ", value, "; allowed: ", is_count ? "a count from 0" : "a finite number",
@@ -232,7 +228,7 @@ absl::Status ExportWindow(OpKernelContext* context, ClassifierResource* resource
 
 absl::Status ImportWindow(OpKernelContext* context, ClassifierResource* resource) {
   TF_RETURN_IF_ERROR(CheckInputs(context, 1,
-                                 "sums: [12], histogram: [2, b], numbers: [8], tables: [n], "
+                                 "sums: [6], histogram: [2, b], numbers: [8], tables: [n], "
                                  "keys: [n], ends: [?], losses: [?]",
                                  {{'b', LossStatistics::kBins}}));
   TF_RETURN_IF_ERROR(CheckStatistics(context->input(1), context->input(2)));

@@ -166,14 +166,14 @@ REGISTER_OP("SlipstreamClassifierTakeLossStatistics")
     .Output("sums: double")
     .Output("histogram: double")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[] -> [12], [2, 511]"))
+    .SetShapeFn(Shapes("[] -> [6], [2, 511]"))
     .Doc(R"doc(
 Returns the statistics of the losses recorded since the last call.
 
 handle: Of the classifier.
-sums: [12]. Count, sum, sum of squares and sum of squared residuals (1 - exp(-loss))^2 of the
-  losses of skippable inputs; the same of other inputs; sum of the weights, weighted sum of the
-  losses and weighted sum of the squared residuals of all inputs; losses that were not finite.
+sums: [6]. Count and sum of squared residuals (1 - exp(-loss))^2 of skippable inputs; sum of the
+  weights, weighted sum of the losses and weighted sum of the squared residuals of all inputs;
+  losses that were not finite.
 histogram: [2, bins]. Weights of the inputs by label and predicted probability.
 )doc");
 
@@ -199,12 +199,12 @@ REGISTER_OP("SlipstreamClassifierExportWindow")
     .Output("ends: int64")
     .Output("losses: float")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[] -> [12], [2, 511], [8], [lookups], [lookups], [inputs], [inputs]"))
+    .SetShapeFn(Shapes("[] -> [6], [2, 511], [8], [lookups], [lookups], [inputs], [inputs]"))
     .Doc(R"doc(
 What has come in since the window began, and where random choices are; all of it stays.
 
 handle: Of the classifier.
-sums: [12], as SlipstreamClassifierTakeLossStatistics gives them; and
+sums: [6], as SlipstreamClassifierTakeLossStatistics gives them; and
 histogram: [2, bins].
 numbers: [8]. The window's counts, as SlipstreamClassifierEndWindow gives them; inputs observed
   since the start; inputs offered to the sample since the start and in this window.
@@ -229,7 +229,7 @@ REGISTER_OP("SlipstreamClassifierImportWindow")
 Replaces what SlipstreamClassifierExportWindow gives; all or nothing.
 
 handle: Of the classifier.
-sums: [12].
+sums: [6].
 histogram: [2, bins].
 numbers: [8].
 tables: [lookups].

@@ -217,8 +217,8 @@ absl::Status SpillsError(const EmbeddingTable& table) {
                    "' spills its rows to the disk; allowed: a table whose rows are in memory"));
 }
 
-// The first six outputs: of rows of entries, in their order.
-// valued: those of them whose rows and slots come; null: all.
+// Writes the rows of the entries to the first six outputs, in the order of the entries; without
+// values, only the four outputs besides rows and slots.
 absl::Status OutputRows(tf::OpKernelContext* c, const EmbeddingTable& table,
                         const std::vector<HashIndex::Entry>& entries, bool with_values = true) {
   const RowStore& rows = table.rows();

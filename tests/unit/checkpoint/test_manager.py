@@ -192,9 +192,9 @@ def test_another_program_s_variables_are_refused(tmp_path: Path) -> None:
 def test_another_version_is_no_damage(tmp_path: Path) -> None:
     """An older checkpoint is no remedy: the newest is whole."""
     paths = saved(tmp_path, 2)
-    edit(paths[-1] / "manifest.json", format=5)
+    edit(paths[-1] / "manifest.json", format=6)
     variable, checkpoints = job(tmp_path, 7.0)
-    message = "its format is 5, this version reads 4. Restore it with the"
+    message = "its format is 6, this version reads 5. Restore it with the"
     with pytest.raises(CheckpointMismatchError, match=message):
         checkpoints.restore()
     assert variable[0] == 7.0

@@ -122,11 +122,11 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, changes: dict[str, Any]) 
 
 
 def test_another_version_is_named(tmp_path: Path) -> None:
-    for version in (3, 5):
+    for version in (4, 6):
         manifest(tmp_path, format=version, versions={"slipstream_tf": "9.1"})
         with pytest.raises(
             CheckpointMismatchError,
-            match=rf"format is {version}, this version reads 4\. .* wrote it, 9\.1\.",
+            match=rf"format is {version}, this version reads 5\. .* wrote it, 9\.1\.",
         ):
             read_manifest(tmp_path)
 
@@ -223,7 +223,7 @@ def written(tmp_path: Path) -> Path:
 
 def test_a_checkpoint_of_the_first_edition_is_refused(written: Path) -> None:
     job = Job(SingleProcess(), "native", written / "checkpoints")
-    with pytest.raises(CheckpointMismatchError, match=r"this version reads 4\. Restore it"):
+    with pytest.raises(CheckpointMismatchError, match=r"this version reads 5\. Restore it"):
         job.checkpoints.restore()
 
 

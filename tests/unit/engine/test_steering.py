@@ -10,30 +10,26 @@ from engine_settings import engine_settings
 
 from slipstream_tf.engine.steering import Steerer, Steering, WindowWork
 from slipstream_tf.ops.classifier import ClassifierCounts
-from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
+from slipstream_tf.ops.loss_statistics import LossStatistics
 from slipstream_tf.ops.update_policy import UpdateCounts
 
-NOTHING = LossStatistics(Moments(), Moments(), 0, np.zeros((2, 4)))
+NOTHING = LossStatistics.from_sums(np.zeros(6), np.zeros((2, 4)))
 
 
-def moments(losses):
+def sums(losses):
+    """Count, sum and sum of squared residuals."""
     losses = np.asarray(losses, np.float64)
-    residuals = float((np.expm1(-losses) ** 2).sum())
-    return Moments(losses.size, float(losses.sum()), float((losses**2).sum()), residuals)
+    return np.array([losses.size, losses.sum(), (np.expm1(-losses) ** 2).sum()])
 
 
 def statistics(others, skippable=(), stands_for=1.0, auc=None):
     """Losses of inputs; each skippable one stands for some."""
-    one, other = moments(others), moments(skippable)
+    kept = sums(skippable)
     histogram = np.zeros((2, 4))
     if auc is not None:  # All negatives in the middle, and a part of the positives above them.
         histogram[0, 1], histogram[1, 0], histogram[1, 2] = 1.0, 1.0 - auc, auc
-    return LossStatistics(
-        other, one, 0, histogram,
-        one.count + stands_for * other.count,
-        one.total + stands_for * other.total,
-        one.squared_residuals + stands_for * other.squared_residuals,
-    )  # fmt: skip
+    weighted = sums(others) + stands_for * kept
+    return LossStatistics.from_sums(np.array([kept[0], kept[2], *weighted, 0]), histogram)
 
 
 def work(losses=NOTHING, seen=1000, skipped=0, hot=1000, offered=0, masked=0):

@@ -18,10 +18,10 @@ from slipstream_tf.engine.tracked_table import Measured
 from slipstream_tf.engine.window_end import Findings, decide, describe, sampled_drifts
 from slipstream_tf.ops import features
 from slipstream_tf.ops.classifier import ClassifierCounts, InputClassifier
-from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
+from slipstream_tf.ops.loss_statistics import LossStatistics
 from slipstream_tf.ops.update_policy import UpdateCounts
 
-NO_LOSSES = LossStatistics(Moments(), Moments(), 0, np.zeros((2, 4)))
+NO_LOSSES = LossStatistics.from_sums(np.zeros(6), np.zeros((2, 4)))
 DIM = 4
 
 
