@@ -93,6 +93,22 @@ def prepared(name: str, **options: Any) -> dict[str, str]:
     return {"data": str(folder), "settings": str(programs / f"{name}.json")}
 
 
+def opened(data: str, seed: int = 0, **options: Any) -> dict[str, str]:
+    """Returns the flags of slipstream-train that open data.
+
+    Args:
+        data: name in DATASETS, which is prepared first, or a value of --data. A folder whose name
+            begins with that of a data set is opened with the settings of this data set.
+        seed: of a run; draws the negatives and the split of globo.
+        options: see `prepared`.
+    """
+    if data in DATASETS:
+        seeded = {"seed": seed} if data == "globo" and seed else {}
+        return prepared(data, **options, **seeded)
+    settings = Path(__file__).parent / "datasets" / f"{Path(data).name.partition('-')[0]}.json"
+    return {"data": data, **({"settings": str(settings)} if settings.exists() else {})}
+
+
 def in_data_folder(file: str) -> str:
     """Returns where a data set's file is looked for: in $SLIPSTREAM_DATA, else ../shared/data."""
     folder = os.environ.get("SLIPSTREAM_DATA") or os.path.join("..", "shared", "data")

@@ -288,9 +288,9 @@ def compare_quality(
         shared: flags of slipstream-train for all runs.
         records: folder of the runs.
     """
-    opened = {"data": data} if data else common.prepared("globo")
     found: dict[str, dict[int, Mapping[str, Any]]] = {dtype: {} for dtype in _DTYPE_CHOICES}
     for seed in seeds:
+        opened = common.opened(data or "globo", seed)
         for dtype in _DTYPE_CHOICES:
             print(f"seed {seed}: {dtype}", flush=True)
             common_flags = {**opened, "epochs": 1, **common.by_hand(opened["data"]), **shared}

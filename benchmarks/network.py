@@ -269,9 +269,9 @@ def train(launcher: Launcher, ranks: int, given: Mapping[str, Any], folder: Path
     return record
 
 
-def locate(value: str) -> tuple[str, dict[str, str]]:
+def locate(value: str, seed: int = 0) -> tuple[str, dict[str, str]]:
     """Returns the name of the data set, and the flags of slipstream-train that open it."""
-    found = common.prepared("globo") if value == "globo" else {"data": value}
+    found = common.opened(value, seed)
     try:
         name = train_data.name_of(found["data"])
     except UsageError as error:
@@ -343,7 +343,8 @@ def main(arguments: Sequence[str]) -> None:
     ranks = check()
     cases = plan(_RUNS.value, _PLACEMENTS.value, ranks)
     seeds = common.integers("seeds", _SEEDS.value)
-    name, data = locate(_DATA.value)
+    opened = {seed: locate(_DATA.value, seed) for seed in seeds}
+    name = next(name for name, _ in opened.values())
     extra = common.extra_flags(_EXTRA.value)
     link = _RATE.value or ("unshaped" if _CONTROLLER.value == "gloo" else "shared memory")
     title = ", ".join([name, link, *(f"{k}={v}" for k, v in extra.items())])
@@ -366,7 +367,7 @@ def main(arguments: Sequence[str]) -> None:
                 of_link = link.replace(" ", "_")
                 place = f"{of_link}/{case.placement}_{case.ranks}/seed{seed}/repeat{repeat}"
                 folder = base / place / case.run
-            given = all_flags(case, data, seed, _BATCH.value, extra)
+            given = all_flags(case, opened[seed][1], seed, _BATCH.value, extra)
             record = train(launcher, case.ranks, given, folder)
             trials.append((case, seed, repeat, record))
             if case == cases[-1]:

@@ -45,12 +45,11 @@ _BATCH, _STEPS, _THREADS, _RATE, _ZIPF = 2048, 50, 2, 0.01, 1.05
 
 def differences(name: str, seeds: Sequence[int]) -> None:
     """Trains on one data set, prints and writes its part."""
-    data = common.prepared(name)
     aucs: dict[str, list[float]] = {}
     for kind, storage in KINDS.items():
         aucs[kind] = []
         for seed in seeds:
-            given = {**data, "seed": seed, "row_dtype": storage.dtype}
+            given = {**common.opened(name, seed), "seed": seed, "row_dtype": storage.dtype}
             given["slot_dtype"] = storage.slot_dtype
             record = common.train(given, Path(_RECORDS.value) / f"{name}-{kind}-{seed}")
             aucs[kind].append(record["test"]["auc"])

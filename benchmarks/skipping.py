@@ -349,15 +349,13 @@ def main(arguments: Sequence[str]) -> None:
     if name not in TASKS:
         raise app.UsageError(f"--task={name} is unknown. Allowed: {', '.join(TASKS)}.")
     task = TASKS[name]
-    data = {"data": _DATA.value or task.data}
-    if data["data"] in common.DATASETS:
-        data = common.prepared(task.data, **task.options)
     runs = choose(task.runs, _RUNS.value)
     seeds = common.integers("seeds", _SEEDS.value)
     kept: dict[str, list[dict[str, Any]]] = {run: [] for run in runs}
     # Seed by seed, so that a program that is stopped leaves whole comparisons.
     for number, seed in enumerate(seeds):
         records: dict[str, Any] = {}
+        data = common.opened(_DATA.value or task.data, seed, **task.options)
         for index, (label, run) in enumerate(runs.items()):
             done = number * len(runs) + index + 1
             print(f"[{done}/{len(runs) * len(seeds)}] {name}, seed {seed}: {label}", flush=True)

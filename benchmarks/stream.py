@@ -285,7 +285,6 @@ def main(arguments: Sequence[str]) -> None:
             raise app.UsageError(f"--seeds={seed}. Allowed: integers of at least 0.")
     import_tensorflow()
     own = {"data": _DATA.value, "settings": str(Path(__file__).parent / "datasets/globo.json")}
-    data = own if _DATA.value else common.prepared("globo", split="time", **task.options)
     extra = common.extra_flags(_EXTRA.value)
     wanted = {"plain", *(_RUNS.value or task.runs)}
     controls = [task.runs[name] for name in wanted]
@@ -293,6 +292,8 @@ def main(arguments: Sequence[str]) -> None:
     chosen = [name for name in task.runs if name in wanted]
     figures: dict[str, dict[str, Any]] = {name: {} for name in chosen}
     for seed in _SEEDS.value:
+        options = {"split": "time", **task.options}
+        data = own if _DATA.value else common.opened("globo", int(seed), **options)
         for name in chosen:
             found, control = task.runs[name], Control("plain", "")
             if isinstance(found, Control):

@@ -205,9 +205,8 @@ def finish(name: str, trials: list[dict[str, Any]], folder: Path) -> None:
     best = max(drawn, key=lambda one: one["auc"])["flags"]
     write_json(str(folder / CHOSEN), best)
     rows = []
-    data = common.prepared(search.data, **search.options)
     for seed in SEEDS:
-        chosen = {**best, "seed": seed}
+        data, chosen = common.opened(search.data, seed, **search.options), {**best, "seed": seed}
         record = common.train({**data, **chosen}, folder / f"final_{seed}")
         rows.append({"flags": chosen, **outcome(record)})
     claims = {}

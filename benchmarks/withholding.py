@@ -80,7 +80,7 @@ _MASK = (Run("mask_4", _MASK_FLAGS, ranks=4),)
 
 def _fae(hot_set_memory: str) -> tuple[Run, ...]:
     """Takes a memory that not every key fits; the default holds all of tables this small."""
-    flag_values = {"segregate": True, "hot_set_memory": hot_set_memory, "watch": True}
+    flag_values = {"schedule": "fae", "hot_set_memory": hot_set_memory, "watch": True}
     return (Run("fae", flag_values),)
 
 
@@ -138,18 +138,18 @@ COMMON: Mapping[str, Mapping[str, Any]] = {
 DATA = {"globo": "globo", "frappe_short": "frappe", "generated": "generated:200000:1000"}
 
 
-def locate(value: str) -> tuple[str, dict[str, str]]:
-    """Returns the name of the data set, and the flags of slipstream-train that open it."""
-    data = DATA.get(value, value)
+def name_of(value: str) -> str:
+    """Returns the name in RUNS of --data."""
     if value in DATA:
-        return value, common.prepared(data) if data in common.DATASETS else {"data": data}
+        return value
     try:
         name = train_data.name_of(value)
     except UsageError as error:
         raise app.UsageError(str(error)) from None
+    name = "frappe_short" if name == "frappe" else name
     if name not in RUNS:
         raise app.UsageError(f"--data={value} is {name} data. Allowed: {', '.join(RUNS)}.")
-    return name, {"data": value}
+    return name
 
 
 def choose(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
@@ -172,20 +172,24 @@ def flags_of(
     """Returns the flags of slipstream-train, without --output and --match."""
     if run.match is not None:
         return dict(run.flags)
-    return {**data, "seed": seed, **run.flags, **shared}
+    found = {**data, "seed": seed, **run.flags, **shared}
+    if not run.flags:
+        found.pop("window_steps", None)  # A plain run without --watch has no windows.
+    return found
 
 
 def main(arguments: Sequence[str]) -> None:
     """Runs what has not run yet, then writes and prints the comparison."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
-    name, data = locate(_DATA.value)
+    name = name_of(_DATA.value)
     runs = choose(RUNS[name], _RUNS.value)
     shared = {**COMMON[name], **common.extra_flags(_EXTRA.value)}
     seeds = common.integers("seeds", _SEEDS.value)
     records: dict[str, dict[int, Any]] = {run.name: {} for run in runs}
     # Seed by seed, so that a program that is stopped leaves whole comparisons.
     for number, seed in enumerate(seeds):
+        data = common.opened(DATA.get(_DATA.value, _DATA.value), seed)
         for place, run in enumerate(runs):
             done = number * len(runs) + place + 1
             print(f"[{done}/{len(runs) * len(seeds)}] {name}, seed {seed}: {run.name}", flush=True)
