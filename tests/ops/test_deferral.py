@@ -1,19 +1,23 @@
-"""slipstream_tf.ops.deferred_gradients against a dictionary of sums."""
+"""Deferral on all paths against the definition, and slipstream_tf.ops.deferred_gradients."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
+import math
 import weakref
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from deferral_paths import DIM, KEYS, BufferPath, ExchangePath, NativePath, VariablePath
+from definitions import COUNTS, assert_same_bits, sum_and_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_tf.ops import _loader
-from slipstream_tf.ops.deferred_gradients import AddedSums, DeferredCounts, DeferredGradients
+from slipstream_tf.ops.deferred_gradients import AddedSums, DeferredGradients
 from slipstream_tf.ops.mask import KeySet
 from slipstream_tf.ops.update_policy import UpdatePolicy
 
@@ -23,153 +27,138 @@ needs_gpu = pytest.mark.skipif(
 )
 DEVICES = ["CPU:0", pytest.param("GPU:0", marks=needs_gpu)]
 LOWEST, HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-DIM = 3
 INTERVAL = UpdatePolicy("defer", "interval", max_age=4, max_rows=6)
 MOVEMENT = UpdatePolicy("defer", "movement", movement=1.0, max_age=4, max_rows=6)
 BAD = (ValueError, tf.errors.InvalidArgumentError)
 
 
-class Reference:
-    """The definition: sums by key, each with the step that it began in."""
-
-    def __init__(self):
-        self.sums: dict[int, np.ndarray] = {}
-        self.since: dict[int, int] = {}
-        self.steps, self.flushes = 0, False
-        self.counts = dict.fromkeys(DeferredCounts._fields, 0)
-
-    def step(self, policy, capacity, flagged, keys, gradients):
-        """Returns the rows that leave: keys, ascending, and sums."""
-        self.steps += 1
-        may_hold = policy.mode == "defer" and not self.flushes
-        by_movement = policy.trigger == "movement"
-        leaving, wants_room = {}, []
-        for key, gradient in zip(keys, gradients, strict=True):
-            is_deferred = key in self.sums
-            total = gradient + self.sums.get(key, np.float32(0))
-            is_old = is_deferred and self.steps - self.since[key] >= policy.max_age
-            waits = np.abs(total).max() < policy.movement if by_movement else key in flagged
-            waits = waits and may_hold and not is_old and np.isfinite(total).all()
-            if not waits or key == LOWEST:
-                leaving[key] = total
-                self.counts["due_by_age"] += is_old
-                self.counts["due_by_movement"] += by_movement and may_hold and not is_old
-                self._drop(key)
-            elif is_deferred:
-                self.sums[key] = total
-                self.counts["deferred"] += 1
-            else:
-                wants_room.append((key, total))
-        for key in list(self.sums):
-            if self.flushes or self.steps - self.since[key] >= policy.max_age:
-                leaving[key] = self.sums[key]
-                self._drop(key)
-                self.counts["flushed" if self.flushes else "due_by_age"] += 1
-                self.counts["without_gradient"] += 1
-        for key, total in wants_room:
-            has_room = len(self.sums) < min(capacity, policy.max_rows)
-            self.counts["deferred" if has_room else "over_budget"] += 1
-            if has_room:
-                self.sums[key], self.since[key] = total, self.steps
-            else:
-                leaving[key] = total
-        self.flushes = False
-        order = sorted(leaving)
-        return order, np.array([leaving[key] for key in order], np.float32).reshape(-1, DIM)
-
-    def _drop(self, key):
-        self.sums.pop(key, None)
-        self.since.pop(key, None)
+PATHS = {
+    "buffers": BufferPath,
+    "native": NativePath,
+    "exchange": ExchangePath,
+    "variable": VariablePath,
+}
 
 
-class Holder:
-    """A buffer, and a judgement of its sums."""
-
-    def __init__(self, device: str = "CPU:0"):
-        self.device, self.buffer, self.flagged = (
-            device,
-            DeferredGradients(DIM, device),
-            KeySet(device),
-        )
-        self.policy, self.capacity = UpdatePolicy(), 0
-
-    def configure(self, policy, capacity, flagged=()):
-        self.policy, self.capacity = policy, capacity
-        self.buffer.configure(policy, capacity)
-        self.flagged.assign(np.array(sorted(flagged), np.int64))
-
-    def run(self, keys, gradients, movement):
-        added = self.buffer.add(keys, gradients)
-        may_wait = tf.reduce_max(tf.abs(added.sums), axis=1) < movement
-        return self.buffer.take_due(self.flagged, keys, added, may_wait)
-
-    def step(self, keys, gradients=None):
-        keys = np.array(keys, np.int64)
-        if gradients is None:
-            gradients = np.ones((keys.size, DIM), np.float32)
-        with tf.device(self.device):
-            return self.run(tf.constant(keys), tf.constant(gradients), self.policy.movement)
+def on_paths(*names):
+    """Parametrizes over factories of paths; buffers are on a CPU and on a GPU."""
+    found = []
+    for name in names or PATHS:
+        if name == "buffers":
+            found.append(pytest.param(BufferPath, id="buffers-CPU:0"))
+            on_gpu = functools.partial(BufferPath, "GPU:0")
+            found.append(pytest.param(on_gpu, marks=needs_gpu, id="buffers-GPU:0"))
+        else:
+            found.append(pytest.param(PATHS[name], id=name))
+    return pytest.mark.parametrize("make_path", found)
 
 
-def some_rows(rng, n):
-    keys = rng.choice(np.arange(-8, 9), min(n, 17), replace=False) * (2**58)
-    gradients = rng.normal(scale=0.5, size=(keys.size, DIM)).astype(np.float32)
-    gradients[rng.random(keys.size) < 0.05, 1] = np.nan
-    return np.sort(keys), gradients
+def some_rows(rng, n, path):
+    """Returns keys and gradients of a step; the gradients suit the path."""
+    if path.sums_rows:
+        keys = rng.choice(KEYS, n)
+    else:
+        keys = np.sort(rng.choice(KEYS, min(n, KEYS.size), replace=False))
+    shape = (keys.size, DIM)
+    if path.is_exact:
+        gradients = rng.normal(scale=0.5, size=shape).astype(np.float32)
+    else:
+        gradients = rng.integers(-40, 41, shape).astype(np.float32) / 32
+    if path.takes_non_finite:
+        gradients[rng.random(keys.size) < 0.05, 1] = np.nan
+    return keys, gradients
 
 
-@pytest.mark.parametrize("device", DEVICES)
+def some_settings(rng, path):
+    """Returns a policy, a capacity and saturated keys, which suit the path."""
+    mode = "defer" if rng.random() < 0.8 else path.plain_mode
+    trigger = ("movement", "interval")[rng.integers(2)]
+    ages, rows = rng.integers(1, 7), rng.integers(0, 12)
+    if not path.has_one_budget:
+        # Room for all sums or for none: budgets of shards differ from the definition otherwise.
+        rows = 64 * KEYS.size * (rows > 2)
+    limit = 0.8 * path.movement_of_one()
+    policy = UpdatePolicy(mode, trigger, limit, max_age=int(ages), max_rows=int(rows))
+    capacity = int(rng.integers(0, 12)) if path.has_capacity else math.inf
+    return policy, capacity, rng.choice(KEYS, 12, replace=False).tolist()
+
+
+def assert_due(path, due, expected):
+    """Compares due keys and sums bit for bit."""
+    keys, sums = expected
+    if not path.is_exact:
+        has_moved = (sums != 0).any(axis=1)
+        keys, sums = keys[has_moved], sums[has_moved]
+    assert due[0].tolist() == keys.tolist()
+    assert_same_bits(due[1], sums)
+
+
+def assert_state(path, definition):
+    """Compares counts and deferred sums."""
+    counts = {name: n for name, n in path.counts().items() if name in COUNTS}
+    assert counts == {name: definition.counts[name] for name in counts} and len(counts) > 5
+    assert path.deferred() == definition.deferred()
+
+
+def configure(path, definition, policy, capacity, saturated):
+    """Configures a path; returns the rule of the next steps."""
+    keeps_sums = path.keeps_sums or policy.keeps_sums_of(path.policy)
+    due = path.configure(policy, capacity, saturated)
+    if path.flushes_at_once:
+        assert_due(path, due, definition.empty() if keeps_sums else definition.flush())
+    elif not keeps_sums:
+        definition.flush_with_next_step()
+    return path.rule(max(capacity, len(definition.sums)))
+
+
+def flush(path, definition):
+    due = path.flush()
+    if path.flushes_at_once:
+        assert_due(path, due, definition.flush())
+    else:
+        definition.flush_with_next_step()
+
+
+def take_step(path, definition, rule, keys, gradients):
+    summed = sum_and_mask(keys, gradients, ())
+    expected = definition.step(rule, summed.keys, summed.rows)
+    assert_due(path, path.due(keys, gradients), expected)
+    assert_state(path, definition)
+
+
+def run_steps(path, seed, steps=15):
+    """Takes generated steps on a path and in the definition, and compares every result."""
+    rng, definition = np.random.default_rng(seed), path.definition()
+    for step in range(steps):
+        if step % 4 == 0:
+            rule = configure(path, definition, *some_settings(rng, path))
+        if rng.random() < 0.15:
+            flush(path, definition)
+        if isinstance(path, BufferPath):
+            assert path.buffer.state().flushes == definition.flushes
+        take_step(path, definition, rule, *some_rows(rng, rng.integers(0, 14), path))
+        # Sums can be brought back only under a policy that defers.
+        can_restart = path.keeps_sums or path.policy.mode == "defer" or not definition.sums
+        if can_restart and rng.random() < 0.2:
+            path = path.restarted()
+            definition.counts = dict.fromkeys(COUNTS, 0)
+            assert path.deferred() == definition.deferred()
+    flush(path, definition)
+    take_step(path, definition, rule, *some_rows(rng, 0, path))
+
+
+@on_paths("buffers")
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_equals_a_dictionary(device, seed):
-    rng = np.random.default_rng(seed)
-    holder, reference = Holder(device), Reference()
-    for step in range(15):
-        if step % 4 == 0:
-            mode = "defer" if rng.random() < 0.8 else "mask"
-            trigger = ("movement", "interval")[rng.integers(2)]
-            ages, rows = rng.integers(1, 7), rng.integers(0, 12)
-            policy = UpdatePolicy(mode, trigger, 0.8, max_age=int(ages), max_rows=int(rows))
-            flagged = {int(key) for key in some_rows(rng, 12)[0]}
-            capacity = int(rng.integers(0, 12))
-            holder.configure(policy, capacity, flagged)
-            capacity = max(capacity, len(reference.sums))
-        if rng.random() < 0.15:
-            holder.buffer.flush()
-            reference.flushes = len(reference.sums) > 0
-        keys, gradients = some_rows(rng, rng.integers(0, 14))
-        assert holder.buffer.state().flushes == reference.flushes
-        due = holder.step(keys, gradients)
-        expected_keys, expected_sums = reference.step(policy, capacity, flagged, keys, gradients)
-        assert due.keys.numpy().tolist() == expected_keys
-        np.testing.assert_array_equal(due.sums, expected_sums)
-        assert device in due.keys.device and device in due.sums.device
-        assert bool(due.defers) == (policy.mode == "defer") and not bool(due.is_shadow)
-        state = holder.buffer.state()
-        assert state.num_deferred == len(reference.sums)
-        assert state.counts._asdict() == reference.counts
-        if rng.random() < 0.2:
-            deferred = dict(
-                zip(*[column.tolist() for column in holder.buffer.export()[:2]], strict=True)
-            )
-            assert deferred == {
-                key: reference.steps - reference.since[key] for key in reference.sums
-            }
-            # Another buffer goes on from there.
-            keys, ages, sums = holder.buffer.export()
-            order = np.lexsort((keys, -ages))
-            np.testing.assert_array_equal(order, np.arange(keys.size))
-            np.testing.assert_array_equal(
-                sums, np.reshape([reference.sums[key] for key in keys.tolist()], (-1, DIM))
-            )
-            went_on = Holder(device)
-            went_on.configure(policy, capacity, flagged)
-            went_on.buffer.replace(keys, ages, sums)
-            if state.flushes:
-                went_on.buffer.flush()
-            capacity = max(capacity, len(keys))
-            reference.counts = dict.fromkeys(DeferredCounts._fields, 0)
-            holder = went_on
+def test_buffers_equal_the_definition(make_path, seed):
+    run_steps(make_path(), seed)
+
+
+@on_paths("native", "exchange", "variable")
+@settings(deadline=None, max_examples=12)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_tables_equal_the_definition(make_path, seed):
+    run_steps(make_path(), seed)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -184,105 +173,143 @@ def test_equals_a_dictionary(device, seed):
     ],
 )
 def test_what_cannot_be_deferred_raises(device, keys, ages, shape, why):
-    holder = Holder(device)
-    holder.configure(INTERVAL, 2, [5])
-    holder.step([5])
+    path = BufferPath(device)
+    path.configure(INTERVAL, 2, [5])
+    path.step([5])
     with pytest.raises(BAD, match=why):
-        holder.buffer.replace(np.array(keys), np.array(ages), np.ones(shape, np.float32))
-    kept = holder.buffer.export()
+        path.buffer.replace(np.array(keys), np.array(ages), np.ones(shape, np.float32))
+    kept = path.buffer.export()
     assert kept[0].tolist() == [5] and kept[1].tolist() == [0]
-    holder.buffer.replace(np.empty(0), np.empty(0), np.empty((0, DIM)))
-    assert holder.buffer.state().num_deferred == 0
+    path.buffer.replace(np.empty(0), np.empty(0), np.empty((0, DIM)))
+    assert path.buffer.state().num_deferred == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_many_rows(device):
     rng = np.random.default_rng(0)
-    holder, reference = Holder(device), Reference()
-    policy = dataclasses.replace(MOVEMENT, max_rows=3000)
-    holder.configure(policy, 3000)
+    path = BufferPath(device)
+    definition = path.definition()
+    path.configure(dataclasses.replace(MOVEMENT, max_rows=3000), 3000)
     for _ in range(8):
         keys = np.unique(rng.zipf(1.2, 9000))
         gradients = rng.normal(scale=0.4, size=(keys.size, DIM)).astype(np.float32)
-        due = holder.step(keys, gradients)
-        expected_keys, expected_sums = reference.step(policy, 3000, (), keys.tolist(), gradients)
-        np.testing.assert_array_equal(due.keys, expected_keys)
-        np.testing.assert_array_equal(due.sums, expected_sums)
-    assert holder.buffer.state().counts._asdict() == reference.counts
-    assert reference.counts["deferred"] > 0 and reference.counts["over_budget"] > 0
+        due = path.due(keys, gradients)
+        assert_due(path, due, definition.step(path.rule(3000), keys, gradients))
+    assert_state(path, definition)
+    assert definition.counts["deferred"] > 0 and definition.counts["over_budget"] > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("by_movement", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "dim", "capacity", "max_rows", "max_age"),
+    [
+        (1, 1, 0, 1000, 4),
+        (1, 33, 1, 1000, 4),
+        (40, 5, 17, 1000, 4),
+        (40, 33, 300, 1000, 4),
+        (700, 1, 1, 1000, 4),
+        (700, 5, 2000, 1000, 4),
+        (700, 33, 300, 1000, 4),
+        (200, 2, 300, 0, 1),
+        (200, 2, 300, 1, 1000),
+        (200, 2, 300, 16, 1000),
+        (200, 2, 300, 299, 1000),
+    ],
+)
+def test_sizes_of_buffers(device, by_movement, rows, dim, capacity, max_rows, max_age):
+    rng = np.random.default_rng(rows + dim)
+    path = BufferPath(device, dim)
+    definition = path.definition()
+    trigger = "movement" if by_movement else "interval"
+    policy = UpdatePolicy("defer", trigger, 60.0, max_age=max_age, max_rows=max_rows)
+    saturated = range(-300, 600, 2)
+    for step in range(1, 21):
+        if step in (1, 15):
+            # Nothing more is deferred from step 15 on.
+            mode = "defer" if step == 1 else "mask"
+            path.configure(dataclasses.replace(policy, mode=mode), capacity, saturated)
+        if step in (9, 18):
+            flush(path, definition)
+        keys = np.unique(rng.integers(-300, 600, 0 if step % 6 == 5 else rows))
+        gradients = rng.uniform(-40, 44, (keys.size, dim)).astype(np.float32)
+        due = path.due(keys, gradients)
+        room = max(capacity, len(definition.sums))
+        assert_due(path, due, definition.step(path.rule(room), keys, gradients))
+        assert_state(path, definition)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_empty_steps_and_no_room(device):
-    holder = Holder(device)
-    assert holder.step([]).sums.shape == (0, DIM), "before it is configured"
-    assert holder.step([4]).keys.numpy().tolist() == [4]
-    holder.configure(INTERVAL, 0, {4})
-    assert holder.step([4]).keys.numpy().tolist() == [4], "there is no room"
-    holder.configure(INTERVAL, 2, {4})
-    assert holder.step([4]).keys.shape == (0,)
-    assert [holder.step([]).keys.numpy().tolist() for _ in range(4)] == [[], [], [], [4]]
-    assert holder.buffer.state().num_deferred == 0
+    path = BufferPath(device)
+    assert path.step([]).sums.shape == (0, DIM), "before it is configured"
+    assert path.step([4]).keys.numpy().tolist() == [4]
+    path.configure(INTERVAL, 0, {4})
+    assert path.step([4]).keys.numpy().tolist() == [4], "there is no room"
+    path.configure(INTERVAL, 2, {4})
+    assert path.step([4]).keys.shape == (0,)
+    assert [path.step([]).keys.numpy().tolist() for _ in range(4)] == [[], [], [], [4]]
+    assert path.buffer.state().num_deferred == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_deferred_stays_when_room_changes(device):
-    holder = Holder(device)
-    holder.configure(INTERVAL, 5, {1, 2, 3, 4})
-    assert holder.step([1, 2, 3, 4]).keys.shape == (0,)
+    path = BufferPath(device)
+    path.configure(INTERVAL, 5, {1, 2, 3, 4})
+    assert path.step([1, 2, 3, 4]).keys.shape == (0,)
     for capacity, expected in ((3, 4), (40, 40), (0, 4)):
-        holder.configure(INTERVAL, capacity, {1, 3, 4})
-        assert holder.buffer.state().nbytes == expected * (16 + 4 * DIM)
-        assert holder.buffer.state().num_deferred == 4
-    due = holder.step([2, 3])
+        path.configure(INTERVAL, capacity, {1, 3, 4})
+        assert path.buffer.state().nbytes == expected * (16 + 4 * DIM)
+        assert path.buffer.state().num_deferred == 4
+    due = path.step([2, 3])
     assert due.keys.numpy().tolist() == [2] and due.sums.numpy()[0, 0] == 2.0
-    holder.buffer.flush()
-    due = holder.step([])
+    path.buffer.flush()
+    due = path.step([])
     assert due.keys.numpy().tolist() == [1, 3, 4]
     np.testing.assert_array_equal(due.sums[:, 0], [1.0, 2.0, 1.0])
-    holder.configure(UpdatePolicy(), 0)
-    assert holder.buffer.state().nbytes == 0
+    path.configure(UpdatePolicy(), 0)
+    assert path.buffer.state().nbytes == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_sums_that_replace_those_on_their_way_out_stay(device):
-    holder = Holder(device)
-    holder.configure(INTERVAL, 4, {1, 2})
-    holder.step([1])
-    holder.buffer.flush()
-    holder.buffer.replace(np.array([2]), np.array([0]), np.ones((1, DIM), np.float32))
-    assert not holder.buffer.state().flushes
-    assert holder.step([]).keys.shape == (0,)
-    assert holder.buffer.state().num_deferred == 1
+    path = BufferPath(device)
+    path.configure(INTERVAL, 4, {1, 2})
+    path.step([1])
+    path.buffer.flush()
+    path.buffer.replace(np.array([2]), np.array([0]), np.ones((1, DIM), np.float32))
+    assert not path.buffer.state().flushes
+    assert path.step([]).keys.shape == (0,)
+    assert path.buffer.state().num_deferred == 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_shadow_mode_is_said_and_its_sums_can_be_dropped(device):
-    holder = Holder(device)
+    path = BufferPath(device)
     shadow = dataclasses.replace(INTERVAL, is_shadow=True)
-    holder.configure(shadow, 6, {1, 2})
-    assert bool(holder.step([1, 2, 3]).is_shadow)
-    holder.buffer.flush(drops=True)
-    state = holder.buffer.state()
+    path.configure(shadow, 6, {1, 2})
+    assert bool(path.step([1, 2, 3]).is_shadow)
+    path.buffer.flush(drops=True)
+    state = path.buffer.state()
     assert (state.num_deferred, state.counts.flushed, state.counts.without_gradient) == (0, 2, 2)
     assert not state.flushes and state.nbytes > 0
-    assert holder.step([1]).keys.shape == (0,), "its sum begins anew"
-    holder.buffer.flush()
-    holder.buffer.flush(drops=True)
-    assert holder.buffer.state().flushes, "they are on their way out"
-    due = holder.step([])
+    assert path.step([1]).keys.shape == (0,), "its sum begins anew"
+    path.buffer.flush()
+    path.buffer.flush(drops=True)
+    assert path.buffer.state().flushes, "they are on their way out"
+    due = path.step([])
     assert not bool(due.is_shadow) and due.keys.numpy().tolist() == [1]
 
 
 def test_the_rule_is_read_at_run_time_without_retracing():
-    holder, traces = Holder(), []
+    path, traces = BufferPath(), []
 
     @tf.function(
         input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DIM], tf.float32)]
     )
     def step(keys, gradients):
         traces.append(1)
-        due = holder.run(keys, gradients, 10.0)
+        due = path.run(keys, gradients, 10.0)
         assert due.keys.shape.as_list() == [None] and due.sums.shape.as_list() == [None, DIM]
         return due.keys, due.is_shadow, due.defers
 
@@ -295,20 +322,20 @@ def test_the_rule_is_read_at_run_time_without_retracing():
         (shadow, {7}, ([], True, True)),
         (UpdatePolicy(), (), ([7], False, False)),
     ):
-        holder.configure(policy, 4, flagged)
+        path.configure(policy, 4, flagged)
         keys, is_shadow, defers = step(*one)
         assert (keys.numpy().tolist(), bool(is_shadow), bool(defers)) == expected
     assert len(traces) == 1
 
 
 def test_shapes_of_unknown_gradients():
-    holder = Holder()
+    path = BufferPath()
 
     @tf.function(input_signature=[tf.TensorSpec(None, tf.int64), tf.TensorSpec(None, tf.float32)])
     def step(keys, gradients):
-        added = holder.buffer.add(keys, gradients)
+        added = path.buffer.add(keys, gradients)
         assert added.indices.shape.rank == 1 and added.sums.shape.rank == 2
-        due = holder.buffer.take_due(holder.flagged, keys, added, tf.zeros_like(keys, tf.bool))
+        due = path.buffer.take_due(path.flagged, keys, added, tf.zeros_like(keys, tf.bool))
         assert due.sums.shape.as_list() == [None, DIM]
         return due.keys
 
@@ -316,10 +343,10 @@ def test_shapes_of_unknown_gradients():
 
 
 def test_all_keys_but_the_lowest_can_be_deferred():
-    holder = Holder()
-    holder.configure(INTERVAL, 6, {LOWEST, LOWEST + 1, HIGHEST})
-    assert holder.step([LOWEST, LOWEST + 1, HIGHEST]).keys.numpy().tolist() == [LOWEST]
-    assert holder.buffer.state().num_deferred == 2
+    path = BufferPath()
+    path.configure(INTERVAL, 6, {LOWEST, LOWEST + 1, HIGHEST})
+    assert path.step([LOWEST, LOWEST + 1, HIGHEST]).keys.numpy().tolist() == [LOWEST]
+    assert path.buffer.state().num_deferred == 2
 
 
 @pytest.mark.parametrize(
@@ -328,7 +355,7 @@ def test_all_keys_but_the_lowest_can_be_deferred():
 )
 def test_bad_shapes_of_gradients(keys, shape):
     with pytest.raises(BAD, match=r"allowed|rank|Dimension"):
-        Holder().buffer.add(tf.constant(keys, tf.int64), tf.ones(shape))
+        BufferPath().buffer.add(tf.constant(keys, tf.int64), tf.ones(shape))
 
 
 @pytest.mark.parametrize(
@@ -347,25 +374,25 @@ def test_bad_shapes_of_gradients(keys, shape):
     ],
 )
 def test_what_the_second_half_refuses_changes_nothing(change):
-    holder = Holder()
-    holder.configure(INTERVAL, 4, {5, 6})
-    holder.step([5])
+    path = BufferPath()
+    path.configure(INTERVAL, 4, {5, 6})
+    path.step([5])
     keys = tf.constant([5, 6], tf.int64)
-    added = holder.buffer.add(keys, tf.ones([2, DIM]))
+    added = path.buffer.add(keys, tf.ones([2, DIM]))
     assert added.indices.numpy().tolist() == [0, -1] and not bool(added.by_movement)
     may_wait = tf.constant(change.pop("may_wait", [True, True]))
     types = {"indices": tf.int64, "sums": tf.float32}
     changed = {name: tf.constant(value, types[name]) for name, value in change.items()}
     with pytest.raises(BAD, match=r"allowed|rank|Dimension|Shapes"):
-        holder.buffer.take_due(holder.flagged, keys, added._replace(**changed), may_wait)
-    assert holder.buffer.state().counts.deferred == 1
-    due = holder.buffer.take_due(holder.flagged, keys, added, tf.constant([True, True]))
-    assert due.keys.shape == (0,) and holder.buffer.state().num_deferred == 2
+        path.buffer.take_due(path.flagged, keys, added._replace(**changed), may_wait)
+    assert path.buffer.state().counts.deferred == 1
+    due = path.buffer.take_due(path.flagged, keys, added, tf.constant([True, True]))
+    assert due.keys.shape == (0,) and path.buffer.state().num_deferred == 2
 
 
 def test_a_key_that_is_given_twice_is_refused():
     with pytest.raises(BAD, match=r"keys\[0\] and keys\[2\] are both 3"):
-        Holder().step([3, 4, 3])
+        BufferPath().step([3, 4, 3])
 
 
 @pytest.mark.parametrize(
@@ -383,14 +410,14 @@ def test_bad_settings(name, value):
 
 
 def test_more_than_there_is_memory_for_is_refused():
-    holder = Holder()
-    holder.configure(INTERVAL, 2, {1})
-    holder.step([1])
+    path = BufferPath()
+    path.configure(INTERVAL, 2, {1})
+    path.step([1])
     for capacity in (2**62, 2**44):
         with pytest.raises(tf.errors.OpError):
-            holder.buffer.configure(INTERVAL, capacity)
-    assert holder.buffer.state().num_deferred == 1
-    assert holder.step([1]).keys.shape == (0,)
+            path.buffer.configure(INTERVAL, capacity)
+    assert path.buffer.state().num_deferred == 1
+    assert path.step([1]).keys.shape == (0,)
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 65537, 2**63 - 1])
