@@ -1,9 +1,10 @@
-// The row compaction on the CPU and, where there is one, on a GPU, both against a plain reference.
-// The GPU's tests are skipped, visibly, where there is nothing to run them.
+// The row compaction: fixed cases on the CPU and on a GPU, and generated rows, whose results must
+// not depend on the number of threads and must be equal on a GPU bit for bit.
+// tests/ops/test_masking.py compares the CPU with the definition.
+// The tests of the GPU are skipped, visibly, on machines without one.
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -27,35 +28,6 @@ struct Rows {
   std::vector<float> values;  // [keys, dim]
   int64_t offered = 0;
 };
-
-// The definition, one row after the other.
-template <class Key>
-Rows<Key> Reference(const Rows<Key>& rows, int64_t dim, const KeySet& masked, bool deduplicate) {
-  Rows<Key> kept;
-  const auto row_of = [&](size_t i) { return rows.values.begin() + static_cast<int64_t>(i) * dim; };
-  if (!deduplicate) {
-    for (size_t i = 0; i < rows.keys.size(); ++i) {
-      ++kept.offered;
-      if (masked.Contains(rows.keys[i])) continue;
-      kept.keys.push_back(rows.keys[i]);
-      kept.values.insert(kept.values.end(), row_of(i), row_of(i) + dim);
-    }
-    return kept;
-  }
-  std::map<Key, std::vector<float>> sums;
-  for (size_t i = 0; i < rows.keys.size(); ++i) {
-    const auto added = sums.emplace(rows.keys[i], std::vector<float>(row_of(i), row_of(i) + dim));
-    if (added.second) continue;
-    for (int64_t j = 0; j < dim; ++j) added.first->second[j] += row_of(i)[j];
-  }
-  for (const auto& [key, sum] : sums) {
-    ++kept.offered;
-    if (masked.Contains(key)) continue;
-    kept.keys.push_back(key);
-    kept.values.insert(kept.values.end(), sum.begin(), sum.end());
-  }
-  return kept;
-}
 
 template <class Key>
 Rows<Key> CompactOnCpu(const Rows<Key>& rows, int64_t dim, const KeySet& masked, bool deduplicate,
@@ -120,19 +92,24 @@ class RowCompactionTest : public testing::TestWithParam<int> {
   }
 
   template <class Key>
-  void ExpectReference(const Rows<Key>& rows, int64_t dim, const KeySet& masked) {
+  static void ExpectEqual(const Rows<Key>& kept, const Rows<Key>& expected,
+                          const std::string& where) {
+    EXPECT_EQ(kept.keys, expected.keys) << where;
+    EXPECT_EQ(kept.offered, expected.offered) << where;
+    ASSERT_EQ(kept.values.size(), expected.values.size()) << where;
+    // Bit for bit: -0 differs from 0.
+    const size_t bytes = kept.values.size() * sizeof(float);
+    EXPECT_TRUE(bytes == 0 || std::memcmp(kept.values.data(), expected.values.data(), bytes) == 0)
+        << where;
+  }
+
+  // Compares with one thread of the CPU.
+  template <class Key>
+  void ExpectEqualsOneThread(const Rows<Key>& rows, int64_t dim, const KeySet& masked) {
     for (bool deduplicate : {false, true}) {
-      const Rows<Key> expected = Reference(rows, dim, masked, deduplicate);
-      const Rows<Key> kept = Compact(rows, dim, masked, deduplicate);
-      const std::string where =
-          std::to_string(rows.keys.size()) + " rows of " + std::to_string(dim);
-      EXPECT_EQ(kept.keys, expected.keys) << where;
-      EXPECT_EQ(kept.offered, expected.offered) << where;
-      ASSERT_EQ(kept.values.size(), expected.values.size()) << where;
-      // Bit for bit: -0 is not 0.
-      const size_t bytes = kept.values.size() * sizeof(float);
-      EXPECT_TRUE(bytes == 0 || std::memcmp(kept.values.data(), expected.values.data(), bytes) == 0)
-          << where;
+      ExpectEqual(Compact(rows, dim, masked, deduplicate),
+                  CompactOnCpu(rows, dim, masked, deduplicate, 1),
+                  std::to_string(rows.keys.size()) + " rows of " + std::to_string(dim));
     }
   }
 };
@@ -159,13 +136,13 @@ KeySet EveryThirdOf(int64_t different_keys) {
   return masked;
 }
 
-TEST_P(RowCompactionTest, EqualsTheReference) {
+TEST_P(RowCompactionTest, EqualsOneThreadOfTheCpu) {
   for (int64_t n : {0, 1, 2, 255, 256, 257, 5000, 30000}) {
     for (int64_t dim : {0, 1, 3, 16, 33}) {
       for (int64_t different_keys : {1, 5, 4000}) {
         const KeySet masked = EveryThirdOf(different_keys);
-        ExpectReference(SomeRows<int64_t>(n, dim, different_keys), dim, masked);
-        ExpectReference(SomeRows<int32_t>(n, dim, different_keys), dim, masked);
+        ExpectEqualsOneThread(SomeRows<int64_t>(n, dim, different_keys), dim, masked);
+        ExpectEqualsOneThread(SomeRows<int32_t>(n, dim, different_keys), dim, masked);
       }
     }
   }
@@ -173,11 +150,14 @@ TEST_P(RowCompactionTest, EqualsTheReference) {
 
 TEST_P(RowCompactionTest, NothingAndEverythingMasked) {
   const Rows<int64_t> rows = SomeRows<int64_t>(1000, 4, 100);
-  ExpectReference(rows, 4, KeySet());
+  ExpectEqualsOneThread(rows, 4, KeySet());
+  ExpectEqual(Compact(rows, 4, KeySet(), false), {rows.keys, rows.values, 1000}, "nothing masked");
   KeySet all;
   ASSERT_TRUE(all.Build(rows.keys.data(), 1000).ok());
-  ExpectReference(rows, 4, all);
-  EXPECT_TRUE(Compact(rows, 4, all, true).keys.empty());
+  ExpectEqual(Compact(rows, 4, all, false), {{}, {}, 1000}, "everything masked");
+  const Rows<int64_t> kept = Compact(rows, 4, all, true);
+  EXPECT_TRUE(kept.keys.empty() && kept.values.empty());
+  EXPECT_EQ(kept.offered, CompactOnCpu(rows, 4, all, true, 1).offered);
 }
 
 TEST_P(RowCompactionTest, EveryInt64IsAKey) {
@@ -186,19 +166,36 @@ TEST_P(RowCompactionTest, EveryInt64IsAKey) {
   Rows<int64_t> rows;
   rows.keys = {kHighest, -1, kLowest, 0, kHighest, kLowest + 1, kLowest, -1};
   for (size_t i = 0; i < rows.keys.size(); ++i) rows.values.push_back(static_cast<float>(i) + 0.5f);
+  const Rows<int64_t> sums = {{kLowest, kLowest + 1, -1, 0, kHighest}, {9, 5.5f, 9, 3.5f, 5}, 5};
   for (int64_t key : {kHighest, int64_t{-1}, kLowest, kLowest + 1, int64_t{7}}) {
     KeySet masked;
     ASSERT_TRUE(masked.Build(&key, 1).ok());
-    ExpectReference(rows, 1, masked);
+    for (bool deduplicate : {false, true}) {
+      const Rows<int64_t>& all = deduplicate ? sums : rows;
+      Rows<int64_t> expected;
+      expected.offered = static_cast<int64_t>(all.keys.size());
+      for (size_t i = 0; i < all.keys.size(); ++i) {
+        if (all.keys[i] == key) continue;
+        expected.keys.push_back(all.keys[i]);
+        expected.values.push_back(all.values[i]);
+      }
+      ExpectEqual(Compact(rows, 1, masked, deduplicate), expected,
+                  "without " + std::to_string(key));
+    }
   }
 }
 
-TEST_P(RowCompactionTest, WhatIsNotFiniteIsPassedOn) {
+TEST_P(RowCompactionTest, ValuesThatAreNotFiniteAreKept) {
   Rows<int64_t> rows;
   rows.keys = {4, 5, 6};
   rows.values = {std::numeric_limits<float>::infinity(), -0.0f,
                  -std::numeric_limits<float>::infinity()};
-  ExpectReference(rows, 1, EveryThirdOf(5));
+  // EveryThirdOf(5) contains 4.
+  const Rows<int64_t> expected = {{5, 6}, {rows.values[1], rows.values[2]}, 3};
+  for (bool deduplicate : {false, true}) {
+    ExpectEqual(Compact(rows, 1, EveryThirdOf(5), deduplicate), expected, "key 4 masked");
+    ExpectEqual(Compact(rows, 1, KeySet(), deduplicate), {rows.keys, rows.values, 3}, "all kept");
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, RowCompactionTest, testing::Values(1, 2, 7, kGpu),
