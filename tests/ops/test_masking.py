@@ -1,4 +1,4 @@
-"""slipstream_tf.ops.mask against a NumPy reference."""
+"""Masking on all paths against the definition, and slipstream_tf.ops.mask."""
 
 from __future__ import annotations
 
@@ -8,21 +8,33 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
+from definitions import KeptRows, assert_same_bits, sum_and_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_tf.ops import _loader, mask
+from slipstream_tf import optimizers
+from slipstream_tf.config import Table
+from slipstream_tf.ops import _loader, exchange, features, mask, update_policy
+from slipstream_tf.ops import table as table_ops
+from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
+from slipstream_tf.tables import NativeStore, VariableStore
 
 needs_gpu = pytest.mark.skipif(
     not tf.config.list_physical_devices("GPU") or not _loader.build_info().cuda,
     reason="needs a GPU and a library built with CUDA",
 )
+DEVICES = ["CPU:0", pytest.param("GPU:0", marks=needs_gpu)]
+SPECS = [FeatureSpec("f", "t", padding_key=None)]
+DIM = 3
+# A power of two, so that products with it are exact.
+RATE = 0.25
 LOWEST, HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 KEYS = st.one_of(st.integers(-4, 12), st.sampled_from([LOWEST, LOWEST + 1, HIGHEST]))
 
 
-def key_set(keys) -> mask.KeySet:
-    result = mask.KeySet()
+def key_set(keys, device=None) -> mask.KeySet:
+    result = mask.KeySet(device)
     result.assign(np.array(keys, np.int64))
     return result
 
@@ -33,33 +45,80 @@ def slices(keys, values, dtype=np.int64, dense_shape=None) -> tf.IndexedSlices:
     )
 
 
-def reference(keys, values, masked, deduplicate):
-    """(kept keys, kept values, rows left out, rows before masking)."""
-    if deduplicate:
-        unique = np.unique(keys)
-        sums = []
-        for key in unique:
-            rows = values[keys == key]
-            total = rows[0].copy()
-            for row in rows[1:]:
-                total += row
-            sums.append(total)
-        keys, values = unique, np.array(sums, np.float32).reshape(unique.size, *values.shape[1:])
-    stays = np.array([key not in masked for key in keys.tolist()], bool)
-    return keys[stays], values[stays], int((~stays).sum()), keys.size
+def mask_by_op(keys, rows, masked, deduplicate=True, device="CPU:0") -> KeptRows:
+    with tf.device(device):
+        gradients = slices(keys, rows, keys.dtype)
+        result = mask.mask_gradients(gradients, key_set(masked, device), deduplicate)
+    assert device in result.slices.values.device
+    kept = result.slices
+    counts = int(result.masked), int(result.offered)
+    return KeptRows(kept.indices.numpy(), kept.values.numpy(), *counts)
 
 
-def assert_equals_reference(keys, values, masked, dtype=np.int64):
+def mask_by_native_table(keys, rows, masked) -> KeptRows:
+    """Reads the sums from how far SGD moves the rows; a key whose sum is 0 is not among them."""
+    store = NativeStore([Table("t", DIM)], optimizers.SGD(RATE))
+    own = np.unique([*keys, *masked]).astype(np.int64)
+    store.write_rows("t", own, np.zeros((own.size, DIM), np.float32))
+    store.set_update_policy("t", UpdatePolicy("mask"))
+    store.set_row_flags("t", masked, np.full(len(masked), SATURATED))
+    _, plan = store.lookup(features.pack({"f": keys}, SPECS), SPECS, training=True)
+    store.apply_gradients(plan, [tf.constant(rows)])
+    sums = (0 - store.gather("t", own)[0].numpy()) / np.float32(RATE)
+    moved = (sums != 0).any(axis=1)
+    counts = store.update_counts("t")
+    return KeptRows(own[moved], sums[moved], counts.masked, counts.offered)
+
+
+def mask_by_exchange(keys, rows, masked) -> KeptRows:
+    """Takes the sums that a native table sends to other ranks."""
+    handle = table_ops.create(Table("t", DIM), optimizers.SGD(RATE))
+    own = np.unique([*keys, *masked]).astype(np.int64)
+    table_ops.write(handle, own, np.zeros((own.size, DIM), np.float32))
+    update_policy.set_policy(handle, UpdatePolicy("mask", is_exchanged=True))
+    update_policy.set_row_flags(handle, masked, np.full(len(masked), SATURATED))
+    layout = table_ops.LookupLayout((0,), ("sum",), (DIM,), False)
+    _, plan = table_ops.lookup([handle], features.pack({"f": keys}, SPECS), layout)
+    sent = exchange.collect_gradients(plan, [tf.constant(rows)], RATE)
+    order = np.argsort(sent.keys.numpy())
+    counts = update_policy.update_counts(handle)
+    sums = sent.values.numpy().reshape(-1, DIM)[order]
+    return KeptRows(sent.keys.numpy()[order], sums, counts.masked, counts.offered)
+
+
+def mask_by_variable_store(keys, rows, masked) -> KeptRows:
+    """Row i of the variable has the i-th smallest key."""
+    own = np.unique([*keys, *masked, 0]).astype(np.int64)
+    store = VariableStore({"t": tf.Variable(tf.zeros([own.size, DIM]))})
+    store.set_update_policy("t", UpdatePolicy("mask"))
+    store.set_saturated("t", np.searchsorted(own, masked))
+    indices = np.searchsorted(own, keys)
+    kept = store.mask_gradients("t", slices(indices, rows, dense_shape=[own.size, DIM]))
+    counts = store.update_counts("t")
+    return KeptRows(own[kept.indices.numpy()], kept.values.numpy(), counts.masked, counts.offered)
+
+
+TABLES = {
+    "native": mask_by_native_table,
+    "exchange": mask_by_exchange,
+    "variable": mask_by_variable_store,
+}
+
+
+def assert_same(found, expected):
+    assert_same_bits(found.keys, expected.keys)
+    assert_same_bits(found.rows, expected.rows)
+    assert (found.masked, found.offered) == (expected.masked, expected.offered)
+
+
+def assert_op_equals_the_definition(keys, rows, masked, dtype=np.int64, device="CPU:0"):
     keys = np.array(keys, dtype)
     for deduplicate in (True, False):
-        result = mask.mask_gradients(slices(keys, values, dtype), key_set(masked), deduplicate)
-        expected = reference(keys, values, set(masked), deduplicate)
-        assert result.slices.indices.dtype == dtype
-        np.testing.assert_array_equal(result.slices.indices, expected[0])
-        np.testing.assert_array_equal(result.slices.values, expected[1])
-        assert (int(result.masked), int(result.offered)) == expected[2:]
+        found = mask_by_op(keys, rows, masked, deduplicate, device)
+        assert_same(found, sum_and_mask(keys, rows, masked, deduplicate))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @settings(deadline=None, max_examples=100)
 @given(
     keys=st.lists(KEYS, max_size=40),
@@ -67,43 +126,61 @@ def assert_equals_reference(keys, values, masked, dtype=np.int64):
     shape=st.sampled_from([(), (1,), (3,), (2, 2), (0,)]),
     seed=st.integers(0, 2**31),
 )
-def test_equals_the_reference(keys, masked, shape, seed):
+def test_the_op_equals_the_definition(device, keys, masked, shape, seed):
     values = np.random.default_rng(seed).normal(size=(len(keys), *shape)).astype(np.float32)
-    assert_equals_reference(keys, values, masked)
+    assert_op_equals_the_definition(keys, values, masked, device=device)
     if all(abs(key) < 100 for key in keys):
-        assert_equals_reference(keys, values, masked, np.int32)
+        assert_op_equals_the_definition(keys, values, masked, np.int32, device)
 
 
+@pytest.mark.parametrize("table", TABLES)
+@settings(deadline=None, max_examples=30)
+@given(
+    keys=st.lists(KEYS, max_size=40),
+    masked=st.lists(KEYS, max_size=10, unique=True),
+    seed=st.integers(0, 2**31),
+)
+def test_tables_equal_the_definition(table, keys, masked, seed):
+    keys, masked = np.array(keys, np.int64), np.array(masked, np.int64)
+    rng, shape = np.random.default_rng(seed), (keys.size, DIM)
+    if table == "native":
+        # Sums of these are exact, so that rows give them back.
+        rows = rng.integers(-64, 65, shape).astype(np.float32) / 32
+    else:
+        rows = rng.normal(size=shape).astype(np.float32)
+    expected = sum_and_mask(keys, rows, masked.tolist())
+    if table == "native":
+        moved = (expected.rows != 0).any(axis=1)
+        counts = expected.masked, expected.offered
+        expected = KeptRows(expected.keys[moved], expected.rows[moved], *counts)
+    assert_same(TABLES[table](keys, rows, masked), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_many_rows_shared_among_threads(dtype):
-    rng = np.random.default_rng(0)
-    keys = np.minimum(rng.zipf(1.3, 60_000), 3_000_000).astype(dtype)
-    values = (rng.normal(size=(60_000, 5)) * 10.0 ** rng.integers(-3, 4, (60_000, 1))).astype("f4")
-    assert_equals_reference(keys, values, np.unique(keys)[::3].tolist(), dtype)
-
-
-@needs_gpu
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-@pytest.mark.parametrize("deduplicate", [True, False])
-@pytest.mark.parametrize("rows", [0, 1, 40_000])
-def test_gpu_equals_the_cpu(dtype, deduplicate, rows):
+@pytest.mark.parametrize(
+    "rows, shape", [(60_000, (5,)), (40_000, (2, 3)), (1, (2, 3)), (0, (2, 3))]
+)
+def test_many_rows_shared_among_threads(device, dtype, rows, shape):
     rng = np.random.default_rng(0)
     keys = np.minimum(rng.zipf(1.3, rows), 3_000_000).astype(dtype)
-    values = rng.normal(size=(rows, 2, 3)).astype(np.float32)
-    results = []
-    for device in ("CPU:0", "GPU:0"):
-        masked = mask.KeySet(device)
-        masked.assign(np.unique(keys)[::3])
-        with tf.device(device):
-            gradients = slices(keys, values, dtype)
-            result = mask.mask_gradients(gradients, masked, deduplicate)
-        assert device in result.slices.values.device
-        results.append(result)
-    expected, found = results
-    np.testing.assert_array_equal(found.slices.indices, expected.slices.indices)
-    np.testing.assert_array_equal(found.slices.values, expected.slices.values)
-    assert int(found.masked) == int(expected.masked)
-    assert int(found.offered) == int(expected.offered)
+    scale = 10.0 ** rng.integers(-3, 4, (rows, *[1] * len(shape)))
+    values = (rng.normal(size=(rows, *shape)) * scale).astype(np.float32)
+    masked = np.unique(keys)[::3].tolist()
+    assert_op_equals_the_definition(keys, values, masked, dtype, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("different_keys", [1, 5, 4000])
+@pytest.mark.parametrize("dim", [0, 1, 3, 16, 33])
+@pytest.mark.parametrize("rows", [1, 2, 255, 256, 257, 5000])
+def test_sizes_of_rows(device, rows, dim, different_keys):
+    rng = np.random.default_rng(rows + dim)
+    keys = rng.integers(0, different_keys, rows) - different_keys // 3
+    values = rng.normal(size=(rows, dim)) * 10.0 ** rng.integers(-3, 4, (rows, 1))
+    masked = range(-different_keys, different_keys, 3)
+    dtype = (np.int32, np.int64)[dim % 2]
+    assert_op_equals_the_definition(keys, values.astype(np.float32), masked, dtype, device)
 
 
 @pytest.mark.parametrize("deduplicate", [True, False])
@@ -133,11 +210,9 @@ def test_dense_shape_is_kept():
 @pytest.mark.parametrize("keys", [[], [-3, 0, 5], [0, 0, 5], [5, 0, 7]], ids=str)
 def test_keys_that_ascend_each_once_stay_as_they_are(keys):
     values = np.arange(2.0 * len(keys), dtype=np.float32).reshape(-1, 2)
-    result = mask.mask_gradients(slices(keys, values), mask.KeySet())
-    kept, sums, masked, offered = reference(keys, values, [], True)
-    np.testing.assert_array_equal(result.slices.indices, kept)
-    np.testing.assert_array_equal(result.slices.values, sums)
-    assert (int(result.masked), int(result.offered)) == (masked, offered)
+    keys = np.array(keys, np.int64)
+    found = mask_by_op(keys, values, [])
+    assert_same(found, sum_and_mask(keys, values, []))
 
 
 def test_rows_left_out_are_not_looked_at_and_others_are_passed_on():
