@@ -2,7 +2,7 @@
 
 Three modes: `plain` sums gradients by key, `mask` drops the gradients of a third of the keys, and
 `defer` keeps gradients back until they move a row by 0.002 or are ten steps old. In every step the
-keys and sums must equal those of a definition in NumPy bit for bit. A second run without the
+keys and sums must equal those of tests/definitions.py bit for bit. A second run without the
 comparison is timed.
 
     python3 benchmarks/gpu/dlrm.py LIBRARY --arrays=cupy --results=results.jsonl
@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parent)]
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 
+from definitions import DeferralDefinition, DeferralRule, sum_and_mask  # noqa: E402
 from launchers import Launchers  # noqa: E402
 from results import Results  # noqa: E402
 
@@ -91,48 +93,20 @@ class OnDevice:
         return due[:n], due_sums[:n]
 
 
-class Definition:
-    """The gradients to apply, by dictionaries on the host."""
+class Defined:
+    """The gradients to apply, by the definitions of the tests on the host."""
 
     def __init__(self, mode: str, masked: np.ndarray):
-        self._defers, self._masked = mode == "defer", set(masked.tolist())
-        self._deferred: dict[int, tuple[np.ndarray, int]] = {}  # key -> sum, first step
-        self._step = 0
+        self._masked = set(masked.tolist())
+        self._deferral = DeferralDefinition(DIM) if mode == "defer" else None
+        self._rule = DeferralRule(limit=MOVEMENT, max_age=MAX_AGE, max_rows=CAPACITY)
 
     def take(self, keys: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See OnDevice.take."""
-        sums: dict[int, np.ndarray] = {}
-        for key, gradient in zip(keys.tolist(), gradients, strict=True):
-            if key not in self._masked:
-                sums[key] = sums[key] + gradient if key in sums else gradient.copy()
-        if self._defers:
-            sums = self._due(sums)
-        order = sorted(sums)
-        return np.array(order, np.int64), np.array([sums[k] for k in order], "f4").reshape(-1, DIM)
-
-    def _due(self, sums: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-        self._step += 1
-        due: dict[int, np.ndarray] = {}
-        new: list[tuple[int, np.ndarray]] = []
-        for key, gradient in sorted(sums.items()):
-            before, since = self._deferred.pop(key, (None, self._step))
-            total = gradient + (np.float32(0) if before is None else before)
-            if not np.abs(total).max() < MOVEMENT or self._step - since >= MAX_AGE:
-                due[key] = total
-            elif before is None:
-                new.append((key, total))
-            else:
-                self._deferred[key] = (total, since)
-        for key, (total, since) in list(self._deferred.items()):
-            if self._step - since >= MAX_AGE:
-                due[key] = total
-                del self._deferred[key]
-        for key, total in new:
-            if len(self._deferred) < CAPACITY:
-                self._deferred[key] = (total, self._step)
-            else:
-                due[key] = total
-        return due
+        kept = sum_and_mask(keys, gradients, self._masked)
+        if self._deferral is None:
+            return kept.keys, kept.rows
+        return self._deferral.step(self._rule, kept.keys, kept.rows)
 
 
 def train(mode: str, launchers: Launchers, steps: int, *, compares: bool) -> dict[str, Any]:
@@ -151,7 +125,7 @@ def train(mode: str, launchers: Launchers, steps: int, *, compares: bool) -> dic
     start_rows = np.random.default_rng(3).normal(size=(keys_in_all, DIM)) * 0.05
     table, squares = xp.asarray(start_rows.astype("f4")), xp.full((keys_in_all, DIM), 0.1, "f4")
     dense, device = Dense(xp), OnDevice(mode, masked, launchers)
-    definition = Definition(mode, masked)
+    definition = Defined(mode, masked)
     batches = [tuple(map(xp.asarray, make_batch(i))) for i in range(steps)]
     losses, applied, start = [], 0, time.perf_counter()
     for number, (ids, labels) in enumerate(batches):
