@@ -8,12 +8,15 @@ separately, in as much memory as one process has for them.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+from pathlib import Path
 
 from slipstream_tf.cli.train import entry_point
-from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.native import NativeStore
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
+from rank_simulation import simulate_ranks
 
 
 def train(ranks: int) -> None:
@@ -22,13 +25,7 @@ def train(ranks: int) -> None:
     Args:
         ranks: number of simulated ranks, 2 to 64.
     """
-    set_update_policy = NativeStore.set_update_policy
-
-    def set_with_ranks(store: NativeStore, table: str, policy: UpdatePolicy) -> None:
-        max_rows = ranks * policy.max_rows
-        set_update_policy(store, table, dataclasses.replace(policy, ranks=ranks, max_rows=max_rows))
-
-    NativeStore.set_update_policy = set_with_ranks  # type: ignore[method-assign]
+    simulate_ranks(NativeStore, ranks)
     entry_point()
 
 

@@ -11,7 +11,7 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
-from deferral_paths import DIM, KEYS, BufferPath, ExchangePath, NativePath, VariablePath
+from deferral_paths import DIM, KEYS, RATE, BufferPath, ExchangePath, NativePath, VariablePath
 from definitions import COUNTS, assert_same_bits, sum_and_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -159,6 +159,35 @@ def test_buffers_equal_the_definition(make_path, seed):
 @given(seed=st.integers(0, 2**32 - 1))
 def test_tables_equal_the_definition(make_path, seed):
     run_steps(make_path(), seed)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("trigger", ["movement", "interval"])
+@settings(deadline=None, max_examples=6)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_simulated_ranks_equal_a_definition_each(ranks, trigger, seed):
+    rng, path = np.random.default_rng(seed), NativePath()
+    definitions = [path.definition() for _ in range(ranks)]
+    limit, room = 0.8 * RATE, 64 * ranks * KEYS.size
+    policy = UpdatePolicy("defer", trigger, limit, max_age=4, max_rows=room, ranks=ranks)
+    path.configure(policy, 0, rng.choice(KEYS, 8, replace=False).tolist())
+    for _ in range(12):
+        # Each rank has an even part of the batch, in the order of the examples.
+        n = int(rng.integers(0, 8))
+        parts = [some_rows(rng, n, path) for _ in range(ranks)]
+        summed = [sum_and_mask(keys, gradients, ()) for keys, gradients in parts]
+        due = [
+            definition.step(path.rule(math.inf), rows.keys, rows.rows)
+            for definition, rows in zip(definitions, summed, strict=True)
+        ]
+        # A table applies all that is due of a key as one gradient.
+        total = sum_and_mask(*(np.concatenate(column) for column in zip(*due, strict=True)), ())
+        batch = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        assert_due(path, path.due(*batch), (total.keys, total.rows))
+        counts = {name: count for name, count in path.counts().items() if name in COUNTS}
+        for name, count in counts.items():
+            assert count == sum(definition.counts[name] for definition in definitions), name
+        assert path.counts()["deferred_now"] == sum(len(each.sums) for each in definitions)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -19,7 +19,7 @@ import tensorflow as tf
 import slipstream_tf as slip
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from simulated_ranks import simulate_ranks
+from rank_simulation import simulate_ranks
 
 FIELDS, DIM = 3, 4
 Batch = tuple[dict[str, np.ndarray], np.ndarray]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from simulated_ranks import simulate_ranks
+from rank_simulation import simulate_ranks
 from thread_jobs import GLOBAL_BATCH, KEYS, SPECS, TABLES, Job, Threads
 
 from slipstream_tf import Retention, Storage, Table, optimizers

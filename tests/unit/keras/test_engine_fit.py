@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from engine_settings import engine_arguments
-from simulated_ranks import simulate_ranks
+from rank_simulation import simulate_ranks
 
 import slipstream_tf as slip
 from slipstream_tf import Table, initializers, optimizers
