@@ -24,7 +24,7 @@ from slipstream_tf.tables import NativeStore, VariableStore
 
 DIM = 3
 KEYS = np.arange(-8, 9) * 2**58
-"""The keys of generated steps."""
+"""The keys whose sums may wait."""
 # A power of two, so that products with it are exact.
 RATE = 0.25
 SPECS = [FeatureSpec("f", "t")]
@@ -35,6 +35,7 @@ class DeferralPath:
     """One implementation of deferral. The methods of a path take and return NumPy arrays.
 
     Attributes:
+        keys: the keys of generated steps.
         plain_mode: mode of a policy under which the path defers nothing.
         sums_rows: whether a step may have multiple gradients of a key, in any order.
         is_exact: whether sums come back bit for bit whatever their values. Otherwise only sums of
@@ -46,6 +47,7 @@ class DeferralPath:
         has_capacity: whether the buffers have a capacity apart from `max_rows`.
     """
 
+    keys = KEYS
     plain_mode = "apply"
     sums_rows = True
     is_exact = True
@@ -113,6 +115,7 @@ class DeferralPath:
 class BufferPath(DeferralPath):
     """The ops of `ops.deferred_gradients`; the sums may wait as if SGD had a rate of 1."""
 
+    keys = np.append(LOWEST_KEY, KEYS)
     plain_mode = "mask"
     sums_rows = False
     keeps_sums = True

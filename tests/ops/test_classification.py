@@ -115,7 +115,7 @@ batches = st.lists(st.tuples(keys, key_lists, keys), max_size=8)
 
 
 @on_classifiers
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(
     batch=st.lists(st.tuples(short_lists, short_lists), max_size=8),
     drifts=normal_drift_maps,

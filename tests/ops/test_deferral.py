@@ -56,9 +56,9 @@ def on_paths(*names):
 def some_rows(rng, n, path):
     """Returns keys and gradients of a step; the gradients suit the path."""
     if path.sums_rows:
-        keys = rng.choice(KEYS, n)
+        keys = rng.choice(path.keys, n)
     else:
-        keys = np.sort(rng.choice(KEYS, min(n, KEYS.size), replace=False))
+        keys = np.sort(rng.choice(path.keys, min(n, path.keys.size), replace=False))
     shape = (keys.size, DIM)
     if path.is_exact:
         gradients = rng.normal(scale=0.5, size=shape).astype(np.float32)
@@ -80,7 +80,7 @@ def some_settings(rng, path):
     limit = 0.8 * path.movement_of_one()
     policy = UpdatePolicy(mode, trigger, limit, max_age=int(ages), max_rows=int(rows))
     capacity = int(rng.integers(0, 12)) if path.has_capacity else math.inf
-    return policy, capacity, rng.choice(KEYS, 12, replace=False).tolist()
+    return policy, capacity, rng.choice(path.keys, 12, replace=False).tolist()
 
 
 def assert_due(path, due, expected):
