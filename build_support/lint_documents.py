@@ -26,7 +26,8 @@ _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 def pages() -> list[pathlib.Path]:
     """Returns the Markdown files that people write."""
     return [
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "cc_ops/README.md")),
+        *ROOT.glob("*.md"),
+        ROOT / "cc_ops" / "README.md",
         *(ROOT / "examples").glob("*.md"),
         *(ROOT / "benchmarks").glob("*.md"),
         *sorted((ROOT / "docs").rglob("*.md")),

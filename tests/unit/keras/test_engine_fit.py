@@ -315,7 +315,8 @@ def test_losses_are_told_with_the_features_or_what_could_be_skipped():
     run.slipstream.record_losses(None, *told, skippable=skippable)
     run.slipstream.record_losses(keys, *told)
     found = run.slipstream.tracker.classifier.take_loss_statistics()
-    assert (found.skippable.count, found.skippable.total, found.others.count) == (2, 1.0, 4)
+    assert (found.skippable, found.weight) == (2, 6.0)
+    assert found.skippable_squared_residuals == pytest.approx(2 * np.expm1(-0.5) ** 2)
 
 
 def events_in(folder):
