@@ -27,7 +27,6 @@ class ArrayReader(BatchReader):
         batch_size: int,
         dense: np.ndarray | None = None,
         shuffle_seed: int | None = None,
-        drop_remainder: bool = False,
     ):
         """Keeps references to the arrays.
 
@@ -39,13 +38,12 @@ class ArrayReader(BatchReader):
             dense: [n, num_dense], or None.
             shuffle_seed: None keeps the order; with a seed, pass e (counted over the passes of
                 this reader) has the order that (seed, e) gives.
-            drop_remainder: leave out a last batch that is not full.
 
         Raises:
             ValueError: the arrays do not fit together, keys are no integers, a label or
                 a dense number is not finite, or the batch size is below 1.
         """
-        super().__init__(batch_size, drop_remainder=drop_remainder)
+        super().__init__(batch_size)
         count = label.shape[0] if label.ndim == 1 else -1
         dense = np.empty((max(count, 0), 0), np.float32) if dense is None else dense
         if keys.shape != (count, len(spec.fields)) or dense.shape != (count, spec.num_dense):

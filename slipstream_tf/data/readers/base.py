@@ -27,8 +27,8 @@ PART_PERIOD = 10
 # A pass that was begun and given up would keep its files open; the oldest are closed, and read
 # again if they go on after all.
 _MOST_OPEN = 4
-# Rows, or a table of Arrow: what has a length and `slice(first, count)`.
-_Block = TypeVar("_Block", bound=Any)
+# Rows, or a table of Arrow.
+_Block = TypeVar("_Block")
 
 
 @dataclasses.dataclass
@@ -88,29 +88,8 @@ def is_in_part(first: int, count: int, part: str | None, hold_out: bool = False)
     return ~(of_part["test"] | of_part["valid"]) if hold_out else ~of_part["test"]
 
 
-def first_inputs(blocks: Iterable[_Block], limit: int | None) -> Iterator[_Block]:
-    """Yields blocks until `limit` inputs have passed (None: all); never an empty block."""
-    for block in blocks:
-        if limit is not None:
-            block = block.slice(0, limit)
-            limit -= len(block)
-        if len(block):
-            yield block
-        if limit == 0:
-            return
-
-
-def in_batches(blocks: Iterable[Rows], batch_size: int, drop_remainder: bool) -> Iterator[Rows]:
-    """Cuts blocks of any sizes into batches, in order.
-
-    Args:
-        blocks: not empty, each.
-        batch_size: inputs of a batch.
-        drop_remainder: leave out a last batch that is not full.
-
-    Yields:
-        The batches.
-    """
+def in_batches(blocks: Iterable[Rows], batch_size: int) -> Iterator[Rows]:
+    """Cuts blocks of any sizes into batches, in order; the last one may be smaller."""
     waiting: list[Rows] = []
     count = 0
     for block in blocks:
@@ -124,7 +103,7 @@ def in_batches(blocks: Iterable[Rows], batch_size: int, drop_remainder: bool) ->
             yield joined.slice(begin, batch_size)
         count -= full
         waiting = [joined.slice(full, count)] if count else []
-    if count and not drop_remainder:
+    if count:
         yield Rows.join(waiting)
 
 
@@ -232,8 +211,6 @@ class BatchReader:
         part: str | None = None,
         hold_out: bool = False,
         strict: bool = False,
-        drop_remainder: bool = False,
-        max_examples: int | None = None,
     ):
         """Checks the arguments that all readers have.
 
@@ -242,8 +219,6 @@ class BatchReader:
             part: "train", "valid", "test" or None for all inputs.
             hold_out: whether "valid" is left out of "train".
             strict: make the first malformed line an error instead of leaving it out.
-            drop_remainder: leave out a last batch that is not full.
-            max_examples: stop after so many inputs, or None.
 
         Raises:
             ValueError: an argument is out of its range.
@@ -252,28 +227,21 @@ class BatchReader:
         require_integer("batch_size", batch_size, 1, None, place)
         if part is not None:
             require_choice("part", part, PARTS, place)
-        if max_examples is not None:
-            require_integer("max_examples", max_examples, 1, None, place)
         self.bad_lines = BadLines(strict)
-        self._batch_size, self._drop_remainder = batch_size, drop_remainder
-        self._part, self._max_inputs = part, max_examples
-        self._hold_out = hold_out
+        self._batch_size, self._part, self._hold_out = batch_size, part, hold_out
         self._passes = Passes(self._batches)
 
     def dataset(self) -> tf.data.Dataset:
         """Returns the batches; each iteration is a pass of its own."""
-        batch = self._batch_size if self._drop_remainder else None
-        features = {"keys": self._key_spec(batch)}
+        features = {"keys": self._key_spec()}
         if self.spec.num_dense:
-            features["dense"] = tf.TensorSpec([batch, self.spec.num_dense], tf.float32)
-        dataset = self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
+            features["dense"] = tf.TensorSpec([None, self.spec.num_dense], tf.float32)
+        dataset = self._passes.dataset((features, tf.TensorSpec([None], tf.float32)))
         dataset = tell_batch_size(dataset, self._batch_size)
-        known = [n for n in (self.spec.num_examples, self._max_inputs) if n is not None]
         if self.spec.num_examples is None:
             return dataset
-        batches, rest = divmod(min(known), self._batch_size)
-        count = batches + (rest > 0 and not self._drop_remainder)
-        return dataset.apply(tf.data.experimental.assert_cardinality(count))
+        batches = -(-self.spec.num_examples // self._batch_size)
+        return dataset.apply(tf.data.experimental.assert_cardinality(batches))
 
     def in_batches_of(self, batch_size: int) -> "BatchReader":
         """Returns a reader of the same inputs in batches of another size."""
@@ -282,8 +250,8 @@ class BatchReader:
         other._passes = Passes(other._batches)
         return other
 
-    def _key_spec(self, batch: int | None) -> Any:
-        return tf.TensorSpec([batch, len(self.spec.fields)], tf.int64)
+    def _key_spec(self) -> Any:
+        return tf.TensorSpec([None, len(self.spec.fields)], tf.int64)
 
     def _blocks(self, number: int) -> Iterator[Rows]:
         """Yields the inputs of a pass in order; passes are counted from 0."""
@@ -293,15 +261,15 @@ class BatchReader:
         """Tells which of consecutive inputs are of this part; see `is_in_part`."""
         return is_in_part(first, count, self._part, self._hold_out)
 
-    def _first_inputs(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
-        """Yields the first `max_examples` of a pass, whose bad lines are counted and reported."""
+    def _with_bad_lines(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
+        """Yields the blocks of a pass, whose bad lines are counted and reported."""
         self.bad_lines.reset()
         try:
-            yield from first_inputs(blocks, self._max_inputs)
+            yield from blocks
         finally:
             # Also where the reading stops early, by choice or at damaged data.
             self.bad_lines.report()
 
     def _batches(self, number: int = 0) -> Iterator[Any]:
-        for rows in in_batches(self._blocks(number), self._batch_size, self._drop_remainder):
+        for rows in in_batches(self._blocks(number), self._batch_size):
             yield rows.element()

@@ -15,12 +15,13 @@ import pyarrow.dataset as pa_dataset
 import tensorflow as tf
 
 from slipstream_tf._compat import tell_batch_size
-from slipstream_tf._utils.errors import invalid, require_integer, require_number
+from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.data.readers.base import BatchReader, Rows
 from slipstream_tf.data.readers.hashing import hash_strings
 from slipstream_tf.data.spec import MISSING_KEY, DataSpec, require_columns
 
 ROWS_AT_ONCE = 32_768
+_MISSING_DENSE = np.float32(-1.0)
 
 
 class ParquetReader(BatchReader):
@@ -41,7 +42,6 @@ class ParquetReader(BatchReader):
         label: str,
         keys: Sequence[str],
         dense: Sequence[str] = (),
-        missing_dense: float = -1.0,
         shuffle_seed: int | None = None,
         **options: Any,
     ):
@@ -55,16 +55,13 @@ class ParquetReader(BatchReader):
                 A missing value, also one in a list, becomes MISSING_KEY; a missing list becomes a
                 list of one MISSING_KEY, which an empty list is not. Integers -1 and -2 mean
                 padding and missing.
-            dense: columns of numbers, used as they are.
-            missing_dense: what a missing number (null or NaN) becomes.
+            dense: columns of numbers, used as they are; a missing one (null or NaN) becomes -1.
             shuffle_seed: None keeps the order of the files; with a seed, pass e (counted over the
                 passes of this reader) reads them in the order that (seed, e) gives. Which rows are
                 of which part stays as it is.
             **options: of all readers: part ("train", "valid", "test" or None for all rows),
-                hold_out (whether "valid" is left out of "train"), strict (make the
-                first row that cannot be used an error instead of leaving it out), drop_remainder
-                (leave out a last batch that is not full) and max_examples (stop after so many
-                inputs, or None).
+                hold_out (whether "valid" is left out of "train") and strict (make the
+                first row that cannot be used an error instead of leaving it out).
 
         Raises:
             FileNotFoundError: there is no such file, or the folder has none.
@@ -73,10 +70,9 @@ class ParquetReader(BatchReader):
         """
         super().__init__(batch_size, **options)
         place = "ParquetReader"
-        require_number("missing_dense", missing_dense, place=place)
         if shuffle_seed is not None:
             require_integer("shuffle_seed", shuffle_seed, 0, None, place)
-        self._label, self._missing_dense = label, np.float32(missing_dense)
+        self._label = label
         self._keys, self._dense = _column_names(label, keys, dense)
         self._columns = (label, *self._dense, *self._keys)
         # The number of inputs is not known without reading.
@@ -98,13 +94,11 @@ class ParquetReader(BatchReader):
             return batches
         return tell_batch_size(batches.map(self._with_ragged), self._batch_size)
 
-    def _key_spec(self, batch: int | None) -> Any:
+    def _key_spec(self) -> Any:
         if not self._lists:
-            return super()._key_spec(batch)
-        splits = tf.TensorSpec([None if batch is None else batch + 1], tf.int64)
-        ragged = (tf.TensorSpec([None], tf.int64), splits)
-        flat = tf.TensorSpec([batch], tf.int64)
-        return {name: ragged if name in self._lists else flat for name in self._keys}
+            return super()._key_spec()
+        flat = tf.TensorSpec([None], tf.int64)
+        return {name: (flat, flat) if name in self._lists else flat for name in self._keys}
 
     def _with_ragged(self, features: Any, label: tf.Tensor) -> Any:
         keys = dict(features["keys"])
@@ -194,13 +188,13 @@ class ParquetReader(BatchReader):
     def _batches(self, number: int = 0) -> Iterator[Any]:
         size = self._batch_size
         waiting: pa.Table | None = None
-        for table in self._first_inputs(self._rows(number)):
+        for table in self._with_bad_lines(self._rows(number)):
             waiting = table if waiting is None else pa.concat_tables([waiting, table])
             full = len(waiting) // size * size
             if full:
                 yield from self._elements(waiting.slice(0, full))
                 waiting = waiting.slice(full)
-        if waiting is not None and len(waiting) and not self._drop_remainder:
+        if waiting is not None and len(waiting):
             yield from self._elements(waiting)
 
     def _elements(self, table: pa.Table) -> Iterator[Any]:
@@ -208,7 +202,7 @@ class ParquetReader(BatchReader):
         dense = np.empty((len(table), len(self._dense)), np.float32)
         for column, name in enumerate(self._dense):
             values = to_numbers(table[name], np.nan)
-            dense[:, column] = np.where(np.isnan(values), self._missing_dense, values)
+            dense[:, column] = np.where(np.isnan(values), _MISSING_DENSE, values)
         flat = [name for name in self._keys if name not in self._lists]
         keys = np.empty((len(table), len(flat)), np.int64)
         for column, name in enumerate(flat):

@@ -130,7 +130,7 @@ class PreparedReader(ParquetReader):
             shuffle_seed: None keeps the order of the original files. With a seed, pass e (counted
                 over the passes of this reader) reads the shards in the order that (seed, e) gives;
                 within a shard the order stays.
-            **options: of `ParquetReader`: strict, drop_remainder, max_examples.
+            **options: of `ParquetReader`: strict.
 
         Raises:
             OSError: the manifest or a shard cannot be read.

@@ -6,6 +6,7 @@ the fast way is not sure about go through the exact one, which alone decides wha
 
 import dataclasses
 import gzip
+import itertools
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -285,10 +286,8 @@ class TextReader(BatchReader):
             paths: one file or several, read in order; ".gz" files are decompressed.
             batch_size: inputs of a batch.
             **options: of all readers: part ("train", "valid", "test" or None for all lines),
-                hold_out (whether "valid" is left out of "train"), strict (make
-                the first malformed line an error instead of leaving it out), drop_remainder (leave
-                out a last batch that is not full) and max_examples (stop after so many inputs, or
-                None).
+                hold_out (whether "valid" is left out of "train") and strict (make
+                the first malformed line an error instead of leaving it out).
 
         Raises:
             FileNotFoundError: a path is no file.
@@ -311,11 +310,8 @@ class TextReader(BatchReader):
             BadLineError: a malformed line in a strict reader.
             ValueError: a compressed file is damaged, or a file's header is another.
         """
-        return self._first_inputs(self._every_row())
-
-    def _every_row(self) -> Iterator[Rows]:
-        for path in self._paths:
-            yield from self._file_rows(path)
+        files = map(self._file_rows, self._paths)
+        return self._with_bad_lines(itertools.chain.from_iterable(files))
 
     def _file_rows(self, path: str) -> Iterator[Rows]:
         first_line = 1

@@ -104,7 +104,9 @@ def test_bad_lines_are_named_once_in_every_pass_also_when_it_stops_early(tmp_pat
         assert (reader.bad_lines.count, len(warnings)) == (2, passes)
     assert warnings[0] == warnings[1]
     assert f"2 malformed lines were left out. The first: {path}:1: 1 columns" in warnings[0]
-    list(CriteoReader(path, 4, max_examples=3).rows())
+    rows = reader.rows()
+    assert len(next(rows)) == 9
+    rows.close()
     assert len(warnings) == 3
 
 

@@ -206,7 +206,6 @@ def test_the_real_samples_arrive_whole(reader, name, lines):
     [
         ({"batch_size": 0}, "`batch_size`: 0"),
         ({"batch_size": 2, "part": "dev"}, "`part`: 'dev'"),
-        ({"batch_size": 2, "max_examples": 0}, "`max_examples`: 0"),
     ],
 )
 def test_bad_options(tmp_path, options, message):

@@ -26,11 +26,11 @@ BOUNDED = {"skip_keep": 0.5, "max_auc_loss": 10.0}
 
 def dataset():
     reader = GeneratedReader(
-        INPUTS, "train", BATCH, fields=FIELDS, dense=DENSE, cardinalities=(6, 8, 10),
-        drop_remainder=True,
-    )  # fmt: skip
+        INPUTS, "train", BATCH, fields=FIELDS, dense=DENSE, cardinalities=(6, 8, 10)
+    )
+    batches = reader.dataset().rebatch(BATCH, drop_remainder=True)
     # The engine plans its warm-up by the number of batches.
-    return reader.dataset().apply(tf.data.experimental.assert_cardinality(STEPS))
+    return batches.apply(tf.data.experimental.assert_cardinality(STEPS))
 
 
 class Run:
