@@ -172,19 +172,14 @@ def plan_memory(
     """
     most = parse_bytes("memory", memory, "a plan")
     rows = sum(use.rows for use in uses)
-    needs = {}
-    for dtype, slot_dtype in _ROW_TYPES:
-        row_bytes = Storage(dtype, slot_dtype).row_bytes(dim, slots)
-        needs[f"{dtype}, {slot_dtype}"] = rows * (row_bytes + INDEX_BYTES)
-    for dtype, slot_dtype in _ROW_TYPES:
-        if needs[f"{dtype}, {slot_dtype}"] <= most:
-            storage = Storage(dtype, slot_dtype)
-            return MemoryPlan(_all_in_memory(uses, storage, dim, slots), needs, 1)
-    ranks = -(-min(needs.values()) // most)
-    storage = Storage(*_ROW_TYPES[-1])
-    if spill is None:
-        return MemoryPlan(_all_in_memory(uses, storage, dim, slots), needs, ranks)
-    row_bytes = storage.row_bytes(dim, slots)
+    storages = {", ".join(kinds): Storage(*kinds) for kinds in _ROW_TYPES}
+    needs = {name: rows * (s.row_bytes(dim, slots) + INDEX_BYTES) for name, s in storages.items()}
+    fitting = [storages[name] for name, nbytes in needs.items() if nbytes <= most]
+    storage = next(iter(fitting), Storage(*_ROW_TYPES[-1]))
+    row_bytes, ranks = storage.row_bytes(dim, slots), max(1, -(-min(needs.values()) // most))
+    if fitting or spill is None:
+        tables = [TablePlan(use, storage, row_bytes, use.rows, 1.0) for use in uses]
+        return MemoryPlan(tuple(tables), needs, ranks)
     left = most - rows * INDEX_BYTES
     # Blocks take a share of the rows' bytes, or the most that they do.
     of_row, most_blocks = row_bytes * (1 + PAGES_SHARE) + FRAME_BYTES, MOST_BLOCKS_BYTES * len(uses)
@@ -240,13 +235,6 @@ def plan_hkv(
         settings[use.name]["max_hbm_for_vectors"] = min(wanted, left)
         left -= min(wanted, left)
     return settings
-
-
-def _all_in_memory(
-    uses: Sequence[FieldUse], storage: Storage, dim: int, slots: int
-) -> tuple[TablePlan, ...]:
-    row_bytes = storage.row_bytes(dim, slots)
-    return tuple(TablePlan(use, storage, row_bytes, use.rows, 1.0) for use in uses)
 
 
 def _most_used(uses: Sequence[FieldUse], rows: int) -> list[int]:
