@@ -274,10 +274,7 @@ def weigh_classes(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -
     def weigh(features: Any, label: tf.Tensor, weight: Any = None) -> Any:
         # Classes past the last one weigh 1, as the one after it does.
         own = tf.gather(table, tf.minimum(_classes(label), max(class_weight) + 1))
-        if weight is not None:
-            ones = tf.ones(tf.rank(weight) - 1, tf.int32)
-            own = tf.reshape(own, tf.concat([[-1], ones], axis=0)) * tf.cast(weight, tf.float32)
-        return features, label, own
+        return features, label, times_weights(own, weight)
 
     return dataset.map(weigh)
 

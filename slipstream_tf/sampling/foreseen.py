@@ -96,48 +96,6 @@ def thin_inputs(
     return weigh_last(thinned, size)
 
 
-def thin_batch(
-    batch: Any,
-    predictions: tf.Tensor,
-    classifier: InputClassifier,
-    correct: str = "weight",
-    adds_skippable: bool = False,
-    leaves_out: bool = True,
-) -> Any:
-    """Leaves out inputs of one batch by the losses that a model's own predictions foresee.
-
-    Args:
-        batch: `(features, label)` or `(features, label, sample_weight)`.
-        predictions: float [batch] or [batch, 1], probabilities.
-        classifier: one whose pilot is the model.
-        correct: as of `thin_inputs`; likewise `adds_skippable`.
-        leaves_out: whether the batch may lose inputs. False in shadow mode.
-
-    Returns:
-        `(features, label, sample_weight)`, smaller; of one input with weight 0 where nothing would
-        be left.
-    """
-    clicks = click_of(batch[1])
-    weights = weight_of(batch[2]) if len(batch) == 3 else None
-    checks = [require_binary(clicks)] if correct == "offset" else []
-    with tf.control_dependencies(checks):
-        kept = classifier.foresee_by(clicks, tf.reshape(predictions, [-1]), weights)
-    if not leaves_out:
-        return _corrected(batch, kept, correct, adds_skippable)
-    # Of a batch that was empty before, nothing.
-    one = tf.minimum(tf.shape(clicks), 1)
-    nothing = KeptInputs(
-        tf.zeros(one, tf.int64), tf.zeros(one), tf.zeros(one), tf.ones(one, tf.bool)
-    )
-    is_empty = tf.equal(tf.size(kept.rows), 0)
-    kept = tf.cond(is_empty, lambda: nothing, lambda: kept)
-    chosen = rows_of(batch, kept.rows)
-    if correct == "offset":
-        # A weight above 0 is no correction here.
-        chosen = (*chosen[:2], times_weights(tf.sign(kept.correction), *chosen[2:]))
-    return _corrected(chosen, kept, correct, adds_skippable)
-
-
 def _corrected(parts: Any, kept: KeptInputs, correct: str, adds_skippable: bool) -> Any:
     """Kept parts of a batch, with what corrects for the others."""
     notes: dict[str, Any] = {SKIPPABLE: kept.skippable} if adds_skippable else {}
@@ -204,13 +162,39 @@ def leave_out(
 
 
 def thin(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
-    """Applies a policy whose pilot is the model to a batch; see `Slipstream.thin`."""
+    """Leaves out inputs of one batch by the losses that a model's own predictions foresee.
+
+    Args:
+        engine: whose pilot is the model.
+        batch: `(features, label)` or `(features, label, sample_weight)`.
+        predictions: float [batch] or [batch, 1], probabilities.
+
+    Returns:
+        `(features, label, sample_weight)`, smaller; of one input with weight 0 where nothing would
+        be left. In a dry run as large as before. See `Slipstream.thin`.
+    """
     settings, classifier = engine.settings, engine.tracker.classifier
     if isinstance(batch[0], Mapping) and NEXT_KEYS in batch[0]:
         # Which of the next batch are trained is not known when its rows are asked for.
         allowed = "another pilot, or no keys of the next batch (prefetch)"
         raise invalid("pilot", "model", "a batch with the next one's keys", allowed)
-    leaves_out = settings.skips_examples
-    return thin_batch(
-        batch, predictions, classifier, settings.examples.correct, settings.needs_losses, leaves_out
+    correct = settings.examples.correct
+    clicks = click_of(batch[1])
+    weights = weight_of(batch[2]) if len(batch) == 3 else None
+    checks = [require_binary(clicks)] if correct == "offset" else []
+    with tf.control_dependencies(checks):
+        kept = classifier.foresee_by(clicks, tf.reshape(predictions, [-1]), weights)
+    if not settings.skips_examples:
+        return _corrected(batch, kept, correct, settings.needs_losses)
+    # Of a batch that was empty before, nothing.
+    one = tf.minimum(tf.shape(clicks), 1)
+    nothing = KeptInputs(
+        tf.zeros(one, tf.int64), tf.zeros(one), tf.zeros(one), tf.ones(one, tf.bool)
     )
+    is_empty = tf.equal(tf.size(kept.rows), 0)
+    kept = tf.cond(is_empty, lambda: nothing, lambda: kept)
+    chosen = rows_of(batch, kept.rows)
+    if correct == "offset":
+        # A weight above 0 is no correction here.
+        chosen = (*chosen[:2], times_weights(tf.sign(kept.correction), *chosen[2:]))
+    return _corrected(chosen, kept, correct, settings.needs_losses)
