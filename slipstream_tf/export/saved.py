@@ -13,14 +13,6 @@ from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid, require_choice
 from slipstream_tf.config import ROW_DTYPES
 from slipstream_tf.export import rows
-from slipstream_tf.export.rows import (
-    TableRows,
-    collect,
-    layers_of,
-    on_rank_zero,
-    table_names,
-    weights_of,
-)
 from slipstream_tf.export.serving import ServedTable, ServingStore
 
 _ALLOWED = (
@@ -88,8 +80,8 @@ def saved_model(
     """
     if rows_dtype is not None:
         require_choice("rows_dtype", rows_dtype, (*ROW_DTYPES, "int8"), "saved_model")
-    tables = collect(model, keys)
-    on_rank_zero(
+    tables = rows.collect(model, keys)
+    rows.on_rank_zero(
         model,
         lambda: _write(model, tables or [], path, signature, rows_dtype),
         f"write {os.fspath(path)}",
@@ -98,7 +90,7 @@ def saved_model(
 
 def _write(
     model: Any,
-    tables: list[TableRows],
+    tables: list[rows.TableRows],
     path: str | os.PathLike[str],
     given: Any,
     rows_dtype: str | None,
@@ -108,7 +100,7 @@ def _write(
     served = [ServedTable(table.config, table.keys, table.rows, rows_dtype) for table in tables]
     root = tf.Module()
     root.tables = served
-    root.weights = weights_of(model)
+    root.weights = rows.weights_of(model)
 
     @tf.function(input_signature=[specs])
     def serve(inputs: Any) -> Any:
@@ -136,9 +128,9 @@ def _write(
 @contextlib.contextmanager
 def _served_by(model: Any, served: list[ServedTable]) -> Iterator[None]:
     """Gives the model's layers stores of TensorFlow's own ops while it is traced."""
-    layers = layers_of(model)
+    layers = rows.layers_of(model)
     of_layer: dict[int, list[ServedTable]] = {id(layer): [] for layer in layers}
-    for (layer, _, _), table in zip(table_names(layers), served, strict=True):
+    for (layer, _, _), table in zip(rows.table_names(layers), served, strict=True):
         of_layer[id(layer)].append(table)
     stores = [layer.store for layer in layers]
     try:

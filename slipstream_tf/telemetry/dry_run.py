@@ -13,16 +13,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from slipstream_tf.engine import steering
 from slipstream_tf.engine.report import WindowReport, share_of
 from slipstream_tf.engine.settings import EngineSettings
-from slipstream_tf.engine.steering import (
-    MIN_POINTS,
-    MODEL_MARGIN,
-    CurvePoint,
-    LearningCurve,
-    cost_of_missing,
-    fit_learning_curve,
-)
 from slipstream_tf.telemetry.exchange_estimate import ExchangeEstimate
 from slipstream_tf.telemetry.ledger import Ledger
 
@@ -157,40 +150,42 @@ def _by_curve(
     curve, total = [], 0
     for report in reports:
         if report.auc is not None and report.examples_seen:
-            curve.append(CurvePoint(total, report.examples_seen, report.auc))
+            curve.append(steering.CurvePoint(total, report.examples_seen, report.auc))
         total += report.examples_seen
-    fit = fit_learning_curve(curve)
+    fit = steering.fit_learning_curve(curve)
     if fit is None:
         if not curve:
             words = "none: no losses came in, which dry_run=DryRun(estimates_cost=True) asks for."
             return None, None, words
-        words = f"none: a learning curve needs {MIN_POINTS} windows in its later three quarters."
-        return None, None, words
+        points = f"{steering.MIN_POINTS} windows in its later three quarters"
+        return None, None, f"none: a learning curve needs {points}."
     all_missing = float(sum(missing))
     effective = sum(m * r.skippable_value for m, r in zip(missing, reports, strict=True))
-    least = cost_of_missing(max(abs(fit.slope) - fit.std_error, 0.0), total, effective)
+    least = steering.cost_of_missing(max(abs(fit.slope) - fit.std_error, 0.0), total, effective)
     at_most = effective if is_corrected else max(all_missing, effective)
-    most = cost_of_missing(MODEL_MARGIN * fit.bound, total, at_most)
+    most = steering.cost_of_missing(steering.MODEL_MARGIN * fit.bound, total, at_most)
     value = effective / all_missing if all_missing else 1.0
     return least, most, _words_of(fit, value, is_corrected)
 
 
-def _words_of(fit: LearningCurve, value: float, is_corrected: bool) -> str:
+def _words_of(fit: steering.LearningCurve, value: float, is_corrected: bool) -> str:
+    rose = (
+        f"this run's AUC rose by {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of examples "
+        f"({fit.points} windows)."
+    )
     if is_corrected:
         return (
-            f"this run's AUC rose by {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of examples "
-            f"({fit.points} windows). What is kept stands for what is skipped, so that a skipped "
-            f"example costs {value:.2f} of an average one: by so much gradients vary more, if the "
-            "pilot foresees as well as the model. The least takes the slope less its error, the "
-            f"most {MODEL_MARGIN:g} times its 95% bound; what it costs may lie outside."
+            f"{rose} What is kept stands for what is skipped, so that a skipped example costs "
+            f"{value:.2f} of an average one: by so much gradients vary more, if the pilot foresees "
+            "as well as the model. The least takes the slope less its error, the most "
+            f"{steering.MODEL_MARGIN:g} times its 95% bound; what it costs may lie outside."
         )
     return (
-        f"this run's AUC rose by {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of examples "
-        f"({fit.points} windows). The least takes that less its error, and what would be skipped "
-        f"for worth {value:.2f} of an average example, by the squares of label - prediction; the "
-        f"most takes it for worth as much as any other, and {MODEL_MARGIN:g} times the slope's 95% "
-        "bound; what it costs may lie outside. In later epochs, "
-        "or on a changing stream, the slope says little."
+        f"{rose} The least takes that less its error, and what would be skipped for worth "
+        f"{value:.2f} of an average example, by the squares of label - prediction; the most takes "
+        f"it for worth as much as any other, and {steering.MODEL_MARGIN:g} times the slope's 95% "
+        "bound; what it costs may lie outside. In later epochs, or on a changing stream, the slope "
+        "says little."
     )
 
 

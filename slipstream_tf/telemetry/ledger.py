@@ -44,10 +44,8 @@ _CELLS: Mapping[str, tuple[str, Callable[[WindowReport], str]]] = {
     "not admitted": ("not admitted", lambda report: f"{_of_tables(report, 'not_admitted'):,}"),
     "seconds": ("seconds", lambda report: f"{report.seconds:.3f}"),
 }
-_TOTALS = (
-    *("examples_seen", "examples_skipped", "examples_skippable", "examples_kept", "skipped_share"),
-    *("bytes_offered", "bytes_sent", "traffic", "seconds"),
-)
+_SUMS = ("examples_seen", "examples_skipped", "examples_skippable", "examples_kept", "seconds")
+_TOTALS = (*_SUMS[:4], "skipped_share", "bytes_offered", "bytes_sent", "traffic", "seconds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,16 +54,28 @@ class Ledger:
 
     Attributes:
         reports: the windows' reports, in order.
+        examples_seen: inputs classified (kept and skipped).
+        examples_skipped: inputs left out of training.
+        examples_skippable: inputs that could have been left out.
+        examples_kept: skippable examples that thinning kept.
+        seconds: time spent at window ends (drift, threshold, hot set).
         columns: of the printed table.
     """
 
     reports: tuple[WindowReport, ...]
+    examples_seen: int
+    examples_skipped: int
+    examples_skippable: int
+    examples_kept: int
+    seconds: float
     columns: tuple[str, ...] = tuple(_CELLS)
 
     def __init__(
         self, reports: Sequence[WindowReport], settings: EngineSettings | None = None
     ) -> None:
         object.__setattr__(self, "reports", tuple(reports))
+        for name in _SUMS:
+            object.__setattr__(self, name, sum(getattr(report, name) for report in reports))
         if settings is not None:
             of_policies = {name for policy in settings.policies for name in policy.columns}
             of_keys = {"hot keys", "saturated", "T"} if settings.goes_by_keys else set()
@@ -74,31 +84,6 @@ class Ledger:
                 if any(_of_tables(report, name) for report in reports):
                     shown.add(name.removeprefix("rows_").replace("_", " "))
             object.__setattr__(self, "columns", tuple(name for name in _CELLS if name in shown))
-
-    @property
-    def examples_seen(self) -> int:
-        """Inputs classified (kept and skipped)."""
-        return sum(report.examples_seen for report in self.reports)
-
-    @property
-    def examples_skipped(self) -> int:
-        """Inputs left out of training."""
-        return sum(report.examples_skipped for report in self.reports)
-
-    @property
-    def examples_skippable(self) -> int:
-        """Inputs that could have been left out."""
-        return sum(report.examples_skippable for report in self.reports)
-
-    @property
-    def examples_kept(self) -> int:
-        """Skippable examples that thinning kept."""
-        return sum(report.examples_kept for report in self.reports)
-
-    @property
-    def seconds(self) -> float:
-        """Time spent at window ends (drift, threshold, hot set)."""
-        return sum(report.seconds for report in self.reports)
 
     @property
     def skipped_share(self) -> float:
