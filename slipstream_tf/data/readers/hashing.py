@@ -33,17 +33,12 @@ def hash_strings(values: Any) -> np.ndarray:
     """Hashes text values, each distinct one once.
 
     Args:
-        values: a pyarrow string or binary array (chunked or not), or a sequence of str or bytes;
-            nulls become MISSING_KEY.
+        values: a pyarrow string or binary array, chunked or not; nulls become MISSING_KEY.
 
     Returns:
         int64 [n], the same on every machine and in every run.
     """
-    array = values
-    if not isinstance(array, (pa.Array, pa.ChunkedArray)):
-        array = pa.array([v.encode() if isinstance(v, str) else v for v in values], pa.binary())
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     # As bytes: what a file calls text need not be.
     types = pa.types
     if types.is_string(array.type) or types.is_large_string(array.type):

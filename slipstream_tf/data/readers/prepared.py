@@ -14,7 +14,7 @@ import numpy as np
 from slipstream_tf._utils import disk
 from slipstream_tf._utils.errors import invalid, require_choice
 from slipstream_tf.data.readers.arrays import ArrayReader
-from slipstream_tf.data.readers.base import PART_PERIOD, PART_RUN, is_in_part
+from slipstream_tf.data.readers.base import PART_PERIOD, PART_RUN, Rows, is_in_part
 from slipstream_tf.data.readers.parquet import ROWS_AT_ONCE, ParquetReader
 from slipstream_tf.data.spec import PARTS
 
@@ -189,10 +189,8 @@ class PreparedReader(ParquetReader):
         if self._lists:
             allowed = "data whose fields are no lists"
             raise invalid("shuffle", "examples", f"the lists {sorted(self._lists)}", allowed)
-        blocks = list(self.in_batches_of(ROWS_AT_ONCE)._batches())
-        keys = np.concatenate([features["keys"] for features, _ in blocks])
-        dense = None
-        if self.spec.num_dense:
-            dense = np.concatenate([features["dense"] for features, _ in blocks])
-        label = np.concatenate([label for _, label in blocks])
-        return ArrayReader(self.spec, keys, label, self._batch_size, dense, shuffle_seed)
+        blocks = []
+        for features, label in self.in_batches_of(ROWS_AT_ONCE)._batches():
+            dense = features.get("dense", np.empty((len(label), 0), np.float32))
+            blocks.append(Rows(label, dense, features["keys"]))
+        return ArrayReader(self.spec, Rows.join(blocks), self._batch_size, shuffle_seed)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from slipstream_tf.data.readers.arrays import ArrayReader
 from slipstream_tf.data.readers.avazu import AvazuReader
-from slipstream_tf.data.readers.base import Passes
+from slipstream_tf.data.readers.base import Passes, Rows
 from slipstream_tf.data.readers.criteo import CriteoReader
 from slipstream_tf.data.readers.generator import GeneratedReader
 from slipstream_tf.data.readers.parquet import ParquetReader
@@ -27,7 +27,8 @@ SPEC = tf.TensorSpec([None], tf.int64)
 def arrays(_: Path) -> Any:
     keys = np.random.default_rng(1).integers(0, 50, (40, 2))
     spec = DataSpec("made", ("a", "b"), 0, 40)
-    return ArrayReader(spec, keys, keys[:, 0] % 2, BATCH, shuffle_seed=3)
+    label, dense = (keys[:, 0] % 2).astype(np.float32), np.empty((40, 0), np.float32)
+    return ArrayReader(spec, Rows(label, dense, keys), BATCH, shuffle_seed=3)
 
 
 def criteo(folder: Path) -> Any:

@@ -16,6 +16,7 @@ from slipstream_tf.data.preparation import OtherPreparation
 from slipstream_tf.data.readers import text
 from slipstream_tf.data.readers.arrays import ArrayReader
 from slipstream_tf.data.readers.avazu import AvazuReader
+from slipstream_tf.data.readers.base import Rows
 from slipstream_tf.data.readers.criteo import CriteoReader
 from slipstream_tf.data.readers.parquet import ParquetReader
 from slipstream_tf.data.readers.prepared import PreparedReader
@@ -95,7 +96,7 @@ def test_examples_in_memory_are_shuffled_in_every_pass(tmp_path, criteo_lines, r
     run_prepare(path, tmp_path / "out", shard_rows=300)
     reader = PreparedReader(tmp_path / "out", 64, part="train")
     ours = reader.in_memory(3)
-    expected = ArrayReader(ours.spec, batch_size=64, shuffle_seed=3, **collect(reader))
+    expected = ArrayReader(ours.spec, Rows(**collect(reader)), batch_size=64, shuffle_seed=3)
     assert ours.spec == reader.spec
     for _ in range(2):
         assert_same(ours, expected)

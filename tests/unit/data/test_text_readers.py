@@ -7,6 +7,7 @@ import os
 import pathlib
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -181,7 +182,7 @@ def test_avazu_fields_and_bad_lines(tmp_path):
 
 
 def test_hashes_are_stable():
-    keys = hash_strings(["a", None, b"a", ""])
+    keys = hash_strings(pa.array([b"a", None, b"a", b""]))
     assert keys.tolist() == [keys[0], MISSING_KEY, keys[0], hash_string(b"")]
     assert hash_string(b"a") == keys[0] == 3405396810240292928
 
