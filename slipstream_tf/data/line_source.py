@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 
 from slipstream_tf.data.columns import columns_of, convert
 from slipstream_tf.data.readers import text
@@ -126,24 +125,16 @@ def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[tuple[int, 
 class FormatSource(LineSource):
     """Lines of Criteo's or Avazu's files, as their readers read them."""
 
-    def __init__(
-        self,
-        line_format: text.LineFormat,
-        paths: Sequence[str],
-        label: str,
-        dense: tuple[str, ...] = (),
-    ):
+    def __init__(self, line_format: text.LineFormat, paths: Sequence[str]):
         """Reads the files' first lines.
 
         Args:
             line_format: of the lines.
             paths: as of `LineSource`.
-            label: what the column of the label is called.
-            dense: what the columns of numbers are called.
         """
         self._format, self.name = line_format, line_format.name
         self.header_lines = int(line_format.header is not None)
-        self.columns = Columns(label, dense, line_format.fields)
+        self.columns = Columns(line_format.label, line_format.dense, line_format.fields)
         super().__init__(paths)
 
     def read_header(self, path: str, first_line: bytes) -> None:
@@ -212,20 +203,9 @@ class CsvSource(LineSource):
         # Longer than every column's name, so none of them.
         other = "_".join(["", *used])
         names = [name if name in used else f"{other}{i}" for i, name in enumerate(header)]
-        size, delimiter = len(lines) + 1, self._schema.delimiter
-        read = pa_csv.ReadOptions(column_names=names, use_threads=False, block_size=size)
-        parse = pa_csv.ParseOptions(delimiter=delimiter, ignore_empty_lines=False)
-        types = dict.fromkeys(used, pa.binary())
-        convert_to = pa_csv.ConvertOptions(
-            include_columns=list(used), column_types=types, check_utf8=False
-        )
-        try:
-            table = pa_csv.read_csv(pa.BufferReader(lines), read, parse, convert_to)
-        except pa.ArrowInvalid:
-            return None
-        if table.num_rows != lines.count(b"\n"):
-            return None
-        return {name: pa.concat_arrays(table[name].chunks) for name in used}
+        count, delimiter = lines.count(b"\n"), self._schema.delimiter
+        columns = text.binary_columns(lines, count, names, used, delimiter=delimiter)
+        return None if columns is None else dict(zip(used, columns, strict=True))
 
     def _parse_each(self, header: Sequence[str], lines: Sequence[bytes]) -> ParsedRows:
         """Parses lines one by one; those of another number of columns are malformed."""

@@ -13,8 +13,8 @@ from slipstream_tf._utils.errors import require_choice
 from slipstream_tf.data.columns import columns_of, convert
 from slipstream_tf.data.line_source import CsvSource, FormatSource, first_line
 from slipstream_tf.data.readers.avazu import HEADER, AvazuFormat
-from slipstream_tf.data.readers.criteo import NUM_DENSE, CriteoFormat
-from slipstream_tf.data.readers.parquet import ROWS_AT_ONCE
+from slipstream_tf.data.readers.criteo import CriteoFormat
+from slipstream_tf.data.readers.parquet import ROWS_AT_ONCE, opening
 from slipstream_tf.data.schema import Schema
 from slipstream_tf.data.sources import Block, ParsedRows, Position, Source, train_and_test
 from slipstream_tf.data.spec import require_columns
@@ -105,15 +105,10 @@ def _blocks_of(rows: Any, at: Position, piece_rows: int, done: int) -> Iterator[
 
 
 def _opened(path: str) -> pq.ParquetFile:
-    try:
+    with opening(path):
         file = pq.ParquetFile(path)
         file.schema_arrow.names  # noqa: B018  Not decoded before.
-        return file
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        # The system's own errors have a number; of damaged files Arrow says OSError, too.
-        if getattr(error, "errno", None) is not None:
-            raise
-        raise ValueError(f"{path}: no Parquet file, or damaged: {error}") from error
+    return file
 
 
 def _batches(file: pq.ParquetFile, first: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -160,10 +155,7 @@ def open_source(
         raise ValueError(f"{files[0]}: {kind} data {need}; see slipstream-prepare --help.")
     if schema is not None:
         return (ParquetSource if kind == "parquet" else CsvSource)(schema, files), files
-    if kind == "criteo":
-        dense = tuple(f"I{i}" for i in range(1, NUM_DENSE + 1))
-        return FormatSource(CriteoFormat(), files, "label", dense), files
-    return FormatSource(AvazuFormat(), files, "click"), files
+    return FormatSource(CriteoFormat() if kind == "criteo" else AvazuFormat(), files), files
 
 
 def _files(path: str) -> list[str]:

@@ -17,15 +17,9 @@ from typing import Any
 
 from slipstream_tf._utils.errors import require_choice, require_integer
 from slipstream_tf._utils.memory import require_room
+from slipstream_tf.data import shards as shard_files
 from slipstream_tf.data import statistics as stats
 from slipstream_tf.data.readers.prepared import MANIFEST, is_prepared, read_manifest
-from slipstream_tf.data.shards import (
-    COMPRESSIONS,
-    ShardWriter,
-    make_manifest,
-    training_tables,
-    write_manifest,
-)
 from slipstream_tf.data.sources import Block, ParsedRows, Position, Source
 from slipstream_tf.data.spec import PARTS, BadLineError, BadLines
 from slipstream_tf.telemetry.run_record import write_json
@@ -70,7 +64,7 @@ class Options:
             require_integer(name, getattr(self, name), 1, None, "Options")
         require_integer("count_bytes", self.count_bytes, 1 << 20, None, "Options")
         require_room("count_bytes", self.count_bytes, self.count_bytes, "counts of keys", "Options")
-        require_choice("compression", self.compression, COMPRESSIONS, "Options")
+        require_choice("compression", self.compression, shard_files.COMPRESSIONS, "Options")
 
 
 def prepare(
@@ -104,7 +98,7 @@ def prepare(
     files = [{"name": os.path.basename(path), "bytes": os.path.getsize(path)} for path in paths]
     kept = {"shard_rows": options.shard_rows, "compression": options.compression}
     described = {**source.describe(), "files": files, **kept}
-    manifest = make_manifest(source.name, source.columns, described)
+    manifest = shard_files.make_manifest(source.name, source.columns, described)
     os.makedirs(folder, exist_ok=True)
     with _locked(folder):
         manifest = _begun(folder, manifest, options.overwrite)
@@ -139,7 +133,7 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
             if not name.startswith((".", f"{MANIFEST}.")):
                 raise OtherPreparation(f"{folder}: no prepared data, but it holds {name!r}")
     if found is None:
-        write_manifest(folder, manifest)
+        shard_files.write_manifest(folder, manifest)
         found = manifest
     named = {shard[part]["file"] for shard in found["shards"] for part in PARTS if shard[part]}
     for part in PARTS:
@@ -223,7 +217,7 @@ class _Preparation:
     def count(self, shard: Mapping[str, Any]) -> int:
         """Counts the keys of a shard; returns its training inputs."""
         inputs = 0
-        for table in training_tables(self.folder, shard, list(self.counts.fields)):
+        for table in shard_files.training_tables(self.folder, shard, list(self.counts.fields)):
             for field in self.counts.fields:
                 self.counts.add(field, stats.field_keys(table[field])[0])
             inputs += len(table)
@@ -249,7 +243,8 @@ class _Preparation:
             calls = []
             for _, piece in itertools.groupby(all_parsed, piece_of):
                 number, end = len(shards), start
-                with ShardWriter(folder, number, source.columns, options.compression) as writer:
+                kept = source.columns, options.compression
+                with shard_files.ShardWriter(folder, number, *kept) as writer:
                     for block, parsed in piece:
                         for row, reason in parsed.reasons.items():
                             path, line = source.line(block, row)
@@ -259,7 +254,7 @@ class _Preparation:
                         rows, end = rows + block.num_rows, block.end
                         self.told("preparing", block.done, source.size, rows)
                     shards.append(writer.close(end))
-                    write_manifest(folder, manifest)
+                    shard_files.write_manifest(folder, manifest)
                 calls.append(counter.submit(self.count, shards[-1]))
             for call in calls:
                 call.result()
@@ -268,7 +263,7 @@ class _Preparation:
             first = _first_bad_line(manifest) or "the files have no rows"
             raise ValueError(f"No input could be read: {first}")
         manifest["is_complete"] = True
-        write_manifest(folder, manifest)
+        shard_files.write_manifest(folder, manifest)
 
     def write_statistics(self) -> dict[str, Any]:
         """Writes counts.parquet and statistics.json; returns the content of the latter."""
@@ -286,7 +281,7 @@ class _Preparation:
         train_shards = [shard for shard in manifest["shards"] if shard["train"] is not None]
 
         def count(shard: Mapping[str, Any]) -> int:
-            tables = training_tables(folder, shard, fields)
+            tables = shard_files.training_tables(folder, shard, fields)
             return sum(int(stats.hot_rows(table, hot).sum()) for table in tables)
 
         num_hot = done = 0

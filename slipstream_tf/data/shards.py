@@ -20,7 +20,7 @@ from slipstream_tf._utils import disk
 from slipstream_tf.data.readers.prepared import FORMAT_VERSION, MANIFEST
 from slipstream_tf.data.sources import Columns, ParsedRows, Position
 from slipstream_tf.data.spec import PARTS
-from slipstream_tf.telemetry.run_record import write_json
+from slipstream_tf.telemetry.run_record import to_json, write_json
 
 GROUP_ROWS = 131_072  # Of a row group.
 COMPRESSIONS = ("snappy", "zstd", "none")
@@ -37,12 +37,7 @@ def make_manifest(name: str, columns: Columns, source: Mapping[str, Any]) -> dic
     return {
         "format_version": FORMAT_VERSION,
         "name": name,
-        "columns": {
-            "label": columns.label,
-            "dense": list(columns.dense),
-            "keys": list(columns.keys),
-            "lists": list(columns.lists),
-        },
+        "columns": to_json(dataclasses.asdict(columns)),
         "source": dict(source),
         "is_complete": False,
         "shards": [],

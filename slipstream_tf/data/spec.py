@@ -67,8 +67,7 @@ class BadLines:
         if self.strict:
             raise BadLineError(message)
         self.count += 1
-        if self.first is None:
-            self.first = message
+        self.first = self.first or message
 
     def report(self) -> None:
         """Logs the tally, if there is anything to say. Called once at the end of a pass."""
@@ -79,8 +78,7 @@ class BadLines:
 
     def reset(self) -> None:
         """Starts a new pass."""
-        self.count = 0
-        self.first = None
+        self.count, self.first = 0, None
 
 
 @dataclasses.dataclass(frozen=True)

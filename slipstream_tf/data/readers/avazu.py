@@ -43,7 +43,8 @@ class AvazuFormat:
 
     name = "avazu"
     fields = ("hour_of_day", "weekday", *COLUMNS[3:])
-    num_dense = 0
+    label = "click"
+    dense: tuple[str, ...] = ()
     num_columns = len(COLUMNS)
     delimiter = ","
     header: bytes | None = HEADER

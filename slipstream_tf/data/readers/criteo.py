@@ -36,7 +36,8 @@ class CriteoFormat:
 
     name = "criteo"
     fields = tuple(f"C{i}" for i in range(1, NUM_FIELDS + 1))
-    num_dense = NUM_DENSE
+    label = "label"
+    dense = tuple(f"I{i}" for i in range(1, NUM_DENSE + 1))
     num_columns = 1 + NUM_DENSE + NUM_FIELDS
     delimiter = "\t"
     header: bytes | None = None

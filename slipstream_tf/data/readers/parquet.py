@@ -4,6 +4,7 @@ Key columns hold integers or text; text is hashed (`hashing.hash_strings`). A co
 the keys a dictionary by field, with a RaggedTensor for each such column.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -237,18 +238,25 @@ def _column_names(
     return tuple(keys), tuple(dense)
 
 
-def _dataset(paths: list[str]) -> pa_dataset.Dataset:
-    for path in paths:
-        if not os.path.exists(path):
-            raise FileNotFoundError(f"No data file or folder {path!r}.")
+@contextlib.contextmanager
+def opening(path: str) -> Iterator[None]:
+    """Raises ValueError where a file is no Parquet file; the system's own errors as they are."""
     try:
-        data = pa_dataset.dataset(paths if len(paths) > 1 else paths[0], format="parquet")
-        data.schema.names  # noqa: B018  Not decoded before.
+        yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         # The system's own errors have a number; of damaged files Arrow says OSError, too.
         if getattr(error, "errno", None) is not None:
             raise
-        raise ValueError(f"{paths[0]}: no Parquet file, or damaged: {error}") from error
+        raise ValueError(f"{path}: no Parquet file, or damaged: {error}") from error
+
+
+def _dataset(paths: list[str]) -> pa_dataset.Dataset:
+    for path in paths:
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"No data file or folder {path!r}.")
+    with opening(paths[0]):
+        data = pa_dataset.dataset(paths if len(paths) > 1 else paths[0], format="parquet")
+        data.schema.names  # noqa: B018  Not decoded before.
     if not data.files:
         raise FileNotFoundError(f"No Parquet files in {paths[0]!r}.")
     return data

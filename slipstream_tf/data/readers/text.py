@@ -33,7 +33,8 @@ class LineFormat(Protocol):
 
     name: str
     fields: tuple[str, ...]
-    num_dense: int
+    label: str
+    dense: tuple[str, ...]
     num_columns: int
     delimiter: str
     header: bytes | None  # first line of every file, or None
@@ -203,7 +204,7 @@ def is_regular(block: bytes) -> bool:
 def _zeros(line_format: LineFormat, count: int) -> Rows:
     return Rows(
         np.zeros(count, np.float32),
-        np.zeros((count, line_format.num_dense), np.float32),
+        np.zeros((count, len(line_format.dense)), np.float32),
         np.zeros((count, len(line_format.fields)), np.int64),
     )
 
@@ -211,20 +212,29 @@ def _zeros(line_format: LineFormat, count: int) -> Rows:
 def _columns(line_format: LineFormat, block: bytes, count: int) -> list[pa.Array] | None:
     """The columns of `count` lines as binary arrays, or None if they are not all regular."""
     names = [str(i) for i in range(line_format.num_columns)]
+    how = {"delimiter": line_format.delimiter, "quote_char": False}
+    return binary_columns(block, count, names, names, **how)
+
+
+def binary_columns(
+    block: bytes, count: int, names: Sequence[str], used: Sequence[str], **options: Any
+) -> list[pa.Array] | None:
+    """Returns columns of `count` lines as binary arrays, or None if lines are not all regular.
+
+    Args:
+        block: the lines.
+        count: how many there are.
+        names: of all columns.
+        used: names of the columns that are returned.
+        **options: of `pyarrow.csv.ParseOptions`, that tell columns apart.
+    """
+    # The block as one: a second one could end within a line.
+    read = pa_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(block) + 1)
+    parse = pa_csv.ParseOptions(ignore_empty_lines=False, **options)
+    types = dict.fromkeys(used, pa.binary())
+    convert = pa_csv.ConvertOptions(include_columns=used, column_types=types, check_utf8=False)
     try:
-        table = pa_csv.read_csv(
-            pa.BufferReader(block),
-            read_options=pa_csv.ReadOptions(
-                # The block as one: a second one could end within a line.
-                column_names=names, use_threads=False, block_size=len(block) + 1,
-            ),
-            parse_options=pa_csv.ParseOptions(
-                delimiter=line_format.delimiter, quote_char=False, ignore_empty_lines=False
-            ),
-            convert_options=pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.binary()), check_utf8=False
-            ),
-        )  # fmt: skip
+        table = pa_csv.read_csv(pa.BufferReader(block), read, parse, convert)
     except pa.ArrowInvalid:
         return None
     if table.num_rows != count:
@@ -301,7 +311,7 @@ class TextReader(BatchReader):
                 raise FileNotFoundError(f"No data file {path!r}.")
         self._format = line_format
         # The number of inputs is not known without reading.
-        self.spec = DataSpec(line_format.name, line_format.fields, line_format.num_dense)
+        self.spec = DataSpec(line_format.name, line_format.fields, len(line_format.dense))
 
     def rows(self) -> Iterator[Rows]:
         """Gives parsed rows of the part, in file order, some thousands at a time.
