@@ -49,6 +49,7 @@ def build_embeddings(
     if settings.wire_dtype != "float32":
         _require_known_warmup(settings, planned_steps)
     half_width, retention = settings.rows_init, None
+    storage = Storage(settings.row_dtype, settings.slot_dtype, settings.memory, settings.spill)
     if settings.capacity is not None:
         retention = Retention(settings.capacity, settings.eviction)
     tables = [
@@ -60,9 +61,7 @@ def build_embeddings(
                 -half_width, half_width, settings.seed * len(fields) + index
             ),
             retention=retention,
-            storage=Storage(
-                settings.row_dtype, settings.slot_dtype, settings.memory, settings.spill
-            ),
+            storage=storage,
         )
         for index, field in enumerate(fields)
     ]
@@ -213,9 +212,8 @@ def policies_of(settings: Settings) -> list[Policy]:
             score: Any = RowDrift(engine["skip_alpha"])
             if foresees(settings):
                 score = policies.ForeseenLoss(**_given(engine, pilot="pilot"))
-            found.append(
-                policies.SkipExamples(score, **_given(engine, share="skip_share", keep="skip_keep"))
-            )
+            shares = _given(engine, share="skip_share", keep="skip_keep")
+            found.append(policies.SkipExamples(score, **shares))
     if settings.control == "random":
         found.append(SkipAtRandom(settings.random_shares))
     return found

@@ -108,10 +108,7 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
 def window_steps_of(saving: Saving) -> int | None:
     """Returns the steps of a window of the run that was saved; None: there is none yet."""
     path = saving.directory / RUN
-    if not path.exists():
-        return None
-    steps: int | None = _read(path)["settings"].get("window_steps")
-    return steps
+    return _read(path)["settings"].get("window_steps") if path.exists() else None
 
 
 def require_same_run(saving: Saving, run: Mapping[str, Any]) -> None:

@@ -290,16 +290,13 @@ class FlagSet:
                 continue
             lines += ["", f"{title}:"]
             for name in listed:
-                # Paths and options stay whole.
-                body = textwrap.wrap(
-                    self.described(name), _HELP_WIDTH - _HELP_INDENT, break_on_hyphens=False
-                )
-                head = f"  --{name}".ljust(_HELP_INDENT)
+                head, indent = f"  --{name}".ljust(_HELP_INDENT), " " * _HELP_INDENT
                 if not head.endswith(" "):
                     lines.append(head)
-                    head = " " * _HELP_INDENT
-                lines.append(head + body[0])
-                lines += [" " * _HELP_INDENT + line for line in body[1:]]
+                    head = indent
+                # Paths and options stay whole.
+                body = textwrap.TextWrapper(_HELP_WIDTH, head, indent, break_on_hyphens=False)
+                lines += body.wrap(self.described(name))
         if len(shown) < len(self.names):
             lines += ["", f"{len(self.names) - len(shown)} more flags: {self.program} --helpfull"]
         return "\n".join(lines)

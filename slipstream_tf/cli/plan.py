@@ -146,22 +146,20 @@ def hkv_lines(settings: dict[str, dict[str, int]], dim: int, slot_tables: int) -
 
 def as_json(found: MemoryPlan, step: dict[str, float]) -> dict[str, Any]:
     """Returns the plan as JSON."""
-    of_plan = ("ranks", "served", "memory_bytes", "disk_bytes")
-    of_table = ("rows_in_memory", "served", "row_bytes")
-    of_storage = ("memory", "dtype", "slot_dtype", "spill")
-    return {
-        "needs": dict(found.needs),
-        "step": step,
-        **{name: getattr(found, name) for name in of_plan},
-        "tables": {
-            table.field.name: {
-                "rows": table.field.rows,
-                **{name: getattr(table, name) for name in of_table},
-                **{name: getattr(table.storage, name) for name in of_storage},
-            }
-            for table in found.tables
-        },
+    tables = {
+        table.field.name: {
+            "rows": table.field.rows,
+            **_values(table, "rows_in_memory", "served", "row_bytes"),
+            **_values(table.storage, "memory", "dtype", "slot_dtype", "spill"),
+        }
+        for table in found.tables
     }
+    of_plan = _values(found, "ranks", "served", "memory_bytes", "disk_bytes")
+    return {"needs": dict(found.needs), "step": step, **of_plan, "tables": tables}
+
+
+def _values(of: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
 
 
 def _size(nbytes: float) -> str:

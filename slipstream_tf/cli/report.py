@@ -55,11 +55,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     is_hidden = not sys.stderr.isatty()
     bar = functools.partial(tqdm.tqdm, desc="drawing", unit=" plots", disable=is_hidden)
     make_output(values["output"])
-    with raised_as(
-        UsageError,
-        f"Invalid flag --output={values['output']}. Allowed: a folder that can be written: ",
-        OSError,
-    ):
+    problem = f"Invalid flag --output={values['output']}. Allowed: a folder that can be written: "
+    with raised_as(UsageError, problem, OSError):
         path = write_report(runs, values["output"], bar)
     print(f"Report: {os.path.abspath(path)}")
 

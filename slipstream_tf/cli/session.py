@@ -6,6 +6,7 @@ In: `Settings` and the readers of both parts. Out: the content of metrics.json.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import time
 from collections.abc import Sequence
@@ -72,17 +73,15 @@ class Trainer:
         self._settings, self._parts, self._clock, self._comm = settings, parts, clock, comm
         self._saving, self._job = saving, job
         self._planned = build.planned_inputs(settings, parts.num_examples)
-        self._planned_steps = build.planned_steps(settings, parts.num_examples, comm.size)
+        of_job = settings, parts.num_examples, comm.size
+        self._planned_steps = build.planned_steps(*of_job)
         self._validation_steps = 0
         if settings.early_stopping:
             with agreed(comm, "validation"):
-                self._validation_steps = build.validation_steps(
-                    settings, parts.num_examples, comm.size
-                )
+                self._validation_steps = build.validation_steps(*of_job)
         self._count = StepCount()
-        self._timer = StepTimer(
-            self._count, build.steps_before_skipping(settings, self._planned_steps)
-        )
+        untimed = build.steps_before_skipping(settings, self._planned_steps)
+        self._timer = StepTimer(self._count, untimed)
         self._saved_run = describe(settings, parts.train.spec, comm.size)
         self._hot_keys: list[Any] | None = None
 
@@ -111,11 +110,8 @@ class Trainer:
             if settings.schedule != "plain":
                 budget = HotSet(settings.engine.get("hot_set_memory", HotSet.memory)).memory_bytes
                 bytes_per_key = snapshot_bytes(settings.dim)
-                with raised_as(
-                    UsageError,
-                    f"Flag --schedule={settings.schedule} cannot be used here. ",
-                    ValueError,
-                ):
+                problem = f"Flag --schedule={settings.schedule} cannot be used here. "
+                with raised_as(UsageError, problem, ValueError):
                     dataset = self._parts.train.dataset()
                     self._hot_keys = profile_hot_keys(dataset, budget, bytes_per_key)
 
@@ -138,14 +134,11 @@ class Trainer:
             self._elastic: totals.ElasticRun | None = None
             if self._job is not None:
                 self._elastic = totals.ElasticRun(self._job, self._saving.directory)
+            dataset, engine = self._parts.train.dataset(), self._slipstream
+            hot_keys = self._hot_keys if settings.schedule == "fae" else None
+            left = BlocksLeft() if self._elastic is None else self._elastic.left
             self._inputs = TrainingInputs(
-                settings,
-                self._parts.train.dataset(),
-                comm,
-                self._embeddings,
-                self._slipstream,
-                self._hot_keys if settings.schedule == "fae" else None,
-                BlocksLeft() if self._elastic is None else self._elastic.left,
+                settings, dataset, comm, self._embeddings, engine, hot_keys, left
             )
             model = self._model
             self._predict = tf.function(
@@ -158,20 +151,13 @@ class Trainer:
             if settings.early_stopping:
                 assert self._parts.valid is not None
                 valid, every = self._measured_part(self._parts.valid), None
+                measure = functools.partial(self._measured, valid, "validation")
+                steps_between, left_out = self._validation_steps, self._leave_out
                 self._validation = Validation(
-                    self._count,
-                    settings,
-                    lambda: self._measured(valid, "validation"),
-                    self._validation_steps,
-                    self._leave_out,
+                    self._count, settings, measure, steps_between, left_out
                 )
-            self._curve = CurveCallback(
-                self._count,
-                self._inputs_pulled,
-                lambda: self._measured(self._test),
-                every,
-                self._timer.leave_out,
-            )
+            measure, left_out = functools.partial(self._measured, self._test), self._timer.leave_out
+            self._curve = CurveCallback(self._count, self._inputs_pulled, measure, every, left_out)
 
     def fit(self, callbacks: Sequence[Any] = ()) -> None:
         """Trains, from the newest checkpoint on where the flags say so, and adds up what happened.

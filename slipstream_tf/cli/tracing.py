@@ -12,6 +12,7 @@ import gzip
 import json
 import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -147,10 +148,7 @@ def _start_of(space: Any) -> int:
 
 def exchanged(path: str) -> Events:
     """Returns the events of a timeline of Horovod's; none without a file, as on ranks but 0."""
-    if not os.path.exists(path):
-        return []
-    with open(path, encoding="utf-8") as file:
-        text = file.read().strip()
+    text = Path(path).read_text(encoding="utf-8").strip() if os.path.exists(path) else ""
     if not text:
         return []
     given = json.loads(text if text.endswith("]") else f"{text.rstrip(',')}]")

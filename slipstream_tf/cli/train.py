@@ -185,13 +185,9 @@ def summary(record: dict[str, Any], settings: Settings) -> str:
         (f"{part} log loss", number(test["log_loss"], 4)),
         ("calibration", number(test["calibration"], 3)),
         ("examples seen", f"{inputs['seen']:,}"),
-        (
-            "examples trained",
-            f"{inputs['trained']:,} ({_share(inputs['trained'], inputs['seen'])})",
-        ),
-        (
-            "examples skipped",
-            f"{inputs['skipped']:,} ({_share(inputs['skipped'], inputs['seen'])})",
+        *(
+            (f"examples {what}", f"{inputs[what]:,} ({_share(inputs[what], inputs['seen'])})")
+            for what in ("trained", "skipped")
         ),
         ("lines left out", f"{inputs['bad_lines'] + record['test_bad_lines']:,}"),
     ]
@@ -328,17 +324,12 @@ def _set_threads(threads: int | None) -> None:
     import tensorflow as tf
 
     config = tf.config.threading
-    for get, put in (
-        (config.get_intra_op_parallelism_threads, config.set_intra_op_parallelism_threads),
-        (config.get_inter_op_parallelism_threads, config.set_inter_op_parallelism_threads),
-    ):
-        if get() != threads:
-            with raised_as(
-                UsageError,
-                f"Invalid flag --threads={threads}. Set it before TensorFlow starts its threads: ",
-                RuntimeError,
-            ):
-                put(threads)
+    problem = f"Invalid flag --threads={threads}. Set it before TensorFlow starts its threads: "
+    with raised_as(UsageError, problem, RuntimeError):
+        if config.get_intra_op_parallelism_threads() != threads:
+            config.set_intra_op_parallelism_threads(threads)
+        if config.get_inter_op_parallelism_threads() != threads:
+            config.set_inter_op_parallelism_threads(threads)
 
 
 def entry_point(arguments: Sequence[str] | None = None, callbacks: Sequence[Any] = ()) -> None:
