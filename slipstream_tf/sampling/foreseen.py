@@ -16,18 +16,8 @@ from slipstream_tf.data.spec import OFFSET, SKIPPABLE
 from slipstream_tf.distributed.batches import NEXT_KEYS
 from slipstream_tf.ops.classifier import InputClassifier, KeptInputs
 from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.sampling import classifier as dropping
 from slipstream_tf.sampling.batches import rows_of
-from slipstream_tf.sampling.classifier import (
-    as_it_is,
-    assert_same_batch,
-    default_keys,
-    in_order,
-    require_form,
-    size_to_refill,
-    skip_inputs,
-    times_weights,
-    weigh_last,
-)
 from slipstream_tf.sampling.notes import add_notes, without_wrapping
 
 
@@ -71,29 +61,29 @@ def thin_inputs(
         allowed = "(features, label) or (features, label, sample_weight): losses are foreseen"
         raise invalid("dataset", element_spec, "its elements", allowed)
     has_offset = correct == "offset"
-    require_form(element_spec, not has_offset, adds_skippable or has_offset)
-    size = size_to_refill(element_spec, batch_size, drop_remainder, refill)
-    keys_of = get_keys or functools.partial(default_keys, specs)
+    dropping.require_form(element_spec, not has_offset, adds_skippable or has_offset)
+    size = dropping.size_to_refill(element_spec, batch_size, drop_remainder, refill)
+    keys_of = get_keys or functools.partial(dropping.default_keys, specs)
 
     def thin(features: Any, label: Any, weight: Any = None) -> Any:
         keys = keys_of(without_wrapping(features), *(v for v in (label, weight) if v is not None))
         clicks = click_of(label)
         parts = (features, label) if weight is None else (features, label, weight)
-        checks = [
-            assert_same_batch(parts, clicks),
-            *([require_binary(clicks)] if has_offset else []),
-        ]
+        checks = [dropping.assert_same_batch(parts, clicks)]
+        if has_offset:
+            checks.append(require_binary(clicks))
         with tf.control_dependencies(checks):
             kept = classifier.foresee(keys, specs, clicks, weight_of(weight))
-        return _corrected(
-            rows_of(parts, kept.rows) if refill else parts, kept, correct, adds_skippable
-        )
+        if refill:
+            parts = rows_of(parts, kept.rows)
+        return _corrected(parts, kept, correct, adds_skippable)
 
-    thinned = in_order(dataset.map(as_it_is(thin, get_keys)), size, drop_remainder)
+    thinned = dataset.map(dropping.as_it_is(thin, get_keys))
+    thinned = dropping.in_order(thinned, size, drop_remainder)
     # What is left over at the end may be a single input.
     if not refill or size is None or has_offset:
         return thinned
-    return weigh_last(thinned, size)
+    return dropping.weigh_last(thinned, size)
 
 
 def _corrected(parts: Any, kept: KeptInputs, correct: str, adds_skippable: bool) -> Any:
@@ -104,7 +94,7 @@ def _corrected(parts: Any, kept: KeptInputs, correct: str, adds_skippable: bool)
     features = add_notes(parts[0], **notes) if notes else parts[0]
     if correct == "offset":
         return (features, *parts[1:])
-    return features, parts[1], times_weights(kept.correction, *parts[2:])
+    return features, parts[1], dropping.times_weights(kept.correction, *parts[2:])
 
 
 def click_of(label: Any) -> tf.Tensor:
@@ -146,13 +136,13 @@ def leave_out(
     settings, classifier = engine.settings, engine.tracker.classifier
     if settings.thins_in_step:
         # Its batches are thinned where they are trained.
-        size = size_to_refill(dataset.element_spec, batch_size, drop_remainder, False)
-        return in_order(dataset, size, drop_remainder)
+        size = dropping.size_to_refill(dataset.element_spec, batch_size, drop_remainder, False)
+        return dropping.in_order(dataset, size, drop_remainder)
     given = (dataset, classifier, engine.specs, batch_size, get_keys, drop_remainder)
     if correct := settings.examples.correct:
         return thin_inputs(*given, correct, settings.needs_losses, settings.skips_examples)
     only_counts = settings.dry_run and not settings.needs_losses
-    return skip_inputs(
+    return dropping.skip_inputs(
         *given,
         weighted=settings.examples.weighs_examples,
         adds_skippable=settings.needs_losses,
@@ -196,5 +186,5 @@ def thin(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
     chosen = rows_of(batch, kept.rows)
     if correct == "offset":
         # A weight above 0 is no correction here.
-        chosen = (*chosen[:2], times_weights(tf.sign(kept.correction), *chosen[2:]))
+        chosen = (*chosen[:2], dropping.times_weights(tf.sign(kept.correction), *chosen[2:]))
     return _corrected(chosen, kept, correct, settings.needs_losses)
