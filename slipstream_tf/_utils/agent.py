@@ -143,11 +143,9 @@ class Agent:
 
     def _start(self) -> int:
         told = self._notice[0]
+        environment, begin = {**self._environment, _NOTICE: str(told)}, _ends_with_parent()
         self._process = subprocess.Popen(
-            self._command,
-            env={**self._environment, _NOTICE: str(told)},
-            pass_fds=[told],
-            preexec_fn=_ends_with_parent(),
+            self._command, env=environment, pass_fds=[told], preexec_fn=begin
         )
         return self._process.wait()
 

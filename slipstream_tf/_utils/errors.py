@@ -67,6 +67,5 @@ def require_number(
         if maximum != math.inf:
             parts.append(f"<= {maximum:g}")
         raise invalid(argument, value, place, " ".join(parts))
-    return (
-        value if isinstance(value, (int, float)) and not hasattr(value, "dtype") else float(value)
-    )
+    is_plain = isinstance(value, (int, float)) and not hasattr(value, "dtype")
+    return value if is_plain else float(value)

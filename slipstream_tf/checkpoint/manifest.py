@@ -79,12 +79,9 @@ _KINDS: dict[str, type] = {
 }
 # Of an entry of `tables` and of `files`.
 _TABLE_KINDS: dict[str, type | tuple[type, ...]] = {
-    "name": str,
-    "dim": int,
-    "dtype": str,
-    "slots": int,
+    **dict.fromkeys(("name", "dtype"), str),
+    **dict.fromkeys(("dim", "slots", "rows"), int),
     "rule": (str, type(None)),
-    "rows": int,
 }
 _FILE_KINDS: dict[str, type | tuple[type, ...]] = {"bytes": int, "sha256": str}
 

@@ -135,12 +135,8 @@ class SavedRows:
                     raise CheckpointError(path, f"has {told}")
                 lives = found["counts"] >= 0
                 read += int(np.count_nonzero(lives))
-                yield {
-                    "keys": keys[lives],
-                    "rows": rows[lives],
-                    "slots": slots[lives],
-                    **{name: values[lives] for name, values in found.items()},
-                }
+                found.update(keys=keys, rows=rows, slots=slots)
+                yield {name: values[lives] for name, values in found.items()}
         if read != self.rows:
             raise CheckpointError(self._path, f"has {read} rows, but says {self.rows}")
 
@@ -148,14 +144,7 @@ class SavedRows:
         self, path: Path, layout: Arrays, chosen: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         try:
-            return sealed_rows.read(
-                path,
-                layout["offsets"][chosen],
-                layout["pages"][chosen],
-                self._pages_of_block,
-                self._storage,
-                self._dim,
-                self._slots,
-            )
+            blocks = layout["offsets"][chosen], layout["pages"][chosen], self._pages_of_block
+            return sealed_rows.read(path, *blocks, self._storage, self._dim, self._slots)
         except tf.errors.DataLossError as error:
             raise CheckpointError(path, error.message) from error

@@ -368,23 +368,18 @@ def defer(
         is_same = policy.mode == "defer" and policy.is_shadow == saved.is_shadow
         told = f"take the deferred gradients of table {table.name!r}"
         if saved.is_shadow and not is_same:
-            logging.info(
-                "%d gradient sums of table %r that a dry run counted are left out.",
-                saved.num_deferred,
-                table.name,
-            )
+            sums = f"{saved.num_deferred} gradient sums of table {table.name!r}"
+            logging.info("%s that a dry run counted are left out.", sums)
             continue
         if is_same and (is_late or not saved.is_leaving):
             together(functools.partial(_import_deferred, store, table, policy.ranks), told)
             continue
         if not saved.is_leaving:
+            when = "with the next step" if is_late else "now"
             logging.warning(
                 "%d deferred gradients of table %r are applied %s, as its policy defers none, or "
-                "does so in a dry run only.",
-                saved.num_deferred,
-                table.name,
-                "with the next step" if is_late else "now",
-            )
+                "does so in a dry run only.", saved.num_deferred, table.name, when,
+            )  # fmt: skip
         # They are deferred by a policy of another kind than the one to come, until that begins.
         can_tell_movement = store.updates_rows and not store.is_in_sok
         trigger = "movement" if can_tell_movement and policy.trigger != "movement" else "interval"

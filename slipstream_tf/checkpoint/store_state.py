@@ -87,23 +87,12 @@ def choose(saved: Sequence[SavedAs], store: Any, place: str) -> Mapping[str, str
         if found is None:
             logging.warning("%s: table %r is not in it; it stays as it is.", place, table.name)
         elif found.dim != table.dim:
-            logging.warning(
-                "%s: table %r is not taken: it was saved with dim=%d and has dim=%d here.",
-                place,
-                table.name,
-                found.dim,
-                table.dim,
-            )
+            told = f"it was saved with dim={found.dim} and has dim={table.dim} here"
+            logging.warning("%s: table %r is not taken: %s.", place, table.name, told)
         elif found.rule != (rule := store.slot_layout(table.name).rule):
             taken[table.name] = WITHOUT_SLOTS
-            logging.warning(
-                "%s: table %r is taken without its slots, which start anew: they are of %s, not "
-                "%s.",
-                place,
-                table.name,
-                found.rule,
-                rule,
-            )
+            told = f"its slots, which start anew: they are of {found.rule}, not {rule}"
+            logging.warning("%s: table %r is taken without %s.", place, table.name, told)
         else:
             taken[table.name] = WHOLE
             logging.info("%s: table %r is taken.", place, table.name)

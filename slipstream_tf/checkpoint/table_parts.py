@@ -266,14 +266,8 @@ def next_before(
             continue
         name = Path(file_name(0, index)).name
         old = part.before or FilesBefore(folder, name, (), (), (), 0)
-        found[part.name] = FilesBefore(
-            folder,
-            name,
-            (*old.checkpoints, checkpoint),
-            old.sizes,
-            (*old.rows, len(part.contents["keys"])),
-            part.number,
-        )
+        checkpoints, rows = (*old.checkpoints, checkpoint), (*old.rows, len(part.contents["keys"]))
+        found[part.name] = FilesBefore(folder, name, checkpoints, old.sizes, rows, part.number)
     return found
 
 
@@ -282,11 +276,7 @@ def _accesses_of(store: SavedStore, name: str) -> dict[str, Any]:
     # Of all keys, though some have been accessed by others alone: rows are made for them.
     keys = store.keys_of(name)
     own = {"keys": keys, "counts": counts_of(keys, **store.export_accesses(name))}
-    return {
-        "slots": store.slot_layout(name).initial.size,
-        "contents": None,
-        "accesses": own,
-    }
+    return {"slots": store.slot_layout(name).initial.size, "contents": None, "accesses": own}
 
 
 def _rows_of(
@@ -299,17 +289,11 @@ def _rows_of(
     name, slots = table.name, store.slot_layout(table.name).initial.size
     accesses = store.export_accesses(name) if store.is_in_sok else None
     if store.spills_rows(name):
-        none = np.empty(0, np.int64)
-        empty = (np.empty((0, table.dim), np.float32), np.empty((0, slots), np.float32))
         sealed = store.seal_rows(name)
-        contents = table_contents(none, *empty, steps=sealed.steps)
-        return {
-            "slots": slots,
-            "contents": contents,
-            "accesses": accesses,
-            "sealed": sealed,
-            "rows": sealed.rows,
-        }
+        empty, no_slots = (np.empty((0, width), np.float32) for width in (table.dim, slots))
+        contents = table_contents(np.empty(0, np.int64), empty, no_slots, steps=sealed.steps)
+        of_rows = {"contents": contents, "sealed": sealed, "rows": sealed.rows}
+        return {"slots": slots, "accesses": accesses, **of_rows}
     if before is not None and before.are_too_many:
         before = None
     changes = store.export_changes(name, 0 if before is None else before.number)

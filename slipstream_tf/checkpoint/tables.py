@@ -65,12 +65,7 @@ class SavedTable:
         self._files = [ArrayFile(path, checkpoint) for path in self._paths]
         self.name, self.dim, self.slots = entry["name"], entry["dim"], entry["slots"]
         # Values of a row in each column that has more than one.
-        self._widths = {
-            "rows": self.dim,
-            "slots": self.slots,
-            "trained": self.dim,
-            "sums": self.dim,
-        }
+        self._widths = {**dict.fromkeys(("rows", "trained", "sums"), self.dim), "slots": self.slots}
         self._entry, self._before = entry, list[list[ArrayFile]]()
         for rank, (path, file) in enumerate(zip(self._paths, self._files, strict=True)):
             require_rank(path, file, rank)

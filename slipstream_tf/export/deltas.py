@@ -82,9 +82,7 @@ def _write(model: Any, now: list[TableRows], path: str | os.PathLike[str], since
     here, there = ([(t.name, t.config.dim) for t in tables] for tables in (now, before))
     if here != there:
         raise invalid("since", there, "a delta", f"of the same tables (name, dim): {here}")
-    weights = None
-    if model is not layers_of(model)[0]:
-        weights = weights_of(model)
+    weights = None if model is layers_of(model)[0] else weights_of(model)
 
     def write(folder: Path) -> None:
         folder.mkdir()
@@ -92,14 +90,9 @@ def _write(model: Any, now: list[TableRows], path: str | os.PathLike[str], since
         for index, (old, new) in enumerate(zip(before, now, strict=True)):
             found = changes(old, new)
             write_changes(folder / f"table_{index}.parquet", found, new.step)
-            entries.append(
-                {
-                    **rows.table_entry(new),
-                    "changed": int(found.keys.size),
-                    "removed": int(found.removed.size),
-                    "since": {"step": old.step, "digest": old.digest},
-                }
-            )
+            numbers = {"changed": int(found.keys.size), "removed": int(found.removed.size)}
+            of_old = {"step": old.step, "digest": old.digest}
+            entries.append({**rows.table_entry(new), **numbers, "since": of_old})
         if weights is not None:
             values = {str(index): w.numpy() for index, w in enumerate(weights)}
             np.savez(folder / _WEIGHTS, **values)

@@ -327,12 +327,8 @@ def write_updated(
         tf.constant(values[n] if n in values else reader.get_tensor(n), dtypes[n]) for n in names
     ]
     (target / _VARIABLES).parent.mkdir()
-    tf.raw_ops.SaveV2(
-        prefix=str(target / _VARIABLES),
-        tensor_names=names,
-        shape_and_slices=[""] * len(names),
-        tensors=tensors,
-    )
+    prefix, slices = str(target / _VARIABLES), [""] * len(names)
+    tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=slices, tensors=tensors)
     write_manifest(target, manifest)
 
 

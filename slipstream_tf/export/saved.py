@@ -1,6 +1,7 @@
 """Writes a model as a SavedModel that needs neither this package nor its op library."""
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -81,11 +82,8 @@ def saved_model(
     if rows_dtype is not None:
         require_choice("rows_dtype", rows_dtype, (*ROW_DTYPES, "int8"), "saved_model")
     tables = rows.collect(model, keys)
-    rows.on_rank_zero(
-        model,
-        lambda: _write(model, tables or [], path, signature, rows_dtype),
-        f"write {os.fspath(path)}",
-    )
+    write = functools.partial(_write, model, tables or [], path, signature, rows_dtype)
+    rows.on_rank_zero(model, write, f"write {os.fspath(path)}")
 
 
 def _write(

@@ -103,7 +103,6 @@ def _checked(labels: Any, scores: Any, place: str) -> tuple[np.ndarray, np.ndarr
     is_bad = ~np.isfinite(scores)
     if is_bad.any():
         position = int(np.flatnonzero(is_bad)[0])
-        raise invalid(
-            "scores", scores[position].item(), f"{place}, input {position}", "finite numbers"
-        )
+        where = f"{place}, input {position}"
+        raise invalid("scores", scores[position].item(), where, "finite numbers")
     return is_click, scores
