@@ -20,20 +20,24 @@ from slipstream_tf.keras.loss_feedback import LossFeedback
 _NORM_MOMENTUM, _NORM_EPSILON = 0.9, 1e-5
 
 
-def require_widths(argument: str, widths: Sequence[int], place: str, may_be_empty: bool) -> None:
-    """Raises ValueError unless `widths` is a list of integers >= 1."""
+def require_widths(
+    argument: str, widths: Sequence[int], place: str, may_be_empty: bool = False
+) -> tuple[int, ...]:
+    """Returns `widths`; raises ValueError unless it is a list of integers >= 1."""
     allowed = "a list of integers >= 1" + ("" if may_be_empty else ", not empty")
     if not isinstance(widths, (list, tuple)) or not (widths or may_be_empty):
         raise invalid(argument, widths, place, allowed)
     for width in widths:
         require_integer(argument, width, 1, None, place)
+    return tuple(widths)
 
 
-def require_dropout(dropout: float, place: str) -> None:
-    """Raises ValueError unless `dropout` is in [0, 1)."""
+def require_dropout(dropout: float, place: str) -> float:
+    """Returns `dropout`; raises ValueError unless it is in [0, 1)."""
     require_number("dropout", dropout, minimum=0.0, maximum=1.0, place=place)
     if dropout == 1.0:
         raise invalid("dropout", dropout, place, "a number >= 0 and < 1")
+    return float(dropout)
 
 
 def side_by_side(dense: Any, vectors: Any) -> tf.Tensor:
@@ -76,12 +80,10 @@ class MLP(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_widths("widths", widths, "MLP", may_be_empty=False)
-        require_dropout(dropout, "MLP")
+        self.widths = require_widths("widths", widths, "MLP")
+        self.dropout = require_dropout(dropout, "MLP")
         self.l2 = float(require_number("l2", l2, minimum=0.0, place="MLP"))
-        self.widths = tuple(widths)
         self.last_is_linear = bool(last_is_linear)
-        self.dropout = float(dropout)
         self.batch_norm = bool(batch_norm)
         self._stack = []
         for index, width in enumerate(self.widths):
@@ -187,13 +189,12 @@ class ClickModel(LossFeedback, keras.Model):
             allowed = "a slipstream_tf.keras.EmbeddingCollection"
             raise invalid("embeddings", embeddings, place, allowed)
         require_integer("dense_features", dense_features, 0, None, place)
-        require_dropout(dropout, place)
+        self.dropout = require_dropout(dropout, place)
         if self.compute_dtype == "float16":
             allowed = "'float32' or 'mixed_bfloat16' (float16 needs loss scaling)"
             raise invalid("dtype policy", self.dtype_policy.name, place, allowed)
         self.embeddings = embeddings
         self.dense_features = dense_features
-        self.dropout = float(dropout)
         self.returns_logits = bool(returns_logits)
         self._require_combiners(embeddings)
         dims = {table.name: table.dim for table in embeddings.tables}

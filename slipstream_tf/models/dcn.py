@@ -55,9 +55,9 @@ class DCNv2(ClickModel):
         super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
         require_choice("structure", structure, STRUCTURES, "DCNv2")
         is_stacked = structure == "stacked"
-        require_widths("deep", deep, "DCNv2", may_be_empty=not is_stacked)
+        self.deep_widths = require_widths("deep", deep, "DCNv2", may_be_empty=not is_stacked)
         require_integer("cross_layers", cross_layers, 1, None, "DCNv2")
-        self.structure, self.deep_widths = structure, tuple(deep)
+        self.structure = structure
         width = dense_features + sum(self.dims.values())
         if rank is not None:
             require_integer("rank", rank, 1, None, "DCNv2")

@@ -44,8 +44,7 @@ class DeepFM(ClickModel):
         **kwargs: Any,
     ) -> None:
         super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
-        require_widths("deep", deep, "DeepFM", may_be_empty=True)
-        self.deep_widths = tuple(deep)
+        self.deep_widths = require_widths("deep", deep, "DeepFM", may_be_empty=True)
         dim = self.one_dim("dots")
         if dim < 2:
             allowed = "2 or more: a linear weight and a factor"

@@ -67,9 +67,8 @@ class DIN(ClickModel):
     ) -> None:
         self.targets = dict(history or {})
         super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
-        require_widths("attention", attention, "DIN", may_be_empty=False)
-        require_widths("deep", deep, "DIN", may_be_empty=False)
-        self.attention_widths, self.deep_widths = tuple(attention), tuple(deep)
+        self.attention_widths = require_widths("attention", attention, "DIN")
+        self.deep_widths = require_widths("deep", deep, "DIN")
         steps = sum(self.dims[name] for name in self.targets)
         self.attention = self.mlp(
             "attention", [*attention, 1], 4 * steps, last_is_linear=True, batch_norm=False

@@ -45,9 +45,8 @@ class DotsModel(ClickModel):
     ) -> None:
         super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
         place = type(self).__name__
-        require_widths("bottom", bottom, place, may_be_empty=not dense_features)
-        require_widths("top", top, place, may_be_empty=False)
-        self.bottom_widths, self.top_widths = tuple(bottom), tuple(top)
+        self.bottom_widths = require_widths("bottom", bottom, place, not dense_features)
+        self.top_widths = require_widths("top", top, place)
         self.dim = self.one_dim("dots")
         if self.top_widths[-1] != 1:
             raise invalid("top", list(top), place, "a list that ends with 1, the logit")
@@ -187,8 +186,7 @@ class TBSM(DotsModel):
         if set(paddings.values()) != {PADDING_KEY}:
             allowed = f"{PADDING_KEY} for all features, of steps that are not there"
             raise invalid("padding_key", paddings, "TBSM", allowed)
-        require_widths("step", step, "TBSM", may_be_empty=False)
-        self.step_widths = tuple(step)
+        self.step_widths = require_widths("step", step, "TBSM")
         vectors, width = self.num_vectors, self.step_widths[-1]
         inputs = vectors * self.dim + vectors * (vectors - 1) // 2
         self.step = self.mlp("step", self.step_widths, inputs, last_is_linear=True)

@@ -54,7 +54,7 @@ class FinalMLP(ClickModel):
         require_integer("heads", heads, 1, None, "FinalMLP")
         require_integer("gate", gate, 0, None, "FinalMLP")
         for name, widths in (("first", first), ("second", second)):
-            require_widths(name, widths, "FinalMLP", may_be_empty=False)
+            require_widths(name, widths, "FinalMLP")
             if widths[-1] % heads:
                 allowed = f"a list whose last width is a multiple of heads={heads}"
                 raise invalid(name, list(widths), "FinalMLP", allowed)
