@@ -42,32 +42,6 @@ class KeptInputs(NamedTuple):
     skippable: tf.Tensor
 
 
-def foresee(
-    handle: tf.Tensor,
-    keys: Mapping[str, Any],
-    labels: Any,
-    weights: Any = None,
-    predictions: Any = None,
-) -> KeptInputs:
-    """Runs the op SlipstreamForeseeInputs.
-
-    Args:
-        handle: of the classifier.
-        keys: the op's arguments that are of features.
-        labels: float32 [batch], 0 to 1.
-        weights: float32 [batch], the inputs' sample weights, at least 0; None: 1.
-        predictions: float32 [batch], probabilities, where the pilot is the model; else None.
-    """
-    given = {"labels": labels, "sample_weights": weights, "predictions": predictions}
-    values = {
-        name: tf.zeros([0]) if value is None else tf.cast(value, tf.float32)
-        for name, value in given.items()
-    }
-    with tf.device("CPU:0"):
-        result = _loader.library().slipstream_foresee_inputs(handle=handle, **values, **keys)
-    return KeptInputs(result.rows, result.correction, result.offset, result.skippable)
-
-
 MODES = ("none", "drift", "foreseen_loss", "random")
 # Arrays of `export_window`.
 WINDOW = {
@@ -141,22 +115,15 @@ class InputClassifier:
         Raises:
             ValueError: an argument is out of its range.
         """
-        self._tables = features.table_names(tables, "InputClassifier")
-        require_number("alpha", alpha, 0.0, 1.0, "InputClassifier", open_minimum=True)
-        require_integer("reservoir_size", reservoir_size, 1, 1 << 24, "InputClassifier")
-        require_integer("seed", seed, 0, (1 << 63) - 1, "InputClassifier")
-        require_choice("pilot", pilot, PILOTS, "InputClassifier")
-        require_integer("pilot_factors", pilot_factors, 1, 8, "InputClassifier")
-        has_keys = pilot in ("linear", "fm")
-        least = 1024 if has_keys else 0
-        require_integer("pilot_memory_bytes", pilot_memory_bytes, least, None, "InputClassifier")
-        require_room(
-            "pilot_memory_bytes",
-            pilot_memory_bytes,
-            pilot_memory_bytes,
-            "what the pilot learns",
-            "InputClassifier",
-        )
+        place, memory = "InputClassifier", ("pilot_memory_bytes", pilot_memory_bytes)
+        self._tables = features.table_names(tables, place)
+        require_number("alpha", alpha, 0.0, 1.0, place, open_minimum=True)
+        require_integer("reservoir_size", reservoir_size, 1, 1 << 24, place)
+        require_integer("seed", seed, 0, (1 << 63) - 1, place)
+        require_choice("pilot", pilot, PILOTS, place)
+        require_integer("pilot_factors", pilot_factors, 1, 8, place)
+        require_integer(*memory, 1024 if pilot in ("linear", "fm") else 0, None, place)
+        require_room(*memory, pilot_memory_bytes, "what the pilot learns", place)
         self._ignored_tables = frozenset(ignored_tables)
         self._alpha, self._seed, self._pilot = alpha, seed, pilot
         self._copies: list[DriftClassifier] = []
@@ -203,16 +170,10 @@ class InputClassifier:
             tf.errors.InvalidArgumentError: row splits decrease, features differ in batch size, ...
         """
         require_integer("window_batches", window_batches, 0, None, "InputClassifier.classify")
-        packed, ignored = features.pack(inputs, specs), len(self._tables)
-        tables = features.table_indices(specs, self._tables, self._ignored_tables, ignored)
+        arguments = {"window_batches": window_batches, **self._keys(inputs, specs)}
         with tf.device("CPU:0"):
-            result = _loader.library().slipstream_classify_inputs(
-                handle=self._handle,
-                observe=observe,
-                window_batches=window_batches,
-                feature_table=tables,
-                **packed.arguments(),
-            )
+            op = _loader.library().slipstream_classify_inputs
+            result = op(handle=self._handle, observe=observe, **arguments)
         return Classified(result.skippable, result.score, result.weight)
 
     def foresee(
@@ -235,10 +196,7 @@ class InputClassifier:
             tf.errors.InvalidArgumentError: as `classify`; or a label or weight is out of its
                 range. Nothing is changed.
         """
-        packed, ignored = features.pack(inputs, specs), len(self._tables)
-        tables = features.table_indices(specs, self._tables, self._ignored_tables, ignored)
-        keys = {"feature_table": tables, **packed.arguments()}
-        return foresee(self._handle, keys, labels, weights)
+        return self._foresee(self._keys(inputs, specs), labels, weights)
 
     def foresee_by(self, labels: Any, predictions: Any, weights: Any = None) -> KeptInputs:
         """The same where the model is the pilot.
@@ -255,7 +213,26 @@ class InputClassifier:
         ids = {"": tf.zeros_like(labels, tf.int64)}
         packed = features.pack(ids, [features.FeatureSpec("", "")])
         keys = {"feature_table": [len(self._tables)], **packed.arguments()}
-        return foresee(self._handle, keys, labels, weights, predictions)
+        return self._foresee(keys, labels, weights, predictions)
+
+    def _keys(self, inputs: Any, specs: Sequence[features.FeatureSpec]) -> dict[str, Any]:
+        """The arguments of an op that are of a batch's keys."""
+        packed, ignored = features.pack(inputs, specs), len(self._tables)
+        tables = features.table_indices(specs, self._tables, self._ignored_tables, ignored)
+        return {"feature_table": tables, **packed.arguments()}
+
+    def _foresee(
+        self, keys: dict[str, Any], labels: Any, weights: Any, predictions: Any = None
+    ) -> KeptInputs:
+        given = {"labels": labels, "sample_weights": weights, "predictions": predictions}
+        values = {
+            name: tf.zeros([0]) if value is None else tf.cast(value, tf.float32)
+            for name, value in given.items()
+        }
+        with tf.device("CPU:0"):
+            op = _loader.library().slipstream_foresee_inputs
+            result = op(handle=self._handle, **values, **keys)
+        return KeptInputs(result.rows, result.correction, result.offset, result.skippable)
 
     def set_drift(self, tables: Any, keys: Any, drift: Any) -> None:
         """Replaces the drifts of all tracked keys.

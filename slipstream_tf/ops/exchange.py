@@ -29,6 +29,10 @@ class SendBuffer:
     values: tf.Tensor
     squares: tf.Tensor | None = None
 
+    def arguments(self) -> dict[str, tf.Tensor]:
+        """Returns the arguments of an op that takes such rows."""
+        return {"sizes": self.sizes, "keys": self.keys, "values": self.values}
+
 
 def collect_gradients(
     plan: tf.Tensor,
@@ -102,12 +106,10 @@ def apply_rows(
     """
     return _loader.library().slipstream_apply_rows(
         handles=list(handles),
-        sizes=rows.sizes,
-        keys=rows.keys,
-        values=rows.values,
         learning_rate=learning_rate,
         scale=tf.convert_to_tensor(scale, tf.float32),
         create_missing=create_missing,
+        **rows.arguments(),
     )
 
 
@@ -125,15 +127,8 @@ def merge_rows(rows: SendBuffer, row_floats: Sequence[int], ranks: int = 1) -> S
     Raises:
         tf.errors.InvalidArgumentError: sizes do not fit keys and values.
     """
-    return SendBuffer(
-        *_loader.library().slipstream_merge_rows(
-            sizes=rows.sizes,
-            keys=rows.keys,
-            values=rows.values,
-            ranks=ranks,
-            row_floats=list(row_floats),
-        )
-    )
+    op = _loader.library().slipstream_merge_rows
+    return SendBuffer(*op(ranks=ranks, row_floats=list(row_floats), **rows.arguments()))
 
 
 def pack_messages(
@@ -157,15 +152,9 @@ def pack_messages(
         tf.errors.InvalidArgumentError: sizes do not fit keys and values, or a rank's message has
             more than 2^30 bytes.
     """
-    return tuple(
-        _loader.library().slipstream_pack_messages(
-            sizes=rows.sizes,
-            keys=rows.keys,
-            values=rows.values,
-            wire_dtype=wire_dtype,
-            row_floats=list(row_floats),
-        )
-    )
+    op = _loader.library().slipstream_pack_messages
+    packed = op(wire_dtype=wire_dtype, row_floats=list(row_floats), **rows.arguments())
+    return tuple(packed)
 
 
 def unpack_messages(messages: tf.Tensor, ranks: int, row_floats: Sequence[int]) -> SendBuffer:

@@ -107,8 +107,8 @@ def lookup(
         tf.errors.InvalidArgumentError: row splits decrease, weights are of another length, ...
         tf.errors.ResourceExhaustedError: a bounded table cannot hold the batch's keys.
     """
-    arguments = layout.arguments(packed)
-    result = _loader.library().slipstream_lookup(handles=list(handles), **arguments)
+    op = _loader.library().slipstream_lookup
+    result = op(handles=list(handles), **layout.arguments(packed))
     return list(result.pooled), result.plan
 
 
@@ -120,8 +120,8 @@ def evaluation_lookup(
     Returns:
         The pooled vectors; an absent key counts with the row its initializer would give.
     """
-    arguments = layout.arguments(packed)
-    return list(_loader.library().slipstream_evaluation_lookup(handles=list(handles), **arguments))
+    op = _loader.library().slipstream_evaluation_lookup
+    return list(op(handles=list(handles), **layout.arguments(packed)))
 
 
 def apply_gradients(
@@ -371,14 +371,9 @@ def export_changes(handle: tf.Tensor, since: int) -> Changes:
         tf.errors.InvalidArgumentError: rows of the table spill to the disk.
     """
     result = _loader.library().slipstream_table_export_changes(handle=handle, since=since)
-    beside = to_arrays(result, ("removed", "decays", "is_all", "number"))
-    return Changes(
-        to_arrays(result, EXPORTED),
-        beside["removed"],
-        beside["decays"],
-        bool(beside["is_all"]),
-        int(beside["number"]),
-    )
+    removed, decays = result.removed.numpy(), result.decays.numpy()
+    contents, number = to_arrays(result, EXPORTED), int(result.number)
+    return Changes(contents, removed, decays, bool(result.is_all), number)
 
 
 def import_table(handle: tf.Tensor, contents: Mapping[str, Any], adds: bool = False) -> None:

@@ -70,13 +70,8 @@ class UpdatePolicy:
 
     def keeps_sums_of(self, before: "UpdatePolicy") -> bool:
         """Whether sums deferred under another policy may stay; else they leave first."""
-        if before.mode != "defer":
-            return True  # There are none.
-        return (before.mode, before.trigger, before.is_shadow) == (
-            self.mode,
-            self.trigger,
-            self.is_shadow,
-        )
+        own, old = ((p.mode, p.trigger, p.is_shadow) for p in (self, before))
+        return before.mode != "defer" or own == old
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,18 +126,8 @@ def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
     Raises:
         tf.errors.FailedPreconditionError: there are such sums, but they are to be exchanged.
     """
-    _loader.library().slipstream_table_set_policy(
-        handle=handle,
-        movement=tf.constant(policy.movement, tf.float32),
-        max_age=tf.constant(policy.max_age, tf.int64),
-        max_rows=tf.constant(policy.max_rows, tf.int64),
-        mode=policy.mode,
-        trigger=policy.trigger,
-        decay_skipped=policy.decay_skipped,
-        ranks=policy.ranks,
-        is_shadow=policy.is_shadow,
-        is_exchanged=policy.is_exchanged,
-    )
+    settings = dataclasses.asdict(policy)  # They have the names of the op's arguments.
+    _loader.library().slipstream_table_set_policy(handle=handle, **settings)
 
 
 def set_row_flags(handle: tf.Tensor, keys: Any, flags: Any, create_missing: bool = False) -> None:
