@@ -166,7 +166,7 @@ class Table:
         """Looks up and updates; returns the seconds of both."""
         packed = features.pack(keys, self._specs)
         start = time.perf_counter()
-        _, plan = self.store.lookup(packed, self._specs, training=True, stacked=True)
+        _, plan = self.store.lookup(packed, training=True, stacked=True)
         between = time.perf_counter()
         self.store.apply_gradients(plan, [self._gradient])
         return between - start, time.perf_counter() - between
@@ -175,7 +175,7 @@ class Table:
         """Looks up without training; returns the seconds."""
         packed = features.pack(keys, self._specs)
         start = time.perf_counter()
-        self.store.lookup(packed, self._specs, training=False, stacked=True)
+        self.store.lookup(packed, training=False, stacked=True)
         return time.perf_counter() - start
 
     def grow_to(self, keys: int, rng: np.random.Generator, new: float) -> list[float]:

@@ -108,9 +108,9 @@ def run(case: Mapping[str, Any]) -> dict[str, Any]:
     @tf.function
     def train(batch: tf.Tensor, following: tf.Tensor) -> None:
         if case["announces"]:
-            store.announce_rows(features.pack(following, specs), specs)
+            store.announce_rows(features.pack(following, specs))
         packed = features.pack(batch, specs)
-        pooled, plan = store.lookup(packed, specs, training=True, stacked=True)
+        pooled, plan = store.lookup(packed, training=True, stacked=True)
         with tf.control_dependencies(pooled):
             store.apply_gradients(plan, [gradient])
 

@@ -99,8 +99,8 @@ def run(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, float]:
 
         @tf.function(reduce_retracing=True)
         def train(now: dict[str, tf.Tensor], following: dict[str, tf.Tensor]) -> None:
-            store.announce_rows(pack(following, specs), specs)
-            rows, plan = store.lookup(pack(now, specs), specs, training=True)
+            store.announce_rows(pack(following, specs))
+            rows, plan = store.lookup(pack(now, specs), training=True)
             with tf.control_dependencies(rows):
                 store.apply_gradients(plan, gradients)
 

@@ -73,8 +73,8 @@ def main(arguments: Sequence[str]) -> None:
 
     @tf.function
     def train(now: tf.Tensor, following: tf.Tensor) -> None:
-        store.announce_rows(pack(following, specs), specs)
-        rows, plan = store.lookup(pack(now, specs), specs, training=True, stacked=True)
+        store.announce_rows(pack(following, specs))
+        rows, plan = store.lookup(pack(now, specs), training=True, stacked=True)
         with tf.control_dependencies(rows):
             store.apply_gradients(plan, [gradient])
 

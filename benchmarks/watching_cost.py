@@ -92,7 +92,7 @@ def make_model() -> Any:
     embeddings = EmbeddingCollection(tables, slip.optimizers.Adagrad(0.01))
     every_key = np.tile(np.arange(_ROWS.value)[:, None], (1, _TABLES))
     specs = embeddings.specs
-    embeddings.store.lookup(features.pack(every_key, specs), specs, training=True, stacked=True)
+    embeddings.store.lookup(features.pack(every_key, specs), training=True, stacked=True)
     model = DLRM(embeddings, _DENSE, _BOTTOM, _TOP, returns_logits=True)
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
     model.compile(optimizer=keras.optimizers.Adam(1e-3), loss=loss)

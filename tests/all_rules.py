@@ -34,7 +34,7 @@ def train(rule, rows, batches, gradients):
     store = NativeStore([table], rule)
     store.write_rows("t", np.arange(len(rows)), rows)
     for keys, gradient in zip(batches, gradients, strict=True):
-        _, plan = store.lookup(pack({"f": keys}, SPECS), SPECS, training=True)
+        _, plan = store.lookup(pack({"f": keys}, SPECS), training=True)
         store.apply_gradients(plan, [gradient])
     return store.gather("t", np.arange(len(rows)))[0].numpy()
 
@@ -47,7 +47,7 @@ def train_on_ranks(comm, kind, rule, steps=3, keys=9):
         drawn = random.integers(0, keys, 16)
         gradient = random.normal(size=(16, 4)).astype(np.float32)
         mine = slice(comm.rank, None, comm.size)
-        _, plan = store.lookup(pack({"f": drawn[mine]}, SPECS), SPECS, training=True)
+        _, plan = store.lookup(pack({"f": drawn[mine]}, SPECS), training=True)
         # The average over ranks is that of one process.
         store.apply_gradients(plan, [gradient[mine] * comm.size])
     exported = store.export_table("t")

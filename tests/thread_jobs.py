@@ -157,7 +157,7 @@ class Job:
             mine = keys[self.comm.rank :: self.comm.size]
             inputs = {"a": tf.constant(mine[:, 0]), "b": tf.constant(mine[:, 1])}
             self.tracker.classifier.classify(inputs, SPECS)
-            pooled, plan = self.store.lookup(pack(inputs, SPECS), SPECS, training=True)
+            pooled, plan = self.store.lookup(pack(inputs, SPECS), training=True)
             scale = 1.0 / len(mine)
             self.store.apply_gradients(plan, [scale * (rows - 0.1 * step) for rows in pooled])
             self.tracker.step()
@@ -166,7 +166,7 @@ class Job:
         """Looks all keys up."""
         for first in range(0, KEYS, 8):
             keys = tf.range(first, first + 8, dtype=tf.int64)
-            self.store.lookup(pack({"a": keys, "b": keys}, SPECS), SPECS, training=False)
+            self.store.lookup(pack({"a": keys, "b": keys}, SPECS), training=False)
 
     def found(self) -> dict[str, Any]:
         """All that this rank has."""

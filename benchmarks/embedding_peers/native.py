@@ -37,7 +37,7 @@ def _store(settings: Mapping[str, Any]) -> tuple[NativeStore, list[features.Feat
     every = np.random.default_rng(0).permutation(settings["rows"])
     for part in np.array_split(every, max(1, len(every) // 50_000)):
         column = np.tile(part[:, None], (1, len(names)))
-        store.lookup(features.pack(column, specs), specs, training=True, stacked=True)
+        store.lookup(features.pack(column, specs), training=True, stacked=True)
     return store, specs
 
 
@@ -55,7 +55,7 @@ def make_ops(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
         for number in tf.range(len(keys)):
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             packed = features.pack(batches[number], specs)
-            rows, plan = store.lookup(packed, specs, training=True, stacked=True)
+            rows, plan = store.lookup(packed, training=True, stacked=True)
             with tf.control_dependencies(rows):
                 store.apply_gradients(plan, [gradient])
 

@@ -85,7 +85,7 @@ def nanoseconds_per_access(dim: int, rule: Any, batch_size: int) -> float:
 
     @tf.function
     def train(batch: tf.Tensor) -> None:
-        (rows,), plan = store.lookup(pack({"t": batch}, specs), specs, training=True)
+        (rows,), plan = store.lookup(pack({"t": batch}, specs), training=True)
         with tf.control_dependencies([rows]):
             store.apply_gradients(plan, [gradient])
 

@@ -47,7 +47,7 @@ def _updated_rows(store: Any) -> Any:
     """Updates a store's table "items"; returns of three keys whether they were found."""
     specs = [FeatureSpec("item", "items")]
     keys = tf.constant([[7], [9], [7]], tf.int64)
-    (pooled,), plan = store.lookup(pack(keys, specs), specs, training=True)
+    (pooled,), plan = store.lookup(pack(keys, specs), training=True)
     _compare("looked up rows", pooled, [[0.5, 0.5]] * 3)
     assert plan is not None  # Of a lookup in training.
     store.apply_gradients(plan, [tf.constant([[1.0, 0.0], [0.0, 2.0], [1.0, 4.0]])])

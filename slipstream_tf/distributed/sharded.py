@@ -20,7 +20,7 @@ from slipstream_tf.distributed.exchange import exchange_rows
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import table as table_ops
-from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
+from slipstream_tf.ops.features import PackedFeatures
 from slipstream_tf.ops.table import LookupLayout
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.native import NativeStore
@@ -238,20 +238,16 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         return self if self.comm.size == 1 else self._replicas
 
     def lookup(
-        self,
-        packed: PackedFeatures,
-        specs: Sequence[FeatureSpec],
-        training: bool,
-        stacked: bool = False,
+        self, packed: PackedFeatures, training: bool, stacked: bool = False
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """See `EmbeddingStore.lookup`; a collective."""
         if self.comm.size == 1:
-            return super().lookup(packed, specs, training, stacked)
+            return super().lookup(packed, training, stacked)
         what = "lookup" if training else "evaluation"
-        layout, routed = self._route(packed, specs, stacked)
+        layout, routed = self._route(packed, stacked)
         request = functools.partial(self._request, routed, what)
         if self.prefetches and training:
-            requested = self._announced.take(self._identity_of(packed, specs), request)
+            requested = self._announced.take(self._identity_of(packed), request)
         else:
             requested = request()
         # The rows that others request of this rank are sent, and those come that it requests.
@@ -267,7 +263,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         )
         return pooled, plan if training else None
 
-    def announce(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
+    def announce(self, packed: PackedFeatures) -> None:
         """Sends the keys of the next training batch to their owners; a collective.
 
         The owners begin to read those rows from the disk that are there (`Storage`).
@@ -277,7 +273,6 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
         Args:
             packed: the batch's keys; weights are not read.
-            specs: the features, as they will be looked up.
 
         Raises:
             ValueError: the store was made without `prefetch=True`.
@@ -287,22 +282,22 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             raise invalid("prefetch", False, "announce of a ShardedStore", "prefetch=True")
         if self.comm.size == 1:
             return
-        _, routed = self._route(packed, specs)
+        _, routed = self._route(packed)
         request = functools.partial(self._request_ahead, routed)
-        self._announced.announce(self._identity_of(packed, specs), request)
+        self._announced.announce(self._identity_of(packed), request)
 
     def forget_announced(self) -> None:
         """Lets any batch come next, as where an epoch ends; call it on all ranks alike."""
         self._announced.forget()
 
-    def _identity_of(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> tf.Tensor:
-        return identity_of(packed, [self._index_of(spec.table) for spec in specs])
+    def _identity_of(self, packed: PackedFeatures) -> tf.Tensor:
+        return identity_of(packed, [self._index_of(spec.table) for spec in packed.specs])
 
     def _route(
-        self, packed: PackedFeatures, specs: Sequence[FeatureSpec], stacked: bool = False
+        self, packed: PackedFeatures, stacked: bool = False
     ) -> tuple[LookupLayout, exchange_ops.Routed]:
         """Plans a lookup."""
-        layout, handles = self._replicas._layout(specs, stacked), self._replicas._handles
+        layout, handles = self._replicas._layout(packed, stacked), self._replicas._handles
         return layout, exchange_ops.route_keys(handles, packed, layout, self.comm.size)
 
     def _request(self, routed: exchange_ops.Routed, what: str) -> KeyRequest:

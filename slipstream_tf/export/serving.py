@@ -14,7 +14,7 @@ import tensorflow as tf
 from slipstream_tf._utils.hashing import mix64
 from slipstream_tf.config import Table
 from slipstream_tf.initializers import op_attributes
-from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
+from slipstream_tf.ops.features import PackedFeatures
 
 _BITS = (1 << 64) - 1
 _ELEMENT = 0xD1342543DE82EF95
@@ -143,16 +143,12 @@ class ServingStore:
         self._tables = {table.config.name: table for table in tables}
 
     def lookup(
-        self,
-        packed: PackedFeatures,
-        specs: Sequence[FeatureSpec],
-        training: bool,
-        stacked: bool = False,
+        self, packed: PackedFeatures, training: bool, stacked: bool = False
     ) -> tuple[list[tf.Tensor], None]:
         """See `EmbeddingStore.lookup`; `training` is False."""
         rows = [
             pooled(packed, index, spec.combiner, self._tables[spec.table].gather)
-            for index, spec in enumerate(specs)
+            for index, spec in enumerate(packed.specs)
         ]
         return ([tf.stack(rows, axis=1)] if stacked else rows), None
 

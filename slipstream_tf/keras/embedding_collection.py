@@ -286,14 +286,14 @@ class EmbeddingCollection(keras.layers.Layer):
             if next_inputs is not None and self._announces:
                 # These rows first: what is sent ahead must not hold them up.
                 with tf.control_dependencies(rows):
-                    self.store.announce(pack(next_inputs, self.specs), self.specs)
+                    self.store.announce(pack(next_inputs, self.specs))
         else:
             if self.trainable:
                 require_told_training(self, training)
             store = (
                 self._exported.serving if self._exported.stands_in_for(self.store) else self.store
             )
-            rows, _ = store.lookup(packed, self.specs, training=False, stacked=stacked)
+            rows, _ = store.lookup(packed, training=False, stacked=stacked)
         outputs = [tf.cast(tensor, self.compute_dtype) for tensor in rows]
         if stacked:
             return outputs[0]
@@ -311,8 +311,7 @@ class EmbeddingCollection(keras.layers.Layer):
     def _trained_lookup(self, packed: Any, stacked: bool) -> tuple[tf.Tensor, ...]:
         self.store.follow(getattr(_compat.outermost_layer(self), "optimizer", None))
         require_fitting_optimizer(self, self._anchors, self.apply)
-        how = (self.store, self._anchors, self.apply)
-        return training_lookup(*how, packed, self.specs, stacked)
+        return training_lookup(self.store, self._anchors, self.apply, packed, stacked)
 
     def _gives_tensor(self, inputs: Any) -> bool:
         if isinstance(inputs, Mapping):

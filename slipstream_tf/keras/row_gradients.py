@@ -58,7 +58,7 @@ def add_anchors(layer: Any, store: Any, apply: str) -> list[Any]:
 
 
 def training_lookup(
-    store: Any, anchors: Sequence[Any], apply: str, packed: Any, specs: Any, stacked: bool
+    store: Any, anchors: Sequence[Any], apply: str, packed: Any, stacked: bool
 ) -> tuple[tf.Tensor, ...]:
     """Looks up a training batch whose backward pass updates rows, or returns their gradients.
 
@@ -70,8 +70,7 @@ def training_lookup(
         store: an `EmbeddingStore`; for "step", one that `collects_gradients`.
         anchors: from `add_anchors`.
         apply: "backward" or "step".
-        packed: the keys, from `ops.features.pack` with the same specs.
-        specs: the features, in order.
+        packed: the keys, from `ops.features.pack`.
         stacked: one tensor instead of one per feature.
 
     Returns:
@@ -80,7 +79,7 @@ def training_lookup(
 
     @tf.custom_gradient
     def lookup(*values: tf.Tensor) -> Any:
-        rows, plan = store.lookup(packed, specs, training=True, stacked=stacked)
+        rows, plan = store.lookup(packed, training=True, stacked=stacked)
 
         def backward(*upstream: Any) -> Any:
             gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]

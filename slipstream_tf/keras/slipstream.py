@@ -291,7 +291,7 @@ class Slipstream(tf.train.experimental.PythonState):
             allowed = "others; or let the data go through Slipstream.apply, which skips examples"
             raise invalid("policies", self.settings.policies, "Slipstream.observe", allowed)
         if isinstance(self.store, SokStore):
-            self.store.count_accesses(pack(inputs, self.specs), self.specs)
+            self.store.count_accesses(pack(inputs, self.specs))
         return self.tracker.classifier.classify(inputs, self.specs)
 
     def classifier_on(self, device: str) -> DriftClassifier:

@@ -116,7 +116,7 @@ def announce_rows(
 
     def announce(*components: Any) -> Any:
         keys = keys_of(without_wrapping(components[0]), *components[1:])
-        store.announce_rows(pack(keys, specs), specs)
+        store.announce_rows(pack(keys, specs))
         return components if is_tuple else components[0]
 
     return dataset.map(as_it_is(announce, get_keys))

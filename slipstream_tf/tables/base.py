@@ -13,7 +13,7 @@ import tensorflow as tf
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.config import Table
 from slipstream_tf.ops.drift import row_drift
-from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
+from slipstream_tf.ops.features import PackedFeatures
 from slipstream_tf.ops.sealed_rows import SealedRows
 from slipstream_tf.ops.table import Changes
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
@@ -91,14 +91,13 @@ class TrackedStore:
         self._require(table)
         return None if self.learning_rate is None else float(self.learning_rate)
 
-    def announce_rows(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
+    def announce_rows(self, packed: PackedFeatures) -> None:
         """Begins to read the rows of a batch to come from the disk, where tables spill.
 
         Any number of batches may be announced, and a batch need not be looked up.
 
         Args:
             packed: the batch's keys.
-            specs: its features.
         """
 
     @property
@@ -372,17 +371,12 @@ class EmbeddingStore(SavedStore):
         return [config.name for config in self.tables].index(self._require(table))
 
     def lookup(
-        self,
-        packed: PackedFeatures,
-        specs: Sequence[FeatureSpec],
-        training: bool,
-        stacked: bool = False,
+        self, packed: PackedFeatures, training: bool, stacked: bool = False
     ) -> tuple[list[tf.Tensor], Any]:
         """Pools the rows of a batch.
 
         Args:
-            packed: the keys, from `features.pack` with the same specs.
-            specs: the features, in order.
+            packed: the keys, from `features.pack`.
             training: make missing keys and count accesses; else neither.
             stacked: one tensor [batch, features, dim] (tables of equal dim) instead of one
                 [batch, dim] per feature.

@@ -13,7 +13,7 @@ from slipstream_tf.config import DTYPE_BYTES, Table
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import sealed_rows, update_policy
 from slipstream_tf.ops import table as table_ops
-from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
+from slipstream_tf.ops.features import PackedFeatures
 from slipstream_tf.optimizers import Adagrad, SparseOptimizer
 from slipstream_tf.optimizers import get as get_optimizer
 from slipstream_tf.optimizers.base import BEFORE_RULE
@@ -70,27 +70,23 @@ class NativeStore(EmbeddingStore):
     def _handle_of(self, table: str) -> tf.Tensor:
         return self._handles[self._index_of(table)]
 
-    def _layout(self, specs: Sequence[FeatureSpec], stacked: bool) -> table_ops.LookupLayout:
-        feature_table = tuple(self._index_of(spec.table) for spec in specs)
+    def _layout(self, packed: PackedFeatures, stacked: bool) -> table_ops.LookupLayout:
+        feature_table = tuple(self._index_of(spec.table) for spec in packed.specs)
         dims = {self.tables[t].dim for t in feature_table}
         if stacked and len(dims) > 1:
             raise invalid("stacked", True, f"tables of dims {sorted(dims)}", "tables of equal dim")
         return table_ops.LookupLayout(
             feature_table=feature_table,
-            combiners=tuple(spec.combiner for spec in specs),
+            combiners=tuple(spec.combiner for spec in packed.specs),
             table_dims=tuple(config.dim for config in self.tables),
             is_stacked=stacked,
         )
 
     def lookup(
-        self,
-        packed: PackedFeatures,
-        specs: Sequence[FeatureSpec],
-        training: bool,
-        stacked: bool = False,
+        self, packed: PackedFeatures, training: bool, stacked: bool = False
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """See `EmbeddingStore.lookup`."""
-        layout = self._layout(specs, stacked)
+        layout = self._layout(packed, stacked)
         if training:
             return table_ops.lookup(self._handles, packed, layout)
         return table_ops.evaluation_lookup(self._handles, packed, layout), None
@@ -158,12 +154,13 @@ class NativeStore(EmbeddingStore):
         """
         return values
 
-    def announce_rows(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
+    def announce_rows(self, packed: PackedFeatures) -> None:
         """See `EmbeddingStore.announce_rows`."""
         for table, handle in zip(self.tables, self._handles, strict=True):
             if table.storage.spill is None:
                 continue
-            keys = [packed.of(i)[0] for i, spec in enumerate(specs) if spec.table == table.name]
+            specs = enumerate(packed.specs)
+            keys = [packed.of(i)[0] for i, spec in specs if spec.table == table.name]
             if keys:
                 flat = [tf.reshape(part, [-1]) for part in keys]
                 table_ops.announce(handle, tf.concat(flat, axis=0) if len(flat) > 1 else flat[0])

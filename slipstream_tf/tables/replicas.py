@@ -18,7 +18,7 @@ from slipstream_tf.config import Retention, Table
 from slipstream_tf.initializers import Zeros
 from slipstream_tf.ops import table as table_ops
 from slipstream_tf.ops import update_policy
-from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
+from slipstream_tf.ops.features import PackedFeatures
 from slipstream_tf.ops.hot_keys import HotKeySketch
 from slipstream_tf.ops.update_policy import SATURATED
 from slipstream_tf.optimizers import SGD, SparseOptimizer, rule_of
@@ -73,9 +73,9 @@ class ExactCounts(CountingStore):
         bounds: Any = {"initializer": Zeros(), "retention": Retention(counted_keys, "lfu")}
         super().__init__([Table(name, dim=1, **bounds) for name in tables], SGD())
 
-    def count(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
-        """Counts a batch: the keys, from `features.pack` with the same specs."""
-        self.lookup(packed, specs, training=True)
+    def count(self, packed: PackedFeatures) -> None:
+        """Counts a batch: the keys, from `features.pack`."""
+        self.lookup(packed, training=True)
 
 
 class EstimatedCounts:
@@ -93,9 +93,9 @@ class EstimatedCounts:
             name: HotKeySketch(self._width, device) for name, device in devices.items()
         }
 
-    def count(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
+    def count(self, packed: PackedFeatures) -> None:
         """See `ExactCounts.count`."""
-        for feature, spec in enumerate(specs):
+        for feature, spec in enumerate(packed.specs):
             keys, _, _ = packed.of(feature)
             counts = packed.is_key(feature)
             if keys.shape.rank == 2:

@@ -28,7 +28,7 @@ ROOM = 64 << 20
 def step(store: NativeStore, first: int) -> None:
     """Looks BATCH keys up, as one bag, and trains their rows."""
     packed = pack({"f": tf.range(first, first + BATCH, dtype=tf.int64)[tf.newaxis]}, SPECS)
-    pooled, plan = store.lookup(packed, SPECS, training=True)
+    pooled, plan = store.lookup(packed, training=True)
     assert plan is not None
     store.apply_gradients(plan, [tf.ones_like(pooled[0])])
 

@@ -37,7 +37,7 @@ def train(store: NativeStore, step: int) -> None:
     """Trains one step, which is the same whenever it is trained."""
     random = np.random.default_rng(step)
     keys = tf.constant(random.integers(0, KEYS, BATCH))
-    _, plan = store.lookup(pack({"t": keys}, SPECS), SPECS, training=True)
+    _, plan = store.lookup(pack({"t": keys}, SPECS), training=True)
     gradient = random.normal(size=(BATCH, DIM)).astype(np.float32)
     store.apply_gradients(plan, [tf.constant(gradient)])
 

@@ -23,7 +23,7 @@ FLAGS = np.array([0, SATURATED, SATURATED, 0, SATURATED], np.uint8)
 def trained(steps: int = 1) -> Replicas:
     store = Replicas([Table("t", 4)], Adagrad(0.5), rows=8)
     for keys in (KEYS[::-1], KEYS[:3]) * steps:
-        (rows,), plan = store.lookup(pack({"f": tf.constant(keys)}, SPECS), SPECS, training=True)
+        (rows,), plan = store.lookup(pack({"f": tf.constant(keys)}, SPECS), training=True)
         store.apply_gradients(plan, [rows + 1.0])
     store.set_row_flags("t", KEYS, FLAGS)
     return store

@@ -32,7 +32,7 @@ def one_table(combiner="sum"):
 
 def lookup(store, inputs, specs, training=True, stacked=False, weights=None):
     packed = features.pack(inputs, specs, weights)
-    return store.lookup(packed, specs, training, stacked)
+    return store.lookup(packed, training, stacked)
 
 
 def row_of(store, table, key):
@@ -397,7 +397,7 @@ def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
         "rng = np.random.default_rng(0)\n"
         "for _ in range(4):\n"
         "    packed = features.pack(rng.integers(0, 99, (301, 2)), specs)\n"
-        "    rows, plan = store.lookup(packed, specs, True, True)\n"
+        "    rows, plan = store.lookup(packed, True, True)\n"
         "    store.apply_gradients(plan, [rows[0] * rows[0] + 1.0])\n"
         "np.savez(sys.argv[2], **{n: store.export_table(n)['rows'] for n in 'ab'})\n"
     )

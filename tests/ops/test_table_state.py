@@ -28,7 +28,7 @@ def make_store(policy: UpdatePolicy = DEFER) -> NativeStore:
 
 def step(store: NativeStore, keys: list[int], gradient: float) -> None:
     packed = pack({"f": tf.constant(keys, tf.int64)}, SPECS)
-    pooled, plan = store.lookup(packed, SPECS, training=True)
+    pooled, plan = store.lookup(packed, training=True)
     store.apply_gradients(plan, [tf.fill(pooled[0].shape, gradient)])
 
 

@@ -83,8 +83,8 @@ def test_rows_and_updates_equal_the_reference(batch, is_graph, seed):
 
     def train():
         packed = features.pack(inputs, SPECS)
-        evaluated, _ = store.lookup(packed, SPECS, training=False)
-        rows, plan = store.lookup(packed, SPECS, training=True)
+        evaluated, _ = store.lookup(packed, training=False)
+        rows, plan = store.lookup(packed, training=True)
         with tf.control_dependencies(evaluated):
             store.apply_gradients(plan, gradients)
         return evaluated, rows
@@ -105,7 +105,7 @@ def test_a_feature_of_single_keys_is_that_pooled_one_bit_for_bit():
     found = []
     for combiner in ("sum", None):
         store, specs = make_store(), [FeatureSpec("x", "t", combiner)]
-        rows, plan = store.lookup(features.pack(keys, specs), specs, training=True)
+        rows, plan = store.lookup(features.pack(keys, specs), training=True)
         store.apply_gradients(plan, [tf.reshape(tf.range(12.0), [4, DIM])])
         found.append((rows[0].numpy().tobytes(), store.export_table("t")["rows"].tobytes()))
     assert found[0] == found[1]
@@ -116,7 +116,7 @@ def test_weights_scale_the_rows_and_their_gradients():
     before = rows_of(store, [1, 2])
     weights = {"x": np.array([[2.0, 3.0, 9.0]])}
     packed = features.pack({"x": np.array([[1, 2, PADDING]])}, specs, weights)
-    rows, plan = store.lookup(packed, specs, training=True)
+    rows, plan = store.lookup(packed, training=True)
     scales = np.array([[2.0], [3.0], [0.0]])
     np.testing.assert_allclose(rows[0], scales * [*before, np.zeros(DIM)], rtol=1e-6)
     store.apply_gradients(plan, [tf.ones([3, DIM])])
@@ -136,7 +136,7 @@ def test_shapes_are_known_in_graphs(is_training):
     )
     def shapes(seen, bag, bought):
         packed = features.pack({"seen": seen, "bag": bag, "bought": bought}, SPECS)
-        rows, _ = store.lookup(packed, SPECS, is_training)
+        rows, _ = store.lookup(packed, is_training)
         assert [row.shape.as_list() for row in rows] == [[None, DIM], [2, DIM], [8, DIM]]
 
     shapes.get_concrete_function()
@@ -145,7 +145,7 @@ def test_shapes_are_known_in_graphs(is_training):
 def test_no_examples():
     store = make_store()
     inputs = {"seen": np.zeros((0, 5), int), "bag": ragged([]), "bought": ragged([])}
-    rows, plan = store.lookup(features.pack(inputs, SPECS), SPECS, training=True)
+    rows, plan = store.lookup(features.pack(inputs, SPECS), training=True)
     assert [row.shape for row in rows] == [(0, DIM)] * 3
     store.apply_gradients(plan, rows)
     assert store.size("t") == 0
@@ -154,7 +154,7 @@ def test_no_examples():
 def test_gradients_of_another_shape_are_refused():
     store = make_store()
     inputs = {"seen": padded([[1]], 5), "bag": ragged([[1]]), "bought": ragged([[1, 2]])}
-    rows, plan = store.lookup(features.pack(inputs, SPECS), SPECS, training=True)
+    rows, plan = store.lookup(features.pack(inputs, SPECS), training=True)
     message = r"feature 0 has shape \[1,3\].*\[5,3\]"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         store.apply_gradients(plan, [rows[0][:1], *rows[1:]])
@@ -163,7 +163,7 @@ def test_gradients_of_another_shape_are_refused():
         store.apply_gradients(plan, [*rows[:2], bad])
     with pytest.raises(tf.errors.InvalidArgumentError, match="feature 'bag' has 2 examples"):
         wrong = {**inputs, "bag": ragged([[1], [2]])}
-        store.lookup(features.pack(wrong, SPECS), SPECS, training=True)
+        store.lookup(features.pack(wrong, SPECS), training=True)
 
 
 @pytest.mark.parametrize("is_training", [True, False])
@@ -182,7 +182,7 @@ def test_simulated_ranks_split_the_keys_of_a_batch():
     policy = UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1 << 20, ranks=2)
     store.set_update_policy("t", policy)
     keys = {"x": np.array([[1, 1], [1, 2]])}
-    _, plan = store.lookup(features.pack(keys, specs), specs, training=True)
+    _, plan = store.lookup(features.pack(keys, specs), training=True)
     store.apply_gradients(plan, [tf.ones([4, DIM])])
     deferred = store.export_deferred("t")
     found = zip(

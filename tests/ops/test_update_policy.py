@@ -29,7 +29,7 @@ def make_store(optimizer=None):
 def train(store, keys, gradients):
     """One step: keys int64 [batch], gradients float32 [batch, DIM]."""
     packed = features.pack({"f": np.asarray(keys, np.int64)}, SPECS, None)
-    _, plan = store.lookup(packed, SPECS, True)
+    _, plan = store.lookup(packed, True)
     store.apply_gradients(plan, [tf.constant(gradients, tf.float32)])
 
 
@@ -88,7 +88,7 @@ def test_an_export_and_an_evaluation_see_every_gradient():
     assert store.update_counts("t").deferred_now == 1
     np.testing.assert_array_equal(rows_of(store, [7]), before)  # gather reads rows as they are
     packed = features.pack({"f": np.array([7])}, SPECS, None)
-    pooled, _ = store.lookup(packed, SPECS, False)
+    pooled, _ = store.lookup(packed, False)
     np.testing.assert_allclose(pooled[0], before - RATE, rtol=1e-6)
     train(store, [7], np.ones((1, DIM)))
     exported = store.export_table("t")

@@ -24,7 +24,7 @@ def make_store(capacity: int | None = None) -> NativeStore:
 
 def lookup(store: NativeStore, keys: list[int]) -> tuple[list[tf.Tensor], tf.Tensor]:
     both = {"a": tf.constant(keys, tf.int64), "b": tf.constant(keys, tf.int64)}
-    return store.lookup(pack(both, SPECS), SPECS, training=True)
+    return store.lookup(pack(both, SPECS), training=True)
 
 
 def test_each_table_has_its_rate() -> None:

@@ -48,7 +48,7 @@ def differ_in_rows(comm: Communicator, placement: str) -> None:
     store, specs = embeddings.store, embeddings.specs
     for step in range(8):
         keys = {"item": tf.constant(KEYS), "user": tf.constant(KEYS)}
-        pooled, plan = store.lookup(pack(keys, specs), specs, training=True)
+        pooled, plan = store.lookup(pack(keys, specs), training=True)
         store.apply_gradients(plan, [tf.ones_like(rows) * 0.01 for rows in pooled])
         if step == 4 and comm.rank == 1:
             contents = store.export_table("item")

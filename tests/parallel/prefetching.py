@@ -49,9 +49,9 @@ def trainer(store: ShardedStore, is_traced: bool) -> Callable[..., list[tf.Tenso
         if store.comm.rank and is_traced:
             # Ranks may trace other graphs: names must not depend on what else is in them.
             tf.cond(tf.size(inputs["a"]) > 2, lambda: tf.constant(1), lambda: tf.constant(2))
-        pooled, plan = store.lookup(pack(inputs, SPECS), SPECS, training=True)
+        pooled, plan = store.lookup(pack(inputs, SPECS), training=True)
         if next_inputs is not None:
-            store.announce(pack(next_inputs, SPECS), SPECS)
+            store.announce(pack(next_inputs, SPECS))
         store.apply_gradients(plan, gradients)
         return [tf.identity(rows) for rows in pooled]
 
@@ -113,7 +113,7 @@ class Case:
                 if event == "remove":
                     store.remove_rows(table.name, keys[:6])
             if event == "evaluation":
-                looked_up = [store.lookup(pack(x, SPECS), SPECS, training=False)[0] for x in seen]
+                looked_up = [store.lookup(pack(x, SPECS), training=False)[0] for x in seen]
                 results.append([rows for pooled in looked_up for rows in pooled])
         if event == "forget":
             self.ahead.forget_announced()
@@ -130,9 +130,9 @@ def reads_no_stale_row(comm: Any) -> None:
     batch = pack({"a": tf.constant(keys)}, specs)
 
     def step(announces: bool) -> np.ndarray:
-        pooled, plan = store.lookup(batch, specs, training=True)
+        pooled, plan = store.lookup(batch, training=True)
         if announces:
-            store.announce(batch, specs)
+            store.announce(batch)
         store.apply_gradients(plan, [tf.ones([8, 4])])
         return pooled[0].numpy()
 
@@ -164,11 +164,11 @@ def refuses(comm: Any, is_traced: bool) -> None:
         require_error("forget_announced", lambda i=inputs, s=shares: train(i, s, None))
     train(second, gradients, None)
     train(third, gradients, first)
-    require_error("once a step", lambda: store.announce(pack(second, SPECS), SPECS))
+    require_error("once a step", lambda: store.announce(pack(second, SPECS)))
     store.forget_announced()
     train(second, gradients, None)
     plain = ShardedStore(TABLES, optimizers.SGD(0.1), comm)
-    require_error("prefetch=True", lambda: plain.announce(pack(first, SPECS), SPECS))
+    require_error("prefetch=True", lambda: plain.announce(pack(first, SPECS)))
 
 
 def require_error(text: str, call: Callable[[], Any]) -> None:

@@ -228,9 +228,9 @@ def trainer(case: Case, store: Any) -> Callable[..., list[tf.Tensor]]:
     def train(
         inputs: dict[str, Any], gradients: list[Any], next_inputs: dict[str, Any] | None
     ) -> list[tf.Tensor]:
-        pooled, plan = store.lookup(pack(inputs, case.specs), case.specs, training=True)
+        pooled, plan = store.lookup(pack(inputs, case.specs), training=True)
         if next_inputs is not None:
-            store.announce(pack(next_inputs, case.specs), case.specs)
+            store.announce(pack(next_inputs, case.specs))
         pooled = [tf.identity(rows) for rows in pooled]
         with tf.control_dependencies(pooled):
             update = store.apply_gradients(plan, gradients)
@@ -349,7 +349,7 @@ class Comparison:
         is_exact = step < case.wire_warmup_steps
         tolerance = case.tolerance("float32" if is_exact else case.wire_dtype)
         for store in (self.simulated, self.plain):
-            wanted, plan = store.lookup(pack(inputs, case.specs), case.specs, training=True)
+            wanted, plan = store.lookup(pack(inputs, case.specs), training=True)
             if store is self.simulated and case.equals_simulated_ranks:
                 for got, rows in zip(pooled, wanted, strict=True):
                     np.testing.assert_allclose(got, rows[own], **tolerance)

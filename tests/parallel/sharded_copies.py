@@ -48,7 +48,7 @@ def stay_in_budget(comm: Communicator) -> None:
             largest = max(largest, bytes_of_copies(store))
         inputs = {spec.name: tf.constant(random.integers(0, KEYS, BATCH)) for spec in SPECS}
         is_training = step % 3 < 2
-        pooled, plan = store.lookup(pack(inputs, SPECS), SPECS, is_training)
+        pooled, plan = store.lookup(pack(inputs, SPECS), is_training)
         largest = max(largest, bytes_of_copies(store))
         if is_training:
             store.apply_gradients(plan, pooled)
@@ -64,7 +64,7 @@ def send_slots_when_needed(comm: Communicator) -> None:
     @tf.function(autograph=False)
     def train() -> tf.Tensor:
         traces.append(1)
-        pooled, plan = store.lookup(pack(inputs, SPECS[:1]), SPECS[:1], True)
+        pooled, plan = store.lookup(pack(inputs, SPECS[:1]), True)
         store.apply_gradients(plan, [tf.ones_like(rows) for rows in pooled])
         return pooled[0]
 
@@ -103,7 +103,7 @@ def leave_out_what_keys_tell(comm: Communicator) -> None:
     bits, others = (own + 7) // 8, comm.size - 1
     sent = [comm.traffic().bytes["rows"]]
     for _ in range(2):
-        pooled, plan = store.lookup(keys, SPECS[:1], True)
+        pooled, plan = store.lookup(keys, True)
         sent.append(comm.traffic().bytes["rows"])
         store.apply_gradients(plan, [tf.ones_like(rows) for rows in pooled])
     first, second = np.diff(sent)

@@ -20,7 +20,7 @@ from slipstream_tf import optimizers
 from slipstream_tf._utils.errors import invalid, require_choice
 from slipstream_tf.config import Storage, Table
 from slipstream_tf.ops import exchange as exchange_ops
-from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
+from slipstream_tf.ops.features import PackedFeatures
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.base import EmbeddingStore, table_contents
 from slipstream_tf.tables.native import NativeStore
@@ -145,14 +145,10 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         return self._with_initial(found.name, keys, found.read(keys))
 
     def lookup(
-        self,
-        packed: PackedFeatures,
-        specs: Sequence[FeatureSpec],
-        training: bool,
-        stacked: bool = False,
+        self, packed: PackedFeatures, training: bool, stacked: bool = False
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """See `EmbeddingStore.lookup`; a collective."""
-        layout = self._replicas._layout(specs, stacked)
+        layout = self._replicas._layout(packed, stacked)
         routed = exchange_ops.route_keys(self._handles, packed, layout, ranks=1)
         parts = tf.split(routed.keys, routed.sizes[0], num=len(self.tables))
         fetched = [

@@ -6,7 +6,7 @@ to be applied.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -180,16 +180,15 @@ class SokStore(SpreadStore, WatchingStore):
         elif isinstance(keys, tf.SparseTensor):
             keys = keys.values
         specs = [FeatureSpec(name, name)]
-        self.count_accesses(pack({name: tf.reshape(keys, [-1])}, specs), specs)
+        self.count_accesses(pack({name: tf.reshape(keys, [-1])}, specs))
 
-    def count_accesses(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
+    def count_accesses(self, packed: PackedFeatures) -> None:
         """Counts the accesses of a batch of several features; `Slipstream.observe` does so.
 
         Args:
-            packed: the keys, from `features.pack` with the same specs.
-            specs: the features, in order.
+            packed: the keys, from `features.pack`.
         """
-        self._counter.count(packed, specs)
+        self._counter.count(packed)
 
     def withhold(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Masks or defers gradients of watched variables; call it before the optimizer.

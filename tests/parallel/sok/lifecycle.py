@@ -58,14 +58,14 @@ def train(store, steps: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     for _ in range(steps):
         keys = tf.constant(random.integers(0, 90, 20))
-        _, plan = store.lookup(pack({"t": keys}, SPECS), SPECS, training=True)
+        _, plan = store.lookup(pack({"t": keys}, SPECS), training=True)
         gradient = tf.constant(random.normal(size=(20, 4)), tf.float32)
         store.apply_gradients(plan, [gradient])
 
 
 def rows_of(store) -> np.ndarray:
     keys = tf.range(90, dtype=tf.int64)
-    (rows,), _ = store.lookup(pack({"t": keys}, SPECS), SPECS, training=False)
+    (rows,), _ = store.lookup(pack({"t": keys}, SPECS), training=False)
     return rows.numpy()
 
 
@@ -173,7 +173,7 @@ def flush_before_the_first_update(comm) -> None:
     deferred = {"keys": own, "ages": np.zeros_like(own), "ranks": np.zeros(own.size, np.int32)}
     store.import_deferred("t", {**deferred, "sums": sums, "learning_rate": np.float32(0.0)})
     store.flush()
-    _, plan = native.lookup(pack({"t": tf.constant(own)}, SPECS), SPECS, training=True)
+    _, plan = native.lookup(pack({"t": tf.constant(own)}, SPECS), training=True)
     native.apply_gradients(plan, [tf.constant(sums)])
     rows, _ = store.gather("t", own)
     np.testing.assert_allclose(rows, native.gather("t", own)[0], rtol=1e-5)

@@ -131,7 +131,7 @@ def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
         report = loop.slipstream.step()
 
         reference.tracker.classifier.classify({"t": flat}, SPECS)
-        _, plan = native.lookup(pack({"t": flat}, SPECS), SPECS, training=True)
+        _, plan = native.lookup(pack({"t": flat}, SPECS), training=True)
         native.apply_gradients(plan, [tf.constant(targets.reshape(-1, DIM) / comm.size)])
         expected = reference.step()
 

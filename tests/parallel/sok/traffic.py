@@ -63,7 +63,7 @@ def batch_of(comm) -> tuple[dict, dict]:
 
 
 def step(store, inputs, weights) -> None:
-    pooled, plan = store.lookup(pack(inputs, SPECS, weights), SPECS, training=True)
+    pooled, plan = store.lookup(pack(inputs, SPECS, weights), training=True)
     store.apply_gradients(plan, [tf.ones_like(rows) for rows in pooled])
 
 

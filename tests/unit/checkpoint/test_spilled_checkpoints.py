@@ -36,7 +36,7 @@ def train(store: NativeStore, begin: int, end: int) -> None:
     for step in range(begin, end):
         random = np.random.default_rng(step)
         keys = tf.constant(random.integers(0, KEYS, 500))
-        _, plan = store.lookup(pack({"t": keys}, SPECS), SPECS, training=True)
+        _, plan = store.lookup(pack({"t": keys}, SPECS), training=True)
         gradient = random.normal(size=(500, DIM)).astype(np.float32)
         store.apply_gradients(plan, [tf.constant(gradient)])
 

@@ -57,7 +57,7 @@ def native(keys: Sequence[int]) -> NativeStore:
             store.set_update_policy("t", DEFERS)
             store.set_row_flags("t", keys[::2], np.ones(len(keys[::2]), np.uint8))
         packed = pack({"t": tf.constant(keys[: len(keys) - step], tf.int64)}, SPECS)
-        (rows,), plan = store.lookup(packed, SPECS, training=True)
+        (rows,), plan = store.lookup(packed, training=True)
         store.apply_gradients(plan, [rows + 1.0])
     return store
 
@@ -318,7 +318,7 @@ def updated(was: dict[str, Any], deferred: dict[str, Any], rule: SparseOptimizer
     names = ("keys", "rows", "counts", "last_used", "steps")
     store.import_table("t", {**{name: was[name] for name in names}, "slots": slots})
     packed = pack({"t": tf.constant(deferred["keys"])}, SPECS)
-    _, plan = store.lookup(packed, SPECS, training=True)
+    _, plan = store.lookup(packed, training=True)
     store.apply_gradients(plan, [tf.constant(deferred["sums"])])
     return store.export_table("t")["rows"]
 
@@ -365,7 +365,7 @@ def test_a_store_of_its_own_that_never_saw_an_update(rule: SparseOptimizer) -> N
     now.import_deferred("t", {**deferred, "learning_rate": np.float32(0.0)})
     packed = pack({"t": tf.range(ROWS, dtype=tf.int64)}, SPECS)
     # An evaluation applies what is deferred.
-    (rows,), _ = now.lookup(packed, SPECS, training=False)
+    (rows,), _ = now.lookup(packed, training=False)
     np.testing.assert_array_equal(rows, updated(saved.export_table("t"), deferred, rule))
 
 

@@ -36,7 +36,7 @@ def trained(tables: list[Table], key: int) -> NativeStore:
     store = NativeStore(tables, SGD)
     specs = [FeatureSpec(table.name, table.name, "sum") for table in tables]
     keys = {spec.name: tf.constant([key, key + 1], tf.int64) for spec in specs}
-    pooled, plan = store.lookup(pack(keys, specs), specs, training=True)
+    pooled, plan = store.lookup(pack(keys, specs), training=True)
     store.apply_gradients(plan, [tf.ones_like(rows) for rows in pooled])
     return store
 

@@ -341,7 +341,7 @@ def test_rows_are_rounded_by_their_largest_value(run_as_ranks):
         from slipstream_tf.ops.features import FeatureSpec, pack
 
         specs = [FeatureSpec("f", "t")]
-        (got,), _ = store.lookup(pack({"f": tf.constant([7])}, specs), specs, training=False)
+        (got,), _ = store.lookup(pack({"f": tf.constant([7])}, specs), training=False)
         return np.abs(got.numpy() - rows).max()
 
     assert all(0 < error <= 1 / 254 for error in run_as_ranks(2, program))

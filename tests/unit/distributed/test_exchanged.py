@@ -30,7 +30,7 @@ def test_a_store_that_is_restored_goes_on_with_its_warmup(run_as_ranks):
         rounded = []
         for _ in range(2):
             keys = pack({"f": tf.constant([comm.rank], tf.int64)}, SPECS)
-            _, plan = store.lookup(keys, SPECS, training=True)
+            _, plan = store.lookup(keys, training=True)
             store.apply_gradients(plan, [tf.ones([1, 2])])
             store.flush()
             rounded.append(bool(store.wire.dtype_of("bfloat16", tf.constant(store.num_updates))))
@@ -56,7 +56,7 @@ def test_a_flush_of_nothing_is_no_update(run_as_ranks, kind):
             keys = pack({"f": tf.constant([5], tf.int64)}, SPECS)
         else:
             keys = pack({"f": tf.zeros([0], tf.int64)}, SPECS)
-        _, plan = store.lookup(keys, SPECS, training=True)
+        _, plan = store.lookup(keys, training=True)
         store.apply_gradients(plan, [tf.ones([comm.rank, 2])])
         store.flush()
         return tried, store.num_updates, int(store.export_table("t")["steps"][0])
@@ -89,7 +89,7 @@ def train(store, inputs, scale=1.0):
     """Two steps; returns what the second one looked up, per feature."""
     packed = pack(inputs, UNPOOLED_SPECS)
     for _ in range(2):
-        rows, plan = store.lookup(packed, UNPOOLED_SPECS, training=True)
+        rows, plan = store.lookup(packed, training=True)
         store.apply_gradients(plan, [scale * tf.sin(part) for part in rows])
     return [part.numpy() for part in rows]
 
@@ -103,13 +103,12 @@ def test_ranks_train_the_rows_of_one_process(run_as_ranks, kind):
         store = kind(tables(), optimizers.SGD(0.5), comm)
         inputs = {"seen": SEEN[comm.rank], "item": ITEM[comm.rank]}
         rows = train(store, inputs)
-        evaluated, _ = store.lookup(pack(inputs, UNPOOLED_SPECS), UNPOOLED_SPECS, training=False)
+        evaluated, _ = store.lookup(pack(inputs, UNPOOLED_SPECS), training=False)
         return rows, [part.numpy() for part in evaluated]
 
     results = run_as_ranks(RANKS, program)
     evaluated, _ = one.lookup(
         pack({"seen": SEEN.reshape(-1, 3), "item": ITEM.ravel()}, UNPOOLED_SPECS),
-        UNPOOLED_SPECS,
         training=False,
     )
     for feature in range(2):
@@ -134,9 +133,9 @@ def test_keys_that_are_announced_give_the_same_rows(run_as_ranks, form):
         ]
         looked_up = []
         for batch, following in itertools.pairwise([*batches, *batches, None]):
-            rows, plan = store.lookup(batch, UNPOOLED_SPECS, training=True)
+            rows, plan = store.lookup(batch, training=True)
             if prefetch and following is not None:
-                store.announce(following, UNPOOLED_SPECS)
+                store.announce(following)
             store.apply_gradients(plan, [tf.sin(part) for part in rows])
             looked_up += [part.numpy() for part in rows]
         return looked_up

@@ -30,7 +30,7 @@ def train(store, comm, steps):
         gradient = random.normal(size=(8, 8)).astype(np.float32)
         mine = slice(comm.rank, None, comm.size) if step < STEPS - 1 else slice(8 * comm.rank, None)
         features = {"a": keys[mine, 0], "b": keys[mine, 1]}
-        _, plan = store.lookup(pack(features, SPECS), SPECS, training=True)
+        _, plan = store.lookup(pack(features, SPECS), training=True)
         own = gradient[mine] * comm.size
         store.apply_gradients(plan, [own[:, :4], own[:, 4:]])
 

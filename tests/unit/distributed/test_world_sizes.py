@@ -216,7 +216,7 @@ def test_sums_of_a_dry_run_are_never_applied(tmp_path: Path) -> None:
     for part in range(3):
         # More keys: a dry run looks at one in 16.
         keys = tf.range(400 * part, 400 * (part + 1), dtype=tf.int64)
-        pooled, plan = job.store.lookup(pack({"a": keys, "b": keys}, SPECS), SPECS, training=True)
+        pooled, plan = job.store.lookup(pack({"a": keys, "b": keys}, SPECS), training=True)
         job.store.apply_gradients(plan, [tf.fill(rows.shape, 1e-3) for rows in pooled])
         job.tracker.step(4)
     was = job.found()
@@ -306,7 +306,7 @@ def test_other_tables_are_refused_and_left_alone(what: str, tmp_path: Path) -> N
     tables, rule, message = MISMATCHES[what]
     store = NativeStore(tables, rule)
     specs = [FeatureSpec(t.name, t.name, "sum") for t in tables]
-    store.lookup(pack({t.name: tf.constant([99]) for t in tables}, specs), specs, training=True)
+    store.lookup(pack({t.name: tf.constant([99]) for t in tables}, specs), training=True)
     before = {t.name: store.export_table(t.name) for t in tables}
     with pytest.raises(CheckpointMismatchError, match=message):
         JobCheckpoints(tmp_path, tf.train.Checkpoint(), SingleProcess(), store).restore()

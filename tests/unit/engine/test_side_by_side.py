@@ -40,7 +40,7 @@ def end_windows(metric: str, policy: str):
     rng = np.random.default_rng(3)
     for _ in range(12):
         keys = {name: np.minimum(rng.zipf(1.3, 64), KEYS).astype(np.int64) for name in TABLES}
-        pooled, plan = store.lookup(features.pack(keys, SPECS), SPECS, training=True)
+        pooled, plan = store.lookup(features.pack(keys, SPECS), training=True)
         noise = [tf.constant(rng.normal(size=p.shape), tf.float32) for p in pooled]
         store.apply_gradients(plan, noise)
         engine.step()

@@ -35,7 +35,7 @@ def train(*policies, **settings):
 
     @tf.function
     def step(keys, labels):
-        pooled, plan = store.lookup(features.pack(keys, SPECS), SPECS, training=True)
+        pooled, plan = store.lookup(features.pack(keys, SPECS), training=True)
         error = tf.reduce_sum(pooled[0] * pooled[1], axis=1) - labels
         gradient = (2.0 * error / tf.cast(tf.size(labels), tf.float32))[:, None]
         store.apply_gradients(plan, [gradient * pooled[1], gradient * pooled[0]])

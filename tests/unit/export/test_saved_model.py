@@ -38,7 +38,7 @@ def train(store, table, keys):
     from slipstream_tf.ops.features import FeatureSpec, pack
 
     specs = [FeatureSpec("x", table)]
-    rows, plan = store.lookup(pack({"x": np.asarray(keys)}, specs), specs, training=True)
+    rows, plan = store.lookup(pack({"x": np.asarray(keys)}, specs), training=True)
     gradient = np.random.default_rng(len(keys)).normal(size=rows[0].shape).astype(np.float32)
     store.apply_gradients(plan, [tf.constant(gradient)])
 

@@ -86,10 +86,10 @@ def test_what_is_read_has_decayed(name) -> None:
     store.write_rows("t", np.array([1, 2]), np.ones((2, 2), np.float32))
     kept = 1 - 0.5 * 0.25 * (2 if name == "l2" else 1)
     for _ in range(3):
-        _, plan = store.lookup(pack({"f": [1]}, SPECS), SPECS, training=True)
+        _, plan = store.lookup(pack({"f": [1]}, SPECS), training=True)
         store.apply_gradients(plan, [np.zeros((1, 2), np.float32)])
     keys, expected = [1, 2], np.full((2, 2), kept**3, np.float32)
-    looked_up, _ = store.lookup(pack({"f": [1, 2]}, SPECS), SPECS, training=False)
+    looked_up, _ = store.lookup(pack({"f": [1, 2]}, SPECS), training=False)
     np.testing.assert_allclose(looked_up[0], expected, rtol=1e-6)
     np.testing.assert_allclose(store.gather("t", keys)[0], expected, rtol=1e-6)
     rows, _, drift = store.measure("t", keys, np.ones((2, 2), np.float32), "linf")
@@ -98,8 +98,8 @@ def test_what_is_read_has_decayed(name) -> None:
     other = NativeStore([Table("t", 2)], optimizers.SGD(0.5, **{name: 0.25}, decay="all"))
     other.import_table("t", store.export_table("t"))
     np.testing.assert_array_equal(other.gather("t", keys)[0], store.gather("t", keys)[0])
-    new, _ = store.lookup(pack({"f": [9]}, SPECS), SPECS, training=True)
-    fresh, _ = other.lookup(pack({"f": [9]}, SPECS), SPECS, training=False)
+    new, _ = store.lookup(pack({"f": [9]}, SPECS), training=True)
+    fresh, _ = other.lookup(pack({"f": [9]}, SPECS), training=False)
     np.testing.assert_allclose(new[0], fresh[0], rtol=1e-6)
 
 
@@ -120,7 +120,7 @@ def test_masked_rows_decay_and_are_not_penalised() -> None:
     store.set_update_policy("t", UpdatePolicy("mask"))
     store.write_rows("t", np.array([1, 2]), np.ones((2, 2), np.float32))
     store.set_row_flags("t", [1], [SATURATED])
-    _, plan = store.lookup(pack({"f": [1, 2]}, SPECS), SPECS, training=True)
+    _, plan = store.lookup(pack({"f": [1, 2]}, SPECS), training=True)
     store.apply_gradients(plan, [np.ones((2, 2), np.float32)])
     rows = store.gather("t", [1, 2])[0].numpy()
     np.testing.assert_allclose(rows[0], [0.95, 0.95], rtol=1e-6)
@@ -136,7 +136,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="`decay`: 'none'"):
         optimizers.Adam(l2=0.1, decay="none")
     store = NativeStore([Table("t", 2)], optimizers.SGD(5.0, weight_decay=0.2, decay="all"))
-    _, plan = store.lookup(pack({"f": [1]}, SPECS), SPECS, training=True)
+    _, plan = store.lookup(pack({"f": [1]}, SPECS), training=True)
     with pytest.raises(Exception, match=r"of table 't' is 1\.0+; allowed: below 1"):
         store.apply_gradients(plan, [np.zeros((1, 2), np.float32)])
     with pytest.raises(ValueError, match="DeferGradients"):

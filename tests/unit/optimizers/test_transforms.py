@@ -60,7 +60,7 @@ def test_sums_are_not_deferred_beside_them(name) -> None:
 def test_rows_decay_to_nothing_at_most() -> None:
     store, specs = NativeStore([Table("t", 2)], optimizers.SGD(50.0, weight_decay=0.1)), SPECS
     store.write_rows("t", np.array([1]), np.ones((1, 2), np.float32))
-    _, plan = store.lookup(pack({"f": [1]}, specs), specs, training=True)
+    _, plan = store.lookup(pack({"f": [1]}, specs), training=True)
     store.apply_gradients(plan, [np.zeros((1, 2), np.float32)])
     np.testing.assert_array_equal(store.gather("t", [1])[0], np.zeros((1, 2)))
 

@@ -87,7 +87,7 @@ def train_native(rule, policy):
 
     def update(keys, gradients):
         keys = tf.constant(keys)[:, None]
-        _, plan = store.lookup(pack({"t": keys}, specs), specs, training=True)
+        _, plan = store.lookup(pack({"t": keys}, specs), training=True)
         store.apply_gradients(plan, [tf.constant(gradients)])
 
     update(np.arange(ROWS), np.zeros((ROWS, DIM), np.float32))

@@ -27,7 +27,7 @@ def tables(own: Any = None) -> list[Table]:
 
 def train(store: Any, keys: list[int], gradient: float = 1.0) -> None:
     both = {name: tf.constant(keys, tf.int64) for name in ("a", "b")}
-    pooled, plan = store.lookup(pack(both, SPECS), SPECS, training=True)
+    pooled, plan = store.lookup(pack(both, SPECS), training=True)
     store.apply_gradients(plan, [tf.fill(rows.shape, gradient) for rows in pooled])
 
 
@@ -80,7 +80,7 @@ def test_ranks_go_by_each_tables_rule_and_rate(kind: str) -> None:
 def test_gradients_that_are_collected_go_by_each_tables_rate() -> None:
     store = NativeStore(tables(SGD(0.5)), SGD(0.25))
     both = {name: tf.constant([1], tf.int64) for name in ("a", "b")}
-    pooled, plan = store.lookup(pack(both, SPECS), SPECS, training=True)
+    pooled, plan = store.lookup(pack(both, SPECS), training=True)
     store.apply_collected(store.collect_gradients(plan, [tf.ones_like(rows) for rows in pooled]))
     assert rows_of(store, "a") == [-0.25] and rows_of(store, "b") == [-0.5]
 

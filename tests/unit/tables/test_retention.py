@@ -33,7 +33,7 @@ def store_of(retention: Retention | None, spill: Path | None = None) -> NativeSt
 
 def step(store: Any, keys: Any) -> np.ndarray:
     keys = tf.constant(keys, tf.int64)
-    pooled, plan = store.lookup(pack({"t": keys}, SPECS), SPECS, training=True)
+    pooled, plan = store.lookup(pack({"t": keys}, SPECS), training=True)
     store.apply_gradients(plan, [tf.ones_like(pooled[0])])
     return pooled[0].numpy()
 

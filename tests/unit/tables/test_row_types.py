@@ -41,7 +41,7 @@ def train(store: Any, steps: int, seed: int = 0) -> None:
     generator = np.random.default_rng(seed)
     for _ in range(steps):
         packed = pack({"t": tf.constant(generator.integers(0, 50, 40))}, SPECS)
-        (rows,), plan = store.lookup(packed, SPECS, training=True)
+        (rows,), plan = store.lookup(packed, training=True)
         gradient = generator.normal(size=rows.shape).astype(np.float32)
         store.apply_gradients(plan, [tf.constant(gradient)])
 
@@ -106,7 +106,7 @@ def test_absent_keys_start_as_their_row_will_be_kept() -> None:
         keys = tf.constant([3, 9, 1 << 40], tf.int64)
         before, found = store.gather("t", keys)
         assert not found.numpy().any()
-        (made,), _ = store.lookup(pack({"t": keys}, SPECS), SPECS, training=True)
+        (made,), _ = store.lookup(pack({"t": keys}, SPECS), training=True)
         np.testing.assert_array_equal(before, made)
 
 

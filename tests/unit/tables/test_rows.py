@@ -116,13 +116,13 @@ def test_a_sharded_tables_replicas_and_deferred_gradients_go() -> None:
         store: Any = table.store
         store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=99, max_rows=1000))
         keys = pack({"t": tf.constant([1, 2], tf.int64)}, specs)
-        pooled, plan = store.lookup(keys, specs, training=True)
+        pooled, plan = store.lookup(keys, training=True)
         store.apply_gradients(plan, [tf.ones_like(pooled[0])])
         deferred = store.export_deferred("t")["keys"].tolist()
         table.remove([1])
         table.write([2], [[8.0, 8.0]])
         left = store.export_deferred("t")["keys"].tolist()
-        pooled, _ = store.lookup(keys, specs, training=True)
+        pooled, _ = store.lookup(keys, training=True)
         return deferred, left, pooled[0].numpy().tolist()
 
     assert Threads(2).run(job) == [([1, 2], [], [[0.5, 0.5], [8.0, 8.0]])] * 2

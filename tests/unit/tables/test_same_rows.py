@@ -83,7 +83,7 @@ def digest(store: NativeStore, policy: UpdatePolicy) -> str:
         inputs = {"x": keys, "y": np.maximum(keys[:, 0], 0), "z": keys[:, 1:]}
         weights = {"z": random.random((BATCH, WIDTH - 1), np.float32)}
         packed = pack(inputs, SPECS, weights)
-        _, plan = store.lookup(packed, SPECS, training=True)
+        _, plan = store.lookup(packed, training=True)
         gradients = [random.normal(size=(BATCH, dim)).astype(np.float32) for dim in (5, 16, 16)]
         store.apply_gradients(plan, [tf.constant(gradient) for gradient in gradients])
     hashed = hashlib.blake2b(digest_size=12)

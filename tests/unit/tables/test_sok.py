@@ -108,7 +108,7 @@ def test_they_agree(is_graph):
         for counter in counters:
 
             def step(counter=counter, inputs=inputs):
-                counter.count(pack(inputs, specs), specs)
+                counter.count(pack(inputs, specs))
 
             (tf.function(step) if is_graph else step)()
         assert_equal(*counters)
@@ -122,7 +122,7 @@ def test_columns_of_a_matrix():
     counters = pair()
     matrix = tf.constant([[1, 2, 3], [1, 5, -1], [4, 5, 3]], tf.int64)
     for counter in counters:
-        counter.count(pack(matrix, specs), specs)
+        counter.count(pack(matrix, specs))
     assert_equal(*counters)
     keys, counts = counters[1].hot_keys("a", 5)
     assert keys.tolist() == [1, 3, 4] and counts.tolist() == [2.0, 2.0, 1.0]

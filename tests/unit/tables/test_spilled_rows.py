@@ -45,7 +45,7 @@ def batches(count: int, seed: int = 0, most: int = 8000) -> Iterator[tuple[np.nd
 def train(store: Any, count: int, seed: int = 0) -> None:
     for keys, gradient in batches(count, seed):
         packed = pack({"t": tf.constant(keys)}, SPECS)
-        _, plan = store.lookup(packed, SPECS, training=True)
+        _, plan = store.lookup(packed, training=True)
         store.apply_gradients(plan, [tf.constant(gradient)])
 
 
@@ -86,8 +86,8 @@ def test_announced_rows_are_read_before_they_are_needed(tmp_path: Path) -> None:
     for keys, gradient in batches(30, seed=1):
         for store in (spilled, memory):
             packed = pack({"t": tf.constant(keys)}, SPECS)
-            store.announce_rows(packed, SPECS)
-            _, plan = store.lookup(packed, SPECS, training=True)
+            store.announce_rows(packed)
+            _, plan = store.lookup(packed, training=True)
             store.apply_gradients(plan, [tf.constant(gradient)])
     after = spilled.spill_statistics("t")
     read = after.rows_read - before.rows_read
@@ -218,9 +218,9 @@ def test_owners_read_ahead_what_other_ranks_announce(tmp_path: Path) -> None:
         drawn = [*batches(steps, seed=comm.rank), (np.arange(9), np.zeros((9, DIM), np.float32))]
         packed = [pack({"t": tf.constant(keys)}, SPECS) for keys, _ in drawn]
         for now, following, (_, gradient) in zip(packed, packed[1:], drawn, strict=False):
-            _, plan = store.lookup(now, SPECS, training=True)
+            _, plan = store.lookup(now, training=True)
             if spill is not None:
-                store.announce(following, SPECS)
+                store.announce(following)
             store.apply_gradients(plan, [tf.constant(gradient)])
         read = store.spill_statistics("t")
         return store.export_table("t"), read.rows_read, read.rows_read_ahead

@@ -82,7 +82,7 @@ def test_slots_follow_from_the_rule() -> None:
 @pytest.mark.parametrize("rule", ALL_RULES, ids=name_of)
 def test_new_rows_have_the_slots_that_the_rule_says(rule) -> None:
     store, specs = NativeStore([Table("t", 3)], rule), [FeatureSpec("f", "t")]
-    store.lookup(pack({"f": [1]}, specs), specs, training=True)
+    store.lookup(pack({"f": [1]}, specs), training=True)
     slots = store.export_table("t")["slots"]
     np.testing.assert_array_equal(slots, rule.initial_slots(3)[None])
     layouts = [other.layout for other in ALL_RULES if other.initial_slots(3).size != slots.size]
