@@ -81,37 +81,6 @@ def require_one_dtype(wire_dtype: str, place: str) -> None:
         raise invalid("wire_dtype", wire_dtype, place, allowed)
 
 
-def gather_rows(
-    comm: Communicator,
-    own: SendBuffer,
-    row_floats: Sequence[int],
-    names: Names,
-    what: str,
-    kind: Any = "rows",
-    wire_dtype: WireDtype = 0,
-) -> SendBuffer:
-    """Gives every rank the rows of all, in one message of each.
-
-    Args:
-        comm: the ranks.
-        own: rows of this rank, for all: sizes [1, tables].
-        row_floats: of each table, values of a row; 0: keys come without.
-        names: names the collective.
-        what: the rows are, e.g. "gradients".
-        kind: what the values' bytes are counted as, see `Communicator`; a list: each table's.
-        wire_dtype: of values, from `Wire.dtype_of`; the same on all ranks.
-
-    Returns:
-        The ranks' rows, sizes [ranks, tables].
-    """
-    if comm.size == 1:
-        return own
-    message, _ = exchange_ops.pack_messages(own, row_floats, wire_dtype)
-    kinds = _kinds_of(own.sizes[0], row_floats, kind, wire_dtype)
-    received = comm.gather(message, kinds, names.of(what))
-    return exchange_ops.unpack_messages(received, comm.size, row_floats)
-
-
 def exchange_rows(
     comm: Communicator,
     own: SendBuffer,
@@ -120,21 +89,32 @@ def exchange_rows(
     what: str,
     kind: Any = "rows",
     wire_dtype: WireDtype = 0,
+    to_owners: bool = True,
 ) -> SendBuffer:
-    """Sends each rank the rows, or keys, that are meant for it, in one message to each.
+    """Sends rows, or keys, to the ranks they are meant for, in one message to each.
 
     Args:
         comm: the ranks.
-        own: sizes [ranks, tables].
-        row_floats, names, what, kind, wire_dtype: see `gather_rows`.
+        own: rows of this rank: sizes [ranks, tables]; or [1, tables], those for all ranks.
+        row_floats: of each table, values of a row; 0: keys come without.
+        names: names the collective.
+        what: the rows are, e.g. "gradients".
+        kind: what the values' bytes are counted as, see `Communicator`; a list: each table's.
+        wire_dtype: of values, from `Wire.dtype_of`; the same on all ranks.
+        to_owners: whether each rank gets its own rows; else every rank gets the rows of all.
 
     Returns:
         What came from each: sizes [ranks, tables].
     """
+    if comm.size == 1 and not to_owners:
+        return own
     messages, lengths = exchange_ops.pack_messages(own, row_floats, wire_dtype)
-    to_others = tf.reduce_sum(own.sizes, axis=0) - own.sizes[comm.rank]
-    kinds = _kinds_of(to_others, row_floats, kind, wire_dtype)
-    received, _ = comm.exchange(messages, lengths, kinds, names.of(what))
+    sent = tf.reduce_sum(own.sizes, axis=0) - own.sizes[comm.rank] if to_owners else own.sizes[0]
+    kinds = _kinds_of(sent, row_floats, kind, wire_dtype)
+    if to_owners:
+        received, _ = comm.exchange(messages, lengths, kinds, names.of(what))
+    else:
+        received = comm.gather(messages, kinds, names.of(what))
     return exchange_ops.unpack_messages(received, comm.size, row_floats)
 
 

@@ -21,7 +21,6 @@ from slipstream_tf.distributed.exchange import (
     Wire,
     WireDtype,
     exchange_rows,
-    gather_rows,
     require_one_dtype,
     resolve,
 )
@@ -100,8 +99,8 @@ class ExchangedStore(CollectingStore, NativeStore):
         self, collected: exchange_ops.SendBuffer, what: str, kind: Any, wire_dtype: WireDtype
     ) -> exchange_ops.SendBuffer:
         """Sends collected rows to where they are applied; returns those that come here."""
-        send = exchange_rows if self.is_spread else gather_rows
-        return send(self.comm, collected, self._dims, self._names, what, kind, wire_dtype)
+        how = (self._names, what, kind, wire_dtype, self.is_spread)
+        return exchange_rows(self.comm, collected, self._dims, *how)
 
     def _deliver(
         self, collected: exchange_ops.SendBuffer, what: str, kind: Any, wire_dtype: WireDtype

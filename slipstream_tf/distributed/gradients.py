@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from slipstream_tf._utils.comm import KINDS, WIRE_DTYPES, Communicator, Names, SingleProcess
 from slipstream_tf._utils.errors import invalid
-from slipstream_tf.distributed.exchange import Wire, gather_rows, require_one_dtype, resolve
+from slipstream_tf.distributed.exchange import Wire, exchange_rows, require_one_dtype, resolve
 from slipstream_tf.ops.exchange import SendBuffer
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.tables.variable import VariableStore
@@ -156,8 +156,8 @@ class GradientExchange:
             keys = tf.concat([tf.cast(part.indices, tf.int64) for part in own], 0)
             values = tf.concat([tf.reshape(part.values, [-1]) for part in own], 0)
             rows = SendBuffer(sizes[tf.newaxis], keys, values)
-            wire = kinds, self._wire_dtype
-            got = gather_rows(self._comm, rows, widths, self._names, "rows", *wire)
+            how = (self._names, "rows", kinds, self._wire_dtype, False)
+            got = exchange_rows(self._comm, rows, widths, *how)
             # By rank, then by gradient.
             sizes = tf.reshape(got.sizes, [-1])
             each = self._comm.size * len(own)

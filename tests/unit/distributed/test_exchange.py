@@ -71,7 +71,7 @@ def rows_of(sizes, keys, values) -> SendBuffer:
 def test_rows_of_one_process_stay_where_they_are():
     own = rows_of([1, 0], [4], [1.0, 2.0])
     names = Names("test_alone")
-    got = exchange.gather_rows(SingleProcess(), own, [2, 1], names, "rows", "gradients", 1)
+    got = exchange.exchange_rows(SingleProcess(), own, [2, 1], names, "rows", "gradients", 1, False)
     assert got is own
 
 
@@ -100,7 +100,7 @@ def test_values_travel_as_their_dtype_has_them(run_as_ranks, dtype):
     }[dtype]
 
     def program(comm, wire_dtype):
-        return exchange.gather_rows(comm, own, [2], names, "rows", "gradients", wire_dtype)
+        return exchange.exchange_rows(comm, own, [2], names, "rows", "gradients", wire_dtype, False)
 
     for wire_dtype in (number, tf.constant(number)):
         ranks = run_as_ranks(2, lambda comm, it=wire_dtype: program(comm, it))
@@ -115,7 +115,7 @@ def test_all_ranks_get_the_rows_of_all(run_as_ranks):
 
     def program(comm):
         own = sent[comm.rank]
-        return exchange.gather_rows(comm, own, [2, 1], names, "rows", "gradients", 1)
+        return exchange.exchange_rows(comm, own, [2, 1], names, "rows", "gradients", 1, False)
 
     for got in run_as_ranks(3, program):
         assert got.sizes.numpy().tolist() == [[1, 1], [0, 0], [0, 1]]
