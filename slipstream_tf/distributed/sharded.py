@@ -291,7 +291,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         self._announced.forget()
 
     def _identity_of(self, packed: PackedFeatures) -> tf.Tensor:
-        return identity_of(packed, [self._index_of(spec.table) for spec in packed.specs])
+        return identity_of(packed, [self.index_of(spec.table) for spec in packed.specs])
 
     def _route(
         self, packed: PackedFeatures, stacked: bool = False
@@ -344,29 +344,23 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
     def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
         """See `ExchangedStore.write_rows`; replicas of the rows, and what is deferred, go."""
-        if self.comm.size == 1:
-            return super().write_rows(table, keys, rows)
         self._require_same_rows(table, keys, rows)
-        own = self._owns(keys)
+        own = self.owners(table, keys) == self.comm.rank
         NativeStore.write_rows(self, table, keys[own], rows[own])
         self._replicas.remove_rows(table, keys)
 
     def remove_rows(self, table: str, keys: np.ndarray) -> int:
         """See `ExchangedStore.remove_rows`; returns how many rows there were on all ranks."""
-        if self.comm.size == 1:
-            return super().remove_rows(table, keys)
         self._require_same_rows(table, keys)
-        removed = NativeStore.remove_rows(self, table, keys[self._owns(keys)])
+        own = self.owners(table, keys) == self.comm.rank
+        removed = NativeStore.remove_rows(self, table, keys[own])
         self._replicas.remove_rows(table, keys)
         return int(self.comm.sum(tf.constant(removed), "control", self._names.of("removed")))
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n]: the rank that owns each key, int64 [n]."""
-        self._index_of(table)
+        self.index_of(table)
         return owner_of(keys, self.comm.size)
-
-    def _owns(self, keys: np.ndarray) -> np.ndarray:
-        return owner_of(keys, self.comm.size) == self.comm.rank
 
     def decay_counts(self, factor: float) -> None:
         """See `EmbeddingStore.decay_counts`."""

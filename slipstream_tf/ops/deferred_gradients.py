@@ -181,11 +181,8 @@ class DeferredGradients:
         Raises:
             tf.errors.InvalidArgumentError: shapes do not fit; or a key is given twice (on a CPU).
         """
-        return AddedSums(
-            *_loader.library().slipstream_add_deferred(
-                handle=self.handle, keys=keys, gradients=gradients
-            )
-        )
+        op = _loader.library().slipstream_add_deferred
+        return AddedSums(*op(handle=self.handle, keys=keys, gradients=gradients))
 
     def take_due(
         self, saturated: KeySet, keys: tf.Tensor, added: AddedSums, may_wait: tf.Tensor

@@ -4,6 +4,7 @@ A store derives from one of these classes. What not every store can do is a fiel
 what holds for most as its default: nobody looks whether a store has a method.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -181,10 +182,19 @@ class TrackedStore:
         """Returns what became of a table's gradient rows since the store was made."""
         raise NotImplementedError
 
+    @functools.cached_property
+    def _places(self) -> dict[str, int]:
+        return {config.name: place for place, config in enumerate(self.tables)}
+
+    def index_of(self, table: str) -> int:
+        """Returns a table's place among `tables`; ValueError: there is none of that name."""
+        if table not in self._places:
+            allowed = "one of " + ", ".join(map(repr, self._places))
+            raise invalid("table", table, "a store", allowed)
+        return self._places[table]
+
     def _require(self, table: str) -> str:
-        names = [config.name for config in self.tables]
-        if table not in names:
-            raise invalid("table", table, "a store", "one of " + ", ".join(map(repr, names)))
+        self.index_of(table)
         return table
 
 
@@ -223,9 +233,7 @@ class SavedStore(TrackedStore):
 
     def slot_layout(self, table: str) -> SlotLayout:
         """Returns whose slots the rows of a table have, and how they start."""
-        self._require(table)
-        (dim,) = (config.dim for config in self.tables if config.name == table)
-        rule = self.rule_of(table)
+        dim, rule = self.tables[self.index_of(table)].dim, self.rule_of(table)
         if rule is None:
             return SlotLayout(None, np.empty(0, np.float32))
         return SlotLayout(rule.layout, rule.initial_slots(dim))
@@ -268,8 +276,7 @@ class SavedStore(TrackedStore):
 
     def spills_rows(self, table: str) -> bool:
         """Whether rows of a table may be on disk: they are sealed, and added, not all at once."""
-        (storage,) = (config.storage for config in self.tables if config.name == table)
-        return self.spills and storage.spill is not None
+        return self.spills and self.tables[self.index_of(table)].storage.spill is not None
 
     def seal_rows(self, table: str) -> SealedRows:
         """Brings all rows of a table to the disk, where `spills_rows`; says where they are."""
@@ -352,11 +359,11 @@ class EmbeddingStore(SavedStore):
 
     def rule_of(self, table: str) -> SparseOptimizer:
         """See `TrackedStore.rule_of`."""
-        return self.rates.rules[self._position_of(table)]
+        return self.rates.rules[self.index_of(table)]
 
     def learning_rate_of(self, table: str) -> float:
         """See `TrackedStore.learning_rate_of`."""
-        return self.rates.of(self._position_of(table))
+        return self.rates.of(self.index_of(table))
 
     @property
     def rate_variables(self) -> list[Any]:
@@ -366,9 +373,6 @@ class EmbeddingStore(SavedStore):
     def follow(self, optimizer: Any) -> None:
         """See `TrackedStore.follow`."""
         self.rates.follow(optimizer)
-
-    def _position_of(self, table: str) -> int:
-        return [config.name for config in self.tables].index(self._require(table))
 
     def lookup(
         self, packed: PackedFeatures, training: bool, stacked: bool = False

@@ -51,7 +51,6 @@ class NativeStore(EmbeddingStore):
             raise invalid("tables", names, "a store", "one table or more, of distinct names")
         self.rates = Rates(self.tables, self.optimizer, self._step_of)
         _require_room(self.tables, self.rates.rules)
-        self._index = {name: i for i, name in enumerate(names)}
         self.spills = any(table.storage.spill is not None for table in self.tables)
         with tf.init_scope():
             self._handles = [
@@ -62,16 +61,11 @@ class NativeStore(EmbeddingStore):
     def _step_of(self, index: int) -> tf.Tensor:
         return table_ops.step(self._handles[index])
 
-    def _index_of(self, table: str) -> int:
-        if table not in self._index:
-            self._require(table)
-        return self._index[table]
-
     def _handle_of(self, table: str) -> tf.Tensor:
-        return self._handles[self._index_of(table)]
+        return self._handles[self.index_of(table)]
 
     def _layout(self, packed: PackedFeatures, stacked: bool) -> table_ops.LookupLayout:
-        feature_table = tuple(self._index_of(spec.table) for spec in packed.specs)
+        feature_table = tuple(self.index_of(spec.table) for spec in packed.specs)
         dims = {self.tables[t].dim for t in feature_table}
         if stacked and len(dims) > 1:
             raise invalid("stacked", True, f"tables of dims {sorted(dims)}", "tables of equal dim")
@@ -179,7 +173,7 @@ class NativeStore(EmbeddingStore):
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """See `EmbeddingStore.gather`."""
-        dim = self.tables[self._index_of(table)].dim
+        dim = self.tables[self.index_of(table)].dim
         return table_ops.gather(self._handle_of(table), keys, dim)
 
     def keys_of(self, table: str) -> np.ndarray:
@@ -218,7 +212,7 @@ class NativeStore(EmbeddingStore):
 
     def set_update_policy(self, table: str, policy: update_policy.UpdatePolicy) -> None:
         """See `EmbeddingStore.set_update_policy`."""
-        rule = self.rates.rules[self._index_of(table)]
+        rule = self.rates.rules[self.index_of(table)]
         beside = [name for name in BEFORE_RULE if getattr(rule, name) is not None]
         if policy.mode == "defer" and beside:
             place = f"table {table!r}, whose {type(rule).__name__} has {', '.join(beside)}"

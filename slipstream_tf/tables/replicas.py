@@ -51,7 +51,7 @@ class CountingStore(NativeStore):
             accesses: as `export_accesses` gave them. Of more keys than the table has room for,
                 those of the lowest counts are left out.
         """
-        config = self.tables[self._index_of(table)]
+        config = self.tables[self.index_of(table)]
         keys, counts = accesses["keys"], accesses["counts"]
         if config.capacity is not None and keys.size > config.capacity:
             most = np.sort(np.lexsort((keys, -counts))[: config.capacity])
@@ -250,7 +250,7 @@ class ReplicatingStore(CollectingStore):
         if flags is None or not takes_flags:
             flags = self._replicas.row_flags(table, keys)
         # Lookups request the values before they are read.
-        dim = self._replicas.tables[self._replicas._index_of(table)].dim
+        dim = self._replicas.tables[self._replicas.index_of(table)].dim
         slots = self._replicas.rule_of(table).slots_per_row(dim)
         rows["rows"] = np.zeros((len(keys), dim), np.float32)
         rows["slots"] = np.zeros((len(keys), slots), np.float32)

@@ -40,11 +40,7 @@ class TableRows:
             ValueError: there is no table of that name.
         """
         self.store, self.name = store, name
-        names = [table.name for table in store.tables]
-        if name not in names:
-            allowed = "one of " + ", ".join(map(repr, names))
-            raise invalid("table", name, "an embedding store", allowed)
-        self._index = names.index(name)
+        self._index = store.index_of(name)
         self.dim = store.tables[self._index].dim
 
     def read(self, keys: Any) -> np.ndarray:

@@ -40,8 +40,6 @@ class VariableStore(WatchingStore):
         masked_rows: table -> int64 scalar variable: those of them that were left out.
     """
 
-    offered_rows: Mapping[str, tf.Variable]
-    masked_rows: Mapping[str, tf.Variable]
     _movements = KerasMovements()
 
     def __init__(self, variables: Mapping[str, Any], optimizer: Any = None):

@@ -271,19 +271,10 @@ class WatchedGradients:
     def counts(self) -> UpdateCounts:
         """Returns what became, or in shadow mode would have become, of gradient rows."""
         offered, masked, state = int(self.offered_rows), int(self.masked_rows), self.buffer.state()
-        counts = state.counts
-        return UpdateCounts(
-            offered=offered,
-            sent=offered - masked - counts.deferred + counts.without_gradient,
-            masked=masked,
-            deferred=counts.deferred,
-            due_by_movement=counts.due_by_movement,
-            due_by_age=counts.due_by_age,
-            flushed=counts.flushed,
-            over_budget=counts.over_budget,
-            deferred_now=state.num_deferred,
-            deferred_bytes=state.nbytes,
-        )
+        deferred = state.counts._asdict()
+        added = deferred.pop("without_gradient") - deferred["deferred"]
+        now = {"deferred_now": state.num_deferred, "deferred_bytes": state.nbytes}
+        return UpdateCounts(offered, offered - masked + added, masked, **deferred, **now)
 
 
 def _parts(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:

@@ -105,7 +105,8 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         self.rates = Rates(shared, self.optimizer, lambda _: self._steps[0])
         with tf.init_scope():
             self._opened = {table.name: self._made(table, var_type) for table in self.tables}
-            self._updater = wrap_optimizer(same_rule(self.optimizer, self._rate_now))
+            optimizer = same_rule(self.optimizer, lambda: tf.convert_to_tensor(self.rates.now()))
+            self._updater = wrap_optimizer(optimizer)
             # Now, so that no step that is traced has to make variables.
             self._updater._create_slots([table.variable for table in self._opened.values()])
         self._rule = SokRule(self._updater)
@@ -115,9 +116,6 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         self._handles = self._replicas._handles
         with tf.device("CPU:0"):
             self._defers = tf.Variable(False, trainable=False)
-
-    def _rate_now(self) -> tf.Tensor:
-        return tf.convert_to_tensor(self.rates.now())
 
     def _made(self, table: Table, var_type: str) -> SokTable:
         variable = self._sok.DynamicVariable(
