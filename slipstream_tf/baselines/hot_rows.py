@@ -55,10 +55,6 @@ class HotRows(EmbeddingCollection):
         self.hot_keys = [np.unique(np.asarray(keys, np.int64)) for keys in hot_keys]
         self.hot = EmbeddingCollection(tables, optimizer, comm=comm, dtype=self.dtype_policy)
 
-    def are_hot(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns which keys, integers [batch, tables], are hot or padding: bool, alike."""
-        return are_hot(keys, self.hot_keys)
-
     def call(  # type: ignore[override]
         self, inputs: Any, training: bool | None = None, **others: Any
     ) -> tf.Tensor:
@@ -70,7 +66,7 @@ class HotRows(EmbeddingCollection):
         for name, value in others.items():
             if value is not None:
                 raise invalid(name, value, f"layer {self.name!r}", "None: a baseline has none")
-        is_hot = self.are_hot(inputs)
+        is_hot = are_hot(inputs, self.hot_keys)
         return self.hot_rows(inputs, is_hot, training) + self.other_rows(inputs, is_hot, training)
 
     def hot_rows(self, keys: tf.Tensor, is_hot: tf.Tensor, training: bool | None) -> tf.Tensor:
@@ -100,7 +96,7 @@ class Hotline:
         model: Any = self
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         dense, keys = model._split(without_wrapping(x))
-        is_hot = model.embeddings.are_hot(keys)
+        is_hot = are_hot(keys, model.embeddings.hot_keys)
         is_popular = tf.reduce_all(is_hot, axis=1)
         parts = [tf.where(is_popular)[:, 0], tf.where(~is_popular)[:, 0]]
         with tf.GradientTape() as tape:

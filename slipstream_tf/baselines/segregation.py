@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf._utils.errors import invalid, require_integer
+from slipstream_tf.distributed.batches import no_inputs
 from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, snapshot_bytes
 from slipstream_tf.ops.features import PADDING_KEY, num_rows
 from slipstream_tf.sampling.batches import chosen_rows
@@ -48,7 +49,7 @@ def segregate(
     if len(hot_keys) != fields:
         raise invalid("hot_keys", f"{len(hot_keys)} lists", "segregate", f"{fields}, one per field")
     hot = [np.unique(np.asarray(keys, np.int64)) for keys in hot_keys]
-    empty = _empty(dataset.element_spec)
+    empty = no_inputs(dataset.element_spec, "segregate")
 
     def sort(waiting: Any, is_end: tf.Tensor, batch: Any) -> Any:
         is_hot = tf.reduce_all(are_hot(batch[0]["keys"], hot), axis=1)
@@ -122,13 +123,6 @@ def _require_key_matrix(element_spec: Any, place: str) -> int:
         allowed = '(features, label) of dense tensors, features["keys"] integers [batch, fields]'
         raise invalid("dataset", element_spec, place, allowed)
     return int(keys.shape[1])
-
-
-def _empty(element_spec: Any) -> Any:
-    """A batch of no inputs."""
-    return tf.nest.map_structure(
-        lambda spec: tf.zeros([0, *spec.shape[1:].as_list()], spec.dtype), element_spec
-    )
 
 
 def are_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:

@@ -400,8 +400,7 @@ class Trainer:
 
 def _build_variables(model: Any, element_spec: Any) -> None:
     """Makes the variables of model, metrics and optimizer, by a batch of no inputs."""
-    spec = element_spec[:2]
-    features, label = tf.nest.map_structure(lambda part: no_inputs(part, "training data"), spec)
+    features, label = no_inputs(element_spec[:2], "training data")
     outputs = model(features, training=False)
     model.compute_metrics(features, label, outputs)
     model.reset_metrics()

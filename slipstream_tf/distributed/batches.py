@@ -45,27 +45,31 @@ def map_in_step(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.da
     return dataset.map(apply)
 
 
-def no_inputs(spec: Any, place: str) -> Any:
-    """Returns the component of a batch of no inputs.
+def no_inputs(element_spec: Any, place: str) -> Any:
+    """Returns a batch of no inputs.
 
     Args:
-        spec: of the component.
+        element_spec: of a data set's batches, or of a part of them.
         place: who asks, for errors.
 
     Raises:
-        ValueError: it is neither dense nor ragged nor sparse, or has no batch dimension.
+        ValueError: a component is neither dense nor ragged nor sparse, or has no batch dimension.
     """
-    allowed = "a dense tensor, a RaggedTensor or a SparseTensor with a batch dimension"
-    if isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank == 1:
-        flat = tf.zeros([0, *_known(spec.shape[2:])], spec.dtype)
-        return tf.RaggedTensor.from_row_splits(flat, tf.zeros([1], spec.row_splits_dtype))
-    if isinstance(spec, tf.SparseTensorSpec) and spec.shape.rank:
-        indices = tf.zeros([0, spec.shape.rank], tf.int64)
-        shape = tf.constant([0, *_known(spec.shape[1:])], tf.int64)
-        return tf.SparseTensor(indices, tf.zeros([0], spec.dtype), shape)
-    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
-        raise invalid("dataset", spec, place, allowed)
-    return tf.zeros([0, *_known(spec.shape[1:])], spec.dtype)
+
+    def component(spec: Any) -> Any:
+        if isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank == 1:
+            flat = tf.zeros([0, *_known(spec.shape[2:])], spec.dtype)
+            return tf.RaggedTensor.from_row_splits(flat, tf.zeros([1], spec.row_splits_dtype))
+        if isinstance(spec, tf.SparseTensorSpec) and spec.shape.rank:
+            indices = tf.zeros([0, spec.shape.rank], tf.int64)
+            shape = tf.constant([0, *_known(spec.shape[1:])], tf.int64)
+            return tf.SparseTensor(indices, tf.zeros([0], spec.dtype), shape)
+        if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+            allowed = "a dense tensor, a RaggedTensor or a SparseTensor with a batch dimension"
+            raise invalid("dataset", spec, place, allowed)
+        return tf.zeros([0, *_known(spec.shape[1:])], spec.dtype)
+
+    return tf.nest.map_structure(component, element_spec)
 
 
 def loosen(element: Any) -> Any:
@@ -117,7 +121,7 @@ def even_ends(
         ValueError: a component is no such tensor, or has no batch dimension.
     """
     spec = dataset.element_spec
-    filler = tf.nest.map_structure(lambda part: no_inputs(part, "even_ends"), spec)
+    filler = no_inputs(spec, "even_ends")
     if comm.size == 1:
         return dataset
     name = Names("even_ends").of("more")
@@ -197,7 +201,7 @@ def with_next(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if not isinstance(features, Mapping) or KEYS not in features or NEXT_KEYS in features:
         allowed = f"features, a dictionary with {KEYS!r} and without {NEXT_KEYS!r}"
         raise invalid("dataset", spec, "with_next", allowed)
-    end = loosen(tf.nest.map_structure(lambda part: no_inputs(part, "with_next"), spec))
+    end = loosen(no_inputs(spec, "with_next"))
     batches = map_in_step(dataset, lambda *parts: loosen(element_of(spec, parts)))
 
     def pair(before: tuple[tf.Tensor, ...], element: Any) -> Any:
