@@ -26,7 +26,11 @@ class DivergenceError(RuntimeError):
 
 
 class Ranks:
-    """Adds up what the ranks of a job counted; every method is a collective."""
+    """Adds up what the ranks of a job counted; every method is a collective.
+
+    Attributes:
+        merged_pilots: "buckets" of pilots and their "accumulators" at the last `merge_pilots`.
+    """
 
     def __init__(self, comm: Communicator | None):
         """Takes the ranks.
@@ -36,8 +40,7 @@ class Ranks:
         """
         self._comm = comm if comm is not None and comm.size > 1 else None
         self._traffic: dict[str, int] = {}
-        # Of pilots: buckets and their accumulators when they were merged last.
-        self._merged: dict[str, np.ndarray] = {
+        self.merged_pilots: dict[str, np.ndarray] = {
             "buckets": np.empty(0, np.int64),
             "accumulators": np.empty(0, np.float32),
         }
@@ -114,21 +117,13 @@ class Ranks:
             weights = np.where(np.repeat(total, having) > 0.0, growth, 1.0)[:, None]
             sums = np.add.reduceat(numbers * weights, first, axis=0)
             numbers = (sums / np.add.reduceat(weights, first, axis=0)).astype(np.float32)
-            self._merged = {"buckets": merged, "accumulators": _accumulators(numbers)}
+            self.merged_pilots = {"buckets": merged, "accumulators": _accumulators(numbers)}
         base = np.array([rate, base[:, 1].max()])
         return {"base": base, "buckets": merged, "numbers": numbers}
 
-    def merged_pilots(self) -> dict[str, np.ndarray]:
-        """Returns what `merge_pilots` goes on from: buckets and accumulators of its last call."""
-        return self._merged
-
-    def restore_merged_pilots(self, merged: Mapping[str, np.ndarray]) -> None:
-        """Takes back what `merged_pilots` gave."""
-        self._merged = dict(merged)
-
     def _before(self, buckets: np.ndarray) -> np.ndarray:
         """The buckets' accumulators when pilots were merged last, [n]; 0 of new ones."""
-        known, accumulators = self._merged["buckets"], self._merged["accumulators"]
+        known, accumulators = (self.merged_pilots[name] for name in ("buckets", "accumulators"))
         if not known.size:
             return np.zeros(buckets.size)
         index = np.minimum(np.searchsorted(known, buckets), known.size - 1)
@@ -171,11 +166,9 @@ class Ranks:
 
     def take_traffic(self) -> dict[str, int]:
         """Returns the bytes by kind that all ranks gave to the network since the last call."""
-        now = self._sent_bytes()
-        own = [count - self._traffic.get(kind, 0) for kind, count in now.items()]
-        self._traffic = now
-        total = self.total(np.asarray(own, np.int64), "traffic")
-        return dict(zip(now, map(int, total), strict=True))
+        own, self._traffic = self.traffic_so_far(), self._sent_bytes()
+        total = self.total(np.array([*own.values()], np.int64), "traffic")
+        return dict(zip(own, map(int, total), strict=True))
 
     def traffic_so_far(self) -> dict[str, int]:
         """Returns the bytes by kind that this rank gave to the network since `take_traffic`."""

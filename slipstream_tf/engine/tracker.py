@@ -225,7 +225,7 @@ class SaturationTracker:
             "window": self.classifier.export_window(),
             "pilot": self.classifier.export_pilot(),
             "pilot_settings": self._settings.examples.pilot_settings,
-            "merged_pilots": self._ranks.merged_pilots(),
+            "merged_pilots": self._ranks.merged_pilots,
             "traffic": self._ranks.traffic_so_far(),
         }
 
@@ -266,7 +266,7 @@ class SaturationTracker:
         pilot = self._settings.examples.pilot_settings
         if pilot and state["pilot_settings"] == pilot:
             self.classifier.import_pilot(state["pilot"])
-            self._ranks.restore_merged_pilots(state["merged_pilots"])
+            self._ranks.merged_pilots = dict(state["merged_pilots"])
         self.classifier.import_window(state["window"])
         self._ranks.restore_traffic(state["traffic"])
 
