@@ -85,27 +85,14 @@ def is_schedule(value: Any) -> bool:
     return isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
 
 
-def serialized(value: Any) -> dict[str, Any]:
-    """Returns an object of Keras as a dictionary for JSON."""
-    return dict(require_keras().saving.serialize_keras_object(value))
+def keras_object(value: Any, module: str, base: str) -> tuple[str, dict[str, Any]] | None:
+    """Returns class name and configuration of an object of a Keras class; None of anything else.
 
-
-def deserialized(config: dict[str, Any]) -> Any:
-    """Returns the object of Keras that `serialized` described."""
-    return require_keras().saving.deserialize_keras_object(config)
-
-
-def keras_optimizer(value: Any) -> tuple[str, dict[str, Any]] | None:
-    """Returns class name and configuration of a Keras optimizer; None of anything else."""
-    return _keras_object(value, "optimizers", "Optimizer")
-
-
-def keras_initializer(value: Any) -> tuple[str, dict[str, Any]] | None:
-    """Returns class name and configuration of a Keras initializer; None of anything else."""
-    return _keras_object(value, "initializers", "Initializer")
-
-
-def _keras_object(value: Any, module: str, base: str) -> tuple[str, dict[str, Any]] | None:
+    Args:
+        value: an object.
+        module: of Keras, e.g. "optimizers".
+        base: the class in it, e.g. "Optimizer".
+    """
     keras = sys.modules.get("keras")
     if keras is None or not hasattr(keras, module):
         return None

@@ -104,8 +104,7 @@ _BY_NAME: dict[str, Initializer] = {
     **{"normal": RandomNormal(), "random_normal": RandomNormal()},
 }
 _OF_KERAS: dict[str, Any] = {
-    **{"Zeros": Zeros, "Constant": Constant},
-    **{"RandomUniform": RandomUniform, "RandomNormal": RandomNormal},
+    cls.__name__: cls for cls in (Zeros, Constant, RandomUniform, RandomNormal)
 }
 
 
@@ -125,7 +124,7 @@ def get(identifier: Any) -> Initializer:
         key = "".join("_" + c.lower() if c.isupper() else c for c in identifier).lstrip("_")
         if key in _BY_NAME:
             return _BY_NAME[key]
-    found = _compat.keras_initializer(identifier)
+    found = _compat.keras_object(identifier, "initializers", "Initializer")
     if found is not None:
         return _of_keras(*found)
     if identifier is None or isinstance(identifier, str):

@@ -65,7 +65,7 @@ def get(identifier: Any) -> SparseOptimizer:
     names = {cls.__name__.lower(): cls for cls in _RULES} | {cls.rule: cls for cls in _RULES}
     if isinstance(identifier, str) and identifier.lower() in names:
         return names[identifier.lower()]()
-    found = _compat.keras_optimizer(identifier)
+    found = _compat.keras_object(identifier, "optimizers", "Optimizer")
     if found is not None:
         return _of_keras(*found)
     return deserialize("optimizer", identifier, _RULES, "optimizers", "embedding tables")
@@ -90,7 +90,8 @@ def serialize(optimizer: SparseOptimizer) -> dict[str, Any]:
     config = {field.name: getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)}
     rate = optimizer.learning_rate
     if _compat.is_schedule(rate):
-        config["learning_rate"] = _compat.serialized(rate)
+        saving = _compat.require_keras().saving
+        config["learning_rate"] = dict(saving.serialize_keras_object(rate))
     elif not isinstance(rate, float):
         config["learning_rate"] = float(_compat.tensorflow_variable(rate).numpy())
     return {"class_name": type(optimizer).__name__, "config": config}

@@ -128,7 +128,7 @@ def _checked_rate(rate: Any, place: str) -> Any:
     if isinstance(rate, numbers.Real):
         return float(require_number("learning_rate", rate, minimum=0.0, place=place))
     if isinstance(rate, dict):
-        rate = _compat.deserialized(rate)
+        rate = _compat.require_keras().saving.deserialize_keras_object(rate)
     if _compat.is_schedule(rate):
         return rate
     variable = None if rate is None else _compat.tensorflow_variable(rate)
