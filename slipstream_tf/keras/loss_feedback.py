@@ -175,11 +175,7 @@ class LossFeedback:
         assert self._thinner is not None
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
-        if not self._is_click(y_pred):
-            allowed = "binary cross-entropy of one output, or another pilot"
-            raise invalid(
-                "loss", getattr(self, "loss", None), f"pilot='model' of {self._place()}", allowed
-            )
+        self._require_click(y_pred, f"pilot='model' of {self._place()}", ", or another pilot")
         if self._gives_logits():
             y_pred = tf.sigmoid(y_pred)
         y_pred = tf.stop_gradient(tf.reshape(y_pred, [-1]))
@@ -236,14 +232,8 @@ class LossFeedback:
 
     def _shift(self, y_pred: Any, offset: tf.Tensor) -> Any:
         """Predictions for what thinning has left of the examples, whose log-odds are shifted."""
-        if not self._is_click(y_pred):
-            allowed = "binary cross-entropy of one output, or correct='weight'"
-            raise invalid(
-                "loss",
-                getattr(self, "loss", None),
-                f"{self._place()} by ForeseenLoss's offset",
-                allowed,
-            )
+        place = f"{self._place()} by ForeseenLoss's offset"
+        self._require_click(y_pred, place, ", or correct='weight'")
         config: Any = getattr(getattr(self, "loss", None), "get_config", dict)()
         smoothing = config.get("label_smoothing", 0.0)
         if smoothing:
@@ -291,23 +281,22 @@ class LossFeedback:
 
     def _click_losses(self, y: Any, y_pred: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns losses and labels, float32 [batch]."""
-        if not self._is_click(y_pred):
-            allowed = (
-                "binary cross-entropy of one output: max_auc_loss and an estimate of cost extend a "
-                "learning curve of AUC. Leave them out for other losses, or call "
-                "self.record_losses(x, losses, y) for one output in your own train_step"
-            )
-            raise invalid("loss", getattr(self, "loss", None), self._place(), allowed)
+        reason = (
+            ": max_auc_loss and an estimate of cost extend a learning curve of AUC. Leave them out "
+            "for other losses, or call self.record_losses(x, losses, y) for one output in your own "
+            "train_step"
+        )
+        self._require_click(y_pred, self._place(), reason)
         labels = tf.reshape(tf.cast(y, tf.float32), [-1])
         return binary_cross_entropy(labels, y_pred, self._gives_logits()), labels
 
-    def _is_click(self, y_pred: Any) -> bool:
-        """Whether the model gives one probability per input, with binary cross-entropy."""
-        if tf.nest.is_nested(y_pred):
-            return False
-        rank = y_pred.shape.rank
-        is_single = rank == 1 or (rank == 2 and y_pred.shape[-1] == 1)
-        return is_single and self._gives_logits() is not None
+    def _require_click(self, y_pred: Any, place: str, others: str) -> None:
+        """Raises ValueError unless the loss is the binary cross-entropy of one output."""
+        shape = None if tf.nest.is_nested(y_pred) else y_pred.shape
+        is_single = shape is not None and (shape.rank == 1 or (shape.rank == 2 and shape[-1] == 1))
+        if not is_single or self._gives_logits() is None:
+            allowed = f"binary cross-entropy of one output{others}"
+            raise invalid("loss", getattr(self, "loss", None), place, allowed)
 
     def _gives_logits(self) -> bool | None:
         """Whether outputs are logits instead of probabilities; None: the loss is another one."""

@@ -108,7 +108,11 @@ class _AppliesRows:
         for variable in variables:
             anchor = anchor_of(variable)
             if anchor is not None:
-                require_reaching(found, variable, anchor)
+                if anchor.table is None:
+                    place = f"StepOptimizer and layer {anchor.layer!r}"
+                    allowed = "EmbeddingCollection(..., apply='step')"
+                    raise invalid("apply", "backward", place, allowed)
+                refuse_missing_rows(found, variable, anchor.layer)
         base: Any = super()
         base.build(variables)
 
@@ -269,14 +273,6 @@ def make_apply_rows(optimizer: Any) -> None:
         optimizer.__class__ = StepLossScaleOptimizer
         return
     optimizer.__class__ = _class_of(type(optimizer))
-
-
-def require_reaching(optimizer: Any, variable: Any, anchor: Anchor) -> None:
-    """Raises ValueError if a `StepOptimizer` and an anchor's layer do not go together."""
-    place = f"StepOptimizer and layer {anchor.layer!r}"
-    if anchor.table is None:
-        raise invalid("apply", "backward", place, "EmbeddingCollection(..., apply='step')")
-    refuse_missing_rows(optimizer, variable, anchor.layer)
 
 
 def refuse_missing_rows(optimizer: Any, variable: Any, layer: str) -> None:

@@ -42,12 +42,13 @@ class Movement:
     max_age: int = 200
 
     def __post_init__(self) -> None:
+        place = "Movement"
         if self.distance is not None:
             distance = require_number(
-                "distance", self.distance, 0.0, place="Movement", open_minimum=True
+                "distance", self.distance, 0.0, place=place, open_minimum=True
             )
             object.__setattr__(self, "distance", distance)
-        require_integer("max_age", self.max_age, 1, None, "Movement")
+        require_integer("max_age", self.max_age, 1, None, place)
 
     def of(self, learning_rate: float | None, max_auc_loss: float | None = None) -> float:
         """Returns the distance for rows of a learning rate.
@@ -187,16 +188,15 @@ class DeferGradients(Policy):
                 "where the store does not know how far the optimizer moves rows."
             )
         needed = max(deferred_row_bytes(t.dim) for t in tables.tables)
-        if parse_bytes("memory", self.memory) < needed:
+        budget = parse_bytes("memory", self.memory)
+        if budget < needed:
             allowed = f"at least {needed}: a deferred row of the widest table takes {needed} bytes"
             raise invalid("memory", self.memory, "DeferGradients", allowed)
-        budget = parse_bytes("memory", self.memory)
         require_room("memory", budget, budget, "deferred gradients", "DeferGradients")
         given = self.until.distance if isinstance(self.until, Movement) else None
         if given is not None and tables.max_auc_loss is not None:
-            raise invalid(
-                "distance", given, "Movement with max_auc_loss", "None: the bound sets it"
-            )
+            allowed = "None: the bound sets it"
+            raise invalid("distance", given, "Movement with max_auc_loss", allowed)
 
     def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy:
         max_rows = self._most_rows(table.name, tables)
@@ -282,10 +282,6 @@ class MaskGradients(Policy):
     @property
     def key_share(self) -> float:
         return DEFAULT_SHARE if self.share is None else self.share
-
-    @property
-    def target_share(self) -> float:
-        return self.key_share
 
     @property
     def gives_key_share(self) -> bool:  # type: ignore[override]
