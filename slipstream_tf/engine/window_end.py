@@ -17,7 +17,6 @@ from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.engine.states import KeyStates, next_states, search_keys
 from slipstream_tf.engine.steering import Steering, WindowWork
 from slipstream_tf.engine.tracked_table import Measured, for_each
-from slipstream_tf.policies.base import Ended
 from slipstream_tf.policies.threshold import ThresholdResult, find_threshold, fixed_threshold
 
 
@@ -119,11 +118,11 @@ def decide(
         threads: so many tables are worked on at once.
     """
     found = threshold_of_keys(settings, findings.scores, steering)
-    ended = Ended(findings.foreseen, steering.share)
-    policies = {
-        type(policy).__name__: policy.next_state(findings.policies[type(policy).__name__], ended)
-        for policy in settings.policies
-    }
+    policies = {}
+    for policy in settings.policies:
+        name = type(policy).__name__
+        before = findings.policies[name]
+        policies[name] = policy.next_state(before, findings.foreseen, steering.share)
     if findings.candidates is None:
         return Decision(found, policies, None)
 

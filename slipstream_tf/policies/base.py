@@ -4,27 +4,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from slipstream_tf.config import Table
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 
 DEFAULT_SHARE = 0.3
 """Share of the hot examples that T is found for if nobody gives one."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Ended:
-    """A window that ended, as policies see it.
-
-    Attributes:
-        losses: float32 [n], scores by foreseen loss of a sample of its examples; None: there are
-            none.
-        share: of the hot examples, to be found skippable next, bounded by `max_auc_loss`.
-    """
-
-    losses: np.ndarray | None
-    share: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +68,15 @@ class Decisions:
         """Returns the state of the first window: JSON-serializable values by name."""
         return {}
 
-    def next_state(self, state: Mapping[str, Any], ended: Ended) -> dict[str, Any]:
-        """Returns the state after a window."""
+    def next_state(self, state: Mapping[str, Any], losses: Any, share: float) -> dict[str, Any]:
+        """Returns the state after a window.
+
+        Args:
+            state: in the window that ends.
+            losses: float32 [n], scores by foreseen loss of a sample of its examples; None: there
+                are none.
+            share: of the hot examples, to be found skippable next, bounded by `max_auc_loss`.
+        """
         return dict(state)
 
     def value_of_skipped(self, state: Mapping[str, Any], losses: Any) -> float | None:
@@ -93,7 +84,7 @@ class Decisions:
 
         Args:
             state: in the window that ends.
-            losses: as `Ended.losses`.
+            losses: as `next_state` takes them.
 
         Returns:
             In average examples; None: it has no estimate.

@@ -95,10 +95,10 @@ class ForeseenLoss(Score):
         """Returns {"foreseen_threshold": the score from which on all are kept, "floor": ...}."""
         return {"foreseen_threshold": None, "floor": self.floor}
 
-    def next_state(self, state: Mapping[str, Any], ended: Any) -> dict[str, Any]:
-        kept = 1.0 - ended.share
+    def next_state(self, state: Mapping[str, Any], losses: Any, share: float) -> dict[str, Any]:
+        kept = 1.0 - share
         floor = _FLOOR * kept if self.floor is None else self.floor
-        return {"foreseen_threshold": find_thinning(ended.losses, kept, floor), "floor": floor}
+        return {"foreseen_threshold": find_thinning(losses, kept, floor), "floor": floor}
 
     def value_of_skipped(self, state: Mapping[str, Any], losses: Any) -> float | None:
         if state["foreseen_threshold"] is None:

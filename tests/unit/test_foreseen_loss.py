@@ -5,7 +5,6 @@ import pytest
 
 import slipstream_tf as slip
 from slipstream_tf.engine.settings import EngineSettings
-from slipstream_tf.policies.base import Ended
 from slipstream_tf.policies.threshold import find_thinning, value_of_thinned
 
 
@@ -109,7 +108,7 @@ def test_a_window_s_end_finds_the_threshold_for_the_next():
     state = skip.initial_state()
     assert skip.example_rule(state, None) == {"mode": "none", "keep_rate": 0.0}
     scores = np.linspace(0, 1, 1000, dtype=np.float32)
-    state = skip.next_state(state, Ended(scores, 0.8))
+    state = skip.next_state(state, scores, 0.8)
     rule = skip.example_rule(state, None)
     assert rule["mode"] == "foreseen_loss" and rule["keep_rate"] == pytest.approx(0.08)
     kept = np.clip(scores / rule["threshold"], rule["keep_rate"], 1.0)

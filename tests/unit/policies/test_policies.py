@@ -19,7 +19,7 @@ from slipstream_tf.policies import (
     Movement,
     SkipExamples,
 )
-from slipstream_tf.policies.base import Begins, Ended, Policy
+from slipstream_tf.policies.base import Begins, Policy
 
 CLASSES = tuple(
     value
@@ -121,11 +121,11 @@ def test_the_policy_of_examples_keeps_what_its_score_decides():
     state = policy.initial_state()
     assert policy.example_rule(state, Begins(0.5, 1))["mode"] == "none", "nothing is known"
     losses = np.array([0.4, 0.1, 0.2, 0.3], np.float32)
-    state = policy.next_state(state, Ended(losses, share=0.5))
+    state = policy.next_state(state, losses, share=0.5)
     rule = policy.example_rule(state, Begins(0.5, 2))
     assert (rule["mode"], rule["keep_rate"]) == ("foreseen_loss", 0.1)
     assert rule["threshold"] == state["foreseen_threshold"] > 0.0
-    assert SkipExamples(RowDrift()).next_state({}, Ended(None, 0.5)) == {}
+    assert SkipExamples(RowDrift()).next_state({}, None, 0.5) == {}
 
 
 def test_shares_of_random_skipping_count_from_the_end_of_the_warm_up():
