@@ -158,6 +158,7 @@ class ClickModel(LossFeedback, keras.Model):
 
     Attributes:
         dims: values per vector, by feature.
+        output_layer: the `keras.layers.Dense` whose bias is added to the logit.
 
     Raises:
         ValueError: an argument is of the wrong type or range, or the dtype policy needs loss
@@ -168,6 +169,7 @@ class ClickModel(LossFeedback, keras.Model):
     dense_axes: tuple[str, ...] = ("batch",)
     # Whether each feature gives a vector per key, [batch, steps, dim]; else one, [batch, dim].
     takes_sequences: bool = False
+    output_layer: Any
 
     def __init__(
         self,
@@ -227,10 +229,11 @@ class ClickModel(LossFeedback, keras.Model):
         """
         raise NotImplementedError
 
-    @property
-    def output_layer(self) -> Any:
-        """The `keras.layers.Dense` whose bias is added to the logit."""
-        raise NotImplementedError
+    def end_with(self, output_layer: Any) -> None:
+        """Takes the output layer, when all layers are made; the model is then built."""
+        # Past Keras, which would track the layer twice.
+        object.__setattr__(self, "output_layer", output_layer)
+        self.built = True
 
     def start_at(self, base_rate: float) -> None:
         """Sets the output's bias to the log odds of a click; call it before training.

@@ -86,12 +86,7 @@ class DCNv2(ClickModel):
         self.head = keras.layers.Dense(1, kernel_regularizer=penalty, name="head", dtype="float32")
         deep_width = self.deep_widths[-1] if self.deep_widths else 0
         self.head.build((None, deep_width if is_stacked else width + deep_width))
-        self.built = True
-
-    @property
-    def output_layer(self) -> Any:
-        """See `ClickModel.output_layer`."""
-        return self.head
+        self.end_with(self.head)
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Returns [batch, 1]; see `ClickModel.logits`."""

@@ -68,12 +68,7 @@ class DeepFM(ClickModel):
         self.deep = self.mlp(
             "deep", [*self.deep_widths, 1], inputs, last_is_linear=True, dropout=dropout
         )
-        self.built = True
-
-    @property
-    def output_layer(self) -> Any:
-        """See `ClickModel.output_layer`."""
-        return self.deep.last
+        self.end_with(self.deep.last)
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Returns [batch, 1]; see `ClickModel.logits`."""

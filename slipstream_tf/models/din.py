@@ -76,7 +76,7 @@ class DIN(ClickModel):
         width = dense_features + steps
         width += sum(dim for name, dim in self.dims.items() if name not in self.targets)
         self.deep = self.mlp("deep", [*deep, 1], width, last_is_linear=True, dropout=self.dropout)
-        self.built = True
+        self.end_with(self.deep.last)
 
     def _require_combiners(self, embeddings: EmbeddingCollection) -> None:
         specs = {spec.name: spec for spec in embeddings.specs}
@@ -93,11 +93,6 @@ class DIN(ClickModel):
             if target not in pooled or dims[specs[name].table] != dims[specs[target].table]:
                 raise invalid("history", {name: target}, "DIN", allowed)
         self._padding = {name: specs[name].padding_key for name in self.targets}
-
-    @property
-    def output_layer(self) -> Any:
-        """See `ClickModel.output_layer`."""
-        return self.deep.last
 
     def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """Predicts clicks; see `ClickModel.call` and the class for the inputs."""

@@ -59,17 +59,12 @@ class DotsModel(ClickModel):
         if dense_features:
             self.bottom = self.mlp("bottom", self.bottom_widths, dense_features)
 
-    @property
-    def output_layer(self) -> Any:
-        """See `ClickModel.output_layer`."""
-        return self.top.last
-
     def end_with_top(self, inputs: int) -> None:
         """Makes the top MLP, the last of the model's layers, for `inputs` values per row."""
         self.top = self.mlp(
             "top", self.top_widths, inputs, last_is_linear=True, dropout=self.dropout
         )
-        self.built = True
+        self.end_with(self.top.last)
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""

@@ -89,12 +89,7 @@ class FinalMLP(ClickModel):
             regularizer=penalty_of(self.l2),
             dtype="float32",
         )
-        self.built = True
-
-    @property
-    def output_layer(self) -> Any:
-        """See `ClickModel.output_layer`."""
-        return self.head
+        self.end_with(self.head)
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Returns [batch, 1]; see `ClickModel.logits`."""
