@@ -83,7 +83,11 @@ class HotRows(EmbeddingCollection):
         return super().call(others, training=training)
 
 
-class Hotline:
+# Any, because attributes come from the Keras class that it is mixed into.
+_Mixin: Any = object
+
+
+class Hotline(_Mixin):
     """A mixin in front of a click model over `HotRows`, which trains each batch in two parts.
 
     Examples whose keys are all hot are popular. They are computed while the rows of the others come
@@ -93,16 +97,15 @@ class Hotline:
 
     def train_step(self, data: Any) -> Any:
         """Runs one training step."""
-        model: Any = self
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        dense, keys = model._split(without_wrapping(x))
-        is_hot = are_hot(keys, model.embeddings.hot_keys)
+        dense, keys = self._split(without_wrapping(x))
+        is_hot = are_hot(keys, self.embeddings.hot_keys)
         is_popular = tf.reduce_all(is_hot, axis=1)
         parts = [tf.where(is_popular)[:, 0], tf.where(~is_popular)[:, 0]]
         with tf.GradientTape() as tape:
-            hot = model.embeddings.hot_rows(keys, is_hot, training=True)
+            hot = self.embeddings.hot_rows(keys, is_hot, training=True)
             not_popular = tf.gather(keys, parts[1]), tf.gather(is_hot, parts[1])
-            others = model.embeddings.other_rows(*not_popular, training=True)
+            others = self.embeddings.other_rows(*not_popular, training=True)
             rows = [tf.gather(hot, parts[0]), tf.gather(hot, parts[1]) + others]
             outputs = [
                 self._output(None if dense is None else tf.gather(dense, part), vectors)
@@ -111,28 +114,26 @@ class Hotline:
             loss = tf.add_n(
                 [self._part_of_loss(y, weights, *each) for each in zip(parts, outputs, strict=True)]
             )
-            if model._comm is not None:
-                loss = model._scaled(loss, {"x": x, "y": y})
-            scaled = model.optimizer.scale_loss(loss)
-        gradients = tape.gradient(scaled, model.trainable_weights)
-        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
-        model._loss_tracker.update_state(loss, sample_weight=tf.shape(y)[0])
+            if self._comm is not None:
+                loss = self._scaled(loss, {"x": x, "y": y})
+            scaled = self.optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self._loss_tracker.update_state(loss, sample_weight=tf.shape(y)[0])
         output = tf.dynamic_stitch([tf.cast(part, tf.int32) for part in parts], outputs)
-        return model.compute_metrics(x, y, output, weights)
+        return self.compute_metrics(x, y, output, weights)
 
     def _output(self, dense: Any, vectors: tf.Tensor) -> tf.Tensor:
-        model: Any = self
-        vectors = tf.cast(vectors, model.compute_dtype)
-        return model.prediction(model.logits(dense, vectors, True))
+        vectors = tf.cast(vectors, self.compute_dtype)
+        return self.prediction(self.logits(dense, vectors, True))
 
     def _part_of_loss(self, y: Any, weights: Any, part: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
         """What a part's examples are of the batch's mean."""
-        model: Any = self
         share = tf.size(part) / tf.maximum(tf.shape(y)[0], 1)
         # Of no examples there is no mean.
         padded = tf.concat([output, tf.zeros([1, 1])], axis=0)[: tf.maximum(tf.size(part), 1)]
         labels = tf.concat([tf.gather(y, part), tf.zeros([1, *y.shape[1:]], y.dtype)], axis=0)
         labels = labels[: tf.maximum(tf.size(part), 1)]
         given = None if weights is None else tf.gather(weights, part)
-        loss = keras.Model.compute_loss(model, None, labels, padded, given)
+        loss = keras.Model.compute_loss(self, None, labels, padded, given)
         return loss * tf.cast(share, loss.dtype)

@@ -32,7 +32,11 @@ Thinner = Callable[[Any, tf.Tensor], Any]
 [batch]; returns the part of it that is trained, with what corrects for the rest."""
 
 
-class LossFeedback:
+# Any, because attributes come from the Keras class that it is mixed into.
+_Mixin: Any = object
+
+
+class LossFeedback(_Mixin):
     """A mixin for `keras.Model`s, whose training tells each input's loss; put it first.
 
         class MyModel(slip.keras.LossFeedback, keras.Model): ...
@@ -95,19 +99,16 @@ class LossFeedback:
         `gradient_accumulation_steps`, loss scaling) becomes a `StepOptimizer`, where embedding
         layers have no `apply` of their own.
         """
-        base: Any = super()
-        base.compile(reaching_rows(self, optimizer), *args, **kwargs)
+        super().compile(reaching_rows(self, optimizer), *args, **kwargs)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a model that is loaded, as `keras.Model.compile_from_config` does."""
-        model: Any = self
         if type(self).compile is not LossFeedback.compile:
             # It warns that a `compile` of one's own is not called.
-            base: Any = super()
-            return base.compile_from_config(config)
-        model.compile(**keras.saving.deserialize_keras_object(config))
-        if model.built and model.optimizer is not None:
-            model.optimizer.build(model.trainable_variables)
+            return super().compile_from_config(config)
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built and self.optimizer is not None:
+            self.optimizer.build(self.trainable_variables)
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as `keras.Model.fit` does.
@@ -115,17 +116,15 @@ class LossFeedback:
         A `class_weight` goes to `Slipstream.apply`, where `x` is what it returned: Keras takes none
         beside sample weights, and would fetch batches ahead of the windows.
         """
-        base: Any = super()
         if isinstance(x, Applied) and x.reweigh and kwargs.get("class_weight") is not None:
             x = x.reweigh(kwargs.pop("class_weight"))
-        return base.fit(x, *args, **kwargs)
+        return super().fit(x, *args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model with the features as they were before `Slipstream.apply`."""
-        base: Any = super()
         if args:
             args = (take_notes(args[0], self._input_names())[0], *args[1:])
-        return base.__call__(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
 
     def _input_names(self) -> set[str]:
         """Names of a functional model's inputs, which are features and no notes."""
@@ -139,8 +138,7 @@ class LossFeedback:
             force: whether it is made anew.
         """
         before = getattr(self, "train_function", None)
-        base: Any = super()
-        base.make_train_function(force=force)
+        super().make_train_function(force=force)
         made = getattr(self, "train_function", None)
         if made is None or made is before:
             return made
@@ -165,10 +163,9 @@ class LossFeedback:
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one training step, whose losses are recorded."""
         with self._training():
-            base: Any = super()
             if self._thinner is not None:
                 args = (*args[:-1], self._thinned(args[-1]))
-            return base.train_step(*args, **kwargs)
+            return super().train_step(*args, **kwargs)
 
     def _thinned(self, data: Any) -> Any:
         """The part of a batch that is trained, by what the model predicts for all of it."""
@@ -194,14 +191,13 @@ class LossFeedback:
             ValueError: losses are recorded, and the loss is not binary cross-entropy of one output,
                 or x is missing.
         """
-        base: Any = super()
         given = {**dict(zip(("x", "y", "y_pred", "sample_weight"), args, strict=False)), **kwargs}
         is_training = self._told is not None and given.get("training") is not False
         offset = self._offset_of(given.get("x")) if is_training else None
         if offset is None:
-            loss = base.compute_loss(*args, **kwargs)
+            loss = super().compute_loss(*args, **kwargs)
         else:
-            loss = base.compute_loss(**{**given, "y_pred": self._shift(given["y_pred"], offset)})
+            loss = super().compute_loss(**{**given, "y_pred": self._shift(given["y_pred"], offset)})
         if not is_training or self._told is None:
             return loss
         if self._comm is not None:

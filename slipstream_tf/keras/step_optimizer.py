@@ -93,7 +93,11 @@ def applies_rows(optimizer: Any) -> bool:
     return isinstance(optimizer, _AppliesRows)
 
 
-class _AppliesRows:
+# Any, because attributes come from the Keras class that it is mixed into.
+_Mixin: Any = object
+
+
+class _AppliesRows(_Mixin):
     """The part of a `StepOptimizer` that is not Keras's; before the optimizer's own class."""
 
     _collected: "list[tuple[Anchor, tf.IndexedSlices]] | None" = None
@@ -104,7 +108,6 @@ class _AppliesRows:
         Raises:
             ValueError: see `StepOptimizer`.
         """
-        found: Any = self
         for variable in variables:
             anchor = anchor_of(variable)
             if anchor is not None:
@@ -112,15 +115,12 @@ class _AppliesRows:
                     place = f"StepOptimizer and layer {anchor.layer!r}"
                     allowed = "EmbeddingCollection(..., apply='step')"
                     raise invalid("apply", "backward", place, allowed)
-                refuse_missing_rows(found, variable, anchor.layer)
-        base: Any = super()
-        base.build(variables)
+                refuse_missing_rows(self, variable, anchor.layer)
+        super().build(variables)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Applies the gradients of weights, `tf.Tensor`s, and of tables, `tf.IndexedSlices`."""
-        base: Any = super()
-        found: Any = self
-        given = found._trainable_variables if trainable_variables is None else trainable_variables
+        given = self._trainable_variables if trainable_variables is None else trainable_variables
         variables, dense = list(given), list(grads)
         collected = []
         for index, (gradient, variable) in enumerate(zip(dense, variables, strict=True)):
@@ -128,18 +128,18 @@ class _AppliesRows:
             if anchor is None or gradient is None:
                 continue
             _require_slices(gradient, anchor)
-            factor = found.loss_scale_factor
+            factor = self.loss_scale_factor
             values = gradient.values if factor is None else gradient.values / factor
             collected.append((anchor, tf.IndexedSlices(values, gradient.indices)))
             # To Keras, an anchor is a weight that is 0 and stays 0. Its gradient is its own value:
             # a constant is folded away together with the rows' update (see `training_lookup`).
             dense[index] = tf.convert_to_tensor(variable.value)
-        if collected and found.gradient_accumulation_steps:
+        if collected and self.gradient_accumulation_steps:
             collected = self._kept_with(collected)
         # Past Keras, which would track what it is given.
         object.__setattr__(self, "_collected", collected)
         try:
-            base.apply(dense, None if trainable_variables is None else variables)
+            super().apply(dense, None if trainable_variables is None else variables)
         finally:
             object.__setattr__(self, "_collected", None)
 
@@ -150,22 +150,20 @@ class _AppliesRows:
 
         It is the last that Keras does to gradients, in a step that updates.
         """
-        base: Any = super()
-        found: Any = self
-        steps = found.gradient_accumulation_steps
-        by_norm = found.clipnorm or found.global_clipnorm
+        steps = self.gradient_accumulation_steps
+        by_norm = self.clipnorm or self.global_clipnorm
         parts = by_store(self._collected or [])
         for part in parts:
             if steps:
                 part.replace([values / steps for values in part.values()])
             part.share()
-        if steps or by_norm or found.clipvalue:
+        if steps or by_norm or self.clipvalue:
             for part in parts:
                 part.merge()
         if by_norm:
-            dense, updates = _clip_norms(base, grads, parts, one_by_one=bool(found.clipnorm))
+            dense, updates = _clip_norms(super(), grads, parts, one_by_one=bool(self.clipnorm))
         else:
-            dense, updates = _clip_values(base, grads, parts)
+            dense, updates = _clip_values(super(), grads, parts)
         updates = [update for update in updates if update is not None]
         if steps:
             self._forget(updates)
@@ -197,8 +195,7 @@ class _AppliesRows:
     def get_config(self) -> dict[str, Any]:
         """Returns the optimizer's class and configuration, for `StepOptimizer.from_config`."""
         base: Any = type(self).__bases__[1]
-        config: Any = super()
-        plain = base.from_config(config.get_config())
+        plain = base.from_config(super().get_config())
         return {"optimizer": keras.saving.serialize_keras_object(plain)}
 
 
