@@ -78,9 +78,8 @@ class GradientExchange:
                 dense.setdefault(tf.as_dtype(gradient.dtype), []).append(index)
         if sparse:
             kinds = [self._kind_of(tables[index]) for index in sparse]
-            for index, rows in zip(
-                sparse, self._add_rows([passed[i] for i in sparse], kinds), strict=True
-            ):
+            added = self._add_rows([passed[index] for index in sparse], kinds)
+            for index, rows in zip(sparse, added, strict=True):
                 averaged[index] = rows
         for dtype, indices in dense.items():
             values = self._average_dense([passed[index] for index in indices], dtype.name)
@@ -158,25 +157,13 @@ class GradientExchange:
             rows = SendBuffer(sizes[tf.newaxis], keys, values)
             how = (self._names, "rows", kinds, self._wire_dtype, False)
             got = exchange_rows(self._comm, rows, widths, *how)
-            # By rank, then by gradient.
-            sizes = tf.reshape(got.sizes, [-1])
-            each = self._comm.size * len(own)
-            keys_of = tf.split(got.keys, sizes, num=each)
-            lengths = tf.reshape(got.sizes * tf.constant(widths, tf.int64), [-1])
-            values_of = tf.split(got.values, lengths, num=each)
-        return [
-            self._add_up(
-                tf.IndexedSlices(
-                    tf.reshape(
-                        tf.concat(values_of[index :: len(own)], 0),
-                        tf.concat([[-1], tf.shape(part.values)[1:]], 0),
-                    ),
-                    tf.cast(tf.concat(keys_of[index :: len(own)], 0), part.indices.dtype),
-                    part.dense_shape,
-                )
-            )
-            for index, part in enumerate(own)
-        ]
+            received = got.of_tables(widths)
+        summed = []
+        for part, (keys, values) in zip(own, received, strict=True):
+            rows = tf.reshape(values, tf.concat([[-1], tf.shape(part.values)[1:]], 0))
+            indices = tf.cast(keys, part.indices.dtype)
+            summed.append(self._add_up(tf.IndexedSlices(rows, indices, part.dense_shape)))
+        return summed
 
     def _add_up(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         """The sum of each index's rows, in their order; Horovod would send them all."""

@@ -100,16 +100,10 @@ def training_lookup(
 
 def by_table(collected: SendBuffer, store: Any) -> list[tf.IndexedSlices]:
     """Splits what was collected into keys [n] and rows [n, dim] of each table, part by part."""
-    dims, parts = [table.dim for table in store.tables], int(collected.sizes.shape[0])
-    sizes, count = tf.reshape(collected.sizes, [-1]), parts * len(dims)
-    keys = tf.split(collected.keys, sizes, num=count)
-    values = tf.split(collected.values, sizes * tf.constant(dims * parts, tf.int64), num=count)
+    dims = [table.dim for table in store.tables]
     slices = []
-    for table, dim in enumerate(dims):
-        part = tf.IndexedSlices(
-            tf.reshape(tf.concat(values[table :: len(dims)], 0), [-1, dim]),
-            tf.concat(keys[table :: len(dims)], 0),
-        )
+    for table, (keys, values) in enumerate(collected.of_tables(dims)):
+        part = tf.IndexedSlices(tf.reshape(values, [-1, dims[table]]), keys)
         part.values.slipstream_part = _Part(collected, table, part.indices)
         slices.append(part)
     return slices
@@ -221,12 +215,8 @@ class StoreGradients:
         """
         squares = self._squares()
         if squares is None:
-            squares = tf.stack(
-                [
-                    tf.constant(0.0) if part is None else 2.0 * tf.nn.l2_loss(part.values)
-                    for part in self._slices
-                ]
-            )
+            values = [tf.zeros([0]) if part is None else part.values for part in self._slices]
+            squares = tf.stack([2.0 * tf.nn.l2_loss(of_table) for of_table in values])
         if self._store.is_spread and self._store.comm.size > 1:
             squares = self._store.sum_of_parts(squares)
         squares = tf.ensure_shape(squares, [len(self._slices)])

@@ -33,6 +33,18 @@ class SendBuffer:
         """Returns the arguments of an op that takes such rows."""
         return {"sizes": self.sizes, "keys": self.keys, "values": self.values}
 
+    def of_tables(self, row_floats: Sequence[int]) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Returns each table's keys [n] and values [n * row floats], rank after rank."""
+        ranks, tables = int(self.sizes.shape[0]), len(row_floats)
+        lengths = self.sizes * tf.constant(row_floats, tf.int64)
+        keys, values = (
+            tf.split(flat, tf.reshape(sizes, [-1]), num=ranks * tables)
+            for flat, sizes in ((self.keys, self.sizes), (self.values, lengths))
+        )
+        return [
+            (tf.concat(keys[t::tables], 0), tf.concat(values[t::tables], 0)) for t in range(tables)
+        ]
+
 
 def collect_gradients(
     plan: tf.Tensor,
@@ -168,10 +180,8 @@ def unpack_messages(messages: tf.Tensor, ranks: int, row_floats: Sequence[int]) 
     Raises:
         tf.errors.InvalidArgumentError: they are not those of so many ranks and tables.
     """
-    unpacked = _loader.library().slipstream_unpack_messages(
-        messages=messages, ranks=ranks, row_floats=list(row_floats)
-    )
-    return SendBuffer(*unpacked)
+    op = _loader.library().slipstream_unpack_messages
+    return SendBuffer(*op(messages=messages, ranks=ranks, row_floats=list(row_floats)))
 
 
 class Routed(NamedTuple):

@@ -185,14 +185,11 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
 
     def _deliver(self, collected: exchange_ops.SendBuffer, is_deferred: Any) -> tf.Operation | None:
         """Sends rows of gradients to the ranks that own their keys, which apply them."""
-        sizes = collected.sizes[0]
-        dims = [table.dim for table in self.tables]
-        keys = tf.split(collected.keys, sizes, num=len(dims))
-        values = tf.split(collected.values, sizes * dims, num=len(dims))
+        parts = collected.of_tables([table.dim for table in self.tables])
         pairs = []
-        for table, own_keys, own_values in zip(self._opened.values(), keys, values, strict=True):
-            rows = tf.reshape(own_values, [-1, table.dim])
-            pairs.append((self._to_owners(table, own_keys, rows, is_deferred), table.variable))
+        for table, (keys, values) in zip(self._opened.values(), parts, strict=True):
+            rows = tf.reshape(values, [-1, table.dim])
+            pairs.append((self._to_owners(table, keys, rows, is_deferred), table.variable))
         return self._updater.apply_gradients(pairs)
 
     def _to_owners(
