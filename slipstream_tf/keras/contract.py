@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from absl import logging
 
 from slipstream_tf import _compat
@@ -163,3 +164,36 @@ def require_told_training(layer: Any, training: bool | None) -> None:
             "layer.trainable = False if that is meant.",
             *(layer.name, model),
         )
+
+
+def require_own_store(store: Any, tables: Sequence[Any], comm: Any, prefetch: bool) -> None:
+    """Refuses a store of the user's own that is not as the layer's other arguments say."""
+    if comm is not None:
+        raise invalid("comm", comm, "EmbeddingCollection with a store", "None: the store's own")
+    if prefetch and not store.prefetches:
+        allowed = "a ShardedStore made with prefetch=True"
+        raise invalid("store", store, "EmbeddingCollection with prefetch=True", allowed)
+    if tuple(store.tables) != tuple(tables):
+        names = [table.name for table in store.tables]
+        raise invalid("store", names, "EmbeddingCollection", "a store of the given tables")
+
+
+def refuse_loss_scaling(policy: Any, layer: str) -> None:
+    """Raises ValueError if a layer's dtype policy, or the global one, needs loss scaling."""
+    for name, dtype in ((p.name, p.compute_dtype) for p in (policy, keras.config.dtype_policy())):
+        if dtype == "float16":
+            allowed = (
+                "'float32' or 'mixed_bfloat16' (float16 needs loss scaling, and the tables would "
+                "be updated with scaled gradients); or apply='step', with "
+                "slip.keras.StepOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
+            )
+            raise invalid("dtype policy", name, f"layer {layer!r}", allowed)
+
+
+def refuse_replicas(layer: str) -> None:
+    """Raises ValueError within a `tf.distribute` strategy of several replicas."""
+    strategy = tf.distribute.get_strategy()
+    if (replicas := strategy.num_replicas_in_sync) > 1:
+        place = f"layer {layer!r} with {replicas} replicas"
+        allowed = "one replica per process; use Horovod for more than one"
+        raise invalid("strategy", type(strategy).__name__, place, allowed)

@@ -141,7 +141,7 @@ class Embedding(EmbeddingCollection):
         """Returns the keys' shape with `output_dim` behind it."""
         return (*input_shape, self.output_dim)
 
-    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:  # type: ignore[override]
+    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns the output as a `keras.KerasTensor`, without a lookup."""
         layouts.require_dtype(inputs, f"layer {self.name!r}")
         return layouts.output_spec(self.specs[0], inputs, self.output_dim, self.compute_dtype)

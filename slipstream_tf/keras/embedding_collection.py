@@ -19,8 +19,11 @@ from slipstream_tf.checkpoint.store_state import StoreState, export_state, resto
 from slipstream_tf.config import Table
 from slipstream_tf.keras import feature_layouts as layouts
 from slipstream_tf.keras.contract import (
+    refuse_loss_scaling,
+    refuse_replicas,
     require_apply,
     require_fitting_optimizer,
+    require_own_store,
     require_told_training,
 )
 from slipstream_tf.keras.feature_layouts import resolve_features, resolve_tables
@@ -139,8 +142,8 @@ class EmbeddingCollection(keras.layers.Layer):
         # No autocast: keys must reach the store as they are, and the anchor stays float32.
         super().__init__(autocast=False, **kwargs)
         if apply != "step":
-            _refuse_loss_scaling(self.dtype_policy, self.name)
-        _refuse_replicas(self.name)
+            refuse_loss_scaling(self.dtype_policy, self.name)
+        refuse_replicas(self.name)
         self.supports_jit = False  # Keras then compiles without XLA.
         self.tables = resolve_tables(tables)
         self.specs = resolve_features(features, self.tables, padding_key)
@@ -290,9 +293,8 @@ class EmbeddingCollection(keras.layers.Layer):
         else:
             if self.trainable:
                 require_told_training(self, training)
-            store = (
-                self._exported.serving if self._exported.stands_in_for(self.store) else self.store
-            )
+            is_served = self._exported.stands_in_for(self.store)
+            store = self._exported.serving if is_served else self.store
             rows, _ = store.lookup(packed, training=False, stacked=stacked)
         outputs = [tf.cast(tensor, self.compute_dtype) for tensor in rows]
         if stacked:
@@ -341,13 +343,7 @@ class EmbeddingCollection(keras.layers.Layer):
         shape_of = layouts.output_shape
         return {s.name: shape_of(s, input_shape[s.name], self._dims[s.table]) for s in self.specs}
 
-    def compute_output_spec(
-        self,
-        inputs: Any,
-        weights: Any = None,
-        training: bool | None = None,
-        next_inputs: Any = None,
-    ) -> Any:
+    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns the output as `keras.KerasTensor`s, without a lookup."""
         layouts.require_layout(inputs, self.specs, f"layer {self.name!r}")
         dtype, spec_of = self.compute_dtype, layouts.output_spec
@@ -420,7 +416,7 @@ def _open_store(
 ) -> Any:
     require_choice("placement", placement, PLACEMENTS, "EmbeddingCollection")
     if not isinstance(store, str):
-        _require_fit(store, tables, comm, exchange)
+        require_own_store(store, tables, comm, exchange["prefetch"])
         return store
     require_choice("store", store, STORES, "EmbeddingCollection")
     if store != "native":
@@ -446,36 +442,3 @@ def _open_store(
         allowed = "'sharded': replicated tables request rows from no other rank"
         raise invalid("placement", placement, "EmbeddingCollection, prefetch=True", allowed)
     return ReplicatedStore(tables, optimizer, comm, **exchange)
-
-
-def _require_fit(
-    store: Any, tables: Sequence[Table], comm: Communicator | None, exchange: dict[str, Any]
-) -> None:
-    """Refuses a store of the user's own that is not as the layer's other arguments say."""
-    if comm is not None:
-        raise invalid("comm", comm, "EmbeddingCollection with a store", "None: the store's own")
-    if exchange["prefetch"] and not store.prefetches:
-        allowed = "a ShardedStore made with prefetch=True"
-        raise invalid("store", store, "EmbeddingCollection with prefetch=True", allowed)
-    if tuple(store.tables) != tuple(tables):
-        names = [table.name for table in store.tables]
-        raise invalid("store", names, "EmbeddingCollection", "a store of the given tables")
-
-
-def _refuse_loss_scaling(policy: Any, layer: str) -> None:
-    for name, dtype in ((p.name, p.compute_dtype) for p in (policy, keras.config.dtype_policy())):
-        if dtype == "float16":
-            allowed = (
-                "'float32' or 'mixed_bfloat16' (float16 needs loss scaling, and the tables would "
-                "be updated with scaled gradients); or apply='step', with "
-                "slip.keras.StepOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
-            )
-            raise invalid("dtype policy", name, f"layer {layer!r}", allowed)
-
-
-def _refuse_replicas(layer: str) -> None:
-    strategy = tf.distribute.get_strategy()
-    if (replicas := strategy.num_replicas_in_sync) > 1:
-        place = f"layer {layer!r} with {replicas} replicas"
-        allowed = "one replica per process; use Horovod for more than one"
-        raise invalid("strategy", type(strategy).__name__, place, allowed)

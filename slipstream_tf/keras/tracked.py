@@ -1,7 +1,7 @@
 """What an engine tracks: the store and the features of layers, or of a store of one's own."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid
@@ -13,26 +13,14 @@ from slipstream_tf.tables.sok.store import SokStore
 from slipstream_tf.tables.variable import VariableStore
 
 
-class Tracked(NamedTuple):
-    """What an engine tracks.
-
-    Attributes:
-        layers: whose tables they are; empty for a store of one's own.
-        store: that has the tables.
-        specs: the features, in order.
-    """
-
-    layers: tuple[EmbeddingCollection, ...]
-    store: Any
-    specs: tuple[FeatureSpec, ...]
-
-
 def tracked(
     embeddings: Any,
     features: Mapping[str, str] | Sequence[FeatureSpec] | None,
     comm: Communicator | None,
-) -> Tracked:
-    """Returns what is tracked of the arguments of `Slipstream`.
+) -> tuple[tuple[EmbeddingCollection, ...], Any, tuple[FeatureSpec, ...]]:
+    """Returns what is tracked of the arguments of `Slipstream`: layers, store and features.
+
+    There are no layers for a store of one's own.
 
     Raises:
         ValueError: they are something else, do not go together, or two layers have a table or
@@ -50,8 +38,8 @@ def tracked(
             allowed = "layers whose features differ in name, as slip.keras.Embedding(..., name=...)"
             raise invalid("embeddings", twice, "Slipstream", allowed)
         stores = [layer.store for layer in given]
-        return Tracked(given, stores[0] if len(stores) == 1 else JoinedStore(stores), specs)
+        return given, stores[0] if len(stores) == 1 else JoinedStore(stores), specs
     if isinstance(embeddings, (VariableStore, SokStore)):
-        return Tracked((), embeddings, resolve_features(features, embeddings.tables))
+        return (), embeddings, resolve_features(features, embeddings.tables)
     allowed = "slipstream_tf.keras.EmbeddingCollection, one or several, a VariableStore or a "
     raise invalid("embeddings", embeddings, "Slipstream", allowed + "SokStore")
