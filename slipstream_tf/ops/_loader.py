@@ -15,6 +15,7 @@ from types import ModuleType
 
 OVERRIDE = "SLIPSTREAM_OPS_LIBRARY"
 REBUILD = "pip install --force-reinstall --no-deps ."
+_HOW = f"Rebuild it with '{REBUILD}' in the folder of slipstream_tf's sources."
 
 _INSTALLED = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_slipstream_ops.so"
@@ -108,7 +109,7 @@ def build_info(path: str | None = None) -> BuildInfo:
     if not found:
         raise ImportError(
             f"{path} is not an op library of this slipstream_tf: it has no build stamp, or an "
-            f"older one. Rebuild it with '{REBUILD}' in the folder of slipstream_tf's sources."
+            f"older one. {_HOW}"
         )
     tensorflow, cuda, cxx11_abi = found
     return BuildInfo(path, tensorflow, cuda == "1", cxx11_abi == "1")
@@ -150,20 +151,17 @@ def _load(path: str) -> ModuleType:
             )
         raise ImportError(
             f"slipstream_tf's op library was built for TensorFlow {built.tensorflow}, but "
-            f"TensorFlow {tf.__version__} is installed ({path}). Rebuild it with '{REBUILD}' in "
-            "the folder of slipstream_tf's sources."
+            f"TensorFlow {tf.__version__} is installed ({path}). {_HOW}"
         )
     if built.cxx11_abi != bool(tf.sysconfig.CXX11_ABI_FLAG):
         raise ImportError(
             f"slipstream_tf's op library was built with the C++11 ABI {int(built.cxx11_abi)}, but "
-            f"this TensorFlow has {tf.sysconfig.CXX11_ABI_FLAG} ({path}). Rebuild it with "
-            f"'{REBUILD}' in the folder of slipstream_tf's sources."
+            f"this TensorFlow has {tf.sysconfig.CXX11_ABI_FLAG} ({path}). {_HOW}"
         )
     try:
         return tf.load_op_library(path)
     except tf.errors.OpError as error:
         raise ImportError(
             f"slipstream_tf's op library does not load with TensorFlow {tf.__version__} ({path}): "
-            f"{error.message}. Rebuild it with '{REBUILD}' in the folder of slipstream_tf's "
-            "sources."
+            f"{error.message}. {_HOW}"
         ) from error

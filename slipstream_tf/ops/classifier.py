@@ -402,10 +402,8 @@ class InputClassifier:
         Raises:
             tf.errors.InvalidArgumentError: as `set_drift`.
         """
-        scores = _loader.library().slipstream_classifier_reservoir_scores(
-            handle=self._handle, **drift_tensors(tables, keys, drift)
-        )
-        return scores.numpy()
+        op = _loader.library().slipstream_classifier_reservoir_scores
+        return op(handle=self._handle, **drift_tensors(tables, keys, drift)).numpy()
 
     def counts(self) -> ClassifierCounts:
         """Returns the counts of the present window, which goes on."""

@@ -142,11 +142,14 @@ def _flat_weights(value: Any, keys_value: Any, place: str) -> tf.Tensor:
     if layout_of(value) is not kind:
         allowed = "a dense tensor" if kind is tf.Tensor else f"a {kind.__name__}"
         raise invalid("weights", type(value).__name__, place, f"{allowed}, as the keys are")
+    return tf.cast(tf.convert_to_tensor(flat_values(value)), tf.float32)
+
+
+def flat_values(value: Any) -> Any:
+    """Returns the values of a RaggedTensor or a SparseTensor; others as they are."""
     if isinstance(value, tf.RaggedTensor):
-        value = value.flat_values
-    elif isinstance(value, tf.SparseTensor):
-        value = value.values
-    return tf.cast(tf.convert_to_tensor(value), tf.float32)
+        return value.flat_values
+    return value.values if isinstance(value, tf.SparseTensor) else value
 
 
 def layout_of(value: Any) -> type:

@@ -11,8 +11,6 @@ import tensorflow as tf
 from slipstream_tf._utils.errors import require_integer, require_number
 from slipstream_tf.ops import _loader
 
-# Counters of a key, and what each takes: count, key, and what keys of a batch compete with.
-_ROWS, _COUNTER_BYTES = 4, 24
 _LARGEST_LOG2_WIDTH = 30
 # What an access adds: decayed counts are rounded down to a 256th of an access.
 _UNIT = 256
@@ -49,14 +47,8 @@ class HotKeySketch:
             tf.errors.ResourceExhaustedError: there is no memory for so many counters.
         """
         require_integer("width", width, 2, 1 << _LARGEST_LOG2_WIDTH, "HotKeySketch")
-        self._log2_width = (width - 1).bit_length()
         with tf.init_scope(), tf.device(device):
-            self.handle = _loader.library().slipstream_hot_keys(log2_width=self._log2_width)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it takes on its device."""
-        return (_ROWS * _COUNTER_BYTES) << self._log2_width
+            self.handle = _loader.library().slipstream_hot_keys(log2_width=(width - 1).bit_length())
 
     def count(self, keys: tf.Tensor, counts: tf.Tensor | None = None) -> tf.Operation | None:
         """Counts a batch's accesses.

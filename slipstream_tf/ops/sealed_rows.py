@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -58,19 +59,11 @@ def seal(handle: tf.Tensor) -> SealedRows:
         tf.errors.ResourceExhaustedError: the disk is full; the rows are where they were.
     """
     result = _loader.library().slipstream_table_seal(handle=handle)
-    pages_of_block, rows_of_block = (int(value) for value in result.block)
-    arrays = {
-        name: getattr(result, name).numpy()
-        for name in ("file_of", "offsets", "pages", "counts", "steps", "last_used")
-    }
-    names = tuple(name.decode() for name in result.names.numpy())
-    return SealedRows(
-        files=result.files,
-        names=names,
-        pages_of_block=pages_of_block,
-        rows_of_block=rows_of_block,
-        **arrays,
-    )
+    names = ("file_of", "offsets", "pages", "counts", "steps", "last_used")
+    arrays: dict[str, Any] = {name: getattr(result, name).numpy() for name in names}
+    files = tuple(name.decode() for name in result.names.numpy())
+    pages, rows = map(int, result.block)
+    return SealedRows(result.files, files, **arrays, pages_of_block=pages, rows_of_block=rows)
 
 
 def save_file(sealed: SealedRows, index: int, path: Path, copies: bool = False) -> bool:

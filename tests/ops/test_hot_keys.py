@@ -112,11 +112,6 @@ def test_the_lowest_key_is_counted_but_not_found():
     assert sketch.hottest(4)[0].tolist() == [3]
 
 
-@pytest.mark.parametrize(("width", "nbytes"), [(2, 192), (3, 384), (1024, 98304)])
-def test_bytes(width, nbytes):
-    assert HotKeySketch(width).nbytes == nbytes
-
-
 @pytest.mark.parametrize("width", [1, 2**30 + 1, 2.5])
 def test_bad_width(width):
     with pytest.raises(ValueError, match="`width`"):
