@@ -202,22 +202,18 @@ class ElasticState:
 
     Attributes:
         job: the job.
+        comm: the ranks.
     """
 
     def __init__(self, job: ElasticJob, directory: str | os.PathLike[str], every: int) -> None:
         """Takes the job, the folder of the commits, and the steps from one to the next."""
-        self.job = job
+        self.job, self.comm = job, job.comm
         self._directory, self._every = Path(directory), every
         self._left, self._read = BlocksLeft(), None
         self._newest: Path | None = None
         self._saved: JobCheckpoints | None = None
         self._engine: Any = None
         self._begun = self._steps = 0
-
-    @property
-    def comm(self) -> Communicator:
-        """The ranks."""
-        return self.job.comm
 
     def remaining(self, batches: tf.data.Dataset, as_read: bool = False) -> tf.data.Dataset:
         """Returns this rank's share of the batches that are left; in place of `shard`.

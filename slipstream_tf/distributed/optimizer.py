@@ -89,17 +89,13 @@ def DistributedOptimizer(
                 for g, v in pairs
             )
             if self.gradient_accumulation_steps and comm.size > 1 and is_plain:
-                return self._averaging_late([v for _, v in pairs], given, trainable_variables)
-            averaged = exchange.average(given, variables)
-            return super().apply(averaged, trainable_variables)
-
-        def _averaging_late(self, late: list[Any], grads: Any, trainable_variables: Any) -> Any:
-            # Past Keras, which would track what it is given.
-            object.__setattr__(self, "_late", late)
-            try:
-                return super().apply(grads, trainable_variables)
-            finally:
-                object.__setattr__(self, "_late", None)
+                # Past Keras, which would track what it is given.
+                object.__setattr__(self, "_late", [v for _, v in pairs])
+                try:
+                    return super().apply(given, trainable_variables)
+                finally:
+                    object.__setattr__(self, "_late", None)
+            return super().apply(exchange.average(given, variables), trainable_variables)
 
         def _clip_gradients(self, grads: Any) -> Any:
             """Averages what was added up; then clips. Keras calls it in steps that update."""

@@ -49,8 +49,8 @@ class EngineSettings:
         given = tuple(given) if isinstance(given, (list, tuple)) else (given,)
         _require_policies(given)
         object.__setattr__(self, "policies", given)
-        parts: tuple[tuple[str, type], ...] = (("window", Window), ("hot_set", HotSet))
-        for name, kind in parts:
+        kinds: dict[str, type] = {"window": Window, "hot_set": HotSet}
+        for name, kind in kinds.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, kind())
             if not isinstance(getattr(self, name), kind):
@@ -75,12 +75,8 @@ class EngineSettings:
             raise invalid("dry_run", True, f"{_PLACE} without one", allowed)
         if self.snapshot_bytes < 0:
             allowed = f"at most HotSet.memory, {self.hot_set.memory!r}, of which it is a part"
-            raise invalid(
-                "memory",
-                self.examples.pilot_settings["pilot_memory_bytes"],
-                "ForeseenLoss",
-                allowed,
-            )
+            given = self.examples.pilot_settings["pilot_memory_bytes"]
+            raise invalid("memory", given, "ForeseenLoss", allowed)
         self._require_composable()
         self._require_steerable()
 

@@ -97,7 +97,6 @@ class SaturationTracker:
             ignored_tables=settings.hot_set.exclude,
         )
         self._tables_at_once = tables_at_once(store, self._ranks.size)
-        self._lists_by_key = store.lists_hot_keys_by_key
         self._steerer = Steerer(settings)
         self._planned_steps: int | None = None
         self._step = 0
@@ -110,13 +109,10 @@ class SaturationTracker:
             type(policy).__name__: policy.initial_state() for policy in settings.policies
         }
         self._reports = ReportLog()
-        self._try_policies()
-        self._begin_window(0.0)
-
-    def _try_policies(self) -> None:
-        """Shows the store the policies after the warm-up, so that it refuses them now."""
+        # Shows the store the policies after the warm-up, so that it refuses them now.
         for table, rule in zip(self._tables, self._gradient_rules(True), strict=True):
-            self._store.set_update_policy(table.name, rule)
+            store.set_update_policy(table.name, rule)
+        self._begin_window(0.0)
 
     def _acted_on(self) -> Tables:
         """The tables, as policies see them now."""
@@ -310,11 +306,10 @@ class SaturationTracker:
             window_end.warn_of_first_window(
                 self._settings, self.warmup_steps, findings.rows_offered, self._examples_seen
             )
+        each = zip(self._tables, findings.states, findings.rows, strict=True)
         tables = [
             TableWindow(table.name, table.dim, before.keys.size, table.states.counts(), rows)
-            for table, before, rows in zip(
-                self._tables, findings.states, findings.rows, strict=True
-            )
+            for table, before, rows in each
         ]
         report = window_end.describe(
             self._settings,
@@ -338,7 +333,9 @@ class SaturationTracker:
     def _collect(self) -> window_end.Findings:
         """Gathers what the window brought, from the store, the classifier and the other ranks."""
         settings, ranks = self._settings, self._ranks
-        withholds = self._is_withholding
+        # Whether gradients of saturated keys did not reach their rows in this window.
+        withholds = settings.gradients.withholds_saturated and not settings.dry_run
+        withholds = withholds and not self._window_is_warming_up
         measured = self._for_each_table(lambda table: table.measure(withholds))
         names = [table.name for table in self._tables]
         window_end.log_anomalies(len(self._reports), self._step, names, measured)
@@ -408,12 +405,6 @@ class SaturationTracker:
         self.classifier.configure(**rule)
         return may_skip
 
-    @property
-    def _is_withholding(self) -> bool:
-        """Whether gradients of saturated keys did not reach their rows in this window."""
-        withholds = self._settings.gradients.withholds_saturated and not self._settings.dry_run
-        return withholds and not self._window_is_warming_up
-
     def _planned_inputs(self, just_skipped: int) -> int | None:
         """Inputs that training is offered in all, by the inputs that the steps so far took.
 
@@ -458,7 +449,7 @@ class SaturationTracker:
         memory = self._settings.snapshot_bytes
         own = min(memory, hot_set.table_bytes.get(table.name, memory))
         # States need no other order of the keys.
-        order = {"by_key": True} if self._lists_by_key else {}
+        order = {"by_key": True} if self._store.lists_hot_keys_by_key else {}
         most = min(most_candidates(table.dim, own), table.most_watched)
         keys, counts = self._store.hot_keys(table.name, most, **order)
         return np.asarray(keys), np.asarray(counts)

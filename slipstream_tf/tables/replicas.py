@@ -96,11 +96,8 @@ class EstimatedCounts:
     def count(self, packed: PackedFeatures) -> None:
         """See `ExactCounts.count`."""
         for feature, spec in enumerate(packed.specs):
-            keys, _, _ = packed.of(feature)
-            counts = packed.is_key(feature)
-            if keys.shape.rank == 2:
-                keys = tf.reshape(keys, [-1])
-                counts = None if counts is None else tf.reshape(counts, [-1])
+            keys, counts = tf.reshape(packed.of(feature)[0], [-1]), packed.is_key(feature)
+            counts = None if counts is None else tf.reshape(counts, [-1])
             self._sketches[spec.table].count(keys, counts)
 
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:

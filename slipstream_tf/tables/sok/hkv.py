@@ -13,13 +13,7 @@ from slipstream_tf._utils.errors import invalid, require_integer, require_number
 DEFAULT_CAPACITY = 64 << 20
 DEFAULT_HBM_GIB = 16
 _CAPACITIES = ("init_capacity", "max_capacity")
-_OTHERS = (
-    "max_hbm_for_vectors",
-    "max_load_factor",
-    "max_bucket_size",
-    "block_size",
-    "io_by_cpu",
-)
+_OTHERS = ("max_hbm_for_vectors", "max_load_factor", "max_bucket_size", "block_size", "io_by_cpu")
 NAMES = (*_CAPACITIES, *_OTHERS)
 # SOK 2.1.0 reads the value of another setting in their place, or none: the program dies.
 _MISREAD = {"evict_strategy": "io_by_cpu", "device_id": "block_size"}

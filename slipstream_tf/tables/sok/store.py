@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.config import Table
-from slipstream_tf.ops.features import FeatureSpec, PackedFeatures, pack
+from slipstream_tf.ops.features import FeatureSpec, PackedFeatures, flat_values, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.base import SlotLayout, table_contents
 from slipstream_tf.tables.replicas import AccessCounts, EstimatedCounts, ExactCounts
@@ -175,12 +175,8 @@ class SokStore(SpreadStore, WatchingStore):
             keys: int64 (or int32), a tensor of any shape or a RaggedTensor; -1 is padding.
         """
         name = self._require(table)
-        if isinstance(keys, tf.RaggedTensor):
-            keys = keys.flat_values
-        elif isinstance(keys, tf.SparseTensor):
-            keys = keys.values
         specs = [FeatureSpec(name, name)]
-        self.count_accesses(pack({name: tf.reshape(keys, [-1])}, specs))
+        self.count_accesses(pack({name: tf.reshape(flat_values(keys), [-1])}, specs))
 
     def count_accesses(self, packed: PackedFeatures) -> None:
         """Counts the accesses of a batch of several features; `Slipstream.observe` does so.
