@@ -15,14 +15,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from slipstream_tf._utils.agreement import require_same
-from slipstream_tf._utils.comm import (
-    Communicator,
-    Link,
-    Mixed,
-    Names,
-    copies_of,
-    encoded_bytes,
-)
+from slipstream_tf._utils.comm import Communicator, Link, Mixed, Names, copies_of, encoded_bytes
 from slipstream_tf._utils.errors import invalid, require_choice, require_integer
 from slipstream_tf.config import WIRE_DTYPES
 from slipstream_tf.ops import exchange as exchange_ops

@@ -238,9 +238,7 @@ def _since(now: UpdateCounts, before: UpdateCounts) -> UpdateCounts:
 
 
 def tables_to_track(
-    tables: Sequence[Table],
-    settings: EngineSettings,
-    specs: Sequence[FeatureSpec],
+    tables: Sequence[Table], settings: EngineSettings, specs: Sequence[FeatureSpec]
 ) -> list[Table]:
     """Returns the tables that a feature uses and the settings do not exempt, in their order.
 

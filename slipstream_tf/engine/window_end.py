@@ -104,10 +104,7 @@ class Decision:
 
 
 def decide(
-    settings: EngineSettings,
-    findings: Findings,
-    steering: Steering,
-    threads: int = 1,
+    settings: EngineSettings, findings: Findings, steering: Steering, threads: int = 1
 ) -> Decision:
     """Decides what holds in the window after the one that ends.
 

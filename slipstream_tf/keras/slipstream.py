@@ -85,7 +85,7 @@ class Slipstream(tf.train.experimental.PythonState):
         tracker: the window loop, with the classifier and the reports.
         plan: how many steps training takes.
         steps: that were counted.
-        layer: the layer; None: it tracks a store.
+        layers: whose tables are tracked; empty for a store of one's own.
         batch_sizes: of what `apply` returned last, and was given; None: not known.
         are_losses_told: whether a step has told its inputs' losses.
         is_validating: whether a `fit` with the callback is evaluating now.
@@ -313,12 +313,7 @@ class Slipstream(tf.train.experimental.PythonState):
         return self.tracker.classifier.copy_on(device)
 
     def record_losses(
-        self,
-        features: Any,
-        losses: Any,
-        labels: Any,
-        skippable: Any = None,
-        weights: Any = None,
+        self, features: Any, losses: Any, labels: Any, skippable: Any = None, weights: Any = None
     ) -> Any:
         """Takes in the losses of a training step's inputs.
 

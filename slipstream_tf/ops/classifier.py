@@ -177,11 +177,7 @@ class InputClassifier:
         return Classified(result.skippable, result.score, result.weight)
 
     def foresee(
-        self,
-        inputs: Any,
-        specs: Sequence[features.FeatureSpec],
-        labels: Any,
-        weights: Any = None,
+        self, inputs: Any, specs: Sequence[features.FeatureSpec], labels: Any, weights: Any = None
     ) -> KeptInputs:
         """Tells which inputs of a batch are kept by their foreseen losses; the pilot learns them.
 

@@ -199,10 +199,7 @@ class Routed(NamedTuple):
 
 
 def route_keys(
-    replicas: Sequence[tf.Tensor],
-    packed: PackedFeatures,
-    layout: LookupLayout,
-    ranks: int,
+    replicas: Sequence[tf.Tensor], packed: PackedFeatures, layout: LookupLayout, ranks: int
 ) -> Routed:
     """Plans the lookup of a batch, and finds the distinct keys that must be requested.
 
