@@ -33,7 +33,8 @@ class LossStatistics:
     @classmethod
     def from_sums(cls, sums: np.ndarray, histogram: np.ndarray) -> "LossStatistics":
         """Returns the statistics with these `sums`, float64 [6], and this histogram."""
-        return cls(int(sums[0]), *map(float, sums[1:5]), int(sums[5]), histogram)
+        squares, weight, total, residuals = map(float, sums[1:5])
+        return cls(int(sums[0]), squares, weight, total, residuals, int(sums[5]), histogram)
 
     def sums(self) -> np.ndarray:
         """Returns all but the histogram, float64 [6], in the order of the fields."""
