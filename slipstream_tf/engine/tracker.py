@@ -297,11 +297,8 @@ class SaturationTracker:
         overlap = self._renew_hot_set(decision.states)
         self._policy_states = {name: dict(own) for name, own in decision.policies.items()}
         is_skipping = self._begin_window(decision.found.threshold)
-        self._ranks.require_agreement(
-            findings.window + 1,
-            decision.found.threshold,
-            (table.saturated_keys for table in self._tables),
-        )
+        saturated, threshold = [t.saturated_keys for t in self._tables], decision.found.threshold
+        self._ranks.require_agreement(findings.window + 1, threshold, saturated)
         if not self._reports:
             window_end.warn_of_first_window(
                 self._settings, self.warmup_steps, findings.rows_offered, self._examples_seen
@@ -394,12 +391,9 @@ class SaturationTracker:
             table.set_policy()
 
         self._for_each_table(configure_store)
-        self.classifier.set_drift(
-            *joined(
-                [table.states.keys for table in self._tables],
-                [effective_drifts(table.states, self._threshold) for table in self._tables],
-            )
-        )
+        keys = [table.states.keys for table in self._tables]
+        drifts = [effective_drifts(table.states, self._threshold) for table in self._tables]
+        self.classifier.set_drift(*joined(keys, drifts))
         begins = Begins(self._threshold, self._windows_after_warmup if is_active else 0)
         rule, may_skip = self._settings.example_rule(self._policy_states, begins)
         self.classifier.configure(**rule)
