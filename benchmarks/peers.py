@@ -23,6 +23,7 @@ _OTHER_BUILD = flags.DEFINE_string(
     "other_build", None, "Folder of another build of slipstream_tf, to measure beside this one."
 )
 
+_PROGRAMS = "embedding_peers"
 # What pip installs, call by call. TFRA's wheel asks for a TensorFlow that has no CPU build of the
 # same version, and torchrec for FBGEMM's GPU build: hence --no-deps.
 ENVIRONMENTS: Mapping[str, Sequence[Sequence[str]]] = {
@@ -94,7 +95,7 @@ class Worker:
             folder: where environments lie.
             threads: that the peer may use.
         """
-        programs = Path(__file__).resolve().parent / "embedding_peers"
+        programs = Path(__file__).resolve().parent / _PROGRAMS
         answers, told = os.pipe()
         environment = {
             **os.environ,
@@ -107,7 +108,11 @@ class Worker:
         if peer.is_other_build:
             if _OTHER_BUILD.value is None:
                 raise SystemExit(f"{peer.label} needs --other_build, the folder of that build.")
-            environment["PYTHONPATH"] = str(Path(_OTHER_BUILD.value).resolve())
+            other = Path(_OTHER_BUILD.value).resolve()
+            environment["PYTHONPATH"] = str(other)
+            # A source tree has programs for its own version.
+            own = other / "benchmarks" / _PROGRAMS
+            programs = own if own.is_dir() else programs
         command = [python_of(peer.environment, folder), str(programs / peer.program[0])]
         self._peer = peer
         self._process = subprocess.Popen(

@@ -82,12 +82,19 @@ class JoinedStore(TrackedStore):
         """See `TrackedStore`; of all stores."""
         return [variable for part in self.parts for variable in part.rate_variables]
 
-
-# The methods of `TrackedStore` that one store answers, and those that all of them carry out.
-for _name in (
-    *("rule_of", "learning_rate_of", "size", "owners", "gather", "measure", "hot_keys"),
-    *("set_update_policy", "set_row_flags", "row_flags", "update_counts"),
-):
-    setattr(JoinedStore, _name, _of_table(_name))
-for _name in ("announce_rows", "follow", "decay_counts", "flush", "forget_announced"):
-    setattr(JoinedStore, _name, _of_all(_name))
+    rule_of = _of_table("rule_of")
+    learning_rate_of = _of_table("learning_rate_of")
+    size = _of_table("size")
+    owners = _of_table("owners")
+    gather = _of_table("gather")
+    measure = _of_table("measure")
+    hot_keys = _of_table("hot_keys")
+    set_update_policy = _of_table("set_update_policy")
+    set_row_flags = _of_table("set_row_flags")
+    row_flags = _of_table("row_flags")
+    update_counts = _of_table("update_counts")
+    announce_rows = _of_all("announce_rows")
+    follow = _of_all("follow")
+    decay_counts = _of_all("decay_counts")
+    flush = _of_all("flush")
+    forget_announced = _of_all("forget_announced")
