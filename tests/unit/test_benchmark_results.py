@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
+FILES = sorted((BENCHMARKS / "results").glob("*.json"))
 pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="no benchmarks/ next to tests/")
 
 
@@ -25,6 +27,33 @@ def summary(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def made() -> dict[str, Any]:
     told = dict.fromkeys(("commit", "command", "machine", "date"), "x")
     return {**told, "versions": {"python": "3"}}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_results_have_one_form(summary: ModuleType, file: Path) -> None:
+    assert file.stat().st_size <= summary.LIMIT == 20_000
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert list(found) == ["program", *summary.MADE, "claims", "parts"]
+    assert found["program"] == file.stem and found["parts"]
+    # A program may have multiple pages, NAME and NAME_WHAT.
+    (program,) = {
+        part["command"].split()[1].removesuffix(".py") for part in found["parts"].values()
+    }
+    assert (ROOT / f"{program}.py").exists()
+    assert f"benchmarks/{file.stem}_".startswith(f"{program}_")
+    for name, claim in found["claims"].items():
+        assert re.fullmatch(r"[a-z0-9_.]+", name) and list(claim) == list(summary.CLAIM), name
+        assert claim["better"] in ("lower", "higher") and claim["part"] in found["parts"]
+        assert (claim["interval"] is None) == (claim["n"] == 1), name
+        if claim["interval"] is not None:
+            least, most = claim["interval"]
+            assert least <= claim["value"] <= most, name
+    for part in (found, *found["parts"].values()):
+        # The commit of sources copied to a borrowed GPU machine is not known.
+        unknown = "|unknown" if file.stem == "gpu_launchers" else ""
+        assert re.fullmatch(rf"[0-9a-f]{{7,40}}{unknown}", part["commit"])
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", part["date"])
+        assert part["command"].startswith(f"python {program}.py") and part["machine"]
 
 
 def test_a_call_replaces_its_part(
