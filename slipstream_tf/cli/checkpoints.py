@@ -83,14 +83,16 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
                 f"Missing flag --{name} with --elastic: when ranks change, training goes on from "
                 "the newest checkpoint."
             )
-    output, every, keep = (
-        values[name] for name in ("output", "checkpoint_every", "keep_checkpoints")
-    )
+    output, every, resume = (values[name] for name in ("output", "checkpoint_every", "resume"))
     # A rank that joins an elastic job resumes; so do all ranks of a job that is started again.
-    saving = Saving(output, every, keep, values["resume"] or is_elastic, is_elastic)
-    for name in ("checkpoint_every", "resume"):
-        if values[name] and saving.output is None:
-            raise does_nothing(name, "--output")
+    if output is None:
+        # A settings file may serve runs without an output, too.
+        for name in given & {"checkpoint_every", "resume"}:
+            if values[name]:
+                raise does_nothing(name, "--output")
+        every, resume = 0, False
+    keep = values["keep_checkpoints"]
+    saving = Saving(output, every, keep, resume or is_elastic, is_elastic)
     if "keep_checkpoints" in given and not saving.every:
         raise does_nothing("keep_checkpoints", "--checkpoint_every")
     if saving.output is None or saving.resume:

@@ -7,6 +7,7 @@ it was started, and it can run several times in one process.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import itertools
 import operator
 import textwrap
@@ -366,9 +367,11 @@ class FlagSet:
 
     def _from_json(self, path: str, name: str, value: Any) -> Any:
         if name not in self.names or name == SETTINGS:
+            near = difflib.get_close_matches(name.replace("-", "_"), self.names, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise UsageError(
-                f"Invalid name {name!r} in {path}. Allowed: flags of {self.program} other than "
-                f"{SETTINGS}; see {self.program} {FULL_HELP}."
+                f"Invalid name {name!r} in {path}.{hint} Allowed: flags of {self.program} other "
+                f"than {SETTINGS}; see {self.program} {FULL_HELP}."
             )
         parser = self.parser_of(name)
         is_switch = not isinstance(parser, _Parser)

@@ -248,7 +248,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("skip_by", Choice(("foreseen_loss", "row_drift")), "what makes an example skippable: "
              "the loss that a pilot foresees, or its keys' drift (paper; a baseline)", None,
              "foreseen_loss", (EXAMPLES,)),
-        Flag("skip_share", Number(0, 1), "share of the hot examples to skip", None,
+        Flag("skip_share", Number(0, 1, True), "share of the hot examples to skip", None,
              "0.3; by foreseen_loss 0.5", (EXAMPLES,)),
         Flag("pilot", Choice(("fm", "linear", "label", "model")), "what foresees: a factorisation "
              "machine or a linear model of the keys, the label alone (uniform negative sampling), "

@@ -71,8 +71,8 @@ class EngineSettings:
         object.__setattr__(self, "estimates_cost", estimates)
         object.__setattr__(self, "dry_run", bool(self.dry_run))
         if self.dry_run and not any(policy.verb for policy in self.policies):
-            allowed = "False, or with a policy that saves examples or gradients: it tells what of"
-            raise invalid("dry_run", True, f"{_PLACE} without one", allowed)
+            allowed = "False, or a dry run of a policy that saves examples or gradients"
+            raise invalid("dry_run", True, f"{_PLACE} without policies", allowed)
         if self.snapshot_bytes < 0:
             allowed = f"at most HotSet.memory, {self.hot_set.memory!r}, of which it is a part"
             given = self.examples.pilot_settings["pilot_memory_bytes"]

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from slipstream_tf.cli.checkpoints import saving_of
 from slipstream_tf.cli.flag_set import FROM_FILE, UsageError
 from slipstream_tf.cli.settings import resolve
 from slipstream_tf.cli.train_flags import make_flags
@@ -75,6 +76,14 @@ def test_a_control_takes_a_file_with_policies(settled, tmp_path):
         settled({}, "--control=stop", f"--match={match}", "--policies=skip_examples")
 
 
+def test_checkpoints_of_the_file_need_an_output(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text('{"checkpoint_every": 5, "resume": true}')
+    assert not saving_of(*make_flags().parse([f"--settings={path}"])).is_used
+    with pytest.raises(UsageError, match="--resume does nothing here. Allowed: with --output"):
+        saving_of(*make_flags().parse([f"--settings={path}", "--resume"]))
+
+
 def test_flags_of_saving_and_output_come_from_the_file(tmp_path):
     (tmp_path / "run.json").write_text('{"checkpoint_every": 5, "output": "runs/a"}')
     values, given = make_flags().parse([f"--settings={tmp_path / 'run.json'}", "--output=runs/b"])
@@ -85,7 +94,12 @@ def test_flags_of_saving_and_output_come_from_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"dims": 3}, r"Invalid name 'dims' in .*run\.json\. Allowed: flags of slipstream-train"),
+        (
+            {"dims": 3},
+            r"Invalid name 'dims' in .*run\.json\. .* Allowed: flags of slipstream-train",
+        ),
+        ({"modle": "dcn"}, "Invalid name 'modle' in .*Did you mean 'model'"),
+        ({"batch-norm": True}, "Invalid name 'batch-norm' in .*Did you mean 'batch_norm'"),
         ({"settings": "a.json"}, "Invalid name 'settings'"),
         ({"dim": 0}, r"Invalid value 0 of 'dim' in .*run\.json\. Allowed: an integer >= 1 and"),
         ({"dim": "32"}, "Invalid value '32' of 'dim'"),

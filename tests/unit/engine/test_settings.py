@@ -49,7 +49,7 @@ BY_INTERVAL = DeferGradients(Interval())
         ({"max_auc_loss": -0.1}, "`max_auc_loss`: -0.1 for Slipstream.*> 0"),
         ({"max_auc_loss": "0.1"}, "`max_auc_loss`: '0.1' for Slipstream"),
         ({"dry_run": 1}, r"`dry_run`: 1 for Slipstream.*DryRun\("),
-        ({"dry_run": True}, "`dry_run`: True for Slipstream without one"),
+        ({"dry_run": True}, "`dry_run`: True for Slipstream without policies"),
         (
             {"policies": [SkipExamples(RowDrift(), share=0.5), MaskGradients(share=0.2)]},
             "`share`: {'SkipExamples': 0.5, 'MaskGradients': 0.2}.*one threshold T",
