@@ -47,8 +47,8 @@ class SkipExamples(Policy):
     Attributes:
         by: what makes an example skippable: a `ForeseenLoss`, or a `RowDrift` (the paper's rule, a
             baseline).
-        share: of the hot examples (those with a finite score), to skip, above 0, at most 1. None: 0.3, or what
-            `Saturation(threshold=)` makes of it; by `ForeseenLoss` 0.5.
+        share: of the hot examples (those with a finite score), to skip, above 0, at most 1. None:
+            0.3, or what `Saturation(threshold=)` makes of it; by `ForeseenLoss` 0.5.
         keep: share of the skippable examples that is trained all the same, with weight 1 / keep;
             0 to below 1 (paper: 0). Not with `ForeseenLoss`, which has a floor.
     """

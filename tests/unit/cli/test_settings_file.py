@@ -80,7 +80,7 @@ def test_checkpoints_of_the_file_need_an_output(tmp_path):
     path = tmp_path / "run.json"
     path.write_text('{"checkpoint_every": 5, "resume": true}')
     assert not saving_of(*make_flags().parse([f"--settings={path}"])).is_used
-    with pytest.raises(UsageError, match="--resume does nothing here. Allowed: with --output"):
+    with pytest.raises(UsageError, match=r"--resume does nothing here\. Allowed: with --output"):
         saving_of(*make_flags().parse([f"--settings={path}", "--resume"]))
 
 
@@ -96,7 +96,7 @@ def test_flags_of_saving_and_output_come_from_the_file(tmp_path):
     [
         (
             {"dims": 3},
-            r"Invalid name 'dims' in .*run\.json\. .* Allowed: flags of slipstream-train",
+            r"Invalid name 'dims' in .*run\.json.* Allowed: flags of slipstream-train",
         ),
         ({"modle": "dcn"}, "Invalid name 'modle' in .*Did you mean 'model'"),
         ({"batch-norm": True}, "Invalid name 'batch-norm' in .*Did you mean 'batch_norm'"),
