@@ -1,7 +1,6 @@
-"""Keras callbacks of a run: counts, progress bar, step time, curve, early stopping.
+"""Keras callbacks for counts, progress bar, step time, learning curve and early stopping.
 
-In: the steps of `model.fit`. Out: the entries "progress", "evaluations" and "validation" of
-metrics.json, the counts and the times; the weights and rows of the best measurement.
+They provide the entries "progress", "evaluations" and "validation" of metrics.json.
 """
 
 from __future__ import annotations
@@ -22,49 +21,54 @@ from slipstream_tf.telemetry.metrics import ClickMetrics
 from slipstream_tf.telemetry.progress import TrainingBar
 
 LOG_LOSS = "log_loss"
-"""Name of the metric that is shown as the loss where examples have weights."""
+"""Name of the metric that replaces the loss in displays if examples have weights."""
 
 _MONITORED = "val_auc"
-# What counts as better; a sum over other threads may differ by less.
+# Minimum AUC gain that counts as an improvement. Smaller differences can come from the order of
+# floating-point sums in different threads.
 _LEAST_GAIN = 1e-6
 _SECONDS_BETWEEN_UPDATES = 0.2
 _MOST_POINTS = 100
 SUMMED = ("examples_seen", "examples_trained")
-"""What is summed over ranks, of a point of the curve."""
+"""The values of a curve point that are summed over ranks."""
 _Point = dict[str, Any]
 
 
 def shown_loss(logs: Mapping[str, Any]) -> float | None:
-    """Returns the loss among Keras's logs, that of all examples where some stand for others."""
+    """Returns the loss to display from Keras's logs, or None.
+
+    If examples have weights, the loss is the weighted mean `LOG_LOSS`, which estimates the log loss
+    of all examples. Keras's `loss` would grow with the weights.
+    """
     value = logs.get(LOG_LOSS, logs.get("loss"))
     return None if value is None else float(value)
 
 
 class InputCount(keras.metrics.Metric):
-    """A metric that counts the examples of the training steps."""
+    """Counts the trained examples; examples with weight 0 do not count."""
 
     def __init__(self, name: str = "trained", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
-        # float32 cannot count beyond 16,777,216.
+        # float32 cannot represent all integers above 16,777,216.
         self._count = self.add_variable(shape=(), initializer="zeros", dtype="int64", name="count")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds the number of labels whose weight is not 0."""
+        """Adds the number of labels with a nonzero weight."""
         if sample_weight is None:
             self._count.assign_add(tf.shape(y_true, out_type=tf.int64)[0])
         else:
             self._count.assign_add(tf.math.count_nonzero(sample_weight))
 
     def result(self) -> Any:
-        """Returns the count, int64."""
+        """Returns the count as an int64 scalar."""
         return tf.identity(self._count.value)
 
 
 class StepCount(keras.callbacks.Callback):
-    """Counts the steps that are trained; put it first.
+    """Counts trained steps. Must be the first callback, because others read the count.
 
     Attributes:
-        steps: of the run so far, those before it was resumed included.
+        steps: Number of trained steps, including the steps before a resume.
     """
 
     def __init__(self) -> None:
@@ -72,7 +76,11 @@ class StepCount(keras.callbacks.Callback):
         self.steps = 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts a step, or those of an execution: of the last one maybe fewer."""
+        """Updates the count.
+
+        With `steps_per_execution` > 1, the optimizer's step count is read, because the last
+        execution may have fewer steps.
+        """
         if self.model.steps_per_execution == 1:
             self.steps += 1
         else:
@@ -80,12 +88,12 @@ class StepCount(keras.callbacks.Callback):
 
 
 class BarCallback(keras.callbacks.Callback):
-    """Feeds the progress bar while `model.fit` runs.
+    """Updates the progress bar during training.
 
     Args:
-        bar: to update.
-        examples_seen: called for the number of examples that came in so far; None where all of them
-            are trained.
+        bar: The progress bar.
+        examples_seen: Function that returns the number of examples seen so far, including skipped
+            examples. None if no examples are skipped.
     """
 
     def __init__(self, bar: TrainingBar, examples_seen: Callable[[], int] | None = None) -> None:
@@ -94,7 +102,7 @@ class BarCallback(keras.callbacks.Callback):
         self._last = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Updates the bar a few times a second; a value of `logs` costs time when it is read."""
+        """Updates the bar at most five times a second, because reading `logs` takes time."""
         now = time.perf_counter()
         if now - self._last >= _SECONDS_BETWEEN_UPDATES:
             self._last = now
@@ -112,29 +120,31 @@ class BarCallback(keras.callbacks.Callback):
 
 
 class StepTimer(keras.callbacks.Callback):
-    """Takes the time of the steps of `model.fit` after the first ones, and of the end of training.
+    """Measures the mean time per step after the first steps, including the end of training.
 
-    Put it last: what other callbacks do at a step's end (a window's end, an exchange) is in it.
+    Put it last, so that the time includes the work of other callbacks, for example at the end of a
+    window.
 
     Args:
-        count: of the steps.
-        untimed: steps before, at least 1: the first one builds graphs.
+        count: Counter of the trained steps.
+        untimed: Number of steps before the measurement, at least 1 because the first step traces
+            the graphs.
     """
 
     def __init__(self, count: StepCount, untimed: int) -> None:
         super().__init__()
         self._count, self._untimed = count, untimed
-        # Trained steps when the clock was started.
+        # Number of trained steps at the start of the measurement, or None before it.
         self._begun: int | None = None
         self._start = self._end = 0.0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts the clock, where it is time to."""
+        """Starts the clock after the untimed steps."""
         if self._begun is None and self._count.steps >= self._untimed:
             self._begun, self._start = self._count.steps, time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
-        """Does not count what took these seconds, within a step's end, as training."""
+        """Excludes seconds from the measurement, for example those of an evaluation."""
         self._start += seconds
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -142,36 +152,42 @@ class StepTimer(keras.callbacks.Callback):
         self._end = time.perf_counter()
 
     def state(self) -> dict[str, Any]:
-        """Returns the steps and the seconds so far, JSON-serialisable."""
+        """Returns the JSON-serializable state: first timed step and seconds since then."""
         return {"begun": self._begun, "seconds": time.perf_counter() - self._start}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` gave, after training has begun."""
+        """Continues from the result of `state`. Call it after `on_train_begin`."""
         self._begun = state["begun"]
         self._start = time.perf_counter() - state["seconds"]
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Mean over the timed steps; None without any."""
+        """Mean seconds per timed step, or None if there are no timed steps."""
         timed = 0 if self._begun is None else self._count.steps - self._begun
         return (self._end - self._start) / timed if timed > 0 else None
 
 
 class CurveCallback(keras.callbacks.Callback):
-    """Notes up to 100 points along `model.fit`, evenly spaced, and evaluates at some steps.
+    """Records a learning curve of at most 100 evenly spaced points, and evaluates periodically.
 
-    A point is where training stands on this rank. step: trained steps. seconds: since `fit` began,
-    without evaluations. examples_seen, examples_trained: as the record has them at the end; what is
-    read ahead counts as seen. loss, auc: of all examples trained so far, each before the step that
-    trained it.
+    A point is a dictionary with the state of this rank:
+
+    - "step": number of trained steps.
+    - "seconds": time since the start of training, without evaluations.
+    - "examples_seen", "examples_trained": counts so far. Skipped examples count as seen.
+    - "loss", "auc": means over all trained examples. Each example is measured before the step that
+      trains it, therefore these values estimate the quality on new data in the first epoch.
 
     Args:
-        count: of the steps.
-        examples_seen: called for the number of examples that came in so far.
-        evaluate: measures the model on the test part; with several ranks a collective. A store may
-            flush deferred gradients before.
-        evaluate_every: steps between evaluations; None: there are none.
-        left_out: called with the seconds that an evaluation took.
+        count: Counter of the trained steps.
+        examples_seen: Function that returns the number of examples seen so far.
+        evaluate: Function that evaluates the model on the test part. In a job with multiple ranks
+            it is a collective. The store may flush deferred gradients in it.
+        evaluate_every: Steps between evaluations. None means no evaluations.
+        left_out: Function that is called with the seconds of each evaluation.
+
+    Attributes:
+        evaluation_seconds: Total time of the evaluations.
     """
 
     def __init__(
@@ -188,8 +204,8 @@ class CurveCallback(keras.callbacks.Callback):
         self._evaluate, self._evaluate_every = evaluate, evaluate_every
         self._points: list[_Point] = []
         self._evaluated: list[tuple[_Point, dict[str, Any]]] = []
-        self._last: list[_Point] = []  # Where training ended.
-        # Executions, and how many of them lie between points.
+        self._last: list[_Point] = []  # The point at the end of training.
+        # Number of calls, and number of calls from one point to the next.
         self._calls, self._interval = 0, 1
         self._start = 0.0
         self.evaluation_seconds = 0.0
@@ -199,7 +215,10 @@ class CurveCallback(keras.callbacks.Callback):
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the point, or evaluates, where it is time to."""
+        """Records a point and evaluates at the configured steps.
+
+        When there are too many points, every second point is removed and the interval doubles.
+        """
         self._calls += 1
         if self._calls % self._interval == 0:
             self._points.append(self._point(logs or {}))
@@ -214,12 +233,12 @@ class CurveCallback(keras.callbacks.Callback):
             self._left_out(seconds)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Remembers where training ended."""
+        """Records the point at the end of training."""
         if logs and "loss" in logs:
             self._last = [self._point(logs)]
 
     def state(self) -> dict[str, Any]:
-        """Returns all notes so far, JSON-serialisable."""
+        """Returns the JSON-serializable state: all points, evaluations and times."""
         return {
             "places": list(self._points),
             "evaluated": list(self._evaluated),
@@ -230,7 +249,7 @@ class CurveCallback(keras.callbacks.Callback):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` gave, after training has begun."""
+        """Continues from the result of `state`. Call it after `on_train_begin`."""
         self._points, self._evaluated = list(state["places"]), list(state["evaluated"])
         self._calls, self._interval = state["calls"], state["interval"]
         self._start = time.perf_counter() - state["seconds"]
@@ -249,23 +268,26 @@ class CurveCallback(keras.callbacks.Callback):
     def entries(
         self, comm: Communicator, final: ClickMetrics, inputs: Mapping[str, int]
     ) -> dict[str, list[dict[str, Any]]]:
-        """Returns the record's entries; a collective.
+        """Returns the record's entries "progress" and "evaluations". A collective.
+
+        Counts are summed over ranks. Loss and AUC are means over ranks, weighted by trained
+        examples. Seconds are from rank 0.
 
         Args:
-            comm: the ranks. Counts are summed over them, loss and AUC are means of the ranks' own
-                by trained examples, seconds are rank 0's.
-            final: the quality at the end, which becomes the last evaluation.
-            inputs: seen and trained, of the whole run.
+            comm: The communicator of the job.
+            final: Metrics at the end of training, which become the last evaluation.
+            inputs: Counts "seen" and "trained" of the whole run.
         """
         own = [self._points, [point for point, _ in self._evaluated], self._last]
         ranks = gather_json(comm, own, "slipstream.curve")
         points, evaluated, last = (merged_points([own[part] for own in ranks]) for part in range(3))
         measured = [quality for _, quality in self._evaluated]
         for point in last:
-            # After the last step nothing is on its way; rank 0 stopped its clock here.
+            # The counts at the end are exact: they contain no examples that are read ahead.
             point.update(examples_seen=inputs["seen"], examples_trained=inputs["trained"])
             if evaluated and evaluated[-1]["step"] == point["step"]:
-                # Deferred gradients have been flushed since.
+                # Replace the evaluation of the last step. Deferred gradients may have been applied
+                # after it, so `final` is the valid one.
                 evaluated.pop()
                 measured.pop()
             evaluated.append(point)
@@ -279,7 +301,11 @@ class CurveCallback(keras.callbacks.Callback):
 
 
 def merged_points(of_ranks: Sequence[Sequence[_Point]]) -> list[_Point]:
-    """Puts the ranks' points of the same steps together."""
+    """Merges the points of all ranks that belong to the same step.
+
+    Counts are summed. Loss and AUC are means weighted by trained examples. Other values are from
+    the first rank.
+    """
     merged = []
     for points in zip(*of_ranks, strict=True):
         whole = {**points[0], **{name: sum(point[name] for point in points) for name in SUMMED}}
@@ -292,22 +318,24 @@ def merged_points(of_ranks: Sequence[Sequence[_Point]]) -> list[_Point]:
 
 
 class Validation(keras.callbacks.Callback):
-    """Measures the validation part every so many steps, and once more at the end of training.
+    """Stops training early and reduces learning rates by validation AUC.
 
-    `keras.callbacks.EarlyStopping` and `ReduceLROnPlateau` see a measurement as an epoch's end.
-    Rows' rates follow the dense layers'.
+    The validation part is evaluated every `every` steps and at the end of training. The callback
+    forwards each evaluation to `keras.callbacks.EarlyStopping` and `ReduceLROnPlateau` as if an
+    epoch had ended. The learning rates of the rows change by the same factor as the rate of the
+    dense layers.
 
     Args:
-        count: of the steps.
-        settings: `early_stopping` and `plateau_factor`.
-        measure: measures the model on the validation part, with all deferred gradients applied;
-            with several ranks a collective, whose result all have.
-        every: steps between measurements.
-        left_out: called with the seconds that a measurement took.
+        count: Counter of the trained steps.
+        settings: Settings with `early_stopping` and `plateau_factor`.
+        measure: Function that applies deferred gradients and evaluates the model on the validation
+            part. In a job with multiple ranks it is a collective and returns the same result on
+            all ranks.
+        every: Steps between evaluations.
+        left_out: Function that is called with the seconds of each evaluation.
 
     Attributes:
-        measured: step and quality of each measurement.
-        best_step: the step whose weights and rows training ends with.
+        measured: Step, learning rate and metrics of each evaluation.
     """
 
     def __init__(
@@ -326,7 +354,6 @@ class Validation(keras.callbacks.Callback):
         self._stopper = keras.callbacks.EarlyStopping(
             _MONITORED, patience=settings.early_stopping, restore_best_weights=True, **common
         )
-        # In this order: a step that ends training needs no other rate.
         self._parts = [self._stopper]
         if settings.plateau_factor < 1.0:
             self._parts.append(
@@ -336,23 +363,23 @@ class Validation(keras.callbacks.Callback):
             )
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins to watch."""
+        """Initializes the Keras callbacks."""
         for part in self._parts:
             part.set_model(self.model)
             part.on_train_begin()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Measures, where it is time to."""
+        """Evaluates every `every` steps."""
         if self._count.steps % self._every == 0:
             self._validate()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Measures where training ended; the run is one epoch."""
+        """Evaluates at the end of training, because the whole run is a single Keras epoch."""
         if not self.measured or self.measured[-1]["step"] != self._count.steps:
             self._validate()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Brings back the best weights and rows."""
+        """Restores the best weights and rows."""
         start = time.perf_counter()
         for part in self._parts:
             part.on_train_end()
@@ -360,6 +387,7 @@ class Validation(keras.callbacks.Callback):
 
     @property
     def best_step(self) -> int:
+        """The step with the best validation AUC; training ends with its weights and rows."""
         return int(self.measured[self._stopper.best_epoch]["step"])
 
     def _validate(self) -> None:

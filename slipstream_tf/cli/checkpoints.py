@@ -1,7 +1,7 @@
-"""Saves a run of `slipstream-train` every now and then, and goes on from what was saved.
+"""Saves and restores checkpoints of `slipstream-train`.
 
-In: a run that is under way. Out: OUTPUT/checkpoints, with `run.json`, which says what the run is,
-and a folder per checkpoint; see `checkpoint.manager`.
+The folder OUTPUT/checkpoints contains a folder per checkpoint, see `checkpoint.manager`, and
+run.json with the settings of the run. A resumed run must have the same settings.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 FOLDER = "checkpoints"
 RUN = "run.json"
 _NOT_WRITTEN = "A checkpoint was not written: "
-# What may differ when a run goes on: it changes no result.
+# Settings that may change when a run is resumed, because they do not change the results.
 _FREE = ("threads", "tensorboard", "trace")
 
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
-    """What the flags say about checkpoints.
+    """Checkpoint settings of a run.
 
     Attributes:
-        output: of the run, in which they lie; None: there is none.
-        every: steps of the job from one to the next; 0: none are saved.
-        keep: so many are kept.
-        resume: whether to go on from the newest.
-        is_elastic: whether ranks come and go meanwhile.
+        output: Output folder of the run, which contains the checkpoints. None means no output.
+        every: Steps between checkpoints. 0 means that none are saved.
+        keep: Number of newest checkpoints to keep.
+        resume: Whether to continue from the newest checkpoint.
+        is_elastic: Whether the job is elastic, so that its ranks may change.
     """
 
     output: str | None
@@ -56,25 +56,26 @@ class Saving:
 
     @property
     def directory(self) -> Path:
-        """Folder of the checkpoints."""
+        """Folder of the checkpoints. Requires `output`."""
         assert self.output is not None
         return Path(self.output) / FOLDER
 
     @property
     def is_used(self) -> bool:
-        """Whether anything is saved or restored."""
+        """Whether the run saves or restores checkpoints."""
         return self.output is not None and (self.every > 0 or self.resume)
 
 
 def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
-    """Takes the flags in.
+    """Returns the checkpoint settings from the flags.
 
     Args:
-        values: by flag, as parsed.
-        given: flags that stood on the command line.
+        values: Parsed values by flag name.
+        given: Names of the flags on the command line.
 
     Raises:
-        UsageError: a flag that does nothing, or checkpoints that would be mixed with others.
+        UsageError: If a flag has no effect, --elastic lacks a flag, or the output folder contains
+            checkpoints and the run does not resume.
     """
     is_elastic = values["elastic"]
     for name in ("output", "checkpoint_every"):
@@ -84,14 +85,15 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
                 "the newest checkpoint."
             )
     output, every, resume = (values[name] for name in ("output", "checkpoint_every", "resume"))
-    # A rank that joins an elastic job resumes; so do all ranks of a job that is started again.
     if output is None:
-        # A settings file may serve runs without an output, too.
+        # Reject only flags on the command line. A settings file may be shared with runs that have
+        # an output.
         for name in given & {"checkpoint_every", "resume"}:
             if values[name]:
                 raise does_nothing(name, "--output")
         every, resume = 0, False
     keep = values["keep_checkpoints"]
+    # An elastic job always resumes: its processes are restarted whenever the ranks change.
     saving = Saving(output, every, keep, resume or is_elastic, is_elastic)
     if "keep_checkpoints" in given and not saving.every:
         raise does_nothing("keep_checkpoints", "--checkpoint_every")
@@ -108,20 +110,21 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
 
 
 def window_steps_of(saving: Saving) -> int | None:
-    """Returns the steps of a window of the run that was saved; None: there is none yet."""
+    """Returns the window length of the saved run in steps, or None without one."""
     path = saving.directory / RUN
     return _read(path)["settings"].get("window_steps") if path.exists() else None
 
 
 def require_same_run(saving: Saving, run: Mapping[str, Any]) -> None:
-    """Refuses to go on with another run than the one that was saved.
+    """Raises an error if the run to resume has different settings.
 
     Args:
-        saving: what the flags say.
-        run: what `describe` gave.
+        saving: The checkpoint settings.
+        run: The result of `describe` for this run.
 
     Raises:
-        UsageError: a flag, the data or the number of ranks differ, or `run.json` cannot be read.
+        UsageError: If a flag, the data or the number of ranks differ from the saved run, or
+            run.json cannot be read.
     """
     if not saving.resume or not _names(saving.directory):
         return
@@ -151,12 +154,12 @@ def require_same_run(saving: Saving, run: Mapping[str, Any]) -> None:
 
 
 def describe(settings: Settings, spec: Any, ranks: int) -> dict[str, Any]:
-    """Returns what must be the same when a run goes on, JSON-serialisable.
+    """Returns the JSON-serializable description that a resumed run must match.
 
     Args:
-        settings: of the run.
-        spec: `DataSpec` of its training part.
-        ranks: of the job.
+        settings: The settings of the run.
+        spec: The `DataSpec` of the training part.
+        ranks: Number of ranks of the job.
     """
     data = to_json(dataclasses.asdict(spec))
     if os.path.isfile(settings.data):
@@ -165,21 +168,24 @@ def describe(settings: Settings, spec: Any, ranks: int) -> dict[str, Any]:
 
 
 class RunCheckpoints:
-    """Saves a run and restores it, if the flags say so; with several ranks it is a collective.
+    """Saves and restores the state of a training run.
+
+    Does nothing if `saving.is_used` is false. The methods `restore`, `after_step` and `wait` are
+    collectives.
 
     Args:
-        saving: what the flags say.
-        run: what `describe` gave.
-        comm: the ranks.
-        model: compiled and built.
-        store: of the embedding rows.
-        slipstream: the engine, or None.
-        batches: the iterator of this rank's batches.
-        counters: variables of this rank that count inputs.
-        elastic: of a run whose ranks come and go; else None.
+        saving: The checkpoint settings.
+        run: The result of `describe` for this run.
+        comm: The communicator of the job.
+        model: The compiled and built Keras model.
+        store: The store of the embedding rows.
+        slipstream: The engine, or None.
+        batches: The iterator over this rank's batches.
+        counters: Variables that count the examples of this rank.
+        elastic: The state of an elastic run, or None.
 
     Attributes:
-        resumed_at: steps after which the run was gone on with.
+        resumed_at: Steps of the checkpoints from which the run was resumed, oldest first.
     """
 
     def __init__(
@@ -203,7 +209,7 @@ class RunCheckpoints:
         self._stop_is_requested = False
         if not saving.is_used:
             return
-        # Random numbers of layers and metrics are each rank's own.
+        # Saved per rank: states of random number generators, and metrics.
         states = [v.value for v in model.variables if not v.value.dtype.is_floating]
         states += [v.value for v in model.metrics_variables]
         own = tf.train.Checkpoint(inputs=batches, counters=list(counters), states=states)
@@ -214,17 +220,19 @@ class RunCheckpoints:
             store,
             keep=saving.keep,
             engine=slipstream,
-            # Of an elastic run, nothing is one rank's: it may be gone.
+            # In an elastic run the state of a rank is useless, because the rank may be gone when
+            # the run continues.
             own=None if elastic is not None else own,
             evicts=elastic is not None,
         )
 
     @contextlib.contextmanager
     def noticing(self) -> Iterator[None]:
-        """Makes SIGTERM end training after a step, with a checkpoint, instead of the process.
+        """Turns SIGTERM into a checkpoint after the current step, followed by `StoppedError`.
 
-        Several ranks would have to agree on that step: their launcher ends them at once. Beside the
-        main thread there are no signals.
+        Has no effect without periodic checkpoints, outside the main thread (where Python does not
+        allow signal handlers), and in a job with multiple ranks, because the ranks would have to
+        agree on a step while their launcher kills them.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if not self._saving.every or self._comm.size > 1 or not is_main:
@@ -241,14 +249,14 @@ class RunCheckpoints:
             signal.signal(signal.SIGTERM, before)
 
     def restore(self) -> tuple[int, dict[str, Any] | None]:
-        """Goes on from the newest whole checkpoint, if the flags say so and there is one.
+        """Restores the newest intact checkpoint if the flags ask for it.
 
         Returns:
-            The steps that are trained already, and the notes that `after_step` was given then; 0
-            and None from the beginning.
+            The number of trained steps and the notes that were passed to `after_step`. Without a
+            checkpoint, 0 and None.
 
         Raises:
-            RunError: there are checkpoints, and none can be restored.
+            RunError: If there are checkpoints and none can be restored.
         """
         if not self._saving.resume:
             return 0, None
@@ -267,20 +275,21 @@ class RunCheckpoints:
         return last.step, noted
 
     def begin(self) -> None:
-        """Says in the folder what run it is of; called before the first step."""
+        """Writes run.json. Call it before the first step."""
         if self._saving.every and self._comm.rank == 0:
             write_json(str(self._saving.directory / RUN), self._run)
 
     def after_step(self, step: int, notes: Callable[[], Mapping[str, Any]]) -> None:
-        """Saves, if it is time to, or if SIGTERM has come.
+        """Saves a checkpoint every `saving.every` steps and after SIGTERM.
 
         Args:
-            step: trained steps of the job, this one included.
-            notes: gives what is saved beside, JSON-serialisable; afterwards no batch is being made.
+            step: Number of trained steps, including the current one.
+            notes: Function that returns additional JSON-serializable state. It must wait until no
+                batch is being prepared, because the iterator is saved afterwards.
 
         Raises:
-            StoppedError: SIGTERM has come, and the checkpoint is on the disk.
-            RunError: a checkpoint cannot be written.
+            StoppedError: If SIGTERM was received. The checkpoint is on disk.
+            RunError: If a checkpoint cannot be written.
         """
         every, stops = self._saving.every, self._stop_is_requested
         if every and (stops or step % every == 0):
@@ -296,10 +305,10 @@ class RunCheckpoints:
             )
 
     def wait(self) -> None:
-        """Waits until all is on the disk.
+        """Waits until all checkpoints are on disk.
 
         Raises:
-            RunError: a checkpoint cannot be written.
+            RunError: If a checkpoint cannot be written.
         """
         if self._saving.is_used:
             with raised_as(RunError, _NOT_WRITTEN, OSError):
@@ -332,7 +341,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _flags(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by flag; those that --match gives by that one."""
+    """Returns the settings by flag name.
+
+    `random_shares` and `stop_after` come from the run of --match, so they appear as "match".
+    """
     flags = {**settings, **settings["engine"]}
     del flags["engine"]
     matched = [flags.pop(name, None) for name in ("random_shares", "stop_after")]

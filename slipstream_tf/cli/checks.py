@@ -1,7 +1,8 @@
-"""The checks of `slipstream-doctor`. Each check runs in a separate child process.
+"""The checks of `slipstream-doctor`.
 
-A check imports the part that it is about, because the import may fail, crash or hang. It returns a
-description of a part that works, and raises an exception otherwise.
+Each check runs in a separate child process, because an import may fail, crash or hang. A check
+imports and tries a part of the installation. It returns a description if the part works, and
+raises an exception otherwise.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ INSTALL_SOK = "pip install merlin-sok --no-build-isolation (on a machine with a 
 INSTALL_TENSORFLOW = "pip install --force-reinstall 'tensorflow-cpu==2.21.*'"
 _WITH_CUDA = f"SLIPSTREAM_WITH_CUDA=1 {_loader.REBUILD}{_SOURCES}"
 _GPU_TENSORFLOW = f"pip install 'tensorflow[and-cuda]==2.21.*', then rebuild: {_WITH_CUDA}"
-# Module and package.
+# Pairs of module name and package name.
 _PACKAGES = (("absl", "absl-py"), *((name, name) for name in ("numpy", "pyarrow", "tqdm")))
 
 
 class Problem(Exception):
-    """A part does not work, and another command than the usual one repairs it.
+    """A failed check that needs a specific repair command.
 
     Args:
-        detail: the problem.
-        fix: the command.
-        state: MISSING or BROKEN.
+        detail: Description of the problem.
+        fix: The repair command, which replaces the default of the check.
+        state: `MISSING` or `BROKEN`.
     """
 
     def __init__(self, detail: str, fix: str, state: str = BROKEN) -> None:
@@ -48,11 +49,14 @@ class Problem(Exception):
 
 
 def call(function: str, path: str) -> None:
-    """Runs a check and writes its answer as JSON: the fields of a `doctor.Finding` that it sets.
+    """Runs a check and writes its result as JSON.
+
+    The JSON object contains "state" and "detail", and optionally "fix" (see `doctor.Finding`) or
+    "missing", the name of a module that was not found.
 
     Args:
-        function: name of the check, "module:function".
-        path: of the file to write.
+        function: Name of the check, as "module:function".
+        path: Path of the JSON file.
     """
     try:
         answer = {"state": OK, "detail": pkgutil.resolve_name(function)()}
@@ -66,7 +70,7 @@ def call(function: str, path: str) -> None:
 
 
 def packages() -> str:
-    """Imports the packages that the installation requires, except TensorFlow."""
+    """Imports the required packages except TensorFlow and returns their versions."""
     found = []
     for module, package in _PACKAGES:
         importlib.import_module(module)
@@ -75,16 +79,17 @@ def packages() -> str:
 
 
 def matplotlib() -> str:
-    """Imports matplotlib, which draws reports."""
+    """Imports matplotlib, which reports need, and returns its version."""
     importlib.import_module("matplotlib.figure")
     return importlib.metadata.version("matplotlib")
 
 
 def tensorflow() -> str:
-    """Imports TensorFlow."""
+    """Imports TensorFlow and returns its version and packages."""
     import tensorflow as tf
 
-    # Two packages that install the module `tensorflow` overwrite each other's files.
+    # List all packages that provide the module, because two of them overwrite each other's files.
+    # For example, tensorflow and tensorflow-cpu must not be installed together.
     names = sorted(set(importlib.metadata.packages_distributions().get("tensorflow", [])))
     detail = f"{tf.__version__} ({' and '.join(names)})" if names else tf.__version__
     if not _compat.is_tested_tensorflow(tf.__version__):
@@ -93,11 +98,11 @@ def tensorflow() -> str:
 
 
 def keras() -> str:
-    """Imports Keras on the backend that the environment names."""
+    """Imports Keras with the backend of KERAS_BACKEND."""
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     try:
         module = _compat.require_keras()
-    except Exception as error:  # A backend without a module raises a ValueError.
+    except Exception as error:  # Keras raises a ValueError for an unknown backend.
         if backend == "tensorflow":
             raise
         raise Problem(str(error), "export KERAS_BACKEND=tensorflow") from error
@@ -105,7 +110,7 @@ def keras() -> str:
 
 
 def op_library() -> str:
-    """Loads the op library and compares updates of native and variable tables."""
+    """Loads the op library and tests updates of native and variable tables."""
     try:
         built = _loader.build_info()
         _loader.library()
@@ -125,7 +130,7 @@ def op_library() -> str:
 
 
 def horovod() -> str:
-    """Imports Horovod and checks its TensorFlow and its controllers."""
+    """Imports Horovod and checks its TensorFlow version and its controllers."""
     import horovod as package
     import horovod.tensorflow as hvd
     import tensorflow as tf
@@ -146,7 +151,7 @@ def horovod() -> str:
 
 
 def sok() -> str:
-    """Imports NVIDIA's Sparse Operation Kit and compares updates of its tables."""
+    """Imports NVIDIA's Sparse Operation Kit (SOK) and tests updates of its tables."""
     import sparse_operation_kit as kit
 
     from slipstream_tf.cli import self_test
@@ -162,7 +167,7 @@ def sok() -> str:
 
 
 def gpus() -> str:
-    """Compares the GPUs of TensorFlow, of the driver and of the op library."""
+    """Checks that TensorFlow and the op library can use the GPUs of the driver."""
     import tensorflow as tf
 
     details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
@@ -174,7 +179,7 @@ def gpus() -> str:
 
 
 def driver_gpus() -> list[str]:
-    """Returns the GPUs that NVIDIA's driver lists."""
+    """Returns one line per GPU that `nvidia-smi` lists; empty without a driver."""
     try:
         command = ["nvidia-smi", "-L"]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -184,15 +189,15 @@ def driver_gpus() -> list[str]:
 
 
 def gpus_in_order(seen: Sequence[str], driver: Sequence[Any], has_kernels: bool) -> str:
-    """Describes the GPUs.
+    """Describes the GPUs, or raises `Problem` if training cannot use them.
 
     Args:
-        seen: names of the GPUs that TensorFlow sees.
+        seen: Names of the GPUs that TensorFlow sees.
         driver: GPUs that the driver lists.
-        has_kernels: whether the op library contains CUDA kernels.
+        has_kernels: Whether the op library contains CUDA kernels.
 
     Raises:
-        Problem: a GPU is there that training cannot use.
+        Problem: If TensorFlow does not see the GPUs, or the op library has no CUDA kernels.
     """
     if not seen and driver:
         detail = f"TensorFlow sees none; the driver lists {len(driver)}"

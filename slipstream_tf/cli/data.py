@@ -1,4 +1,4 @@
-"""Opens the data that `--data` names. In: a path or a name. Out: readers of both parts."""
+"""Opens the data set of `--data`: a path or the name of a generated data set."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ if TYPE_CHECKING:
 
 GENERATED = "generated"
 _LEAST_GENERATED = 100
-# Text readers take one in ten runs of lines for the test part; so do generated inputs.
+# Test fraction of generated data. Text readers also hold out one in ten runs of lines.
 _TEST_SHARE = 0.1
 _SAMPLE_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The readers of a data set: see `slipstream_tf.data.spec.Reader`.
+    """The readers of the parts of a data set, see `slipstream_tf.data.spec.Reader`.
 
     Attributes:
-        train: of the training part.
-        valid: of the validation part that early stopping measures; None: it does not.
-        test: of the part that quality is measured on, the test part unless the flags say otherwise.
-        num_examples: examples of the training part, possibly an estimate; None if nothing is known.
+        train: Reader of the training part.
+        valid: Reader of the validation part, or None without early stopping.
+        test: Reader of the part for the final evaluation: the test part, or the validation part
+            with --evaluate_on=valid.
+        num_examples: Number of training examples, possibly estimated. None if it is unknown.
     """
 
     train: Reader
@@ -41,13 +42,13 @@ class Parts:
 
 
 def name_of(data: str) -> str:
-    """Returns the name of a data set, e.g. "criteo", which selects its preset.
+    """Returns the name of a data set, for example "criteo", which selects a preset.
 
     Args:
-        data: value of --data.
+        data: Value of --data.
 
     Raises:
-        UsageError: there is no such file, or no reader for it.
+        UsageError: If the file does not exist or no reader supports it.
     """
     if data.partition(":")[0] == GENERATED:
         import_tensorflow()
@@ -81,16 +82,16 @@ def name_of(data: str) -> str:
 
 
 def open_parts(settings: Settings) -> Parts:
-    """Opens the training part and the test part.
+    """Opens the parts of the data set that a run needs.
 
     Args:
-        settings: of the run.
+        settings: The settings of the run.
 
     Returns:
-        The readers.
+        The readers of the training part and the evaluated parts.
 
     Raises:
-        UsageError: the data cannot be opened.
+        UsageError: If the data cannot be opened.
     """
     import_tensorflow()
     with _refusing(settings.data):
@@ -106,7 +107,10 @@ def open_parts(settings: Settings) -> Parts:
 
 
 def best_auc(reader: Reader) -> float | None:
-    """Returns the AUC that no model exceeds on a part; None where it is not known."""
+    """Returns the AUC of the true click probabilities; None for data that is not generated.
+
+    This AUC is an upper bound for any model, up to sampling noise.
+    """
     from slipstream_tf.data.readers.generator import GeneratedReader
     from slipstream_tf.telemetry.metrics import click_metrics
 
@@ -120,7 +124,10 @@ def _refusing(data: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _require_header(data: str) -> None:
-    """Refuses a CSV file of other columns than Avazu's here, and not when training begins."""
+    """Raises an error if a CSV file does not have the header of Avazu.
+
+    Readers check the header only when they read the first batch, which is late.
+    """
     from slipstream_tf.data.line_source import first_line
     from slipstream_tf.data.readers.avazu import AvazuFormat
     from slipstream_tf.data.readers.text import require_header
@@ -143,14 +150,14 @@ def _open(settings: Settings, part: str) -> Reader:
     from slipstream_tf.data.readers import registry
 
     if settings.data_name == GENERATED:
-        # The examples are always the same: a run's seed is that of its model.
+        # The seed of the run does not change the generated examples, only the model.
         share = 1.0 if part == "train" else _TEST_SHARE
         return registry.open_generated(data, part, batch_size, share)
     return registry.open_data(data, part, batch_size, hold_out=hold_out)
 
 
 def _prepared(data: str) -> dict[str, Any] | None:
-    """The manifest of data that slipstream-prepare wrote, or None for other data."""
+    """Returns the manifest of data that slipstream-prepare wrote, or None for other data."""
     if not os.path.isdir(data):
         return None
     import_tensorflow()
@@ -161,10 +168,17 @@ def _prepared(data: str) -> dict[str, Any] | None:
 
 
 def _estimated_inputs(path: str, share: float) -> int | None:
-    """Inputs of the training part, `share` of all, from size and first lines of a text file.
+    """Estimates the number of training examples in a text file.
 
-    An estimate is enough: it places the warm-up and the progress bar's end. None where the file is
-    compressed.
+    The estimate extrapolates from the mean length of the first lines. It is precise enough for its
+    uses: the length of the warm-up and of the progress bar.
+
+    Args:
+        path: Path of the file.
+        share: Fraction of the examples that belong to the training part.
+
+    Returns:
+        The estimate, or None for a compressed or empty file.
     """
     if path.endswith(".gz"):
         return None

@@ -1,7 +1,7 @@
-"""Command line flags in groups, with a readable `--help` and one-line errors. Over absl's flags.
+"""Command line flags in groups, with short help and one-line errors, built on `absl.flags`.
 
-A program has a `FlagSet` of its own instead of absl's global one: its help lists its flags however
-it was started, and it can run several times in one process.
+Each program creates a `FlagSet` and does not use the global `absl.flags.FLAGS`. Therefore `--help`
+lists only the flags of the program, and a program can run more than once in a process.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from absl import flags
 from slipstream_tf._utils import disk
 from slipstream_tf.config import parse_bytes
 
-USAGE_ERROR = 2  # Exit code: something that the user gave is wrong.
-RUN_ERROR = 1  # Exit code: the run itself went wrong.
-STOPPED = 143  # Exit code: SIGTERM came, and the run can go on.
+USAGE_ERROR = 2  # Exit code: a flag, an argument or a file from the user is invalid.
+RUN_ERROR = 1  # Exit code: the run failed.
+STOPPED = 143  # Exit code: SIGTERM stopped the run after a checkpoint, so it can be resumed.
 
 _HELP_WIDTH = 99
 _HELP_INDENT = 20
 FULL_HELP = "--helpfull"
 SETTINGS = "settings"
 FROM_FILE = "names from the settings file"
-"""Key in the parsed values: flags that the settings file sets and the command line does not."""
+"""Key in the parsed values: names of the flags that only the settings file sets."""
 
 
 class ProgramError(Exception):
-    """What ends a program in a way that is understood; `code` is its exit code."""
+    """An expected error that ends the program with exit code `code` and no traceback."""
 
     code = RUN_ERROR
 
 
 class UsageError(ProgramError):
-    """What the user gave is wrong; the message names the value, the flag and what is allowed."""
+    """Invalid user input. The message names the value, the flag and the allowed values."""
 
     code = USAGE_ERROR
 
 
 class StoppedError(ProgramError):
-    """SIGTERM ended the run, which has saved where it was; the message says where."""
+    """SIGTERM ended the run after a checkpoint. The message contains the path."""
 
     code = STOPPED
 
 
 class RunError(ProgramError):
-    """The run went wrong in a way that is understood; the message says how."""
+    """The run failed for a known reason, which the message contains."""
 
 
 @contextlib.contextmanager
 def raised_as(kind: type[ProgramError], text: str, *caught: type[Exception]) -> Iterator[None]:
-    """Raises an error that is understood as one of the program.
+    """Converts exceptions raised in its block to a `ProgramError`.
 
     Args:
-        kind: UsageError or RunError.
-        text: in front of what the error says.
-        *caught: the errors; default: OSError and ValueError.
+        kind: Type of the raised error: `UsageError` or `RunError`.
+        text: Prefix of the message. The message of the caught exception follows.
+        *caught: Exception types to convert. Defaults to `OSError` and `ValueError`.
     """
     kinds = caught or (OSError, ValueError)
     try:
@@ -70,31 +70,42 @@ def raised_as(kind: type[ProgramError], text: str, *caught: type[Exception]) -> 
 
 
 def does_nothing(name: str, needs: str) -> UsageError:
-    """Returns the error for a flag that needs something else to matter."""
+    """Returns the error for a flag that has no effect without `needs`."""
     return UsageError(f"Flag --{name} does nothing here. Allowed: with {needs}.")
 
 
 class _Parser(flags.ArgumentParser):
-    """Base of the parsers: `allowed` describes their values in words, `brief` in a few signs."""
+    """Base class of the flag parsers.
+
+    Attributes:
+        allowed: Description of the valid values for error messages.
+        brief: Short form of `allowed` for `--help`, for example ">= 0"; may be empty.
+        json_types: Types that a value may have in a settings file.
+    """
 
     allowed = ""
     brief = ""
-    json_types: tuple[type, ...] = (str,)  # Of a value in a settings file.
+    json_types: tuple[type, ...] = (str,)
 
     def parse(self, argument: Any) -> Any:
-        """Returns the value; a ValueError names the allowed values (absl adds flag and value)."""
+        """Parses a value.
+
+        Raises:
+            ValueError: If the value is invalid. The message contains the allowed values, and absl
+                adds the flag and the value.
+        """
         try:
             return self.convert(argument)
         except (ValueError, TypeError, OverflowError):
             raise ValueError(f"Allowed: {self.allowed}.") from None
 
     def convert(self, argument: Any) -> Any:
-        """Returns the value or raises."""
+        """Converts the text; raises ValueError, TypeError or OverflowError if it is invalid."""
         raise NotImplementedError
 
 
 class Number(_Parser):
-    """A number in [minimum, maximum]; an open end is excluded."""
+    """Parses a float in [minimum, maximum]; open bounds are excluded."""
 
     _noun, _form = "a number", "{:g}"
     json_types: tuple[type, ...] = (int, float)
@@ -119,7 +130,8 @@ class Number(_Parser):
     def convert(self, argument: Any) -> float:
         value = self._read(argument)
         is_inside = self._is_above(value, self._minimum) and self._is_below(value, self._maximum)
-        # "nan" compares false; no setting is infinite.
+        # Comparisons with NaN are false, so the bounds reject it. Infinity needs its own check,
+        # because the maximum may be infinite.
         if not is_inside or value == float("inf"):
             raise ValueError
         return value
@@ -129,7 +141,7 @@ class Number(_Parser):
 
 
 class Integer(Number):
-    """An integer in [minimum, maximum]."""
+    """Parses an integer in [minimum, maximum]; underscores are allowed as in Python."""
 
     _noun, _form = "an integer", "{}"
     json_types = (int,)
@@ -139,7 +151,7 @@ class Integer(Number):
 
 
 class Choice(_Parser):
-    """One of some words."""
+    """Parses one of a fixed list of words."""
 
     def __init__(self, choices: Sequence[str]) -> None:
         self.choices = tuple(choices)
@@ -153,7 +165,7 @@ class Choice(_Parser):
 
 
 class Widths(_Parser):
-    """Layer widths joined by commas or dashes, e.g. 256-128; may be empty."""
+    """Parses layer widths joined by commas or dashes, for example 256-128; may be empty."""
 
     allowed = brief = "integers >= 1 joined by '-', e.g. 256-128, or empty for no layer"
     json_types = (str, list)
@@ -166,7 +178,7 @@ class Widths(_Parser):
 
 
 class Names(_Parser):
-    """Some of a few names, each at most once, joined by commas."""
+    """Parses distinct names from a fixed list, joined by commas."""
 
     json_types = (str, list)
 
@@ -183,7 +195,7 @@ class Names(_Parser):
 
 
 class Size(_Parser):
-    """Bytes, or a text such as 256MB."""
+    """Parses a number of bytes, or a text such as 256MB."""
 
     allowed = "bytes above 0, or a text such as 256MB or 1.5GiB"
     brief = "bytes, e.g. 256MB"
@@ -196,7 +208,7 @@ class Size(_Parser):
 
 
 class Text(_Parser):
-    """Any text but the empty one."""
+    """Parses a text that is not empty."""
 
     allowed = "a text that is not empty"
 
@@ -207,15 +219,16 @@ class Text(_Parser):
 
 
 class Flag(NamedTuple):
-    """A flag.
+    """Definition of a flag.
 
     Attributes:
-        name: without dashes.
-        parser: of its value; None: a switch, off unless `--name` is given.
-        text: what it does; of a number, in which unit.
-        default: if it is not given.
-        default_text: how `--help` tells the default; default: the value itself, or "none".
-        needs: what must be so for it to matter; see `cli.train_flags`.
+        name: Name without dashes.
+        parser: Parser of the value. None defines a boolean switch that is off by default.
+        text: Help text, including the unit of a number.
+        default: Value if the flag is not given.
+        default_text: Description of the default in `--help`. Defaults to the value, "none" or
+            "off".
+        needs: Conditions that must hold for the flag to have an effect, see `train_flags.Need`.
     """
 
     name: str
@@ -227,17 +240,21 @@ class Flag(NamedTuple):
 
 
 class FlagSet:
-    """The flags of one program.
+    """Parses the flags of a program and formats its help.
 
     Args:
-        program: its name.
-        purpose: what it does, in a few lines, for `--help`.
-        examples: command lines for `--help`.
-        groups: the flags, by the title under which `--help` lists them.
-        arguments: what arguments that are no flags stand for, e.g. "RUN"; their list is the value
-            of this name. Empty: the program takes none.
-        basic: names of the flags that `--help` lists, where all of them do not fit a screen;
-            `--helpfull` lists all. Empty: `--help` does.
+        program: Name of the program.
+        purpose: Description of the program for `--help`.
+        examples: Example command lines for `--help`.
+        groups: Flags by group title. `--help` lists them in this order.
+        arguments: Name of the positional arguments, for example "RUN". `parse` returns their list
+            under this name. An empty string means that the program has no positional arguments.
+        basic: Names of the flags that `--help` lists; `--helpfull` lists all. Empty means that
+            `--help` lists all, too.
+
+    Attributes:
+        program: Name of the program.
+        needs: Conditions of each flag by flag name, see `Flag.needs`.
     """
 
     def __init__(
@@ -269,19 +286,19 @@ class FlagSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The flags, as they are listed."""
+        """Names of all flags, in the order of the help."""
         return tuple(itertools.chain(*self._groups.values()))
 
     def parser_of(self, name: str) -> Any:
-        """Returns the parser of a flag; that of a switch is absl's."""
+        """Returns the parser of a flag; a switch has absl's boolean parser."""
         return self._values[name].parser
 
     def described(self, name: str) -> str:
-        """Returns what the help says of a flag: text, what is allowed, default."""
+        """Returns a flag's help text with its allowed values and default."""
         return f"{self._values[name].help} ({self._notes[name]})"
 
     def help_text(self, is_full: bool = False) -> str:
-        """Returns what `--help` prints, or `--helpfull`."""
+        """Returns the text for `--help`, or for `--helpfull` if `is_full`."""
         shown = self._basic if self._basic and not is_full else self.names
         lines = [*textwrap.wrap(self._purpose, _HELP_WIDTH), "", "Usage:"]
         lines += [f"  {example}" for example in self._examples]
@@ -295,7 +312,7 @@ class FlagSet:
                 if not head.endswith(" "):
                     lines.append(head)
                     head = indent
-                # Paths and options stay whole.
+                # Do not break paths and options such as --batch_size=1 at hyphens.
                 body = textwrap.TextWrapper(_HELP_WIDTH, head, indent, break_on_hyphens=False)
                 lines += body.wrap(self.described(name))
         if len(shown) < len(self.names):
@@ -306,14 +323,16 @@ class FlagSet:
         """Parses the command line.
 
         Args:
-            arguments: without the program's name.
+            arguments: Command line arguments without the program name.
 
         Returns:
-            (values by flag, names of the flags that were given). With a flag `--settings`, the
-            values include the file's values; see `FROM_FILE`.
+            A tuple of the values by flag name and the names of the flags on the command line. If
+            `--settings` is given, the values include the values from that file, and the entry
+            `FROM_FILE` holds the names of the flags that only the file sets.
 
         Raises:
-            UsageError: an unknown flag, a bad value, or an argument that is no flag.
+            UsageError: If a flag is unknown, a value is invalid, or there is a positional argument
+                and the program takes none.
         """
         self._values.unparse_flags()
         for name in self._values:
@@ -344,17 +363,17 @@ class FlagSet:
         return values, given
 
     def parse_file(self, path: str) -> dict[str, Any]:
-        """Parses a settings file: a JSON object of flags and their values.
+        """Parses a settings file: a JSON object from flag names to values.
 
         Args:
-            path: of the file.
+            path: Path of the file.
 
         Returns:
-            The values by flag.
+            The values by flag name.
 
         Raises:
-            UsageError: the file cannot be read or is no JSON object, a name is no flag, or a value
-                is not of the flag's type or range.
+            UsageError: If the file cannot be read or is not a JSON object, a name is not a flag, or
+                a value has the wrong type or is out of range.
         """
         with raised_as(UsageError, f"Invalid flag --{SETTINGS}={path}: "):
             found = disk.read_json(path)
@@ -376,7 +395,7 @@ class FlagSet:
         parser = self.parser_of(name)
         is_switch = not isinstance(parser, _Parser)
         try:
-            # `bool` is an `int`, but no number in JSON.
+            # Compare types exactly, because `isinstance(True, int)` is true.
             if type(value) not in ((bool,) if is_switch else parser.json_types):
                 raise ValueError
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)

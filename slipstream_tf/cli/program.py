@@ -1,8 +1,8 @@
-"""A program from its command line to its exit code, alone or as one rank of a job.
+"""Runs a program from command line to exit code, as a single process or as a rank of a job.
 
-Of a job, rank 0 alone prints results. An error that ranks find together (a bad flag, missing data)
-is printed once, by rank 0; one that comes later is printed by the rank that has it, with its
-number, and ends the job: its launcher stops the other ranks.
+In a job, only rank 0 prints results. Errors inside an `agreed` block, such as an invalid flag, are
+exchanged and printed once, by rank 0. Any other error is printed by the rank that raised it,
+together with the rank number. The launcher then stops the other ranks.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from slipstream_tf.distributed import Communicator
 
 _Prepared = TypeVar("_Prepared")
-_INTERRUPTED = 130  # Exit code, as shells have it.
+_INTERRUPTED = 130  # Exit code of shells for SIGINT.
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# What the ranks that are left hear of one that has gone.
+# Part of Horovod's error message on the remaining ranks after a rank has ended.
 _GONE = "Horovod has been shut down"
 
 
 class AgreedError(ProgramError):
-    """What went wrong on some rank; raised on all, and told by rank 0."""
+    """An error of at least one rank, raised on all ranks and printed by rank 0."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -41,22 +41,23 @@ class AgreedError(ProgramError):
 def run_program(
     flag_set: FlagSet, main: Callable[[dict[str, Any], frozenset[str]], None], arguments: Any = None
 ) -> int:
-    """Runs a program: parses its flags, prints help or one line for what went wrong.
+    """Runs a program as a single process and prints expected errors as one line.
 
     Args:
-        flag_set: its flags.
-        main: takes what `FlagSet.parse` returns.
-        arguments: of the command line; default: those of this process.
+        flag_set: The flags of the program.
+        main: Function that is called with the result of `FlagSet.parse`.
+        arguments: Command line arguments without the program name. Defaults to `sys.argv[1:]`.
 
     Returns:
-        The exit code: 0, `USAGE_ERROR`, `RUN_ERROR` or `STOPPED`.
+        The exit code: 0, `USAGE_ERROR`, `RUN_ERROR`, `STOPPED`, or 130 after Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if _asks_for_help(arguments):
         try:
             print(flag_set.help_text(flag_sets.FULL_HELP in arguments), flush=True)
         except BrokenPipeError:
-            # The reader (`head`) has seen enough; the interpreter flushes once more at its end.
+            # The reader, for example `head`, has closed the pipe. Redirect stdout, because the
+            # interpreter flushes it again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     logging.set_verbosity(logging.WARNING)
@@ -78,24 +79,25 @@ def run_rank(
     arguments: Sequence[str] | None = None,
     is_elastic: Callable[[_Prepared], bool] = lambda _: False,
 ) -> int:
-    """Runs a program as a rank of the job that its launcher started.
+    """Runs a program as a rank of a job that a launcher has started.
 
     Args:
-        flag_set: its flags.
-        prepare: takes what `FlagSet.parse` returns; TensorFlow must not yet run after it.
-        carry_out: takes what `prepare` returned, and the ranks; where these come and go, the `job`
-            besides.
-        arguments: of the command line; default: those of this process.
-        is_elastic: whether ranks come and go, by what `prepare` returned.
+        flag_set: The flags of the program.
+        prepare: Function that is called with the result of `FlagSet.parse`. It must not run any
+            TensorFlow operation, because `distributed.init` still configures the threads.
+        carry_out: Function that is called with the result of `prepare` and the communicator. In an
+            elastic job it also receives the keyword argument `job`.
+        arguments: Command line arguments without the program name. Defaults to `sys.argv[1:]`.
+        is_elastic: Function that returns whether the job is elastic, given the result of `prepare`.
 
     Returns:
-        The exit code, as of `run_program`.
+        The exit code, see `run_program`.
     """
     own_rank = agent.rank() or 0
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if _asks_for_help(arguments):
         return 0 if own_rank else run_program(flag_set, lambda *_: None, arguments)
-    # What all ranks warn of needs to be read once.
+    # All ranks log the same warnings, so only rank 0 shows them.
     logging.set_verbosity(logging.ERROR if own_rank else logging.WARNING)
     prepared: _Prepared | None = None
     problem: UsageError | RunError | None = None
@@ -121,7 +123,7 @@ def run_rank(
             elastic.run(lambda job: start(job.comm, job=job))
         else:
             start(init())
-    except StoppedError as error:  # of a job of one rank
+    except StoppedError as error:  # Only raised in a job with one rank.
         print(f"{flag_set.program}: {error}", file=sys.stderr, flush=True)
         return error.code
     except AgreedError as error:
@@ -130,7 +132,8 @@ def run_rank(
             print(f"{flag_set.program}: {error}", file=sys.stderr, flush=True)
         from slipstream_tf._utils.agreement import gather_json
 
-        # A launcher stops all ranks when the first ends with an error: rank 0 speaks before that.
+        # The launcher stops all ranks when the first one exits with an error. Wait here until
+        # rank 0 has printed the message.
         gather_json(comm, None, "slipstream.told")
         return error.code
     except Exception as error:
@@ -146,16 +149,17 @@ def run_rank(
 
 @contextlib.contextmanager
 def agreed(comm: Communicator, name: str) -> Iterator[None]:
-    """Runs a part of the program whose errors all ranks hear of; a collective at its end.
+    """Raises an error on all ranks if any rank raises one in the block.
 
-    There must be no collective in it that an error of one rank alone would leave out.
+    The end of the block is a collective. The block must not contain a collective itself, because a
+    rank that raises before it would leave the other ranks waiting.
 
     Args:
-        comm: the ranks; with one, errors pass through.
-        name: of the part, the same on all ranks.
+        comm: The communicator. With a single rank, errors pass through unchanged.
+        name: Name of the block, the same on all ranks.
 
     Raises:
-        AgreedError: a rank raised a UsageError or RunError in it.
+        AgreedError: If at least one rank raised a UsageError or RunError in the block.
     """
     if comm.size == 1:
         yield
@@ -178,13 +182,15 @@ def agreed(comm: Communicator, name: str) -> Iterator[None]:
 
 
 def make_output(path: str) -> None:
-    """Makes the output folder before the work, not after hours of it.
+    """Creates the output folder and checks that it is writable.
+
+    Call it before a long run, so that the run does not fail when it writes its results.
 
     Args:
-        path: of the folder; it may be there already.
+        path: Path of the folder, which may already exist.
 
     Raises:
-        UsageError: it cannot be made, or not be written.
+        UsageError: If the folder cannot be created or written.
     """
     reason = "it cannot be written"
     try:
@@ -199,12 +205,12 @@ def make_output(path: str) -> None:
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow; what it logs meanwhile is shown only if the import fails.
+    """Imports TensorFlow and shows its log only if the import fails.
 
-    Some of those lines are written before any setting of the log level is looked at, and would
-    bury the first real one. Whoever sets TF_CPP_MIN_LOG_LEVEL wants TensorFlow's log and gets all
-    of it. The setting made here is gone afterwards, when TensorFlow has read it: processes that
-    this one starts are to do the same.
+    TensorFlow writes some lines to stderr before it reads TF_CPP_MIN_LOG_LEVEL, so this function
+    redirects stderr during the import. If the user has set TF_CPP_MIN_LOG_LEVEL, nothing is
+    redirected. The variable is set only during the import, so that child processes do not inherit
+    it and call this function with the same effect.
     """
     if "tensorflow" in sys.modules or _LOG_LEVEL in os.environ:
         return
@@ -230,7 +236,7 @@ def _asks_for_help(arguments: Sequence[str]) -> bool:
 
 
 def _told(error: Exception) -> tuple[str, bool]:
-    """What a rank says of an error of its own, and whether that is all there is to say."""
+    """Returns the message for an error of this rank, and whether the error is expected."""
     if _GONE in str(error):
         return "The run broke off, because another rank ended. It says why.", True
     if isinstance(error, (UsageError, RunError, ImportError)):

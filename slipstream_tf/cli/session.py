@@ -1,7 +1,4 @@
-"""One training run from settings to record: read, train with `model.fit`, evaluate, account.
-
-In: `Settings` and the readers of both parts. Out: the content of metrics.json.
-"""
+"""Runs one training from `Settings` and data readers to the content of metrics.json."""
 
 from __future__ import annotations
 
@@ -48,17 +45,19 @@ from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, vers
 
 
 class Trainer:
-    """Trains and evaluates; with several ranks every method is a collective.
+    """Trains and evaluates a model and returns the record of the run.
 
-    The methods are called once each, in this order: `open`, `build`, `fit`, `evaluate`, `record`.
+    Call each method once, in this order: `open`, `build`, `fit`, `evaluate`, `record`. In a job
+    with multiple ranks, every method is a collective.
 
     Args:
-        settings: of the run.
-        parts: the data; every rank reads all of it.
-        clock: has the time that opening the data took; the other phases are added.
-        comm: the ranks. Rank 0 shows progress.
-        saving: of checkpoints.
-        job: whose ranks come and go; None: they stay the same.
+        settings: The settings of the run, the same on all ranks.
+        parts: The data readers. Every rank reads all examples and trains its part of them.
+        clock: Clock that measures the time per phase. It already contains the time to open the
+            data.
+        comm: The communicator of the job. Rank 0 shows progress.
+        saving: The checkpoint settings.
+        job: The elastic job. None if the ranks of the job do not change.
     """
 
     def __init__(
@@ -86,21 +85,22 @@ class Trainer:
         self._hot_keys: list[Any] | None = None
 
     def open(self) -> None:
-        """Seeds the run, makes sure that all ranks do the same one, and looks for hot keys.
+        """Sets the seed, compares settings over ranks, and finds hot keys for a baseline.
 
         Raises:
-            UsageError, AgreedError: flags or data differ among ranks or from the run that is to go
-                on, or hot examples cannot be told apart.
+            UsageError, AgreedError: If flags or data differ between ranks or from the run to
+                resume, or if the schedule of a baseline does not support the data.
         """
         settings, comm = self._settings, self._comm
-        # Rank 0's weights go to all; what differs is which units dropout leaves out.
+        # The seed differs per rank so that each rank has different dropout masks. The initial
+        # weights are the same, because rank 0 broadcasts them.
         keras.utils.set_random_seed(settings.seed + comm.rank)
-        # Ranks that read other data, or were given other flags, would wait for each other.
+        # Ranks with different flags or data would run different collectives and wait forever.
         data = dataclasses.asdict(self._parts.train.spec)
         run = {"settings": settings.to_dict(), "data": data}
         try:
             require_same(comm, run, "slipstream.run", "slipstream-train")
-        except ValueError as error:  # on all ranks
+        except ValueError as error:  # `require_same` raises on all ranks.
             with agreed(comm, "run"):
                 raise UsageError(str(error)) from None
         if self._saving.is_used:
@@ -116,10 +116,10 @@ class Trainer:
                     self._hot_keys = profile_hot_keys(dataset, budget, bytes_per_key)
 
     def build(self) -> None:
-        """Makes tables, model, engine and batches.
+        """Creates the tables, the model, the engine and the training batches.
 
         Raises:
-            UsageError, AgreedError: they cannot be built from these settings and this data.
+            UsageError, AgreedError: If the settings do not fit together or do not fit the data.
         """
         settings, comm, spec = self._settings, self._comm, self._parts.train.spec
         steps = self._planned_steps
@@ -160,13 +160,14 @@ class Trainer:
             self._curve = CurveCallback(self._count, self._inputs_pulled, measure, every, left_out)
 
     def fit(self, callbacks: Sequence[Any] = ()) -> None:
-        """Trains, from the newest checkpoint on where the flags say so, and adds up what happened.
+        """Trains the model, optionally from the newest checkpoint, and collects the counts.
 
         Args:
-            callbacks: Keras callbacks of a caller's own, called last.
+            callbacks: Keras callbacks that run after those of the program.
 
         Raises:
-            RunError: training broke off, or examples got lost.
+            RunError: If training fails, or the counts of read, trained and skipped examples do not
+                add up.
         """
         with self._clock.phase("training"):
             own = None
@@ -188,7 +189,7 @@ class Trainer:
         self._windows: dict[str, Any] = {"windows": [], "report": "", "dry_run": None}
         skipped = 0
         if self._slipstream is not None:
-            # The examples since the last window's end are in no report yet.
+            # End the last, partial window, so that its examples are in a report, too.
             self._slipstream.end_window()
             all_reports = self._slipstream.tracker.reports
             reports = [report for report in all_reports if report.examples_seen]
@@ -208,32 +209,32 @@ class Trainer:
         if self._elastic is not None:
             self._account["lost"] = self._elastic.lost
         if self._is_stopped:
-            # Batches that were read ahead of the stop came to nobody.
+            # Do not count examples that were read ahead when early stopping ended the run.
             self._account["seen"] = self._account["trained"] + skipped
         else:
             _check_account(self._account, int(self._inputs.read.numpy()))
 
     def evaluate(self, export_to: str | None = None) -> None:
-        """Measures the model on the test part.
+        """Evaluates the model on the test part and optionally exports it.
 
         Args:
-            export_to: folder for a SavedModel of the trained model, which gives probabilities.
+            export_to: Folder for a SavedModel that returns probabilities. None means no export.
 
         Raises:
-            RunError: it cannot be measured, or the SavedModel could not be written.
+            RunError: If the metrics are undefined or the SavedModel cannot be written.
         """
         with self._clock.phase("evaluation"):
             part = {"valid": "validation"}.get(self._settings.evaluate_on, "test")
             self._quality = totals.evaluate(self._predict, self._test, self._comm, part)
         if export_to is not None:
-            self._model.returns_logits = False  # Which training and evaluation are done with.
+            self._model.returns_logits = False  # No training or evaluation follows.
             with raised_as(RunError, "The SavedModel was not written: "):
                 saved_model(self._model, export_to)
 
     def record(self) -> dict[str, Any]:
-        """Returns the record: JSON-serialisable, see README.md, "metrics.json".
+        """Returns the JSON-serializable content of metrics.json.
 
-        Its numbers are those of all ranks together; seconds and machine are this rank's.
+        Counts are sums over all ranks. Seconds and the machine description are from this rank.
         """
         train, inputs, clock = self._parts.train, self._account, self._clock
         return {
@@ -265,25 +266,26 @@ class Trainer:
         return int(self._inputs.pulled.numpy())
 
     def _measured_part(self, reader: Reader) -> tf.data.Dataset:
-        """This rank's batches of what is measured."""
+        """Returns this rank's batches of an evaluated part."""
         own = share_of_rank(reader.dataset(), self._comm)
-        # Every lookup of sharded rows requests some of other ranks.
+        # A lookup of sharded rows is a collective, so all ranks need the same number of batches.
         return even_ends(own, self._comm) if self._settings.placement == "sharded" else own
 
     def _measured(self, dataset: tf.data.Dataset, part: str = "test") -> ClickMetrics:
         with self._comm.uncounted():
             if part == "validation":
-                # The weights and rows that may come back must have all gradients.
+                # Early stopping may restore these weights and rows later. Apply all deferred
+                # gradients first, so that they are consistent.
                 self._embeddings.store.flush()
             return totals.evaluate(self._predict, dataset, self._comm, part)
 
     def _leave_out(self, seconds: float) -> None:
-        """Counts seconds within a step's end as evaluation."""
+        """Counts seconds in callbacks as evaluation time, not as training time."""
         self._timer.leave_out(seconds)
         self._curve.evaluation_seconds += seconds
 
     def _callbacks(self, bar: TrainingBar) -> list[Any]:
-        """The program's own, in the order in which they are called."""
+        """Returns the callbacks of the program in call order."""
         engine = self._slipstream
         found: list[Any] = [self._count]
         if self._comm.rank == 0:
@@ -299,13 +301,13 @@ class Trainer:
         return found if trace is None else [*found, TraceCallback(self._count, self._comm, trace)]
 
     def _fit(self, batches: Any, bar: TrainingBar, callbacks: Sequence[Any]) -> None:
-        """Does what `model.fit` does in one epoch, over an iterator that can be saved."""
+        """Runs the training loop of `model.fit` over an iterator that can be checkpointed."""
         model = self._model
         listed = keras.callbacks.CallbackList(
             [*self._callbacks(bar), *callbacks], model=model, epochs=1, steps=None, verbose=0
         )
         model.stop_training, self._is_stopped = False, True
-        # A caller's own see every step.
+        # Additional callbacks may need every step, so group steps only without them.
         if not callbacks:
             ends = (self._validation_steps, self._saving.every)
             model.steps_per_execution = build.steps_per_execution(self._settings, *ends)
@@ -314,7 +316,8 @@ class Trainer:
             listed.on_train_begin()
             model.reset_metrics()
             listed.on_epoch_begin(0)
-            # After what begins training: it applies deferred gradients of the ranks.
+            # Restore after `on_train_begin`, whose callbacks flush deferred gradients. Restored
+            # deferred gradients must not be flushed.
             self._count.steps = self._go_on()
             while not model.stop_training:
                 step = self._count.steps
@@ -338,11 +341,11 @@ class Trainer:
             listed.on_train_end(logs)
         except tf.errors.OpError as error:
             if self._job is not None and is_of_collective(error):
-                raise  # Training goes on with the ranks that are left.
+                raise  # The elastic job continues with the remaining ranks.
             raise RunError(f"Training broke off. {_cause(error)}") from None
 
     def _go_on(self) -> int:
-        """Restores a run that is to go on; returns its trained steps."""
+        """Restores the newest checkpoint if requested and returns its number of steps."""
         step, notes = self._saved.restore()
         if self._elastic is not None and notes is not None:
             self._elastic.restore(self._inputs, self._model, self._slipstream)
@@ -355,9 +358,10 @@ class Trainer:
         return step
 
     def _notes(self) -> dict[str, Any]:
-        """What the run knows after a step beside what TensorFlow saves, JSON-serialisable."""
+        """Returns the JSON-serializable state for a checkpoint that TensorFlow does not save."""
         clock = self._clock.state()
-        # A batch that is being made is in the iterator, and counted.
+        # Wait for the batch that is being prepared. The iterator then contains it, and the counters
+        # include its examples.
         self._inputs.settle()
         notes = {"curve": self._curve.state(), "timer": self._timer.state()}
         if self._elastic is not None:
@@ -365,7 +369,7 @@ class Trainer:
         return {**notes, **clock, **self._exchanged.state()}
 
     def _validated(self) -> dict[str, Any]:
-        """The record's entries of what was measured to stop by, and of the best there is."""
+        """Returns the validation results and the best reachable AUC for the record."""
         found: dict[str, Any] = {"evaluated_on": self._settings.evaluate_on}
         if (best := best_auc(self._parts.test)) is not None:
             found["best_auc"] = best
@@ -374,7 +378,7 @@ class Trainer:
         return found
 
     def _rows(self) -> dict[str, int]:
-        """Rows of each table: of sharded ones, those of all ranks."""
+        """Returns the number of rows per table; shards of all ranks are summed."""
         rows = dict.fromkeys((table.name for table in self._embeddings.tables), 0)
         for store in self._stores:
             for name in rows:
@@ -386,7 +390,7 @@ class Trainer:
 
     @property
     def _stores(self) -> list[Any]:
-        """Of the embedding rows; each has all tables."""
+        """The stores of the embedding rows; each store contains all tables."""
         layer = self._embeddings
         return [layer.store, layer.hot.store] if isinstance(layer, HotRows) else [layer.store]
 
@@ -399,7 +403,7 @@ class Trainer:
 
 
 def _build_variables(model: Any, element_spec: Any) -> None:
-    """Makes the variables of model, metrics and optimizer, by a batch of no inputs."""
+    """Creates the variables of model, metrics and optimizer with an empty batch."""
     features, label = no_inputs(element_spec[:2], "training data")
     outputs = model(features, training=False)
     model.compute_metrics(features, label, outputs)
@@ -408,11 +412,11 @@ def _build_variables(model: Any, element_spec: Any) -> None:
 
 
 def _cause(error: tf.errors.OpError) -> str:
-    """The line of a message that tells the cause; the rest is TensorFlow's account of the graph."""
+    """Returns the line of the message with the cause, without TensorFlow's graph trace."""
     raised_in_python = re.search(r"^.*?\w+Error: (.+)$", error.message, re.MULTILINE)
     if raised_in_python:
         return raised_in_python.group(1)
-    # Under the account of a graph's node stands what its op said.
+    # The message of the op is the last line before the trace of the graph node.
     account = error.message.split("[[{{")[0].split("\n")
     lines = [line.strip() for line in account if line.strip()]
     return lines[-1] if lines else type(error).__name__
@@ -429,7 +433,7 @@ def _check_account(inputs: dict[str, int], read: int) -> None:
 
 
 def _row_lookups(reader: Any, trained: int) -> int | None:
-    """Rows looked up in training; None where an example has bags of its own lengths."""
+    """Returns the row lookups in training, or None for bags of variable length."""
     features, _ = reader.dataset().element_spec
     if not isinstance(features["keys"], tf.TensorSpec):
         return None

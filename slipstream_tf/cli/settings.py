@@ -1,4 +1,4 @@
-"""The settings of one training run, resolved from flags, presets and the run to be matched."""
+"""Resolves the settings of a training run from flags, presets and a matched run."""
 
 from __future__ import annotations
 
@@ -11,55 +11,62 @@ from slipstream_tf.cli.flag_set import FROM_FILE, FlagSet, UsageError, does_noth
 from slipstream_tf.cli.train_flags import ENGINE_FLAGS, PRESETS, foresees
 from slipstream_tf.telemetry.run_record import to_json
 
-# A control repeats a run; with other values of these, its numbers would compare different things.
+# A control repeats a run. These settings must have the same values, because results would not be
+# comparable otherwise.
 _MUST_MATCH = (
     "data", "evaluate_on", "shuffle", "max_examples", "batch_size", "model", "dim", "bottom", "mlp",
     "cross_layers", "batch_norm", "epochs", "early_stopping", "row_dtype", "slot_dtype", "memory",
     "capacity", "eviction", "placement", "wire_dtype", "window_steps", "warmup_steps",
 )  # fmt: skip
-# What makes a control another run than the one that it is compared with.
+# Settings that a control does not take from the matched run.
 _NOT_REPEATED = (
     "policies", "dry_run", "control", "watch", "schedule", "random_shares", "stop_after", "engine",
     "tensorboard", "trace", "data_name",
 )  # fmt: skip
 _OF_CONTROLS: Mapping[str, Any] = {"policies": (), "dry_run": False, "watch": False}
-# Examples that are read at once.
+# Maximum number of examples that are read at once, except that one batch may be larger.
 _MOST_READ = 8192
 _LISTS = ("bottom", "mlp", "policies", "random_shares")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that decides a run; the fields are the flags of `slipstream-train`.
+    """Settings of a training run; the fields are named like the flags of `slipstream-train`.
+
+    Fields that are not listed here are described by `slipstream-train --helpfull`.
 
     Attributes:
-        data: path of the data, or the name of a generated set.
-        evaluate_on: the part that quality is measured on: "test" or "valid".
-        shuffle: order of the training part of prepared data, of `train_flags.SHUFFLES`.
-        row_dtype, slot_dtype, memory, spill: of each table's rows and slots, see `config.Storage`.
-        capacity: most rows of each table, on each rank; None: no bound.
-        eviction: which rows leave a full table: "lru" or "lfu".
-        placement: where the embedding rows of a job are: "replicated", all of them on each.
-        wire_dtype: in which rows are sent between ranks.
-        prefetch: whether a batch's keys are sent to their owners a step ahead.
-        policies: what is saved, of `train_flags.POLICIES`.
-        dry_run: whether all is done but the saving.
+        data: Path of the data, or the name of a generated data set.
+        evaluate_on: Part of the data for the final evaluation: "test" or "valid".
+        shuffle: Order of the training examples of prepared data, from `train_flags.SHUFFLES`.
+        row_dtype, slot_dtype, memory, spill: Storage of the rows of each table, see
+            `config.Storage`.
+        capacity: Maximum number of rows of each table on each rank. None means unbounded.
+        eviction: Eviction strategy of a full table: "lru" or "lfu".
+        placement: "replicated" stores all embedding rows on every rank, "sharded" distributes them
+            over the ranks by hash.
+        wire_dtype: Dtype of rows and their gradients in messages between ranks.
+        prefetch: Whether to send the keys of a batch to their owners one step ahead.
+        policies: Names of the policies, from `train_flags.POLICIES`.
+        dry_run: Whether policies only estimate their savings and change nothing.
         control: "none", "random" or "stop".
-        watch: whether windows are followed though nothing is skipped.
-        schedule: of a baseline: "fae", hot and cold examples in batches of their own; "hotline",
-            each batch in two parts; or "plain".
-        warmup: share of the planned steps before anything is skipped, 0 to 1.
-        warmup_steps: the same in steps; None: by `warmup`.
-        max_examples: most examples of the training part that the run sees, over all epochs; or
-            None.
-        evaluate_every: steps between evaluations in training; None: there are none.
-        tensorboard: folder for TensorBoard; or None.
-        trace: file for a trace of some steps; or None.
-        random_shares: of the matched run, per window after its warm-up (control "random").
-        stop_after: examples that the matched run trained (control "stop").
-        engine: further flags of the engine that were given, see `train_flags.ENGINE_FLAGS`.
-        data_name: of the data set, e.g. "criteo".
-        The rest: see `slipstream-train --helpfull`.
+        watch: Whether to measure saturation in a run without policies.
+        schedule: "plain", or a baseline: "fae" trains hot and cold examples in separate batches,
+            "hotline" splits each batch into two parts.
+        warmup: Fraction of the planned steps before the policies take effect, in [0, 1].
+        warmup_steps: Number of warm-up steps. None derives it from `warmup`.
+        max_examples: Maximum number of training examples over all epochs and ranks. None means
+            unbounded.
+        evaluate_every: Steps between evaluations during training. None means no evaluations, or
+            one per epoch with `early_stopping`.
+        tensorboard: Folder for TensorBoard logs, or None.
+        trace: File for a trace of a few steps, or None.
+        random_shares: Skipped fraction of each window of the matched run after its warm-up. Used by
+            the control "random".
+        stop_after: Number of training examples after which the control "stop" ends.
+        engine: Values of the flags in `train_flags.ENGINE_FLAGS` that were given. With
+            `skip_examples` it always contains "skip_by" and "skip_alpha".
+        data_name: Name of the data set, for example "criteo".
     """
 
     data: str
@@ -114,15 +121,17 @@ class Settings:
 
     @property
     def block_size(self) -> int:
-        """Examples that are read at once: whole batches of `read_batch_size`."""
+        """Number of examples per read block, a multiple of `read_batch_size`."""
         return self.read_batch_size * max(1, _MOST_READ // self.read_batch_size)
 
     @property
     def read_batch_size(self) -> int:
-        """Examples of a batch that comes in; `window_steps` must be known.
+        """Number of examples per batch before examples are skipped.
 
-        Where most of what is read is left out, the work of a batch is a good part of what is left;
-        but a window is decided on in several batches.
+        With skipping by predicted loss, batches are read larger, and the kept examples are batched
+        again to `batch_size`. Larger batches amortize the overhead per batch, which matters if most
+        examples are dropped. The size is limited to an eighth of a window, because a window needs
+        statistics from more than one batch. Requires `window_steps`.
         """
         if not foresees(self) or self.dry_run:
             return self.batch_size
@@ -132,16 +141,16 @@ class Settings:
 
     @property
     def holds_out(self) -> bool:
-        """Whether there is a validation part, which is not trained."""
+        """Whether a validation part is held out of the training part."""
         return self.evaluate_on == "valid" or self.early_stopping > 0
 
     @property
     def uses_engine(self) -> bool:
-        """Whether the saturation engine runs at all."""
+        """Whether the run needs the saturation engine."""
         return bool(self.policies) or self.control == "random" or self.watch
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON-serialisable values."""
+        """Returns all fields as JSON-serializable values."""
         return to_json(dataclasses.asdict(self))
 
 
@@ -151,25 +160,30 @@ def resolve(
     name_of: Callable[[str], str],
     flags: FlagSet,
 ) -> Settings:
-    """Fills in what was not given: by the matched run, the settings file or the data's preset.
+    """Merges flags, matched run, settings file, presets and defaults into settings.
+
+    A value from an earlier source in this list takes precedence: the command line, the matched
+    run, the settings file, the preset of the data set, the default of the flag.
 
     Args:
-        values: by flag, as parsed; those of the settings file are in `FROM_FILE`.
-        given: flags that stand on the command line.
-        name_of: tells the name of a data set, e.g. "criteo", from the value of --data.
-        flags: of the program.
+        values: Parsed values by flag name. The entry `FROM_FILE` names the flags that only the
+            settings file sets.
+        given: Names of the flags on the command line.
+        name_of: Function that returns the name of a data set, for example "criteo", for the value
+            of --data.
+        flags: The flags of the program.
 
     Returns:
         The settings.
 
     Raises:
-        UsageError: flags that contradict each other or the matched run, a flag without effect, or
-            a record that cannot be read.
+        UsageError: If flags contradict each other or the matched run, a flag has no effect, or the
+            record of the matched run cannot be read.
     """
     chosen = {name: values[name] for name in given}
     from_file = {name: values[name] for name in values.get(FROM_FILE, ())}
     if values["control"] != "none":
-        # A control skips and watches nothing; what the file says of that is for other runs.
+        # A settings file may be shared with other runs, so its policies are ignored for a control.
         off = {name: of_control for name, of_control in _OF_CONTROLS.items() if name in from_file}
         values, from_file = {**values, **off}, {**from_file, **off}
     warmups = {"warmup", "warmup_steps"}
@@ -192,7 +206,7 @@ def resolve(
         merged.update(_controlled(values["control"], matched, merged["batch_size"]))
     merged["data_name"] = data_name
     if values["dry_run"] and not values["policies"] and values["control"] == "none":
-        # What can be looked at side by side, each as if it were alone.
+        # A dry run without --policies estimates every policy that these settings allow.
         defers = not merged["rows_l2"] and merged["rows_optimizer"] != "adamw"
         merged["policies"] = ("skip_examples", *(("defer_gradients",) if defers else ()))
     engine = {n: values[n] for n in ENGINE_FLAGS if n in given or n in from_file}
@@ -210,10 +224,14 @@ def resolve(
 
 
 def read_record(path: str, flag: str) -> dict[str, Any]:
-    """Reads a run's metrics.json.
+    """Reads the metrics.json of a run.
+
+    Args:
+        path: Path of the file.
+        flag: Name of the flag that contains the path, for error messages.
 
     Raises:
-        UsageError: it cannot be read, or is no such record.
+        UsageError: If the file cannot be read or is not the record of a run.
     """
     parts = ("settings", "examples", "windows")
     expected = "Expected the metrics.json of a run of slipstream-train"
@@ -248,7 +266,11 @@ def _matched_record(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The matched run's settings; refuses given flags that would make another experiment."""
+    """Returns the settings that a control repeats from the matched run.
+
+    Raises:
+        UsageError: If a flag contradicts a setting that must be the same in both runs.
+    """
     settings = dict(matched["settings"])
     for name in _MUST_MATCH:
         if name in chosen and name in settings:
@@ -270,11 +292,12 @@ def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> di
                 f"{matched['settings']['early_stopping']}, by which the control would stop, too. "
                 "Allowed: a matched run with --early_stopping=0."
             )
-        # In whole batches: a small last one would move the model as far as any other.
+        # Round to whole batches, because a small last batch would move the weights as far as a
+        # full one.
         batches = max(1, round(int(matched["examples"]["trained"]) / batch_size))
         return {"stop_after": batches * batch_size}
     shares = [w["skipped_share"] for w in matched["windows"] if not w["is_warming_up"]]
-    # As long as the windows themselves: both start to skip at the same step.
+    # Use the warm-up of the matched run, so that both runs start to skip at the same step.
     return {
         "random_shares": tuple(shares) or (0.0,),
         "warmup_steps": matched["engine"]["window"]["config"]["warmup"]
@@ -284,5 +307,5 @@ def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> di
 
 
 def idle_because(name: str, settings: Settings, flags: FlagSet) -> str:
-    """Returns what a flag needs to matter and does not have; empty if it matters."""
+    """Returns the first unmet condition of a flag, or an empty string."""
     return next((need.words for need in flags.needs[name] if not need.is_met(settings)), "")

@@ -1,7 +1,7 @@
-"""`slipstream-train`: one training run, with policies that save, as a dry run or a control.
+"""`slipstream-train`: trains a click model, optionally with policies, as a dry run or as a control.
 
-In: flags. Out: a progress bar, metrics.json in the output folder, a short table; after
-a dry run, the commands that switch its policies on.
+The program shows a progress bar, writes metrics.json to the output folder and prints a table of
+results. After a dry run it also prints the commands that switch the policies on.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _SAVES = {"skip_examples": "examples", "defer_gradients": "gradient rows"}
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """What is known before TensorFlow runs.
+    """The state of the program before TensorFlow runs.
 
     Attributes:
-        values: by flag.
-        given: flags that stood on the command line.
-        settings: of the run.
-        saving: of checkpoints.
-        clock: started with the program; has the time that reading took so far.
+        values: Flag values by flag name.
+        given: Names of the flags on the command line.
+        settings: The resolved settings of the run.
+        saving: The checkpoint settings.
+        clock: Wall clock and time per phase, started when the program starts.
     """
 
     values: dict[str, Any]
@@ -54,7 +54,7 @@ class _Prepared:
 
 
 def main(values: dict[str, Any], given: frozenset[str], callbacks: Sequence[Any] = ()) -> None:
-    """Runs the program as one process, with callbacks beside its own."""
+    """Runs the program as a single process, with additional Keras callbacks."""
     prepared = prepare(values, given)
     from slipstream_tf.distributed import SingleProcess
 
@@ -62,7 +62,11 @@ def main(values: dict[str, Any], given: frozenset[str], callbacks: Sequence[Any]
 
 
 def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
-    """Resolves the settings, makes the output folder (rank 0 alone), and imports TensorFlow."""
+    """Resolves settings, creates the output folder (on rank 0) and imports TensorFlow.
+
+    Raises:
+        UsageError: If flags are invalid or contradict each other.
+    """
     clock = PhaseClock()
     settings = resolve(values, given, data.name_of, make_flags())
     saving = saving_of(values, given)
@@ -94,16 +98,17 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     if values["export"] is not None and not agent.rank():
         _require_free(values["export"])
     if settings.trace is not None:
-        # Horovod looks when it starts; its timeline then waits until it is wanted.
+        # Horovod reads this variable in its initialization. DYNAMIC leaves the timeline off until
+        # `TraceCallback` starts it.
         os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
-    # It takes seconds: not for --help or a misspelt flag.
+    # The import takes seconds, so it comes after all flag errors.
     import_tensorflow()
     _set_threads(settings.threads)
     return _Prepared(values, given, settings, saving, clock)
 
 
 def _require_fresh_run(settings: Settings, saving: Saving, values: dict[str, Any]) -> None:
-    """Refuses what the tables of the baselines, of hot and of other rows, do not have."""
+    """Rejects flags that the separate hot and cold tables of the baselines do not support."""
     found = {
         "checkpoint_every": saving.is_used,
         "early_stopping": settings.early_stopping,
@@ -127,13 +132,16 @@ def carry_out(
     callbacks: Sequence[Any] = (),
     job: ElasticJob | None = None,
 ) -> None:
-    """Runs, with callbacks beside; rank 0 writes the record and prints the table.
+    """Trains and evaluates. Rank 0 writes metrics.json and prints the results.
 
     Args:
-        prepared: the run.
-        comm: the ranks.
-        callbacks: Keras callbacks of a caller's own.
-        job: whose ranks come and go; None: they stay the same.
+        prepared: The result of `prepare`.
+        comm: The communicator of the job.
+        callbacks: Keras callbacks that run after those of the program.
+        job: The elastic job. None if the ranks of the job do not change.
+
+    Raises:
+        UsageError: If the data cannot be opened or a flag does not fit the data.
     """
     from slipstream_tf.cli.build import planned_steps
     from slipstream_tf.cli.session import Trainer
@@ -149,7 +157,8 @@ def carry_out(
                 "Allowed: with data that has dense columns."
             )
     if settings.uses_engine and settings.window_steps is None:
-        # Windows keep their length when ranks change, though the number of steps changes.
+        # An elastic job keeps its window length, because the number of planned steps changes with
+        # the number of ranks.
         length = window_steps_of(prepared.saving) if prepared.saving.is_elastic else None
         if length is None:
             length = Window().length(planned_steps(settings, parts.num_examples, comm.size))
@@ -175,7 +184,12 @@ def carry_out(
 
 
 def summary(record: dict[str, Any], settings: Settings) -> str:
-    """Returns the table that ends a run."""
+    """Returns the table of results, followed by the engine's report.
+
+    Args:
+        record: The content of metrics.json.
+        settings: The settings of the run.
+    """
     inputs, phases = record["examples"], record["seconds"]
     windows = [w for w in record["windows"] if w["hot_keys"]]
     test = record["test"]
@@ -212,16 +226,16 @@ def summary(record: dict[str, Any], settings: Settings) -> str:
 def commands_to_switch_on(
     flags: Mapping[str, Any], settings: Settings, ranks: int
 ) -> dict[str, str]:
-    """Returns the command lines by what they are for.
+    """Returns the commands that repeat a dry run with its policies switched on.
 
     Args:
-        flags: those of the command line and of the settings file, with their values.
-        settings: of the run, which was a dry run.
-        ranks: of the job.
+        flags: Values of the flags from the command line and the settings file.
+        settings: The settings of the dry run.
+        ranks: Number of ranks of the job.
 
     Returns:
-        Policies, or "uniform", "random" and "stop" for the controls of what leaves out examples ->
-        command.
+        A dictionary from purpose to command line. A purpose is the name of a policy, multiple names
+        joined by "_and_", or a control for `skip_examples`: "uniform", "random" or "stop".
     """
     flags = {name: value for name, value in flags.items() if name != "dry_run"}
     choices = [settings.policies]
@@ -247,7 +261,13 @@ def commands_to_switch_on(
 
 
 def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -> str:
-    """Returns the lines that end a dry run; arguments as of `commands_to_switch_on`."""
+    """Returns the instructions printed after a dry run.
+
+    Args:
+        flags: Values of the flags from the command line and the settings file.
+        settings: The settings of the dry run.
+        ranks: Number of ranks of the job.
+    """
     found = commands_to_switch_on(flags, settings, ranks)
     uniform = found.pop("uniform", None)
     controls = [found.pop(name) for name in ("random", "stop") if name in found]
@@ -273,7 +293,7 @@ def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -
 
 
 def _beside(output: str | None, name: str) -> str:
-    """A folder beside that of the dry run, and another one."""
+    """Returns a sibling of the folder `output`, always different from `output`."""
     if output is None:
         return os.path.join("runs", name)
     folder, own = os.path.split(os.path.normpath(output))
@@ -294,7 +314,10 @@ def _flag(name: str, value: Any) -> str:
 
 
 def _require_matched_size(match: str | None, size: int) -> None:
-    """A control on other ranks would train with batches of another size."""
+    """Raises `UsageError` if the matched run had a different number of ranks.
+
+    The examples per step depend on the number of ranks, so the runs would not be comparable.
+    """
     if match is None:
         return
     before = read_record(match, "match").get("ranks", {}).get("size", 1)
@@ -306,7 +329,10 @@ def _require_matched_size(match: str | None, size: int) -> None:
 
 
 def _require_free(path: str) -> None:
-    """Refuses a folder that has something in it before the run, not after hours of training."""
+    """Raises `UsageError` if `path` is not an empty or new folder.
+
+    The check runs before training, so that a long run does not fail at the export.
+    """
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise UsageError(
             f"Invalid flag --export={path}: something is there. Allowed: a folder that is not "
@@ -333,14 +359,14 @@ def _set_threads(threads: int | None) -> None:
 
 
 def entry_point(arguments: Sequence[str] | None = None, callbacks: Sequence[Any] = ()) -> None:
-    """Runs the program, alone or as a rank, and ends the process with its exit code.
+    """Runs the program as a single process or as a rank, then exits the process.
 
     Args:
-        arguments: of the command line; default: those of this process.
-        callbacks: Keras callbacks of the steps, beside the program's own.
+        arguments: Command line arguments without the program name. Defaults to `sys.argv[1:]`.
+        callbacks: Keras callbacks that run after those of the program.
     """
     if _is_elastic(arguments):
-        # This process outlives the ranks that it starts.
+        # This process stays alive as an agent and starts a new rank process whenever ranks change.
         sys.exit(agent.run_under_launcher([sys.executable, *sys.orig_argv[1:]]))
     if agent.rank() is None:
         sys.exit(run_program(make_flags(), functools.partial(main, callbacks=callbacks), arguments))
@@ -349,7 +375,10 @@ def entry_point(arguments: Sequence[str] | None = None, callbacks: Sequence[Any]
 
 
 def _is_elastic(arguments: Sequence[str] | None) -> bool:
-    """Whether ranks come and go, by the launcher and the flags; wrong flags are told later."""
+    """Returns whether the launcher and the flags both ask for an elastic job.
+
+    Invalid flags are ignored here. `run_rank` reports them.
+    """
     given = sys.argv[1:] if arguments is None else list(arguments)
     with contextlib.suppress(UsageError):
         return agent.is_elastic() and make_flags().parse(given)[0]["elastic"]

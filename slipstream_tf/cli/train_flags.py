@@ -1,4 +1,4 @@
-"""The flags of `slipstream-train`: one table of name, parser, unit, default and needs."""
+"""The flags of `slipstream-train`: names, parsers, help texts, defaults and conditions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from slipstream_tf.cli.flag_set import (
 from slipstream_tf.config import ROW_DTYPES, SLOT_DTYPES, WIRE_DTYPES
 from slipstream_tf.optimizers.base import DECAYS
 
-# `cli.settings.Settings`; that module imports this one.
+# Stands for `cli.settings.Settings`, which cannot be imported because that module imports this one.
 Settings = Any
 
 
 class Need(NamedTuple):
-    """A condition without which a flag has no effect.
+    """A condition that must hold for a flag to have an effect.
 
     Attributes:
-        words: the condition, as flags where possible.
-        is_met: returns whether settings fulfill it.
+        words: Description of the condition for error messages, in flags where possible.
+        is_met: Function that returns whether the given `Settings` meet the condition.
     """
 
     words: str
@@ -48,16 +48,16 @@ def _skips_by(score: str) -> Callable[[Settings], bool]:
 
 
 foresees = _skips_by("foreseen_loss")
-"""Whether examples are skipped by the loss that a pilot predicts."""
+"""Returns whether the settings skip examples by predicted loss."""
 
 
 def has_pilot(*pilots: str) -> Callable[[Settings], bool]:
-    """Returns a function of settings: whether one of these pilots predicts losses."""
+    """Returns a predicate: whether settings use one of these pilots."""
     return lambda settings: foresees(settings) and settings.engine.get("pilot", "fm") in pilots
 
 
 def goes_by_keys(settings: Settings) -> bool:
-    """Whether it matters which keys are saturated."""
+    """Returns whether a policy or `--watch` depends on the saturation of keys."""
     if settings.control == "random":
         return False
     by_drift = {"mask_gradients"} if foresees(settings) else {"skip_examples", "mask_gradients"}
@@ -101,7 +101,7 @@ RANKS = Need(
 ONE_PROCESS = Need("one process", lambda settings: agent.rank() is None or not settings.batch_norm)
 SHARDED = Need("--placement=sharded", lambda settings: settings.placement == "sharded")
 NO_PREFETCH = Need(
-    # Keys that were sent before a measurement would be sent and counted again.
+    # After a measurement, the keys that were prefetched before it would be sent and counted again.
     "no --prefetch",
     lambda settings: agent.rank() is None or not settings.prefetch,
 )
@@ -124,7 +124,7 @@ DATA_HELP = (
 SHUFFLES = ("none", "shards", "examples")
 SCHEDULES = ("plain", "fae", "hotline")
 POLICIES = ("skip_examples", "defer_gradients", "mask_gradients")
-# Flags of the engine that are no fields of `Settings`; `cli.build` reads them.
+# Flags of the engine that are stored in `Settings.engine`; `cli.build` reads them.
 ENGINE_FLAGS = (
     *("skip_by", "skip_share", "skip_keep", "skip_alpha"),
     *("pilot", "defer_movement", "defer_max_age", "mask_share"),
@@ -132,7 +132,7 @@ ENGINE_FLAGS = (
 )
 
 
-# Defaults that differ by data set, as text of the command line.
+# Defaults for each data set, as command line text.
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "criteo": {"bottom": "256-64", "mlp": "256-128"},
     "avazu": {"mlp": "256-128"},
@@ -292,7 +292,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "pass over the data before training", "plain", needs=(NO_SAVING,)),
     ),
 }  # fmt: skip
-# What `--help` lists: a screen of them.
+# The flags that `--help` lists, chosen to fit on one screen. `--helpfull` lists all.
 _BASIC = (
     *("data", "settings", "max_examples", "output", "model", "dim", "batch_size", "epochs"),
     *("seed", "dry_run", "policies", "skip_by", "skip_share", "control", "match"),
@@ -300,7 +300,7 @@ _BASIC = (
 
 
 def make_flags() -> FlagSet:
-    """Returns the program's flags."""
+    """Returns the flags of `slipstream-train`."""
     return FlagSet(
         "slipstream-train",
         "Trains a click model plainly, with --policies that save, as a --dry_run of them, or as a "
@@ -319,7 +319,7 @@ def make_flags() -> FlagSet:
 
 
 def _by_data(flag: Flag) -> Flag:
-    """Adds the defaults of `PRESETS` to the text for `--help`, e.g. "1024; generated 512"."""
+    """Adds the defaults of `PRESETS` to a flag's help, for example "1024; generated 512"."""
     own = [f"{data} {found[flag.name]}" for data, found in PRESETS.items() if flag.name in found]
     common = flag.default_text or str(flag.default)
     return flag._replace(default_text="; ".join([common, *own])) if own else flag
