@@ -1,4 +1,4 @@
-"""Builds what a run trains: embedding tables, the model and its optimizers, from settings."""
+"""Builds embedding tables, the model with its optimizers, and the engine from settings."""
 
 from __future__ import annotations
 
@@ -34,17 +34,21 @@ def build_embeddings(
     planned_steps: int | None = None,
     hot_keys: Sequence[Any] | None = None,
 ) -> EmbeddingCollection:
-    """Makes a table per field.
+    """Creates an embedding layer with a table per categorical field. A collective.
 
     Args:
-        settings: of the run.
-        fields: names of the categorical fields, in the order of the key columns.
-        comm: the ranks that train them; making the tables is a collective.
-        planned_steps: as of `build_engine`.
-        hot_keys: of each field, where a baseline's schedule has them.
+        settings: The settings of the run.
+        fields: Names of the categorical fields, in the order of the key columns.
+        comm: The communicator of the job.
+        planned_steps: Planned number of steps if no examples are skipped, or None if it is unknown.
+            Used for a warm-up that is given as a fraction.
+        hot_keys: Hot keys per field for the schedule of a baseline, or None.
 
     Returns:
-        The layer.
+        The embedding layer.
+
+    Raises:
+        UsageError: If `wire_dtype` needs a warm-up of unknown length.
     """
     if settings.wire_dtype != "float32":
         _require_known_warmup(settings, planned_steps)
@@ -56,7 +60,8 @@ def build_embeddings(
         Table(
             field,
             settings.dim,
-            # Of their own: the same run has the same rows, whatever its fields are called.
+            # Derive the seed from the index, so that the names of the fields do not change the
+            # initial rows.
             initializer=initializers.RandomUniform(
                 -half_width, half_width, settings.seed * len(fields) + index
             ),
@@ -96,20 +101,20 @@ def build_model(
     num_dense: int,
     comm: Communicator,
 ) -> Any:
-    """Makes and compiles the model; its output is a logit.
+    """Creates and compiles the model, which returns logits.
 
     Args:
-        settings: of the run.
-        embeddings: the tables.
-        num_dense: numeric features per example.
-        comm: the ranks over which gradients are averaged.
-
-    Raises:
-        UsageError: batch normalisation on several ranks.
+        settings: The settings of the run.
+        embeddings: The embedding layer.
+        num_dense: Number of numeric features per example.
+        comm: The communicator over which gradients are averaged.
 
     Returns:
-        A compiled `keras.Model` with the metrics loss, auc and trained (examples); where examples
-        are thinned, `callbacks.LOG_LOSS`, too.
+        A compiled `keras.Model` with the metrics "loss", "auc" and "trained", the number of
+        examples. With skipping by predicted loss it also has `callbacks.LOG_LOSS`.
+
+    Raises:
+        UsageError: If batch normalization is used with multiple ranks.
     """
     if settings.batch_norm and comm.size > 1:
         raise UsageError(
@@ -139,7 +144,8 @@ def build_model(
     trained: Any = InputCount(name="trained")
     metrics: dict[str, Any] = {"metrics": [auc, trained]}
     if foresees(settings):
-        # Of what is kept, weighed: as of all examples. Keras's own loss grows with the weights.
+        # The weighted mean over the kept examples estimates the log loss of all examples. Keras's
+        # `loss` divides by the batch size instead, so it grows with the weights.
         log_loss = keras.metrics.MeanMetricWrapper(_log_loss, name=LOG_LOSS)
         metrics = {"weighted_metrics": [auc, log_loss, trained]}
     model.compile(optimizer, loss, **metrics)
@@ -147,14 +153,14 @@ def build_model(
 
 
 def steps_per_execution(settings: Settings, *ends: int | None) -> int:
-    """Returns how many steps are one call of TensorFlow: what Python does between costs a quarter.
+    """Returns the number of steps per call of the train function, in [1, 16].
+
+    Grouped steps avoid Python overhead, about a quarter of the time of a small step. The result
+    divides all intervals after which Python code must run: windows, evaluations and `ends`.
 
     Args:
-        settings: of the run; `window_steps` must be known.
-        ends: steps after which, again and again, Python has something to do; 0 or None: never.
-
-    Returns:
-        At most 16; a divisor of all of these.
+        settings: The settings of the run. `window_steps` must be set if the engine is used.
+        *ends: Further intervals in steps, for example between checkpoints. 0 and None are ignored.
     """
     windows = settings.window_steps if settings.uses_engine else None
     common = math.gcd(*(steps or 0 for steps in (windows, settings.evaluate_every, *ends)))
@@ -162,23 +168,22 @@ def steps_per_execution(settings: Settings, *ends: int | None) -> int:
 
 
 def _log_loss(labels: Any, logits: Any) -> Any:
-    """The loss of each example, [batch]; labels are [batch], logits [batch, 1]."""
+    """Returns the loss per example, shape [batch], for labels [batch] and logits [batch, 1]."""
     return binary_cross_entropy(tf.cast(tf.reshape(labels, [-1]), tf.float32), logits, True)
 
 
 def build_engine(
     settings: Settings, embeddings: EmbeddingCollection, planned_steps: int | None
 ) -> Slipstream | None:
-    """Makes the saturation engine, or None where the run has none.
+    """Creates the saturation engine, or returns None if the run needs none.
 
     Args:
-        settings: of the run.
-        embeddings: the tables.
-        planned_steps: steps if nothing were skipped, or None if that is not known; only used for
-            the warm-up as a share.
+        settings: The settings of the run.
+        embeddings: The embedding layer.
+        planned_steps: Planned number of steps if no examples are skipped, or None if it is unknown.
 
     Raises:
-        UsageError: its warm-up is a share of steps whose number is not known.
+        UsageError: If the warm-up is a fraction of an unknown number of steps.
     """
     if not settings.uses_engine:
         return None
@@ -199,7 +204,10 @@ def build_engine(
 
 
 def policies_of(settings: Settings) -> list[Policy]:
-    """Returns the policies of a run, in the order of --policies."""
+    """Returns the policies of a run, in the order of --policies.
+
+    The control "random" adds a policy that skips examples at random.
+    """
     engine = settings.engine
     found: list[Policy] = []
     for name in settings.policies:
@@ -220,15 +228,28 @@ def policies_of(settings: Settings) -> list[Policy]:
 
 
 def _given(engine: Mapping[str, Any], **flags: str) -> dict[str, Any]:
-    """Returns the arguments whose flags were given; `flags`: argument -> flag."""
+    """Returns the keyword arguments for the flags that were given.
+
+    Args:
+        engine: Values by flag name, see `Settings.engine`.
+        **flags: Flag name for each argument name.
+    """
     return {argument: engine[flag] for argument, flag in flags.items() if flag in engine}
 
 
 def validation_steps(settings: Settings, num_examples: int | None, ranks: int) -> int:
-    """Returns the steps between measurements of the validation part: those of an epoch.
+    """Returns the steps between evaluations of the validation part.
+
+    Defaults to the steps of an epoch.
+
+    Args:
+        settings: The settings of the run.
+        num_examples: Number of training examples per epoch, or None if it is unknown.
+        ranks: Number of ranks of the job.
 
     Raises:
-        UsageError: they are not known, or the run ends before the second measurement.
+        UsageError: If the length of an epoch is needed and unknown, or the run ends before the
+            second evaluation.
     """
     steps = settings.evaluate_every
     if steps is None and num_examples is not None:
@@ -249,27 +270,31 @@ def validation_steps(settings: Settings, num_examples: int | None, ranks: int) -
 
 
 def planned_inputs(settings: Settings, num_examples: int | None) -> int | None:
-    """Returns the examples that will come in, over all epochs; None if the reader cannot tell."""
+    """Returns the number of examples to read over all epochs, or None if it is unknown."""
     of_all_epochs = None if num_examples is None else num_examples * settings.epochs
     limits = (settings.max_examples, settings.stop_after, of_all_epochs)
     return min((n for n in limits if n is not None), default=None)
 
 
 def planned_steps(settings: Settings, num_examples: int | None, ranks: int) -> int | None:
-    """Returns the steps of the job, over all epochs; None if the reader cannot tell."""
+    """Returns the number of steps over all epochs if nothing is skipped, or None."""
     planned = planned_inputs(settings, num_examples)
     return None if planned is None else math.ceil(planned / (settings.batch_size * ranks))
 
 
 def warmup_steps(settings: Settings, planned_steps: int | None) -> int:
-    """Returns the steps of the warm-up; by `planned_steps`, where they are a share of these."""
+    """Returns the number of warm-up steps, derived from `planned_steps` if necessary."""
     if settings.warmup_steps is not None:
         return settings.warmup_steps
     return round(settings.warmup * (planned_steps or 0))
 
 
 def steps_before_skipping(settings: Settings, planned_steps: int | None) -> int:
-    """Returns those of the warm-up, at least 1; with skipping, up to the end of its last window."""
+    """Returns the number of steps before skipping starts, at least 1.
+
+    With policies, the warm-up is rounded up to whole windows, because decisions are made at the end
+    of a window.
+    """
     steps = warmup_steps(settings, planned_steps)
     if settings.policies or settings.control == "random":
         length = Window(settings.window_steps).length(planned_steps)

@@ -1,8 +1,7 @@
-"""`slipstream-doctor`: the parts that work, the parts that do not, and the commands for a repair.
+"""`slipstream-doctor`: checks the installation and prints repair commands.
 
-In: flags and this environment. Out: a report, or with --json one JSON object; exit code 1 if
-training in one process does not work. Every check runs in a child process, because it may crash or
-hang.
+The program prints a report, or a JSON object with --json. The exit code is 1 if training in a
+single process does not work. Each check runs in a child process, because it may crash or hang.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from slipstream_tf.cli.program import run_program
 SCHEMA = 1
 _LONGEST_ERROR = 600
 _WORKERS = 2
-# TensorFlow's lines of information and warning, which do not explain a crash.
+# Matches TensorFlow's info and warning lines, because they do not explain a crash.
 _LOG_LINE = re.compile(r"[IW]\d{4} |WARNING: All log messages before")
 _CHILD = """\
 import sys
@@ -45,14 +44,14 @@ _SETTLED = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The result of one check.
+    """The result of a check.
 
     Attributes:
-        name: of the part.
+        name: Name of the checked part.
         state: "ok", "missing", "broken" or "unchecked".
-        detail: version and kind, or the problem.
-        fix: the command that repairs it; empty if nothing is to be repaired.
-        is_needed: whether training in one process needs it.
+        detail: The version and details of a part that works, otherwise the problem.
+        fix: The repair command, or an empty string.
+        is_needed: Whether training in a single process needs the part.
     """
 
     name: str
@@ -64,15 +63,16 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A check of one part.
+    """A check of a part of the installation.
 
     Attributes:
-        name: of the part.
-        function: the check, "module:function".
-        fix: the command that repairs the part, unless the check names another.
-        module: without this module the part is missing, not broken.
-        purpose: the use of a part that training in one process does not need.
-        environment: variables for the child process.
+        name: Name of the checked part.
+        function: The check, as "module:function".
+        fix: The default repair command.
+        module: Name of the main module. If it is not installed, the state is "missing" instead of
+            "broken".
+        purpose: Purpose of an optional part. Empty if training in a single process needs the part.
+        environment: Additional environment variables of the child process.
     """
 
     name: str
@@ -83,10 +83,10 @@ class Check:
     environment: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SETTLED)
 
     def run(self, limit: float) -> Finding:
-        """Runs the check in a child process.
+        """Runs the check in a child process and returns the finding.
 
         Args:
-            limit: seconds after which the child process is killed.
+            limit: Time limit in seconds. The child process is killed after it.
         """
         answer = _answer_of(self, limit)
         answer["detail"] = " ".join(answer["detail"].split())[:_LONGEST_ERROR]
@@ -106,7 +106,7 @@ _FIRST = (
 _LATER = (
     Check("Keras", f"{_HERE}keras", "pip install --upgrade 'keras>=3'", "keras",
           environment={"TF_CPP_MIN_LOG_LEVEL": "3"}),
-    # The check must not take the memory of a GPU that trains.
+    # Hide GPUs, because TensorFlow would reserve the memory of a GPU that may be in use.
     Check("op library", f"{_HERE}op_library", checks.INSTALL,
           environment={**_SETTLED, "CUDA_VISIBLE_DEVICES": "-1"}),
     Check("Horovod", f"{_HERE}horovod", checks.INSTALL_HOROVOD, "horovod",
@@ -120,7 +120,7 @@ _LATER = (
 
 
 def make_flags() -> FlagSet:
-    """Returns the program's flags."""
+    """Returns the flags of `slipstream-doctor`."""
     limit = Number(0, 3600, open_minimum=True)
     text = "seconds that each check may take; each runs in a process of its own"
     report = (
@@ -139,14 +139,18 @@ def make_flags() -> FlagSet:
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
-    """Prints the report; raises RunError if something needed does not work."""
+    """Prints the report.
+
+    Raises:
+        RunError: If a part that training in a single process needs does not work.
+    """
     findings = []
     if not values["json"]:
         print(f"slipstream_tf {__version__}\n", flush=True)
     for finding in examine(values["time_limit"]):
         findings.append(finding)
         if not values["json"]:
-            # Lines are not wrapped, so that a command can be copied.
+            # Do not wrap lines, so that users can copy the command.
             fix = f"\n{'':28}-> {finding.fix}" if finding.fix else ""
             print(f"  {finding.state:<10}{finding.name:<16}{finding.detail}{fix}", flush=True)
     broken = [finding.name for finding in findings if finding.is_needed and finding.state != OK]
@@ -168,10 +172,10 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
 
 def examine(limit: float) -> Iterator[Finding]:
-    """Yields the findings in the order of the report, each as soon as it is known.
+    """Yields the findings in the order of the report, each as soon as it is ready.
 
     Args:
-        limit: seconds that each check may take.
+        limit: Time limit of each check in seconds.
     """
     pool = ThreadPoolExecutor(_WORKERS)
     run = partial(Check.run, limit=limit)
@@ -186,17 +190,18 @@ def examine(limit: float) -> Iterator[Finding]:
             why = "needs TensorFlow, which does not work"
             yield Finding(check.name, UNCHECKED, why, is_needed=not check.purpose)
     finally:
-        # After an interruption: do not start the checks that wait.
+        # Do not start the remaining checks after an interruption.
         pool.shutdown(cancel_futures=True)
 
 
 def _answer_of(check: Check, limit: float) -> dict[str, Any]:
-    """Returns the answer of a check's child process, or a description of its end."""
+    """Returns the result of a check's child process, or a description of its failure."""
     with tempfile.TemporaryDirectory(prefix="slipstream-doctor-") as folder:
         answer, log = Path(folder, "answer.json"), Path(folder, "log.txt")
         program = _CHILD.format(path=sys.path, function=check.function, answer=str(answer))
         code: int | None = None
-        # A file, not a pipe: a grandchild that outlives the child would keep a pipe open.
+        # Use a file for stderr, because a grandchild that outlives the child would keep a pipe
+        # open.
         with open(log, "wb") as errors, contextlib.suppress(subprocess.TimeoutExpired):
             code = subprocess.run(
                 [sys.executable, "-c", program], env={**os.environ, **check.environment},
@@ -218,7 +223,7 @@ def _answer_of(check: Check, limit: float) -> dict[str, Any]:
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:
-    """Runs the program and ends the process with its exit code."""
+    """Runs the program, then exits the process."""
     sys.exit(run_program(make_flags(), main, arguments))
 
 

@@ -1,6 +1,7 @@
-"""`slipstream-plan`: how much memory the tables of prepared data need, and how to keep them.
+"""`slipstream-plan`: estimates the memory of the tables and suggests storage settings.
 
-In: a folder of `slipstream-prepare`, a memory. Out: a table, and `Table` settings as code.
+The program reads the statistics that `slipstream-prepare` wrote. It prints a table of the memory
+per row dtype, the estimated time per step, and `Table` settings as Python code.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _MEASURED_SECONDS = 1.0
 
 
 def make_flags() -> FlagSet:
-    """Returns the program's flags."""
+    """Returns the flags of `slipstream-plan`."""
     return FlagSet(
         "slipstream-plan",
         "Says what the tables of prepared data need in memory, in each row type; which rows fit, "
@@ -61,12 +62,17 @@ def make_flags() -> FlagSet:
 
 
 def nanoseconds_per_access(dim: int, rule: Any, batch_size: int) -> float:
-    """Measures a lookup and its update on this machine, of a table in memory.
+    """Measures the time per row of a lookup and update in an in-memory table.
+
+    The measurement takes about a second on this machine.
 
     Args:
-        dim: values of a row.
-        rule: of the rows.
-        batch_size: examples of a step, of one key.
+        dim: Number of values per row.
+        rule: Optimizer of the rows.
+        batch_size: Number of examples per step, each with one key.
+
+    Returns:
+        The mean nanoseconds per lookup with its update.
     """
     import numpy as np
     import tensorflow as tf
@@ -78,7 +84,7 @@ def nanoseconds_per_access(dim: int, rule: Any, batch_size: int) -> float:
     store = NativeStore([Table("t", dim)], rule)
     store.write_rows("t", np.arange(_MEASURED_ROWS), np.zeros((_MEASURED_ROWS, dim), np.float32))
     specs = [FeatureSpec("t", "t")]
-    # As skewed as keys are.
+    # Keys of click logs follow a Zipf-like distribution.
     keys = np.random.default_rng(0).zipf(1.05, (16, batch_size)) % _MEASURED_ROWS
     batches = [tf.constant(part) for part in keys]
     gradient = tf.fill([batch_size, dim], 1e-3)
@@ -98,7 +104,11 @@ def nanoseconds_per_access(dim: int, rule: Any, batch_size: int) -> float:
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
-    """Prints the plan."""
+    """Computes and prints the plan.
+
+    Raises:
+        UsageError: If a flag is missing or the plan is impossible with the given memory.
+    """
     for name in ("data", "memory"):
         if values[name] is None:
             raise UsageError(f"Missing flag --{name}. See --help.")
@@ -109,7 +119,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         found = plan_memory(uses, dim, rule.slots_per_row(dim), values["memory"], values["spill"])
     inputs = read_statistics(values["data"])["inputs"]["train"]
     accesses = values["batch_size"] * sum(use.lookups for use in uses) / max(1, inputs)
-    # One table's batch is small: as many keys as a step has in all.
+    # Measure with the keys of all tables together, because a single table's batch would be too
+    # small for a precise measurement.
     nanoseconds = nanoseconds_per_access(dim, rule, min(round(accesses) or 1, 1 << 17))
     misses = accesses * (1 - found.served)
     step = {
@@ -132,7 +143,13 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
 
 def hkv_lines(settings: dict[str, dict[str, int]], dim: int, slot_tables: int) -> list[str]:
-    """Returns what SOK's HKV tables take, and their settings as lines of Python."""
+    """Returns the memory of SOK's HKV tables and their settings as lines of Python.
+
+    Args:
+        settings: Keyword arguments of each table, see `plan_hkv`.
+        dim: Number of values per row.
+        slot_tables: Number of additional tables of the same size for optimizer slots.
+    """
     taken = [hkv.memory(found, dim, slot_tables) for found in settings.values()]
     return [
         f"As SOK's HKV tables: {_size(sum(table.gpu for table in taken))} on the GPU, "
@@ -145,7 +162,12 @@ def hkv_lines(settings: dict[str, dict[str, int]], dim: int, slot_tables: int) -
 
 
 def as_json(found: MemoryPlan, step: dict[str, float]) -> dict[str, Any]:
-    """Returns the plan as JSON."""
+    """Returns the plan as a JSON-serializable dictionary.
+
+    Args:
+        found: The plan.
+        step: Accesses, misses and milliseconds per step.
+    """
     tables = {
         table.field.name: {
             "rows": table.field.rows,
@@ -171,7 +193,13 @@ def _size(nbytes: float) -> str:
 
 
 def text_of(found: MemoryPlan, step: dict[str, float], dim: int) -> str:
-    """Returns the plan as a table and code."""
+    """Returns the plan as text: tables, the time per step and Python code.
+
+    Args:
+        found: The plan.
+        step: Accesses, misses and milliseconds per step.
+        dim: Number of values per row.
+    """
     needs = [(f"all rows as {kind}", _size(nbytes)) for kind, nbytes in found.needs.items()]
     rows = [
         (
@@ -204,7 +232,7 @@ def text_of(found: MemoryPlan, step: dict[str, float], dim: int) -> str:
 
 
 def code_of(found: MemoryPlan, dim: int) -> list[str]:
-    """Returns the tables as lines of Python."""
+    """Returns the definitions of the tables as lines of Python."""
     lines = ["tables = ["]
     for table in found.tables:
         settings = [repr(table.storage.dtype), repr(table.storage.slot_dtype)]
@@ -217,7 +245,7 @@ def code_of(found: MemoryPlan, dim: int) -> list[str]:
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:
-    """Runs the program and ends the process."""
+    """Runs the program, then exits the process."""
     sys.exit(run_program(make_flags(), main, arguments))
 
 

@@ -1,6 +1,7 @@
-"""`slipstream-prepare`: click logs as Parquet shards for slipstream-train, and what they are like.
+"""`slipstream-prepare`: converts click logs to Parquet shards and computes statistics.
 
-In: files. Out: a folder of shards, statistics.json and counts.parquet in it, a short table.
+The program writes the shards, statistics.json and counts.parquet to the output folder and prints a
+table of the statistics.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from slipstream_tf.data.sources import Source
 
 _DATA = "DATA"
-# Flags that are `Options` of the same name.
+# Flags that are passed to `Options` under the same name.
 _OPTIONS = ("shard_rows", "compression", "dim", "strict", "overwrite")
 _FORMATS = ("auto", "criteo", "avazu", "csv", "parquet")
 WRITING_FLAGS = {
@@ -52,7 +53,7 @@ WRITING_FLAGS = {
              2048),
     ),
 }  # fmt: skip
-"""Flags of `write`."""
+"""Flags that `write` needs."""
 _FLAGS = {
     "Data": (
         Flag("format", Choice(_FORMATS), "of DATA; auto: by the first file's name and first line",
@@ -70,7 +71,7 @@ _FLAGS = {
 
 
 def make_flags() -> FlagSet:
-    """Returns the program's flags."""
+    """Returns the flags of `slipstream-prepare`."""
     return FlagSet(
         "slipstream-prepare",
         "Writes click data as Parquet shards, for slipstream-train --data=FOLDER, and tells what "
@@ -87,7 +88,12 @@ def make_flags() -> FlagSet:
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
-    """Prepares the data and prints what it is like."""
+    """Prepares the data and prints its statistics.
+
+    Raises:
+        UsageError: If a flag or a file is invalid.
+        RunError: If a file cannot be read or written.
+    """
     if not values[_DATA]:
         raise UsageError("Missing argument DATA. Allowed: one or more files; see --help.")
     import_tensorflow()
@@ -103,15 +109,15 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
 
 def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[str, Any]) -> None:
-    """Writes the folder that `slipstream-train --data` reads, and prints its statistics.
+    """Writes the folder for `slipstream-train --data` and prints its statistics.
 
     Args:
-        open_source: returns the source of the examples and its files.
-        values: of `WRITING_FLAGS`, and "strict" where the program has that flag.
+        open_source: Function that returns the source of the examples and the paths of its files.
+        values: Values of `WRITING_FLAGS`, and of "strict" if the program has that flag.
 
     Raises:
-        UsageError: a flag or a file is wrong.
-        RunError: a file cannot be read or written.
+        UsageError: If a flag or a file is invalid.
+        RunError: If a file cannot be read or written.
     """
     from slipstream_tf.data.preparation import Options, OtherPreparation, prepare
     from slipstream_tf.data.spec import BadLineError
@@ -156,7 +162,7 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
 
 
 def summary(statistics: Mapping[str, Any]) -> str:
-    """Returns what statistics.json holds as a table and a few lines."""
+    """Formats the content of statistics.json as a table and a few sentences."""
 
     def percent(share: float | None) -> str:
         return "n/a" if share is None else f"{share:.1%}"
@@ -191,7 +197,11 @@ def summary(statistics: Mapping[str, Any]) -> str:
 
 
 class _Bars:
-    """A progress bar per phase, with lines per second and the time left."""
+    """Shows a progress bar per phase, with lines per second and the remaining time.
+
+    Attributes:
+        rows: Number of lines that were read.
+    """
 
     def __init__(self) -> None:
         self.rows = 0
@@ -204,12 +214,13 @@ class _Bars:
             self.close()
             self._phase, self._begin, self._first_rows = phase, time.monotonic(), rows
             form = "{desc} {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}]"
-            # What an earlier run did took none of this run's time.
+            # Start at `done`, so that the remaining time ignores the work of an earlier,
+            # interrupted preparation.
             self._bar = open_bar(total, phase, bar_format=form, initial=done)
         if phase == "preparing":
             self.rows = rows
         text = f"{phase}: {rows:,} lines"
-        # Nobody told when the rows of the first call were begun.
+        # Exclude the rows of the first call from the rate, because their start time is unknown.
         new_rows, seconds = rows - self._first_rows, time.monotonic() - self._begin
         if new_rows > 0 and seconds > 0:
             text += f", {new_rows / seconds:,.0f}/s"
@@ -222,7 +233,7 @@ class _Bars:
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:
-    """Runs the program and ends the process with its exit code."""
+    """Runs the program, then exits the process."""
     sys.exit(run_program(make_flags(), main, arguments))
 
 

@@ -1,6 +1,7 @@
-"""`slipstream-report`: the records of runs as one page, pictures and CSV files.
+"""`slipstream-report`: compares runs in an HTML page, pictures and CSV files.
 
-In: folders of runs. Out: report.html, which loads nothing, png/ and csv/ in the output folder.
+The program reads the metrics.json of each run. It writes report.html, which is self-contained, and
+the folders png/ and csv/.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _RUNS = "RUN"
 
 
 def make_flags() -> FlagSet:
-    """Returns the program's flags."""
+    """Returns the flags of `slipstream-report`."""
     output = Flag("output", Text(), "folder for the report's files, which are replaced", "report")
     return FlagSet(
         "slipstream-report",
@@ -42,7 +43,12 @@ def make_flags() -> FlagSet:
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
-    """Writes the report and prints where it is."""
+    """Writes the report and prints its path.
+
+    Raises:
+        UsageError: If a run cannot be read or the output folder cannot be written.
+        RunError: If matplotlib is not installed.
+    """
     if not values[_RUNS]:
         raise UsageError(
             "Missing argument RUN. Allowed: one or more folders that slipstream-train wrote as "
@@ -62,7 +68,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:
-    """Runs the program and ends the process with its exit code."""
+    """Runs the program, then exits the process."""
     sys.exit(run_program(make_flags(), main, arguments))
 
 

@@ -1,6 +1,6 @@
-"""Self-tests of the stores: a few keys, one update, compared with what was computed by hand.
+"""Self-tests of the stores: one update of a few rows, compared with expected values.
 
-In: nothing. Out: nothing, or a RunError with both results. All values are exact in float32.
+All expected values are exact in float32. A mismatch raises a RunError that contains both values.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from slipstream_tf.tables import NativeStore, SokEmbeddingStore, VariableStore
 
 
 def native_store() -> None:
-    """Looks two keys up, applies gradients with SGD and reads the rows.
+    """Tests lookup, SGD update and reading of rows with native tables.
 
     Raises:
-        RunError: a result is not the one computed by hand.
+        RunError: If a result differs from the expected value.
     """
     table = Table("items", dim=2, initializer=Constant(0.5))
     store = NativeStore([table], optimizers.SGD(0.25))
@@ -32,36 +32,41 @@ def native_store() -> None:
 
 
 def sok_store() -> None:
-    """Does with SOK's hash table what `native_store` does with ours.
+    """Tests lookup, SGD update and reading of rows with a hash table of SOK.
 
     Raises:
-        ImportError: SOK cannot be loaded.
-        RunError: a result is not the one computed by hand.
+        ImportError: If SOK cannot be loaded.
+        RunError: If a result differs from the expected value.
     """
-    # HKV takes a power of two, and evicts.
+    # HKV tables require a capacity that is a power of two, and an eviction strategy.
     table = Table("items", 2, initializer=Constant(0.5), retention=Retention(1024, eviction="lru"))
     _updated_rows(SokEmbeddingStore([table], optimizers.SGD(0.25), cache_bytes=1 << 20))
 
 
 def _updated_rows(store: Any) -> Any:
-    """Updates a store's table "items"; returns of three keys whether they were found."""
+    """Updates the table "items" and checks its rows.
+
+    Returns:
+        Whether the keys 7, 9 and 8 were found, bool [3].
+    """
     specs = [FeatureSpec("item", "items")]
     keys = tf.constant([[7], [9], [7]], tf.int64)
     (pooled,), plan = store.lookup(pack(keys, specs), training=True)
     _compare("looked up rows", pooled, [[0.5, 0.5]] * 3)
-    assert plan is not None  # Of a lookup in training.
+    assert plan is not None  # A lookup with `training=True` returns a plan.
     store.apply_gradients(plan, [tf.constant([[1.0, 0.0], [0.0, 2.0], [1.0, 4.0]])])
-    # Key 7 occurs twice: 0.5 - 0.25 * (1 + 1) and 0.5 - 0.25 * (0 + 4); key 8 was never seen.
+    # Key 7 occurs twice: 0.5 - 0.25 * (1 + 1) and 0.5 - 0.25 * (0 + 4). Key 8 has no row, so its
+    # initial values are returned.
     rows, found = store.gather("items", [7, 9, 8])
     _compare("rows after the update", rows, [[0.0, -0.5], [0.5, 0.0], [0.5, 0.5]])
     return found
 
 
 def variable_store() -> None:
-    """Masks the gradient of a saturated key and applies the rest with SGD.
+    """Tests masking of a saturated key's gradient with a `tf.Variable`.
 
     Raises:
-        RunError: a result is not the one computed by hand.
+        RunError: If a result differs from the expected value.
     """
     with tf.device("CPU:0"):
         variable = tf.Variable(tf.fill([4, 2], 0.5))

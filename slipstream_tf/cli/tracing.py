@@ -1,8 +1,8 @@
-"""Traces some steps of a run on all ranks.
+"""Traces a few steps of a run on all ranks.
 
-In: TensorFlow's profile of each rank, and Horovod's timeline of rank 0. Out: one file of Chrome's
-trace events for Perfetto (ui.perfetto.dev): a process for each rank with a track for each thread,
-and a process for each tensor that ranks exchange.
+The trace merges TensorFlow's profile of each rank with Horovod's timeline of rank 0 into one file
+of Chrome trace events. Open it with Perfetto (ui.perfetto.dev). The trace has a process per rank,
+with a track per thread, and a process per tensor that ranks exchange.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from slipstream_tf.distributed import Communicator
 
 FIRST, STEPS = 128, 32
 Events = list[dict[str, Any]]
-# Of the timeline's processes, one for each tensor: behind those of the ranks.
+# First process id of the tensors in the timeline. Smaller ids are ranks.
 _FIRST_OF_TENSORS = 1000
-# Threads of the host; other planes are of devices and of the machine.
+# Prefix of profiler planes with host threads. Other planes contain devices and metadata.
 _HOST = "/host:"
 
 
 class TraceCallback(keras.callbacks.Callback):
-    """Traces `STEPS` steps after the first `FIRST`, or as many as there are; put it last.
+    """Traces `STEPS` steps after the first `FIRST` steps. Must be the last callback.
 
-    What Python does stands in the trace where it is within a `tf.profiler.experimental.Trace`,
-    operations of TensorFlow by themselves; what ranks exchange, as in Horovod's timeline.
+    A shorter run is traced to its end. The trace contains TensorFlow operations, Python blocks in a
+    `tf.profiler.experimental.Trace`, and the messages in Horovod's timeline.
 
     Args:
-        count: of the steps.
-        comm: the ranks; at the end of the trace they gather it.
-        path: of the file, which rank 0 writes; one that ends in ".gz" is compressed.
+        count: Counter of the trained steps.
+        comm: The communicator. The end of the trace is a collective.
+        path: Path of the file that rank 0 writes. A path with the suffix ".gz" is compressed.
     """
 
     def __init__(self, count: StepCount, comm: Communicator, path: str) -> None:
@@ -50,14 +50,14 @@ class TraceCallback(keras.callbacks.Callback):
         self._end: int | None = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts or ends the trace, where it is time to."""
+        """Starts and stops the trace at the configured steps."""
         if self._end is None and self._count.steps >= FIRST:
             self._start()
         elif self._folder is not None and self._count.steps >= (self._end or 0):
             self._stop()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Ends the trace of a run that is shorter; warns if it was too short for any."""
+        """Stops the trace of a short run, or warns if the run ended before the trace."""
         if self._folder is not None:
             self._stop()
         elif self._end is None:
@@ -90,11 +90,12 @@ class TraceCallback(keras.callbacks.Callback):
 
 
 def write(path: str, events: Events) -> None:
-    """Writes events as a trace that begins at 0.
+    """Writes a trace file with timestamps relative to the first event.
 
     Args:
-        path: of the file; one that ends in ".gz" is compressed.
-        events: "ts" and "dur" in microseconds, "ts" since any moment.
+        path: Path of the file. A path with the suffix ".gz" is compressed.
+        events: Chrome trace events. "ts" and "dur" are in microseconds, "ts" relative to any common
+            origin.
     """
     first = min((event["ts"] for event in events if "ts" in event), default=0)
     moved = [{**e, "ts": round(e["ts"] - first, 3)} if "ts" in e else e for e in events]
@@ -104,11 +105,11 @@ def write(path: str, events: Events) -> None:
 
 
 def profiled(folder: str, rank: int) -> Events:
-    """Returns the events of TensorFlow's profile of a process.
+    """Returns the events of TensorFlow's profile of this process.
 
     Args:
-        folder: that the profiler was given.
-        rank: of the process.
+        folder: Log folder of the profiler.
+        rank: Rank of the process, used as the process id in the trace.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -135,19 +136,26 @@ def profiled(folder: str, rank: int) -> Events:
 
 
 def _start_of(space: Any) -> int:
-    """Nanoseconds since 1970 at which a profile began, where its lines count from there; else 0."""
+    """Returns the offset in nanoseconds that makes timestamps relative to 1970.
+
+    This is the start time of the profile if its timestamps are relative to the start, otherwise 0.
+    """
     for plane in space.planes:
         for stat in plane.stats:
             if plane.stat_metadata[stat.metadata_id].name == "profile_start_time":
                 begun = int(stat.uint64_value or stat.int64_value)
                 lines = [ln.timestamp_ns for other in space.planes for ln in other.lines]
-                # Lines of some versions count from 1970 themselves.
+                # In some TensorFlow versions the timestamps are already relative to 1970.
                 return begun if not lines or max(lines) < begun // 2 else 0
     return 0
 
 
 def exchanged(path: str) -> Events:
-    """Returns the events of a timeline of Horovod's; none without a file, as on ranks but 0."""
+    """Returns the events of Horovod's timeline.
+
+    Args:
+        path: Path of the timeline. Only rank 0 has this file; other ranks return no events.
+    """
     text = Path(path).read_text(encoding="utf-8").strip() if os.path.exists(path) else ""
     if not text:
         return []
