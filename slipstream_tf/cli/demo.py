@@ -1,8 +1,7 @@
-"""`slipstream-demo`: the layer's speed, and a fifth of the examples beside its controls.
+"""`slipstream-demo`: measures the layer's speed and compares skipping with its controls.
 
-Each run is a process of its own with the same seed: the same initial weights and data order, and
-nothing left over from the run before. In: flags. Out: tables, honest sentences, demo.json, a page
-of curves.
+Each run is a separate process with the same seed, so that initial weights and data order are the
+same. The program prints tables and a verdict, and writes demo.json and a page of learning curves.
 """
 
 from __future__ import annotations
@@ -39,17 +38,18 @@ from slipstream_tf.telemetry.report.writing import write_report
 from slipstream_tf.telemetry.run_record import RECORD, write_json
 from slipstream_tf.telemetry.table import format_table, number
 
-# Two in a hundred are clicks; some keys are frequent, most are rare.
-_EXAMPLES, _QUICK_EXAMPLES = 999_424, 39_936  # In whole batches.
+# Default data: 2% clicks and a skewed distribution of keys. The sizes are whole batches.
+_EXAMPLES, _QUICK_EXAMPLES = 999_424, 39_936
 _GENERATED = "generated:{}:100000:0.02"
-# Batch size and rate of the rows; None: the preset's.
+# Batch size and learning rate of the rows. None selects the rate of the preset.
 _Chosen: TypeAlias = tuple[int, float | None]
-# Chosen on its validation part.
+# Settings for the default data, tuned on its validation part.
 _PLAIN: _Chosen = (1024, 0.006)
 _THINNED: _Chosen = (512, 0.0125)
-# (Maximum click rate, share to skip): the best trade-offs of benchmarks/results/skipping.md.
+# Pairs of maximum click rate and fraction to skip: the best trade-offs in
+# benchmarks/results/skipping.md.
 _SHARES = ((0.05, 0.85), (0.15, 0.5), (1.0, 0.3))
-# AUCs closer than this count as equal: other seeds move them by more.
+# AUCs with a smaller difference count as equal, because the spread between seeds is larger.
 _EQUAL_AUC = 0.001
 _POINTS, _WARMUP = 16, 0.05
 _HEADER = ("run", "test AUC", "log loss", "examples trained", "seconds", "plain's AUC by then")
@@ -64,8 +64,8 @@ _STORY = """
 Most examples are easy: a small pilot model foresees their loss. The second run trains mostly those
 it foresees badly, with weights that make up for the others. What the pilot is worth shows beside
 three controls that train as many examples."""
-# Sizes for the measurement of the layer's speed. A step of Keras's layer takes a hundred times as
-# long.
+# Sizes for the speed measurement. Keras gets fewer steps, because its step takes about a hundred
+# times as long.
 _ROWS, _DIM, _BATCH_SIZE = 1_000_000, 32, 512
 _STEPS, _UNTIMED = {"keras": 20, "slipstream": 200}, 5
 
@@ -88,7 +88,7 @@ _FLAGS = {
 
 
 def make_flags() -> FlagSet:
-    """Returns the program's flags."""
+    """Returns the flags of `slipstream-demo`."""
     return FlagSet(
         "slipstream-demo",
         "Measures the embedding layer beside Keras's. Then trains a model plainly, and on the "
@@ -101,13 +101,18 @@ def make_flags() -> FlagSet:
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
-    """Measures the layer, makes the five runs, prints and writes all of it."""
+    """Measures the layer, trains the five runs, and prints and writes the results.
+
+    Raises:
+        UsageError: If a flag or the data is invalid.
+        RunError: If a run fails.
+    """
     output = values["output"]
     most = values["examples"] or (_QUICK_EXAMPLES if values["quick"] else _EXAMPLES)
     data = values["data"] or _GENERATED.format(most)
     examples, plain, thinned = most, _PLAIN, _THINNED
     if values["data"]:
-        size, examples = size_of(data, most)  # What cannot be read is refused at once.
+        size, examples = size_of(data, most)  # Raises an error if the data cannot be read.
         plain = thinned = (size, None)
     call = f"print(json.dumps(demo.measure_speed({_ROWS}, {values['threads'] or 0})))"
     speed = json.loads(_run(f"import json; from slipstream_tf.cli import demo; {call}"))
@@ -130,11 +135,15 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
 
 def size_of(data: str, most: int) -> tuple[int, int]:
-    """Returns the batch size of a user's data, and how many examples a run of one epoch sees.
+    """Returns the batch size for a data set and the number of examples of an epoch.
 
     Args:
-        data: as for slipstream-train, whose preset has the batch size.
-        most: examples that it may see. How many large files of text have is estimated.
+        data: Value of --data of slipstream-train, which also selects the preset.
+        most: Maximum number of examples to train.
+
+    Returns:
+        The batch size of the preset, and the number of examples, at most `most`. The number is an
+        estimate for text files.
     """
     flags = make_train_flags()
     given = flags.parse([f"--data={data}"])
@@ -144,12 +153,16 @@ def size_of(data: str, most: int) -> tuple[int, int]:
 
 
 def thinned_flags(chosen: _Chosen, examples: int, share: float) -> dict[str, dict[str, Any]]:
-    """Returns the flags of slipstream-train by run of what skips by a pilot.
+    """Returns the slipstream-train flags of the two runs that skip examples.
 
     Args:
-        chosen: batch size, and rate of the rows; None: that of the preset.
-        examples: that it sees.
-        share: of the examples after the warm-up, to be skipped.
+        chosen: Batch size and learning rate of the rows. None selects the rate of the preset.
+        examples: Number of examples that a run sees.
+        share: Fraction of the examples to skip after the warm-up.
+
+    Returns:
+        Flags of the runs "foreseen" (skipping by predicted loss) and "uniform" (uniform negative
+        sampling).
     """
     kept = _WARMUP + (1 - _WARMUP) * (1 - share)
     window = max(5, min(100, round(examples / chosen[0] / 40)))
@@ -169,10 +182,10 @@ def _flags(chosen: _Chosen, trained: float) -> dict[str, Any]:
 
 
 def share_for(plain: Mapping[str, Any]) -> float:
-    """Returns the share to skip for data with the click rate of a run's test part; prints both.
+    """Chooses the fraction of examples to skip by the click rate, and prints both.
 
     Args:
-        plain: metrics.json of the run.
+        plain: The metrics.json of plain training. The click rate is the rate of its test part.
     """
     rate = plain["test"]["clicks"] / plain["test"]["examples"]
     share = next(share for most, share in _SHARES if rate <= most)
@@ -181,13 +194,14 @@ def share_for(plain: Mapping[str, Any]) -> float:
 
 
 def speed_words(rows: int, dim: int, batch_size: int, keras: float, slipstream: float) -> str:
-    """Returns the table of both layers, and what makes the difference.
+    """Returns a table of the speed of both layers and an explanation.
 
     Args:
-        rows, dim: of the table.
-        batch_size: of the training.
-        keras: seconds of a step with `keras.layers.Embedding`.
-        slipstream: seconds of a step with `slipstream_tf.keras.Embedding`.
+        rows: Number of rows of the table.
+        dim: Number of values per row.
+        batch_size: Number of examples per step.
+        keras: Seconds per step with `keras.layers.Embedding`.
+        slipstream: Seconds per step with `slipstream_tf.keras.Embedding`.
     """
     layers = {"keras.layers.Embedding": keras, "slip.keras.Embedding": slipstream}
     cells = [
@@ -202,7 +216,11 @@ def speed_words(rows: int, dim: int, batch_size: int, keras: float, slipstream: 
 
 
 def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the table of the runs, metrics.json by run: a row for each."""
+    """Returns a table with a row per run.
+
+    Args:
+        records: The metrics.json of each run by run name.
+    """
     rows = []
     for name, record in records.items():
         test, spent = record["test"], _seconds(record)
@@ -217,18 +235,18 @@ def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def plain_at(records: Mapping[str, Mapping[str, Any]], spent: float) -> float:
-    """Returns the AUC that plain training stood at after so many seconds."""
+    """Returns the AUC of plain training after `spent` seconds, interpolated."""
     return standing(curve(records["plain"], SECONDS), spent)
 
 
 def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Compares the thinned run with plain training and with its controls.
+    """Compares skipping by predicted loss with plain training and with the controls.
 
     Args:
-        records: metrics.json by run: plain, foreseen, uniform, random, stop.
+        records: The metrics.json of the runs "plain", "foreseen", "uniform", "random" and "stop".
 
     Returns:
-        A few sentences.
+        The verdict in a few sentences.
     """
     auc = {name: record["test"]["auc"] for name, record in records.items()}
     if any(value is None for value in auc.values()):
@@ -262,12 +280,12 @@ def _beside(gain: float, what: str) -> str:
 
 
 def _seconds(record: Mapping[str, Any]) -> float:
-    """Of training, ends of windows included."""
+    """Returns the seconds of training, including the ends of windows."""
     return float(record["evaluations"][-1]["seconds"])
 
 
 def _drawn(output: str) -> str:
-    """Draws the page of curves; returns where it is, or why it is not there."""
+    """Draws the page of learning curves; returns its path or the reason for its absence."""
     try:
         require_matplotlib()
     except ImportError as error:
@@ -278,14 +296,15 @@ def _drawn(output: str) -> str:
 
 
 def measure_speed(rows: int, threads: int) -> dict[str, float]:
-    """Trains a small model with Keras's layer, then with this package's layer.
+    """Measures a step of a small model with Keras's layer and with this package's layer.
 
     Args:
-        rows: of the table; keys are drawn evenly from them.
-        threads: of TensorFlow; 0: all cores.
+        rows: Number of rows of the table. Keys are drawn uniformly.
+        threads: Number of TensorFlow threads. 0 means all cores.
 
     Returns:
-        "rows", "dim", "batch_size"; "keras", "slipstream" -> median seconds of a step.
+        The arguments of `speed_words`: "rows", "dim", "batch_size", and the median seconds per step
+        as "keras" and "slipstream".
     """
     import keras
     import numpy as np
@@ -315,12 +334,12 @@ def measure_speed(rows: int, threads: int) -> dict[str, float]:
 
 
 def _trained(output: str, name: str, flags: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Runs slipstream-train in a child process; returns its metrics.json.
+    """Runs slipstream-train in a child process and returns its metrics.json.
 
     Args:
-        output: folder of the demo; the run gets a subfolder.
-        name: of the subfolder.
-        flags: of slipstream-train, without those that are None.
+        output: Output folder of the demo.
+        name: Name of the run and of its subfolder.
+        flags: Flags of slipstream-train by name. Flags with the value None are not passed.
     """
     folder = os.path.join(output, name)
     given = [f"--{k}={v}" for k, v in {**flags, "output": folder}.items() if v is not None]
@@ -329,8 +348,13 @@ def _trained(output: str, name: str, flags: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _run(lines: str, *arguments: str) -> str:
-    """Runs lines of Python in a child process; returns the last line that it printed."""
-    # The child imports the same package as this process, whatever the current folder.
+    """Runs Python code in a child process and returns the last line of its output.
+
+    Raises:
+        UsageError: If the child exits with `USAGE_ERROR`.
+        RunError: If the child exits with another nonzero code.
+    """
+    # Copy sys.path, so that the child imports the same package as this process.
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; "
         f"from slipstream_tf.cli.program import import_tensorflow; import_tensorflow(); {lines}"
@@ -347,7 +371,7 @@ def _run(lines: str, *arguments: str) -> str:
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:
-    """Runs the program and ends the process with its exit code."""
+    """Runs the program as a single process, then exits the process."""
     if agent.rank() is not None:
         if agent.rank() == 0:
             print(

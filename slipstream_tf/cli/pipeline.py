@@ -1,9 +1,8 @@
-"""The examples of a run, shared out to its ranks, and counted where they pass.
+"""The training input pipeline: distributes batches over ranks and counts examples.
 
-In: a reader's data set and the settings. Out: this rank's batches of all epochs. Examples are
-    counted where they are read, where they come in and where a step pulls them, apart from the
-    count of those
-trained: an example lost between them would show.
+Examples are counted at three stages: when they are read, when this rank receives them, and when a
+training step pulls them. At the end the counts are compared with the number of trained and skipped
+examples, so that a lost example is an error.
 """
 
 from __future__ import annotations
@@ -28,26 +27,31 @@ _ALL = BlocksLeft()
 
 
 class TrainingInputs:
-    """The batches that a rank trains.
+    """Provides the training batches of a rank over all epochs.
 
-    Batch i of the data goes to rank i % size, so that a step of the job is `comm.size` batches in a
-    row.
+    Batch i of the data goes to rank i % size. A step of the job therefore trains `comm.size`
+    consecutive batches.
 
     Args:
-        settings: of the run.
-        dataset: the training part, one pass of it, as all ranks read it; batches of any size.
-        comm: the ranks.
-        embeddings: the tables; those on disk are told of each batch ahead.
-        slipstream: the engine, which may leave examples out; or None.
-        hot_keys: of `profile_hot_keys`: hot and cold examples come in batches of their own.
-        left: blocks that are to be trained, of `read_batch_size` examples where some are left out,
-            else of `batch_size`.
+        settings: The settings of the run.
+        dataset: A pass over the training part, in batches of any size. The same on all ranks.
+        comm: The communicator of the job.
+        embeddings: The embedding layer. Tables on disk start to load the rows of each batch before
+            the batch is trained.
+        slipstream: The engine, which may drop examples, or None.
+        hot_keys: Result of `profile_hot_keys`. If given, hot and cold examples are in separate
+            batches.
+        left: Blocks of the data that are not trained yet. A block has `read_batch_size` examples if
+            the engine drops examples, otherwise `batch_size`.
 
     Attributes:
-        dataset: the batches.
-        read, seen, pulled: int64 variables on the CPU: examples that were read by now, that came in
-            to this rank, and that had come in when the batch that is pulled had been made.
-        counts_as_read: whether a rank's blocks are read at another pace than its steps.
+        dataset: The batches of this rank.
+        read: Number of examples read so far for all ranks, int64 variable on the CPU.
+        seen: Number of examples that this rank received so far, int64 variable on the CPU.
+        pulled: Value of `seen` when the current batch was ready, int64 variable on the CPU. It
+            excludes examples that are prepared ahead for later steps.
+        counts_as_read: Whether progress is counted in read blocks instead of trained steps. True if
+            the engine drops examples, because a step then consumes a variable number of examples.
     """
 
     def __init__(
@@ -69,7 +73,8 @@ class TrainingInputs:
         self.counts_as_read = leaves
         self._block = settings.read_batch_size if leaves else settings.batch_size
         self._begun_at = 0
-        # Else ranks must ask each other whether there are more, and how many.
+        # If no rank drops examples, all ranks have the same number of batches. Otherwise the ranks
+        # must agree in each step whether there is another batch.
         are_even = comm.size > 1 and not leaves
         at_once = settings.batch_size * comm.size if are_even else settings.read_batch_size
         if left == _ALL:
@@ -78,7 +83,8 @@ class TrainingInputs:
             dataset = left.of(_all_epochs(settings, dataset, self._block)).rebatch(at_once)
         dataset = _counted(dataset, self.read)
         if hot_keys is not None:
-            # Before ranks take their parts: a step is hot on all of them, or on none.
+            # Separate before the ranks take their parts, so that a step is hot on all ranks or on
+            # none.
             dataset = segregate(dataset, hot_keys, settings.batch_size * comm.size)
         dataset = (
             part_of_rank(dataset, settings.batch_size, comm)
@@ -87,14 +93,14 @@ class TrainingInputs:
         )
         dataset = _counted(self._reading.read(dataset), self.seen)
         if slipstream is not None:
-            # Where nothing leaves, batches stay as they are.
+            # Batches are refilled only if the engine drops examples.
             batch_size = settings.batch_size if slipstream.settings.skips_examples else None
             dataset = slipstream.leave_out(dataset, batch_size)
             if settings.control == "random":
-                # As what it is a control of.
+                # Weight a small last batch as the matched run does.
                 dataset = weigh_last(dataset, settings.batch_size)
         if not are_even:
-            # Ranks ask each other for the next batch while one trains.
+            # The exchange about the next batch overlaps with the training of the current one.
             dataset = even_ends(dataset, comm, note_share)
         requests_ahead = comm.size > 1 and not are_even
         dataset = self._handed_out(
@@ -104,21 +110,22 @@ class TrainingInputs:
         self.dataset = with_next(dataset) if settings.prefetch else dataset
 
     def taken(self, steps: int) -> int:
-        """Returns how many of the blocks that were left this rank has taken.
+        """Returns how many of the blocks in `left` this rank has consumed.
 
         Args:
-            steps: that it has trained since.
+            steps: Number of steps that this rank has trained since the start of this process.
         """
         if not self.counts_as_read:
             return steps
         return -(-(int(self.seen.numpy()) - self._begun_at) // self._block)
 
     def begin_at(self, seen: int, is_counting: bool) -> None:
-        """Counts on from examples that came in before the blocks that are left.
+        """Initializes the counters of a resumed elastic run.
 
         Args:
-            seen: of all ranks together.
-            is_counting: whether this rank counts them; one does.
+            seen: Number of examples that all ranks received before the restart.
+            is_counting: Whether this rank includes them in `seen` and `pulled`. Set it on exactly
+                one rank, because these counters are summed over ranks.
         """
         self.read.assign_add(seen)
         if is_counting:
@@ -127,17 +134,17 @@ class TrainingInputs:
             self.pulled.assign_add(seen)
 
     def settle(self) -> None:
-        """Waits until no batch is being made."""
+        """Waits until no batch is being prepared in the background."""
         if self._slipstream is not None:
             self._slipstream.settle()
         self._asking.settle()
         self._reading.settle()
 
     def _handed_out(self, dataset: tf.data.Dataset, ahead: bool) -> tf.data.Dataset:
-        """Notes in `pulled` what `seen` was when the batch that is pulled had been made.
+        """Stores the matching value of `seen` in `pulled` for each batch.
 
-        With an engine, or `ahead`, batches are made while the ones before train; `seen` is ahead
-        then.
+        With an engine, or if `ahead` is true, the next batch is prepared while a batch trains.
+        `seen` then already includes the next batch.
         """
         spec = dataset.element_spec
 
@@ -159,18 +166,21 @@ class TrainingInputs:
 
 
 def share_of_rank(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
-    """Returns batches rank, rank + size, rank + 2 * size, ... of a data set of batches."""
+    """Returns every `size`-th batch of a dataset, starting at batch `rank`."""
     return dataset if comm.size == 1 else dataset.shard(comm.size, comm.rank)
 
 
 def part_of_rank(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) -> tf.data.Dataset:
-    """Returns this rank's part of each batch of all ranks, with its share noted.
+    """Returns this rank's slice of each global batch.
+
+    The relative size of the slice is attached to the features (see `note_share`), so that the loss
+    of a small or empty slice gets the right weight.
 
     Args:
-        dataset: (features, label), in batches of `comm.size * batch_size`; the last may be smaller,
-            of which a rank may have no part.
-        batch_size: examples of a rank.
-        comm: the ranks.
+        dataset: Elements are (features, label) of `comm.size * batch_size` examples. The last
+            element may be smaller, so that the slice of a rank may be empty.
+        batch_size: Number of examples per rank.
+        comm: The communicator of the job.
     """
 
     @tf.autograph.experimental.do_not_convert
@@ -186,16 +196,23 @@ def part_of_rank(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) 
 
 
 def inputs_of_rank(inputs: int, batch_size: int, comm: Communicator) -> int:
-    """Returns how many of so many examples, in batches, are this rank's share."""
+    """Returns the number of examples that this rank receives.
+
+    Args:
+        inputs: Number of examples of all ranks.
+        batch_size: Number of examples per batch.
+        comm: The communicator of the job.
+    """
     batches, rest = divmod(inputs, batch_size)
     own = len(range(comm.rank, batches, comm.size)) * batch_size
     return own + rest if batches % comm.size == comm.rank else own
 
 
 def _all_epochs(settings: Settings, dataset: tf.data.Dataset, at_once: int) -> tf.data.Dataset:
-    """All epochs in a row, limited: what all ranks train together, in batches of `at_once`.
+    """Returns the examples of all epochs and ranks in batches of `at_once`.
 
-    One data set over all epochs keeps batches full across their ends, and lets a limit fall in any.
+    All epochs are one dataset, so that batches stay full at the end of an epoch and
+    `max_examples` can end any epoch.
     """
     dataset = dataset.repeat(settings.epochs).rebatch(at_once)
     for limit in (settings.max_examples, settings.stop_after):
@@ -205,7 +222,7 @@ def _all_epochs(settings: Settings, dataset: tf.data.Dataset, at_once: int) -> t
 
 
 def _first_inputs(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
-    """Ends a dataset of batches after `count` examples; the last batch may become smaller."""
+    """Limits a dataset of batches to `count` examples; the last batch may be cut."""
 
     @tf.autograph.experimental.do_not_convert
     def cut(seen: tf.Tensor, batch: Any) -> Any:
@@ -220,7 +237,7 @@ def _first_inputs(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
 
 
 def _counted(dataset: tf.data.Dataset, counter: tf.Variable) -> tf.data.Dataset:
-    """Adds the size of every batch that passes to `counter`."""
+    """Adds the number of examples of each batch to `counter`."""
 
     @tf.autograph.experimental.do_not_convert
     def count(*batch: Any) -> Any:
@@ -236,7 +253,8 @@ def _size(batch: Any) -> tf.Tensor:
 
 def _options(settings: Settings) -> tf.data.Options:
     options = tf.data.Options()
-    # Nothing but `LookAhead` works ahead, which those who count and save wait for.
+    # Only `LookAhead` may prepare batches in the background, because `settle` waits for it before
+    # counters are read and iterators are saved. Therefore tf.data must not add prefetching.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE

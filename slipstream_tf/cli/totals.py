@@ -1,6 +1,6 @@
-"""Sums over the ranks of a run: counts, bytes, predictions, also after a change of the ranks.
+"""Totals over the ranks of a run: counts, bytes and metrics, also for elastic jobs.
 
-Every total is a collective.
+Functions that return a total are collectives.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ def evaluate(
     comm: Communicator,
     part: str = "test",
 ) -> ClickMetrics:
-    """Measures predictions. A collective.
+    """Evaluates predictions over the examples of all ranks. A collective.
 
     Args:
-        predict: gives logits, float [batch] or [batch, 1], of a batch's features.
-        dataset: this rank's batches (features, label); there may be none.
-        comm: the ranks.
-        part: what the data is, for errors.
+        predict: Function that returns logits, float [batch] or [batch, 1], for the features of a
+            batch.
+        dataset: This rank's batches of (features, label). May be empty.
+        comm: The communicator of the job.
+        part: Name of the part of the data for error messages.
 
     Returns:
-        The exact metrics of the examples of all ranks.
+        The exact metrics, the same on all ranks.
 
     Raises:
-        RunError: no rank has examples, or a logit is not finite.
+        RunError: If no rank has examples, or a logit is not finite.
     """
     labels, logits = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
     for features, label in dataset:
@@ -60,18 +61,22 @@ def evaluate(
 
 
 def total(comm: Communicator, count: int, name: str) -> int:
-    """Returns the sum of the ranks' counts."""
+    """Returns the sum of an integer over all ranks. A collective."""
     return int(comm.sum(tf.constant([count], tf.int64), "control", f"slipstream.total.{name}")[0])
 
 
 def total_metrics(model: Any, comm: Communicator) -> dict[str, Any]:
-    """Returns the loss, the streaming AUC and the trained examples of all steps of all ranks.
+    """Returns the training metrics over all steps of all ranks. A collective.
 
-    Means, confusion counts and input counts are sums, so that the ranks' are added up.
+    The states of the metrics (sums, confusion counts, example counts) are additive, so the function
+    sums the state variables over ranks. Note: the metrics of `model` change.
 
     Args:
-        model: as `cli.build` makes it, trained.
-        comm: the ranks.
+        model: A trained model from `build.build_model`.
+        comm: The communicator of the job.
+
+    Returns:
+        A dictionary with "loss", "auc" and "trained", the number of trained examples.
     """
     if comm.size > 1:
         for index, variable in enumerate(model.metrics_variables):
@@ -83,30 +88,30 @@ def total_metrics(model: Any, comm: Communicator) -> dict[str, Any]:
 
 
 class Exchanged:
-    """What became of gradient rows, and what was sent, in all parts of a run that was resumed.
+    """Counts gradient rows and bytes between ranks over the whole run, including resumed parts.
 
     Args:
-        stores: of the embedding rows, each with all tables.
-        comm: the ranks.
+        stores: The stores of the embedding rows. Each store contains all tables.
+        comm: The communicator of the job.
     """
 
     def __init__(self, stores: Sequence[Any], comm: Communicator) -> None:
         self._stores, self._comm = tuple(stores), comm
         self._tables = [table.name for table in self._stores[0].tables]
-        # Of this rank, from parts of the run before this one.
+        # Counts of this rank before the last resume.
         self._bytes: dict[str, int] = {}
         self._rows: dict[str, dict[str, int]] = {}
 
     def state(self) -> dict[str, Any]:
-        """Returns this rank's bytes by kind and gradient rows by table, JSON-serialisable."""
+        """Returns this rank's bytes by kind and gradient rows by table, JSON-serializable."""
         return {
             "bytes": self._own_bytes(),
             "gradient_rows": {name: self._own_rows(name) for name in self._tables},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` gave, after the rows have been restored."""
-        # Less what restoring itself counts.
+        """Continues from the result of `state`. Call it after the rows are restored."""
+        # Subtract the current counts, because restoring the rows also changes them.
         self._rows = {
             name: {kind: rows[kind] - now for kind, now in self._own_rows(name).items()}
             for name, rows in state["gradient_rows"].items()
@@ -114,7 +119,7 @@ class Exchanged:
         self._bytes = dict(state["bytes"])
 
     def gradient_rows(self) -> dict[str, dict[str, int]]:
-        """Returns what became of each table's gradient rows, by table. A collective."""
+        """Returns the gradient row counts of each table, summed over ranks. A collective."""
         counts = [
             dataclasses.replace(self._stores[0].update_counts(name), **self._own_rows(name))
             for name in self._tables
@@ -125,10 +130,11 @@ class Exchanged:
         }
 
     def traffic(self) -> dict[str, Any]:
-        """Returns the record's entry "ranks": how many, and what they sent so far. A collective.
+        """Returns the record's entry "ranks". A collective.
 
         Returns:
-            size; bytes: kind -> bytes of all ranks; bytes_by_rank: the same of each, rank 0 first.
+            A dictionary with "size", the number of ranks; "bytes", the bytes sent by all ranks, by
+            kind; and "bytes_by_rank", a list with the bytes by kind of each rank.
         """
         by_rank = gather_json(self._comm, self._own_bytes(), "slipstream.traffic")
         return {"size": self._comm.size, "bytes": added_up(by_rank), "bytes_by_rank": by_rank}
@@ -139,26 +145,29 @@ class Exchanged:
     def _own_rows(self, table: str) -> dict[str, int]:
         before = self._rows.get(table, {})
         counts = added_up(dataclasses.asdict(s.update_counts(table)) for s in self._stores)
-        # Deferred gradients are no flow: those of now are all.
+        # Counts of currently deferred gradients are states, not flows, so they are not summed over
+        # the parts of a resumed run.
         flows = {kind: n for kind, n in counts.items() if not kind.startswith("deferred_")}
         return {kind: n + before.get(kind, 0) for kind, n in flows.items()}
 
 
 class ElasticRun:
-    """A run of `slipstream-train --elastic` across changes of its ranks; a collective.
+    """Continues the counts of `slipstream-train --elastic` when ranks change.
 
-    Rank 0 continues the counts, so that sums over ranks cover the whole run.
+    Each change of the ranks restarts training from the newest checkpoint. Rank 0 takes over the
+    counts of all former ranks, so that sums over ranks cover the whole run. Creating an object is a
+    collective.
 
     Args:
-        job: the ranks, which may change.
-        directory: of the checkpoints.
+        job: The elastic job.
+        directory: Folder of the checkpoints.
 
     Attributes:
-        job: the same.
-        left: blocks of the training part that are to be trained.
-        lost: examples that ranks had taken, but neither trained nor skipped, when ranks changed.
-        changes: of the ranks so far; of each the "step" of the checkpoint that was gone on from,
-            the "ranks" then and "before", and the "seconds" since it had been saved.
+        job: The elastic job.
+        left: Blocks of the training part that are not trained yet.
+        lost: Number of examples that former ranks received but neither trained nor skipped.
+        changes: A dictionary per change of the ranks: "step" of the restored checkpoint, number of
+            "ranks" after and "before" the change, and "seconds" since the checkpoint was saved.
     """
 
     def __init__(self, job: ElasticJob, directory: Path) -> None:
@@ -169,10 +178,15 @@ class ElasticRun:
         self.changes: list[dict[str, Any]] = []
 
     def begin(self, last: SavedJob | None) -> None:
-        """Prints the step from which training continues; called before the first step.
+        """Records the change of the ranks and prints the step from which training continues.
+
+        Call it before the first step.
+
+        Args:
+            last: The restored checkpoint, or None at the start of the run.
 
         Raises:
-            RuntimeError: another checkpoint was restored than the one that the data go by.
+            RuntimeError: If the restored checkpoint is not the one from which `left` was computed.
         """
         elastic.require_restored(last, self._path)
         if last is None:
@@ -190,12 +204,19 @@ class ElasticRun:
             )
 
     def notes(self, inputs: TrainingInputs, model: Any, step: int) -> dict[str, Any]:
-        """Returns what a checkpoint after a step has of this rank; no batch is being made."""
+        """Returns the state of this rank for a checkpoint, JSON-serializable.
+
+        Args:
+            inputs: The input pipeline. It must not be preparing a batch, see `settle`.
+            model: The trained model.
+            step: Number of trained steps of the run.
+        """
         trained = int(model.get_metrics_result()["trained"])
         return {
             elastic.LEFT: [self.left.first, self.left.taken],
             elastic.TAKEN: inputs.taken(step - self._begun),
-            # Where nothing is left out, what was read ahead of the step comes again.
+            # If no examples are dropped, the run continues after the last trained block, and
+            # examples that were read ahead are read again. Therefore they do not count as seen.
             "seen": int(inputs.seen.numpy()) if inputs.counts_as_read else trained,
             "trained": trained,
             "metrics": [v.numpy().tolist() for v in model.metrics_variables],
@@ -205,7 +226,7 @@ class ElasticRun:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """What this rank goes on from: on rank 0 the sums of all ranks, on the others none."""
+        """The notes to continue from: sums over the former ranks on rank 0, zeros elsewhere."""
         notes, comm = self._positions, self.job.comm
         curves = [position["curve"] for position in notes]
         points = merged_points([curve["places"] for curve in curves])
@@ -224,7 +245,7 @@ class ElasticRun:
         return {**notes[0], "curve": curve, "gradient_rows": rows, "bytes": nbytes}
 
     def restore(self, inputs: TrainingInputs, model: Any, engine: Any) -> None:
-        """Goes on counting from the sums of all ranks; a collective, after the engine's restore."""
+        """Restores the counters and metrics. A collective; call it after the engine is restored."""
         comm, noted = self.job.comm, self._positions
         seen, trained = (sum(position[name] for position in noted) for name in ("seen", "trained"))
         skipped = 0
