@@ -1,4 +1,4 @@
-"""Builds embedding tables, the model with its optimizers, and the engine from settings."""
+"""Builds embedding tables, model, optimizers and engine from settings."""
 
 from __future__ import annotations
 
@@ -153,10 +153,11 @@ def build_model(
 
 
 def steps_per_execution(settings: Settings, *ends: int | None) -> int:
-    """Returns the number of steps per call of the train function, in [1, 16].
+    """Returns the number of steps per call of the train function.
 
     Grouped steps avoid Python overhead, about a quarter of the time of a small step. The result
-    divides all intervals after which Python code must run: windows, evaluations and `ends`.
+    is in [1, 16] and divides all intervals after which Python code must run: windows, evaluations
+    and `ends`.
 
     Args:
         settings: The settings of the run. `window_steps` must be set if the engine is used.
@@ -168,7 +169,7 @@ def steps_per_execution(settings: Settings, *ends: int | None) -> int:
 
 
 def _log_loss(labels: Any, logits: Any) -> Any:
-    """Returns the loss per example, shape [batch], for labels [batch] and logits [batch, 1]."""
+    """Returns the loss per example, [batch]; logits are [batch, 1]."""
     return binary_cross_entropy(tf.cast(tf.reshape(labels, [-1]), tf.float32), logits, True)
 
 
@@ -270,14 +271,14 @@ def validation_steps(settings: Settings, num_examples: int | None, ranks: int) -
 
 
 def planned_inputs(settings: Settings, num_examples: int | None) -> int | None:
-    """Returns the number of examples to read over all epochs, or None if it is unknown."""
+    """Returns the number of examples over all epochs, or None."""
     of_all_epochs = None if num_examples is None else num_examples * settings.epochs
     limits = (settings.max_examples, settings.stop_after, of_all_epochs)
     return min((n for n in limits if n is not None), default=None)
 
 
 def planned_steps(settings: Settings, num_examples: int | None, ranks: int) -> int | None:
-    """Returns the number of steps over all epochs if nothing is skipped, or None."""
+    """Returns the number of steps over all epochs without skipping, or None."""
     planned = planned_inputs(settings, num_examples)
     return None if planned is None else math.ceil(planned / (settings.batch_size * ranks))
 

@@ -1,4 +1,4 @@
-"""Keras callbacks for counts, progress bar, step time, learning curve and early stopping.
+"""Keras callbacks for counts, progress, timing, learning curves and early stopping.
 
 They provide the entries "progress", "evaluations" and "validation" of metrics.json.
 """
@@ -24,8 +24,8 @@ LOG_LOSS = "log_loss"
 """Name of the metric that replaces the loss in displays if examples have weights."""
 
 _MONITORED = "val_auc"
-# Minimum AUC gain that counts as an improvement. Smaller differences can come from the order of
-# floating-point sums in different threads.
+# Minimum AUC gain that counts as an improvement. The order of floating-point sums in different
+# threads can cause smaller differences.
 _LEAST_GAIN = 1e-6
 _SECONDS_BETWEEN_UPDATES = 0.2
 _MOST_POINTS = 100
@@ -65,7 +65,9 @@ class InputCount(keras.metrics.Metric):
 
 
 class StepCount(keras.callbacks.Callback):
-    """Counts trained steps. Must be the first callback, because others read the count.
+    """Counts trained steps, including steps before a resume.
+
+    Note: put it first in the list of callbacks, because other callbacks read the count.
 
     Attributes:
         steps: Number of trained steps, including the steps before a resume.
@@ -102,7 +104,10 @@ class BarCallback(keras.callbacks.Callback):
         self._last = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Updates the bar at most five times a second, because reading `logs` takes time."""
+        """Updates the bar, at most five times per second.
+
+        Reading a value of `logs` takes time, so it is not done in every step.
+        """
         now = time.perf_counter()
         if now - self._last >= _SECONDS_BETWEEN_UPDATES:
             self._last = now
@@ -120,10 +125,12 @@ class BarCallback(keras.callbacks.Callback):
 
 
 class StepTimer(keras.callbacks.Callback):
-    """Measures the mean time per step after the first steps, including the end of training.
+    """Measures the mean time per step after the first steps.
 
-    Put it last, so that the time includes the work of other callbacks, for example at the end of a
-    window.
+    The measurement ends with the training, including the callbacks' `on_train_end`.
+
+    Note: put it last in the list of callbacks, so that the time includes the work of the others,
+    for example at the end of a window.
 
     Args:
         count: Counter of the trained steps.
@@ -144,7 +151,7 @@ class StepTimer(keras.callbacks.Callback):
             self._begun, self._start = self._count.steps, time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
-        """Excludes seconds from the measurement, for example those of an evaluation."""
+        """Excludes seconds from the measurement, for example the time of an evaluation."""
         self._start += seconds
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -162,15 +169,16 @@ class StepTimer(keras.callbacks.Callback):
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Mean seconds per timed step, or None if there are no timed steps."""
+        """Mean seconds per timed step, or None without timed steps."""
         timed = 0 if self._begun is None else self._count.steps - self._begun
         return (self._end - self._start) / timed if timed > 0 else None
 
 
 class CurveCallback(keras.callbacks.Callback):
-    """Records a learning curve of at most 100 evenly spaced points, and evaluates periodically.
+    """Records a learning curve and evaluates periodically.
 
-    A point is a dictionary with the state of this rank:
+    The curve has at most 100 evenly spaced points. A point is a dictionary with the state of this
+    rank:
 
     - "step": number of trained steps.
     - "seconds": time since the start of training, without evaluations.
@@ -182,7 +190,7 @@ class CurveCallback(keras.callbacks.Callback):
         count: Counter of the trained steps.
         examples_seen: Function that returns the number of examples seen so far.
         evaluate: Function that evaluates the model on the test part. In a job with multiple ranks
-            it is a collective. The store may flush deferred gradients in it.
+            it is a collective. Note: the store may flush deferred gradients during the call.
         evaluate_every: Steps between evaluations. None means no evaluations.
         left_out: Function that is called with the seconds of each evaluation.
 
@@ -374,7 +382,7 @@ class Validation(keras.callbacks.Callback):
             self._validate()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Evaluates at the end of training, because the whole run is a single Keras epoch."""
+        """Evaluates at the end of training; a run is one Keras epoch."""
         if not self.measured or self.measured[-1]["step"] != self._count.steps:
             self._validate()
 
@@ -387,7 +395,7 @@ class Validation(keras.callbacks.Callback):
 
     @property
     def best_step(self) -> int:
-        """The step with the best validation AUC; training ends with its weights and rows."""
+        """The step with the best AUC, whose weights are restored."""
         return int(self.measured[self._stopper.best_epoch]["step"])
 
     def _validate(self) -> None:

@@ -110,7 +110,7 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
 
 
 def window_steps_of(saving: Saving) -> int | None:
-    """Returns the window length of the saved run in steps, or None without one."""
+    """Returns the saved run's window length in steps, or None."""
     path = saving.directory / RUN
     return _read(path)["settings"].get("window_steps") if path.exists() else None
 
@@ -343,7 +343,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _flags(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings by flag name.
 
-    `random_shares` and `stop_after` come from the run of --match, so they appear as "match".
+    `random_shares` and `stop_after` are computed from the run of --match, so they are returned as
+    "match".
     """
     flags = {**settings, **settings["engine"]}
     del flags["engine"]

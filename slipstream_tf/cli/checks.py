@@ -88,8 +88,8 @@ def tensorflow() -> str:
     """Imports TensorFlow and returns its version and packages."""
     import tensorflow as tf
 
-    # List all packages that provide the module, because two of them overwrite each other's files.
-    # For example, tensorflow and tensorflow-cpu must not be installed together.
+    # List all packages that provide the module, because two packages overwrite each other's
+    # files, for example tensorflow and tensorflow-cpu.
     names = sorted(set(importlib.metadata.packages_distributions().get("tensorflow", [])))
     detail = f"{tf.__version__} ({' and '.join(names)})" if names else tf.__version__
     if not _compat.is_tested_tensorflow(tf.__version__):
@@ -167,7 +167,7 @@ def sok() -> str:
 
 
 def gpus() -> str:
-    """Checks that TensorFlow and the op library can use the GPUs of the driver."""
+    """Checks that TensorFlow and the op library can use the GPUs."""
     import tensorflow as tf
 
     details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))

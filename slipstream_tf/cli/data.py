@@ -1,4 +1,4 @@
-"""Opens the data set of `--data`: a path or the name of a generated data set."""
+"""Opens the data set of the flag `--data`."""
 
 from __future__ import annotations
 
@@ -42,10 +42,13 @@ class Parts:
 
 
 def name_of(data: str) -> str:
-    """Returns the name of a data set, for example "criteo", which selects a preset.
+    """Returns the name of a data set, which selects its preset.
 
     Args:
-        data: Value of --data.
+        data: Value of --data: a path, or the name of a generated data set.
+
+    Returns:
+        The name, for example "criteo".
 
     Raises:
         UsageError: If the file does not exist or no reader supports it.
@@ -107,9 +110,9 @@ def open_parts(settings: Settings) -> Parts:
 
 
 def best_auc(reader: Reader) -> float | None:
-    """Returns the AUC of the true click probabilities; None for data that is not generated.
+    """Returns the best reachable AUC of generated data, otherwise None.
 
-    This AUC is an upper bound for any model, up to sampling noise.
+    This AUC of the true click probabilities is an upper bound for any model, up to sampling noise.
     """
     from slipstream_tf.data.readers.generator import GeneratedReader
     from slipstream_tf.telemetry.metrics import click_metrics
@@ -124,7 +127,7 @@ def _refusing(data: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _require_header(data: str) -> None:
-    """Raises an error if a CSV file does not have the header of Avazu.
+    """Raises an error if a CSV file lacks the header of Avazu.
 
     Readers check the header only when they read the first batch, which is late.
     """
@@ -157,7 +160,7 @@ def _open(settings: Settings, part: str) -> Reader:
 
 
 def _prepared(data: str) -> dict[str, Any] | None:
-    """Returns the manifest of data that slipstream-prepare wrote, or None for other data."""
+    """Returns the manifest of slipstream-prepare, or None for other data."""
     if not os.path.isdir(data):
         return None
     import_tensorflow()

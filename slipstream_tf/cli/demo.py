@@ -101,7 +101,7 @@ def make_flags() -> FlagSet:
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
-    """Measures the layer, trains the five runs, and prints and writes the results.
+    """Measures the layer, trains five runs and reports the results.
 
     Raises:
         UsageError: If a flag or the data is invalid.
@@ -135,7 +135,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
 
 def size_of(data: str, most: int) -> tuple[int, int]:
-    """Returns the batch size for a data set and the number of examples of an epoch.
+    """Returns batch size and examples per epoch for a data set.
 
     Args:
         data: Value of --data of slipstream-train, which also selects the preset.
@@ -182,7 +182,7 @@ def _flags(chosen: _Chosen, trained: float) -> dict[str, Any]:
 
 
 def share_for(plain: Mapping[str, Any]) -> float:
-    """Chooses the fraction of examples to skip by the click rate, and prints both.
+    """Chooses and prints the fraction of examples to skip by click rate.
 
     Args:
         plain: The metrics.json of plain training. The click rate is the rate of its test part.
@@ -243,7 +243,7 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
     """Compares skipping by predicted loss with plain training and with the controls.
 
     Args:
-        records: The metrics.json of the runs "plain", "foreseen", "uniform", "random" and "stop".
+        records: The metrics.json of each run by run name, see `LABELS`.
 
     Returns:
         The verdict in a few sentences.
@@ -285,7 +285,7 @@ def _seconds(record: Mapping[str, Any]) -> float:
 
 
 def _drawn(output: str) -> str:
-    """Draws the page of learning curves; returns its path or the reason for its absence."""
+    """Draws the page of learning curves; returns a message."""
     try:
         require_matplotlib()
     except ImportError as error:
@@ -296,7 +296,7 @@ def _drawn(output: str) -> str:
 
 
 def measure_speed(rows: int, threads: int) -> dict[str, float]:
-    """Measures a step of a small model with Keras's layer and with this package's layer.
+    """Measures a training step with Keras's layer and this package's layer.
 
     Args:
         rows: Number of rows of the table. Keys are drawn uniformly.
@@ -348,7 +348,7 @@ def _trained(output: str, name: str, flags: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _run(lines: str, *arguments: str) -> str:
-    """Runs Python code in a child process and returns the last line of its output.
+    """Runs Python code in a child process; returns the last output line.
 
     Raises:
         UsageError: If the child exits with `USAGE_ERROR`.

@@ -172,7 +172,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
 
 def examine(limit: float) -> Iterator[Finding]:
-    """Yields the findings in the order of the report, each as soon as it is ready.
+    """Yields the findings in report order, each when it is ready.
 
     Args:
         limit: Time limit of each check in seconds.
@@ -195,7 +195,7 @@ def examine(limit: float) -> Iterator[Finding]:
 
 
 def _answer_of(check: Check, limit: float) -> dict[str, Any]:
-    """Returns the result of a check's child process, or a description of its failure."""
+    """Returns the result of a check, or describes its failure."""
     with tempfile.TemporaryDirectory(prefix="slipstream-doctor-") as folder:
         answer, log = Path(folder, "answer.json"), Path(folder, "log.txt")
         program = _CHILD.format(path=sys.path, function=check.function, answer=str(answer))

@@ -1,4 +1,4 @@
-"""Command line flags in groups, with short help and one-line errors, built on `absl.flags`.
+"""Command line flags with grouped help and one-line errors, on `absl.flags`.
 
 Each program creates a `FlagSet` and does not use the global `absl.flags.FLAGS`. Therefore `--help`
 lists only the flags of the program, and a program can run more than once in a process.
@@ -32,13 +32,17 @@ FROM_FILE = "names from the settings file"
 
 
 class ProgramError(Exception):
-    """An expected error that ends the program with exit code `code` and no traceback."""
+    """An expected error, which ends the program without a traceback.
+
+    Attributes:
+        code: Exit code of the program.
+    """
 
     code = RUN_ERROR
 
 
 class UsageError(ProgramError):
-    """Invalid user input. The message names the value, the flag and the allowed values."""
+    """Invalid user input; the message contains the allowed values."""
 
     code = USAGE_ERROR
 
@@ -130,7 +134,7 @@ class Number(_Parser):
     def convert(self, argument: Any) -> float:
         value = self._read(argument)
         is_inside = self._is_above(value, self._minimum) and self._is_below(value, self._maximum)
-        # Comparisons with NaN are false, so the bounds reject it. Infinity needs its own check,
+        # Comparisons with NaN are false, so the bounds reject it. Infinity needs a separate check,
         # because the maximum may be infinite.
         if not is_inside or value == float("inf"):
             raise ValueError
@@ -165,7 +169,7 @@ class Choice(_Parser):
 
 
 class Widths(_Parser):
-    """Parses layer widths joined by commas or dashes, for example 256-128; may be empty."""
+    """Parses layer widths, for example 256-128; may be empty."""
 
     allowed = brief = "integers >= 1 joined by '-', e.g. 256-128, or empty for no layer"
     json_types = (str, list)

@@ -222,7 +222,7 @@ def _all_epochs(settings: Settings, dataset: tf.data.Dataset, at_once: int) -> t
 
 
 def _first_inputs(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
-    """Limits a dataset of batches to `count` examples; the last batch may be cut."""
+    """Limits a dataset to `count` examples; cuts the last batch."""
 
     @tf.autograph.experimental.do_not_convert
     def cut(seen: tf.Tensor, batch: Any) -> Any:

@@ -62,7 +62,7 @@ def make_flags() -> FlagSet:
 
 
 def nanoseconds_per_access(dim: int, rule: Any, batch_size: int) -> float:
-    """Measures the time per row of a lookup and update in an in-memory table.
+    """Measures the time of a row's lookup and update in memory.
 
     The measurement takes about a second on this machine.
 
@@ -143,7 +143,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
 
 def hkv_lines(settings: dict[str, dict[str, int]], dim: int, slot_tables: int) -> list[str]:
-    """Returns the memory of SOK's HKV tables and their settings as lines of Python.
+    """Returns memory and settings of SOK's HKV tables as text.
 
     Args:
         settings: Keyword arguments of each table, see `plan_hkv`.
@@ -193,7 +193,7 @@ def _size(nbytes: float) -> str:
 
 
 def text_of(found: MemoryPlan, step: dict[str, float], dim: int) -> str:
-    """Returns the plan as text: tables, the time per step and Python code.
+    """Returns the plan as tables, step time and Python code.
 
     Args:
         found: The plan.

@@ -197,7 +197,7 @@ def summary(statistics: Mapping[str, Any]) -> str:
 
 
 class _Bars:
-    """Shows a progress bar per phase, with lines per second and the remaining time.
+    """Shows a progress bar with the reading speed for each phase.
 
     Attributes:
         rows: Number of lines that were read.

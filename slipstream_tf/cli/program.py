@@ -1,4 +1,4 @@
-"""Runs a program from command line to exit code, as a single process or as a rank of a job.
+"""Runs a program as a single process or as a rank.
 
 In a job, only rank 0 prints results. Errors inside an `agreed` block, such as an invalid flag, are
 exchanged and printed once, by rank 0. Any other error is printed by the rank that raised it,
@@ -31,7 +31,7 @@ _GONE = "Horovod has been shut down"
 
 
 class AgreedError(ProgramError):
-    """An error of at least one rank, raised on all ranks and printed by rank 0."""
+    """An error of at least one rank, raised on all ranks."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class AgreedError(ProgramError):
 def run_program(
     flag_set: FlagSet, main: Callable[[dict[str, Any], frozenset[str]], None], arguments: Any = None
 ) -> int:
-    """Runs a program as a single process and prints expected errors as one line.
+    """Runs a program as a single process; prints errors as one line.
 
     Args:
         flag_set: The flags of the program.
@@ -79,7 +79,7 @@ def run_rank(
     arguments: Sequence[str] | None = None,
     is_elastic: Callable[[_Prepared], bool] = lambda _: False,
 ) -> int:
-    """Runs a program as a rank of a job that a launcher has started.
+    """Runs a program as a rank of a launched job.
 
     Args:
         flag_set: The flags of the program.
@@ -149,10 +149,10 @@ def run_rank(
 
 @contextlib.contextmanager
 def agreed(comm: Communicator, name: str) -> Iterator[None]:
-    """Raises an error on all ranks if any rank raises one in the block.
+    """Raises an error on all ranks if its block fails on any.
 
-    The end of the block is a collective. The block must not contain a collective itself, because a
-    rank that raises before it would leave the other ranks waiting.
+    The end of the block is a collective. Note: the block must not contain a collective itself,
+    because a rank that raises before it would leave the other ranks waiting.
 
     Args:
         comm: The communicator. With a single rank, errors pass through unchanged.
@@ -208,9 +208,9 @@ def import_tensorflow() -> None:
     """Imports TensorFlow and shows its log only if the import fails.
 
     TensorFlow writes some lines to stderr before it reads TF_CPP_MIN_LOG_LEVEL, so this function
-    redirects stderr during the import. If the user has set TF_CPP_MIN_LOG_LEVEL, nothing is
-    redirected. The variable is set only during the import, so that child processes do not inherit
-    it and call this function with the same effect.
+    redirects stderr during the import. If the user has set TF_CPP_MIN_LOG_LEVEL, it does not
+    redirect stderr. The variable is removed after the import, so that this function has the same
+    effect in child processes.
     """
     if "tensorflow" in sys.modules or _LOG_LEVEL in os.environ:
         return
@@ -236,7 +236,7 @@ def _asks_for_help(arguments: Sequence[str]) -> bool:
 
 
 def _told(error: Exception) -> tuple[str, bool]:
-    """Returns the message for an error of this rank, and whether the error is expected."""
+    """Returns an error's message and whether the error is expected."""
     if _GONE in str(error):
         return "The run broke off, because another rank ended. It says why.", True
     if isinstance(error, (UsageError, RunError, ImportError)):

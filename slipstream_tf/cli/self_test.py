@@ -1,4 +1,4 @@
-"""Self-tests of the stores: one update of a few rows, compared with expected values.
+"""Self-tests of the stores: update a few rows and compare the results.
 
 All expected values are exact in float32. A mismatch raises a RunError that contains both values.
 """
@@ -32,7 +32,7 @@ def native_store() -> None:
 
 
 def sok_store() -> None:
-    """Tests lookup, SGD update and reading of rows with a hash table of SOK.
+    """Tests lookup, SGD update and reading of rows with SOK.
 
     Raises:
         ImportError: If SOK cannot be loaded.

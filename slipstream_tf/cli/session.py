@@ -1,4 +1,4 @@
-"""Runs one training from `Settings` and data readers to the content of metrics.json."""
+"""Runs a training from `Settings` to the content of metrics.json."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Trainer:
 
     Args:
         settings: The settings of the run, the same on all ranks.
-        parts: The data readers. Every rank reads all examples and trains its part of them.
+        parts: The data readers. Every rank reads all examples and trains a part.
         clock: Clock that measures the time per phase. It already contains the time to open the
             data.
         comm: The communicator of the job. Rank 0 shows progress.
@@ -85,7 +85,7 @@ class Trainer:
         self._hot_keys: list[Any] | None = None
 
     def open(self) -> None:
-        """Sets the seed, compares settings over ranks, and finds hot keys for a baseline.
+        """Sets the seed, compares ranks, and finds a baseline's hot keys.
 
         Raises:
             UsageError, AgreedError: If flags or data differ between ranks or from the run to
@@ -163,7 +163,7 @@ class Trainer:
         """Trains the model, optionally from the newest checkpoint, and collects the counts.
 
         Args:
-            callbacks: Keras callbacks that run after those of the program.
+            callbacks: Additional Keras callbacks, called after the callbacks of the program.
 
         Raises:
             RunError: If training fails, or the counts of read, trained and skipped examples do not
@@ -301,7 +301,7 @@ class Trainer:
         return found if trace is None else [*found, TraceCallback(self._count, self._comm, trace)]
 
     def _fit(self, batches: Any, bar: TrainingBar, callbacks: Sequence[Any]) -> None:
-        """Runs the training loop of `model.fit` over an iterator that can be checkpointed."""
+        """Runs the loop of `model.fit` over a checkpointable iterator."""
         model = self._model
         listed = keras.callbacks.CallbackList(
             [*self._callbacks(bar), *callbacks], model=model, epochs=1, steps=None, verbose=0
@@ -316,8 +316,8 @@ class Trainer:
             listed.on_train_begin()
             model.reset_metrics()
             listed.on_epoch_begin(0)
-            # Restore after `on_train_begin`, whose callbacks flush deferred gradients. Restored
-            # deferred gradients must not be flushed.
+            # Restore after `on_train_begin`, because its callbacks flush deferred gradients.
+            # Restored deferred gradients must stay deferred.
             self._count.steps = self._go_on()
             while not model.stop_training:
                 step = self._count.steps
@@ -378,7 +378,7 @@ class Trainer:
         return found
 
     def _rows(self) -> dict[str, int]:
-        """Returns the number of rows per table; shards of all ranks are summed."""
+        """Returns the rows per table, summed over shards."""
         rows = dict.fromkeys((table.name for table in self._embeddings.tables), 0)
         for store in self._stores:
             for name in rows:
@@ -412,7 +412,7 @@ def _build_variables(model: Any, element_spec: Any) -> None:
 
 
 def _cause(error: tf.errors.OpError) -> str:
-    """Returns the line of the message with the cause, without TensorFlow's graph trace."""
+    """Returns the cause from an error message of TensorFlow."""
     raised_in_python = re.search(r"^.*?\w+Error: (.+)$", error.message, re.MULTILINE)
     if raised_in_python:
         return raised_in_python.group(1)
@@ -433,7 +433,7 @@ def _check_account(inputs: dict[str, int], read: int) -> None:
 
 
 def _row_lookups(reader: Any, trained: int) -> int | None:
-    """Returns the row lookups in training, or None for bags of variable length."""
+    """Returns the row lookups in training; None for variable-length bags."""
     features, _ = reader.dataset().element_spec
     if not isinstance(features["keys"], tf.TensorSpec):
         return None

@@ -1,4 +1,4 @@
-"""Resolves the settings of a training run from flags, presets and a matched run."""
+"""Resolves training settings from flags, presets and a matched run."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _LISTS = ("bottom", "mlp", "policies", "random_shares")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a training run; the fields are named like the flags of `slipstream-train`.
+    """Settings of a training run.
 
-    Fields that are not listed here are described by `slipstream-train --helpfull`.
+    The fields are named like the flags of `slipstream-train`. `slipstream-train --helpfull`
+    describes the fields that are not listed here.
 
     Attributes:
         data: Path of the data, or the name of a generated data set.
@@ -131,7 +132,9 @@ class Settings:
         With skipping by predicted loss, batches are read larger, and the kept examples are batched
         again to `batch_size`. Larger batches amortize the overhead per batch, which matters if most
         examples are dropped. The size is limited to an eighth of a window, because a window needs
-        statistics from more than one batch. Requires `window_steps`.
+        statistics from more than one batch.
+
+        Note: `window_steps` must be set.
         """
         if not foresees(self) or self.dry_run:
             return self.batch_size

@@ -1,4 +1,4 @@
-"""Totals over the ranks of a run: counts, bytes and metrics, also for elastic jobs.
+"""Totals of counts, bytes and metrics over the ranks of a run.
 
 Functions that return a total are collectives.
 """
@@ -88,7 +88,9 @@ def total_metrics(model: Any, comm: Communicator) -> dict[str, Any]:
 
 
 class Exchanged:
-    """Counts gradient rows and bytes between ranks over the whole run, including resumed parts.
+    """Counts gradient rows and bytes between ranks.
+
+    The counts cover the whole run, including the parts before a resume.
 
     Args:
         stores: The stores of the embedding rows. Each store contains all tables.
@@ -110,7 +112,7 @@ class Exchanged:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues from the result of `state`. Call it after the rows are restored."""
+        """Continues from the result of `state`, after rows are restored."""
         # Subtract the current counts, because restoring the rows also changes them.
         self._rows = {
             name: {kind: rows[kind] - now for kind, now in self._own_rows(name).items()}
@@ -119,7 +121,7 @@ class Exchanged:
         self._bytes = dict(state["bytes"])
 
     def gradient_rows(self) -> dict[str, dict[str, int]]:
-        """Returns the gradient row counts of each table, summed over ranks. A collective."""
+        """Returns the gradient row counts per table. A collective."""
         counts = [
             dataclasses.replace(self._stores[0].update_counts(name), **self._own_rows(name))
             for name in self._tables
@@ -178,9 +180,9 @@ class ElasticRun:
         self.changes: list[dict[str, Any]] = []
 
     def begin(self, last: SavedJob | None) -> None:
-        """Records the change of the ranks and prints the step from which training continues.
+        """Records a change of the ranks; called before the first step.
 
-        Call it before the first step.
+        Rank 0 prints the step from which training continues.
 
         Args:
             last: The restored checkpoint, or None at the start of the run.
@@ -226,7 +228,7 @@ class ElasticRun:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """The notes to continue from: sums over the former ranks on rank 0, zeros elsewhere."""
+        """The saved state: sums on rank 0, zeros on other ranks."""
         notes, comm = self._positions, self.job.comm
         curves = [position["curve"] for position in notes]
         points = merged_points([curve["places"] for curve in curves])
@@ -245,7 +247,13 @@ class ElasticRun:
         return {**notes[0], "curve": curve, "gradient_rows": rows, "bytes": nbytes}
 
     def restore(self, inputs: TrainingInputs, model: Any, engine: Any) -> None:
-        """Restores the counters and metrics. A collective; call it after the engine is restored."""
+        """Restores counters and metrics after the engine. A collective.
+
+        Args:
+            inputs: The input pipeline.
+            model: The built model, whose metrics are restored on rank 0.
+            engine: The restored engine, or None.
+        """
         comm, noted = self.job.comm, self._positions
         seen, trained = (sum(position[name] for position in noted) for name in ("seen", "trained"))
         skipped = 0

@@ -32,10 +32,12 @@ _HOST = "/host:"
 
 
 class TraceCallback(keras.callbacks.Callback):
-    """Traces `STEPS` steps after the first `FIRST` steps. Must be the last callback.
+    """Traces `STEPS` steps after the first `FIRST` steps.
 
     A shorter run is traced to its end. The trace contains TensorFlow operations, Python blocks in a
     `tf.profiler.experimental.Trace`, and the messages in Horovod's timeline.
+
+    Note: put it last in the list of callbacks.
 
     Args:
         count: Counter of the trained steps.
@@ -57,7 +59,7 @@ class TraceCallback(keras.callbacks.Callback):
             self._stop()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Stops the trace of a short run, or warns if the run ended before the trace."""
+        """Stops a running trace; warns if the run was too short."""
         if self._folder is not None:
             self._stop()
         elif self._end is None:

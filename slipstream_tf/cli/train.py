@@ -1,4 +1,4 @@
-"""`slipstream-train`: trains a click model, optionally with policies, as a dry run or as a control.
+"""`slipstream-train`: trains a click model, optionally with policies.
 
 The program shows a progress bar, writes metrics.json to the output folder and prints a table of
 results. After a dry run it also prints the commands that switch the policies on.
@@ -101,14 +101,14 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
         # Horovod reads this variable in its initialization. DYNAMIC leaves the timeline off until
         # `TraceCallback` starts it.
         os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
-    # The import takes seconds, so it comes after all flag errors.
+    # Check the flags before this import, because it takes seconds.
     import_tensorflow()
     _set_threads(settings.threads)
     return _Prepared(values, given, settings, saving, clock)
 
 
 def _require_fresh_run(settings: Settings, saving: Saving, values: dict[str, Any]) -> None:
-    """Rejects flags that the separate hot and cold tables of the baselines do not support."""
+    """Rejects flags that the hot and cold tables of baselines lack."""
     found = {
         "checkpoint_every": saving.is_used,
         "early_stopping": settings.early_stopping,
@@ -137,7 +137,7 @@ def carry_out(
     Args:
         prepared: The result of `prepare`.
         comm: The communicator of the job.
-        callbacks: Keras callbacks that run after those of the program.
+        callbacks: Additional Keras callbacks, called after the callbacks of the program.
         job: The elastic job. None if the ranks of the job do not change.
 
     Raises:
@@ -226,7 +226,7 @@ def summary(record: dict[str, Any], settings: Settings) -> str:
 def commands_to_switch_on(
     flags: Mapping[str, Any], settings: Settings, ranks: int
 ) -> dict[str, str]:
-    """Returns the commands that repeat a dry run with its policies switched on.
+    """Returns the commands that apply the policies of a dry run.
 
     Args:
         flags: Values of the flags from the command line and the settings file.
@@ -359,11 +359,11 @@ def _set_threads(threads: int | None) -> None:
 
 
 def entry_point(arguments: Sequence[str] | None = None, callbacks: Sequence[Any] = ()) -> None:
-    """Runs the program as a single process or as a rank, then exits the process.
+    """Runs the program as a process or rank, then exits.
 
     Args:
         arguments: Command line arguments without the program name. Defaults to `sys.argv[1:]`.
-        callbacks: Keras callbacks that run after those of the program.
+        callbacks: Additional Keras callbacks, called after the callbacks of the program.
     """
     if _is_elastic(arguments):
         # This process stays alive as an agent and starts a new rank process whenever ranks change.
@@ -375,7 +375,7 @@ def entry_point(arguments: Sequence[str] | None = None, callbacks: Sequence[Any]
 
 
 def _is_elastic(arguments: Sequence[str] | None) -> bool:
-    """Returns whether the launcher and the flags both ask for an elastic job.
+    """Returns whether launcher and flags both request an elastic job.
 
     Invalid flags are ignored here. `run_rank` reports them.
     """

@@ -21,7 +21,7 @@ from slipstream_tf.cli.flag_set import (
 from slipstream_tf.config import ROW_DTYPES, SLOT_DTYPES, WIRE_DTYPES
 from slipstream_tf.optimizers.base import DECAYS
 
-# Stands for `cli.settings.Settings`, which cannot be imported because that module imports this one.
+# Replaces `cli.settings.Settings`, which cannot be imported because that module imports this one.
 Settings = Any
 
 
@@ -319,7 +319,7 @@ def make_flags() -> FlagSet:
 
 
 def _by_data(flag: Flag) -> Flag:
-    """Adds the defaults of `PRESETS` to a flag's help, for example "1024; generated 512"."""
+    """Adds preset defaults to a help text: "1024; generated 512"."""
     own = [f"{data} {found[flag.name]}" for data, found in PRESETS.items() if flag.name in found]
     common = flag.default_text or str(flag.default)
     return flag._replace(default_text="; ".join([common, *own])) if own else flag
