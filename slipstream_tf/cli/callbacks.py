@@ -127,10 +127,10 @@ class BarCallback(keras.callbacks.Callback):
 class StepTimer(keras.callbacks.Callback):
     """Measures the mean time per step after the first steps.
 
-    The measurement ends with the training, including the callbacks' `on_train_end`.
+    The measurement ends with the training and includes `on_train_end` of earlier callbacks.
 
-    Note: put it last in the list of callbacks, so that the time includes the work of the others,
-    for example at the end of a window.
+    Note: put it after all callbacks that belong to training, so that the measured time includes
+    their work, for example at the end of a window.
 
     Args:
         count: Counter of the trained steps.

@@ -293,7 +293,7 @@ def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -
 
 
 def _beside(output: str | None, name: str) -> str:
-    """Returns a sibling of the folder `output`, always different from `output`."""
+    """Returns a folder next to `output`, or in `runs` without an output."""
     if output is None:
         return os.path.join("runs", name)
     folder, own = os.path.split(os.path.normpath(output))
