@@ -1,8 +1,13 @@
-"""Builds slipstream_tf and its op library against the TensorFlow that is installed.
+"""Builds slipstream_tf and its op library against the installed TensorFlow.
 
-SLIPSTREAM_WITH_CUDA=1 adds the CUDA kernels; PYTHON_BIN_PATH names another Python whose TensorFlow
-is to be used; CXX another compiler. SLIPSTREAM_PYTHONS names several, as PATH does: then there is a
-library for the TensorFlow of each (build_support/wheels.py). The metadata are in pyproject.toml.
+Environment variables:
+    SLIPSTREAM_WITH_CUDA: "1" adds the CUDA kernels.
+    PYTHON_BIN_PATH: Path of another Python interpreter with the TensorFlow to build for.
+    SLIPSTREAM_PYTHONS: Paths of multiple interpreters, separated like PATH. The build then creates
+        a library for the TensorFlow of each interpreter, see build_support/wheels.py.
+    CXX: The C++ compiler. Defaults to g++.
+
+The metadata of the package are in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from setuptools.command.build_py import build_py
 
 try:
     from setuptools.command.bdist_wheel import bdist_wheel
-except ImportError:  # Older than the build needs; makes source packages.
+except ImportError:  # setuptools is too old for wheels, but can create source packages.
     bdist_wheel = None
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
@@ -29,7 +34,7 @@ PACKAGE = "slipstream_tf"
 
 
 class BuildPython(build_py):
-    """Starts from an empty folder: modules removed from the sources must not be installed."""
+    """Removes old build results, so that deleted modules are not installed."""
 
     def run(self) -> None:
         stale = os.path.join(self.build_lib, PACKAGE)
@@ -39,7 +44,10 @@ class BuildPython(build_py):
 
 
 class BuildOps(build_ext):
-    """Puts libraries, named without a Python version (they use no Python), into the package."""
+    """Builds the op libraries and copies them into the package.
+
+    The file names have no Python version, because the libraries do not use Python.
+    """
 
     def get_ext_filename(self, fullname: str) -> str:
         return fullname.replace(".", os.sep) + ".so"
@@ -60,7 +68,8 @@ class BuildOps(build_ext):
             raise SystemExit(str(error)) from None
 
     def _build(self, build: NativeBuild, target: str) -> None:
-        # Replaced, not overwritten: a running process may have the old library mapped.
+        # Replace the file instead of overwriting it, because a running process may have the old
+        # library mapped.
         shutil.copyfile(build.run(), target + ".new")
         os.replace(target + ".new", target)
 
@@ -69,7 +78,7 @@ COMMANDS = {"build_ext": BuildOps, "build_py": BuildPython}
 if bdist_wheel is not None:
 
     class BuildWheel(bdist_wheel):
-        """Names a wheel for any Python 3, on machines like this one."""
+        """Tags the wheel for any Python 3 on this platform."""
 
         def get_tag(self) -> tuple[str, str, str]:
             return "py3", "none", super().get_tag()[2]

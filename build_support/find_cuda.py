@@ -1,7 +1,7 @@
-"""Prints where the CUDA toolkit is, one KEY=VALUE per line; nothing if there is none.
+"""Prints the paths of the CUDA toolkit, one KEY=VALUE per line.
 
-Order: CUDA_HOME, /usr/local/cuda, nvcc on PATH. Run by third_party/bazel/cuda_configure.bzl and by
-setup.py.
+The search order is CUDA_HOME, /usr/local/cuda, nvcc on PATH. The output is empty without a toolkit.
+third_party/bazel/cuda_configure.bzl and setup.py run this script.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import sys
 
 
 def _home_of(nvcc: str) -> str:
-    """The toolkit an nvcc belongs to, as it says itself: nvcc on PATH may be a wrapper script."""
+    """Returns the root folder of the toolkit that contains an nvcc.
+
+    The path comes from nvcc's dry run, because nvcc on PATH may be a wrapper script.
+    """
     command = [nvcc, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull]
     dry_run = subprocess.run(command, capture_output=True, text=True, check=False)
     for line in (dry_run.stdout + dry_run.stderr).splitlines():
@@ -39,7 +42,7 @@ def _toolkit(home: str, nvcc: str) -> dict[str, str] | None:
 
 def find_cuda() -> dict[str, str]:
     wanted = os.environ.get("CUDA_HOME")
-    if wanted:  # what the user names is used or reported as missing, never left out
+    if wanted:  # Never fall back to another toolkit if the user has set CUDA_HOME.
         return _toolkit(wanted, os.path.join(wanted, "bin", "nvcc")) or {}
     found = _toolkit("/usr/local/cuda", "/usr/local/cuda/bin/nvcc")
     nvcc = shutil.which("nvcc")

@@ -1,7 +1,8 @@
-"""Prints what the build needs to know about the installed TensorFlow, one KEY=VALUE per line.
+"""Prints properties of the installed TensorFlow, one KEY=VALUE per line.
 
-Run by third_party/bazel/tf_configure.bzl and by setup.py, so both builds use the same headers,
-library and flags.
+The properties are the version, paths and flags for the build.
+third_party/bazel/tf_configure.bzl and setup.py run this script, so that both builds use the same
+headers, library and flags.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Builds and installs Horovod from PyPI's source package, for the TensorFlow of this Python.
+"""Builds and installs Horovod from PyPI's source package for the installed TensorFlow.
 
     python build_support/install_horovod.py
 
-Horovod has no wheels: it is compiled against the TensorFlow that is installed. Gloo is always built
-in, MPI where `mpicxx` is found. Tools that only the build needs (an older setuptools, CMake) are
-kept out of the environment. Takes about two minutes on two cores.
+Horovod has no wheels, because it is compiled against the installed TensorFlow. Gloo is always
+included, MPI if `mpicxx` is on PATH. Build tools (an older setuptools, CMake) are installed into a
+temporary folder and not into the environment. The build takes about two minutes on two cores.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ import tempfile
 from pathlib import Path
 
 HOROVOD = "horovod==0.28.1"
-# setuptools 75 dropped what its setup.py uses; CMake 4 refuses the CMakeLists of what it bundles.
+# setuptools 75 removed an API that Horovod's setup.py uses. CMake 4 rejects the CMakeLists.txt of
+# Horovod's bundled libraries.
 BUILD_TOOLS = ("setuptools<75", "cmake==3.31.*", "wheel", "packaging")
 RUNTIME = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi")
-# Needs XLA headers that TensorFlow's wheels do not have, and serves GPUs under XLA only.
+# This file needs XLA headers that TensorFlow's wheels do not contain. It is only used on GPUs with
+# XLA.
 UNBUILDABLE = re.compile(r"^.*xla_mpi_ops\.cc.*\n", re.MULTILINE)
 
 
 def leave_out_unbuildable(source: Path) -> None:
-    """Takes the one file that cannot be compiled off the list of sources.
+    """Removes the source file that cannot be compiled from Horovod's CMakeLists.txt.
 
     Args:
-        source: the unpacked source package.
+        source: Folder of the unpacked source package.
 
     Raises:
-        SystemExit: it is not on the list: another version of Horovod.
+        SystemExit: If CMakeLists.txt does not contain the file exactly once, for example in another
+            version of Horovod.
     """
     path = source / "horovod" / "tensorflow" / "CMakeLists.txt"
     text, count = UNBUILDABLE.subn("", path.read_text(encoding="utf-8"))
@@ -43,7 +46,13 @@ def leave_out_unbuildable(source: Path) -> None:
 
 
 def build_environment(tools: Path) -> dict[str, str]:
-    """Environment variables of the build: TensorFlow and Gloo only, MPI where it is found."""
+    """Returns the environment variables of the build.
+
+    They enable TensorFlow and Gloo, and MPI if `mpicxx` is on PATH.
+
+    Args:
+        tools: Folder with the build tools.
+    """
     with_mpi = shutil.which("mpicxx") is not None
     return {
         **os.environ,
@@ -58,7 +67,7 @@ def build_environment(tools: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Downloads, mends, compiles and installs."""
+    """Downloads, patches, compiles and installs Horovod."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     try:
         import tensorflow as tf
@@ -76,7 +85,7 @@ def main() -> None:
         )  # fmt: skip
         (archive,) = sdist.iterdir()
         with tarfile.open(archive) as packed:
-            # Pythons before 3.11.4 (and of Debian 12) have no filters.
+            # Python versions before 3.11.4, for example in Debian 12, do not have tar filters.
             safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
             packed.extractall(folder, **safe)
         source = Path(folder) / archive.name.removesuffix(".tar.gz")

@@ -1,10 +1,11 @@
-"""Reports broken links and stale generated files in the documents; needs the standard library only.
+"""Reports broken links and stale generated files in the documentation.
 
     python build_support/lint_documents.py
 
-Checks that relative links lead to files and headings that exist, that each page in
-benchmarks/results is drawn from its JSON file and shown on the site, and that the SVG pictures in
-docs/pictures are those that their programs draw. `make lint` runs it.
+The program checks that relative links lead to existing files and headings, that each page in
+benchmarks/results matches its JSON file and is shown on the site, and that the SVG pictures in
+docs/pictures match the output of their programs. It needs only the standard library. `make lint`
+runs it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def pages() -> list[pathlib.Path]:
-    """Returns the Markdown files that people write."""
+    """Returns the Markdown files that are not generated."""
     return [
         *ROOT.glob("*.md"),
         ROOT / "cc_ops" / "README.md",
@@ -35,13 +36,13 @@ def pages() -> list[pathlib.Path]:
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-    """Returns the anchors that GitHub gives the headings of a page."""
+    """Returns the anchors that GitHub creates for the headings of a page."""
     headings = _HEADING.findall(page.read_text(encoding="utf-8"))
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
 def broken_links() -> Iterator[str]:
-    """Yields a line for each relative link without a target."""
+    """Yields a message for each relative link without a target."""
     for page in pages():
         for link in _LINK.findall(_FENCED.sub("", page.read_text(encoding="utf-8"))):
             if link.startswith(("http://", "https://", "mailto:")):
@@ -53,7 +54,7 @@ def broken_links() -> Iterator[str]:
 
 
 def stale_results() -> Iterator[str]:
-    """Yields a line for each result page that differs from its JSON file, or that no page shows."""
+    """Yields a message for each result page that is stale or unused."""
     from pages import draw
 
     texts = "".join(page.read_text(encoding="utf-8") for page in pages())
@@ -69,7 +70,7 @@ def stale_results() -> Iterator[str]:
 
 
 def stale_pictures() -> Iterator[str]:
-    """Yields a line for each SVG picture that its program would draw differently."""
+    """Yields a message for each SVG picture that is stale."""
     import draw
     import graphs
 

@@ -1,4 +1,4 @@
-"""Compiles and links the op library for setup.py: in parallel, and only what has changed."""
+"""Incremental parallel build of the op library for setup.py."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CC_OPS = os.path.join(ROOT, "cc_ops")
 
 
-# Most of the time of what includes them.
+# These headers are precompiled, because they take most of the compile time of their users.
 _TF_HEADERS = ("op_kernel.h", "op.h", "shape_inference.h", "resource_mgr.h")
 
 
 class BuildError(Exception):
-    """The build cannot go on; the message says what to do."""
+    """The build failed; the message contains a remedy if one is known."""
 
 
 def read_sources() -> dict:
-    """The lists of cc_ops/sources.bzl, the file that Bazel loads as well."""
+    """Returns the lists of cc_ops/sources.bzl, which Bazel also loads."""
     lists: dict = {}
     exec(_read(os.path.join(CC_OPS, "sources.bzl")), lists)
     return lists
@@ -40,10 +40,17 @@ def _run_script(python: str, script: str, env: dict[str, str]) -> dict[str, str]
 
 
 def find_tensorflow(python: str | None = None) -> dict[str, str]:
-    """TensorFlow of a Python; of none: of the environment that pip installs into.
+    """Returns version, paths and flags of TensorFlow, see find_tf.py.
 
-    pip runs the build with that environment's interpreter but hides its packages by means of
-    PYTHONPATH; a child process without that variable sees them.
+    pip runs the build with the interpreter of the target environment, but hides the installed
+    packages with PYTHONPATH. Therefore the search runs in a child process without this variable.
+
+    Args:
+        python: Python interpreter to search. None means PYTHON_BIN_PATH, or the interpreter of the
+            environment into which pip installs.
+
+    Raises:
+        BuildError: If there is no usable TensorFlow.
     """
     hiding = ("PYTHONPATH", "PYTHONNOUSERSITE", "PYTHONHOME")
     env = {key: value for key, value in os.environ.items() if key not in hiding}
@@ -72,7 +79,16 @@ def find_cuda() -> dict[str, str]:
 
 
 class NativeBuild:
-    """One build of the library into `folder`, which keeps objects and stamps between runs."""
+    """A build of the op library for an installed TensorFlow.
+
+    Args:
+        folder: Build folder. Objects and stamps remain there for incremental builds.
+        jobs: Number of parallel compilers. Defaults to the number of available cores.
+        python: Python interpreter with the TensorFlow to build for, see `find_tensorflow`.
+
+    Raises:
+        BuildError: If the compiler, TensorFlow or a requested CUDA toolkit is missing.
+    """
 
     def __init__(self, folder: str, jobs: int | None = None, python: str | None = None):
         self._folder = folder
@@ -86,19 +102,20 @@ class NativeBuild:
 
     @property
     def tensorflow(self) -> str:
-        """The version that it is built for."""
+        """Version of TensorFlow that the library is built for."""
         return self._tf["version"]
 
     def run(self) -> str:
-        """Builds what is out of date, and says how far it is; returns the library's path."""
+        """Builds the outdated parts, prints the progress and returns the library's path."""
         os.makedirs(self._folder, exist_ok=True)
         begun, (units, with_tf) = time.monotonic(), self._units()
         with ThreadPoolExecutor(self._jobs) as pool:
-            # The precompiled headers start first, and the rooms that wait for them come last.
+            # Start the precompiled headers first and submit the rooms that wait for them last. A
+            # room is a folder of sources that is compiled as a unit.
             headers = pool.submit(self._headers, with_tf)
             parts = [pool.submit(self._compile, *unit) for unit in units]
-            # GPU rooms define EIGEN_USE_GPU before they include TensorFlow, which changes its
-            # headers: they cannot use the precompiled ones.
+            # GPU rooms cannot use the precompiled headers, because they define EIGEN_USE_GPU before
+            # they include TensorFlow, which changes its headers.
             if self._cuda:
                 for room in self._rooms("TF_GPU_SRCS"):
                     parts.append(pool.submit(self._compile, room, with_tf))
@@ -114,7 +131,7 @@ class NativeBuild:
         return self._link([part.result() for part in parts])
 
     def _headers(self, command: list[str]) -> list[str]:
-        """Compiles TensorFlow's headers once; returns the command of what includes them."""
+        """Precompiles TensorFlow's headers and returns a compile command that uses them."""
         header = Path(self._folder) / "tensorflow.h"
         lines = [f'#include "tensorflow/core/framework/{name}"\n' for name in _TF_HEADERS]
         header.write_text("".join(lines), encoding="utf-8")
@@ -125,11 +142,16 @@ class NativeBuild:
         return [*command, "-include", str(header)]
 
     def _rooms(self, sources: str) -> list[list[str]]:
-        """The files of a list of sources.bzl by folder; each folder is compiled as one unit."""
+        """Returns the files of a list in sources.bzl, grouped by folder."""
         return [list(room) for _, room in groupby(self._lists[sources], os.path.dirname)]
 
     def _units(self) -> tuple[list[tuple[list[str], list[str]]], list[str]]:
-        """Other sources, each with its command; and the command of those with TensorFlow's."""
+        """Returns core and CUDA sources and a command for other sources.
+
+        Returns:
+            A list of (sources, compile command), and the compile command for sources that include
+            TensorFlow.
+        """
         lists, tf = self._lists, self._tf
         own = [self._cxx, "-c", "-fPIC", "-I", ROOT, *lists["COPTS"]]
         with_tf = [*own, *tf["copts"].split(), "-isystem", tf["include_dir"]]
@@ -163,7 +185,7 @@ class NativeBuild:
         return target
 
     def _make(self, target: str, command: list[str], inputs) -> None:
-        """Runs `command` unless `target` was made by the same command from the same inputs."""
+        """Runs `command` unless it already built `target` from the same inputs."""
         stamp = target + ".stamp"
         text = "\0".join([self._tf["version"], *command])
         if os.path.exists(target) and _read(stamp) == _digest(text, inputs()):
@@ -178,7 +200,7 @@ class NativeBuild:
 
 
 def _own_files_in(dependencies: str) -> list[str]:
-    """Files of this repository that a compiler's dependency file names; the source is one."""
+    """Returns the files of cc_ops that a compiler's dependency file lists."""
     text = _read(dependencies).replace("\\\n", " ").replace("\\ ", "\0")
     names = [name.replace("\0", " ") for name in text.partition(": ")[2].split()]
     paths = {os.path.normpath(os.path.join(ROOT, name)) for name in names}
@@ -190,7 +212,11 @@ def _read(path: str) -> str:
 
 
 def _digest(text: str, paths: list[str]) -> str:
-    """Of contents, not times: a checkout or an unpacked archive may carry any times."""
+    """Returns a digest of a text and of the contents of files.
+
+    Modification times are ignored, because they are arbitrary after a checkout or in an unpacked
+    archive.
+    """
     digest = hashlib.sha256(text.encode())
     for path in map(Path, paths):
         content = path.read_bytes() if path.exists() else b"missing"

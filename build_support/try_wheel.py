@@ -1,10 +1,11 @@
-"""Installs a wheel in clean Debians without a compiler, and trains with it there.
+"""Tests a wheel in clean Debian systems without a compiler.
 
     python build_support/try_wheel.py --debian=bookworm,trixie --tensorflow=2.18,2.19,2.20,2.21
 
-In: the wheel in dist/, debootstrap, and root's rights. Out: a line for each Debian and TensorFlow;
-exit code 1 if one does not work, 75 if no Debian could be made to try it in. What is installed is
-downloaded outside, by this Python's pip.
+The program installs the wheel from dist/ in a chroot and trains with it. It needs debootstrap and
+root privileges. This Python's pip downloads the packages outside of the chroot. The program prints
+a line per Debian and TensorFlow. The exit code is nonzero if the wheel does not work, and 75 if a
+Debian system cannot be created.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ from wheels import RELEASES, ROOT
 _WORK = ROOT / "build" / "debian"
 _MIRROR = "http://deb.debian.org/debian"
 _MOST_SECONDS = 20.0
-_NO_DEBIAN = 75  # As sysexits.h has it: what failed may work another time.
+_NO_DEBIAN = 75  # EX_TEMPFAIL of sysexits.h: a temporary failure.
 _STEP = "slipstream-train --data=generated:20000 --output=/tmp/run"
 
 
 class Debian:
-    """A Debian of its own, with Python and nothing that compiles.
+    """A minimal Debian system with Python and without a compiler.
 
     Args:
-        suite: its name, e.g. "bookworm".
-        mirror: where its packages are.
+        suite: Name of the release, for example "bookworm".
+        mirror: URL of the package mirror.
+
+    Attributes:
+        root: Root folder of the system.
+        python: Version of its Python, for example "3.11".
     """
 
     def __init__(self, suite: str, mirror: str) -> None:
@@ -47,12 +52,12 @@ class Debian:
             raise RuntimeError(f"{self.root} has a compiler.")
 
     def run(self, command: str) -> str:
-        """Runs a command of its shell; returns what it prints.
+        """Runs a shell command in the system and returns its output.
 
         Raises:
-            RuntimeError: it failed; with what it said.
+            RuntimeError: If the command fails. The message contains the output.
         """
-        # Mounts end with the process.
+        # The mounts disappear with the process, because `unshare` gives it a mount namespace.
         inside = (
             'mount --bind /proc "$0/proc" && mount --bind /dev "$0/dev" && '
             'exec chroot "$0" /usr/bin/env -i HOME=/root TF_CPP_MIN_LOG_LEVEL=3 '
@@ -68,7 +73,14 @@ class Debian:
 
 
 def download(debian: Debian, release: str, wheel: Path) -> bool:
-    """Gets a TensorFlow and what the wheel needs; returns whether there is one for its Python."""
+    """Downloads a TensorFlow release and the requirements of the wheel.
+
+    Returns:
+        Whether the release exists for the Python version of the system.
+
+    Raises:
+        RuntimeError: If the download fails for another reason.
+    """
     folder = debian.root / "wheels"
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
@@ -82,10 +94,13 @@ def download(debian: Debian, release: str, wheel: Path) -> bool:
 
 
 def try_one(debian: Debian, release: str, wheel: Path) -> float:
-    """Installs and trains; returns the seconds that installing took after TensorFlow was there.
+    """Installs the wheel and trains with it.
+
+    Returns:
+        Seconds to install the wheel, without TensorFlow.
 
     Raises:
-        RuntimeError: something failed.
+        RuntimeError: If a command fails.
     """
     python = f"/{release}/bin/python"
     install = f"{python} -m pip install --quiet --no-index --find-links=/wheels"
@@ -101,7 +116,7 @@ def try_one(debian: Debian, release: str, wheel: Path) -> float:
 
 
 def main() -> int:
-    """Tries the wheel; returns the exit code."""
+    """Tests the wheel and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--debian", default="bookworm,trixie", help="default: %(default)s")
     parser.add_argument("--tensorflow", default=",".join(RELEASES), help="default: %(default)s")

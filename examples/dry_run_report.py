@@ -1,13 +1,15 @@
-"""Trains in a dry run, which saves nothing, and draws what policies would have saved.
+"""Estimates the savings of policies in a dry run, with a report.
 
 Run: python examples/dry_run_report.py [FOLDER [DATA]]
-FOLDER: for the run and its report; by default runs. DATA: as --data of slipstream-train, by default
-examples that are generated. The drawing needs matplotlib.
-Prints the run's table, "You would have saved ... at an estimated cost of ...", the commands that
-switch the policies on, and where the report is.
 
-The same by hand: slipstream-train --data=DATA --dry_run --output=FOLDER/dry_run
-                  slipstream-report FOLDER/dry_run --output=FOLDER/report
+FOLDER receives the run and its report, by default "runs". DATA is a value of --data of
+slipstream-train, by default generated examples. The report needs matplotlib.
+
+The example prints the table of results, the estimated savings with their cost in AUC, the commands
+that switch the policies on, and the path of the report. The same from the command line:
+
+    slipstream-train --data=DATA --dry_run --output=FOLDER/dry_run
+    slipstream-report FOLDER/dry_run --output=FOLDER/report
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from slipstream_tf.telemetry.report.writing import write_report
 
 
 def main() -> None:
-    """Runs the program in a process of its own, then reads its record."""
+    """Runs slipstream-train in a child process, then reads its record."""
     folder = sys.argv[1] if len(sys.argv) > 1 else "runs"
     data = sys.argv[2] if len(sys.argv) > 2 else "generated:60000"
     run = pathlib.Path(folder) / "dry_run"

@@ -1,7 +1,9 @@
-"""Plain `keras.layers.Embedding`s on the ranks of a Horovod job: gradients wait until they matter.
+"""Defers gradients of plain `keras.layers.Embedding` layers in a Horovod job.
 
-Run: horovodrun -np 2 python examples/keras_embedding_ranks.py      (without horovodrun: one rank)
-Prints, by rank 0: what was deferred and sent, bytes between the ranks by kind, and the test AUC.
+Run: horovodrun -np 2 python examples/keras_embedding_ranks.py
+
+Without horovodrun the example trains with a single rank. Rank 0 prints the deferred and sent
+gradient rows, the bytes between ranks by kind, and the test AUC.
 """
 
 from __future__ import annotations
@@ -15,11 +17,15 @@ import tensorflow as tf
 import slipstream_tf as slip
 
 USERS, ITEMS, DIM = 5_000, 2_000, 16
-BATCH_SIZE = 256  # of each rank
+BATCH_SIZE = 256  # Examples per rank.
 
 
 class TwoTables(slip.keras.LossFeedback, keras.Model):
-    """Users and items in Keras's own embeddings, and an MLP. The mixin averages over all ranks."""
+    """Keras embeddings of users and items with an MLP.
+
+    The mixin `LossFeedback` weights the loss of each rank, so that the gradient is the mean over
+    the examples of all ranks.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +36,7 @@ class TwoTables(slip.keras.LossFeedback, keras.Model):
         )
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes all variables, which the store and the optimizer must know before training."""
+        """Creates all variables; store and optimizer need them before training."""
         self.users.build()
         self.items.build()
         self.head.build((None, 2 * DIM))
@@ -43,7 +49,10 @@ class TwoTables(slip.keras.LossFeedback, keras.Model):
 
 
 def clicks(count: int, seed: int) -> tf.data.Dataset:
-    """Returns inputs and labels: popular keys are frequent, each key has a taste of its own."""
+    """Returns generated clicks.
+
+    The distribution of keys is skewed, and each key changes the click probability.
+    """
     generator = np.random.default_rng(seed)
     users, items = (generator.zipf(1.3, count) % size for size in (USERS, ITEMS))
     probability = 1 / (1 + np.exp(0.5 - 2 * np.sin(users) - 2 * np.sin(items)))
@@ -52,7 +61,7 @@ def clicks(count: int, seed: int) -> tf.data.Dataset:
 
 
 def main() -> None:
-    """Trains on this rank's share of the data, and tests on rank 0."""
+    """Trains on this rank's part of the data; tests on rank 0."""
     comm = slip.distributed.init()
     keras.utils.set_random_seed(0)
     model = TwoTables()
@@ -76,7 +85,7 @@ def main() -> None:
         callbacks=[slipstream.callback()],
         verbose=0,
     )
-    # The last deferred gradients were exchanged where `fit` ended: all ranks have the same model.
+    # All ranks have the same model, because `fit` exchanges the deferred gradients at its end.
     if comm.rank == 0:
         print(slipstream.report())
         print("bytes between ranks, as rank 0 sent them:", dict(comm.traffic().bytes))

@@ -1,7 +1,9 @@
-"""A custom `train_step` under `fit`: two outputs, its own loss, and a bound of the AUC loss.
+"""Skips examples in a two-task model with a custom `train_step`.
 
 Run: python examples/own_train_step.py
-Prints the validation's losses after each epoch, what was skipped, and what `max_auc_loss` allowed.
+
+The example prints the validation losses after each epoch, the skipped examples, and the effect of
+`max_auc_loss`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ BATCH_SIZE, EPOCHS = 128, 5
 
 
 def generate_visits(count: int, seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns a user and an item per visit; whether it was a click, and how long it took."""
+    """Returns user and item per visit, and labels "click" and "minutes"."""
     generator = np.random.default_rng(seed)
     user, item = (generator.zipf(1.3, count) % keys for keys in (2_000, 500))
     taste = np.sin(user) + np.sin(3.0 * item)
@@ -29,10 +31,13 @@ def generate_visits(count: int, seed: int) -> tuple[dict[str, np.ndarray], dict[
 
 
 class TwoTasks(slip.keras.Model):
-    """Predicts clicks and minutes; the second task counts where there was a click."""
+    """Predicts clicks and minutes.
+
+    The loss of the minutes counts only for clicks.
+    """
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Trains on one batch, and reports each example's loss of the click task."""
+        """Trains on a batch and records the click losses for the engine."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             predicted = self(x, training=True)
@@ -42,13 +47,13 @@ class TwoTasks(slip.keras.Model):
             loss = tf.reduce_mean(losses if weight is None else losses * weight)
         variables = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        # x also contains what Slipstream.apply added to the features.
+        # Pass all of `x`: `Slipstream.apply` has added entries that the engine needs here.
         self.record_losses(x, clicks, y["click"], sample_weight=weight)
         return {"mean_loss": loss}
 
 
 def main() -> None:
-    """Skips examples of settled rows while the estimated AUC loss stays within a bound."""
+    """Skips examples within a bound of the estimated AUC loss."""
     keras.utils.set_random_seed(0)
     embeddings = slip.keras.EmbeddingCollection(
         [slip.Table("user", dim=8), slip.Table("item", dim=8)], slip.optimizers.Adagrad(0.1)

@@ -1,7 +1,9 @@
-"""A training loop of one's own: `tf.function` step, skipped examples, a checkpoint at the end.
+"""Skips examples in a custom training loop with a `tf.function` step.
 
 Run: python examples/own_training_loop.py
-Prints a line per window, the ledger of what was skipped, and how many rows were saved and restored.
+
+The example prints a line per window, the ledger with the skipped examples, and the number of rows
+in the restored checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ BATCH_SIZE = 128
 def generate_bags(
     count: int, seed: int
 ) -> tuple[dict[str, tf.Tensor | tf.RaggedTensor], tf.Tensor]:
-    """Returns keys, one per user and a bag of articles read before, and clicks."""
+    """Returns user, bag of read articles, and click label per example."""
     generator = np.random.default_rng(seed)
     users = generator.zipf(1.4, count) % 3_000
     lengths = generator.integers(0, 6, count)
@@ -33,7 +35,7 @@ def generate_bags(
 
 
 def main() -> None:
-    """Trains an own Keras model and saves it."""
+    """Trains a Keras model in a custom loop and saves it."""
     keras.utils.set_random_seed(0)
     train = tf.data.Dataset.from_tensor_slices(generate_bags(60_000, seed=1)).batch(BATCH_SIZE)
     embeddings = slip.keras.EmbeddingCollection(
@@ -44,7 +46,8 @@ def main() -> None:
     tower = keras.Sequential([keras.layers.Dense(32, "relu"), keras.layers.Dense(1)])
     slipstream = slip.Slipstream(
         embeddings,
-        # The paper's rule, a baseline; dry_run=True would skip nothing and tell what it would have.
+        # `RowDrift` is the rule of the paper, a baseline. With dry_run=True, the engine would only
+        # estimate the savings.
         slip.SkipExamples(slip.RowDrift()),
         slip.Window(steps=50, warmup=100),
     )
@@ -57,7 +60,8 @@ def main() -> None:
             vectors = embeddings(keys, training=True)
             logits = tower(tf.concat([vectors["user"], vectors["history"]], axis=1))
             loss = loss_of(label, logits[:, 0])
-        # The layer's update anchor is among them: behind it, the backward pass updates the rows.
+        # `embeddings.trainable_variables` contains the update anchor. Its gradient makes the
+        # backward pass update the rows.
         variables = embeddings.trainable_variables + tower.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss

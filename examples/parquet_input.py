@@ -1,9 +1,10 @@
-"""Trains from Parquet shards that pyarrow reads, batch by batch, however large they are.
+"""Trains from Parquet files of any size with pyarrow.
 
 Run: python examples/parquet_input.py [FOLDER]
-FOLDER: of Parquet files with the columns user, item, price and click; without it small ones are
-written first. Prints what policies would have saved, and the AUC on the last file, which is not
-trained on.
+
+FOLDER contains Parquet files with the columns user, item, price and click. Without it, the example
+writes small files first. It trains on all files except the last. It prints the estimated savings of
+two policies and the AUC on the last file.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ KEYS, NUMBERS, LABEL = ["user", "item"], ["price"], "click"
 
 
 def write_shards(folder: pathlib.Path, shards: int = 4, rows: int = 20_000) -> None:
-    """Writes generated clicks: popular keys are frequent, each key has a taste of its own."""
+    """Writes generated clicks.
+
+    The distribution of keys is skewed, and each key changes the click probability.
+    """
     for shard in range(shards):
         generator = np.random.default_rng(shard)
         users, items = (generator.zipf(1.3, rows) % size for size in (5_000, 2_000))
@@ -39,9 +43,16 @@ def write_shards(folder: pathlib.Path, shards: int = 4, rows: int = 20_000) -> N
 
 
 def open_shards(paths: list[pathlib.Path], batch_size: int) -> tf.data.Dataset:
-    """Returns batches ({"keys": int64 [n, 2], "dense": float32 [n, 1]}, label float32 [n, 1]).
+    """Returns a dataset that streams Parquet files.
 
-    Only a few record batches are in memory at a time, of the columns that are asked for.
+    Only a few record batches of the required columns are in memory at a time.
+
+    Args:
+        paths: Paths of the files.
+        batch_size: Number of examples per batch.
+
+    Returns:
+        Batches of ({"keys": int64 [n, 2], "dense": float32 [n, 1]}, label float32 [n, 1]).
     """
     data = pyarrow.dataset.dataset([str(path) for path in paths])
 
@@ -49,7 +60,7 @@ def open_shards(paths: list[pathlib.Path], batch_size: int) -> tf.data.Dataset:
         for batch in data.to_batches(columns=[*KEYS, *NUMBERS, LABEL], batch_size=8192):
             column = {name: batch[name].to_numpy() for name in batch.schema.names}
             keys = np.stack([column[name] for name in KEYS], axis=1).astype(np.int64)
-            # Amounts spread over decades; their logarithms do not.
+            # Prices span orders of magnitude, so use their logarithms.
             dense = np.log1p(np.stack([column[name] for name in NUMBERS], axis=1))
             yield {"keys": keys, "dense": dense.astype(np.float32)}, column[LABEL][:, None]
 
@@ -62,13 +73,14 @@ def open_shards(paths: list[pathlib.Path], batch_size: int) -> tf.data.Dataset:
     )
     dataset = tf.data.Dataset.from_generator(read, output_signature=signature)
     steps = -(-data.count_rows() // batch_size)
-    # A generator does not tell how much it has; the warm-up is a share of it.
+    # A generator has no known cardinality. The engine needs it, because the default warm-up is a
+    # fraction of the planned steps.
     known = tf.data.experimental.assert_cardinality(steps)
     return dataset.rebatch(batch_size).apply(known).prefetch(2)
 
 
 def main() -> None:
-    """Trains on all files but the last, and tests on that."""
+    """Trains on all files except the last; tests on the last."""
     with tempfile.TemporaryDirectory() as made:
         folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else made)
         if len(sys.argv) == 1:

@@ -1,9 +1,10 @@
-"""A plain Keras model on this package's embedding layer, and a dry run of what could be saved.
+"""Trains a Keras model with slipstream_tf's embedding layer and a dry run.
 
 Run: python examples/quickstart.py
-Prints Keras's lines of training and test quality, the examples per second, and what policies would
-have saved. The dry run saves nothing: it trains as without it. See speed.py for the layer beside
-`keras.layers.Embedding`.
+
+The example prints the training and test metrics, the examples per second, and the estimated savings
+of two policies. A dry run does not change the training. See speed.py for a comparison of the layer
+with `keras.layers.Embedding`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ BATCH_SIZE = 256
 
 
 def generate_clicks(count: int, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns keys and labels: popular keys are frequent, each key has a taste of its own."""
+    """Returns generated clicks.
+
+    The distribution of keys is skewed, and each key changes the click probability.
+    """
     generator = np.random.default_rng(seed)
-    # The layer's tables grow with their keys: these may be any int64.
+    # The tables grow with the number of distinct keys. A key may be any int64.
     users = generator.zipf(1.3, count) % 5_000
     items = generator.zipf(1.3, count) % 2_000
     probability = 1 / (1 + np.exp(0.5 - 2 * np.sin(users) - 2 * np.sin(items)))
@@ -31,7 +35,7 @@ def generate_clicks(count: int, seed: int) -> tuple[dict[str, np.ndarray], np.nd
 
 
 def main() -> None:
-    """Trains, evaluates, and prints what could be saved."""
+    """Trains, evaluates, and prints the estimated savings."""
     keras.utils.set_random_seed(0)
     train = tf.data.Dataset.from_tensor_slices(generate_clicks(200_000, seed=1)).batch(BATCH_SIZE)
     test = tf.data.Dataset.from_tensor_slices(generate_clicks(40_000, seed=2)).batch(4096)
@@ -48,7 +52,7 @@ def main() -> None:
 
     slipstream = slip.Slipstream(
         embeddings,
-        # Two ways to save: fewer gradient rows between ranks, and the paper's rule, a baseline.
+        # The first policy sends and applies fewer gradient rows, the second trains fewer examples.
         policies=[slip.DeferGradients(), slip.SkipExamples(slip.ForeseenLoss())],
         dry_run=True,
     )

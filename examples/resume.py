@@ -1,9 +1,11 @@
-"""Training that is killed, started again, and ends with the model it would have had anyway.
+"""Resumes a killed training with the same result as without interruption.
 
-Run: python examples/resume.py                   (kills itself once, goes on, and compares)
-     python examples/resume.py FOLDER            (trains; started again, goes on from FOLDER)
-     horovodrun -np 2 python examples/resume.py FOLDER
-Prints at which step each start begins, and a digest of the trained rows, the same both times.
+Run:
+    python examples/resume.py           trains with and without a kill, to compare the results
+    python examples/resume.py FOLDER    trains, or resumes from the checkpoints in FOLDER
+    horovodrun -np 2 python examples/resume.py FOLDER
+
+Each start prints its first step. Each finished training prints a digest of the trained rows.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ KILL_AT = "EXAMPLE_KILL_AT"
 
 
 def batch(step: int, rank: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Returns a step's inputs: a program that goes on must find its place in the data itself."""
+    """Returns the batch of a step.
+
+    Batches depend only on step and rank, so that a resumed program continues at the right place in
+    the data.
+    """
     generator = np.random.default_rng([step, rank])
     keys = generator.zipf(1.3, (BATCH_SIZE, 2)) % 3_000
     labels = (np.sin(keys).sum(1) + generator.normal(size=BATCH_SIZE) > 0).astype(np.float32)
@@ -35,7 +41,7 @@ def batch(step: int, rank: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
 
 
 def train(folder: str) -> None:
-    """Trains up to the last step, from the newest whole checkpoint in `folder`."""
+    """Trains to the last step from the newest checkpoint in `folder`."""
     comm = slip.distributed.init()
     keras.utils.set_random_seed(0)
     embeddings = slip.keras.EmbeddingCollection(
@@ -56,7 +62,8 @@ def train(folder: str) -> None:
         variables = model.trainable_variables
         optimizer.apply(tape.gradient(loss, variables), variables)
 
-    # Rows, slots, counts, layers and the optimizer: written aside, then renamed.
+    # A checkpoint contains rows, slots, access counts, dense layers and the optimizer. It is
+    # written to a temporary folder and renamed, so that a kill never leaves a partial checkpoint.
     state = tf.train.Checkpoint(model=model, optimizer=optimizer)
     checkpoints = slip.distributed.JobCheckpoints(folder, state, comm, embeddings.store)
     last = checkpoints.restore()
@@ -73,7 +80,7 @@ def train(folder: str) -> None:
 
 
 def main() -> None:
-    """Trains in the folder that is given; without one, shows what a kill does not change."""
+    """Trains in a folder, or compares trainings with and without kill."""
     if len(sys.argv) > 1:
         train(sys.argv[1])
         return

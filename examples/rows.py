@@ -1,7 +1,9 @@
-"""Rows by hand: from a Keras embedding, read, written, removed; a feature more; rates of their own.
+"""Reads, writes and removes rows; adds a feature; uses two optimizers.
 
 Run: python examples/rows.py
-Prints how many rows there are after each step, and the loss before and after a feature was added.
+
+The example also imports rows from a Keras embedding. It prints the number of rows after each step
+and the loss before and after training with the added feature.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ COUNT = 20_000
 
 
 def generate_clicks() -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns keys of three features, and labels that all of them tell of."""
+    """Returns keys of three features, and labels that depend on all three."""
     generator = np.random.default_rng(0)
     keys = {name: generator.integers(0, 50, COUNT) for name in ("user", "item", "city")}
     logit = sum(np.sin(values + i) for i, values in enumerate(keys.values()))
@@ -27,7 +29,7 @@ def generate_clicks() -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 
 def make_model(features: list[str]) -> keras.Model:
-    """Returns a model with a table per feature: items have a rule and a schedule of their own."""
+    """Returns a model with a table per feature; items use Adam."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=100, decay_rate=0.9)
     rules = {"item": slip.optimizers.Adam(schedule)}
     embeddings = slip.keras.EmbeddingCollection(
@@ -44,7 +46,7 @@ def make_model(features: list[str]) -> keras.Model:
 
 
 def main() -> None:
-    """Trains with two features, changes rows, and goes on with a third feature."""
+    """Trains with two features, changes rows, and continues with a third feature."""
     keras.utils.set_random_seed(0)
     keys, label = generate_clicks()
     model = make_model(["user", "item"])
@@ -62,7 +64,7 @@ def main() -> None:
     )
     print(f"rate of the items after {len(label) // 200} steps: {items.learning_rate:.3f}")
 
-    items.write([1000], items.read([7]))  # A new item starts as one that is like it.
+    items.write([1000], items.read([7]))  # Initialize a new item with the row of a similar item.
     print("rows removed:", items.remove([7, 8, 12345]))
     print("items now:", len(items), "the last of them", items.keys()[-2:])
     print("keys renamed:", slip.tables.rename_keys(items, {1000: 7}, keep_others=True))
@@ -73,7 +75,7 @@ def main() -> None:
         wider = make_model(["user", "item", "city"])
         before = wider.evaluate(keys, label, batch_size=2000, verbose=0)
         with slip.checkpoint.tables_by_name():
-            # The last layer is another one. Tables that both have are taken.
+            # The last layer differs, so its weights are skipped. Tables are loaded by name.
             wider.load_weights(path, skip_mismatch=True)
     wider.fit(keys, label, batch_size=200, verbose=0)
     after = wider.evaluate(keys, label, batch_size=2000, verbose=0)

@@ -1,11 +1,12 @@
-"""A sequence model in the way of SASRec: what a user looks at next, by attention over the history.
+"""Predicts a user's next item with attention over the history, like SASRec.
 
 Run: python examples/sequence_model.py
 
-The history is not pooled: `combiner=None` gives [batch, length, dim], with a Keras mask where it is
-padded. Histories and targets share one table, and each key's gradients, of every place, are summed
-into one update. Data are generated: users walk through a ring of items, mostly one step at a time.
-Prints how often the item that comes next is ranked above a random one.
+`combiner=None` returns the history unpooled as [batch, length, dim], with a Keras mask for padding.
+Histories and target items share a table. If a key occurs at multiple positions, its gradients are
+summed into a single update. In the generated data, users walk through a ring of items, mostly one
+step at a time. The example prints the test AUC, which is about the probability that the next item
+has a higher score than a random item.
 """
 
 import keras
@@ -18,7 +19,11 @@ ITEMS, LENGTH, DIM, BATCH = 500, 12, 16, 128
 
 
 def make_data(users: int, seed: int) -> tf.data.Dataset:
-    """Histories of several lengths, padded with 0; a right and a random item; labels 1 and 0."""
+    """Returns histories with items and labels.
+
+    Histories are padded with 0 on the left. The label is 1 if the item is the next item of the
+    walk, and 0 if it is a random item.
+    """
     rng = np.random.default_rng(seed)
     steps = rng.choice([1, 1, 1, 2], (users, LENGTH + 1))
     walks = (rng.integers(0, ITEMS, (users, 1)) + np.cumsum(steps, axis=1)) % ITEMS + 1
@@ -33,7 +38,7 @@ def make_data(users: int, seed: int) -> tf.data.Dataset:
 
 
 class NextItem(keras.Model):
-    """Scores an item by its likeness to what attention makes of the history."""
+    """Scores an item by its similarity to the history's attention output."""
 
     def __init__(self, embeddings: slip.keras.EmbeddingCollection) -> None:
         super().__init__()
@@ -46,9 +51,12 @@ class NextItem(keras.Model):
         self.top = keras.layers.Dense(1, activation="sigmoid")
 
     def call(self, inputs: dict[str, tf.Tensor], training: bool | None = None) -> tf.Tensor:
-        """Takes the whole dictionary of features: the layer finds its own by name."""
+        """Returns click probabilities [batch, 1] for a dictionary of features.
+
+        The embedding layer ignores the entry "hour", because it selects its features by name.
+        """
         vectors = self.embeddings(inputs, training=training)
-        history = vectors["history"]  # [batch, length, dim]; masked where it is padding
+        history = vectors["history"]  # [batch, length, dim], with a mask for padding.
         is_there = inputs["history"] > 0
         steps = history + self.places
         attended = self.attention(steps, steps, attention_mask=is_there[:, None], training=training)
@@ -60,7 +68,7 @@ class NextItem(keras.Model):
 
 
 def main() -> None:
-    """Trains, and prints the AUC on users that were not seen."""
+    """Trains the model and prints the AUC on new users."""
     keras.utils.set_random_seed(1)
     embeddings = slip.keras.EmbeddingCollection(
         [slip.Table("items", DIM)],

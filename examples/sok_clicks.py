@@ -1,6 +1,6 @@
-"""Click logs of Criteo's shape for the SOK examples: 13 numbers and 26 keys an input; NumPy only.
+"""Batches of click logs in Criteo's format for the SOK examples.
 
-In: "generated:COUNT" or the path of a Criteo TSV file. Out: each rank's share of the batches.
+An example has 13 numeric features and 26 keys. The batches are generated or read from a TSV file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 DENSE, FIELDS = 13, 26
-# Keys of all fields are in one table: the field is in the upper bits.
+# All fields share a table. The field number in the upper bits makes the keys distinct.
 _FIELD_OFFSETS = np.arange(FIELDS, dtype=np.int64) << 40
 _LARGEST = np.geomspace(10, 10_000, FIELDS)
 _TEST_EVERY = 10
@@ -20,17 +20,21 @@ Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def batches(data: str, part: str, batch_size: int, rank: int, ranks: int) -> Iterator[Batch]:
-    """Yields as many batches on every rank: a last one that is not full for all is left out.
+    """Yields this rank's batches, the same number on every rank.
+
+    Examples that do not fill a batch on all ranks are dropped.
 
     Args:
-        data: "generated:COUNT", or a Criteo TSV file, of which each tenth line is for the test.
-        part: "train" or "test" (a fifth of COUNT).
-        batch_size: inputs of a rank's batch.
-        rank: of this process.
-        ranks: their number.
+        data: "generated:COUNT", or the path of a Criteo TSV file. Every tenth line of a file
+            belongs to the test part.
+        part: "train" or "test". The test part of generated data has COUNT / 5 examples.
+        batch_size: Number of examples per rank and batch.
+        rank: Rank of this process.
+        ranks: Number of ranks.
 
     Yields:
-        dense float32 [batch, 13], keys int64 [batch, 26], labels float32 [batch].
+        A tuple of dense features float32 [batch, 13], keys int64 [batch, 26] and labels float32
+        [batch].
     """
     everyones, own = batch_size * ranks, slice(rank * batch_size, (rank + 1) * batch_size)
     if data.startswith("generated:"):
@@ -47,7 +51,7 @@ def batches(data: str, part: str, batch_size: int, rank: int, ranks: int) -> Ite
 
 
 def _draw(generator: np.random.Generator, count: int) -> Batch:
-    """Popular keys come often; each key has a weight of its own, from its number."""
+    """Generates examples with skewed keys and a weight per key."""
     keys = (_LARGEST ** generator.random((count, FIELDS))).astype(np.int64)
     dense = generator.normal(size=(count, DENSE)).astype(np.float32)
     weights = np.sin(7.0 * keys + 3.0 * np.arange(FIELDS))

@@ -1,6 +1,8 @@
-"""A DLRM whose rows are in SOK's HKV tables, spread over the GPUs of a Horovod job.
+"""Trains a DLRM with SOK's HKV tables on multiple GPUs.
 
-Run on N GPUs: horovodrun -np N python FILE; --help lists the flags. Prints losses and the test AUC.
+Run on N GPUs: horovodrun -np N python FILE
+
+--help lists the flags. The example prints losses and the test AUC.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from sok_parts import DenseLayers, auc, mean_loss, parse_flags
 
 
 def train(flags: argparse.Namespace) -> None:
-    """Trains for one epoch, tests, and says how good it is."""
+    """Trains for one epoch and prints the test AUC."""
     import horovod.tensorflow as hvd
     import sparse_operation_kit as sok
 
@@ -50,7 +52,7 @@ def train(flags: argparse.Namespace) -> None:
     def train_step(dense: tf.Tensor, keys: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         slipstream.observe({"rows": keys})
         with tf.GradientTape() as tape:
-            # SOK adds up the ranks' gradients: each has its share of the mean.
+            # SOK sums the gradients over ranks. Divide by their number to get the mean.
             loss = mean_loss(labels, predict(dense, keys)) / hvd.size()
         gradients = tape.gradient(loss, [table, *model.weights])
         rows = [(gradients[0], table)]

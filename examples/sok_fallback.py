@@ -1,4 +1,4 @@
-"""The model of sok_dlrm.py on slipstream_tf's own tables, where SOK cannot be loaded."""
+"""Trains the model of sok_dlrm.py with native tables, without SOK."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import slipstream_tf as slip
 from sok_clicks import FIELDS, batches
 from sok_parts import DenseLayers, auc, mean_loss
 
-# For both programs: a twentieth of the default learning rate of the rows, which SokStore does not
-# know. Without it SokStore would take 0.005.
+# Used with and without SOK. The distance is set explicitly, because its default depends on the
+# learning rate of the rows, which `SokStore` cannot read from SOK's optimizer.
 POLICY = slip.DeferGradients(slip.Movement(0.005))
 WINDOW = slip.Window(steps=50, warmup=100)
 
@@ -22,7 +22,7 @@ Train = Callable[[argparse.Namespace], None]
 
 
 def unless_sok_loads(train: Train) -> Train:
-    """Returns `train`, which needs SOK; or `train_without_sok` where it cannot be loaded."""
+    """Returns `train` if SOK works on this machine, otherwise `train_without_sok`."""
     problem = _why_sok_fails()
     if problem is None:
         return train
@@ -35,9 +35,9 @@ def _why_sok_fails() -> str | None:
     try:
         import horovod.tensorflow  # noqa: F401
         import sparse_operation_kit  # noqa: F401
-    except Exception as error:  # SOK raises plain ones where its libraries are missing.
+    except Exception as error:  # SOK raises a plain Exception if its libraries are missing.
         return str(error).splitlines()[0]
-    # With the libraries of CUDA it loads without a GPU, too, but nothing runs.
+    # SOK can be imported without a GPU if the CUDA libraries are installed, but its ops fail.
     able = {
         kernel.device_type for kernel in kernels.get_registered_kernels_for_op("DistSelect").kernel
     }
@@ -47,7 +47,7 @@ def _why_sok_fails() -> str | None:
 
 
 def train_without_sok(flags: argparse.Namespace) -> None:
-    """Trains, tests and prints what `train` of sok_dlrm.py does."""
+    """Trains and tests like `train` of sok_dlrm.py, with native tables."""
     comm = slip.distributed.init()
     embeddings = slip.keras.EmbeddingCollection(
         [
@@ -68,7 +68,7 @@ def train_without_sok(flags: argparse.Namespace) -> None:
     optimizer = slip.distributed.DistributedOptimizer(
         tf.keras.optimizers.Adam(flags.dense_rate), comm
     )
-    # The anchor's gradient updates the rows.
+    # `embeddings.trainable_variables` contains the update anchor. Its gradient updates the rows.
     variables = [*embeddings.trainable_variables, *model.weights]
     optimizer.build(variables)
 

@@ -1,4 +1,4 @@
-"""What the SOK examples share: flags, the dense layers of a DLRM, and AUC. Neither SOK nor more."""
+"""Shared parts of the SOK examples: flags, dense layers and AUC."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sok_clicks import FIELDS
 
 
 def parse_flags() -> argparse.Namespace:
-    """Reads the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--data", default="generated:400000", help="or a Criteo TSV file")
     parser.add_argument("--batch_size", type=int, default=512, help="inputs of a rank's batch")
@@ -23,7 +23,7 @@ def parse_flags() -> argparse.Namespace:
 
 
 class DenseLayers(tf.Module):
-    """A DLRM but for its rows; the same initial weights on every rank."""
+    """The dense layers of a DLRM, initialized equally on all ranks."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -37,11 +37,11 @@ class DenseLayers(tf.Module):
 
     @property
     def weights(self) -> list[tf.Variable]:
-        """Of all layers."""
+        """Trainable variables of all layers."""
         return [*self.bottom.trainable_variables, *self.top.trainable_variables]
 
     def __call__(self, dense: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        """Returns logits [batch] of dense [batch, 13] and rows [batch, 26, dim]."""
+        """Returns logits [batch] for dense [batch, 13] and rows [batch, 26, dim]."""
         bottom = self.bottom(dense)
         vectors = tf.concat([bottom[:, None, :], rows], axis=1)
         products = tf.reshape(
@@ -57,7 +57,10 @@ def mean_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 def auc(labels: np.ndarray, logits: np.ndarray) -> float:
-    """Returns the share of pairs of a click and none that are in order; ties count half."""
+    """Returns the AUC.
+
+    The AUC is the fraction of correctly ordered pairs of a click and a non-click. Ties count half.
+    """
     _, place, counts = np.unique(logits, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     clicks = int(labels.sum())

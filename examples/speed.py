@@ -1,10 +1,11 @@
-"""One table of 1,000,000 rows in `fit`: `keras.layers.Embedding`, then this package's layer.
+"""Compares the speed of `keras.layers.Embedding` with this package's layer.
 
 Run: python examples/speed.py [ROWS]
-ROWS: of the table, by default 1,000,000.
-Prints the milliseconds of a training step with each layer in the same model, and their ratio. Both
-move the rows alike: Keras's optimizer goes through all of them in each step, this layer through
-those of the batch.
+
+ROWS is the number of rows of the table, by default 1,000,000. The example prints the milliseconds
+per training step with each layer in the same model, and their ratio. Both layers apply the same
+updates, but Keras's optimizer updates the whole table in each step, and this package's layer only
+the rows of the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ DIM, BATCH_SIZE, STEPS, UNTIMED = 32, 512, 40, 10
 
 
 def train(embedding: Any, rule: Any, rows: int, callbacks: list[Any]) -> None:
-    """Trains a plain Keras model on keys that are drawn evenly from so many rows."""
+    """Trains a plain Keras model on keys drawn uniformly from `rows` keys."""
     items = np.random.default_rng(0).integers(0, rows, STEPS * BATCH_SIZE)
     item = keras.Input((), dtype="int64")
     click = keras.layers.Dense(1, "sigmoid")(embedding(item))
@@ -33,7 +34,7 @@ def train(embedding: Any, rule: Any, rows: int, callbacks: list[Any]) -> None:
 
 
 def main() -> None:
-    """Measures both layers in one process."""
+    """Measures both layers in the same process."""
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     rules = [keras.optimizers.Adagrad(0.05) for _ in range(2)]
     layers = [

@@ -161,8 +161,8 @@ def thinned_flags(chosen: _Chosen, examples: int, share: float) -> dict[str, dic
         share: Fraction of the examples to skip after the warm-up.
 
     Returns:
-        Flags of the runs "foreseen" (skipping by predicted loss) and "uniform" (uniform negative
-        sampling).
+        Flags by run name: a run that skips by predicted loss, and a run with uniform negative
+        sampling.
     """
     kept = _WARMUP + (1 - _WARMUP) * (1 - share)
     window = max(5, min(100, round(examples / chosen[0] / 40)))
