@@ -28,7 +28,7 @@ except ImportError:  # setuptools is too old for wheels, but can create source p
 ROOT = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(ROOT, "build_support"))
 
-from native_build import BuildError, NativeBuild  # noqa: E402  (lies beside this file)
+from native_build import BuildError, NativeBuild  # noqa: E402  (needs the path above)
 
 PACKAGE = "slipstream_tf"
 

@@ -41,6 +41,7 @@ def _toolkit(home: str, nvcc: str) -> dict[str, str] | None:
 
 
 def find_cuda() -> dict[str, str]:
+    """Returns the paths of the CUDA toolkit, or an empty dictionary."""
     wanted = os.environ.get("CUDA_HOME")
     if wanted:  # Never fall back to another toolkit if the user has set CUDA_HOME.
         return _toolkit(wanted, os.path.join(wanted, "bin", "nvcc")) or {}

@@ -15,6 +15,11 @@ OLDEST = (2, 16)
 
 
 def find_tf() -> dict[str, str]:
+    """Returns version, paths and flags of the installed TensorFlow.
+
+    Raises:
+        SystemExit: If TensorFlow is too old.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 

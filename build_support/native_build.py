@@ -67,6 +67,11 @@ def find_tensorflow(python: str | None = None) -> dict[str, str]:
 
 
 def find_cuda() -> dict[str, str]:
+    """Returns the paths of the CUDA toolkit, see find_cuda.py.
+
+    Raises:
+        BuildError: If there is no toolkit.
+    """
     cuda = _run_script(sys.executable, "find_cuda.py", dict(os.environ))
     if not cuda:
         named = os.environ.get("CUDA_HOME")
@@ -165,6 +170,7 @@ class NativeBuild:
         return core + nvcc, with_tf
 
     def _compile(self, sources: list[str], command: list[str]) -> str:
+        """Compiles source files as a single unit and returns the path of the object file."""
         *before, last = [os.path.join(CC_OPS, source) for source in sources]
         stem = os.path.join(self._folder, sources[-1].replace("/", "_"))
         target, dependencies = stem + ".o", stem + ".d"

@@ -210,6 +210,7 @@ class _Bars:
         self._begin, self._first_rows = 0.0, 0
 
     def show(self, phase: str, done: int, total: int, rows: int) -> None:
+        """Updates the bar of a phase, given finished and total work and read rows."""
         if phase != self._phase:
             self.close()
             self._phase, self._begin, self._first_rows = phase, time.monotonic(), rows
@@ -228,6 +229,7 @@ class _Bars:
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
+        """Closes the bar of the current phase."""
         if self._bar is not None:
             self._bar.close()
 

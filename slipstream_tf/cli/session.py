@@ -423,6 +423,7 @@ def _cause(error: tf.errors.OpError) -> str:
 
 
 def _check_account(inputs: dict[str, int], read: int) -> None:
+    """Raises `RunError` if a read example is not accounted for."""
     accounted = inputs["trained"] + inputs["skipped"] + inputs.get("lost", 0)
     if not accounted == inputs["seen"] == read:
         raise RunError(

@@ -246,6 +246,7 @@ def read_record(path: str, flag: str) -> dict[str, Any]:
 
 
 def _matched_record(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the record of the run that a control repeats, or None."""
     control, path = values["control"], values["match"]
     if control == "none":
         if path is not None:
@@ -288,6 +289,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
 
 
 def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+    """Returns the settings that make the control match the skipping of a run."""
     if control == "stop":
         if matched["settings"].get("early_stopping"):
             raise UsageError(
