@@ -170,7 +170,7 @@ class NativeBuild:
         return core + nvcc, with_tf
 
     def _compile(self, sources: list[str], command: list[str]) -> str:
-        """Compiles source files as a single unit and returns the path of the object file."""
+        """Compiles source files as a unit; returns the object file."""
         *before, last = [os.path.join(CC_OPS, source) for source in sources]
         stem = os.path.join(self._folder, sources[-1].replace("/", "_"))
         target, dependencies = stem + ".o", stem + ".d"

@@ -210,7 +210,7 @@ class _Bars:
         self._begin, self._first_rows = 0.0, 0
 
     def show(self, phase: str, done: int, total: int, rows: int) -> None:
-        """Updates the bar of a phase, given finished and total work and read rows."""
+        """Updates the bar of a phase and the reading speed."""
         if phase != self._phase:
             self.close()
             self._phase, self._begin, self._first_rows = phase, time.monotonic(), rows

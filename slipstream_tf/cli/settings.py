@@ -209,7 +209,7 @@ def resolve(
         merged.update(_controlled(values["control"], matched, merged["batch_size"]))
     merged["data_name"] = data_name
     if values["dry_run"] and not values["policies"] and values["control"] == "none":
-        # A dry run without --policies estimates every policy that these settings allow.
+        # A dry run without --policies estimates skipping, and deferring if the settings allow it.
         defers = not merged["rows_l2"] and merged["rows_optimizer"] != "adamw"
         merged["policies"] = ("skip_examples", *(("defer_gradients",) if defers else ()))
     engine = {n: values[n] for n in ENGINE_FLAGS if n in given or n in from_file}
@@ -289,7 +289,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
 
 
 def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
-    """Returns the settings that make the control match the skipping of a run."""
+    """Returns the settings that match a control to its run."""
     if control == "stop":
         if matched["settings"].get("early_stopping"):
             raise UsageError(
