@@ -1,4 +1,4 @@
-"""Serving: SavedModels without this package's ops, and the rows that changed since one."""
+"""Exports models as plain SavedModels and updates them with row deltas."""
 
 from slipstream_tf.export.deltas import apply_delta, delta
 from slipstream_tf.export.rows import token

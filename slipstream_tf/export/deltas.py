@@ -1,9 +1,9 @@
-"""What changed since an export, and bringing a SavedModel up to it.
+"""Writes the rows that changed since an export and applies them to a SavedModel.
 
 FOLDER/manifest.json      tables, steps, digests of the rows before and after
 FOLDER/table_0.parquet    changed rows of the first table: key int64, row list<float>, step int64;
-                          a null row: the key has left
-FOLDER/weights.npz        the model's other weights, all of them; not of a layer's delta
+                          a null row marks a removed key
+FOLDER/weights.npz        all other weights of the model; absent in the delta of a layer
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _SCHEMA = pa.schema(
         pa.field("step", pa.int64(), nullable=False),
     ]
 )
-_VALUES_PER_GROUP = 1 << 22  # 16 MiB of rows: bounds the memory of a reader.
+_VALUES_PER_GROUP = 1 << 22  # 16 MiB of rows per row group bound the memory of a reader.
 
 
 def delta(
@@ -43,34 +43,43 @@ def delta(
 ) -> None:
     """Writes the rows that changed since an export.
 
-        slip.export.saved_model(model, "served/1")
-        ...                                             # further training
-        slip.export.delta(model, "deltas/2", since="served/1")
-        slip.export.apply_delta("served/1", "deltas/2", "served/2")   # where it is served
+    The rows are compared with their earlier values bit by bit, because tables do not store a step
+    per row. The delta contains exactly the rows that changed, and the keys that were removed.
 
-    Found by comparing the rows with what they were, bit by bit: no row that changed is left out,
-    and none is in it that did not. The tables keep no step per row, so that a step number does
-    not say enough. What it costs: while it is written, memory for the rows of all tables twice
-    (8 + 4 * dim bytes per row each, on rank 0), nothing while training, unless `since` is a token,
-    which is such a copy.
+    For a model, the delta also contains all weights of the other layers, because these weights
+    change at every step and the predictions depend on them. Variables that are not in
+    `model.weights` keep their exported values. For an `EmbeddingCollection`, the delta contains
+    only rows.
 
-    The next delta is since the SavedModel to which this one was applied, or a token of the same
-    moment. Of a model, all weights of its other layers are in it, too: they change in every step,
-    and predictions would not fit otherwise; variables that Keras does not count among
-    `model.weights` stay as they were exported. Of an `EmbeddingCollection` by itself, only rows
-    are.
+    Compute the next delta since the SavedModel that this delta was applied to, or since a token
+    from the same moment.
 
-    On several ranks all must call it; rank 0 compares and writes.
+    With multiple ranks, call this function on all ranks. Rank 0 compares and writes.
+
+    Note: rank 0 needs memory for two copies of the rows of all tables while it writes
+    (`8 + 4 * dim` bytes per row each). Training needs no additional memory, unless `since` is a
+    token, which is one copy.
+
+    Example:
+
+    ```python
+    slip.export.saved_model(model, "served/1")
+    model.fit(...)
+    slip.export.delta(model, "deltas/2", since="served/1")
+    # In the serving system:
+    slip.export.apply_delta("served/1", "deltas/2", "served/2")
+    ```
 
     Args:
-        model: the model, or its only layer with tables.
-        path: folder to be written; not there yet, or empty.
-        since: folder of a SavedModel that `saved_model` or `apply_delta` wrote, or a token.
-        keys: as for `saved_model`; the same as for the export, or keys that it has and that are
-            not named here count as gone.
+        model: The model, or its only layer with tables.
+        path: Folder to write. It must not exist or must be empty.
+        since: Folder of a SavedModel that `saved_model` or `apply_delta` wrote, or a token.
+        keys: The keys to compare, by table name; see `saved_model`. Pass the same keys as for the
+            export. Exported keys that are missing here count as removed.
 
     Raises:
-        ValueError: `since` is neither, or of other tables, or something is at `path`.
+        ValueError: If `since` is neither an export nor a token, its tables differ from the
+            model's, its rows were rounded, or `path` is not empty.
     """
     now = collect(model, keys)
     on_rank_zero(model, lambda: _write(model, now or [], path, since), f"write {os.fspath(path)}")
@@ -120,21 +129,24 @@ def apply_delta(
     delta_path: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Brings a SavedModel up to a delta, without the op library: its rows, bit for bit.
+    """Applies a delta to a SavedModel.
 
-    The graph stays as it is; the files of its variables are written anew, keys that are new or have
-    left included. While it writes, it needs memory for all rows about four times.
+    The new rows equal the trained rows bit for bit. The graph does not change, and the op library
+    is not needed. The variable files are rewritten, including added and removed keys.
+
+    Note: the update needs about four times the memory of all rows.
 
     Args:
-        saved_model_path: what `saved_model` or `apply_delta` wrote.
-        delta_path: what `delta` wrote since that state.
-        output: folder of the updated SavedModel, not there yet, or empty, as where a serving system
-            expects a folder per version. None: in place; for a moment, between two renames, the
-            folder is missing.
+        saved_model_path: Folder that `saved_model` or `apply_delta` wrote.
+        delta_path: Folder that `delta` wrote since the state of this SavedModel.
+        output: Folder of the updated SavedModel. It must not exist or must be empty. Use it if the
+            serving system expects one folder per version. None updates the SavedModel in place:
+            the folder does not exist for a moment between two renames.
 
     Raises:
-        ValueError: one of them is something else or damaged; the delta is of other tables or
-            weights, or since another state than the SavedModel's. Nothing has changed then.
+        ValueError: If a folder is not an export or is damaged, or the delta has other tables or
+            weights, or starts from another state than the SavedModel's. The SavedModel is
+            unchanged in these cases.
     """
     source, folder = Path(saved_model_path), Path(delta_path)
     target = source if output is None else rows.require_new(output, "apply_delta")
@@ -158,7 +170,7 @@ def apply_delta(
 
 
 def _require_unrounded(argument: str, manifest: Mapping[str, Any], path: Any) -> None:
-    """Refuses a SavedModel whose rows are not those of the tables, bit for bit."""
+    """Raises ValueError if the rows of a SavedModel were rounded to another dtype."""
     for entry in manifest["tables"]:
         dtype, own = entry.get("rows_dtype"), Table.from_config(entry["config"]).storage.dtype
         if dtype not in (None, own):
@@ -168,7 +180,7 @@ def _require_unrounded(argument: str, manifest: Mapping[str, Any], path: Any) ->
 
 
 def _require_fit(saved: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:
-    """Refuses a delta of other tables or weights, or since another state."""
+    """Raises ValueError if a delta has other tables or weights, or another base state."""
     here, there = ([t["name"] for t in m["tables"]] for m in (saved, found))
     if here != there:
         raise invalid("delta_path", str(folder), f"tables {there}", f"a delta of tables {here}")
@@ -199,19 +211,19 @@ def _read_weights(folder: Path, manifest: Mapping[str, Any]) -> list[np.ndarray]
         if list(values[index].shape) != entry["shape"]:
             allowed = f"shape {entry['shape']} for weight {entry['name']!r}"
             raise invalid("delta_path", str(folder), f"shape {list(values[index].shape)}", allowed)
-        if values[index].dtype.kind == "V":  # As which NumPy's files keep bfloat16.
+        if values[index].dtype.kind == "V":  # NumPy files store bfloat16 as raw bytes.
             values[index] = values[index].view(tf.as_dtype(entry["dtype"]).as_numpy_dtype)
     return values
 
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """What happened to a table between two times.
+    """Holds the changes of a table between two times.
 
     Attributes:
-        keys: int64 [n], ascending: of rows that are new or have other bits.
-        rows: float32 [n, dim]: what they are now.
-        removed: int64 [m], ascending: keys that have left.
+        keys: int64 [n], ascending: keys with new or changed rows.
+        rows: float32 [n, dim]: the current rows of these keys.
+        removed: int64 [m], ascending: removed keys.
     """
 
     keys: np.ndarray
@@ -220,7 +232,7 @@ class Changes:
 
 
 def changes(before: TableRows, now: TableRows) -> Changes:
-    """Finds the rows that are not the same bits as before, -0.0 and 0.0 being different."""
+    """Finds the rows with different bits. -0.0 and 0.0 are different."""
     _, there, here = np.intersect1d(before.keys, now.keys, assume_unique=True, return_indices=True)
     is_changed = np.ones(now.keys.size, bool)
     old, new = before.rows.view(np.int32), now.rows.view(np.int32)
@@ -230,7 +242,7 @@ def changes(before: TableRows, now: TableRows) -> Changes:
 
 
 def changed(before: TableRows, by: Changes, step: int) -> TableRows:
-    """Returns a table as it is after changes."""
+    """Returns the table after the changes."""
     gone = np.concatenate([by.keys, by.removed])
     stays = ~np.isin(before.keys, gone, assume_unique=True)
     keys = np.concatenate([before.keys[stays], by.keys])
@@ -240,7 +252,7 @@ def changed(before: TableRows, by: Changes, step: int) -> TableRows:
 
 
 def write_changes(path: Path, found: Changes, step: int) -> None:
-    """Writes the changes of a table, as of an update step of it."""
+    """Writes the changes of a table, labeled with its update step."""
     dim = found.rows.shape[1]
     group = max(1, _VALUES_PER_GROUP // dim)
     with pq.ParquetWriter(path, _SCHEMA) as writer:
@@ -260,10 +272,10 @@ def _write_group(writer: pq.ParquetWriter, keys: np.ndarray, rows: pa.Array, ste
 
 
 def read_changes(path: Path, dim: int) -> Changes:
-    """Reads what `write_changes` wrote.
+    """Reads a file that `write_changes` wrote.
 
     Raises:
-        ValueError: the file is missing or damaged, or has rows of another length.
+        ValueError: If the file is missing or damaged, or its rows do not have length `dim`.
     """
     allowed = f"a Parquet file of key int64, row list<float> of {dim} and step int64"
     keys, rows, removed = [], [np.empty((0, dim), np.float32)], []

@@ -1,10 +1,10 @@
-"""The rows of a model's tables and the files of an export.
+"""Reads the rows of a model's tables and writes the files of an export.
 
-Rows are read from a model or layer on any rank, as arrays on rank 0.
+All ranks take part in reading rows. Rank 0 receives them as arrays. An export contains:
 
-FOLDER/saved_model.pb                  the graph; never changed
+FOLDER/saved_model.pb                  the graph, which never changes
 FOLDER/variables/variables.*           keys and rows of tables, weights of the other layers
-FOLDER/assets.extra/slipstream_tf.json the manifest; serving systems ignore it
+FOLDER/assets.extra/slipstream_tf.json the manifest, which serving systems ignore
 """
 
 import dataclasses
@@ -32,14 +32,14 @@ from slipstream_tf.tables.base import EmbeddingStore
 
 @dataclasses.dataclass(frozen=True)
 class TableRows:
-    """Keys and rows of a table at one time.
+    """Holds a copy of the keys and rows of a table.
 
     Attributes:
-        name: of the table; "layer/table" where two layers have a table of this name.
-        config: of the table.
+        name: Name of the table, or `"layer/table"` if multiple layers have a table of this name.
+        config: Configuration of the table.
         keys: int64 [n], ascending.
         rows: float32 [n, dim].
-        step: updates of the table until then.
+        step: Number of updates of the table before the copy.
     """
 
     name: str
@@ -50,7 +50,7 @@ class TableRows:
 
     @property
     def digest(self) -> str:
-        """32 hexadecimal digits, which two tables share only if keys and rows are the same."""
+        """Returns a hash of keys and rows as 32 hexadecimal digits."""
         hashed = hashlib.blake2b(digest_size=16)
         hashed.update(np.ascontiguousarray(self.keys, "<i8").data)
         hashed.update(np.ascontiguousarray(self.rows, "<f4").data)
@@ -59,38 +59,41 @@ class TableRows:
 
 @dataclasses.dataclass(frozen=True)
 class Token:
-    """What the rows were when `token` was called, for a later `delta`.
+    """Holds a copy of a model's rows from which `delta` finds later changes.
 
-    It is a copy: 8 + 4 * dim bytes per row, on rank 0; empty on other ranks.
+    It takes `8 + 4 * dim` bytes per row on rank 0. It is empty on other ranks.
 
     Attributes:
-        tables: in the order of the layers and their tables.
+        tables: Copies of the tables, in the order of the layers and their tables.
     """
 
     tables: tuple[TableRows, ...]
 
 
 def token(model: Any, keys: Mapping[str, Any] | None = None) -> Token:
-    """Remembers the rows of a model's tables; of several ranks, all take part.
+    """Copies the rows of a model's tables for a later `delta`.
+
+    With multiple ranks, call this function on all ranks.
 
     Args:
-        model: a model with an `EmbeddingCollection` anywhere, or such a layer.
-        keys: as for `saved_model`.
+        model: A Keras model with an `EmbeddingCollection` at any depth, or an
+            `EmbeddingCollection`.
+        keys: The keys to copy, by table name; see `saved_model`.
 
     Returns:
-        The token, to be given to `delta` as `since`.
+        A token. Pass it to `delta` as `since`.
 
     Raises:
-        ValueError: there is no such layer, or `keys` names a table that is not there.
+        ValueError: If the model has no `EmbeddingCollection`, or `keys` names an unknown table.
     """
     return Token(tuple(collect(model, keys) or ()))
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Returns the layers with embedding tables in a model, or the layer that it is.
+    """Returns the layers with embedding tables in a model, or the given layer.
 
     Raises:
-        ValueError: there is none.
+        ValueError: If there are no such layers.
     """
     allowed = "a Keras model with a slipstream_tf.keras.EmbeddingCollection, or such a layer"
     try:
@@ -104,7 +107,7 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def weights_of(model: Any) -> list[Any]:
-    """Returns the tf.Variables of a model's weights, without those that stand for tables' rows."""
+    """Returns the model's weights as `tf.Variable`, without placeholders of table rows."""
     return [
         _compat.tensorflow_variable(weight)
         for weight in model.weights
@@ -113,10 +116,10 @@ def weights_of(model: Any) -> list[Any]:
 
 
 def table_names(layers: list[Any]) -> list[tuple[Any, Table, str]]:
-    """Returns (layer, table, name) of all tables of some layers.
+    """Returns (layer, table, unique name) for all tables of the layers.
 
     Raises:
-        ValueError: two layers of one name have tables of one name.
+        ValueError: If two layers with the same name have tables with the same name.
     """
     listed = [(layer, table) for layer in layers for table in layer.tables]
     times = Counter(table.name for _, table in listed)
@@ -131,20 +134,21 @@ def table_names(layers: list[Any]) -> list[tuple[Any, Table, str]]:
 
 
 def collect(model: Any, keys: Mapping[str, Any] | None) -> list[TableRows] | None:
-    """Copies the rows of a model's tables; held gradients are applied first.
+    """Applies deferred gradients, then copies the rows of a model's tables.
 
-    Of several ranks, all take part. Rows that are spread over ranks are sent to rank 0, which must
-    have memory for them.
+    With multiple ranks, call this function on all ranks. Rows of sharded tables are sent to rank 0,
+    which must have enough memory for them.
 
     Args:
-        model: a model or layer.
-        keys: table name -> int64 [n], of the keys wanted; None, or a table not named: all.
+        model: A model or layer.
+        keys: The keys to copy, as a mapping from table name to int64 [n]. Tables that are not named
+            are copied completely, all tables if None.
 
     Returns:
-        The tables in order; None on other ranks than 0.
+        The tables in order, or None on ranks other than 0.
 
     Raises:
-        ValueError: see `token`.
+        ValueError: See `token`.
     """
     named = table_names(layers_of(model))
     wanted = {name: _wanted(name, some) for name, some in (keys or {}).items()}
@@ -160,7 +164,7 @@ def collect(model: Any, keys: Mapping[str, Any] | None) -> list[TableRows] | Non
         is_alone = comm is None or comm.size == 1
         is_spread = not is_alone and layer.store.is_spread
         if not is_alone and not is_spread and comm.rank > 0:
-            continue  # Rank 0 has the same rows.
+            continue  # Tables are replicated: rank 0 has the same rows.
         part = _read(layer.store, config, name, wanted.get(name))
         if is_spread:
             part = _sent_to_first(comm, part, f"slipstream_export.{index}")
@@ -184,7 +188,8 @@ def _read(store: Any, config: Table, name: str, wanted: np.ndarray | None) -> Ta
         is_wanted = np.isin(keys, wanted, assume_unique=True)
         keys, rows = keys[is_wanted], rows[is_wanted]
     if config.storage.dtype != "float32":
-        # As lookups read them: their slots may lend them bits, which updates alone see.
+        # `export_table` returns rows at the precision of updates: slots may store extra bits of a
+        # row. Serving must return the same values as lookups.
         rows = store.gather(config.name, keys)[0].numpy()
     return TableRows(name, config, keys, rows, int(contents["steps"][0]))
 
@@ -198,15 +203,15 @@ def _sent_to_first(comm: Any, part: TableRows, name: str) -> TableRows:
 
 
 def on_rank_zero(model: Any, work: Callable[[], None], what: str) -> None:
-    """Does what one rank of a model's job does for all; they wait for it.
+    """Runs a function on rank 0 while the other ranks of the model wait.
 
     Args:
-        model: a model or layer.
-        work: on rank 0.
-        what: "write ...", for the error of the others.
+        model: A model or layer.
+        work: The function to run on rank 0.
+        what: Description such as `"write PATH"`, for the error on the other ranks.
 
     Raises:
-        RuntimeError: on other ranks: rank 0 failed. It raises its own error.
+        RuntimeError: On other ranks, if rank 0 failed. Rank 0 raises the original error.
     """
     comms = [layer.store.comm for layer in layers_of(model)]
     comm = max(comms, key=lambda c: 1 if c is None else c.size) or SingleProcess()
@@ -217,12 +222,12 @@ def on_rank_zero(model: Any, work: Callable[[], None], what: str) -> None:
 FORMAT = 1
 _MANIFEST = Path("assets.extra") / "slipstream_tf.json"
 _VARIABLES = Path("variables") / "variables"
-# Of the object graph's paths that TensorFlow names a SavedModel's variables by.
+# Last part of a variable's name in the checkpoint of a SavedModel; the path to it precedes.
 _VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 
 
 def table_entry(table: TableRows, rows_dtype: str | None = None) -> dict[str, Any]:
-    """Returns what a manifest says of a table, served in a dtype or as the table keeps its rows."""
+    """Returns the manifest entry of a table; `rows_dtype` None means the table's dtype."""
     return {
         "rows_dtype": rows_dtype,
         "name": table.name,
@@ -236,13 +241,13 @@ def table_entry(table: TableRows, rows_dtype: str | None = None) -> dict[str, An
 def manifest_of(
     tables: list[dict[str, Any]], weights: list[dict[str, Any]] | None
 ) -> dict[str, Any]:
-    """Returns the manifest of a SavedModel or a delta; None: of other weights nothing is said."""
+    """Returns the manifest of a SavedModel or a delta; `weights` None omits the weights."""
     manifest = {"format": FORMAT, "slipstream_tf": __version__, "tables": tables}
     return manifest if weights is None else {**manifest, "weights": weights}
 
 
 def weight_entries(weights: Iterable[Any]) -> list[dict[str, Any]]:
-    """Returns what a manifest says of a model's other weights, tf.Variables in order."""
+    """Returns the manifest entries of a model's other weights, in order."""
     return [
         {"name": w.name, "shape": w.shape.as_list(), "dtype": w.dtype.base_dtype.name}
         for w in weights
@@ -250,7 +255,7 @@ def weight_entries(weights: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any], file: Path = _MANIFEST) -> None:
-    """Writes the manifest of an export: JSON that people can read, too."""
+    """Writes the manifest of an export as indented JSON."""
     (path / file).parent.mkdir(parents=True, exist_ok=True)
     (path / file).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
@@ -259,11 +264,11 @@ def read_manifest(path: Path, file: Path = _MANIFEST) -> dict[str, Any]:
     """Reads the manifest of an export.
 
     Args:
-        path: folder of a SavedModel, or of a delta.
-        file: of the manifest, in it.
+        path: Folder of a SavedModel or a delta.
+        file: Path of the manifest, relative to the folder.
 
     Raises:
-        ValueError: there is none, it cannot be read, or is of another format.
+        ValueError: If the manifest is missing, unreadable or has another format version.
     """
     allowed = "a folder that slipstream_tf.export wrote"
     try:
@@ -276,10 +281,10 @@ def read_manifest(path: Path, file: Path = _MANIFEST) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[TableRows]:
-    """Reads keys and rows of a SavedModel's tables, without loading its graph.
+    """Reads the keys and rows of a SavedModel's tables without loading its graph.
 
     Raises:
-        ValueError: it was not written by `saved_model`.
+        ValueError: If `saved_model` did not write the folder.
     """
     manifest = read_manifest(path)
     reader = tf.train.load_checkpoint(str(path / _VARIABLES))
@@ -302,16 +307,16 @@ def write_updated(
     weights: list[np.ndarray] | None,
     manifest: Mapping[str, Any],
 ) -> None:
-    """Copies a SavedModel with other rows and weights.
+    """Copies a SavedModel and replaces its rows and weights.
 
     Args:
-        source: the SavedModel.
-        target: folder of the copy, which is not there yet.
-        tables: all tables, in the manifest's order.
-        weights: all weights, in order; None: as they are.
-        manifest: of the copy.
+        source: Folder of the SavedModel.
+        target: Folder of the copy. It must not exist.
+        tables: All tables, in the order of the manifest.
+        weights: All weights, in order. None keeps the weights of the source.
+        manifest: Manifest of the copy.
     """
-    # The fingerprint is of the variables that are replaced; loaders do without.
+    # The fingerprint covers the replaced variables. Loaders accept a SavedModel without one.
     left_out = shutil.ignore_patterns("variables", "fingerprint.pb", _MANIFEST.name)
     shutil.copytree(source, target, ignore=left_out)
     reader = tf.train.load_checkpoint(str(source / _VARIABLES))
@@ -337,10 +342,10 @@ def _name(*parts: Any) -> str:
 
 
 def require_new(path: str | os.PathLike[str], what: str) -> Path:
-    """Returns the path of a folder to be written.
+    """Returns the path if a new folder can be written there.
 
     Raises:
-        ValueError: something is there already.
+        ValueError: If the path is a file or a folder that is not empty.
     """
     target = Path(path)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -350,11 +355,12 @@ def require_new(path: str | os.PathLike[str], what: str) -> Path:
 
 
 def write_whole(target: Path, write: Callable[[Path], None]) -> None:
-    """Writes a folder under another name, and gives it its own when it is whole.
+    """Writes a folder under a temporary name and renames it when it is complete.
 
     Args:
-        target: the folder; a former one is replaced, and may be missing for a moment.
-        write: writes the folder it is given, which is not there yet.
+        target: Path of the folder. An existing folder is replaced. The path does not exist for a
+            moment between the two renames.
+        write: Writes the folder at the given path, which does not exist yet.
     """
     staging, former = (target.with_name(f".{target.name}.{part}") for part in ("new", "old"))
     for left in (staging, former):

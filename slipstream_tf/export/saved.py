@@ -1,4 +1,4 @@
-"""Writes a model as a SavedModel that needs neither this package nor its op library."""
+"""Exports a model as a SavedModel that runs without this package and its op library."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ _ALLOWED = (
     "inputs, nested as the model takes them"
 )
 
-# Suffixes of the names for the tensors of a composite input, in TensorFlow's order.
+# Name suffixes of a composite input's component tensors, in TensorFlow's order.
 _SUFFIXES: Mapping[type, tuple[str, ...]] = {
     tf.RaggedTensorSpec: ("", "_row_splits"),
     tf.SparseTensorSpec: ("_indices", "", "_dense_shape"),
@@ -35,49 +35,64 @@ def saved_model(
     signature: Any = None,
     rows_dtype: str | None = None,
 ) -> None:
-    """Writes a SavedModel that TensorFlow alone can load and serve.
+    """Exports a model as a SavedModel for serving with plain TensorFlow.
 
-        slip.export.saved_model(model, "served/1")
-        served = tf.saved_model.load("served/1")
-        served.signatures["serving_default"](dense=..., keys=...)
+    The SavedModel uses only built-in TensorFlow ops, therefore the serving process needs neither
+    this package nor its op library. It returns the predictions of
+    `model(inputs, training=False)`. The rows are served from TensorFlow hash tables. A key
+    without a row gets the initial row that the table's initializer would give it, as in the
+    layer. Deferred gradients are applied before the rows are copied. Optimizers and their slots
+    are not exported.
 
-    Its predictions are those of `model(inputs, training=False)`: rows are in hash tables of
-    TensorFlow's, and a key without a row gets the row that its table's initializer would start it
-    with, as in the layer. Deferred gradients are applied before the rows are copied.
-    Optimizers and their slots are not in it. While it writes, it needs memory for the rows about
-    four times, and for the slots once.
+    The SavedModel has a function `serve` that takes the same inputs as the model, and a signature
+    `"serving_default"` with named tensors:
 
-    The SavedModel has the function `serve`, which takes what the model takes, and the signature
-    "serving_default" of named tensors: nested names are joined by "_" ("keys_user"), a ragged input
-    or output is two tensors, "NAME" (its flat values) and "NAME_row_splits", a sparse input three,
-    "NAME" (its values), "NAME_indices" and "NAME_dense_shape". A model that gives one tensor gives
-    "outputs". Texts as keys are hashed in the graph, as the layer does.
+    - Names of nested inputs are joined by `"_"`, for example `"keys_user"`.
+    - A ragged input or output is passed as two tensors: `"NAME"` (flat values) and
+      `"NAME_row_splits"`.
+    - A sparse input is passed as three tensors: `"NAME"` (values), `"NAME_indices"` and
+      `"NAME_dense_shape"`.
+    - The output of a model that returns one tensor is named `"outputs"`.
+    - String keys are hashed in the graph, as in the layer.
 
-    On several ranks all must call it; rank 0 writes. Rows of sharded tables are sent to rank 0,
-    which needs memory for all of them.
+    With multiple ranks, call this function on all ranks. Rank 0 collects the rows of sharded
+    tables, writes the files, and must have enough memory for all rows.
+
+    Note: the export needs about four times the memory of the rows, and additional memory for one
+    copy of the slots.
+
+    Example:
+
+    ```python
+    slip.export.saved_model(model, "served/1")
+    served = tf.saved_model.load("served/1")
+    served.signatures["serving_default"](dense=..., keys=...)
+    ```
 
     Args:
-        model: a Keras model with one `EmbeddingCollection` or more anywhere, of `slip.models` or
-            one's own, or such a layer by itself. It is called with `training=False`.
-        path: folder to be written; not there yet, or empty.
-        keys: table name -> keys, int64 [n], whose rows are exported, e.g. the hot ones of
-            `store.hot_keys`; a table not named is exported whole. Other keys get their initial row,
-            as if they had never been trained. Tables of one name in several layers are
-            "layer/table".
-        signature: specs (tf.TensorSpec, ragged or sparse) nested like the model's inputs, or a
-            batch of inputs whose specs are taken (batch dimension None). None: those of the model's
-            `input_signature()` (the click models: a number per dense feature and one key per
-            feature) or of its symbolic inputs.
-        rows_dtype: of the rows in the SavedModel: "float32", "bfloat16", "float16", or "int8" with
-            a scale for each row; the graph makes float32 of what it looks up. None: as each table
-            keeps its rows (`Storage.dtype`). Rows of another dtype than that are rounded: no delta
-            can be since such a SavedModel, or be applied to it.
+        model: A Keras model with at least one `EmbeddingCollection` at any depth, or an
+            `EmbeddingCollection`. It is called with `training=False`.
+        path: Folder to write. It must not exist or must be empty.
+        keys: The keys to export, as a mapping from table name to int64 [n]. For example, export
+            only the hot keys from `store.hot_keys`. Tables that are not named are exported
+            completely. Keys that are not exported are served with their initial row, as if they
+            had never been trained. If multiple layers have a table of the same name, use
+            `"layer/table"`.
+        signature: The model's input specs (`tf.TensorSpec`, ragged or sparse), nested like its
+            inputs, or an example batch. The batch dimension of the specs of an example batch is
+            set to None. Defaults to the model's `input_signature()` (the click models have this
+            method: one number per dense feature and one key per categorical feature), else to the
+            model's symbolic inputs.
+        rows_dtype: Dtype of the exported rows: `"float32"`, `"bfloat16"`, `"float16"`, or
+            `"int8"` with one scale per row. Lookups return float32 in all cases. Defaults to
+            the dtype of each table (`Storage.dtype`). Note: another dtype rounds the rows.
+            A delta can neither be computed from nor applied to a rounded SavedModel.
 
     Raises:
-        ValueError: `rows_dtype` is another, the model has no embedding tables or does not tell its
-            inputs, `keys` names an unknown table, something is at `path`, or the graph has ops of
-            this package all the same (the model's `call` is a `tf.function` that was traced
-            before).
+        ValueError: If `rows_dtype` is not supported, the model has no embedding tables, its inputs
+            are unknown, `keys` names an unknown table, or `path` is not empty. Also if the graph
+            contains ops of this package, because the model's `call` is a `tf.function` that was
+            traced before.
     """
     if rows_dtype is not None:
         require_choice("rows_dtype", rows_dtype, (*ROW_DTYPES, "int8"), "saved_model")
@@ -109,7 +124,7 @@ def _write(
         return flat_outputs(serve(nested(specs, inputs)))
 
     def write(folder: Path) -> None:
-        # TensorFlow traces anew where it writes, too.
+        # `tf.saved_model.save` may trace again, therefore it also runs inside the context.
         with _served_by(model, served):
             flat = serve_flat.get_concrete_function(**flat_specs(specs))
             root.serve = serve
@@ -125,7 +140,7 @@ def _write(
 
 @contextlib.contextmanager
 def _served_by(model: Any, served: list[ServedTable]) -> Iterator[None]:
-    """Gives the model's layers stores of TensorFlow's own ops while it is traced."""
+    """Replaces the stores of the model's layers by serving stores while it is traced."""
     layers = rows.layers_of(model)
     of_layer: dict[int, list[ServedTable]] = {id(layer): [] for layer in layers}
     for (layer, _, _), table in zip(rows.table_names(layers), served, strict=True):
@@ -153,7 +168,7 @@ def _refuse_own_ops(traced: Any) -> None:
 
 
 def _track_rest(root: Any, model: Any, traced: Any) -> None:
-    """Keeps what the graph reads besides tables and weights: variables, a user's lookup tables."""
+    """Tracks the other resources of the graph: variables and the user's lookup tables."""
     known = {v.ref() for v in root.weights}
     known |= {v.ref() for table in root.tables for v in table.variables_by_name().values()}
     root.others = [v for v in traced.graph.variables if v.ref() not in known]
@@ -167,27 +182,28 @@ def _track_rest(root: Any, model: Any, traced: Any) -> None:
 
 
 def resolve(model: Any, signature: Any) -> Any:
-    """Finds the specs of a model's inputs.
+    """Returns the specs of a model's inputs.
 
     Args:
-        model: that is exported.
-        signature: specs, or a batch whose shapes and dtypes are taken, nested as the model takes
-            them; None: from the model: its method `input_signature` (the click models have it) or
-            its symbolic inputs (functional and sequential models).
+        model: The model to export.
+        signature: Specs, or an example batch, nested like the model's inputs. None takes the specs
+            from the model's `input_signature()` method, else from its symbolic inputs (functional
+            and sequential models).
 
     Returns:
-        tf.TensorSpec, tf.RaggedTensorSpec and tf.SparseTensorSpec, nested alike, with a batch
-        dimension of None.
+        `tf.TensorSpec`, `tf.RaggedTensorSpec` and `tf.SparseTensorSpec` with a batch dimension of
+        None, nested like the model's inputs.
 
     Raises:
-        ValueError: the model does not tell, or a leaf is neither a spec nor a tensor.
+        ValueError: If the model does not define its inputs, or a leaf is neither a spec nor a
+            tensor.
     """
     if signature is None:
         if callable(getattr(model, "input_signature", None)):
             return model.input_signature()
         signature = getattr(model, "input", None)
         if signature is None and len(getattr(model, "inputs", ())) == 1:
-            (signature,) = model.inputs  # Of a Sequential model.
+            (signature,) = model.inputs  # Sequential models provide only `inputs`.
         if signature is None:
             raise invalid("signature", None, f"model {getattr(model, 'name', model)!r}", _ALLOWED)
     return tf.nest.map_structure(_spec, signature)
@@ -208,10 +224,11 @@ def _spec(leaf: Any) -> tf.TypeSpec:
 
 
 def leaves(structure: Any, prefix: str, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yields (name, leaf) of a nested structure, in the order of `tf.nest.flatten`.
+    """Yields (name, leaf) for each leaf of a nested structure.
 
-    A name is made of the keys and indices on the way, joined by "_", other characters than
-    letters, digits and "_" replaced; the prefix is before it if it is empty or begins with a digit.
+    Leaves have the order of `tf.nest.flatten`. A name consists of the keys and indices on the path
+    to the leaf, joined by `"_"`. Characters other than letters, digits and `"_"` are replaced by
+    `"_"`. The prefix is prepended if the name is empty or starts with a digit.
     """
     if isinstance(structure, Mapping):
         for key in sorted(structure):
@@ -226,10 +243,12 @@ def leaves(structure: Any, prefix: str, path: tuple[str, ...] = ()) -> Iterator[
 
 
 def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
-    """Returns a flat signature's inputs by name; of composite ones, the tensors that make them.
+    """Returns the input specs of the flat signature, by name.
+
+    A composite input has one entry for each of its component tensors.
 
     Raises:
-        ValueError: two inputs would have one name.
+        ValueError: If two inputs would have the same name.
     """
     flat: dict[str, tf.TensorSpec] = {}
     for name, spec in leaves(specs, "inputs"):
@@ -244,11 +263,11 @@ def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
 
 
 def nested(specs: Any, flat: Mapping[str, tf.Tensor]) -> Any:
-    """Puts the tensors of a flat signature back into the model's own structure."""
+    """Packs the tensors of a flat signature into the model's input structure."""
     tensors = iter(flat[name] for name in flat_specs(specs))
 
     def next_of(spec: Any) -> Any:
-        # Not by `expand_composites`, which would not check the row splits.
+        # `expand_composites` would not validate the row splits, which clients provide.
         if isinstance(spec, tf.RaggedTensorSpec):
             return tf.RaggedTensor.from_row_splits(next(tensors), next(tensors))
         if isinstance(spec, tf.SparseTensorSpec):
@@ -259,7 +278,7 @@ def nested(specs: Any, flat: Mapping[str, tf.Tensor]) -> Any:
 
 
 def flat_outputs(outputs: Any) -> dict[str, tf.Tensor]:
-    """Returns a model's outputs by name; of a ragged one, flat values and row splits."""
+    """Returns the model's outputs by name. A ragged output has flat values and row splits."""
     flat = {}
     for name, output in leaves(outputs, "outputs"):
         if isinstance(output, tf.RaggedTensor):

@@ -1,8 +1,7 @@
-"""A store of TensorFlow's own ops, which stands in for a layer's store while a model is traced.
+"""Looks up embedding rows with plain TensorFlow ops, for exported models.
 
-In: rows that training left. Out: a graph that looks them up without the op library. Keys that have
-none start as in `cc_ops/core/table/row_initializer.cc`, and rows are pooled as in
-`cc_ops/core/lookup/pooling.h`.
+A `ServingStore` replaces the store of a layer while the model is traced for export. Initial rows
+match `cc_ops/core/table/row_initializer.cc`, and pooling matches `cc_ops/core/lookup/pooling.h`.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,45 +20,47 @@ _ELEMENT = 0xD1342543DE82EF95
 
 
 class ServedTable(tf.Module):
-    """The rows of a table, read only.
+    """Holds the rows of one table for serving, read-only.
 
-    Keys and rows are variables of open length, and the hash table is filled from the keys when a
-    process loads the SavedModel: writing other variables beside the graph changes what is served.
+    Keys and rows are variables with an open first dimension. The hash table is filled from the
+    keys when a process loads the SavedModel. Therefore the served rows can be replaced by writing
+    new variable files, without a change of the graph.
 
     Attributes:
-        config: of the table.
+        config: Configuration of the table.
         keys: int64 [n].
-        rows: [n + 1, dim] of the served dtype: the row of keys[i] is rows[i + 1]; rows[0] is for
-            absent keys.
-        scales: float32 [n + 1], of int8 rows: what each is multiplied by; else None.
-        numbers: key -> index in `rows`; 0 for an absent key.
+        rows: [n + 1, dim] in the served dtype. The row of `keys[i]` is `rows[i + 1]`. `rows[0]` is
+            the row of absent keys.
+        scales: float32 [n + 1] for int8 rows: the factor of each row. None for other dtypes.
+        numbers: Hash table from key to index in `rows`. Returns 0 for absent keys.
     """
 
     def __init__(
         self, config: Table, keys: np.ndarray, rows: np.ndarray, rows_dtype: str | None = None
     ):
-        """Takes keys int64 [n], each once, and their rows float32 [n, dim]; see `encoded`."""
+        """Creates the variables from distinct keys int64 [n] and rows float32 [n, dim]."""
         super().__init__()
         self.config = config
         values = encoded(config, rows, rows_dtype)
-        with tf.device("CPU:0"):  # Where hash tables are; rows are far too many for most GPUs.
+        # Hash tables have CPU kernels only, and most tables do not fit into the memory of a GPU.
+        with tf.device("CPU:0"):
             self.keys = tf.Variable(keys, shape=[None], dtype=tf.int64, trainable=False)
             self.rows = tf.Variable(values["rows"], shape=[None, config.dim], trainable=False)
             self.scales = None
             if "scales" in values:
                 self.scales = tf.Variable(values["scales"], shape=[None], trainable=False)
             self.numbers = tf.lookup.StaticHashTable(_Numbering(self.keys), 0)
-        # Keras exports of a layer hash tables, and what belongs to them.
+        # Keras's export of a layer keeps hash tables and the objects that they track.
         for name, variable in self.variables_by_name().items():
             self.numbers._track_trackable(variable, name)
 
     def variables_by_name(self) -> dict[str, tf.Variable]:
-        """Returns the variables of the table: keys, rows and, of int8 rows, scales."""
+        """Returns the table's variables by name: keys, rows and, for int8, scales."""
         found = {"keys": self.keys, "rows": self.rows, "scales": self.scales}
         return {name: variable for name, variable in found.items() if variable is not None}
 
     def gather(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of keys, float32 [n, dim] for int64 [n]; absent keys: initial rows."""
+        """Returns float32 [n, dim] rows of int64 [n] keys; initial rows for absent keys."""
         numbers = self.numbers.lookup(keys)
         rows = tf.cast(tf.gather(self.rows, numbers), tf.float32)
         if self.scales is not None:
@@ -72,16 +73,17 @@ class ServedTable(tf.Module):
 
 
 def encoded(config: Table, rows: np.ndarray, rows_dtype: str | None) -> dict[str, np.ndarray]:
-    """Returns rows as they are served, that of absent keys before the others.
+    """Converts rows to the served dtype and prepends the row of absent keys.
 
     Args:
-        config: of their table.
+        config: Configuration of the table.
         rows: float32 [n, dim].
-        rows_dtype: of the served rows; None: as the table keeps them.
+        rows_dtype: Dtype of the served rows. None keeps the dtype of the table.
 
     Returns:
-        rows [n + 1, dim], each value the nearest; of int8 also scales float32 [n + 1]: a row times
-        its scale is within half a 127th of its largest value.
+        A dictionary with `"rows"` [n + 1, dim], rounded to the nearest value. For int8 also
+        `"scales"`, float32 [n + 1]: `rows * scales` differs from the input by at most
+        max(|row|) / 254 per value.
     """
     absent = np.full((1, config.dim), constant_value(config) or 0.0, np.float32)
     values = np.concatenate([_rounded(config, absent), np.asarray(rows, np.float32)])
@@ -95,13 +97,13 @@ def encoded(config: Table, rows: np.ndarray, rows_dtype: str | None) -> dict[str
 
 
 def decoded(rows: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
-    """Returns what `encoded` was given, as far as its dtype holds that, without the first row."""
+    """Inverts `encoded` up to rounding, without the row of absent keys."""
     values = rows[1:].astype(np.float32)
     return values if scales is None else values * scales[1:, np.newaxis]
 
 
 def _rounded(config: Table, values: Any) -> Any:
-    """Returns initial values as a table of its dtype keeps them; NumPy gives NumPy."""
+    """Rounds initial values to the table's dtype, for NumPy arrays and tensors."""
     if config.storage.dtype == "float32":
         return values
     dtype = tf.as_dtype(config.storage.dtype)
@@ -111,7 +113,7 @@ def _rounded(config: Table, values: Any) -> Any:
 
 
 class _Numbering(tf.lookup.KeyValueTensorInitializer):
-    """Numbers the keys of a variable from 1; reads it when the hash table is made."""
+    """Maps the keys of a variable to 1..n when the hash table is initialized."""
 
     def __init__(self, keys: tf.Variable):
         nothing = tf.zeros([0], tf.int64)
@@ -119,7 +121,7 @@ class _Numbering(tf.lookup.KeyValueTensorInitializer):
         self._variable = keys
 
     def initialize(self, table: Any) -> tf.Operation | None:
-        """Fills the hash table; TensorFlow wants one pair at least: (0, absent)."""
+        """Fills the hash table. TensorFlow requires at least one pair: (0, 0) if it is empty."""
         keys = self._variable.read_value()
         filler = tf.zeros([tf.cast(tf.equal(tf.size(keys), 0), tf.int32)], tf.int64)
         numbers = tf.range(1, tf.size(keys, tf.int64) + 1)
@@ -131,21 +133,21 @@ class _Numbering(tf.lookup.KeyValueTensorInitializer):
 
 
 class ServingStore:
-    """The part of an `EmbeddingStore` that a layer needs when `training` is False.
+    """Implements the lookup of an `EmbeddingStore` for `training=False`.
 
     Attributes:
-        tables: the configurations, as those of the store that it stands in for.
+        tables: Configurations of the tables, in the order of the replaced store.
     """
 
     def __init__(self, tables: Sequence[ServedTable]):
-        """Takes the tables, of distinct names."""
+        """Creates the store from tables with distinct names."""
         self.tables = tuple(table.config for table in tables)
         self._tables = {table.config.name: table for table in tables}
 
     def lookup(
         self, packed: PackedFeatures, training: bool, stacked: bool = False
     ) -> tuple[list[tf.Tensor], None]:
-        """See `EmbeddingStore.lookup`; `training` is False."""
+        """Looks up the rows of all features; see `EmbeddingStore.lookup`."""
         rows = [
             pooled(packed, index, spec.combiner, self._tables[spec.table].gather)
             for index, spec in enumerate(packed.specs)
@@ -154,19 +156,19 @@ class ServingStore:
 
 
 def constant_value(table: Table) -> float | None:
-    """Returns the value that every initial row is made of, or None if rows are random."""
+    """Returns the value of all elements of an initial row, or None for random rows."""
     kind, value, _ = op_attributes(table.initializer)
     return {"zeros": 0.0, "constant": value}.get(kind)
 
 
 def initial_rows(table: Table, keys: tf.Tensor) -> tf.Tensor:
-    """Draws the rows that keys of a table start with.
+    """Draws the initial rows of keys.
 
-    Uniform rows are the table's bit for bit; normal ones to the last bit of a float32, as far as
-    TensorFlow's logarithm and cosine agree with those of the C library.
+    Uniform rows equal the table's rows bit for bit. Normal rows may differ in the last bit of a
+    float32, because TensorFlow's logarithm and cosine may differ from the C library's.
 
     Args:
-        table: whose initializer and seed count; one that draws at random.
+        table: Table with a random initializer. Its initializer and seed determine the rows.
         keys: int64 [n].
 
     Returns:
@@ -199,14 +201,14 @@ def pooled(
     """Looks up and pools the rows of one feature.
 
     Args:
-        packed: the keys of a batch.
-        feature: index of the feature.
-        combiner: "sum", "mean" or "sqrtn"; a bag whose divisor is 0 gives zeros. None: rows as they
-            are.
-        gather: int64 [n] -> float32 [n, dim].
+        packed: Keys of the batch.
+        feature: Index of the feature.
+        combiner: `"sum"`, `"mean"` or `"sqrtn"`. A bag with a divisor of 0 returns zeros. None
+            returns the rows without pooling.
+        gather: Maps int64 [n] keys to float32 [n, dim] rows.
 
     Returns:
-        float32 [batch, dim]; without a combiner [keys, dim].
+        float32 [batch, dim], or [keys, dim] without a combiner.
     """
     keys, row_splits, weights = packed.of(feature)
     is_key = packed.is_key(feature)
@@ -227,7 +229,7 @@ def _pooled_padded(
     combiner: str,
     gather: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
-    """Pools keys int64 [batch, width], of which bool [batch, width] are there."""
+    """Pools int64 [batch, width] keys where bool [batch, width] `is_key` is True."""
     shape = tf.shape(keys)
     rows = gather(tf.reshape(keys, [-1]))
     rows = tf.reshape(rows, [shape[0], shape[1], rows.shape[-1]])
@@ -245,7 +247,7 @@ def _pooled_ragged(
     combiner: str,
     gather: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
-    """Pools keys int64 [total], of which bool [total] are there, by row splits [batch + 1]."""
+    """Pools int64 [total] keys where bool [total] `is_key` is True, by row splits [batch + 1]."""
     keys, row_splits = bags
     rows = gather(keys)
     batch = tf.size(row_splits) - 1
