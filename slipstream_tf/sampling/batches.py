@@ -1,4 +1,4 @@
-"""Batches of any structure: their size, and what a component may be."""
+"""Handles batches of any structure: finds batch sizes and selects rows."""
 
 import dataclasses
 import functools
@@ -15,13 +15,13 @@ from slipstream_tf.ops.features import num_rows
 
 
 def static_batch_size(element_spec: Any) -> int | None:
-    """Returns the batch size that a component's shape tells, or None.
+    """Returns the static batch size of a dataset's elements, or None if it is unknown.
 
     Args:
-        element_spec: of a dataset whose elements are batches.
+        element_spec: The `element_spec` of a dataset of batches.
 
     Raises:
-        ValueError: a component has no batch dimension, or is no tensor, dense, ragged or sparse.
+        ValueError: If a component is not a dense, ragged or sparse tensor, or is a scalar.
     """
     size = None
     for component in tf.nest.flatten(element_spec):
@@ -37,16 +37,17 @@ def static_batch_size(element_spec: Any) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Sized:
-    """A data set of batches and what is known of their sizes, without reading any.
+    """Holds a dataset of batches and its sizes, as far as they are known without reading it.
 
     Attributes:
-        dataset: the data set. Where `most` rests on what was given to `.batch(n)`, it raises an
-            error at a batch that is larger.
-        size: inputs of a batch that is made of them; None: not known.
-        batches: of `size` in one pass, if nothing is left out; None: not known. Where the batches
-            do not tell their size, they are taken to have this one.
-        most: the same, but never too few.
-        given: inputs of a batch of `dataset`, as it tells or was told; None: not known.
+        dataset: The dataset. If its batch size was derived from `.batch(n)` and not from its
+            shapes, iteration raises an error at a batch with more than n examples.
+        size: Number of examples in an output batch, or None if unknown.
+        batches: Number of output batches in one pass if no example is dropped, or None if unknown.
+            An estimate if the sizes of the input batches are unknown: it assumes input batches of
+            `size` examples.
+        most: Upper bound of `batches`, or None if unknown.
+        given: Number of examples in an input batch, or None if unknown.
     """
 
     dataset: tf.data.Dataset
@@ -57,17 +58,17 @@ class Sized:
 
 
 def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = True) -> Sized:
-    """Finds out how many batches there are, and of how many inputs; no element is made.
+    """Determines the batch size and the number of batches without reading an element.
 
     Args:
-        dataset: its elements are batches.
-        batch_size: inputs of a batch that is made of them; None: that of `dataset`, as its
-            element_spec tells it or as it was given to `.batch(n)`, `.rebatch(n)` or a reader.
-        is_refilled: whether batches are refilled; else they stay as they are where `batch_size` is
-            None.
+        dataset: Dataset of batches.
+        batch_size: Number of examples in an output batch. None takes the batch size of `dataset`:
+            from its `element_spec`, or from the `.batch(n)`, `.rebatch(n)` or reader that made it.
+        is_refilled: Whether batches are refilled after examples were dropped. If False and
+            `batch_size` is None, batches keep their sizes.
 
     Raises:
-        ValueError: it is no data set, or its elements are no batches.
+        ValueError: If `dataset` is not a `tf.data.Dataset` or its elements are not batches.
     """
     if not isinstance(dataset, tf.data.Dataset):
         example = "tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(y)).batch(128)"
@@ -104,12 +105,15 @@ def _require_at_most(size: int, *element: Any) -> Any:
 
 
 def call_at(dataset: tf.data.Dataset, batch: int, function: Callable[[], None]) -> tf.data.Dataset:
-    """Returns the data set, which calls a function in Python when it gives one of its batches.
+    """Calls a Python function when the dataset produces one specific batch.
 
     Args:
-        dataset: of any elements.
-        batch: number of the batch, from 0; of no other is Python entered.
-        function: called once per iteration.
+        dataset: Dataset with elements of any structure.
+        batch: Index of the batch, from 0. The other batches do not call into Python.
+        function: Function without arguments. It is called once per iteration over the dataset.
+
+    Returns:
+        The same elements.
     """
 
     def call() -> np.int64:
@@ -129,17 +133,17 @@ def call_at(dataset: tf.data.Dataset, batch: int, function: Callable[[], None]) 
 
 
 def chosen_rows(element: Any, is_chosen: tf.Tensor) -> Any:
-    """Returns the rows of each component of a batch that a bool [batch] chooses."""
+    """Selects rows of each component of a batch by a bool [batch] mask."""
     return rows_of(element, tf.where(is_chosen)[:, 0])
 
 
 def rows_of(element: Any, rows: tf.Tensor) -> Any:
-    """Returns rows of each component of a batch; rows: int64 [rows], ascending."""
+    """Selects rows of each component of a batch by ascending int64 [rows] indices."""
 
     def choose(component: Any) -> Any:
         if not isinstance(component, tf.SparseTensor):
             return tf.gather(component, rows)
-        # Of a row that is not chosen the number is -1.
+        # Maps each old row number to its new number, or to -1 if the row is dropped.
         numbers = tf.tensor_scatter_nd_update(
             tf.fill(component.dense_shape[:1], tf.constant(-1, tf.int64)),
             rows[:, None],

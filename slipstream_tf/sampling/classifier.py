@@ -1,8 +1,8 @@
-"""Skipping as a `tf.data` transformation: skippable inputs leave, batches are refilled.
+"""Drops skippable examples from a `tf.data` pipeline and refills the batches.
 
-In: a dataset of batches and an input classifier. Out: a dataset of full batches of the inputs that
-are worth training on, in their order, with sample weights where skippable ones are thinned.
-Slipstream, arXiv 2404.04270, input classifier block.
+The kept examples stay in order. If a fraction of the skippable examples is kept, they receive
+sample weights that account for the dropped ones. Implements the input classifier block of
+Slipstream, arXiv 2404.04270.
 """
 
 import functools
@@ -31,48 +31,52 @@ def skip_inputs(
     window_batches: int = 0,
     refill: bool = True,
 ) -> tf.data.Dataset:
-    """Leaves out skippable inputs and refills the batches; no kept input is lost, doubled or moved.
+    """Drops skippable examples and refills the batches.
 
-    A batch is classified when it is pulled, so the threshold of the present window applies at once
-    and the same seed gives the same run; `LookAhead.read` after this transformation keeps it so,
-    and has that done on another thread. A `.prefetch(n)` makes every new threshold take effect n
-    batches late, and inputs of those batches count for the window in which they were classified.
-    Anything upstream may be prefetched.
+    Kept examples are neither reordered, duplicated nor lost.
+
+    A batch is classified when it is requested, so that the threshold of the current window applies
+    immediately and the same seed gives the same run. To classify on another thread, apply
+    `LookAhead.read` after this transformation.
+
+    Note: do not apply `.prefetch(n)` after this transformation. A new threshold would take effect
+    n batches late, because prefetched batches were classified in the previous window. Prefetching
+    before this transformation is fine.
 
     Args:
-        dataset: its elements are batches: nested structures of dense, ragged and sparse tensors,
-            all with the same first dimension, e.g. `(features, label)` or `(features, label,
-            sample_weight)`.
-        classifier: decides; it observes every input once per pass over the dataset.
-        specs: the features that the keys belong to.
-        batch_size: inputs of an output batch; default: that of `dataset`, if its element_spec
-            tells it (`.batch(n, drop_remainder=True)`).
-        get_keys: called like a function for `dataset.map`; returns the keys in any format of
-            `ops.features.pack`. Default: what the features (the first component of a tuple, else
-            the whole element) have under the names of `specs`; `features["keys"]`, where they are a
-            mapping that has "keys" and no spec has this name; or all of a tensor, which is a key
-            matrix, or the keys of the one feature.
-        drop_remainder: whether a last batch that is not full is left out.
-        weighted: whether elements become `(features, label, sample_weight)`: skippable inputs that
-            are kept stand for those that are not (needed where the classifier thins). A weight
-            that is there is multiplied.
-        adds_skippable: whether the features get "skippable", bool [batch]: what could have been
-            left out (read where losses are recorded). Features that are no mapping become one
-            (`notes.add_notes`); a model takes it apart again (`keras.LossFeedback`).
-        window_batches: see `InputClassifier.classify`; 0: all batches are classified.
-        refill: whether batches may lose inputs, and are refilled. False, where the classifier
-            leaves none out: they stay as they are, unless `batch_size` is another than theirs.
+        dataset: Dataset of batches. An element is a nested structure of dense, ragged and sparse
+            tensors with the same first dimension, for example `(features, label)` or
+            `(features, label, sample_weight)`.
+        classifier: Classifies the examples. It observes each example once per pass.
+        specs: Features that have keys.
+        batch_size: Number of examples in an output batch. Defaults to the static batch size of
+            `dataset`, for example after `.batch(n, drop_remainder=True)`.
+        get_keys: Function of the components of an element that returns the keys in any format of
+            `ops.features.pack`. By default, the keys are read from the features, which are the
+            first component of a tuple or the whole element. A mapping is searched for the names in
+            `specs`, or for `"keys"` if no spec has this name. A tensor is the key matrix, or the
+            keys of a single feature.
+        drop_remainder: Whether to drop a last batch that is not full.
+        weighted: Whether to return `(features, label, sample_weight)`. Required if the classifier
+            keeps a fraction of the skippable examples, because each kept example then represents
+            the dropped ones. Existing sample weights are multiplied.
+        adds_skippable: Whether to add the feature `"skippable"`, bool [batch]: True if the example
+            could have been dropped. Required to record losses. Features that are not a mapping are
+            wrapped into one (`notes.add_notes`) and unwrapped by the model
+            (`keras.LossFeedback`).
+        window_batches: See `InputClassifier.classify`. 0 classifies all batches.
+        refill: Whether to drop examples and refill batches. Set to False if the classifier drops
+            no examples. Batches then keep their sizes, unless `batch_size` differs.
 
     Returns:
-        The dataset; its batch dimension is known if `drop_remainder` is true, or if it was and
-        batches stay as they are.
+        The dataset. Its batch dimension is static if `drop_remainder` is True, or if batches keep
+        a static size.
 
     Raises:
-        ValueError: the batch size is neither given nor known, a component of the dataset has no
-            batch dimension or is no tensor, or its elements cannot hold weights or
-            "skippable".
-        tf.errors.InvalidArgumentError: while iterating: components differ in their batch size, or
-            a label, [batch] or [batch, 1], is not finite.
+        ValueError: If the batch size is neither given nor known, a component of the dataset is not
+            a tensor with a batch dimension, or the elements cannot hold weights or `"skippable"`.
+        tf.errors.InvalidArgumentError: During iteration, if components differ in batch size or a
+            label of shape [batch] or [batch, 1] is not finite.
     """
     element_spec = dataset.element_spec
     require_form(element_spec, weighted, adds_skippable)
@@ -102,16 +106,16 @@ def skip_inputs(
 def size_to_refill(
     element_spec: Any, batch_size: int | None, drop_remainder: bool, refill: bool
 ) -> int | None:
-    """Returns how many inputs batches become; None: they stay as they are.
+    """Returns the output batch size, or None if batches keep their sizes.
 
     Args:
-        element_spec: of the dataset.
-        batch_size: inputs of an output batch; None: that of the dataset.
-        drop_remainder: whether a last batch that is not full is left out.
-        refill: whether batches may lose inputs.
+        element_spec: The `element_spec` of the dataset.
+        batch_size: Number of examples in an output batch. None takes the static batch size.
+        drop_remainder: Whether to drop a last batch that is not full.
+        refill: Whether to drop examples and refill batches.
 
     Raises:
-        ValueError: the batch size is neither given nor known.
+        ValueError: If batches must be refilled and the batch size is neither given nor known.
     """
     known_size = static_batch_size(element_spec)
     size = known_size if batch_size is None else batch_size
@@ -124,46 +128,49 @@ def size_to_refill(
 
 
 def as_it_is(function: Callable[..., Any], get_keys: Callable[..., Any] | None) -> Any:
-    """Returns a function for `map`, which TensorFlow is not to rewrite; that takes a second.
+    """Disables AutoGraph for a function for `Dataset.map`, unless it calls user code.
+
+    The conversion takes about a second, and the functions of this package do not need it.
 
     Args:
-        function: of our own, which has no need of it.
-        get_keys: a user's, which it calls and which may have; None: there is none.
+        function: Function of this package, without Python control flow on tensors.
+        get_keys: User function that `function` calls, or None.
     """
     return function if get_keys else tf.autograph.experimental.do_not_convert(function)
 
 
 def in_order(kept: tf.data.Dataset, size: int | None, drop_remainder: bool) -> tf.data.Dataset:
-    """Returns the batches that a stateful map has made, which is called for one after the other.
+    """Rebatches the output of a stateful map and keeps its calls in order.
 
     Args:
-        kept: the batches as it returns them.
-        size: inputs of the batches that they become; None: they stay as they are.
-        drop_remainder: whether a last batch that is not full is left out.
+        kept: The mapped dataset.
+        size: Number of examples in an output batch. None keeps the batches.
+        drop_remainder: Whether to drop a last batch that is not full.
     """
-    # tf.data neither runs a stateful map in parallel nor ahead.
+    # tf.data runs a stateful map neither in parallel nor ahead of the consumer.
     if size is not None:
         kept = kept.rebatch(size, drop_remainder=drop_remainder)
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_optimization.inject_prefetch = False
-    # The classifier's state is not the iterator's: `distributed.JobCheckpoints` saves both.
+    # The iterator does not save the classifier's state; `distributed.JobCheckpoints` saves both.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return kept.with_options(options)
 
 
 def weigh_last(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Returns batches whose inputs all count alike, those of a smaller last one, too.
+    """Scales the sample weights of a smaller last batch so that all examples count equally.
 
-    A step goes by the mean of its batch: the only input that is left over would move the model as
-    far as `size` others together. Its weight becomes a part of 1.
+    A training step uses the mean loss of its batch. Without this correction, a single leftover
+    example would change the model by the amount of `size` other examples together.
 
     Args:
-        dataset: elements are `(features, label)` or `(features, label, sample_weight)`.
-        size: inputs of a full batch.
+        dataset: Elements are `(features, label)` or `(features, label, sample_weight)`.
+        size: Number of examples in a full batch.
 
     Returns:
-        `(features, label, sample_weight)`: weights are times the batch's inputs by `size`.
+        Elements `(features, label, sample_weight)`. Weights are multiplied by
+        `examples in the batch / size`.
     """
 
     @tf.autograph.experimental.do_not_convert
@@ -173,7 +180,7 @@ def weigh_last(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
         share = tf.fill([inputs], tf.cast(inputs, tf.float32) / size)
         return state, (features, label, times_weights(share, *weight))
 
-    # Without a use for the state: tf.data would run a map that has none ahead of the window.
+    # `scan` instead of `map`, because tf.data would run a stateless map ahead of the window.
     return dataset.scan(tf.constant(0), weigh)
 
 
@@ -191,7 +198,7 @@ def default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
 
 
 def times_weights(weight: tf.Tensor, before: Any = None) -> Any:
-    """The classifier's weights [batch], times sample weights that were there, [batch, ...]."""
+    """Multiplies the classifier's weights [batch] by existing sample weights [batch, ...]."""
     if before is None:
         return weight
 
@@ -203,7 +210,7 @@ def times_weights(weight: tf.Tensor, before: Any = None) -> Any:
 
 
 def require_form(element_spec: Any, weighted: bool, adds_notes: bool) -> None:
-    """Checks that elements can hold weights and notes."""
+    """Raises ValueError if the elements cannot hold weights or notes."""
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     if weighted and not (isinstance(element_spec, tuple) and len(element_spec) in (2, 3)):
         allowed = "(features, label) or (features, label, sample_weight), where inputs are thinned"
@@ -228,7 +235,7 @@ def assert_same_batch(element: Any, skippable: tf.Tensor) -> Any:
 
 
 def _check_label(element: Any) -> list[tf.Tensor]:
-    """Refuses an input whose one label is not finite: dense weights would be NaN for good."""
+    """Checks that single labels are finite: a NaN would permanently corrupt dense weights."""
     label = element[1] if len(element) > 1 else None
     if not isinstance(label, tf.Tensor) or not label.dtype.is_floating:
         return []
@@ -246,18 +253,18 @@ def _keep(element: Any, is_kept: tf.Tensor) -> Any:
 
 
 def weigh_classes(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -> tf.data.Dataset:
-    """Gives each input the weight of its label's class, times a sample weight that is there.
+    """Multiplies the sample weight of each example by the weight of its class.
 
     Args:
-        dataset: its elements are batches `(features, label)` or `(features, label,
-            sample_weight)`, with one label: a class [batch] or [batch, 1], or [batch, classes].
-        class_weight: weight by class, from 0 on; a class that is not there weighs 1.
+        dataset: Dataset of batches `(features, label)` or `(features, label, sample_weight)` with
+            one label: a class index [batch] or [batch, 1], or one-hot [batch, classes].
+        class_weight: Weight per class index. Classes that are not listed have weight 1.
 
     Returns:
-        The dataset of `(features, label, sample_weight)`, float32 [batch].
+        A dataset of `(features, label, sample_weight)` with float32 [batch] weights.
 
     Raises:
-        ValueError: the elements are of another form, or a class or weight is out of its range.
+        ValueError: If the elements have another structure, or a class or weight is out of range.
     """
     if not isinstance(class_weight, Mapping) or not class_weight:
         raise invalid("class_weight", class_weight, "Slipstream.apply", "{class: weight, ...}")
@@ -272,7 +279,7 @@ def weigh_classes(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -
     table = tf.constant([class_weight.get(k, 1.0) for k in range(max(class_weight) + 2)])
 
     def weigh(features: Any, label: tf.Tensor, weight: Any = None) -> Any:
-        # Classes past the last one weigh 1, as the one after it does.
+        # Larger classes use the extra last entry of the table, which is 1.
         own = tf.gather(table, tf.minimum(_classes(label), max(class_weight) + 1))
         return features, label, times_weights(own, weight)
 
@@ -280,7 +287,7 @@ def weigh_classes(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -
 
 
 def _classes(label: tf.Tensor) -> tf.Tensor:
-    """The class of each input, int32 [batch]."""
+    """Returns the class index of each example, int32 [batch]."""
     if label.shape.rank == 1:
         return tf.cast(tf.round(label), tf.int32)
     if label.shape[-1] == 1:

@@ -1,8 +1,6 @@
-"""Subsampling by predicted loss, and the choice between the ways to drop examples.
+"""Subsamples examples by predicted loss, and applies an engine's policies to a pipeline.
 
-In: labelled batches and an input classifier with a pilot. Out: full batches of the kept examples in
-their order, each with a correction for the dropped ones. `leave_out` and `thin` apply the policies
-of an engine.
+`leave_out` drops examples in a `tf.data` pipeline. `thin` drops examples of a single batch.
 """
 
 import functools
@@ -32,29 +30,34 @@ def thin_inputs(
     adds_skippable: bool = False,
     refill: bool = True,
 ) -> tf.data.Dataset:
-    """Leaves out inputs by their foreseen losses and refills the batches.
+    """Subsamples examples by their predicted losses and refills the batches.
 
-    A batch is decided on when it is pulled, as with `skip_inputs`, and its inputs in their order;
-    the pilot learns from those that are kept of each 1,024, and at the batch's end.
+    As with `skip_inputs`, a batch is processed when it is requested, in the order of its examples.
+    The pilot trains on the kept examples after every 1,024 examples and at the end of the batch.
 
     Args:
-        dataset: elements are batches `(features, label)` or `(features, label, sample_weight)`,
-            of dense, ragged and sparse tensors.
-        classifier: one with a pilot of the keys, or of the label.
-        specs: the features that the keys belong to.
-        batch_size: as of `skip_inputs`; likewise `get_keys`, `drop_remainder`, `adds_skippable`.
-        correct: "weight": elements become `(features, label, sample_weight)`, weights that are
-            there are multiplied, and a last batch that is not full weighs less (`weigh_last`);
-            "offset": the features get "log_odds_offset", float32 [batch].
-        refill: whether batches may lose inputs. False in shadow mode: they stay as they are.
+        dataset: Dataset of batches `(features, label)` or `(features, label, sample_weight)` of
+            dense, ragged and sparse tensors.
+        classifier: Classifier with a pilot that uses the keys or the label.
+        specs: Features that have keys.
+        batch_size: Number of examples in an output batch; see `skip_inputs`.
+        get_keys: Returns the keys of an element; see `skip_inputs`.
+        drop_remainder: Whether to drop a last batch that is not full.
+        correct: `"weight"` returns `(features, label, sample_weight)`: existing weights are
+            multiplied by `1 / probability`, and the weights of a smaller last batch are scaled
+            (`weigh_last`). `"offset"` adds the feature `"log_odds_offset"`, float32 [batch].
+        adds_skippable: Whether to add the feature `"skippable"`; see `skip_inputs`.
+        refill: Whether to drop examples and refill batches. False in a dry run: batches are
+            unchanged.
 
     Returns:
         The dataset.
 
     Raises:
-        ValueError: as `skip_inputs`; or the elements have no labels.
-        tf.errors.InvalidArgumentError: while iterating: a label is not 0 to 1, or, with "offset",
-            neither 0 nor 1; a sample weight is negative; or components differ in batch size.
+        ValueError: As `skip_inputs`, or if the elements have no labels.
+        tf.errors.InvalidArgumentError: During iteration, if a label is outside [0, 1] or, with
+            `"offset"`, neither 0 nor 1; if a sample weight is negative; or if components differ in
+            batch size.
     """
     element_spec = dataset.element_spec
     if not isinstance(element_spec, tuple) or len(element_spec) not in (2, 3):
@@ -80,14 +83,14 @@ def thin_inputs(
 
     thinned = dataset.map(dropping.as_it_is(thin, get_keys))
     thinned = dropping.in_order(thinned, size, drop_remainder)
-    # What is left over at the end may be a single input.
+    # Refilling can leave a last batch with a single example.
     if not refill or size is None or has_offset:
         return thinned
     return dropping.weigh_last(thinned, size)
 
 
 def _corrected(parts: Any, kept: KeptInputs, correct: str, adds_skippable: bool) -> Any:
-    """Kept parts of a batch, with what corrects for the others."""
+    """Adds the correction for the dropped examples to the kept parts of a batch."""
     notes: dict[str, Any] = {SKIPPABLE: kept.skippable} if adds_skippable else {}
     if correct == "offset":
         notes[OFFSET] = kept.offset
@@ -98,10 +101,10 @@ def _corrected(parts: Any, kept: KeptInputs, correct: str, adds_skippable: bool)
 
 
 def click_of(label: Any) -> tf.Tensor:
-    """Returns the label by which a loss is foreseen, float32 [batch]: of several, the largest.
+    """Returns the label for loss prediction, float32 [batch]: the maximum of multiple labels.
 
     Args:
-        label: a tensor [batch] or [batch, ...], or several, nested.
+        label: A tensor [batch] or [batch, ...], or a nested structure of tensors.
     """
     parts = []
     for part in tf.nest.flatten(label):
@@ -113,14 +116,14 @@ def click_of(label: Any) -> tf.Tensor:
 
 
 def weight_of(weight: Any) -> tf.Tensor | None:
-    """Returns sample weights [batch] or [batch, 1] as [batch]; None for none, or others."""
+    """Returns sample weights as [batch], or None if they have another shape or are missing."""
     if not isinstance(weight, tf.Tensor) or (weight.shape.rank != 1 and weight.shape[1:] != [1]):
         return None
     return tf.reshape(weight, [-1])
 
 
 def require_binary(clicks: tf.Tensor) -> tf.Operation:
-    """Asserts that labels are 0 and 1: only of such a label's log-odds the shift is known."""
+    """Asserts that labels are 0 or 1. The log-odds offset is only defined for such labels."""
     message = "A label is neither 0 nor 1: correct='offset' needs such; 'weight' takes 0 to 1."
     return tf.debugging.Assert(tf.reduce_all(clicks * (1.0 - clicks) == 0.0), [message, clicks])
 
@@ -132,10 +135,10 @@ def leave_out(
     get_keys: Callable[..., Any] | None,
     drop_remainder: bool,
 ) -> tf.data.Dataset:
-    """Applies the policies of an engine to a data set; see `Slipstream.leave_out`."""
+    """Applies the policies of an engine to a dataset; see `Slipstream.leave_out`."""
     settings, classifier = engine.settings, engine.tracker.classifier
     if settings.thins_in_step:
-        # Its batches are thinned where they are trained.
+        # `thin` drops examples in the training step, with the model's predictions.
         size = dropping.size_to_refill(dataset.element_spec, batch_size, drop_remainder, False)
         return dropping.in_order(dataset, size, drop_remainder)
     given = (dataset, classifier, engine.specs, batch_size, get_keys, drop_remainder)
@@ -152,20 +155,21 @@ def leave_out(
 
 
 def thin(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
-    """Leaves out inputs of one batch by the losses that a model's own predictions foresee.
+    """Subsamples one batch by the losses that the model itself predicts.
 
     Args:
-        engine: whose pilot is the model.
+        engine: Engine with the model as the pilot (`pilot="model"`).
         batch: `(features, label)` or `(features, label, sample_weight)`.
-        predictions: float [batch] or [batch, 1], probabilities.
+        predictions: Probabilities, float [batch] or [batch, 1].
 
     Returns:
-        `(features, label, sample_weight)`, smaller; of one input with weight 0 where nothing would
-        be left. In a dry run as large as before. See `Slipstream.thin`.
+        The kept part of the batch with its correction: `(features, label, sample_weight)`, or with
+        the feature `"log_odds_offset"`. If all examples would be dropped, one example with weight 0
+        remains. In a dry run, no example is dropped. See `Slipstream.thin`.
     """
     settings, classifier = engine.settings, engine.tracker.classifier
     if isinstance(batch[0], Mapping) and NEXT_KEYS in batch[0]:
-        # Which of the next batch are trained is not known when its rows are asked for.
+        # Prefetching requests the rows of the next batch before its kept examples are known.
         allowed = "another pilot, or no keys of the next batch (prefetch)"
         raise invalid("pilot", "model", "a batch with the next one's keys", allowed)
     correct = settings.examples.correct
@@ -176,7 +180,7 @@ def thin(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
         kept = classifier.foresee_by(clicks, tf.reshape(predictions, [-1]), weights)
     if not settings.skips_examples:
         return _corrected(batch, kept, correct, settings.needs_losses)
-    # Of a batch that was empty before, nothing.
+    # An empty batch stays empty.
     one = tf.minimum(tf.shape(clicks), 1)
     nothing = KeptInputs(
         tf.zeros(one, tf.int64), tf.zeros(one), tf.zeros(one), tf.ones(one, tf.bool)
@@ -185,6 +189,6 @@ def thin(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
     kept = tf.cond(is_empty, lambda: nothing, lambda: kept)
     chosen = rows_of(batch, kept.rows)
     if correct == "offset":
-        # A weight above 0 is no correction here.
+        # The offset is the correction. The weight only removes the placeholder example.
         chosen = (*chosen[:2], dropping.times_weights(tf.sign(kept.correction), *chosen[2:]))
     return _corrected(chosen, kept, correct, settings.needs_losses)

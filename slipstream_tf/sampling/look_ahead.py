@@ -1,7 +1,7 @@
-"""Work ahead of training: the next batch on another thread, and its rows from the disk.
+"""Prepares the next batch on another thread and prefetches its rows from disk.
 
-In: a data set; the end of the present window, or a store whose tables spill. Out: the same elements
-in the same order. No batch of the next window is begun before the present window ends.
+Elements and their order do not change. A batch of the next window is not started before the current
+window ends, because its classification depends on the new threshold.
 """
 
 import functools
@@ -19,27 +19,28 @@ from slipstream_tf.tables.base import EmbeddingStore
 
 
 class LookAhead:
-    """How far data sets work ahead of training: by one batch, but not into the next window.
+    """Prepares one batch ahead of training, but never a batch of the next window.
 
-    Making a batch may change what training looks at: counts of inputs, or where a reader is. So
-    call `settle` before such things are read, saved or restored. Thread-safe. The C++ resource
-    lives as long as this object or a data set that uses it.
+    Preparing a batch can change state that training reads, such as example counts or the position
+    of a reader. Call `settle` before you read, save or restore such state.
+
+    Thread-safe. The C++ resource is freed with this object and the last dataset that uses it.
     """
 
     def __init__(self) -> None:
-        """Starts without windows."""
+        """Creates the resource without a window."""
         with tf.init_scope(), tf.device("CPU:0"):
             self._handle = _loader.library().slipstream_look_ahead()
 
     def begin_window(self, batches: int, pulled: int = 0) -> None:
-        """Says that a window begins, or goes on.
+        """Begins a window or continues one.
 
         Args:
-            batches: of the window, at least 0; 0: it never ends.
-            pulled: those of them that were pulled before, at least 0.
+            batches: Number of batches in the window, at least 0. 0 means that it never ends.
+            pulled: Number of these batches that were requested before, at least 0.
 
         Raises:
-            ValueError: a number is out of its range.
+            ValueError: If an argument is out of range.
         """
         require_integer("batches", batches, 0, None, "LookAhead.begin_window")
         require_integer("pulled", pulled, 0, None, "LookAhead.begin_window")
@@ -51,23 +52,23 @@ class LookAhead:
             )
 
     def settle(self) -> None:
-        """Waits until no batch is being made; the next one is begun when a batch is pulled.
+        """Waits for the batch in preparation. The next one starts when a batch is requested.
 
-        A batch that is made for a reader that is gone is not waited for.
+        Does not wait for the batch of an iterator that was deleted.
 
         Raises:
-            tf.errors.CancelledError: the step was cancelled while a batch was being made.
+            tf.errors.CancelledError: If the step was cancelled during the wait.
         """
         with tf.device("CPU:0"):
             _loader.library().slipstream_look_ahead_settle(handle=self._handle)
 
     def read(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns the same elements, the next of which is made while one is used.
+        """Returns the same elements, and prepares the next one while the current one is used.
 
-        An iterator's checkpoint has the one that was made.
+        A checkpoint of the iterator contains the prepared element.
 
         Args:
-            dataset: what it does to make an element is done on another thread, in order.
+            dataset: Dataset to read. Its work runs on another thread, in order.
         """
         specs = [_flat_spec(spec) for spec in tf.nest.flatten(dataset.element_spec)]
         with tf.device("CPU:0"):
@@ -78,16 +79,16 @@ class LookAhead:
                 output_shapes=[shape for _, shape in specs],
             )
         ahead = tf.data.experimental.from_variant(variant, dataset.element_spec)
-        # What the elements are made by, and of, must live as long.
+        # The returned dataset must keep its source and the resource alive.
         ahead._slipstream_made_of = (dataset, self)
         options = tf.data.Options()
-        # A prefetch that TensorFlow adds would make more, and into the next window.
+        # An automatic prefetch would prepare more batches, also of the next window.
         options.experimental_optimization.inject_prefetch = False
         return ahead.with_options(options)
 
 
 def _flat_spec(spec: Any) -> tuple[tf.DType, tf.TensorShape]:
-    """The type and the shape in which a data set has a component."""
+    """Returns dtype and shape of a component in its variant representation."""
     if isinstance(spec, tf.TensorSpec):
         return spec.dtype, spec.shape
     return tf.variant, tf.TensorShape(None)
@@ -99,15 +100,19 @@ def announce_rows(
     specs: Sequence[FeatureSpec],
     get_keys: Callable[..., Any] | None = None,
 ) -> tf.data.Dataset:
-    """Returns the same batches, which are announced to a store as they are made.
+    """Announces the keys of each batch to a store, so that it can load their rows from disk.
 
-    What follows must ask for them ahead of their use: a `.prefetch(1)` or `Slipstream.read_ahead`.
+    Apply `.prefetch(1)` or `Slipstream.read_ahead` to the result. Without it, batches are announced
+    too late.
 
     Args:
-        dataset: elements are batches.
-        store: whose tables spill; of another, the data set comes back as it is.
-        specs: the features whose keys are meant.
-        get_keys: as of `Slipstream.apply`.
+        dataset: Dataset of batches.
+        store: Store of the rows. If its tables do not spill to disk, `dataset` is returned.
+        specs: Features with the keys to announce.
+        get_keys: See `Slipstream.apply`.
+
+    Returns:
+        The same batches.
     """
     if not store.spills:
         return dataset

@@ -1,7 +1,7 @@
-"""What the engine writes beside a batch's features, and takes off again before a model sees them.
+"""Adds the engine's notes to a batch's features and removes them before the model runs.
 
-In: features of any form, and notes of each input: whether it could have been left out, what its
-log-odds are shifted by. Out: a mapping that holds both; of that, the features as they were.
+Notes are additional features of each example, for example whether it could have been dropped, or
+the offset of its log-odds.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,15 +13,18 @@ from slipstream_tf.data.spec import NOTES, SHARE
 from slipstream_tf.ops.features import num_rows
 
 FEATURES = "slipstream_features"
-"""Name of what the features were, where they are no mapping: a key matrix, a tuple."""
+"""Name under which features that are not a mapping are stored, for example a key matrix."""
 
 
 def add_notes(features: Any, **notes: Any) -> dict[str, Any]:
-    """Returns a mapping with notes beside the features.
+    """Adds notes to features.
 
     Args:
-        features: a mapping, or anything else, which becomes `FEATURES` of the mapping.
-        **notes: "skippable", "log_odds_offset", "share_of_step".
+        features: A mapping, or another structure, which is stored under the name `FEATURES`.
+        **notes: Tensors [batch] by name: `"skippable"`, `"log_odds_offset"` or `"share_of_step"`.
+
+    Returns:
+        A new mapping.
     """
     if not isinstance(features, Mapping):
         features = {FEATURES: features}
@@ -29,14 +32,14 @@ def add_notes(features: Any, **notes: Any) -> dict[str, Any]:
 
 
 def take_notes(features: Any, own: Collection[str] = ()) -> tuple[Any, dict[str, Any]]:
-    """Takes the notes off.
+    """Removes notes from features.
 
     Args:
-        features: as `add_notes` returned them, or without any notes.
-        own: names of features that are no notes, whatever their name.
+        features: Features that `add_notes` returned, or features without notes.
+        own: Names of model inputs. They are never treated as notes.
 
     Returns:
-        The features as they were, and the notes by name.
+        The original features, and the notes by name.
     """
     if not isinstance(features, Mapping):
         return features, {}
@@ -49,18 +52,18 @@ def take_notes(features: Any, own: Collection[str] = ()) -> tuple[Any, dict[str,
 
 
 def without_wrapping(features: Any) -> Any:
-    """Returns the features as they were if they are no mapping, else the mapping with its notes."""
+    """Returns features that `add_notes` wrapped in a mapping, else the mapping with its notes."""
     if isinstance(features, Mapping) and FEATURES in features:
         return features[FEATURES]
     return features
 
 
 def note_share(batch: tuple[Any, ...], share: tf.Tensor) -> tuple[Any, ...]:
-    """Returns a batch of a rank with its share of the step noted, of which its loss is a mean.
+    """Adds the rank's fraction of the step to a batch; the loss is a mean over this batch.
 
     Args:
-        batch: (features, label, ...).
-        share: float32 scalar, its inputs over the mean of the ranks' batches.
+        batch: `(features, label, ...)`.
+        share: float32 scalar: examples of this batch divided by the mean over the ranks.
     """
     features, label, *rest = batch
     rows = num_rows(tf.nest.flatten(label)[0])

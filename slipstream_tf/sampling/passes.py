@@ -1,10 +1,9 @@
-"""Passes over the training data in `fit`: their length, and the steps of the whole training.
+"""Plans the length of passes and of the whole training in `fit`.
 
-In: the data set that `Slipstream.apply` makes, its largest number of batches, and the epochs of a
-`fit`. Out: the data set for `model.fit`; warnings of Keras that are true; the tracker's plan.
-
-Keras limits every epoch to the number of batches that the data set reports. If the data set reports
-none, Keras counts the batches of the first epoch and limits later epochs to this count.
+Keras limits each epoch to the cardinality of the dataset. If the cardinality is unknown, Keras
+counts the batches of the first epoch and limits later epochs to this count. Skipping changes the
+number of batches per pass, therefore this module reports an upper bound to Keras, silences false
+Keras warnings and adds a missing one.
 """
 
 import warnings
@@ -25,16 +24,17 @@ _RAN_OUT = "Your input ran out of data"
 
 
 class Applied(tf.data.Dataset):
-    """What `Slipstream.apply` returns: its `cardinality` is that without skipping, or the most.
+    """Wraps the dataset of `Slipstream.apply` and reports its cardinality without skipping.
 
-    So Keras lets each epoch go on to its end, whatever is skipped. A pass that skips has fewer
-    batches.
+    The cardinality is an upper bound, so that Keras runs each epoch to the end of the data. A pass
+    with skipping has fewer batches.
 
     Args:
-        dataset: of any elements.
-        most: batches of a pass at most; None: what `dataset` says.
-        begins: called when an iteration begins.
-        reweigh: called with class weights, returns the data set that has them; None: they are in.
+        dataset: Dataset with elements of any structure.
+        most: Maximum number of batches in a pass. None uses the cardinality of `dataset`.
+        begins: Called when an iteration begins.
+        reweigh: Called with class weights; returns the dataset with these weights. None if class
+            weights were already applied.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Applied(tf.data.Dataset):
 
     @property
     def element_spec(self) -> Any:
-        """Specs of an element."""
+        """Returns the structure and types of an element."""
         return self._dataset.element_spec
 
     def __iter__(self) -> Any:
@@ -62,10 +62,10 @@ class Applied(tf.data.Dataset):
         return super().__iter__()
 
     def map(self, map_func: Any, *args: Any, **kwargs: Any) -> tf.data.Dataset:
-        """Maps the elements, but not by the class weights of a plain model's `fit`.
+        """Maps the elements. Rejects the map with which Keras applies `class_weight`.
 
         Raises:
-            ValueError: it is Keras that maps them, by its `class_weight`.
+            ValueError: If Keras maps the elements for `fit(class_weight=...)` of a plain model.
         """
         if _compat.weighs_classes(map_func):
             allowed = (
@@ -77,64 +77,66 @@ class Applied(tf.data.Dataset):
         return super().map(map_func, *args, **kwargs)
 
     def cardinality(self) -> tf.Tensor:
-        """Returns the most batches that a pass may have, int64 []; below 0: not known."""
+        """Returns the maximum number of batches in a pass, int64 []; negative if unknown."""
         if self._most is None:
             return super().cardinality()
         return tf.constant(self._most, tf.int64)
 
 
 class EpochWatch:
-    """Watches the epochs of a `fit`: which of Keras's warnings are false, and which is missing.
+    """Corrects Keras's warnings about the length of epochs in `fit`.
 
-    Where examples are skipped, an epoch ends before the number of batches that Keras expects; it
-    takes that for an accident. Where the data's length is not known, later epochs with more
-    batches than the first are cut off; Keras says nothing.
+    With skipping, an epoch has fewer batches than Keras expects, and Keras warns that the input ran
+    out of data. This warning is false and is filtered. If the length of the data is unknown, Keras
+    silently cuts later epochs that have more batches than the first one. This class then logs a
+    warning.
     """
 
     def __init__(self) -> None:
-        """Starts outside of any `fit`."""
+        """Starts outside of `fit`."""
         self._first: int | None = None
         self._calls = 0
         self._end: weakref.finalize[Any, EpochWatch] | None = None
 
     def begin_fit(self, steps_are_given: bool) -> None:
-        """A `fit` begins.
+        """Begins a `fit`.
 
         Args:
-            steps_are_given: whether the user has said how many steps an epoch has.
+            steps_are_given: Whether the user passed `steps_per_epoch`.
         """
         self.end_fit()
         self._first = None
         if not steps_are_given:
             warnings.filterwarnings("ignore", _RAN_OUT, UserWarning)
-            # A `fit` that breaks off does not say so: the filter goes with this object at the last.
+            # An aborted `fit` does not call `end_fit`. The finalizer removes the filter at the
+            # latest when this object is deleted.
             self._end = weakref.finalize(self, _remove_filter, warnings.filters[0])
 
     def end_fit(self) -> None:
-        """The `fit` has ended, or another begins."""
+        """Ends the current `fit`."""
         if self._end is not None:
             self._end()
         self._end = None
 
     def begin_epoch(self) -> None:
-        """An epoch begins."""
+        """Begins an epoch."""
         self._calls = 0
 
     def count(self) -> None:
-        """One call of the train function has ended."""
+        """Counts a call of the train function."""
         self._calls += 1
 
     def end_epoch(self, epoch: int, is_length_known: bool) -> None:
-        """An epoch has ended; warns if it was cut off.
+        """Ends an epoch and warns if Keras cut it off.
 
         Args:
-            epoch: its number, from 0.
-            is_length_known: whether Keras knew how many batches there are.
+            epoch: Index of the epoch, from 0.
+            is_length_known: Whether Keras knew the number of batches.
         """
         if self._first is None:
             self._first = self._calls
         elif not is_length_known and self._calls > self._first:
-            # Keras counts the call that found the data's end, too.
+            # Keras also counts the call that reached the end of the data.
             logging.warning(
                 "Epoch %d was ended by Keras after %d batches, because the first one had %d: what "
                 "was left of the data was not trained. Let Keras know its length: put "
@@ -151,11 +153,11 @@ def _remove_filter(item: Any) -> None:
 
 
 class StepPlan:
-    """Adds up the steps that training would take without skipping.
+    """Counts the steps that training would take without skipping.
 
     Attributes:
-        batches: of a pass over the data, or None if that is not known.
-        steps: planned in all, from the start.
+        batches: Number of batches in a pass over the data, or None if unknown.
+        steps: Number of planned steps from the start of training.
     """
 
     def __init__(
@@ -164,9 +166,9 @@ class StepPlan:
         """Starts without a plan.
 
         Args:
-            tracker: told of it.
-            comm: the ranks.
-            changed: called when the plan has changed, and with it maybe a window's length.
+            tracker: Receives the number of planned steps.
+            comm: Communicator of the ranks.
+            changed: Called when the plan, and possibly the window length, has changed.
         """
         self._tracker, self._comm, self._changed = tracker, comm, changed
         self.batches: int | None = None
@@ -175,18 +177,18 @@ class StepPlan:
         self._next_fit_is_planned = self._was_exceeded = False
 
     def add_epochs(self, epochs: int, steps: int | None = None) -> bool:
-        """Plans more training; with several ranks a collective.
+        """Adds epochs to the plan. Collective: with multiple ranks, all must call it.
 
         Args:
-            epochs: beside those planned before.
-            steps: of an epoch; None: `batches`.
+            epochs: Number of additional epochs.
+            steps: Number of steps in an epoch. None means `batches`.
 
         Returns:
-            Whether the steps are known, or were planned before.
+            True if the number of steps is known or was planned before.
         """
         self._of_epoch = 0
         if self._next_fit_is_planned:
-            # The `fit` that goes on is the one that was planned.
+            # This `fit` continues after a restore, and its epochs are already planned.
             self._next_fit_is_planned = False
             return True
         if steps is None:
@@ -199,18 +201,18 @@ class StepPlan:
         return True
 
     def is_exceeded_by(self, step: int) -> bool:
-        """Whether a step is beyond what this process planned; once."""
+        """Returns True the first time that a step exceeds the plan of this process."""
         if self._was_exceeded or not self._of_epoch or step <= self.steps:
             return False
         self._was_exceeded = self._tracker.goes_by_plan
         return self._was_exceeded
 
     def leave_out_epochs(self, epochs: int) -> None:
-        """Takes back epochs that the last `add_epochs` planned, of a `fit` that begins later."""
+        """Removes epochs that the last `add_epochs` planned, because their `fit` begins later."""
         self._set(self.steps - epochs * self._of_epoch)
 
     def restore(self, steps: int, is_in_fit: bool = False) -> None:
-        """Goes on from a plan that was saved, whose `fit` comes next, or has begun."""
+        """Continues from a saved plan, before its `fit` begins or within it."""
         self.steps, self._of_epoch = steps, 0
         self._next_fit_is_planned = steps > 0 and not is_in_fit
 
@@ -221,7 +223,7 @@ class StepPlan:
 
 
 def present_window(tracker: SaturationTracker) -> str:
-    """Returns a sentence about the present window, or an empty string at its start."""
+    """Describes the progress of the current window, or returns an empty string at its start."""
     length = tracker.window_steps
     steps = length - tracker.steps_left
     if not steps:
