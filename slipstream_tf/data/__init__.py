@@ -1,7 +1,7 @@
-"""Click data: readers, and the preparation of any click log as Parquet shards with statistics.
+"""Readers of click data, and the preparation of click logs as Parquet shards with statistics.
 
-`preparation.prepare` reads published or logged files and writes a folder, which
-`slipstream-train --data` and `readers.prepared.PreparedReader` read.
+`preparation.prepare` converts published or logged files to a folder of prepared data. Read it with
+`slipstream-train --data` or `readers.prepared.PreparedReader`.
 """
 
 from slipstream_tf.data.spec import DataSpec

@@ -1,6 +1,6 @@
-"""Columns of a table to keys and numbers, by a schema. In: Arrow arrays. Out: inputs, and reasons.
+"""Converts columns of Arrow arrays to labels, numbers and keys, as a schema describes.
 
-Text and typed columns give the same keys as `ParquetReader` gives for the same values.
+Equal values of text and typed columns give the same keys as `ParquetReader` does.
 """
 
 import math
@@ -19,7 +19,7 @@ from slipstream_tf.data.sources import Columns, ParsedRows
 from slipstream_tf.data.spec import MISSING_KEY
 
 _NUMBER = re.compile(rb"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-# Of keys that text gives by value: what they are, and the base of their digits.
+# Per kind of key that is parsed as a number: the allowed texts and the base of the digits.
 _EXACT = {
     HEX: (re.compile(rb"[0-9a-fA-F]{1,15}"), 16),
     INTEGER: (re.compile(rb"-?[0-9]{1,19}"), 10),
@@ -28,14 +28,14 @@ _ALLOWED = {TEXT: "text", HEX: "1 to 15 hexadecimal digits", INTEGER: "a 64-bit 
 
 
 def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
-    """Returns the columns that `convert` gives.
+    """Returns the names of the columns that `convert` produces.
 
     Args:
-        schema: what columns mean.
-        types: of the columns by name; text files have columns of binary values.
+        schema: Meaning of the columns.
+        types: Type of each column by name. Columns of text files are binary.
 
     Raises:
-        ValueError: a column is of a type that its use does not allow.
+        ValueError: If the type of a column does not fit its use.
     """
     for name in (schema.label, *(dense.column for dense in schema.dense)):
         if not (parquet.is_text(types[name]) or parquet.is_number(types[name])):
@@ -63,16 +63,18 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
 
 
 def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
-    """Converts the rows of a block.
+    """Converts the rows of a block to examples.
+
+    A row is malformed if its label is missing, not a number or out of range, if a dense value is
+    not a number or not finite, or if a key cannot be parsed. Missing dense values become null.
+    Missing keys become `MISSING_KEY`.
 
     Args:
-        schema: what columns mean.
-        columns: those that the schema names, each [n].
+        schema: Meaning of the columns.
+        columns: Arrays [n] of the columns that the schema names.
 
     Returns:
-        The inputs, and what is wrong with the other rows: the label is missing, no number or out
-        of its range, a number is malformed or not finite, or a key is malformed. A missing number
-        is null; a missing key is MISSING_KEY.
+        The examples, and the errors of the malformed rows.
     """
     num_rows = len(columns[schema.label])
     reasons: dict[int, str] = {}
@@ -117,12 +119,12 @@ def _is_text_like(kind: pa.DataType) -> bool:
 
 
 def _as_binary(column: pa.Array, missing: pa.Array) -> pa.Array:
-    """Text as binary values; null where it is missing."""
+    """Converts text to binary values, with null for missing values."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     column = column.cast(pa.binary())
     if column.offset:
-        # if_else of pyarrow 21 takes values of a slice from the wrong places.
+        # Workaround: `if_else` of pyarrow 21 reads wrong values from a sliced array.
         column = column.take(pa.array(np.arange(len(column))))
     if len(missing) == 1 and missing[0].as_py() == b"":
         is_missing = pc.equal(pc.binary_length(column), 0)
@@ -132,7 +134,7 @@ def _as_binary(column: pa.Array, missing: pa.Array) -> pa.Array:
 
 
 def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers float32 [n], NaN where missing or malformed, and which ones are malformed."""
+    """Returns float32 [n] numbers, NaN if missing or malformed, and a mask of malformed rows."""
     is_malformed = np.zeros(len(column), bool)
     if not _is_text_like(column.type):
         return parquet.to_numbers(pa.chunked_array([column]), np.nan), is_malformed
@@ -140,7 +142,7 @@ def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarra
     try:
         values = text.cast(pa.string()).cast(pa.float64())
         numbers = pc.fill_null(values, np.nan).to_numpy(zero_copy_only=False)
-        # Arrow reads "nan" and "inf"; a missing value is told by `missing` alone.
+        # Arrow also parses "nan" and "inf". They are malformed unless `missing` lists them.
         is_malformed = ~np.isfinite(numbers) & text.is_valid().to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
         numbers = np.full(len(text), np.nan)
@@ -153,7 +155,7 @@ def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarra
 
 
 def _keys(key: KeyColumn, column: pa.Array, missing: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """Keys of a field, int64 or lists of it, and which rows are malformed."""
+    """Returns a field's keys, int64 or lists of int64, and a mask of malformed rows."""
     is_malformed = np.zeros(len(column), bool)
     if parquet.is_list(column.type):
         values, splits = parquet.to_list_keys(pa.chunked_array([column]))
@@ -169,7 +171,7 @@ def _keys(key: KeyColumn, column: pa.Array, missing: pa.Array) -> tuple[pa.Array
     lengths = pc.fill_null(pc.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
     values, is_bad = _text_keys(key.kind, _as_binary(pc.list_flatten(parts), missing))
     is_malformed[np.repeat(np.arange(len(column)), lengths)[is_bad]] = True
-    # Missing as a whole: a list of one missing value, as `ParquetReader` has it.
+    # As in `ParquetReader`, a missing list becomes a list of one missing value.
     values = np.insert(values, (np.cumsum(lengths) - lengths)[is_missing], MISSING_KEY)
     splits = np.concatenate([[0], np.cumsum(np.where(is_missing, 1, lengths))]).astype(np.int64)
     return _lists(values, splits), is_malformed
@@ -182,7 +184,7 @@ def _lists(values: np.ndarray, splits: np.ndarray) -> pa.Array:
 
 
 def _text_keys(kind: str, text: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Keys int64 [n] of text whose nulls are missing, and which ones are malformed."""
+    """Returns int64 [n] keys of text with nulls as missing values, and a malformed mask."""
     if kind == TEXT:
         return hash_strings(text), np.zeros(len(text), bool)
     is_missing = text.is_null().to_numpy(zero_copy_only=False)

@@ -1,6 +1,6 @@
-"""Inputs from text files, a line each: Criteo TSV, Avazu CSV, and CSV with a schema.
+"""Reads line-based text files as sources: Criteo TSV, Avazu CSV, and CSV with a schema.
 
-Blocks end at line ends, so a value must not hold one.
+Blocks end at line ends, therefore a value must not contain a line break.
 """
 
 import csv
@@ -22,21 +22,21 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LineSource(Source):
-    """Reads text files, whatever their size; ".gz" files are decompressed. A base.
+    """Reads text files of any size; ".gz" files are decompressed. Base class.
 
-    The parts are those of `TextReader`: of each ten consecutive runs of 100 data lines of a file,
-    the last run is the test part.
+    The parts are the same as in `TextReader`: every tenth run of 100 data lines of a file is the
+    test part.
     """
 
     def __init__(self, paths: Sequence[str]):
-        """Reads the files' first lines.
+        """Reads the first line of each file.
 
         Args:
-            paths: the files, in order.
+            paths: Paths of the files, in order.
 
         Raises:
-            OSError: a file cannot be read.
-            ValueError: a file's header is not what it should be.
+            OSError: If a file cannot be read.
+            ValueError: If a file has an unexpected header.
         """
         self.paths = tuple(paths)
         self._bytes = [os.path.getsize(path) for path in self.paths]
@@ -44,27 +44,29 @@ class LineSource(Source):
         self._headers = [self.read_header(path, first_line(path)) for path in self.paths]
 
     def read_header(self, path: str, first_line: bytes) -> Any:
-        """Returns what `parse_lines` needs to know of a file; first_line has no line end.
+        """Returns the information about a file that `parse_lines` needs.
+
+        Args:
+            path: Path of the file.
+            first_line: First line of the file, without its line end.
 
         Raises:
-            ValueError: the header is not what it should be.
+            ValueError: If the header is unexpected.
         """
         raise NotImplementedError
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
-        """Parses whole lines; the last one may lack its end."""
+        """Parses complete lines. The last line may lack its line end."""
         raise NotImplementedError
 
     def parse(self, block: Block) -> ParsedRows:
-        """See `Source.parse`."""
         return self.parse_lines(self._headers[block.start.file], block.content)
 
     def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
-        """See `Source.file_blocks`."""
         path, at = self.paths[start.file], start
         done = sum(self._bytes[: start.file])
         with text.open_text(path) as file:
-            # Of a compressed file, all that lies before is decompressed once more.
+            # Note: seeking in a compressed file decompresses all data before the offset again.
             try:
                 if at.offset:
                     file.seek(at.offset)
@@ -77,7 +79,7 @@ class LineSource(Source):
                     for first, last, rows in _cut(lines, first_rows, piece_rows):
                         offset = end - (len(lines) - last)
                         after = Position(at.file, offset, at.row + rows, at.id + rows)
-                        # Of a compressed file its own bytes, which its size is told in.
+                        # Progress in compressed bytes, the unit of the file size.
                         raw = file.fileobj if isinstance(file, gzip.GzipFile) else None
                         read = offset if raw is None else cast(Any, raw).tell()
                         content = lines[first:last]
@@ -89,11 +91,11 @@ class LineSource(Source):
 
 
 def first_line(path: str) -> bytes:
-    """Returns a file's first line, without its end and without a byte order mark.
+    """Returns the first line of a file without its line end and byte order mark.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is compressed, and damaged.
+        OSError: If the file cannot be read.
+        ValueError: If the file is compressed and damaged.
     """
     with text.open_text(path) as file:
         try:
@@ -104,10 +106,10 @@ def first_line(path: str) -> bytes:
 
 
 def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[tuple[int, int, int]]:
-    """Cuts lines where pieces end: after `first_rows` lines, then after each `piece_rows`.
+    """Splits lines at the ends of pieces: after `first_rows` and then every `piece_rows` lines.
 
     Yields:
-        (first byte, end, lines) of parts of at most `text.BLOCK_LINES` lines.
+        (first byte, end byte, number of lines) of ranges with at most `text.BLOCK_LINES` lines.
     """
     num_rows = lines.count(b"\n") + (not lines.endswith(b"\n"))
     if num_rows <= min(first_rows, text.BLOCK_LINES):
@@ -123,14 +125,14 @@ def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[tuple[int, 
 
 
 class FormatSource(LineSource):
-    """Lines of Criteo's or Avazu's files, as their readers read them."""
+    """Reads Criteo and Avazu files with the same parser as their readers."""
 
     def __init__(self, line_format: text.LineFormat, paths: Sequence[str]):
-        """Reads the files' first lines.
+        """Reads the first line of each file.
 
         Args:
-            line_format: of the lines.
-            paths: as of `LineSource`.
+            line_format: Format of the lines.
+            paths: See `LineSource`.
         """
         self._format, self.name = line_format, line_format.name
         self.header_lines = int(line_format.header is not None)
@@ -138,11 +140,9 @@ class FormatSource(LineSource):
         super().__init__(paths)
 
     def read_header(self, path: str, first_line: bytes) -> None:
-        """See `LineSource.read_header`."""
         text.require_header(self._format, path, first_line)
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
-        """See `LineSource.parse_lines`."""
         parsed = text.parse_block(self._format, lines)
         rows = parsed.rows
         table = table_of(self.columns, rows.label, rows.dense, rows.keys)
@@ -150,16 +150,16 @@ class FormatSource(LineSource):
 
 
 class CsvSource(LineSource):
-    """Lines of delimited text whose columns a schema explains; values may be quoted by '"'."""
+    """Reads delimited text with a schema. Values may be quoted with '"'."""
 
     name = "table"
 
     def __init__(self, schema: Schema, paths: Sequence[str]):
-        """Reads the files' first lines.
+        """Reads the first line of each file.
 
         Args:
-            schema: what columns mean.
-            paths: as of `LineSource`.
+            schema: Meaning of the columns.
+            paths: See `LineSource`.
         """
         self._schema = schema
         self.header_lines = int(schema.columns is None)
@@ -167,11 +167,10 @@ class CsvSource(LineSource):
         super().__init__(paths)
 
     def describe(self) -> Mapping[str, Any]:
-        """See `Source.describe`."""
         return {"format": "csv", "schema": self._schema.to_dict()}
 
     def read_header(self, path: str, first_line: bytes) -> tuple[str, ...]:
-        """Returns the names of a file's columns."""
+        """Returns the column names of a file."""
         if self._schema.columns is not None:
             return self._schema.columns
         if not first_line:
@@ -185,7 +184,6 @@ class CsvSource(LineSource):
         return names
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
-        """See `LineSource.parse_lines`."""
         if not lines.endswith(b"\n"):
             lines += b"\n"
         columns = self._columns(header, lines)
@@ -194,13 +192,13 @@ class CsvSource(LineSource):
         return self._parse_each(header, lines[:-1].split(b"\n"))
 
     def _columns(self, header: Sequence[str], lines: bytes) -> dict[str, pa.Array] | None:
-        """The columns that are used, or None if lines are not all regular."""
+        """Parses the used columns with Arrow, or returns None if a line is irregular."""
         plain = lines.replace(b"\r\n", b"\n")
-        # To Arrow, an empty line is one of empty columns, as many as it needs.
+        # Arrow treats an empty line as a row of empty values instead of an error.
         if not text.is_regular(plain) or plain.startswith(b"\n") or b"\n\n" in plain:
             return None
         used = self._schema.names()
-        # Longer than every column's name, so none of them.
+        # Prefix for unused columns. It is longer than each used name, so that no name collides.
         other = "_".join(["", *used])
         names = [name if name in used else f"{other}{i}" for i, name in enumerate(header)]
         count, delimiter = lines.count(b"\n"), self._schema.delimiter
@@ -208,7 +206,7 @@ class CsvSource(LineSource):
         return None if columns is None else dict(zip(used, columns, strict=True))
 
     def _parse_each(self, header: Sequence[str], lines: Sequence[bytes]) -> ParsedRows:
-        """Parses lines one by one; those of another number of columns are malformed."""
+        """Parses each line separately. Lines with a wrong number of columns are malformed."""
         reasons: dict[int, str] = {}
         rows: dict[int, list[bytes]] = {}
         for index, line in enumerate(lines):
@@ -231,7 +229,7 @@ class CsvSource(LineSource):
         line = line.removesuffix(b"\r")
         if len(line) > text.MAX_LINE_BYTES:
             raise ValueError(f"more than {text.MAX_LINE_BYTES} bytes; allowed: so many at most")
-        # Latin-1 keeps every byte, whatever the text's encoding.
+        # Latin-1 maps each byte to one character, therefore it preserves text of any encoding.
         values = self._values(line.decode("latin-1")) if line else [""]
         if len(values) != len(header):
             raise ValueError(

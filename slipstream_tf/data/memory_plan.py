@@ -1,7 +1,7 @@
-"""What tables of prepared data need: bytes by row type, what fits in memory, what the disk serves.
+"""Plans the memory of tables for prepared data: row dtypes, rows in memory and rows on disk.
 
-In: `statistics.json` and `counts.parquet` of `slipstream-prepare`, a memory. Out: a `Storage` for
-each table, and the share of the accesses that find their rows in memory.
+The plan uses `statistics.json` and `counts.parquet` of `slipstream-prepare` and a memory limit. It
+contains a `Storage` for each table, and the fraction of lookups that find their rows in memory.
 """
 
 import dataclasses
@@ -17,29 +17,30 @@ from slipstream_tf.config import Storage, parse_bytes
 from slipstream_tf.data.statistics import COUNTS, STATISTICS, read_statistics
 from slipstream_tf.tables.sok import hkv
 
-# Bytes of a key in the index: entries of 16 that are 64% to 80% in use.
+# Bytes per key in the index: entries of 16 bytes at a load of 64% to 80%.
 INDEX_BYTES = 24
-# Of a row in memory whose table spills: its key, where it is on disk and when it was used.
+# Additional bytes per row in memory if its table spills: key, position on disk and time of use.
 FRAME_BYTES = 16
-# Of Storage.memory: what pages that are read ahead, and blocks that are written, take more at most;
-# blocks of a table take so many bytes in all at most.
+# Maximum additional memory of a spilling table, as fractions of `Storage.memory`: pages that are
+# read ahead, and blocks that are written. Blocks also have an absolute maximum per table.
 PAGES_SHARE, BLOCKS_SHARE, MOST_BLOCKS_BYTES = 0.125, 0.25, 64 << 20
-# Rows that an HKV table has room for, for each key.
+# Capacity of an HKV table, in rows per key.
 HKV_ROOM = 1.6
 _GIB = 1 << 30
-# In which order row types are tried.
+# Pairs (row dtype, slot dtype) in the order in which they are tried.
 _ROW_TYPES = (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"))
 
 
 @dataclasses.dataclass(frozen=True)
 class FieldUse:
-    """How the keys of a field are used.
+    """Describes how often the keys of a field are used.
 
     Attributes:
-        name: of the field, and of its table.
-        rows: keys that there are.
-        lookups: of all keys, in the training part.
-        counts: int64 [n], lookups of the most used keys, highest first; all keys, or fewer.
+        name: Name of the field and of its table.
+        rows: Number of distinct keys.
+        lookups: Number of lookups of all keys in the training part.
+        counts: int64 [n], lookups of the most used keys, in descending order. It may not cover all
+            keys.
     """
 
     name: str
@@ -48,11 +49,11 @@ class FieldUse:
     counts: np.ndarray
 
     def served(self, rows: int) -> float:
-        """Returns the share of the lookups that go to so many of the most used keys."""
+        """Returns the fraction of lookups that go to the `rows` most used keys."""
         if self.lookups == 0 or rows >= self.rows:
             return 1.0
         known = int(self.counts[:rows].sum())
-        # Keys that were not counted are used alike.
+        # Assume a uniform distribution of lookups over the keys without a count.
         others = max(0, rows - self.counts.size)
         left = max(0, self.lookups - int(self.counts.sum()))
         more = left * others / max(1, self.rows - self.counts.size)
@@ -61,14 +62,14 @@ class FieldUse:
 
 @dataclasses.dataclass(frozen=True)
 class TablePlan:
-    """How a table is to be kept.
+    """Describes the storage of a table.
 
     Attributes:
-        field: whose rows they are.
-        storage: the setting.
-        row_bytes: of a row and its slots.
-        rows_in_memory: of `field.rows`.
-        served: share of its lookups whose rows are there.
+        field: Use of the table's keys.
+        storage: Setting of the table.
+        row_bytes: Bytes of a row and its slots.
+        rows_in_memory: Number of rows in memory, at most `field.rows`.
+        served: Fraction of the lookups that find their row in memory.
     """
 
     field: FieldUse
@@ -79,7 +80,7 @@ class TablePlan:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory, the index with it."""
+        """Returns the bytes of memory, including the index."""
         nbytes = self.rows_in_memory * self.row_bytes + self.field.rows * INDEX_BYTES
         if self.storage.spill is not None:
             of_rows = self.rows_in_memory * self.row_bytes
@@ -89,7 +90,7 @@ class TablePlan:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk, mostly: four thirds of the rows there, with their keys."""
+        """Returns the approximate bytes on disk: 4/3 of the rows there and their keys."""
         if self.storage.spill is None:
             return 0
         return (self.field.rows - self.rows_in_memory) * (self.row_bytes + 8) * 4 // 3
@@ -97,12 +98,13 @@ class TablePlan:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """How the tables are to be kept.
+    """Describes the storage of all tables.
 
     Attributes:
-        tables: of each field, in order.
-        needs: row type "dtype, slot_dtype" -> bytes of memory of all rows in it.
-        ranks: least number whose memory holds all rows of the plan's type, sharded, without a disk.
+        tables: Plan of each field's table, in order.
+        needs: Bytes of memory for all rows, by row type `"dtype, slot_dtype"`.
+        ranks: Minimum number of ranks that can hold all rows in memory, with sharded tables of the
+            narrowest row type.
     """
 
     tables: tuple[TablePlan, ...]
@@ -111,27 +113,27 @@ class MemoryPlan:
 
     @property
     def served(self) -> float:
-        """Share of all lookups whose rows are in memory."""
+        """Returns the fraction of all lookups that find their row in memory."""
         lookups = sum(table.field.lookups for table in self.tables)
         found = sum(table.served * table.field.lookups for table in self.tables)
         return found / lookups if lookups else 1.0
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory of all tables."""
+        """Returns the bytes of memory of all tables."""
         return sum(table.memory_bytes for table in self.tables)
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk of all tables."""
+        """Returns the bytes on disk of all tables."""
         return sum(table.disk_bytes for table in self.tables)
 
 
 def read_uses(folder: str) -> list[FieldUse]:
-    """Reads how the keys of prepared data are used.
+    """Reads from prepared data how often keys are used.
 
     Raises:
-        ValueError: the folder has no statistics, or they are damaged.
+        ValueError: If the folder has no statistics or they are damaged.
     """
     statistics = read_statistics(folder)
     allowed = f"a folder that slipstream-prepare wrote, with {STATISTICS} and {COUNTS}"
@@ -156,19 +158,22 @@ def read_uses(folder: str) -> list[FieldUse]:
 def plan_memory(
     uses: Sequence[FieldUse], dim: int, slots: int, memory: int | str, spill: str | None
 ) -> MemoryPlan:
-    """Chooses how tables are kept: the widest row type that fits; else rows on disk, or ranks.
+    """Chooses the storage of each table.
 
-    The memory goes to the keys that are used most, whatever their table.
+    Chooses the widest row type with which all rows fit into memory. If none fits and `spill` is
+    given, the narrowest row type is used, the most used keys of all tables are kept in memory, and
+    the other rows are stored on disk. Without `spill`, the plan contains the number of ranks that
+    would be needed.
 
     Args:
-        uses: how their keys are used.
-        dim: values of a row.
-        slots: values of its optimizer.
-        memory: bytes for all tables, or a text such as "8GB".
-        spill: a folder on the disk; None: there is none.
+        uses: Use of each field's keys.
+        dim: Embedding dimension.
+        slots: Number of optimizer slot values per row.
+        memory: Bytes for all tables, or a text such as `"8GB"`.
+        spill: Folder on the disk, or None.
 
     Raises:
-        ValueError: not even the indexes fit.
+        ValueError: If the indexes of the keys do not fit into memory.
     """
     most = parse_bytes("memory", memory, "a plan")
     rows = sum(use.rows for use in uses)
@@ -181,7 +186,7 @@ def plan_memory(
         tables = [TablePlan(use, storage, row_bytes, use.rows, 1.0) for use in uses]
         return MemoryPlan(tuple(tables), needs, ranks)
     left = most - rows * INDEX_BYTES
-    # Blocks take a share of the rows' bytes, or the most that they do.
+    # Blocks take a fraction of the rows' bytes, up to the maximum per table.
     of_row, most_blocks = row_bytes * (1 + PAGES_SHARE) + FRAME_BYTES, MOST_BLOCKS_BYTES * len(uses)
     frames = int(max(left / (of_row + BLOCKS_SHARE * row_bytes), (left - most_blocks) / of_row))
     if frames < 1:
@@ -200,22 +205,22 @@ def plan_memory(
 def plan_hkv(
     uses: Sequence[FieldUse], dim: int, slot_tables: int, gpu_memory: int | str
 ) -> dict[str, dict[str, int]]:
-    """Chooses the settings of SOK's HKV tables, on one rank.
+    """Chooses the settings of SOK's HKV tables on one rank.
 
-    A table has room for 1.6 times its keys, so that hardly a bucket is full. The GPU's memory goes
-    first to the tables with most lookups a byte, in whole GiB, as SOK takes it.
+    A table has room for at least 1.6 times its keys, so that buckets are rarely full. GPU memory is
+    assigned in whole GiB, the unit of SOK, first to the tables with the most lookups per byte.
 
     Args:
-        uses: how their keys are used.
-        dim: values of a row.
-        slot_tables: slots of the optimizer, each of which is a table as large.
-        gpu_memory: bytes for all tables, or a text such as "40GB".
+        uses: Use of each field's keys.
+        dim: Embedding dimension.
+        slot_tables: Number of optimizer slots. Each slot is another table of the same size.
+        gpu_memory: Bytes for all tables, or a text such as `"40GB"`.
 
     Returns:
-        Table -> keyword arguments of `sok.DynamicVariable`.
+        Keyword arguments of `sok.DynamicVariable`, by table name.
 
     Raises:
-        ValueError: not even the keys fit on the GPU.
+        ValueError: If the keys do not fit into GPU memory.
     """
     most = parse_bytes("gpu_memory", gpu_memory, "a plan")
     capacity = {
@@ -238,12 +243,12 @@ def plan_hkv(
 
 
 def _most_used(uses: Sequence[FieldUse], rows: int) -> list[int]:
-    """Returns how many rows of each table are among so many that are used most."""
+    """Returns the number of rows per table among the `rows` most used rows of all tables."""
     counts = np.concatenate([use.counts for use in uses])
     owner = np.repeat(np.arange(len(uses)), [use.counts.size for use in uses])
     chosen = owner[np.argsort(-counts, kind="stable")[:rows]]
     kept = np.bincount(chosen, minlength=len(uses))
-    # What is left goes to keys that were not counted.
+    # The remaining rows are assigned to keys without a count.
     left = rows - int(kept.sum())
     for index, use in enumerate(uses):
         more = min(left, use.rows - int(kept[index]))

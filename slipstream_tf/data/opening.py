@@ -1,4 +1,4 @@
-"""Opens data files as a source: finds their format, and reads Parquet files with a schema."""
+"""Opens data files as a source: detects the format, and reads Parquet files with a schema."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,10 @@ FORMATS = ("criteo", "avazu", "csv", "parquet")
 
 
 class ParquetSource(Source):
-    """Reads Parquet files in order; the parts are those of `ParquetReader`: by row, over all."""
+    """Reads Parquet files in order, with a schema.
+
+    The parts are the same as in `ParquetReader`: they depend on the row number over all files.
+    """
 
     name = "table"
 
@@ -32,13 +35,13 @@ class ParquetSource(Source):
         """Reads the names and types of the columns.
 
         Args:
-            schema: what columns mean.
-            paths: the files, in order; all have the columns of the first one.
+            schema: Meaning of the columns.
+            paths: Paths of the files, in order. Each must contain the columns of the schema.
 
         Raises:
-            OSError: a file cannot be read.
-            ValueError: it is no Parquet file, or a column is missing or of a type that its use
-                does not allow.
+            OSError: If a file cannot be read.
+            ValueError: If a file is not a Parquet file, a column is missing, the type of a column
+                does not fit its use, or the files differ in the columns that are lists.
         """
         self._schema, self.paths = schema, tuple(paths)
         self._rows: list[int] = []
@@ -62,11 +65,9 @@ class ParquetSource(Source):
         self.size = sum(self._rows)
 
     def describe(self) -> Mapping[str, Any]:
-        """See `Source.describe`."""
         return {"format": "parquet", "schema": self._schema.to_dict()}
 
     def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
-        """See `Source.file_blocks`."""
         at, path, done = start, self.paths[start.file], sum(self._rows[: start.file])
         with _opened(path) as file:
             try:
@@ -78,23 +79,22 @@ class ParquetSource(Source):
                 raise ValueError(f"{path}: damaged after row {at.row}: {error}") from error
 
     def parse(self, block: Block) -> ParsedRows:
-        """See `Source.parse`."""
         columns = {name: block.content.column(name) for name in self._schema.names()}
         return convert(self._schema, columns)
 
     def parts(self, block: Block) -> Mapping[str, np.ndarray]:
-        """See `Source.parts`."""
+        """Returns masks of the training and test rows, by row number over all files."""
         return train_and_test(block.start.id, block.num_rows)
 
 
 def _blocks_of(rows: Any, at: Position, piece_rows: int, done: int) -> Iterator[Block]:
-    """Yields rows, which begin at a position, as blocks of one piece each.
+    """Splits rows into blocks of at most one piece.
 
     Args:
-        rows: a table or batch.
-        at: where they begin.
-        piece_rows: as of `Source.blocks`.
-        done: rows of the files before.
+        rows: A table or record batch.
+        at: Position of the first row.
+        piece_rows: See `Source.blocks`.
+        done: Number of rows in the files before.
     """
     while len(rows):
         count = min(len(rows), at.rows_left(piece_rows), ROWS_AT_ONCE)
@@ -112,7 +112,7 @@ def _opened(path: str) -> pq.ParquetFile:
 
 
 def _batches(file: pq.ParquetFile, first: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a file from `first` on; row groups before are not read."""
+    """Yields the rows of a file from row `first` on, without reading earlier row groups."""
     groups: list[int] = []
     skipped = 0
     for group in range(file.num_row_groups):
@@ -134,17 +134,18 @@ def open_source(
     """Opens files as one source.
 
     Args:
-        paths: files, read in this order; a folder stands for the Parquet files in it, at any depth,
+        paths: Files in reading order. A folder is replaced by all its Parquet files, at any depth,
             in the order of their paths.
-        kind: one of FORMATS, or "auto": told by the first file's name, or its first line.
-        schema: what the columns mean, of "csv" and "parquet" only.
+        kind: One of `FORMATS`, or `"auto"` to detect the format by the name or the first line of
+            the first file.
+        schema: Meaning of the columns. Required for `"csv"` and `"parquet"`, not allowed otherwise.
 
     Returns:
-        (the source, its files).
+        (source, list of files).
 
     Raises:
-        OSError: a file cannot be read.
-        ValueError: the files are of none of the formats, or a schema is missing or of no use.
+        OSError: If a file cannot be read.
+        ValueError: If the format is unknown, or a schema is missing or not allowed.
     """
     require_choice("format", kind, (AUTO, *FORMATS))
     files = [file for path in paths for file in _files(path)]

@@ -1,7 +1,7 @@
-"""Prepares data: parses a source in threads, writes shards, counts keys and hot inputs.
+"""Prepares data: parses a source in threads, writes shards, and counts keys and hot examples.
 
-What an interrupted preparation has written is not written again; the folder ends with the same
-bytes.
+An interrupted preparation continues after the last complete shard. The result has the same bytes as
+an uninterrupted preparation.
 """
 
 import collections
@@ -25,29 +25,31 @@ from slipstream_tf.data.spec import PARTS, BadLineError, BadLines
 from slipstream_tf.telemetry.run_record import write_json
 
 _LOCK = ".lock"
-_BLOCKS_AHEAD = 2  # Beyond one for each thread.
+_BLOCKS_AHEAD = 2  # Number of parsed blocks that wait, in addition to one block per thread.
 
 Progress = Callable[[str, int, int, int], None]
-"""Takes (what is done, done so far, all of it, rows read by now); called often."""
+"""Callback with (name of the stage, amount done, total amount, rows read so far)."""
 
 
 class OtherPreparation(ValueError):
-    """The folder holds data that was prepared from something else, or in another way."""
+    """Raised if a folder contains data of another source or of other settings."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How data is prepared.
+    """Configures a preparation.
 
     Attributes:
-        shard_rows: rows of the original files per shard, both parts together.
-        compression: of the shards; one of `shards.COMPRESSIONS`.
-        dim: values per embedding row, of which hot keys have a snapshot.
-        hot_budget_bytes: bytes of all snapshots.
-        count_bytes: memory for the counts of keys; beyond it they are approximate.
-        threads: that parse.
-        strict: make the first malformed row an error instead of leaving it out.
-        overwrite: replace what the folder holds from another preparation.
+        shard_rows: Number of source rows per shard, over all parts.
+        compression: Compression of the shards, one of `shards.COMPRESSIONS`.
+        dim: Embedding dimension. It determines the size of a hot key's snapshot.
+        hot_budget_bytes: Maximum bytes of all snapshots of the hot set.
+        count_bytes: Memory for the counts of keys, at least 1 MiB. If they need more, the counts
+            are approximate.
+        threads: Number of threads that parse.
+        strict: Whether the first malformed row raises an error. By default, malformed rows are
+            skipped and counted.
+        overwrite: Whether to replace data of another preparation in the folder.
     """
 
     shard_rows: int = 1_000_000
@@ -74,25 +76,26 @@ def prepare(
     options: Options | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Writes a source's inputs as Parquet shards, and statistics of them.
+    """Writes the examples of a source as Parquet shards, with statistics.
 
     Args:
-        source: of the inputs.
-        paths: its files; the folder is bound to their names and sizes.
-        folder: for prepared.json, train/, valid/, test/, statistics.json and counts.parquet. What a
-            preparation of the same source left there is gone on with.
-        options: how; default: `Options()`.
-        progress: told now and then how far it is.
+        source: Source of the examples.
+        paths: Paths of the source's files. Their names and sizes are stored in the manifest, and a
+            preparation only continues with the same files.
+        folder: Folder for prepared.json, train/, valid/, test/, statistics.json and counts.parquet.
+            If it contains an incomplete preparation of the same source, the preparation continues.
+        options: Settings. Defaults to `Options()`.
+        progress: Called regularly to report progress.
 
     Returns:
         The content of statistics.json.
 
     Raises:
-        OtherPreparation: the folder holds another preparation, and may not be overwritten.
-        BadLineError: a malformed row, and `strict` is set.
-        ValueError: a file is damaged, or nothing can be read from the files at all.
-        BlockingIOError: another process prepares into this folder.
-        OSError: a file cannot be read or written.
+        OtherPreparation: If the folder contains other data and `options.overwrite` is False.
+        BadLineError: If a row is malformed and `options.strict` is True.
+        ValueError: If a file is damaged, or the files contain no well-formed row.
+        BlockingIOError: If another process prepares data in this folder.
+        OSError: If a file cannot be read or written.
     """
     options = options or Options()
     files = [{"name": os.path.basename(path), "bytes": os.path.getsize(path)} for path in paths]
@@ -120,10 +123,13 @@ def prepare(
 
 
 def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any]:
-    """Returns the manifest to go on with, and leaves in the folder what it names.
+    """Returns the manifest to continue with, and deletes leftover files.
 
-    From here on the folder is one of prepared data: whatever it has beside is from a run that was
-    broken off, or from what is replaced.
+    Leftover files are shards that the manifest does not list, temporary files and outdated
+    statistics. They remain from an interrupted run or from replaced data.
+
+    Raises:
+        OtherPreparation: If the folder contains other files or another preparation.
     """
     found = None
     if is_prepared(folder):
@@ -150,10 +156,13 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
 
 
 def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
-    """The folder's manifest if it is of the same preparation; None if it may be overwritten.
+    """Returns the folder's manifest if it describes the same preparation, else None.
 
-    What wrote no input (files without one, or a wrong schema) leaves the folder to whoever puts
-    that right, and nothing to go on behind: mended files may be of the same size.
+    Also returns None if no example was written, for example because the schema was wrong. The
+    preparation must then start from scratch, because the corrected files may have the same size.
+
+    Raises:
+        OtherPreparation: If the manifest is of another preparation and `overwrite` is False.
     """
     try:
         found = read_manifest(folder)
@@ -189,14 +198,14 @@ def _locked(folder: str) -> Iterator[None]:
 
 @dataclasses.dataclass
 class _Preparation:
-    """A preparation that is under way.
+    """Runs a preparation and holds its state.
 
     Attributes:
-        folder: of the prepared data.
-        manifest: of the folder; it names the shards that are whole.
-        counts: of the keys of these shards.
-        options: how data is prepared.
-        told: how far it is.
+        folder: Folder of the prepared data.
+        manifest: Manifest of the folder. It lists the complete shards.
+        counts: Key counts of these shards.
+        options: Settings of the preparation.
+        told: Called to report progress.
     """
 
     folder: str
@@ -206,7 +215,7 @@ class _Preparation:
     told: Progress
 
     def recount(self) -> None:
-        """Counts the keys of the shards that are whole."""
+        """Counts the keys of the complete shards."""
         shards = self.manifest["shards"]
         total = sum(shard["train"]["inputs"] for shard in shards if shard["train"])
         done = 0
@@ -215,7 +224,7 @@ class _Preparation:
             self.told("counting keys", done, total, done)
 
     def count(self, shard: Mapping[str, Any]) -> int:
-        """Counts the keys of a shard; returns its training inputs."""
+        """Counts the keys of a shard and returns the number of its training examples."""
         inputs = 0
         for table in shard_files.training_tables(self.folder, shard, list(self.counts.fields)):
             for field in self.counts.fields:
@@ -224,7 +233,7 @@ class _Preparation:
         return inputs
 
     def write_shards(self, source: Source) -> None:
-        """Writes the shards that are not there yet, and counts their keys meanwhile."""
+        """Writes the missing shards and counts their keys on another thread."""
         folder, manifest, options = self.folder, self.manifest, self.options
         bad_lines = BadLines(options.strict)
         shards = manifest["shards"]
@@ -266,7 +275,7 @@ class _Preparation:
         shard_files.write_manifest(folder, manifest)
 
     def write_statistics(self) -> dict[str, Any]:
-        """Writes counts.parquet and statistics.json; returns the content of the latter."""
+        """Writes counts.parquet and statistics.json, and returns the content of the latter."""
         folder, manifest, counts, options = self.folder, self.manifest, self.counts, self.options
         fields = tuple(counts.fields)
         counted = [field.result() for field in counts.fields.values()]
@@ -312,7 +321,7 @@ class _Preparation:
 
 @contextlib.contextmanager
 def _workers(threads: int) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
-    """Threads that are done, with nothing left to do, when the context is left."""
+    """Yields a thread pool and cancels its pending work when the context exits."""
     executor = concurrent.futures.ThreadPoolExecutor(threads)
     try:
         yield executor
@@ -323,7 +332,7 @@ def _workers(threads: int) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
 def _parsed(
     source: Source, blocks: Iterator[Block], threads: int
 ) -> Generator[tuple[Block, ParsedRows], None, None]:
-    """Yields blocks with their inputs, in order; some are parsed ahead, in threads."""
+    """Yields blocks with their examples in order, and parses some blocks ahead in threads."""
     waiting: collections.deque[tuple[Block, Any]] = collections.deque()
     with _workers(threads) as workers:
         for block in blocks:

@@ -1,4 +1,4 @@
-"""What the columns of a CSV or Parquet file mean: label, keys, numbers. In: a JSON file.
+"""Defines the schema of CSV and Parquet files: label, keys and dense columns, from JSON.
 
 {"label": {"column": "rating", "positive_from": 4},
  "keys": ["user", {"column": "genres", "separator": "|"}, {"column": "ad", "as": "integer"}],
@@ -23,13 +23,14 @@ _SETTINGS = ("label", "keys", "dense", "missing", "delimiter", "columns")
 
 @dataclasses.dataclass(frozen=True)
 class KeyColumn:
-    """A categorical field.
+    """Describes a categorical field.
 
     Attributes:
-        column: its name.
-        kind: how text becomes keys: "text" (hashed to 64 bits, as `ParquetReader` does), "integer"
-            or "hex" (by value). Columns of integers in Parquet files are keys as they are.
-        separator: between the values of a list, or None where text is one value.
+        column: Name of the column.
+        kind: Conversion of text to keys. `"text"` hashes to 64 bits, as `ParquetReader` does.
+            `"integer"` and `"hex"` parse the number. Integer columns of Parquet files are used as
+            keys without conversion.
+        separator: Separator between the values of a list, or None if the text is one value.
     """
 
     column: str
@@ -39,11 +40,11 @@ class KeyColumn:
 
 @dataclasses.dataclass(frozen=True)
 class DenseColumn:
-    """A column of numbers.
+    """Describes a column of numbers.
 
     Attributes:
-        column: its name.
-        transform: "none", or "log": v becomes sign(v) * log(1 + |v|).
+        column: Name of the column.
+        transform: `"none"`, or `"log"`, which maps v to `sign(v) * log(1 + |v|)`.
     """
 
     column: str
@@ -52,17 +53,18 @@ class DenseColumn:
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The columns that are used.
+    """Describes the columns of a data set and the format of its text files.
 
     Attributes:
-        label: column of the label.
-        keys: the categorical fields, in the order of the keys.
-        dense: columns of numbers.
-        positive_from: a label of at least this is 1, a smaller one 0; None: labels are from 0 to 1.
-        missing: texts that mean that a value is missing.
-        delimiter: one character between the columns of a text file.
-        columns: names of all columns of text files without a header; None: their first line has
-            the names.
+        label: Name of the label column.
+        keys: The categorical fields, in the order of the key columns.
+        dense: The columns of numbers.
+        positive_from: Labels of at least this value become 1, smaller labels become 0. None
+            requires labels in [0, 1].
+        missing: Texts that represent a missing value.
+        delimiter: Delimiter of text files, one character.
+        columns: Names of all columns, for text files without a header. None reads the names from
+            the first line.
     """
 
     label: str
@@ -74,11 +76,11 @@ class Schema:
     columns: tuple[str, ...] | None = None
 
     def names(self) -> tuple[str, ...]:
-        """Returns the columns that are used: label, dense, keys."""
+        """Returns the names of the used columns: label, dense columns, keys."""
         return (self.label, *(c.column for c in self.dense), *(c.column for c in self.keys))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON-serialisable values that tell this schema from others."""
+        """Returns JSON-serializable values that identify this schema."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
 
@@ -86,14 +88,14 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
     """Reads a schema file.
 
     Args:
-        path: of a JSON file; the module's text has an example.
+        path: Path of a JSON file. The module docstring contains an example.
 
     Returns:
         The schema.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no JSON object, or a setting is unknown, missing or out of its range.
+        OSError: If the file cannot be read.
+        ValueError: If the file is not a JSON object, or a setting is unknown, missing or invalid.
     """
     values = disk.read_json(path)
     try:
@@ -103,13 +105,13 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
 
 
 def parse_schema(values: Any) -> Schema:
-    """Returns the schema that a JSON object describes; see `read_schema`."""
+    """Converts a JSON object to a schema; see `read_schema`."""
     values = _known("schema", values, _SETTINGS, ("label", "keys"))
     label = _entry("label", values["label"], ("column", "positive_from"))
     positive_from = label.get("positive_from")
     if positive_from is not None:
         is_number = isinstance(positive_from, (int, float)) and not isinstance(positive_from, bool)
-        # Neither infinite, nor an integer that no float has.
+        # Rejects infinities, and integers that are too large for a float.
         if not (is_number and abs(positive_from) <= sys.float_info.max):
             raise invalid("positive_from", positive_from, "label", "a finite number")
     keys = [_entry("keys", v, ("column", "as", "separator")) for v in _list("keys", values["keys"])]
@@ -183,5 +185,5 @@ def _text(setting: str, value: Any, place: str) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Whether a text can be written: JSON has halves of characters as well."""
+    """Returns whether a text can be encoded. JSON may contain unpaired surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in value)

@@ -1,8 +1,8 @@
-"""Writes prepared inputs: Parquet shards of each part, and the manifest that says what is whole.
+"""Writes prepared examples as Parquet shards, and the manifest that lists complete shards.
 
-A shard holds the inputs of one piece: of so many consecutive rows of a file. It is written aside,
-synced and renamed; then the manifest names it. What the manifest does not name is written anew, so
-that an interrupted preparation ends with the same bytes.
+A shard contains the examples of one piece: a fixed number of consecutive rows of a source file. It
+is written to temporary files, synced and renamed. Then it is added to the manifest. A shard that is
+not in the manifest is written again, so that an interrupted preparation ends with the same bytes.
 """
 
 import dataclasses
@@ -22,17 +22,17 @@ from slipstream_tf.data.sources import Columns, ParsedRows, Position
 from slipstream_tf.data.spec import PARTS
 from slipstream_tf.telemetry.run_record import to_json, write_json
 
-GROUP_ROWS = 131_072  # Of a row group.
+GROUP_ROWS = 131_072  # Number of rows in a row group.
 COMPRESSIONS = ("snappy", "zstd", "none")
 
 
 def make_manifest(name: str, columns: Columns, source: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the manifest of a preparation that has no shard yet.
+    """Returns the manifest of a preparation without shards.
 
     Args:
-        name: of the data set.
-        columns: of the inputs.
-        source: JSON-serialisable values that tell this preparation from others.
+        name: Name of the data set.
+        columns: Names of the columns.
+        source: JSON-serializable values that identify this preparation.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -45,21 +45,21 @@ def make_manifest(name: str, columns: Columns, source: Mapping[str, Any]) -> dic
 
 
 def write_manifest(folder: str, manifest: Mapping[str, Any]) -> None:
-    """Replaces the manifest of a folder, as a whole or not at all."""
+    """Replaces the manifest of a folder atomically."""
     write_json(os.path.join(folder, MANIFEST), manifest)
 
 
 class ShardWriter:
-    """Writes one shard: a file for each part that has inputs."""
+    """Writes one shard, with one file for each part that has examples."""
 
     def __init__(self, folder: str, number: int, columns: Columns, compression: str):
-        """Opens nothing yet.
+        """Creates a writer. Files are created when the first row group is written.
 
         Args:
-            folder: of the prepared data.
-            number: of the shard, from 0.
-            columns: of the inputs.
-            compression: one of COMPRESSIONS.
+            folder: Folder of the prepared data.
+            number: Index of the shard, from 0.
+            columns: Names of the columns.
+            compression: One of `COMPRESSIONS`.
         """
         self._parts = {
             part: _PartWriter(folder, f"{part}/{number:06d}.parquet", columns, compression)
@@ -69,11 +69,11 @@ class ShardWriter:
         self._first_bad_line: str | None = None
 
     def add(self, parsed: ParsedRows, parts: Mapping[str, np.ndarray]) -> None:
-        """Adds the inputs of a block.
+        """Adds the examples of a block.
 
         Args:
-            parsed: the inputs.
-            parts: see `Source.parts`.
+            parsed: The examples.
+            parts: Masks of the rows by part; see `Source.parts`.
         """
         for part, is_of_part in parts.items():
             is_wanted = is_of_part[parsed.is_good]
@@ -81,18 +81,18 @@ class ShardWriter:
                 self._parts[part].add(parsed.table.filter(pa.array(is_wanted)))
 
     def add_bad_line(self, words: str) -> None:
-        """Counts a malformed row of the piece; the words about the first one are kept."""
+        """Counts a malformed row of the piece and keeps the message of the first one."""
         self._bad_lines += 1
         self._first_bad_line = self._first_bad_line or words
 
     def close(self, end: Position) -> dict[str, Any]:
-        """Makes the files whole.
+        """Completes and renames the files.
 
         Args:
-            end: where the next shard begins.
+            end: Position at which the next shard begins.
 
         Returns:
-            The shard's entry in the manifest.
+            The manifest entry of the shard.
         """
         return {
             **{part: self._parts[part].close() for part in PARTS},
@@ -105,18 +105,18 @@ class ShardWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Removes what is not whole, after an error."""
+        """Deletes incomplete files after an error."""
         if kind is not None:
             for writer in self._parts.values():
                 writer.discard()
 
 
 class _PartWriter:
-    """Writes one file in row groups of GROUP_ROWS, however the inputs arrive."""
+    """Writes one file in row groups of `GROUP_ROWS`, regardless of the sizes of added tables."""
 
     def __init__(self, folder: str, name: str, columns: Columns, compression: str):
         self._path, self._name = Path(folder, name), name
-        # Readers of folders skip names with a dot in front.
+        # Readers of folders ignore file names that start with a dot.
         self._partial = self._path.with_name(f".{self._path.name}.part")
         self._columns, self._compression = columns, compression
         self._writer: pq.ParquetWriter | None = None
@@ -135,7 +135,7 @@ class _PartWriter:
         table = pa.concat_tables(self._waiting)
         self._waiting = [table.slice(rows)]
         self._num_waiting -= rows
-        # One chunk per column: what is written must not depend on how the inputs arrived.
+        # Combine the chunks, because the bytes in the file must not depend on the added tables.
         group = table.slice(0, rows).combine_chunks()
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,12 +166,12 @@ class _PartWriter:
 def training_tables(
     folder: str, entry: Mapping[str, Any], columns: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Yields the training part of a shard, a row group at a time.
+    """Yields the training part of a shard, one row group at a time.
 
     Args:
-        folder: of the prepared data.
-        entry: of the shard in the manifest.
-        columns: that are read.
+        folder: Folder of the prepared data.
+        entry: Manifest entry of the shard.
+        columns: Names of the columns to read.
     """
     if entry["train"] is None:
         return

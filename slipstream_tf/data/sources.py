@@ -1,4 +1,4 @@
-"""What a source of inputs is: blocks of rows in order, each parsed on its own, in any thread."""
+"""Defines sources of examples: ordered blocks of rows, which threads parse independently."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,13 @@ from slipstream_tf.data.readers.base import is_in_part
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """A position between two rows of a source; what is not read yet begins there.
+    """Marks a position between two rows of a source.
 
     Attributes:
-        file: its number, from 0.
-        offset: bytes of the file (decompressed), or rows of it, that lie before.
-        row: data rows of the file before; its header is none.
-        id: data rows of all files before.
+        file: Index of the file, from 0.
+        offset: Number of bytes (decompressed) or rows of the file before the position.
+        row: Number of data rows of the file before the position, without the header.
+        id: Number of data rows of all files before the position.
     """
 
     file: int = 0
@@ -27,18 +27,18 @@ class Position:
     id: int = 0
 
     def rows_left(self, piece_rows: int) -> int:
-        """Returns how many rows the piece still has that begins or goes on here."""
+        """Returns the number of rows from this position to the end of the piece."""
         return piece_rows - self.row % piece_rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Some consecutive rows of a file, not parsed yet; never of two pieces.
+    """Holds consecutive unparsed rows of a file. A block never spans two pieces.
 
     Attributes:
-        start, end: where they lie.
-        content: for the source's `parse`.
-        done: of the source's `size`, how much lies before `end`.
+        start, end: Positions of the first row and after the last row.
+        content: Input of the source's `parse`.
+        done: Progress at `end`, in the unit of `Source.size`.
     """
 
     start: Position
@@ -48,19 +48,19 @@ class Block:
 
     @property
     def num_rows(self) -> int:
-        """Data rows of the block, malformed ones included."""
+        """Returns the number of data rows, including malformed rows."""
         return self.end.row - self.start.row
 
 
 @dataclasses.dataclass
 class ParsedRows:
-    """The inputs of a block.
+    """Holds the examples of a block.
 
     Attributes:
-        table: a column of float32 for the label and for each dense column, one of int64 or of
-            lists of int64 for each field; without malformed rows.
-        is_good: bool [rows of the block], which rows the inputs are of.
-        reasons: what is wrong with the others, by row of the block, ascending.
+        table: The well-formed rows. Label and dense columns are float32. Each categorical field is
+            a column of int64 or of lists of int64.
+        is_good: bool [rows of the block]: True for rows in `table`.
+        reasons: Errors of the malformed rows, by row of the block, ascending.
     """
 
     table: pa.Table
@@ -70,7 +70,7 @@ class ParsedRows:
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Names of the columns of a source's inputs: label, numbers, fields, fields that are lists."""
+    """Names the columns of a source: label, dense columns, key fields, and fields with lists."""
 
     label: str
     dense: tuple[str, ...]
@@ -79,14 +79,16 @@ class Columns:
 
 
 class Source:
-    """Where inputs come from; a base, in which parts go by the number of a row in its file.
+    """Reads examples from files. Base class; subclasses define the format.
+
+    By default, the part of a row depends on its position in its file.
 
     Attributes:
-        name: of the data set, which presets go by.
-        columns: of the inputs.
-        size: of all files, in the unit of `Block.done`.
-        paths: of the files, in order.
-        header_lines: of each file.
+        name: Name of the data set. Presets are selected by this name.
+        columns: Names of the columns.
+        size: Total size of the files, in the unit of `Block.done`.
+        paths: Paths of the files, in order.
+        header_lines: Number of header lines per file.
     """
 
     name: str
@@ -96,18 +98,19 @@ class Source:
     header_lines = 0
 
     def describe(self) -> Mapping[str, Any]:
-        """Returns JSON-serialisable values that tell this source from others."""
+        """Returns JSON-serializable values that identify this source."""
         return {"format": self.name}
 
     def blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
-        """Yields the rows from `start` on, in order.
+        """Yields the rows from `start` on as blocks, in order.
 
         Args:
-            start: the end of a block, or `Position()`.
-            piece_rows: a block has rows of one piece alone: of `row // piece_rows` of one file.
+            start: The end of an earlier block, or `Position()`.
+            piece_rows: Number of rows in a piece. Piece i of a file contains the rows with
+                `row // piece_rows == i`. A block contains rows of only one piece.
 
         Raises:
-            ValueError: a file is damaged.
+            ValueError: If a file is damaged.
         """
         while start.file < len(self.paths):
             for block in self.file_blocks(start, piece_rows):
@@ -116,34 +119,34 @@ class Source:
             start = Position(start.file + 1, 0, 0, start.id)
 
     def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
-        """Yields the rows of one file as `blocks` does."""
+        """Yields the rows of one file, from `start` on; see `blocks`."""
         raise NotImplementedError
 
     def parse(self, block: Block) -> ParsedRows:
-        """Parses a block; several threads may at the same time."""
+        """Parses a block. Multiple threads may call it concurrently."""
         raise NotImplementedError
 
     def parts(self, block: Block) -> Mapping[str, np.ndarray]:
-        """Returns which rows of a block belong to each of its parts, bool [rows of the block]."""
+        """Returns a bool [rows of the block] mask for each part that the block contributes to."""
         return train_and_test(block.start.row, block.num_rows)
 
     def line(self, block: Block, row: int) -> tuple[str, int]:
-        """Returns (file, line or row in it from 1) of a block's row, for messages."""
+        """Returns path and line (or row) number, from 1, of a block's row, for messages."""
         return self.paths[block.start.file], self.header_lines + block.start.row + row + 1
 
 
 def train_and_test(first: int, count: int) -> dict[str, np.ndarray]:
-    """Returns which rows belong to the training part and to the test part, by their position."""
+    """Returns masks of the training and test rows, by position."""
     return {part: is_in_part(first, count, part) for part in ("train", "test")}
 
 
 def table_of(columns: Columns, label: np.ndarray, dense: Any, keys: np.ndarray) -> pa.Table:
-    """Returns inputs of one key per field as a table.
+    """Returns a table of examples with one key per field.
 
     Args:
-        columns: their names.
+        columns: Names of the columns.
         label: [n].
-        dense: [n, numbers]; not looked at without numbers.
+        dense: [n, num_dense]. Ignored if there are no dense columns.
         keys: int64 [n, fields].
     """
     values = {columns.label: pa.array(label)}

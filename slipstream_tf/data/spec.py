@@ -1,8 +1,8 @@
-"""What a reader's batches hold, the contract of readers, and how bad lines are counted.
+"""Defines the batches of readers, the `Reader` protocol, and the tally of malformed lines.
 
-A reader gives a `tf.data.Dataset` of `(features, label)`: features["keys"] is int64
-[batch, fields] (or a dictionary with RaggedTensors, where a field is a list), features["dense"]
-float32 [batch, num_dense] if there are dense columns, label float32 [batch].
+A reader returns a `tf.data.Dataset` of `(features, label)`. `features["keys"]` is int64
+[batch, fields], or a dictionary with RaggedTensors if a field is a list. `features["dense"]` is
+float32 [batch, num_dense] and only exists if there are dense columns. `label` is float32 [batch].
 """
 
 import dataclasses
@@ -13,39 +13,39 @@ import tensorflow as tf
 from absl import logging
 
 MISSING_KEY = -2
-"""The key of a missing categorical value; -1 is the padding of bags, and other keys are values."""
+"""Key of a missing categorical value. -1 is the padding of bags; other keys are values."""
 
 SKIPPABLE = "skippable"
-"""Name of the feature, bool [batch], that tells which inputs of a batch could have been skipped."""
+"""Name of the feature, bool [batch], that is True if an example could have been skipped."""
 
 OFFSET = "log_odds_offset"
-"""Name of the feature, float32 [batch], that is added to the log-odds of a prediction in training:
-what thinning has shifted them by."""
+"""Name of the feature, float32 [batch], that is added to the predicted log-odds in training. It is
+the shift of the log-odds that subsampling causes."""
 
 SHARE = "share_of_step"
-"""Name of the feature, float32 [batch], the same for all: inputs of this rank's batch over the mean
-of the ranks'."""
+"""Name of the feature, float32 [batch], that scales a rank's loss. All its values are the number of
+examples in this rank's batch divided by the mean over the ranks."""
 
 NOTES = (SKIPPABLE, OFFSET, SHARE)
-"""Names of features that say something of an example, and are none of what a model takes."""
+"""Names of features that describe an example to the engine and are not inputs of the model."""
 
 PARTS = ("train", "valid", "test")
-"""Without a validation part of its own, data's is a tenth of the training part, which has it all
-the same unless it is held out."""
+"""Parts of a data set. If the data has no separate validation part, "valid" is a tenth of the
+training part. These examples also stay in "train", unless they are held out."""
 
 
 class BadLineError(ValueError):
-    """A malformed line in a strict reader; the message names file, line and value."""
+    """Raised by a strict reader at a malformed line; names file, line and value."""
 
 
 @dataclasses.dataclass
 class BadLines:
-    """Tally of one pass over the data.
+    """Counts the malformed lines of one pass over the data.
 
     Attributes:
-        strict: raise BadLineError at the first bad line.
-        count: bad lines so far.
-        first: "file:line: reason" of the first one, or None.
+        strict: Whether to raise `BadLineError` at the first malformed line.
+        count: Number of malformed lines so far.
+        first: `"file:line: reason"` of the first malformed line, or None.
     """
 
     strict: bool = False
@@ -53,15 +53,15 @@ class BadLines:
     first: str | None = None
 
     def add(self, path: str, line: int, reason: str) -> None:
-        """Notes a bad line.
+        """Counts a malformed line.
 
         Args:
-            path: file it is in.
-            line: its number, from 1.
-            reason: what is wrong with it, with the value and what is allowed.
+            path: Path of the file.
+            line: Line number, from 1.
+            reason: Description of the error, with the value and the allowed values.
 
         Raises:
-            BadLineError: `strict` is set.
+            BadLineError: If `strict` is True.
         """
         message = f"{path}:{line}: {reason}"
         if self.strict:
@@ -70,26 +70,27 @@ class BadLines:
         self.first = self.first or message
 
     def report(self) -> None:
-        """Logs the tally, if there is anything to say. Called once at the end of a pass."""
+        """Logs a warning if there were malformed lines. Call it once at the end of a pass."""
         if self.count:
             logging.warning(
                 "%d malformed lines were left out. The first: %s", self.count, self.first
             )
 
     def reset(self) -> None:
-        """Starts a new pass."""
+        """Resets the counts for a new pass."""
         self.count, self.first = 0, None
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSpec:
-    """Shape of a data set.
+    """Describes the features of a data set.
 
     Attributes:
-        name: of the data set.
-        fields: names of the categorical fields, in the order of the key columns.
-        num_dense: dense columns.
-        num_examples: inputs of the part that is read, or None if only reading it would tell.
+        name: Name of the data set.
+        fields: Names of the categorical fields, in the order of the key columns.
+        num_dense: Number of dense columns.
+        num_examples: Number of examples in the selected part, or None if it is unknown before
+            reading.
     """
 
     name: str
@@ -99,13 +100,13 @@ class DataSpec:
 
 
 def require_columns(wanted: Sequence[str], names: Sequence[str], file: str, told: str = "") -> None:
-    """Raises ValueError unless each wanted column is once among a file's columns.
+    """Raises ValueError unless each wanted column occurs exactly once in a file.
 
     Args:
-        wanted: names of the columns that are used.
-        names: of the file's columns.
-        file: for the message.
-        told: how columns were told apart, behind their names.
+        wanted: Names of the required columns.
+        names: Names of the file's columns.
+        file: Name of the file, for the error message.
+        told: Text for the error message after the column names, for example the delimiter.
     """
     for name in wanted:
         if names.count(name) != 1:
@@ -118,8 +119,8 @@ class Reader(Protocol):
     """Reads one part of a data set in batches.
 
     Attributes:
-        spec: what the batches hold.
-        bad_lines: lines left out in the last iteration.
+        spec: Description of the features.
+        bad_lines: Tally of the malformed lines that the last iteration skipped.
     """
 
     @property
@@ -129,9 +130,9 @@ class Reader(Protocol):
     def bad_lines(self) -> BadLines: ...
 
     def in_batches_of(self, batch_size: int) -> "Reader":
-        """Returns a reader of the same inputs in batches of another size."""
+        """Returns a reader of the same examples with another batch size."""
         ...
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns a finite dataset of batches; each iteration over it starts anew."""
+        """Returns a finite dataset of batches; each iteration starts from the beginning."""
         ...

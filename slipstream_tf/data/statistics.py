@@ -1,11 +1,11 @@
-"""What prepared data is like: keys per field, their skew, and how many inputs are hot.
+"""Computes statistics of prepared data: keys per field, their skew, and hot examples.
 
-In: keys and shards of the training part. Out: `statistics.json`, `counts.parquet`. An input is hot
-when each of its keys is in the hot set: those are what Slipstream (arXiv 2404.04270) can skip.
+Reads the shards of the training part and writes `statistics.json` and `counts.parquet`. An example
+is hot if all its keys are in the hot set. Slipstream (arXiv 2404.04270) can skip hot examples.
 
-Accesses per key are exact while they fit a bound. Beyond it the rarest keys are dropped (a
-mergeable summary after Misra and Gries): a count is then short by at most `count_error`, and the
-number of keys is estimated from the smallest values of a hash of theirs (k minimum values,
+Counts per key are exact while they fit into a memory bound. Beyond it, the rarest keys are dropped
+(a mergeable summary after Misra and Gries). A count is then too low by at most `count_error`, and
+the number of keys is estimated from the smallest hash values of the keys (k minimum values,
 Bar-Yossef et al. 2002).
 """
 
@@ -28,35 +28,36 @@ from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, most_candi
 STATISTICS = "statistics.json"
 COUNTS = "counts.parquet"
 TOP_SHARE = 0.01
-# What an entry takes: 16 bytes, and as much again while two runs are merged.
+# Memory per entry: 16 bytes, and the same amount again while two runs are merged.
 BYTES_PER_KEY = 32
-_SMALLEST = 1 << 16  # Hashes kept: a relative error of 1 / sqrt of it, 0.4%.
+_SMALLEST = 1 << 16  # Number of hashes kept: the relative error is 1 / sqrt(65536) = 0.4%.
 _GROUP_ROWS = 1 << 20
 _COUNTS_SCHEMA = pa.schema([("field", pa.string()), ("key", pa.int64()), ("count", pa.int64())])
 
 
 class FieldCounts:
-    """Counts of one field's keys.
+    """Counts the lookups of each key of one field.
 
     Attributes:
-        lookups: keys counted, each time that they occur.
-        count_error: a key's count is short by at most this; 0 means that all counts are exact.
+        lookups: Total number of counted lookups.
+        count_error: Maximum error of a key's count, which is never too high. 0 means that all
+            counts are exact.
     """
 
     def __init__(self) -> None:
         self.lookups = 0
         self.count_error = 0
-        # Runs of (ascending keys, their counts), each at least twice as long as the next one.
+        # Runs of (ascending keys, their counts), each at least twice the length of the next run.
         self._runs: list[tuple[np.ndarray, np.ndarray]] = []
-        self._dropped = np.empty(0, np.uint64)  # The smallest hashes of dropped keys.
+        self._dropped = np.empty(0, np.uint64)  # The smallest hashes of the dropped keys.
 
     @property
     def num_entries(self) -> int:
-        """Entries kept: keys, some of them more than once."""
+        """Returns the number of stored entries. A key may have multiple entries."""
         return sum(len(keys) for keys, _ in self._runs)
 
     def add(self, keys: np.ndarray) -> None:
-        """Counts keys int64 [n]."""
+        """Counts int64 [n] keys."""
         if not keys.size:
             return
         self.lookups += int(keys.size)
@@ -69,14 +70,14 @@ class FieldCounts:
             self._merge_last()
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (keys int64 [n], counts int64 [n]), highest count first, ties by key."""
+        """Returns (keys int64 [n], counts int64 [n]) by descending count, ties by key."""
         self._merge_all()
         keys, counts = self._runs[0] if self._runs else (np.empty(0, np.int64),) * 2
         order = np.argsort(-counts, kind="stable")
         return keys[order], counts[order]
 
     def cardinality(self) -> int:
-        """Returns how many keys there are; an estimate if `count_error` is not 0."""
+        """Returns the number of distinct keys, an estimate if `count_error` is not 0."""
         self._merge_all()
         if not self._runs:
             return 0
@@ -106,7 +107,7 @@ class FieldCounts:
     def _merge_last(self) -> None:
         (first, first_counts), (second, second_counts) = self._runs[-2:]
         keys = np.concatenate([first, second])
-        # Stable, since NumPy's stable sort merges two runs in one pass.
+        # NumPy's stable sort merges two sorted runs in one pass.
         order = np.argsort(keys, kind="stable")
         keys, counts = keys[order], np.concatenate([first_counts, second_counts])[order]
         starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
@@ -114,22 +115,24 @@ class FieldCounts:
 
 
 class KeyCounts:
-    """Counts of all fields within one bound."""
+    """Counts the keys of all fields within a common memory bound."""
 
     def __init__(self, fields: Sequence[str], most_keys: int):
-        """Starts at nothing.
+        """Creates empty counts.
 
         Args:
-            fields: their names.
-            most_keys: entries kept over all fields, at least 2; each takes BYTES_PER_KEY.
+            fields: Names of the fields.
+            most_keys: Maximum number of entries over all fields, at least 2. Each entry takes
+                `BYTES_PER_KEY` bytes.
         """
         self.fields = {name: FieldCounts() for name in fields}
         self._most_keys = most_keys
 
     def add(self, field: str, keys: np.ndarray) -> None:
-        """Counts keys int64 [n] of a field; drops the rarest ones of the largest fields if need be.
+        """Counts int64 [n] keys of a field, and drops rare keys to stay within the bound.
 
-        The result depends on the calls and their order alone.
+        Keys are dropped from the field with the most entries. The result depends only on the calls
+        and their order.
         """
         self.fields[field].add(keys)
         while sum(counts.num_entries for counts in self.fields.values()) > self._most_keys:
@@ -138,15 +141,15 @@ class KeyCounts:
 
 
 def _smallest(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The smallest distinct values of both, ascending."""
+    """Returns the smallest distinct values of both arrays, ascending."""
     if second.size > 2 * _SMALLEST:
-        # Distinct as they are: the hash is one to one, and so are keys.
+        # No duplicates are possible: the keys are distinct, and the hash is a bijection.
         second = np.partition(second, _SMALLEST)[:_SMALLEST]
     return np.union1d(first, second)[:_SMALLEST]
 
 
 def field_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns a field's keys int64 [total], and int64 [n] lengths if it is one of lists."""
+    """Returns int64 [total] keys of a column, and int64 [n] lengths if it contains lists."""
     if not pa.types.is_list(column.type):
         return column.to_numpy(), None
     lengths = pc.list_value_length(column).cast(pa.int64()).to_numpy()
@@ -154,20 +157,23 @@ def field_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def describe_field(counts: FieldCounts, keys: np.ndarray, key_counts: np.ndarray) -> dict[str, Any]:
-    """Describes a field.
+    """Computes the statistics of a field.
 
     Args:
-        counts: of its keys.
-        keys: int64 [n], highest count first.
+        counts: Counts of the field.
+        keys: int64 [n], by descending count.
         key_counts: int64 [n].
 
     Returns:
-        lookups: keys counted, each time that they occur.
-        keys: how many there are (cardinality).
-        is_exact: False: `keys` is an estimate, and counts are short by at most `count_error`.
-        top_share: share of the lookups that go to the top 1% of the keys, at least one; at least
-            so many if not exact; None without lookups.
-        missing_share: share of the lookups without a value; None without lookups.
+        A dictionary with these entries:
+
+        - lookups: Total number of lookups.
+        - keys: Number of distinct keys (cardinality).
+        - is_exact: False if `keys` is an estimate and counts may be too low.
+        - count_error: Maximum error of a count, which is never too high.
+        - top_share: Fraction of the lookups that go to the most accessed 1% of the keys (at least
+          one key). A lower bound if the counts are not exact. None without lookups.
+        - missing_share: Fraction of the lookups with a missing value. None without lookups.
     """
     cardinality = counts.cardinality()
     top = key_counts[: math.ceil(cardinality * TOP_SHARE)].sum()
@@ -185,15 +191,15 @@ def describe_field(counts: FieldCounts, keys: np.ndarray, key_counts: np.ndarray
 def choose_hot(
     counted: Sequence[tuple[np.ndarray, np.ndarray]], dim: int, budget_bytes: int
 ) -> tuple[list[np.ndarray], int]:
-    """Chooses the hot set as training does, from the accesses of the whole training part.
+    """Chooses the hot set as in training, from the counts of the whole training part.
 
     Args:
-        counted: per field keys int64 [n] and their counts, highest count first, ties by key.
-        dim: values per row.
-        budget_bytes: bytes of all snapshots.
+        counted: For each field, int64 [n] keys and their counts, by descending count, ties by key.
+        dim: Embedding dimension.
+        budget_bytes: Maximum bytes of all snapshots.
 
     Returns:
-        (int64 [hot keys] per field, ascending; lookups that go to them).
+        (ascending int64 hot keys of each field, number of lookups of hot keys).
     """
     most = most_candidates(dim, budget_bytes)
     candidates = [Candidates(keys[:most], counts[:most], dim) for keys, counts in counted]
@@ -206,16 +212,16 @@ def choose_hot(
 
 
 def hot_rows(table: pa.Table, hot: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Tells which rows of a table have hot keys alone, bool [n].
+    """Returns a bool [n] mask of the rows with only hot keys.
 
     Args:
-        table: with a column per field.
-        hot: ascending hot keys int64 by field. A row without any key is hot.
+        table: Table with one column per field.
+        hot: Ascending int64 hot keys by field. A row without keys is hot.
     """
     is_hot = np.ones(len(table), bool)
     for field, hot_keys in hot.items():
         keys, lengths = field_keys(table[field])
-        # Each distinct key is looked for once: the hot set may not fit the processor's cache.
+        # Search each distinct key once, because the hot set may not fit the processor's cache.
         encoded = pa.array(keys).dictionary_encode()
         distinct = encoded.dictionary.to_numpy(zero_copy_only=False)
         index = np.minimum(np.searchsorted(hot_keys, distinct), max(0, len(hot_keys) - 1))
@@ -234,12 +240,14 @@ def hot_rows(table: pa.Table, hot: Mapping[str, np.ndarray]) -> np.ndarray:
 def write_counts(
     folder: str, fields: Sequence[str], counted: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> None:
-    """Writes counts.parquet: field, key, count; by field, highest count first, ties by key.
+    """Writes counts.parquet with the columns field, key and count.
+
+    Rows are ordered by field, then by descending count, ties by key.
 
     Args:
-        folder: for the file.
-        fields: names of the fields.
-        counted: per field keys int64 [n] and their counts int64 [n].
+        folder: Folder for the file.
+        fields: Names of the fields.
+        counted: For each field, int64 [n] keys and int64 [n] counts.
     """
     with (
         disk.whole_file(Path(folder, COUNTS)) as partial,
@@ -253,7 +261,7 @@ def write_counts(
 
 
 def read_statistics(folder: str) -> dict[str, Any]:
-    """Returns the content of statistics.json; nothing if it is not there or damaged."""
+    """Returns the content of statistics.json, or an empty dictionary if it is unreadable."""
     try:
         statistics = json.loads(Path(folder, STATISTICS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
