@@ -1,1 +1,1 @@
-"""Readers of click data, as batches for training. `registry.open_data` finds the one for a path."""
+"""Readers of click data. `registry.open_data` selects the reader for a path."""

@@ -1,4 +1,4 @@
-"""Inputs that are in memory as NumPy arrays."""
+"""Reads examples from NumPy arrays in memory."""
 
 from collections.abc import Iterator
 
@@ -7,24 +7,24 @@ import numpy as np
 from slipstream_tf.data.readers.base import BatchReader, Rows
 from slipstream_tf.data.spec import DataSpec
 
-# Rows taken at a time: enough to cost nothing per batch, and to stay in the cache.
+# Rows per gather: enough to make the cost per batch negligible, and few enough for the cache.
 _ROWS_AT_ONCE = 1 << 16
-# What is shuffled at a time, about: 256 KiB of positions.
+# Approximate number of positions that are shuffled at a time: 256 KiB.
 _ROWS_OF_A_PART = 1 << 15
 
 
 class ArrayReader(BatchReader):
-    """Batches of arrays, shuffled in every pass."""
+    """Reads batches from arrays, with a new order in each pass."""
 
     def __init__(self, spec: DataSpec, rows: Rows, batch_size: int, shuffle_seed: int):
-        """Keeps references to the arrays.
+        """Creates a reader that references the arrays.
 
         Args:
-            spec: what the batches hold.
-            rows: all of them.
-            batch_size: inputs of a batch.
-            shuffle_seed: pass e (counted over the passes of this reader) has the order that
-                (shuffle_seed, e) gives.
+            spec: Description of the features.
+            rows: All examples.
+            batch_size: Number of examples in a batch.
+            shuffle_seed: Seed of the order. Pass e of this reader, from 0, has the order that
+                `(shuffle_seed, e)` determines.
         """
         super().__init__(batch_size)
         self.spec, self._rows, self._shuffle_seed = spec, rows, shuffle_seed
@@ -35,7 +35,7 @@ class ArrayReader(BatchReader):
         order = random_order(len(rows), np.random.default_rng([self._shuffle_seed, number]))
         for begin in range(0, len(rows), size):
             part = order[begin : begin + size]
-            # For rows of a few values several times as fast as indexing with positions.
+            # For short rows, `take` is much faster than indexing with positions.
             label, dense, keys = (
                 array.take(part, axis=0) for array in (rows.label, rows.dense, rows.keys)
             )
@@ -43,10 +43,10 @@ class ArrayReader(BatchReader):
 
 
 def random_order(count: int, random: np.random.Generator) -> np.ndarray:
-    """Returns 0 to count - 1, int64 [count], in any order with the same probability.
+    """Returns a uniformly random permutation of 0 to count - 1, int64 [count].
 
-    As `random.permutation`, but in half its time where there are millions: each goes to a part
-    at random, and the parts are shuffled one by one, in the cache.
+    For millions of elements it takes half the time of `random.permutation`: each element is
+    assigned to a random part, and the parts are shuffled one by one in the cache.
     """
     parts = min(256, 1 + count // _ROWS_OF_A_PART)
     part = random.integers(parts, size=count, dtype=np.uint8)

@@ -1,7 +1,8 @@
-"""Avazu's click logs (CSV with a header): no dense columns, 23 fields.
+"""Reads Avazu's click logs: CSV with a header, 23 categorical fields, no dense columns.
 
-The hour (YYMMDDHH) gives two fields, hour of the day and day of the week (Monday is 0); the id is
-no feature; the other columns are hashed to keys; a missing value is `MISSING_KEY`.
+The column `hour` (YYMMDDHH) is converted to two fields: hour of the day, and day of the week, where
+Monday is 0. The column `id` is not used. The other columns are hashed to keys. A missing value
+becomes `MISSING_KEY`.
 """
 
 import datetime
@@ -39,7 +40,7 @@ def _parse_hour(value: bytes) -> tuple[int, int]:
 
 
 class AvazuFormat:
-    """Lines of Avazu's files."""
+    """Parses the lines of Avazu's files."""
 
     name = "avazu"
     fields = ("hour_of_day", "weekday", *COLUMNS[3:])
@@ -50,7 +51,7 @@ class AvazuFormat:
     header: bytes | None = HEADER
 
     def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
-        """See `LineFormat.parse_line`."""
+        """Parses one line; see `LineFormat.parse_line`."""
         if columns[1] not in (b"0", b"1"):
             raise ValueError(f"click {shown(columns[1])}; allowed: 0 or 1")
         hour, weekday = _parse_hour(columns[2])
@@ -58,13 +59,13 @@ class AvazuFormat:
         return float(columns[1] == b"1"), [], [hour, weekday, *keys]
 
     def parse_columns(self, columns: Sequence[pa.Array]) -> tuple[Rows, np.ndarray]:
-        """See `LineFormat.parse_columns`."""
+        """Parses many lines; see `LineFormat.parse_columns`."""
         n = len(columns[0])
         click = columns[1].to_numpy(zero_copy_only=False)
         is_one = click == b"1"
         is_sure = is_one | (click == b"0")
         keys = np.empty((n, len(self.fields)), np.int64)
-        # A file has few distinct hours: each is parsed once.
+        # A file has few distinct hours, therefore each one is parsed only once.
         hours = columns[2].dictionary_encode()
         parsed = []
         for value in hours.dictionary.to_pylist():
@@ -83,7 +84,7 @@ class AvazuFormat:
 
 
 class AvazuReader(TextReader):
-    """Reads Avazu CSV files; see `TextReader` for the arguments."""
+    """Reads Avazu CSV files. The arguments are described in `TextReader`."""
 
     def __init__(self, paths: Any, batch_size: int, **options: Any):
         super().__init__(AvazuFormat(), paths, batch_size, **options)

@@ -1,9 +1,8 @@
-"""What readers share. In: blocks of inputs, from a reader of a format. Out: batches of them.
+"""Base classes of readers: batches of examples as datasets with a position that can be saved.
 
-The batches are data sets whose position TensorFlow can save. A `Dataset.from_generator` cannot be
-saved: where it stands is known to Python alone. Here, the number of the pass and that of its next
-batch are kept by the iterator, and are saved with it; what goes on from them reads the pass again
-up to there.
+TensorFlow cannot save the position of a `Dataset.from_generator`, because only Python knows it.
+Here, the iterator holds the number of the pass and the index of its next batch, therefore both are
+saved with it. A restored iterator reads the pass again up to this batch.
 """
 
 import collections
@@ -20,20 +19,24 @@ from slipstream_tf._compat import tell_batch_size
 from slipstream_tf._utils.errors import require_choice, require_integer
 from slipstream_tf.data.spec import PARTS, BadLines, DataSpec
 
-# Of ten consecutive runs of this many inputs, the last is for testing and the others for training,
-# of which one is for validation where that is asked for.
+# A file is divided into runs of `PART_RUN` examples. In every `PART_PERIOD` consecutive runs, the
+# last one is for testing and the others are for training. The last but one can be held out from
+# training for validation.
 PART_RUN = 100
 PART_PERIOD = 10
-# A pass that was begun and given up would keep its files open; the oldest are closed, and read
-# again if they go on after all.
+# Maximum number of open passes. An abandoned pass would keep its files open, therefore the least
+# recently used pass is closed. If it continues later, it is read again.
 _MOST_OPEN = 4
-# Rows, or a table of Arrow.
+# `Rows`, or an Arrow table.
 _Block = TypeVar("_Block")
 
 
 @dataclasses.dataclass
 class Rows:
-    """Label float32 [n], dense float32 [n, num_dense], keys int64 [n, fields] (or by name)."""
+    """Holds label float32 [n], dense float32 [n, num_dense] and keys int64 [n, fields].
+
+    Keys may also be a dictionary by field name.
+    """
 
     label: np.ndarray
     dense: np.ndarray
@@ -47,12 +50,12 @@ class Rows:
         return Rows(self.label[index], self.dense[index], self.keys[index])
 
     def slice(self, first: int, count: int) -> "Rows":
-        """Returns `count` rows from row `first` on, or fewer where they end."""
+        """Returns at most `count` rows, starting at row `first`."""
         return self.take(slice(first, first + count))
 
     @classmethod
     def join(cls, blocks: "Sequence[Rows]") -> "Rows":
-        """Joins rows in order."""
+        """Concatenates rows."""
         return cls(
             np.concatenate([b.label for b in blocks]),
             np.concatenate([b.dense for b in blocks]),
@@ -60,7 +63,7 @@ class Rows:
         )
 
     def element(self) -> Any:
-        """Returns (features, label), an element of a data set."""
+        """Returns (features, label), one element of a dataset."""
         features = {"keys": self.keys}
         if self.dense.shape[1]:
             features["dense"] = self.dense
@@ -68,13 +71,13 @@ class Rows:
 
 
 def is_in_part(first: int, count: int, part: str | None, hold_out: bool = False) -> np.ndarray:
-    """Tells which inputs belong to a part, by their position in a file alone.
+    """Returns a mask of the examples that belong to a part, by their position in a file.
 
     Args:
-        first: position of the first input, from 0.
-        count: how many consecutive inputs.
-        part: "train", "valid", "test" or None for all.
-        hold_out: whether "valid" is left out of "train".
+        first: Position of the first example, from 0.
+        count: Number of consecutive examples.
+        part: `"train"`, `"valid"`, `"test"`, or None for all examples.
+        hold_out: Whether to exclude the examples of `"valid"` from `"train"`.
 
     Returns:
         bool [count].
@@ -89,7 +92,7 @@ def is_in_part(first: int, count: int, part: str | None, hold_out: bool = False)
 
 
 def in_batches(blocks: Iterable[Rows], batch_size: int) -> Iterator[Rows]:
-    """Cuts blocks of any sizes into batches, in order; the last one may be smaller."""
+    """Regroups blocks of any size into batches, in order. The last batch may be smaller."""
     waiting: list[Rows] = []
     count = 0
     for block in blocks:
@@ -108,32 +111,34 @@ def in_batches(blocks: Iterable[Rows], batch_size: int) -> Iterator[Rows]:
 
 
 class Passes:
-    """The passes of a reader, counted from 0, each in batches.
+    """Counts the passes of a reader from 0 and provides their batches.
 
     Args:
-        begin: called with the number of a pass; gives its batches, always the same ones: nested
-            structures of arrays.
+        begin: Called with the number of a pass. Returns an iterator over its batches, which are
+            nested structures of arrays. The same number must give the same batches.
     """
 
     def __init__(self, begin: Callable[[int], Iterator[Any]]) -> None:
         self._begin = begin
         self._begun = 0
-        # Number of a pass -> (its batches, number of the next one), latest used last.
+        # Number of a pass -> (its batches, index of the next batch), most recently used last.
         self._open: collections.OrderedDict[int, tuple[Iterator[Any], int]] = (
             collections.OrderedDict()
         )
         self._lock = threading.Lock()
 
     def dataset(self, output_signature: Any) -> tf.data.Dataset:
-        """Returns the batches; each iteration is a pass of its own.
+        """Returns a dataset of the batches. Each iteration over it is another pass.
 
-        A saved iterator goes on in the pass and at the batch where it was, in another process, too.
-        What TensorFlow reads ahead by itself (`inject_prefetch` and `map_parallelization` of
-        `tf.data.Options.experimental_optimization`) is saved, too; but passes that were read ahead
-        to their end are not counted, so that shuffled ones may come again.
+        A restored iterator continues in the same pass at the same batch, also in another process.
+
+        Note: `inject_prefetch` and `map_parallelization` of
+        `tf.data.Options.experimental_optimization` make TensorFlow read ahead. Batches that were
+        read ahead are saved too. However, passes that were completely read ahead are not counted,
+        so that a restored reader may repeat the order of a shuffled pass.
 
         Args:
-            output_signature: nested structure of `tf.TensorSpec`, as the batches have it.
+            output_signature: Nested structure of `tf.TensorSpec` that describes a batch.
         """
         specs = tf.nest.flatten(output_signature)
 
@@ -169,10 +174,11 @@ class Passes:
             return state, element[1]
 
         options = tf.data.Options()
-        # Functions in Python have a state, which is found again by the numbers.
+        # Python functions count as stateful. Their state is restored from the saved numbers.
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
         read = tf.data.Dataset.from_tensors(0).map(begin).flat_map(batches)
-        # TensorFlow makes a `map` without a state parallel, and that reads ahead.
+        # `scan` instead of `map`, because tf.data runs a stateless map in parallel, which would
+        # read ahead.
         return read.scan(0, batch_of).with_options(options)
 
     def _next_pass(self) -> np.int64:
@@ -181,10 +187,10 @@ class Passes:
             return np.int64(self._begun - 1)
 
     def _batch(self, number: int, index: int) -> Any | None:
-        """Returns a batch of a pass, or None after the last one."""
+        """Returns a batch of a pass, or None after the last batch."""
         with self._lock:
             batches, position = self._open.pop(number, (None, 0))
-            # An iterator that was restored stands where this process has never been.
+            # A restored iterator may be in a pass that this process has not begun.
             self._begun = max(self._begun, number + 1)
         if batches is None or position > index:
             batches, position = self._begin(number), 0
@@ -200,7 +206,7 @@ class Passes:
 
 
 class BatchReader:
-    """A `Reader` of blocks that a subclass gives; the subclass sets `spec`."""
+    """Reads batches from the blocks of a subclass. The subclass sets `spec`."""
 
     spec: DataSpec
 
@@ -215,13 +221,14 @@ class BatchReader:
         """Checks the arguments that all readers have.
 
         Args:
-            batch_size: inputs of a batch.
-            part: "train", "valid", "test" or None for all inputs.
-            hold_out: whether "valid" is left out of "train".
-            strict: make the first malformed line an error instead of leaving it out.
+            batch_size: Number of examples in a batch.
+            part: `"train"`, `"valid"`, `"test"`, or None for all examples.
+            hold_out: Whether to exclude the examples of `"valid"` from `"train"`.
+            strict: Whether the first malformed line raises an error. By default, malformed lines
+                are skipped and counted.
 
         Raises:
-            ValueError: an argument is out of its range.
+            ValueError: If an argument is out of range.
         """
         place = type(self).__name__
         require_integer("batch_size", batch_size, 1, None, place)
@@ -232,7 +239,7 @@ class BatchReader:
         self._passes = Passes(self._batches)
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns the batches; each iteration is a pass of its own."""
+        """Returns a dataset of the batches. Each iteration over it is another pass."""
         features = {"keys": self._key_spec()}
         if self.spec.num_dense:
             features["dense"] = tf.TensorSpec([None, self.spec.num_dense], tf.float32)
@@ -244,7 +251,7 @@ class BatchReader:
         return dataset.apply(tf.data.experimental.assert_cardinality(batches))
 
     def in_batches_of(self, batch_size: int) -> "BatchReader":
-        """Returns a reader of the same inputs in batches of another size."""
+        """Returns a reader of the same examples with another batch size."""
         other = copy.copy(self)
         other._batch_size = require_integer("batch_size", batch_size, 1, None, type(self).__name__)
         other._passes = Passes(other._batches)
@@ -254,20 +261,20 @@ class BatchReader:
         return tf.TensorSpec([None, len(self.spec.fields)], tf.int64)
 
     def _blocks(self, number: int) -> Iterator[Rows]:
-        """Yields the inputs of a pass in order; passes are counted from 0."""
+        """Yields the examples of a pass in order. Passes are counted from 0."""
         raise NotImplementedError
 
     def _is_wanted(self, first: int, count: int) -> np.ndarray:
-        """Tells which of consecutive inputs are of this part; see `is_in_part`."""
+        """Returns a mask of the examples in this reader's part; see `is_in_part`."""
         return is_in_part(first, count, self._part, self._hold_out)
 
     def _with_bad_lines(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
-        """Yields the blocks of a pass, whose bad lines are counted and reported."""
+        """Yields the blocks of a pass, and reports its malformed lines at the end."""
         self.bad_lines.reset()
         try:
             yield from blocks
         finally:
-            # Also where the reading stops early, by choice or at damaged data.
+            # Also reached if the consumer stops early or the data is damaged.
             self.bad_lines.report()
 
     def _batches(self, number: int = 0) -> Iterator[Any]:

@@ -1,8 +1,9 @@
-"""Criteo's click logs (Kaggle and Terabyte): label, 13 counts, 26 hexadecimal categories, by tab.
+"""Reads Criteo's click logs (Kaggle and Terabyte): TSV of label, 13 counts and 26 categories.
 
-A count v becomes sign(v) * log(1 + |v|) (a few counts are negative); a missing count becomes
-`MISSING_DENSE`, which no count gives, so that missing stays apart from zero. A category is the
-value of its hexadecimal digits; a missing one is `MISSING_KEY`.
+A count v becomes `sign(v) * log(1 + |v|)`, because a few counts are negative. A missing count
+becomes `MISSING_DENSE`, which no count maps to, so that the model can distinguish it from zero. A
+category is a hexadecimal number and becomes the key of this value. A missing category becomes
+`MISSING_KEY`.
 """
 
 import re
@@ -27,12 +28,12 @@ _HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
 
 
 def transform_count(values: Any) -> Any:
-    """Returns sign(v) * log(1 + |v|), float32."""
+    """Returns sign(v) * log(1 + |v|) as float32."""
     return (np.sign(values) * np.log1p(np.abs(values))).astype(np.float32)
 
 
 class CriteoFormat:
-    """Lines of Criteo's files."""
+    """Parses the lines of Criteo's files."""
 
     name = "criteo"
     fields = tuple(f"C{i}" for i in range(1, NUM_FIELDS + 1))
@@ -43,7 +44,7 @@ class CriteoFormat:
     header: bytes | None = None
 
     def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
-        """See `LineFormat.parse_line`."""
+        """Parses one line; see `LineFormat.parse_line`."""
         if columns[0] not in (b"0", b"1"):
             raise ValueError(f"label {shown(columns[0])}; allowed: 0 or 1")
         dense = []
@@ -67,7 +68,7 @@ class CriteoFormat:
         return float(columns[0] == b"1"), dense, keys
 
     def parse_columns(self, columns: Sequence[pa.Array]) -> tuple[Rows, np.ndarray]:
-        """See `LineFormat.parse_columns`."""
+        """Parses many lines; see `LineFormat.parse_columns`."""
         n = len(columns[0])
         is_one = np.asarray(pc.equal(columns[0], pa.scalar(b"1")))
         is_sure = is_one | np.asarray(pc.equal(columns[0], pa.scalar(b"0")))
@@ -83,7 +84,7 @@ class CriteoFormat:
 
 
 def _counts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Transformed counts and which of them are certain: blanks and plain integers."""
+    """Returns transformed counts, and a mask of the parsed ones: blanks and plain integers."""
     values, is_parsed = parse_integers(column)
     is_blank = np.diff(text_offsets(column)) == 0
     transformed = transform_count(values.astype(np.float64))
@@ -91,7 +92,7 @@ def _counts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 class CriteoReader(TextReader):
-    """Reads Criteo TSV files; see `TextReader` for the arguments."""
+    """Reads Criteo TSV files. The arguments are described in `TextReader`."""
 
     def __init__(self, paths: Any, batch_size: int, **options: Any):
         super().__init__(CriteoFormat(), paths, batch_size, **options)

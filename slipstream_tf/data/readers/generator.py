@@ -1,8 +1,10 @@
-"""Inputs drawn from a made-up law, shaped like Criteo's: skewed numbers, Zipf keys, clicks.
+"""Generates synthetic examples in the shape of Criteo's data: Zipf keys and skewed numbers.
 
-Nothing is stored: block b of a part is drawn from the seed (seed, part, b), so a stream of any
-length takes no memory, is the same in every run and does not depend on the batch size. The parts
-are different streams of one law. AUC on these inputs says nothing about real clicks.
+No data is stored. Block b of a part is drawn from the seed (seed, part, b). Therefore a stream of
+any length takes no memory, is the same in each run, and does not depend on the batch size. The
+parts are independent streams of the same distribution.
+
+Note: the AUC on these examples is not comparable with the AUC on real clicks.
 """
 
 import itertools
@@ -18,17 +20,17 @@ from slipstream_tf.data.readers.base import BatchReader, Rows
 from slipstream_tf.data.spec import PARTS, DataSpec
 
 CLICK_RATE = 0.25
-ZIPF = 1.05  # Exponent of the popularity of keys.
+ZIPF = 1.05  # Exponent of the Zipf distribution of keys.
 SMALLEST_CARDINALITY, LARGEST_CARDINALITY = 10, 100_000
 MOST_KEYS = 1_000_000_000
 BLOCK_INPUTS = 8192
 DEFAULT_INPUTS = 400_000
 _MOST_PREDICTED = 1_000_000
-# Standard deviation of the logit: with 2.0 the hidden law itself has an AUC of 0.87 (seed 0).
+# Standard deviation of the logit. With 2.0, the true logits have an AUC of 0.87 (seed 0).
 _SIGNAL = 2.0
-# How much pairs of fields and the numbers matter, beside the keys by themselves.
+# Weights of field pairs and of dense values in the logit. Single keys have weight 1.
 _PAIR_WEIGHT, _DENSE_WEIGHT = 1.0, 0.25
-# Streams of random numbers.
+# Number of the random stream of each part.
 _STREAMS = {"train": 0, "test": 1, "valid": 4}
 _LAW_STREAM, _CALIBRATION_STREAM = 2, 3
 _LATENT_BITS = 21
@@ -36,12 +38,12 @@ _LARGEST_KEY = 1 << 62
 
 
 class Named(NamedTuple):
-    """What the name of generated data says.
+    """Holds the settings in the name of a generated data set.
 
     Attributes:
-        examples: of the training part.
-        largest: keys of the largest field.
-        click_rate: share of the labels that are 1.
+        examples: Number of examples in the training part.
+        largest: Number of keys of the largest field.
+        click_rate: Fraction of the labels that are 1.
     """
 
     examples: int = DEFAULT_INPUTS
@@ -50,16 +52,16 @@ class Named(NamedTuple):
 
 
 def parse_name(name: str) -> Named | None:
-    """Reads "generated", "generated:COUNT", "generated:COUNT:KEYS" or "...:RATE".
+    """Parses "generated", "generated:COUNT", "generated:COUNT:KEYS" or "...:RATE".
 
     Args:
-        name: of a data set.
+        name: Name of a data set.
 
     Returns:
-        What it says; None for other data.
+        The settings, or None if the name does not start with "generated".
 
     Raises:
-        ValueError: it begins like one of these, but is none.
+        ValueError: If a number in the name is malformed or out of range.
     """
     head, *numbers = name.split(":")
     if head != "generated":
@@ -82,21 +84,21 @@ def parse_name(name: str) -> Named | None:
 
 
 def default_cardinalities(fields: int, largest: int = LARGEST_CARDINALITY) -> tuple[int, ...]:
-    """Returns `fields` cardinalities from 10 to `largest`, small and large ones in turn."""
+    """Returns `fields` cardinalities from 10 to `largest`, alternating small and large ones."""
     sizes = np.geomspace(SMALLEST_CARDINALITY, largest, fields).astype(int).tolist()
     return tuple(sizes[i // 2 if i % 2 == 0 else -1 - i // 2] for i in range(fields))
 
 
 def zipf_ranks(uniform: np.ndarray, cardinalities: np.ndarray) -> np.ndarray:
-    """Maps uniform numbers to ranks of a discretised Zipf law by its inverse distribution.
+    """Maps uniform numbers to ranks of a discretized Zipf distribution by inversion.
 
     Args:
         uniform: float64 [n, fields] in [0, 1).
         cardinalities: float64 [fields].
 
     Returns:
-        int64 [n, fields], each in [0, its field's cardinality). Rank r (from 0) has the mass of
-        x**-s between r + 1 and r + 2, where s is `ZIPF`.
+        int64 [n, fields], each in [0, cardinality of the field). The probability of rank r, from 0,
+        is proportional to the integral of `x**-s` from r + 1 to r + 2, where s is `ZIPF`.
     """
     power = 1.0 - ZIPF
     position = (1.0 + uniform * ((cardinalities + 1.0) ** power - 1.0)) ** (1.0 / power)
@@ -104,13 +106,13 @@ def zipf_ranks(uniform: np.ndarray, cardinalities: np.ndarray) -> np.ndarray:
 
 
 def _latent(hashed: np.ndarray, number: int) -> np.ndarray:
-    """Bits of a hash as float32 in [-1, 1)."""
+    """Converts a range of bits of a hash to float32 in [-1, 1)."""
     bits = (hashed >> np.uint64(number * _LATENT_BITS)) & np.uint64((1 << _LATENT_BITS) - 1)
     return bits.astype(np.float32) * np.float32(2.0 / (1 << _LATENT_BITS)) - np.float32(1.0)
 
 
 def _find_intercept(logits: np.ndarray, click_rate: float) -> float:
-    """Bisects for the shift that makes the mean click probability `click_rate`."""
+    """Finds the shift of the logits for a mean click probability of `click_rate`."""
     low, high = -30.0, 30.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -122,9 +124,9 @@ def _find_intercept(logits: np.ndarray, click_rate: float) -> float:
 
 
 class GeneratedReader(BatchReader):
-    """Draws one part of a generated data set, in batches.
+    """Generates one part of a synthetic data set in batches.
 
-    The keys of a field are 0 .. cardinality - 1, the most popular first.
+    The keys of a field are 0 to cardinality - 1, in the order of their popularity.
     """
 
     def __init__(
@@ -139,20 +141,22 @@ class GeneratedReader(BatchReader):
         cardinalities: Sequence[int] | None = None,
         click_rate: float = CLICK_RATE,
     ):
-        """Draws the law of the examples, but no example.
+        """Draws the parameters of the distribution, but no examples.
 
         Args:
-            num_examples: inputs of this part.
-            part: "train", "valid" or "test".
-            batch_size: inputs of a batch.
-            seed: of the law and of the inputs.
-            fields: categorical ones, at least 1.
-            dense: numbers per input; each is log1p of a log-normal one, so above 0.
-            cardinalities: keys per field, [fields]; None: 10 to 100,000.
-            click_rate: share of the labels that are 1.
+            num_examples: Number of examples in this part.
+            part: `"train"`, `"valid"` or `"test"`.
+            batch_size: Number of examples in a batch.
+            seed: Seed of the distribution and of the examples.
+            fields: Number of categorical fields, at least 1.
+            dense: Number of dense values per example. A value is log1p of a log-normal variable,
+                and therefore positive.
+            cardinalities: Number of keys of each field, [fields]. Defaults to values from 10 to
+                100,000.
+            click_rate: Fraction of the labels that are 1, in (0, 1).
 
         Raises:
-            ValueError: an argument is out of its range.
+            ValueError: If an argument is out of range.
         """
         super().__init__(batch_size)
         place = "GeneratedReader"
@@ -177,7 +181,7 @@ class GeneratedReader(BatchReader):
         self._salts = law.integers(0, 1 << 63, fields, dtype=np.uint64)
         self._dense_center = law.uniform(-1.0, 3.0, dense)
         self._dense_weights = law.choice([-1.0, 1.0], dense) * _DENSE_WEIGHT
-        # The logit is scaled and shifted so that every seed gives the same difficulty.
+        # Scale and shift the logits so that all seeds give problems of the same difficulty.
         self._mean, self._scale, self._intercept = 0.0, 1.0, 0.0
         sample = self._draw(np.random.default_rng([seed, _CALIBRATION_STREAM]), 2 * BLOCK_INPUTS)
         raw = self.click_logits(*sample)
@@ -193,10 +197,10 @@ class GeneratedReader(BatchReader):
         return keys, dense
 
     def click_logits(self, keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
-        """Returns the hidden law's log odds of a click: the best that a model can do.
+        """Returns the true log odds of a click, which no model can improve on.
 
-        A key has a weight and a point in the plane, all of them from its hash; the points of
-        neighbouring fields are multiplied, so that pairs of fields matter.
+        The hash of a key determines its weight and a point in the plane. The points of adjacent
+        fields are multiplied, so that pairs of fields affect the clicks.
 
         Args:
             keys: int64 [n, fields] of this reader.
@@ -214,10 +218,10 @@ class GeneratedReader(BatchReader):
         return (raw - self._mean) * self._scale + self._intercept
 
     def best_predictions(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns labels and the hidden law's own log odds of them: no model ranks better.
+        """Returns labels and their true log odds, for the best possible AUC.
 
         Returns:
-            float32 [n] and float32 [n], of the part's first 1,000,000 examples at most.
+            float32 [n] labels and float32 [n] log odds of at most the first 1,000,000 examples.
         """
         labels, logits = [], []
         for rows in itertools.islice(self._blocks(0), -(-_MOST_PREDICTED // BLOCK_INPUTS)):
@@ -233,5 +237,5 @@ class GeneratedReader(BatchReader):
         end = min(BLOCK_INPUTS, self._num_inputs - index * BLOCK_INPUTS)
         return Rows(label[:end], dense[:end], keys[:end])
 
-    def _blocks(self, number: int) -> Iterator[Rows]:  # All passes are alike.
+    def _blocks(self, number: int) -> Iterator[Rows]:  # All passes have the same order.
         return map(self._block, range(-(-self._num_inputs // BLOCK_INPUTS)))

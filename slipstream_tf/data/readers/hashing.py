@@ -1,4 +1,4 @@
-"""Text values to int64: numbers in hexadecimal or decimal by value, others by a 64-bit hash."""
+"""Converts text to int64: parses hexadecimal and decimal numbers, and hashes other text."""
 
 import hashlib
 from typing import Any
@@ -11,35 +11,35 @@ from slipstream_tf.data.spec import MISSING_KEY
 
 HEX_WIDTH = 8
 
-# Two digits, as they lie in memory, to their byte; _NO_BYTE where they are no digits.
+# Maps two digits, as a little-endian uint16, to a byte; `_NO_BYTE` if they are not digits.
 _NO_BYTE = 256
 _DIGITS = np.frombuffer(b"0123456789abcdefABCDEF", np.uint8).astype(np.int64)
 _DIGIT_VALUES = np.array([*range(16), *range(10, 16)])
 _BYTES = np.full(1 << 16, _NO_BYTE, np.uint16)
 _BYTES[_DIGITS[:, None] | _DIGITS << 8] = _DIGIT_VALUES[:, None] << 4 | _DIGIT_VALUES
-# An integer of so many characters fits 64 bits, whatever they are.
+# Maximum number of characters with which each integer fits into 64 bits.
 _SURE_DIGITS = 18
 _IS_OF_INTEGER = np.zeros(256, bool)
 _IS_OF_INTEGER[list(b"0123456789-")] = True
 
 
 def hash_string(value: bytes) -> int:
-    """Returns the key of a text value: BLAKE2b to 64 bits, never -1 or -2 (padding, missing)."""
+    """Returns the key of a text: a 64-bit BLAKE2b hash, never -1 (padding) or -2 (missing)."""
     key = int.from_bytes(hashlib.blake2b(value, digest_size=8).digest(), "little", signed=True)
     return key if key not in (-1, MISSING_KEY) else key + (1 << 62)
 
 
 def hash_strings(values: Any) -> np.ndarray:
-    """Hashes text values, each distinct one once.
+    """Hashes text values. Each distinct value is hashed once.
 
     Args:
-        values: a pyarrow string or binary array, chunked or not; nulls become MISSING_KEY.
+        values: A pyarrow string or binary array, chunked or not. Nulls become `MISSING_KEY`.
 
     Returns:
-        int64 [n], the same on every machine and in every run.
+        int64 [n], the same on all machines and in all runs.
     """
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    # As bytes: what a file calls text need not be.
+    # Hash bytes, because string columns of files may contain invalid UTF-8.
     types = pa.types
     if types.is_string(array.type) or types.is_large_string(array.type):
         array = array.cast(pa.binary() if types.is_string(array.type) else pa.large_binary())
@@ -54,11 +54,11 @@ def parse_hex(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Parses hexadecimal values of 8 digits, the form in Criteo's files.
 
     Args:
-        values: a pyarrow binary array without nulls.
+        values: A pyarrow binary array without nulls.
 
     Returns:
-        (keys int64 [n], is_parsed bool [n]); an empty value is MISSING_KEY. Values of another
-        length or with other characters are left to the caller.
+        (keys int64 [n], is_parsed bool [n]). An empty value becomes `MISSING_KEY`. Values of other
+        lengths or with other characters are not parsed; the caller must handle them.
     """
     offsets = text_offsets(values)
     lengths = np.diff(offsets)
@@ -82,39 +82,39 @@ def parse_hex(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def parse_integers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Parses plain integers: digits, perhaps after a minus sign.
+    """Parses decimal integers: digits with an optional minus sign.
 
     Args:
-        values: a pyarrow binary array without nulls.
+        values: A pyarrow binary array without nulls.
 
     Returns:
-        (integers int64 [n], is_parsed bool [n]). Values of more than 18 characters may be integers
-        and are left to the caller; what is not parsed is 0.
+        (integers int64 [n], is_parsed bool [n]). Values that are not parsed are 0. They may include
+        integers of at least 18 characters, which the caller must handle.
     """
     offsets = text_offsets(values)
     lengths = np.diff(offsets)
     is_blank = lengths == 0
     try:
-        # Arrow reads more than digits and minus signs as integers.
+        # Arrow's integer parser accepts other characters too, for example a hexadecimal prefix.
         text = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
         if lengths.max(initial=0) > _SURE_DIGITS or not _IS_OF_INTEGER.take(text).all():
             raise pa.ArrowInvalid("not plain integers alone")
         return _integers(values, is_blank), ~is_blank
     except pa.ArrowInvalid:
-        # At least one value is something else: the others still go the fast way.
+        # At least one value is not a plain integer. The others still use the fast parser.
         is_integer = pc.match_substring_regex(values, "^-?[0-9]{1,17}$")
         is_parsed = is_integer.to_numpy(zero_copy_only=False)
         return _integers(values, ~is_parsed), is_parsed
 
 
 def _integers(values: pa.Array, is_left_out: np.ndarray) -> np.ndarray:
-    """Integers, 0 where left out; raises ArrowInvalid if one is malformed."""
+    """Returns integers, 0 where masked; raises ArrowInvalid if another value is malformed."""
     wanted = pc.if_else(pa.array(is_left_out), pa.scalar(None, pa.binary()), values)
     integers = wanted.cast(pa.string()).cast(pa.int64())
     return pc.fill_null(integers, 0).to_numpy(zero_copy_only=False)
 
 
 def text_offsets(values: pa.Array) -> np.ndarray:
-    """Returns where the values of a binary array lie in its text, int32 [n + 1]."""
+    """Returns the offsets of a binary array's values in its data buffer, int32 [n + 1]."""
     offsets = np.frombuffer(values.buffers()[1], np.int32)
     return offsets[values.offset : values.offset + len(values) + 1]

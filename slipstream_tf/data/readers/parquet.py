@@ -1,7 +1,7 @@
-"""Parquet files or folders of them, streamed: named columns of label, numbers and keys.
+"""Streams Parquet files or folders: named columns of labels, dense values and keys.
 
-Key columns hold integers or text; text is hashed (`hashing.hash_strings`). A column of lists makes
-the keys a dictionary by field, with a RaggedTensor for each such column.
+Key columns contain integers or text. Text is hashed (`hashing.hash_strings`). If a column contains
+lists, the keys are a dictionary by field, with a RaggedTensor for each column of lists.
 """
 
 import contextlib
@@ -26,13 +26,14 @@ _MISSING_DENSE = np.float32(-1.0)
 
 
 class ParquetReader(BatchReader):
-    """Reads Parquet files in batches, whatever their size.
+    """Reads Parquet files of any size in batches.
 
-    The files of a folder, at any depth, are read in the order of their paths. Rows are counted
-    over all of them: row i (from 0) is of the test part if i // 100 % 10 == 9, else of the train
-    part. Rows that cannot be used are left out and counted in `bad_lines`, with the number of the
-    row in its file, from 1, as the line: a label that is missing or not within 0 to 1, or a number
-    that is infinite.
+    The files of a folder, at any depth, are read in the order of their paths. Rows are numbered
+    over all files. Row i, from 0, belongs to the test part if `i // 100 % 10 == 9`, else to the
+    training part.
+
+    Rows with a missing label, a label outside [0, 1] or an infinite dense value are skipped. They
+    are counted in `bad_lines`, with the row number in the file, from 1, as the line.
     """
 
     def __init__(
@@ -49,25 +50,27 @@ class ParquetReader(BatchReader):
         """Reads the names and types of the columns.
 
         Args:
-            path: a file, a folder of files with the same columns, or such files in order.
-            batch_size: inputs of a batch.
-            label: column of the label, a number from 0 to 1 or a boolean.
-            keys: columns of the categorical fields: integers, booleans, text or lists of them.
-                A missing value, also one in a list, becomes MISSING_KEY; a missing list becomes a
-                list of one MISSING_KEY, which an empty list is not. Integers -1 and -2 mean
+            path: A file, a folder of files with the same columns, or an ordered sequence of such
+                files.
+            batch_size: Number of examples in a batch.
+            label: Column of the label: numbers in [0, 1] or booleans.
+            keys: Columns of the categorical fields: integers, booleans, text or lists. A missing
+                value, also within a list, becomes `MISSING_KEY`. A missing list becomes a list
+                with one `MISSING_KEY`; an empty list stays empty. The integers -1 and -2 mean
                 padding and missing.
-            dense: columns of numbers, used as they are; a missing one (null or NaN) becomes -1.
-            shuffle_seed: None keeps the order of the files; with a seed, pass e (counted over the
-                passes of this reader) reads them in the order that (seed, e) gives. Which rows are
-                of which part stays as it is.
-            **options: of all readers: part ("train", "valid", "test" or None for all rows),
-                hold_out (whether "valid" is left out of "train") and strict (make the
-                first row that cannot be used an error instead of leaving it out).
+            dense: Columns of numbers, used without a transformation. A missing number (null or NaN)
+                becomes -1.
+            shuffle_seed: Seed of the file order. Pass e of this reader, from 0, reads the files in
+                the order that `(seed, e)` determines. The parts do not change. None reads the files
+                in order.
+            **options: Options of all readers: `part` (`"train"`, `"valid"`, `"test"`, or None for
+                all rows), `hold_out` (whether to exclude the rows of `"valid"` from `"train"`) and
+                `strict` (whether the first unusable row raises an error).
 
         Raises:
-            FileNotFoundError: there is no such file, or the folder has none.
-            ValueError: it is no Parquet file, a column is missing or of a type that is not read,
-                or another argument is out of its range.
+            FileNotFoundError: If the file does not exist or the folder has no Parquet files.
+            ValueError: If a file is not a Parquet file, a column is missing or has an unsupported
+                type, or another argument is out of range.
         """
         super().__init__(batch_size, **options)
         place = "ParquetReader"
@@ -76,7 +79,7 @@ class ParquetReader(BatchReader):
         self._label = label
         self._keys, self._dense = _column_names(label, keys, dense)
         self._columns = (label, *self._dense, *self._keys)
-        # The number of inputs is not known without reading.
+        # The number of usable rows is only known after reading.
         self.spec = DataSpec("parquet", self._keys, len(self._dense))
         self._shuffle_seed = shuffle_seed
         several = [path] if isinstance(path, (str, os.PathLike)) else path
@@ -88,9 +91,9 @@ class ParquetReader(BatchReader):
         self._lists = {name for name in self._keys if is_list(self._type(name))}
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns the batches; each iteration reads the files anew."""
+        """Returns a dataset of the batches. Each iteration reads the files again."""
         batches = super().dataset()
-        # A RaggedTensor made here, in the graph, is many times cheaper than one made in Python.
+        # Make RaggedTensors in the graph, which is many times faster than in Python.
         if not self._lists:
             return batches
         return tell_batch_size(batches.map(self._with_ragged), self._batch_size)
@@ -124,7 +127,7 @@ class ParquetReader(BatchReader):
                 )
 
     def _rows(self, number: int) -> Iterator[pa.Table]:
-        """Yields the usable rows of the part in order, some thousands at a time."""
+        """Yields tables of some thousand usable rows of the part, in order."""
         first = 0
         for known_first, fragment in self._files(number):
             begin = first = first if known_first is None else known_first
@@ -138,7 +141,10 @@ class ParquetReader(BatchReader):
                 first += len(batch)
 
     def _files(self, number: int) -> Iterator[tuple[int | None, Any]]:
-        """Yields (number of its first row, file) in a pass's order; None: after the last one."""
+        """Yields (number of the first row, file) in the order of the pass.
+
+        The number is None if the file follows the previous one.
+        """
         fragments = list(self._data.get_fragments())
         if not self._is_listed:
             fragments.sort(key=lambda fragment: fragment.path)
@@ -224,7 +230,7 @@ class ParquetReader(BatchReader):
 def _column_names(
     label: str, keys: Sequence[str], dense: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the columns of keys and of numbers, each of which is there for one use."""
+    """Returns the key and dense columns, and checks that each column is used only once."""
     place = "ParquetReader"
     for argument, names in (("keys", keys), ("dense", dense)):
         if isinstance(names, str):
@@ -240,11 +246,11 @@ def _column_names(
 
 @contextlib.contextmanager
 def opening(path: str) -> Iterator[None]:
-    """Raises ValueError where a file is no Parquet file; the system's own errors as they are."""
+    """Converts errors about invalid Parquet files to ValueError. System errors are unchanged."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        # The system's own errors have a number; of damaged files Arrow says OSError, too.
+        # Only system errors have an errno. Arrow also raises OSError for damaged files.
         if getattr(error, "errno", None) is not None:
             raise
         raise ValueError(f"{path}: no Parquet file, or damaged: {error}") from error
@@ -284,7 +290,7 @@ def is_key(kind: pa.DataType) -> bool:
 
 
 def to_numbers(column: pa.ChunkedArray, null: float) -> np.ndarray:
-    """A column of numbers as float32 [n], nulls replaced; too large ones become infinite."""
+    """Returns float32 [n] numbers with nulls replaced. Values beyond float32 become infinite."""
     values = column.cast(pa.float64(), safe=False)
     filled = pc.fill_null(values, pa.scalar(null, pa.float64())).to_numpy()
     with np.errstate(over="ignore"):
@@ -292,17 +298,17 @@ def to_numbers(column: pa.ChunkedArray, null: float) -> np.ndarray:
 
 
 def to_keys(column: Any) -> np.ndarray:
-    """Integers or text as keys int64 [n]."""
+    """Converts integers or text to int64 [n] keys."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if is_text(column.type):
         return hash_strings(column)
-    # Unsigned integers above 2**63 wrap around: they stay distinct.
+    # Unsigned integers of 2**63 and more wrap around, which keeps them distinct.
     return np.asarray(pc.fill_null(column.cast(pa.int64(), safe=False), MISSING_KEY))
 
 
 def to_list_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """Lists as (keys int64 [total], row_splits int64 [n + 1])."""
+    """Converts lists to (keys int64 [total], row_splits int64 [n + 1])."""
     lengths = pc.list_value_length(column).cast(pa.int64())
     is_missing = np.asarray(pc.is_null(column).to_numpy(), bool)
     counts = pc.fill_null(lengths, 0).to_numpy()

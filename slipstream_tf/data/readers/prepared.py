@@ -1,6 +1,6 @@
-"""Data that `slipstream-prepare` wrote: a folder of Parquet shards that says what its columns are.
+"""Reads data that `slipstream-prepare` wrote: Parquet shards with a manifest of their columns.
 
-Labels, numbers, keys and parts are those that the reader of the original files gives.
+Labels, dense values, keys and parts are the same as from the reader of the original files.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ FORMAT_VERSION = 2
 
 _FILE_KINDS: dict[str, Any] = {"file": str, "inputs": int, "clicks": (int, float)}
 _NONE = type(None)
-# Name -> the types that its value may have, or the names in it.
+# Name -> allowed types of its value, or a dictionary for a nested object.
 _SHARD_KINDS: dict[str, Any] = {
     **{part: (dict, _NONE) for part in PARTS},
     "bad_lines": int,
@@ -37,7 +37,7 @@ _KINDS: dict[str, Any] = {
 
 
 def is_prepared(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a folder that `slipstream-prepare` wrote, complete or not."""
+    """Returns whether a path is a folder of `slipstream-prepare`, complete or not."""
     return os.path.isfile(os.path.join(os.fspath(path), MANIFEST))
 
 
@@ -45,14 +45,14 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads the manifest of prepared data.
 
     Args:
-        folder: of the data.
+        folder: Folder of the data.
 
     Returns:
-        The manifest; "shards" lists the shards that are whole.
+        The manifest. `"shards"` lists the complete shards.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no such manifest, or of another version of this package.
+        OSError: If the manifest cannot be read.
+        ValueError: If the manifest is damaged or has another format version.
     """
     path = os.path.join(os.fspath(folder), MANIFEST)
     manifest = disk.read_json(path)
@@ -67,7 +67,10 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _problem(manifest: dict[str, Any]) -> str | None:
-    """What is wrong with a manifest, or None. A shard's file is one beside it, whatever it says."""
+    """Returns the first error in a manifest, or None.
+
+    Paths of shards must be inside the folder, so that a manifest cannot name other files.
+    """
     if (wrong := _wrong(manifest, _KINDS)) is not None:
         return wrong
     columns = manifest["columns"]
@@ -106,7 +109,7 @@ def _wrong(values: Any, kinds: Mapping[str, Any]) -> str | None:
 
 
 class PreparedReader(ParquetReader):
-    """Reads one part, or both, of prepared data; shards in order, or shuffled in every pass."""
+    """Reads parts of prepared data, with the shards in order or shuffled in each pass."""
 
     def __init__(
         self,
@@ -120,22 +123,22 @@ class PreparedReader(ParquetReader):
         """Reads the manifest.
 
         Args:
-            folder: that `slipstream-prepare` wrote.
-            batch_size: inputs of a batch.
-            part: "train", "valid", "test" or None for all, the training part first. If the folder
-                has no validation part, "valid" is one in ten runs of the training part's rows:
-                other inputs than the validation part of the original files.
-            hold_out: whether "valid" is left out of "train". A validation part of the folder is
-                never in "train".
-            shuffle_seed: None keeps the order of the original files. With a seed, pass e (counted
-                over the passes of this reader) reads the shards in the order that (seed, e) gives;
-                within a shard the order stays.
-            **options: of `ParquetReader`: strict.
+            folder: Folder that `slipstream-prepare` wrote.
+            batch_size: Number of examples in a batch.
+            part: `"train"`, `"valid"`, `"test"`, or None for all parts in this order. If the folder
+                has no validation part, `"valid"` is one of ten runs of the training part's rows.
+                These are other examples than in the validation part of the original files.
+            hold_out: Whether to exclude the examples of `"valid"` from `"train"`. A validation part
+                of the folder is never in `"train"`.
+            shuffle_seed: Seed of the shard order. Pass e of this reader, from 0, reads the shards
+                in the order that `(seed, e)` determines. The order within a shard does not change.
+                None keeps the order of the original files.
+            **options: Options of `ParquetReader`: `strict`.
 
         Raises:
-            OSError: the manifest or a shard cannot be read.
-            ValueError: the preparation is not complete, the part has no inputs, or another
-                argument is out of its range.
+            OSError: If the manifest or a shard cannot be read.
+            ValueError: If the preparation is not complete, the part has no examples, or another
+                argument is out of range.
         """
         name = os.fspath(folder)
         if part is not None:
@@ -149,7 +152,7 @@ class PreparedReader(ParquetReader):
         parts, chosen = PARTS if part is None else (part,), None
         if not any(shard["valid"] for shard in manifest["shards"]) and part in ("train", "valid"):
             parts = ("train",)
-            # Of rows of the training part as of those of any other file.
+            # Select every tenth run of the training part's rows, as `is_in_part` does for "test".
             chosen = "test" if part == "valid" else ("train" if hold_out else None)
         shards = [shard[p] for p in parts for shard in manifest["shards"] if shard[p] is not None]
         if not shards:
@@ -167,7 +170,7 @@ class PreparedReader(ParquetReader):
         )
         num_inputs = sum(shard["inputs"] for shard in shards)
         if chosen is not None:
-            # The parts repeat themselves.
+            # The pattern of the parts repeats after each period.
             whole, rest = divmod(num_inputs, PART_RUN * PART_PERIOD)
             of_period, of_rest = (
                 int(is_in_part(0, count, chosen).sum()) for count in (PART_RUN * PART_PERIOD, rest)
@@ -178,13 +181,13 @@ class PreparedReader(ParquetReader):
         self.spec = dataclasses.replace(self.spec, name=manifest["name"], num_examples=num_inputs)
 
     def in_memory(self, shuffle_seed: int) -> ArrayReader:
-        """Reads all examples, and returns a reader that shuffles them in every pass.
+        """Loads all examples and returns a reader that shuffles them in each pass.
 
         Args:
-            shuffle_seed: of `ArrayReader`.
+            shuffle_seed: See `ArrayReader`.
 
         Raises:
-            ValueError: a field is a list, or a shard is damaged.
+            ValueError: If a field is a list, or a shard is damaged.
         """
         if self._lists:
             allowed = "data whose fields are no lists"

@@ -1,4 +1,4 @@
-"""Finds the reader for a data set by its path and opens one part of it."""
+"""Selects the reader for the path of a data set and opens one part."""
 
 import math
 import os
@@ -10,7 +10,7 @@ from slipstream_tf.data.readers.criteo import CriteoReader
 from slipstream_tf.data.spec import Reader
 
 DESCRIPTION = "Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), or 'generated:COUNT'"
-GENERATED_FIELDS = 26  # as Criteo's
+GENERATED_FIELDS = 26  # The number of Criteo's fields.
 _READERS = {".tsv": CriteoReader, ".txt": CriteoReader, ".csv": AvazuReader}
 
 
@@ -22,27 +22,27 @@ def open_data(
     strict: bool = False,
     hold_out: bool = False,
 ) -> Reader:
-    """Opens a part of a data set, recognised by its name.
+    """Opens a part of a data set. The format is determined by the name.
 
-    Parquet files need column names: use `readers.parquet.ParquetReader`. Folders of
-    `slipstream-prepare` have a reader of their own: `readers.prepared.PreparedReader`.
+    For Parquet files use `readers.parquet.ParquetReader`, which takes column names. For folders of
+    `slipstream-prepare` use `readers.prepared.PreparedReader`.
 
     Args:
-        data: path of a file, or "generated:COUNT" for inputs drawn from a fixed law
-            ("generated:COUNT:KEYS:RATE": with at most so many keys a field, and such a click rate).
-        part: "train", "valid" or "test". Text files have no parts of their own: of ten runs of
-            lines one is the test part (see `readers.text.TextReader`), and one may be for
-            validation.
-        batch_size: inputs of a batch.
-        strict: make the first malformed line of a text file an error.
-        hold_out: whether "valid" is left out of "train", where it is a tenth of it.
+        data: Path of a file, or `"generated:COUNT"` for synthetic examples.
+            `"generated:COUNT:KEYS:RATE"` also sets the number of keys of the largest field and the
+            click rate.
+        part: `"train"`, `"valid"` or `"test"`. In text files, every tenth run of lines is the test
+            part (see `readers.text.TextReader`), and another run of each ten may be for validation.
+        batch_size: Number of examples in a batch.
+        strict: Whether the first malformed line of a text file raises an error.
+        hold_out: Whether to exclude the examples of `"valid"` from `"train"`.
 
     Returns:
         The reader.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is none of the known data sets.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If the format is unknown.
     """
     name = os.fspath(data)
     if name == "generated" or name.startswith("generated:"):
@@ -56,7 +56,7 @@ def open_data(
 
 
 def open_generated(name: str, part: str, batch_size: int, share: float = 1.0) -> Reader:
-    """Opens generated data by its name; `share` of as many inputs as the name says."""
+    """Opens generated data by its name. `share` scales the number of examples in the name."""
     parsed = generator.parse_name(name)
     assert parsed is not None, name
     sizes = generator.default_cardinalities(GENERATED_FIELDS, parsed.largest)

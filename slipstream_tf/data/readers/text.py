@@ -1,7 +1,8 @@
-"""Text files of delimited lines, streamed into batches; shared by the Criteo and Avazu readers.
+"""Streams text files of delimited lines into batches, for the Criteo and Avazu readers.
 
-A format says how one line is parsed, exactly, and how a block of lines is parsed fast. Lines that
-the fast way is not sure about go through the exact one, which alone decides what is malformed.
+A format has an exact parser for one line and a fast parser for a block of lines. The exact parser
+parses the lines that the fast parser cannot handle. Only the exact parser decides which lines are
+malformed.
 """
 
 import dataclasses
@@ -20,16 +21,16 @@ from slipstream_tf.data.readers.base import BatchReader, Rows
 from slipstream_tf.data.spec import DataSpec
 
 BLOCK_BYTES = 4 << 20
-# Of very short lines, what is known of each takes far more memory than the line.
+# Bounds the memory for very short lines, because parsed values take more memory than their text.
 BLOCK_LINES = 1 << 16
-# A longer line is malformed, and is not kept: a file without line ends must not fill the memory.
+# Longer lines are malformed and are truncated, so that a file without line ends fits into memory.
 MAX_LINE_BYTES = 1 << 20
-DAMAGES = (EOFError, gzip.BadGzipFile, zlib.error)  # Of a compressed file.
+DAMAGES = (EOFError, gzip.BadGzipFile, zlib.error)  # Errors of a damaged compressed file.
 NEWLINE = 10
 
 
 class LineFormat(Protocol):
-    """How the lines of a data set are read."""
+    """Defines how the lines of a data set are parsed."""
 
     name: str
     fields: tuple[str, ...]
@@ -37,14 +38,14 @@ class LineFormat(Protocol):
     dense: tuple[str, ...]
     num_columns: int
     delimiter: str
-    header: bytes | None  # first line of every file, or None
+    header: bytes | None  # First line of each file, or None.
 
     def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
-        """Parses one line exactly: (label, dense values, keys).
+        """Parses one line exactly and returns (label, dense values, keys).
 
         Raises:
-            ValueError: a value is malformed; the message names its column, itself and what is
-                allowed.
+            ValueError: If a value is malformed. The message contains the column, the value and the
+                allowed values.
         """
         ...
 
@@ -55,19 +56,19 @@ class LineFormat(Protocol):
             columns: `num_columns` binary arrays [n].
 
         Returns:
-            (rows, is_sure bool [n]); rows that are not sure are parsed again by `parse_line`.
+            (rows, is_sure bool [n]). Rows with False are parsed again by `parse_line`.
         """
         ...
 
 
 @dataclasses.dataclass
 class ParsedLines:
-    """What some consecutive lines hold.
+    """Holds the examples of consecutive lines.
 
     Attributes:
-        rows: the inputs.
-        is_good: bool [lines], which lines the inputs are of.
-        reasons: what is wrong with the others, by index among the lines, ascending.
+        rows: The examples.
+        is_good: bool [lines]: True for lines in `rows`.
+        reasons: Errors of the malformed lines, by line index, ascending.
     """
 
     rows: Rows
@@ -76,12 +77,12 @@ class ParsedLines:
 
 
 def shown(value: bytes) -> str:
-    """Returns the begin of a malformed value, for an error message."""
+    """Returns the beginning of a malformed value for an error message."""
     return repr(value[:40].decode(errors="backslashreplace"))
 
 
 def require_header(line_format: LineFormat, path: str, first_line: bytes) -> None:
-    """Raises ValueError unless a file starts as its format says."""
+    """Raises ValueError if the first line of a file is not the header of the format."""
     header = line_format.header
     if header is not None and first_line.rstrip(b"\r") != header:
         given = first_line[:80].decode(errors="replace")
@@ -92,14 +93,14 @@ def require_header(line_format: LineFormat, path: str, first_line: bytes) -> Non
 
 
 def parse_block(line_format: LineFormat, block: bytes) -> ParsedLines:
-    """Parses the lines of a block as `parse_lines` does, without taking them apart where it can.
+    """Parses the lines of a block, without splitting the block if all lines are regular.
 
     Args:
-        line_format: of the lines.
-        block: whole lines, each with its end but for the last one, which may lack it.
+        line_format: Format of the lines.
+        block: Complete lines. The last line may lack its line end.
 
     Returns:
-        The inputs, and what is wrong with the other lines.
+        The examples, and the errors of the malformed lines.
     """
     if not block:
         return parse_lines(line_format, [])
@@ -118,16 +119,16 @@ def parse_lines(line_format: LineFormat, lines: Sequence[bytes]) -> ParsedLines:
     """Parses lines.
 
     Args:
-        line_format: of the lines.
-        lines: without their ends; a carriage return at one's end does not count.
+        line_format: Format of the lines.
+        lines: Lines without line ends. Trailing carriage returns are ignored.
 
     Returns:
-        The inputs, and what is wrong with the other lines.
+        The examples, and the errors of the malformed lines.
     """
     lines = [line.rstrip(b"\r") for line in lines]
     separators = line_format.num_columns - 1
     delimiter = line_format.delimiter.encode()
-    # A carriage return inside a line would be a line end to the fast parser.
+    # The fast parser would treat a carriage return within a line as a line end.
     regular = [
         index
         for index, line in enumerate(lines)
@@ -141,10 +142,10 @@ def parse_lines(line_format: LineFormat, lines: Sequence[bytes]) -> ParsedLines:
 
 
 def parse_line(line_format: LineFormat, line: bytes) -> tuple[float, list[float], list[int]]:
-    """Parses one line exactly: (label, dense values, keys).
+    """Parses one line exactly and returns (label, dense values, keys).
 
     Raises:
-        ValueError: it is malformed; the message says what is allowed.
+        ValueError: If the line is malformed. The message describes the allowed values.
     """
     line = line.rstrip(b"\r")
     if len(line) > MAX_LINE_BYTES:
@@ -165,7 +166,15 @@ def _settle(
     rows: Rows,
     is_sure: np.ndarray,
 ) -> ParsedLines:
-    """Parses exactly what the fast way (`rows`, of the lines `regular`) is not sure about."""
+    """Completes the result of the fast parser with the exact parser.
+
+    Args:
+        line_format: Format of the lines.
+        lines: All lines.
+        regular: Indices of the lines that the fast parser parsed.
+        rows: Result of the fast parser.
+        is_sure: bool [len(regular)]. Lines with False are parsed again.
+    """
     indices = np.asarray(regular, np.int64)
     is_unsure = np.ones(len(lines), bool)
     is_unsure[indices[is_sure]] = False
@@ -192,7 +201,7 @@ def _split(block: bytes) -> list[bytes]:
 
 
 def is_regular(block: bytes) -> bool:
-    """Whether the lines of a block are such as the fast parser takes them to be."""
+    """Returns whether the fast parser can parse all lines of a block."""
     if b"\r" in block:
         return False
     if len(block) <= MAX_LINE_BYTES:
@@ -210,7 +219,7 @@ def _zeros(line_format: LineFormat, count: int) -> Rows:
 
 
 def _columns(line_format: LineFormat, block: bytes, count: int) -> list[pa.Array] | None:
-    """The columns of `count` lines as binary arrays, or None if they are not all regular."""
+    """Returns the columns of `count` lines as binary arrays, or None if a line is irregular."""
     names = [str(i) for i in range(line_format.num_columns)]
     how = {"delimiter": line_format.delimiter, "quote_char": False}
     return binary_columns(block, count, names, names, **how)
@@ -219,16 +228,16 @@ def _columns(line_format: LineFormat, block: bytes, count: int) -> list[pa.Array
 def binary_columns(
     block: bytes, count: int, names: Sequence[str], used: Sequence[str], **options: Any
 ) -> list[pa.Array] | None:
-    """Returns columns of `count` lines as binary arrays, or None if lines are not all regular.
+    """Returns columns of `count` lines as binary arrays, or None if a line is irregular.
 
     Args:
-        block: the lines.
-        count: how many there are.
-        names: of all columns.
-        used: names of the columns that are returned.
-        **options: of `pyarrow.csv.ParseOptions`, that tell columns apart.
+        block: The lines.
+        count: Number of lines.
+        names: Names of all columns.
+        used: Names of the columns to return.
+        **options: Arguments of `pyarrow.csv.ParseOptions`, for example the delimiter.
     """
-    # The block as one: a second one could end within a line.
+    # Read the block in one piece, because Arrow could split it within a line.
     read = pa_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(block) + 1)
     parse = pa_csv.ParseOptions(ignore_empty_lines=False, **options)
     types = dict.fromkeys(used, pa.binary())
@@ -243,12 +252,12 @@ def binary_columns(
 
 
 def open_text(path: str) -> Any:
-    """Opens a file of lines, read as bytes; one that ends with .gz is decompressed."""
+    """Opens a text file for reading bytes. Files that end with .gz are decompressed."""
     return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
 
 
 def whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
-    """Yields (whole lines, bytes of the file that they took); of an endless line only a part."""
+    """Yields (complete lines, number of bytes), and truncates lines that are too long."""
     rest, rest_bytes = b"", 0
     while data := file.read(BLOCK_BYTES):
         cut = data.rfind(b"\n") + 1
@@ -262,7 +271,7 @@ def whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
 
 
 def _blocks(path: str) -> Iterator[list[bytes]]:
-    """Lines of a file, without their ends, some megabytes at a time, or BLOCK_LINES."""
+    """Yields lists of at most `BLOCK_LINES` lines of a file, without line ends."""
     count = 0
     with open_text(path) as file:
         try:
@@ -276,10 +285,10 @@ def _blocks(path: str) -> Iterator[list[bytes]]:
 
 
 class TextReader(BatchReader):
-    """Reads delimited text files in batches, whatever their size.
+    """Reads delimited text files of any size in batches.
 
-    The part of a line depends on its position alone: of each ten consecutive runs of 100 data lines
-    of a file, the last run is the test part, the others are the train part.
+    The part of a line depends only on its position: in every ten consecutive runs of 100 data lines
+    of a file, the last run belongs to the test part and the others to the training part.
     """
 
     def __init__(
@@ -289,19 +298,19 @@ class TextReader(BatchReader):
         batch_size: int,
         **options: Any,
     ):
-        """Opens nothing yet.
+        """Creates a reader. Files are opened when it is iterated.
 
         Args:
-            line_format: of the files.
-            paths: one file or several, read in order; ".gz" files are decompressed.
-            batch_size: inputs of a batch.
-            **options: of all readers: part ("train", "valid", "test" or None for all lines),
-                hold_out (whether "valid" is left out of "train") and strict (make
-                the first malformed line an error instead of leaving it out).
+            line_format: Format of the files.
+            paths: One or more files, read in order. ".gz" files are decompressed.
+            batch_size: Number of examples in a batch.
+            **options: Options of all readers: `part` (`"train"`, `"valid"`, `"test"`, or None for
+                all lines), `hold_out` (whether to exclude the lines of `"valid"` from `"train"`)
+                and `strict` (whether the first malformed line raises an error).
 
         Raises:
-            FileNotFoundError: a path is no file.
-            ValueError: another argument is out of its range.
+            FileNotFoundError: If a path is not a file.
+            ValueError: If another argument is out of range.
         """
         super().__init__(batch_size, **options)
         several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
@@ -310,22 +319,22 @@ class TextReader(BatchReader):
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"No data file {path!r}.")
         self._format = line_format
-        # The number of inputs is not known without reading.
+        # The number of well-formed lines is only known after reading.
         self.spec = DataSpec(line_format.name, line_format.fields, len(line_format.dense))
 
     def rows(self) -> Iterator[Rows]:
-        """Gives parsed rows of the part, in file order, some thousands at a time.
+        """Yields the parsed rows of the part in file order, some thousand at a time.
 
         Raises:
-            BadLineError: a malformed line in a strict reader.
-            ValueError: a compressed file is damaged, or a file's header is another.
+            BadLineError: If a line is malformed and the reader is strict.
+            ValueError: If a compressed file is damaged or a file has another header.
         """
         files = map(self._file_rows, self._paths)
         return self._with_bad_lines(itertools.chain.from_iterable(files))
 
     def _file_rows(self, path: str) -> Iterator[Rows]:
         first_line = 1
-        index = 0  # of the next data line
+        index = 0  # Index of the next data line.
         for lines in _blocks(path):
             if self._format.header is not None and first_line == 1:
                 require_header(self._format, path, lines[0])
@@ -343,5 +352,5 @@ class TextReader(BatchReader):
             self.bad_lines.add(path, int(numbers[i]), reason)
         return parsed.rows
 
-    def _blocks(self, number: int) -> Iterator[Rows]:  # All passes are alike.
+    def _blocks(self, number: int) -> Iterator[Rows]:  # All passes have the same order.
         return self.rows()
