@@ -1,4 +1,6 @@
-"""Readers of click data, and the preparation of click logs as Parquet shards with statistics.
+"""Readers of click data, and tools to prepare click logs.
+
+The preparation writes Parquet shards and statistics.
 
 `preparation.prepare` converts published or logged files to a folder of prepared data. Read it with
 `slipstream-train --data` or `readers.prepared.PreparedReader`.

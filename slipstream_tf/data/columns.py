@@ -1,4 +1,4 @@
-"""Converts columns of Arrow arrays to labels, numbers and keys, as a schema describes.
+"""Converts Arrow columns to labels, numbers and keys, according to a schema.
 
 Equal values of text and typed columns give the same keys as `ParquetReader` does.
 """
@@ -134,7 +134,10 @@ def _as_binary(column: pa.Array, missing: pa.Array) -> pa.Array:
 
 
 def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns float32 [n] numbers, NaN if missing or malformed, and a mask of malformed rows."""
+    """Converts a column to float32 [n] numbers.
+
+    Missing and malformed values become NaN. The second result is a mask of the malformed rows.
+    """
     is_malformed = np.zeros(len(column), bool)
     if not _is_text_like(column.type):
         return parquet.to_numbers(pa.chunked_array([column]), np.nan), is_malformed
@@ -155,7 +158,10 @@ def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarra
 
 
 def _keys(key: KeyColumn, column: pa.Array, missing: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """Returns a field's keys, int64 or lists of int64, and a mask of malformed rows."""
+    """Converts a column to the keys of a field.
+
+    Returns int64 [n] or lists of int64, and a mask of the malformed rows.
+    """
     is_malformed = np.zeros(len(column), bool)
     if parquet.is_list(column.type):
         values, splits = parquet.to_list_keys(pa.chunked_array([column]))
@@ -184,7 +190,10 @@ def _lists(values: np.ndarray, splits: np.ndarray) -> pa.Array:
 
 
 def _text_keys(kind: str, text: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns int64 [n] keys of text with nulls as missing values, and a malformed mask."""
+    """Converts text to int64 [n] keys.
+
+    Nulls are missing values. The second result is a mask of the malformed values.
+    """
     if kind == TEXT:
         return hash_strings(text), np.zeros(len(text), bool)
     is_missing = text.is_null().to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""Reads line-based text files as sources: Criteo TSV, Avazu CSV, and CSV with a schema.
+"""Reads text files as sources: Criteo TSV, Avazu CSV, other CSV.
 
 Blocks end at line ends, therefore a value must not contain a line break.
 """
@@ -91,7 +91,9 @@ class LineSource(Source):
 
 
 def first_line(path: str) -> bytes:
-    """Returns the first line of a file without its line end and byte order mark.
+    """Returns the first line of a file.
+
+    The line end and a byte order mark are removed.
 
     Raises:
         OSError: If the file cannot be read.
@@ -106,7 +108,9 @@ def first_line(path: str) -> bytes:
 
 
 def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[tuple[int, int, int]]:
-    """Splits lines at the ends of pieces: after `first_rows` and then every `piece_rows` lines.
+    """Splits lines at the ends of pieces.
+
+    The first piece has `first_rows` lines, the following pieces have `piece_rows` lines.
 
     Yields:
         (first byte, end byte, number of lines) of ranges with at most `text.BLOCK_LINES` lines.
@@ -192,7 +196,7 @@ class CsvSource(LineSource):
         return self._parse_each(header, lines[:-1].split(b"\n"))
 
     def _columns(self, header: Sequence[str], lines: bytes) -> dict[str, pa.Array] | None:
-        """Parses the used columns with Arrow, or returns None if a line is irregular."""
+        """Parses the used columns; returns None if a line is irregular."""
         plain = lines.replace(b"\r\n", b"\n")
         # Arrow treats an empty line as a row of empty values instead of an error.
         if not text.is_regular(plain) or plain.startswith(b"\n") or b"\n\n" in plain:
@@ -206,7 +210,10 @@ class CsvSource(LineSource):
         return None if columns is None else dict(zip(used, columns, strict=True))
 
     def _parse_each(self, header: Sequence[str], lines: Sequence[bytes]) -> ParsedRows:
-        """Parses each line separately. Lines with a wrong number of columns are malformed."""
+        """Parses each line separately.
+
+        Lines with a wrong number of columns are malformed.
+        """
         reasons: dict[int, str] = {}
         rows: dict[int, list[bytes]] = {}
         for index, line in enumerate(lines):

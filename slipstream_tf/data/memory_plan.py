@@ -1,4 +1,4 @@
-"""Plans the memory of tables for prepared data: row dtypes, rows in memory and rows on disk.
+"""Plans which rows of which tables are kept in memory.
 
 The plan uses `statistics.json` and `counts.parquet` of `slipstream-prepare` and a memory limit. It
 contains a `Storage` for each table, and the fraction of lookups that find their rows in memory.
@@ -49,7 +49,7 @@ class FieldUse:
     counts: np.ndarray
 
     def served(self, rows: int) -> float:
-        """Returns the fraction of lookups that go to the `rows` most used keys."""
+        """Returns the fraction of lookups of the `rows` most used keys."""
         if self.lookups == 0 or rows >= self.rows:
             return 1.0
         known = int(self.counts[:rows].sum())
@@ -90,7 +90,10 @@ class TablePlan:
 
     @property
     def disk_bytes(self) -> int:
-        """Returns the approximate bytes on disk: 4/3 of the rows there and their keys."""
+        """Returns the approximate bytes on disk.
+
+        Rows on disk take 4/3 of the bytes of their values and keys.
+        """
         if self.storage.spill is None:
             return 0
         return (self.field.rows - self.rows_in_memory) * (self.row_bytes + 8) * 4 // 3
@@ -243,7 +246,7 @@ def plan_hkv(
 
 
 def _most_used(uses: Sequence[FieldUse], rows: int) -> list[int]:
-    """Returns the number of rows per table among the `rows` most used rows of all tables."""
+    """Returns how many of the `rows` most used rows each table has."""
     counts = np.concatenate([use.counts for use in uses])
     owner = np.repeat(np.arange(len(uses)), [use.counts.size for use in uses])
     chosen = owner[np.argsort(-counts, kind="stable")[:rows]]

@@ -1,4 +1,4 @@
-"""Opens data files as a source: detects the format, and reads Parquet files with a schema."""
+"""Opens data files as a source and detects their format."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +83,10 @@ class ParquetSource(Source):
         return convert(self._schema, columns)
 
     def parts(self, block: Block) -> Mapping[str, np.ndarray]:
-        """Returns masks of the training and test rows, by row number over all files."""
+        """Returns masks of the training and test rows.
+
+        The masks depend on the row number over all files.
+        """
         return train_and_test(block.start.id, block.num_rows)
 
 
@@ -112,7 +115,10 @@ def _opened(path: str) -> pq.ParquetFile:
 
 
 def _batches(file: pq.ParquetFile, first: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a file from row `first` on, without reading earlier row groups."""
+    """Yields the rows of a file from row `first` on.
+
+    Row groups before this row are not read.
+    """
     groups: list[int] = []
     skipped = 0
     for group in range(file.num_row_groups):

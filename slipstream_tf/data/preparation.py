@@ -1,4 +1,4 @@
-"""Prepares data: parses a source in threads, writes shards, and counts keys and hot examples.
+"""Prepares data: writes shards and counts keys and hot examples.
 
 An interrupted preparation continues after the last complete shard. The result has the same bytes as
 an uninterrupted preparation.
@@ -32,7 +32,10 @@ Progress = Callable[[str, int, int, int], None]
 
 
 class OtherPreparation(ValueError):
-    """Raised if a folder contains data of another source or of other settings."""
+    """Raised if a folder contains data of another preparation.
+
+    The source or the settings differ.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +227,7 @@ class _Preparation:
             self.told("counting keys", done, total, done)
 
     def count(self, shard: Mapping[str, Any]) -> int:
-        """Counts the keys of a shard and returns the number of its training examples."""
+        """Counts the keys of a shard; returns its number of training examples."""
         inputs = 0
         for table in shard_files.training_tables(self.folder, shard, list(self.counts.fields)):
             for field in self.counts.fields:
@@ -321,7 +324,7 @@ class _Preparation:
 
 @contextlib.contextmanager
 def _workers(threads: int) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
-    """Yields a thread pool and cancels its pending work when the context exits."""
+    """Yields a thread pool; cancels its pending work at the end."""
     executor = concurrent.futures.ThreadPoolExecutor(threads)
     try:
         yield executor
@@ -332,7 +335,10 @@ def _workers(threads: int) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
 def _parsed(
     source: Source, blocks: Iterator[Block], threads: int
 ) -> Generator[tuple[Block, ParsedRows], None, None]:
-    """Yields blocks with their examples in order, and parses some blocks ahead in threads."""
+    """Yields blocks with their examples, in order.
+
+    Some blocks are parsed ahead in threads.
+    """
     waiting: collections.deque[tuple[Block, Any]] = collections.deque()
     with _workers(threads) as workers:
         for block in blocks:

@@ -1,4 +1,6 @@
-"""Defines the schema of CSV and Parquet files: label, keys and dense columns, from JSON.
+"""Defines the schema of CSV and Parquet files.
+
+A schema names the label, key and dense columns. It is read from a JSON file, for example:
 
 {"label": {"column": "rating", "positive_from": 4},
  "keys": ["user", {"column": "genres", "separator": "|"}, {"column": "ad", "as": "integer"}],
@@ -53,7 +55,7 @@ class DenseColumn:
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """Describes the columns of a data set and the format of its text files.
+    """Describes the columns of a data set and its text format.
 
     Attributes:
         label: Name of the label column.

@@ -1,4 +1,4 @@
-"""Writes prepared examples as Parquet shards, and the manifest that lists complete shards.
+"""Writes prepared examples as Parquet shards with a manifest.
 
 A shard contains the examples of one piece: a fixed number of consecutive rows of a source file. It
 is written to temporary files, synced and renamed. Then it is added to the manifest. A shard that is
@@ -53,7 +53,9 @@ class ShardWriter:
     """Writes one shard, with one file for each part that has examples."""
 
     def __init__(self, folder: str, number: int, columns: Columns, compression: str):
-        """Creates a writer. Files are created when the first row group is written.
+        """Creates a writer.
+
+        Files are created when the first row group is written.
 
         Args:
             folder: Folder of the prepared data.
@@ -81,7 +83,10 @@ class ShardWriter:
                 self._parts[part].add(parsed.table.filter(pa.array(is_wanted)))
 
     def add_bad_line(self, words: str) -> None:
-        """Counts a malformed row of the piece and keeps the message of the first one."""
+        """Counts a malformed row of the piece.
+
+        The message of the first malformed row is kept.
+        """
         self._bad_lines += 1
         self._first_bad_line = self._first_bad_line or words
 
@@ -112,7 +117,10 @@ class ShardWriter:
 
 
 class _PartWriter:
-    """Writes one file in row groups of `GROUP_ROWS`, regardless of the sizes of added tables."""
+    """Writes one file in row groups of `GROUP_ROWS`.
+
+    The groups do not depend on the sizes of the added tables.
+    """
 
     def __init__(self, folder: str, name: str, columns: Columns, compression: str):
         self._path, self._name = Path(folder, name), name
@@ -166,7 +174,7 @@ class _PartWriter:
 def training_tables(
     folder: str, entry: Mapping[str, Any], columns: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Yields the training part of a shard, one row group at a time.
+    """Yields the training part of a shard, by row group.
 
     Args:
         folder: Folder of the prepared data.

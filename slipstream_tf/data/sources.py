@@ -27,13 +27,15 @@ class Position:
     id: int = 0
 
     def rows_left(self, piece_rows: int) -> int:
-        """Returns the number of rows from this position to the end of the piece."""
+        """Returns the number of rows until the end of the piece."""
         return piece_rows - self.row % piece_rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Holds consecutive unparsed rows of a file. A block never spans two pieces.
+    """Holds consecutive unparsed rows of a file.
+
+    A block never spans two pieces.
 
     Attributes:
         start, end: Positions of the first row and after the last row.
@@ -70,7 +72,10 @@ class ParsedRows:
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Names the columns of a source: label, dense columns, key fields, and fields with lists."""
+    """Names the columns of a source.
+
+    `keys` are the categorical fields. `lists` are the fields with lists of keys.
+    """
 
     label: str
     dense: tuple[str, ...]
@@ -127,11 +132,17 @@ class Source:
         raise NotImplementedError
 
     def parts(self, block: Block) -> Mapping[str, np.ndarray]:
-        """Returns a bool [rows of the block] mask for each part that the block contributes to."""
+        """Returns masks of the rows in each part.
+
+        A mask is bool [rows of the block].
+        """
         return train_and_test(block.start.row, block.num_rows)
 
     def line(self, block: Block, row: int) -> tuple[str, int]:
-        """Returns path and line (or row) number, from 1, of a block's row, for messages."""
+        """Returns the path and line number of a row, for messages.
+
+        Lines, or rows of Parquet files, are counted from 1.
+        """
         return self.paths[block.start.file], self.header_lines + block.start.row + row + 1
 
 

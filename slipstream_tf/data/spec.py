@@ -1,4 +1,4 @@
-"""Defines the batches of readers, the `Reader` protocol, and the tally of malformed lines.
+"""Defines the `Reader` protocol and the format of its batches.
 
 A reader returns a `tf.data.Dataset` of `(features, label)`. `features["keys"]` is int64
 [batch, fields], or a dictionary with RaggedTensors if a field is a list. `features["dense"]` is
@@ -35,7 +35,10 @@ training part. These examples also stay in "train", unless they are held out."""
 
 
 class BadLineError(ValueError):
-    """Raised by a strict reader at a malformed line; names file, line and value."""
+    """Raised by a strict reader at a malformed line.
+
+    The message contains the file, the line number and the value.
+    """
 
 
 @dataclasses.dataclass
@@ -70,7 +73,10 @@ class BadLines:
         self.first = self.first or message
 
     def report(self) -> None:
-        """Logs a warning if there were malformed lines. Call it once at the end of a pass."""
+        """Logs a warning if there were malformed lines.
+
+        Call it once at the end of a pass.
+        """
         if self.count:
             logging.warning(
                 "%d malformed lines were left out. The first: %s", self.count, self.first

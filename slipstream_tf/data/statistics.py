@@ -1,4 +1,4 @@
-"""Computes statistics of prepared data: keys per field, their skew, and hot examples.
+"""Computes statistics of prepared data: keys, skew and hot examples.
 
 Reads the shards of the training part and writes `statistics.json` and `counts.parquet`. An example
 is hot if all its keys are in the hot set. Slipstream (arXiv 2404.04270) can skip hot examples.
@@ -70,14 +70,20 @@ class FieldCounts:
             self._merge_last()
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (keys int64 [n], counts int64 [n]) by descending count, ties by key."""
+        """Returns keys and counts by descending count, ties by key.
+
+        Both are int64 [n].
+        """
         self._merge_all()
         keys, counts = self._runs[0] if self._runs else (np.empty(0, np.int64),) * 2
         order = np.argsort(-counts, kind="stable")
         return keys[order], counts[order]
 
     def cardinality(self) -> int:
-        """Returns the number of distinct keys, an estimate if `count_error` is not 0."""
+        """Returns the number of distinct keys.
+
+        It is an estimate if `count_error` is not 0.
+        """
         self._merge_all()
         if not self._runs:
             return 0
@@ -129,7 +135,9 @@ class KeyCounts:
         self._most_keys = most_keys
 
     def add(self, field: str, keys: np.ndarray) -> None:
-        """Counts int64 [n] keys of a field, and drops rare keys to stay within the bound.
+        """Counts int64 [n] keys of a field.
+
+        Rare keys are dropped to stay within the bound.
 
         Keys are dropped from the field with the most entries. The result depends only on the calls
         and their order.
@@ -149,7 +157,10 @@ def _smallest(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def field_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns int64 [total] keys of a column, and int64 [n] lengths if it contains lists."""
+    """Returns the keys of a column, int64 [total].
+
+    For a column of lists, the second result is their lengths, int64 [n], else None.
+    """
     if not pa.types.is_list(column.type):
         return column.to_numpy(), None
     lengths = pc.list_value_length(column).cast(pa.int64()).to_numpy()
@@ -191,7 +202,9 @@ def describe_field(counts: FieldCounts, keys: np.ndarray, key_counts: np.ndarray
 def choose_hot(
     counted: Sequence[tuple[np.ndarray, np.ndarray]], dim: int, budget_bytes: int
 ) -> tuple[list[np.ndarray], int]:
-    """Chooses the hot set as in training, from the counts of the whole training part.
+    """Chooses the hot set with the same method as training.
+
+    It uses the counts of the whole training part.
 
     Args:
         counted: For each field, int64 [n] keys and their counts, by descending count, ties by key.
@@ -261,7 +274,10 @@ def write_counts(
 
 
 def read_statistics(folder: str) -> dict[str, Any]:
-    """Returns the content of statistics.json, or an empty dictionary if it is unreadable."""
+    """Returns the content of statistics.json.
+
+    Returns an empty dictionary if the file is missing or damaged.
+    """
     try:
         statistics = json.loads(Path(folder, STATISTICS).read_text(encoding="utf-8"))
     except (OSError, ValueError):

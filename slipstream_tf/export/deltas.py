@@ -1,4 +1,6 @@
-"""Writes the rows that changed since an export and applies them to a SavedModel.
+"""Writes changed rows as deltas and applies them to a SavedModel.
+
+A delta contains:
 
 FOLDER/manifest.json      tables, steps, digests of the rows before and after
 FOLDER/table_0.parquet    changed rows of the first table: key int64, row list<float>, step int64;
@@ -170,7 +172,7 @@ def apply_delta(
 
 
 def _require_unrounded(argument: str, manifest: Mapping[str, Any], path: Any) -> None:
-    """Raises ValueError if the rows of a SavedModel were rounded to another dtype."""
+    """Raises ValueError if the rows of a SavedModel were rounded."""
     for entry in manifest["tables"]:
         dtype, own = entry.get("rows_dtype"), Table.from_config(entry["config"]).storage.dtype
         if dtype not in (None, own):
@@ -180,7 +182,11 @@ def _require_unrounded(argument: str, manifest: Mapping[str, Any], path: Any) ->
 
 
 def _require_fit(saved: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:
-    """Raises ValueError if a delta has other tables or weights, or another base state."""
+    """Raises ValueError if a delta does not fit a SavedModel.
+
+    They must have the same tables and weights, and the delta must start from the SavedModel's
+    state.
+    """
     here, there = ([t["name"] for t in m["tables"]] for m in (saved, found))
     if here != there:
         raise invalid("delta_path", str(folder), f"tables {there}", f"a delta of tables {here}")

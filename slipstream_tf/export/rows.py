@@ -1,4 +1,4 @@
-"""Reads the rows of a model's tables and writes the files of an export.
+"""Reads the rows of a model's tables and writes export files.
 
 All ranks take part in reading rows. Rank 0 receives them as arrays. An export contains:
 
@@ -59,7 +59,7 @@ class TableRows:
 
 @dataclasses.dataclass(frozen=True)
 class Token:
-    """Holds a copy of a model's rows from which `delta` finds later changes.
+    """Holds a copy of a model's rows for a later `delta`.
 
     It takes `8 + 4 * dim` bytes per row on rank 0. It is empty on other ranks.
 
@@ -90,7 +90,9 @@ def token(model: Any, keys: Mapping[str, Any] | None = None) -> Token:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Returns the layers with embedding tables in a model, or the given layer.
+    """Returns the layers with embedding tables in a model.
+
+    If `model` is such a layer, returns this layer.
 
     Raises:
         ValueError: If there are no such layers.
@@ -203,7 +205,7 @@ def _sent_to_first(comm: Any, part: TableRows, name: str) -> TableRows:
 
 
 def on_rank_zero(model: Any, work: Callable[[], None], what: str) -> None:
-    """Runs a function on rank 0 while the other ranks of the model wait.
+    """Runs a function on rank 0 while the other ranks wait.
 
     Args:
         model: A model or layer.
@@ -227,7 +229,10 @@ _VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 
 
 def table_entry(table: TableRows, rows_dtype: str | None = None) -> dict[str, Any]:
-    """Returns the manifest entry of a table; `rows_dtype` None means the table's dtype."""
+    """Returns the manifest entry of a table.
+
+    `rows_dtype` is None if the rows have the table's dtype.
+    """
     return {
         "rows_dtype": rows_dtype,
         "name": table.name,
@@ -241,7 +246,10 @@ def table_entry(table: TableRows, rows_dtype: str | None = None) -> dict[str, An
 def manifest_of(
     tables: list[dict[str, Any]], weights: list[dict[str, Any]] | None
 ) -> dict[str, Any]:
-    """Returns the manifest of a SavedModel or a delta; `weights` None omits the weights."""
+    """Returns the manifest of a SavedModel or a delta.
+
+    Without `weights`, the manifest has no entry for weights.
+    """
     manifest = {"format": FORMAT, "slipstream_tf": __version__, "tables": tables}
     return manifest if weights is None else {**manifest, "weights": weights}
 
@@ -281,7 +289,7 @@ def read_manifest(path: Path, file: Path = _MANIFEST) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[TableRows]:
-    """Reads the keys and rows of a SavedModel's tables without loading its graph.
+    """Reads a SavedModel's keys and rows without loading its graph.
 
     Raises:
         ValueError: If `saved_model` did not write the folder.
@@ -355,7 +363,7 @@ def require_new(path: str | os.PathLike[str], what: str) -> Path:
 
 
 def write_whole(target: Path, write: Callable[[Path], None]) -> None:
-    """Writes a folder under a temporary name and renames it when it is complete.
+    """Writes a folder under a temporary name, then renames it.
 
     Args:
         target: Path of the folder. An existing folder is replaced. The path does not exist for a

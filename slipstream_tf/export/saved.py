@@ -1,4 +1,4 @@
-"""Exports a model as a SavedModel that runs without this package and its op library."""
+"""Exports a model as a SavedModel that needs only TensorFlow."""
 
 import contextlib
 import functools
@@ -140,7 +140,7 @@ def _write(
 
 @contextlib.contextmanager
 def _served_by(model: Any, served: list[ServedTable]) -> Iterator[None]:
-    """Replaces the stores of the model's layers by serving stores while it is traced."""
+    """Gives the model's layers serving stores while it is traced."""
     layers = rows.layers_of(model)
     of_layer: dict[int, list[ServedTable]] = {id(layer): [] for layer in layers}
     for (layer, _, _), table in zip(rows.table_names(layers), served, strict=True):
@@ -168,7 +168,7 @@ def _refuse_own_ops(traced: Any) -> None:
 
 
 def _track_rest(root: Any, model: Any, traced: Any) -> None:
-    """Tracks the other resources of the graph: variables and the user's lookup tables."""
+    """Tracks the graph's other variables and the user's lookup tables."""
     known = {v.ref() for v in root.weights}
     known |= {v.ref() for table in root.tables for v in table.variables_by_name().values()}
     root.others = [v for v in traced.graph.variables if v.ref() not in known]
@@ -278,7 +278,10 @@ def nested(specs: Any, flat: Mapping[str, tf.Tensor]) -> Any:
 
 
 def flat_outputs(outputs: Any) -> dict[str, tf.Tensor]:
-    """Returns the model's outputs by name. A ragged output has flat values and row splits."""
+    """Returns the model's outputs by name.
+
+    A ragged output has two entries: flat values and row splits.
+    """
     flat = {}
     for name, output in leaves(outputs, "outputs"):
         if isinstance(output, tf.RaggedTensor):

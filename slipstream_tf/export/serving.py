@@ -38,7 +38,10 @@ class ServedTable(tf.Module):
     def __init__(
         self, config: Table, keys: np.ndarray, rows: np.ndarray, rows_dtype: str | None = None
     ):
-        """Creates the variables from distinct keys int64 [n] and rows float32 [n, dim]."""
+        """Creates the variables.
+
+        Keys are distinct int64 [n], and rows are float32 [n, dim].
+        """
         super().__init__()
         self.config = config
         values = encoded(config, rows, rows_dtype)
@@ -60,7 +63,10 @@ class ServedTable(tf.Module):
         return {name: variable for name, variable in found.items() if variable is not None}
 
     def gather(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [n, dim] rows of int64 [n] keys; initial rows for absent keys."""
+        """Returns float32 [n, dim] rows of int64 [n] keys.
+
+        Absent keys get their initial row.
+        """
         numbers = self.numbers.lookup(keys)
         rows = tf.cast(tf.gather(self.rows, numbers), tf.float32)
         if self.scales is not None:
@@ -73,7 +79,9 @@ class ServedTable(tf.Module):
 
 
 def encoded(config: Table, rows: np.ndarray, rows_dtype: str | None) -> dict[str, np.ndarray]:
-    """Converts rows to the served dtype and prepends the row of absent keys.
+    """Converts rows to the served dtype.
+
+    The row of absent keys is prepended.
 
     Args:
         config: Configuration of the table.
@@ -113,7 +121,7 @@ def _rounded(config: Table, values: Any) -> Any:
 
 
 class _Numbering(tf.lookup.KeyValueTensorInitializer):
-    """Maps the keys of a variable to 1..n when the hash table is initialized."""
+    """Maps a variable's keys to 1..n when the hash table is initialized."""
 
     def __init__(self, keys: tf.Variable):
         nothing = tf.zeros([0], tf.int64)
@@ -121,7 +129,10 @@ class _Numbering(tf.lookup.KeyValueTensorInitializer):
         self._variable = keys
 
     def initialize(self, table: Any) -> tf.Operation | None:
-        """Fills the hash table. TensorFlow requires at least one pair: (0, 0) if it is empty."""
+        """Fills the hash table.
+
+        TensorFlow requires at least one pair. Without keys, the pair (0, 0) is inserted.
+        """
         keys = self._variable.read_value()
         filler = tf.zeros([tf.cast(tf.equal(tf.size(keys), 0), tf.int32)], tf.int64)
         numbers = tf.range(1, tf.size(keys, tf.int64) + 1)
@@ -156,7 +167,7 @@ class ServingStore:
 
 
 def constant_value(table: Table) -> float | None:
-    """Returns the value of all elements of an initial row, or None for random rows."""
+    """Returns the constant value of initial rows, or None if random."""
     kind, value, _ = op_attributes(table.initializer)
     return {"zeros": 0.0, "constant": value}.get(kind)
 
@@ -247,7 +258,10 @@ def _pooled_ragged(
     combiner: str,
     gather: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
-    """Pools int64 [total] keys where bool [total] `is_key` is True, by row splits [batch + 1]."""
+    """Pools int64 [total] keys by row splits [batch + 1].
+
+    Only keys with a True value in bool [total] `is_key` count.
+    """
     keys, row_splits = bags
     rows = gather(keys)
     batch = tf.size(row_splits) - 1

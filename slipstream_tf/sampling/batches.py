@@ -15,7 +15,7 @@ from slipstream_tf.ops.features import num_rows
 
 
 def static_batch_size(element_spec: Any) -> int | None:
-    """Returns the static batch size of a dataset's elements, or None if it is unknown.
+    """Returns the static batch size of a dataset, or None.
 
     Args:
         element_spec: The `element_spec` of a dataset of batches.
@@ -37,7 +37,9 @@ def static_batch_size(element_spec: Any) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Sized:
-    """Holds a dataset of batches and its sizes, as far as they are known without reading it.
+    """Holds a dataset of batches and its known sizes.
+
+    The sizes are determined without reading the dataset.
 
     Attributes:
         dataset: The dataset. If its batch size was derived from `.batch(n)` and not from its
@@ -58,7 +60,7 @@ class Sized:
 
 
 def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = True) -> Sized:
-    """Determines the batch size and the number of batches without reading an element.
+    """Determines batch size and number of batches without reading an element.
 
     Args:
         dataset: Dataset of batches.
@@ -133,12 +135,12 @@ def call_at(dataset: tf.data.Dataset, batch: int, function: Callable[[], None]) 
 
 
 def chosen_rows(element: Any, is_chosen: tf.Tensor) -> Any:
-    """Selects rows of each component of a batch by a bool [batch] mask."""
+    """Selects rows of a batch's components by a bool [batch] mask."""
     return rows_of(element, tf.where(is_chosen)[:, 0])
 
 
 def rows_of(element: Any, rows: tf.Tensor) -> Any:
-    """Selects rows of each component of a batch by ascending int64 [rows] indices."""
+    """Selects rows of a batch's components by ascending int64 indices."""
 
     def choose(component: Any) -> Any:
         if not isinstance(component, tf.SparseTensor):

@@ -140,7 +140,7 @@ def as_it_is(function: Callable[..., Any], get_keys: Callable[..., Any] | None) 
 
 
 def in_order(kept: tf.data.Dataset, size: int | None, drop_remainder: bool) -> tf.data.Dataset:
-    """Rebatches the output of a stateful map and keeps its calls in order.
+    """Rebatches the output of a stateful map, in order.
 
     Args:
         kept: The mapped dataset.
@@ -159,7 +159,9 @@ def in_order(kept: tf.data.Dataset, size: int | None, drop_remainder: bool) -> t
 
 
 def weigh_last(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Scales the sample weights of a smaller last batch so that all examples count equally.
+    """Scales the weights of a smaller last batch.
+
+    After the scaling, all examples of a pass count equally.
 
     A training step uses the mean loss of its batch. Without this correction, a single leftover
     example would change the model by the amount of `size` other examples together.
@@ -235,7 +237,10 @@ def assert_same_batch(element: Any, skippable: tf.Tensor) -> Any:
 
 
 def _check_label(element: Any) -> list[tf.Tensor]:
-    """Checks that single labels are finite: a NaN would permanently corrupt dense weights."""
+    """Checks that single labels are finite.
+
+    A NaN would permanently corrupt the dense weights.
+    """
     label = element[1] if len(element) > 1 else None
     if not isinstance(label, tf.Tensor) or not label.dtype.is_floating:
         return []
@@ -253,7 +258,7 @@ def _keep(element: Any, is_kept: tf.Tensor) -> Any:
 
 
 def weigh_classes(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -> tf.data.Dataset:
-    """Multiplies the sample weight of each example by the weight of its class.
+    """Multiplies sample weights by class weights.
 
     Args:
         dataset: Dataset of batches `(features, label)` or `(features, label, sample_weight)` with

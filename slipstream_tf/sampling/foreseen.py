@@ -1,4 +1,4 @@
-"""Subsamples examples by predicted loss, and applies an engine's policies to a pipeline.
+"""Subsamples examples by predicted loss, and applies policies to a pipeline.
 
 `leave_out` drops examples in a `tf.data` pipeline. `thin` drops examples of a single batch.
 """
@@ -90,7 +90,7 @@ def thin_inputs(
 
 
 def _corrected(parts: Any, kept: KeptInputs, correct: str, adds_skippable: bool) -> Any:
-    """Adds the correction for the dropped examples to the kept parts of a batch."""
+    """Adds the correction for dropped examples to a batch."""
     notes: dict[str, Any] = {SKIPPABLE: kept.skippable} if adds_skippable else {}
     if correct == "offset":
         notes[OFFSET] = kept.offset
@@ -101,7 +101,9 @@ def _corrected(parts: Any, kept: KeptInputs, correct: str, adds_skippable: bool)
 
 
 def click_of(label: Any) -> tf.Tensor:
-    """Returns the label for loss prediction, float32 [batch]: the maximum of multiple labels.
+    """Returns the label for loss prediction, float32 [batch].
+
+    With multiple labels, it is their maximum.
 
     Args:
         label: A tensor [batch] or [batch, ...], or a nested structure of tensors.
@@ -116,14 +118,20 @@ def click_of(label: Any) -> tf.Tensor:
 
 
 def weight_of(weight: Any) -> tf.Tensor | None:
-    """Returns sample weights as [batch], or None if they have another shape or are missing."""
+    """Returns sample weights as [batch].
+
+    Returns None if there are no weights or they have another shape.
+    """
     if not isinstance(weight, tf.Tensor) or (weight.shape.rank != 1 and weight.shape[1:] != [1]):
         return None
     return tf.reshape(weight, [-1])
 
 
 def require_binary(clicks: tf.Tensor) -> tf.Operation:
-    """Asserts that labels are 0 or 1. The log-odds offset is only defined for such labels."""
+    """Asserts that labels are 0 or 1.
+
+    The log-odds offset is only defined for such labels.
+    """
     message = "A label is neither 0 nor 1: correct='offset' needs such; 'weight' takes 0 to 1."
     return tf.debugging.Assert(tf.reduce_all(clicks * (1.0 - clicks) == 0.0), [message, clicks])
 

@@ -1,4 +1,4 @@
-"""Prepares the next batch on another thread and prefetches its rows from disk.
+"""Prepares the next batch on another thread, with rows from disk.
 
 Elements and their order do not change. A batch of the next window is not started before the current
 window ends, because its classification depends on the new threshold.
@@ -19,7 +19,7 @@ from slipstream_tf.tables.base import EmbeddingStore
 
 
 class LookAhead:
-    """Prepares one batch ahead of training, but never a batch of the next window.
+    """Prepares one batch ahead of training, within the window.
 
     Preparing a batch can change state that training reads, such as example counts or the position
     of a reader. Call `settle` before you read, save or restore such state.
@@ -52,7 +52,9 @@ class LookAhead:
             )
 
     def settle(self) -> None:
-        """Waits for the batch in preparation. The next one starts when a batch is requested.
+        """Waits for the batch in preparation.
+
+        The next batch is started when a batch is requested.
 
         Does not wait for the batch of an iterator that was deleted.
 
@@ -63,7 +65,7 @@ class LookAhead:
             _loader.library().slipstream_look_ahead_settle(handle=self._handle)
 
     def read(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns the same elements, and prepares the next one while the current one is used.
+        """Returns a dataset that prepares the next element in advance.
 
         A checkpoint of the iterator contains the prepared element.
 
@@ -100,7 +102,9 @@ def announce_rows(
     specs: Sequence[FeatureSpec],
     get_keys: Callable[..., Any] | None = None,
 ) -> tf.data.Dataset:
-    """Announces the keys of each batch to a store, so that it can load their rows from disk.
+    """Announces the keys of each batch to a store.
+
+    The store can then load their rows from disk in advance.
 
     Apply `.prefetch(1)` or `Slipstream.read_ahead` to the result. Without it, batches are announced
     too late.

@@ -1,4 +1,4 @@
-"""Adds the engine's notes to a batch's features and removes them before the model runs.
+"""Adds notes to a batch's features, and removes them.
 
 Notes are additional features of each example, for example whether it could have been dropped, or
 the offset of its log-odds.
@@ -52,14 +52,19 @@ def take_notes(features: Any, own: Collection[str] = ()) -> tuple[Any, dict[str,
 
 
 def without_wrapping(features: Any) -> Any:
-    """Returns features that `add_notes` wrapped in a mapping, else the mapping with its notes."""
+    """Returns the original features if `add_notes` wrapped them.
+
+    Mappings are returned with their notes.
+    """
     if isinstance(features, Mapping) and FEATURES in features:
         return features[FEATURES]
     return features
 
 
 def note_share(batch: tuple[Any, ...], share: tf.Tensor) -> tuple[Any, ...]:
-    """Adds the rank's fraction of the step to a batch; the loss is a mean over this batch.
+    """Adds the rank's fraction of the step to a batch.
+
+    The loss of the rank is a mean over this batch, therefore it must be scaled by the fraction.
 
     Args:
         batch: `(features, label, ...)`.

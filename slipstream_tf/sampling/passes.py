@@ -77,7 +77,10 @@ class Applied(tf.data.Dataset):
         return super().map(map_func, *args, **kwargs)
 
     def cardinality(self) -> tf.Tensor:
-        """Returns the maximum number of batches in a pass, int64 []; negative if unknown."""
+        """Returns the maximum number of batches in a pass, int64 [].
+
+        It is negative if unknown.
+        """
         if self._most is None:
             return super().cardinality()
         return tf.constant(self._most, tf.int64)
@@ -177,7 +180,9 @@ class StepPlan:
         self._next_fit_is_planned = self._was_exceeded = False
 
     def add_epochs(self, epochs: int, steps: int | None = None) -> bool:
-        """Adds epochs to the plan. Collective: with multiple ranks, all must call it.
+        """Adds epochs to the plan.
+
+        Collective operation: with multiple ranks, all ranks must call it.
 
         Args:
             epochs: Number of additional epochs.
@@ -201,7 +206,7 @@ class StepPlan:
         return True
 
     def is_exceeded_by(self, step: int) -> bool:
-        """Returns True the first time that a step exceeds the plan of this process."""
+        """Returns True the first time that a step exceeds the plan."""
         if self._was_exceeded or not self._of_epoch or step <= self.steps:
             return False
         self._was_exceeded = self._tracker.goes_by_plan
@@ -223,7 +228,10 @@ class StepPlan:
 
 
 def present_window(tracker: SaturationTracker) -> str:
-    """Describes the progress of the current window, or returns an empty string at its start."""
+    """Describes the current window's progress.
+
+    Returns an empty string at the start of the window.
+    """
     length = tracker.window_steps
     steps = length - tracker.steps_left
     if not steps:

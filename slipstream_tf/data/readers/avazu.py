@@ -1,4 +1,6 @@
-"""Reads Avazu's click logs: CSV with a header, 23 categorical fields, no dense columns.
+"""Reads Avazu's click logs.
+
+The files are CSV with a header. They have 23 categorical fields and no dense columns.
 
 The column `hour` (YYMMDDHH) is converted to two fields: hour of the day, and day of the week, where
 Monday is 0. The column `id` is not used. The other columns are hashed to keys. A missing value

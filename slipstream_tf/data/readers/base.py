@@ -1,4 +1,4 @@
-"""Base classes of readers: batches of examples as datasets with a position that can be saved.
+"""Base classes of readers, with datasets that save their position.
 
 TensorFlow cannot save the position of a `Dataset.from_generator`, because only Python knows it.
 Here, the iterator holds the number of the pass and the index of its next batch, therefore both are
@@ -33,7 +33,9 @@ _Block = TypeVar("_Block")
 
 @dataclasses.dataclass
 class Rows:
-    """Holds label float32 [n], dense float32 [n, num_dense] and keys int64 [n, fields].
+    """Holds labels, dense values and keys of examples.
+
+    `label` is float32 [n], `dense` is float32 [n, num_dense], and `keys` is int64 [n, fields].
 
     Keys may also be a dictionary by field name.
     """
@@ -71,7 +73,9 @@ class Rows:
 
 
 def is_in_part(first: int, count: int, part: str | None, hold_out: bool = False) -> np.ndarray:
-    """Returns a mask of the examples that belong to a part, by their position in a file.
+    """Returns a mask of the examples that belong to a part.
+
+    The mask depends only on their positions in a file.
 
     Args:
         first: Position of the first example, from 0.
@@ -92,7 +96,10 @@ def is_in_part(first: int, count: int, part: str | None, hold_out: bool = False)
 
 
 def in_batches(blocks: Iterable[Rows], batch_size: int) -> Iterator[Rows]:
-    """Regroups blocks of any size into batches, in order. The last batch may be smaller."""
+    """Regroups blocks of any size into batches, in order.
+
+    The last batch may be smaller.
+    """
     waiting: list[Rows] = []
     count = 0
     for block in blocks:
@@ -128,7 +135,9 @@ class Passes:
         self._lock = threading.Lock()
 
     def dataset(self, output_signature: Any) -> tf.data.Dataset:
-        """Returns a dataset of the batches. Each iteration over it is another pass.
+        """Returns a dataset of the batches.
+
+        Each iteration over the dataset is another pass.
 
         A restored iterator continues in the same pass at the same batch, also in another process.
 
@@ -239,7 +248,10 @@ class BatchReader:
         self._passes = Passes(self._batches)
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns a dataset of the batches. Each iteration over it is another pass."""
+        """Returns a dataset of the batches.
+
+        Each iteration over the dataset is another pass.
+        """
         features = {"keys": self._key_spec()}
         if self.spec.num_dense:
             features["dense"] = tf.TensorSpec([None, self.spec.num_dense], tf.float32)
@@ -261,7 +273,10 @@ class BatchReader:
         return tf.TensorSpec([None, len(self.spec.fields)], tf.int64)
 
     def _blocks(self, number: int) -> Iterator[Rows]:
-        """Yields the examples of a pass in order. Passes are counted from 0."""
+        """Yields the examples of a pass in order.
+
+        Passes are counted from 0.
+        """
         raise NotImplementedError
 
     def _is_wanted(self, first: int, count: int) -> np.ndarray:
@@ -269,7 +284,7 @@ class BatchReader:
         return is_in_part(first, count, self._part, self._hold_out)
 
     def _with_bad_lines(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
-        """Yields the blocks of a pass, and reports its malformed lines at the end."""
+        """Yields the blocks of a pass; reports malformed lines at the end."""
         self.bad_lines.reset()
         try:
             yield from blocks

@@ -1,4 +1,6 @@
-"""Reads Criteo's click logs (Kaggle and Terabyte): TSV of label, 13 counts and 26 categories.
+"""Reads Criteo's click logs (Kaggle and Terabyte).
+
+The files are TSV with a label, 13 counts and 26 hexadecimal categories.
 
 A count v becomes `sign(v) * log(1 + |v|)`, because a few counts are negative. A missing count
 becomes `MISSING_DENSE`, which no count maps to, so that the model can distinguish it from zero. A
@@ -84,7 +86,10 @@ class CriteoFormat:
 
 
 def _counts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns transformed counts, and a mask of the parsed ones: blanks and plain integers."""
+    """Returns transformed counts and a mask of the parsed values.
+
+    Blanks and plain integers are parsed.
+    """
     values, is_parsed = parse_integers(column)
     is_blank = np.diff(text_offsets(column)) == 0
     transformed = transform_count(values.astype(np.float64))

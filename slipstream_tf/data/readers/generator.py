@@ -1,4 +1,6 @@
-"""Generates synthetic examples in the shape of Criteo's data: Zipf keys and skewed numbers.
+"""Generates synthetic examples in the shape of Criteo's data.
+
+Keys follow a Zipf distribution and dense values are skewed.
 
 No data is stored. Block b of a part is drawn from the seed (seed, part, b). Therefore a stream of
 any length takes no memory, is the same in each run, and does not depend on the batch size. The
@@ -106,13 +108,13 @@ def zipf_ranks(uniform: np.ndarray, cardinalities: np.ndarray) -> np.ndarray:
 
 
 def _latent(hashed: np.ndarray, number: int) -> np.ndarray:
-    """Converts a range of bits of a hash to float32 in [-1, 1)."""
+    """Converts bits of a hash to float32 in [-1, 1)."""
     bits = (hashed >> np.uint64(number * _LATENT_BITS)) & np.uint64((1 << _LATENT_BITS) - 1)
     return bits.astype(np.float32) * np.float32(2.0 / (1 << _LATENT_BITS)) - np.float32(1.0)
 
 
 def _find_intercept(logits: np.ndarray, click_rate: float) -> float:
-    """Finds the shift of the logits for a mean click probability of `click_rate`."""
+    """Finds the logit shift for a mean click probability of `click_rate`."""
     low, high = -30.0, 30.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -197,7 +199,9 @@ class GeneratedReader(BatchReader):
         return keys, dense
 
     def click_logits(self, keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
-        """Returns the true log odds of a click, which no model can improve on.
+        """Returns the true log odds of a click.
+
+        No model can predict clicks better.
 
         The hash of a key determines its weight and a point in the plane. The points of adjacent
         fields are multiplied, so that pairs of fields affect the clicks.

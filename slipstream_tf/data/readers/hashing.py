@@ -1,4 +1,4 @@
-"""Converts text to int64: parses hexadecimal and decimal numbers, and hashes other text."""
+"""Converts text to int64: parses numbers and hashes other text."""
 
 import hashlib
 from typing import Any
@@ -24,7 +24,10 @@ _IS_OF_INTEGER[list(b"0123456789-")] = True
 
 
 def hash_string(value: bytes) -> int:
-    """Returns the key of a text: a 64-bit BLAKE2b hash, never -1 (padding) or -2 (missing)."""
+    """Returns the key of a text, a 64-bit BLAKE2b hash.
+
+    The key is never -1 (padding) or -2 (missing).
+    """
     key = int.from_bytes(hashlib.blake2b(value, digest_size=8).digest(), "little", signed=True)
     return key if key not in (-1, MISSING_KEY) else key + (1 << 62)
 
@@ -115,6 +118,6 @@ def _integers(values: pa.Array, is_left_out: np.ndarray) -> np.ndarray:
 
 
 def text_offsets(values: pa.Array) -> np.ndarray:
-    """Returns the offsets of a binary array's values in its data buffer, int32 [n + 1]."""
+    """Returns offsets of binary values in their buffer, int32 [n + 1]."""
     offsets = np.frombuffer(values.buffers()[1], np.int32)
     return offsets[values.offset : values.offset + len(values) + 1]

@@ -1,4 +1,4 @@
-"""Streams Parquet files or folders: named columns of labels, dense values and keys.
+"""Streams Parquet files or folders into batches.
 
 Key columns contain integers or text. Text is hashed (`hashing.hash_strings`). If a column contains
 lists, the keys are a dictionary by field, with a RaggedTensor for each column of lists.
@@ -141,7 +141,7 @@ class ParquetReader(BatchReader):
                 first += len(batch)
 
     def _files(self, number: int) -> Iterator[tuple[int | None, Any]]:
-        """Yields (number of the first row, file) in the order of the pass.
+        """Yields (number of the first row, file) in the pass's order.
 
         The number is None if the file follows the previous one.
         """
@@ -230,7 +230,10 @@ class ParquetReader(BatchReader):
 def _column_names(
     label: str, keys: Sequence[str], dense: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the key and dense columns, and checks that each column is used only once."""
+    """Returns the key and dense columns.
+
+    Raises ValueError if a column is used more than once.
+    """
     place = "ParquetReader"
     for argument, names in (("keys", keys), ("dense", dense)):
         if isinstance(names, str):

@@ -1,4 +1,6 @@
-"""Reads data that `slipstream-prepare` wrote: Parquet shards with a manifest of their columns.
+"""Reads the folders that `slipstream-prepare` writes.
+
+A folder contains Parquet shards and a manifest, which describes their columns.
 
 Labels, dense values, keys and parts are the same as from the reader of the original files.
 """
@@ -109,7 +111,10 @@ def _wrong(values: Any, kinds: Mapping[str, Any]) -> str | None:
 
 
 class PreparedReader(ParquetReader):
-    """Reads parts of prepared data, with the shards in order or shuffled in each pass."""
+    """Reads parts of prepared data.
+
+    The shards are read in order, or in another order in each pass.
+    """
 
     def __init__(
         self,
@@ -181,7 +186,7 @@ class PreparedReader(ParquetReader):
         self.spec = dataclasses.replace(self.spec, name=manifest["name"], num_examples=num_inputs)
 
     def in_memory(self, shuffle_seed: int) -> ArrayReader:
-        """Loads all examples and returns a reader that shuffles them in each pass.
+        """Loads all examples; returns a reader that shuffles them each pass.
 
         Args:
             shuffle_seed: See `ArrayReader`.

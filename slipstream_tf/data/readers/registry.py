@@ -1,4 +1,4 @@
-"""Selects the reader for the path of a data set and opens one part."""
+"""Selects the reader for a data set's path."""
 
 import math
 import os
@@ -22,7 +22,7 @@ def open_data(
     strict: bool = False,
     hold_out: bool = False,
 ) -> Reader:
-    """Opens a part of a data set. The format is determined by the name.
+    """Opens a part of a data set; the name determines the format.
 
     For Parquet files use `readers.parquet.ParquetReader`, which takes column names. For folders of
     `slipstream-prepare` use `readers.prepared.PreparedReader`.
@@ -56,7 +56,10 @@ def open_data(
 
 
 def open_generated(name: str, part: str, batch_size: int, share: float = 1.0) -> Reader:
-    """Opens generated data by its name. `share` scales the number of examples in the name."""
+    """Opens generated data by its name.
+
+    `share` scales the number of examples in the name.
+    """
     parsed = generator.parse_name(name)
     assert parsed is not None, name
     sizes = generator.default_cardinalities(GENERATED_FIELDS, parsed.largest)

@@ -1,4 +1,4 @@
-"""Streams text files of delimited lines into batches, for the Criteo and Avazu readers.
+"""Streams delimited text files into batches, for Criteo and Avazu.
 
 A format has an exact parser for one line and a fast parser for a block of lines. The exact parser
 parses the lines that the fast parser cannot handle. Only the exact parser decides which lines are
@@ -82,7 +82,7 @@ def shown(value: bytes) -> str:
 
 
 def require_header(line_format: LineFormat, path: str, first_line: bytes) -> None:
-    """Raises ValueError if the first line of a file is not the header of the format."""
+    """Raises ValueError if a file lacks the header of its format."""
     header = line_format.header
     if header is not None and first_line.rstrip(b"\r") != header:
         given = first_line[:80].decode(errors="replace")
@@ -93,7 +93,9 @@ def require_header(line_format: LineFormat, path: str, first_line: bytes) -> Non
 
 
 def parse_block(line_format: LineFormat, block: bytes) -> ParsedLines:
-    """Parses the lines of a block, without splitting the block if all lines are regular.
+    """Parses the lines of a block.
+
+    The block is only split into lines if a line is irregular or not parsed by the fast parser.
 
     Args:
         line_format: Format of the lines.
@@ -219,7 +221,7 @@ def _zeros(line_format: LineFormat, count: int) -> Rows:
 
 
 def _columns(line_format: LineFormat, block: bytes, count: int) -> list[pa.Array] | None:
-    """Returns the columns of `count` lines as binary arrays, or None if a line is irregular."""
+    """Returns all columns as binary arrays, or None if irregular."""
     names = [str(i) for i in range(line_format.num_columns)]
     how = {"delimiter": line_format.delimiter, "quote_char": False}
     return binary_columns(block, count, names, names, **how)
@@ -228,7 +230,7 @@ def _columns(line_format: LineFormat, block: bytes, count: int) -> list[pa.Array
 def binary_columns(
     block: bytes, count: int, names: Sequence[str], used: Sequence[str], **options: Any
 ) -> list[pa.Array] | None:
-    """Returns columns of `count` lines as binary arrays, or None if a line is irregular.
+    """Returns columns as binary arrays, or None if a line is irregular.
 
     Args:
         block: The lines.
@@ -252,12 +254,18 @@ def binary_columns(
 
 
 def open_text(path: str) -> Any:
-    """Opens a text file for reading bytes. Files that end with .gz are decompressed."""
+    """Opens a text file for reading bytes.
+
+    Files that end with .gz are decompressed.
+    """
     return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
 
 
 def whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
-    """Yields (complete lines, number of bytes), and truncates lines that are too long."""
+    """Yields (complete lines, number of bytes).
+
+    Lines that are too long are truncated.
+    """
     rest, rest_bytes = b"", 0
     while data := file.read(BLOCK_BYTES):
         cut = data.rfind(b"\n") + 1
@@ -271,7 +279,7 @@ def whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
 
 
 def _blocks(path: str) -> Iterator[list[bytes]]:
-    """Yields lists of at most `BLOCK_LINES` lines of a file, without line ends."""
+    """Yields lists of at most `BLOCK_LINES` lines, without line ends."""
     count = 0
     with open_text(path) as file:
         try:
@@ -323,7 +331,9 @@ class TextReader(BatchReader):
         self.spec = DataSpec(line_format.name, line_format.fields, len(line_format.dense))
 
     def rows(self) -> Iterator[Rows]:
-        """Yields the parsed rows of the part in file order, some thousand at a time.
+        """Yields the parsed rows of the part in file order.
+
+        Each result has at most `BLOCK_LINES` rows.
 
         Raises:
             BadLineError: If a line is malformed and the reader is strict.
