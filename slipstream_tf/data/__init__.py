@@ -1,9 +1,7 @@
 """Readers of click data, and tools to prepare click logs.
 
-The preparation writes Parquet shards and statistics.
-
-`preparation.prepare` converts published or logged files to a folder of prepared data. Read it with
-`slipstream-train --data` or `readers.prepared.PreparedReader`.
+`preparation.prepare` converts published or logged files to a folder of Parquet shards with
+statistics. Read it with `slipstream-train --data` or `readers.prepared.PreparedReader`.
 """
 
 from slipstream_tf.data.spec import DataSpec

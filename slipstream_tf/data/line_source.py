@@ -110,7 +110,8 @@ def first_line(path: str) -> bytes:
 def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[tuple[int, int, int]]:
     """Splits lines at the ends of pieces.
 
-    The first piece has `first_rows` lines, the following pieces have `piece_rows` lines.
+    The first piece has `first_rows` lines, the following pieces have `piece_rows` lines. Pieces are
+    described in `Source.blocks`.
 
     Yields:
         (first byte, end byte, number of lines) of ranges with at most `text.BLOCK_LINES` lines.

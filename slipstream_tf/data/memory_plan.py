@@ -2,6 +2,8 @@
 
 The plan uses `statistics.json` and `counts.parquet` of `slipstream-prepare` and a memory limit. It
 contains a `Storage` for each table, and the fraction of lookups that find their rows in memory.
+The storage sets the row type, a pair (row dtype, slot dtype), and whether the table spills. A table
+that spills keeps only some rows in memory and stores the others on disk.
 """
 
 import dataclasses
@@ -27,7 +29,7 @@ PAGES_SHARE, BLOCKS_SHARE, MOST_BLOCKS_BYTES = 0.125, 0.25, 64 << 20
 # Capacity of an HKV table, in rows per key.
 HKV_ROOM = 1.6
 _GIB = 1 << 30
-# Pairs (row dtype, slot dtype) in the order in which they are tried.
+# Row types (row dtype, slot dtype), from the widest to the narrowest.
 _ROW_TYPES = (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"))
 
 

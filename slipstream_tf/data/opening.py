@@ -110,7 +110,7 @@ def _blocks_of(rows: Any, at: Position, piece_rows: int, done: int) -> Iterator[
 def _opened(path: str) -> pq.ParquetFile:
     with opening(path):
         file = pq.ParquetFile(path)
-        file.schema_arrow.names  # noqa: B018  Not decoded before.
+        file.schema_arrow.names  # noqa: B018  Decodes the names, which may raise.
     return file
 
 

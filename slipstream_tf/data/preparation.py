@@ -45,8 +45,8 @@ class Options:
     Attributes:
         shard_rows: Number of source rows per shard, over all parts.
         compression: Compression of the shards, one of `shards.COMPRESSIONS`.
-        dim: Embedding dimension. It determines the size of a hot key's snapshot.
-        hot_budget_bytes: Maximum bytes of all snapshots of the hot set.
+        dim: Embedding dimension. It determines the size of a snapshot, the copy of a hot key's row.
+        hot_budget_bytes: Maximum bytes of all snapshots. It limits the number of hot keys.
         count_bytes: Memory for the counts of keys, at least 1 MiB. If they need more, the counts
             are approximate.
         threads: Number of threads that parse.
@@ -161,8 +161,9 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
 def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
     """Returns the folder's manifest if it describes the same preparation, else None.
 
-    Also returns None if no example was written, for example because the schema was wrong. The
-    preparation must then start from scratch, because the corrected files may have the same size.
+    Also returns None if no example was written, for example because the data was malformed. The
+    preparation then starts from scratch. It cannot continue, because the manifest identifies files
+    by name and size, and corrected files may have the same size.
 
     Raises:
         OtherPreparation: If the manifest is of another preparation and `overwrite` is False.

@@ -2,10 +2,12 @@
 
 A schema names the label, key and dense columns. It is read from a JSON file, for example:
 
+```json
 {"label": {"column": "rating", "positive_from": 4},
  "keys": ["user", {"column": "genres", "separator": "|"}, {"column": "ad", "as": "integer"}],
  "dense": [{"column": "price", "transform": "log"}],
  "missing": ["", "NA"], "delimiter": ","}
+```
 """
 
 import dataclasses

@@ -137,10 +137,8 @@ class KeyCounts:
     def add(self, field: str, keys: np.ndarray) -> None:
         """Counts int64 [n] keys of a field.
 
-        Rare keys are dropped to stay within the bound.
-
-        Keys are dropped from the field with the most entries. The result depends only on the calls
-        and their order.
+        To stay within the bound, the rarest keys of the field with the most entries are dropped.
+        The result depends only on the calls and their order.
         """
         self.fields[field].add(keys)
         while sum(counts.num_entries for counts in self.fields.values()) > self._most_keys:

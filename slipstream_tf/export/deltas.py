@@ -2,10 +2,12 @@
 
 A delta contains:
 
+```text
 FOLDER/manifest.json      tables, steps, digests of the rows before and after
 FOLDER/table_0.parquet    changed rows of the first table: key int64, row list<float>, step int64;
                           a null row marks a removed key
 FOLDER/weights.npz        all other weights of the model; absent in the delta of a layer
+```
 """
 
 import dataclasses

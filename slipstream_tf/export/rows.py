@@ -2,9 +2,11 @@
 
 All ranks take part in reading rows. Rank 0 receives them as arrays. An export contains:
 
+```text
 FOLDER/saved_model.pb                  the graph, which never changes
 FOLDER/variables/variables.*           keys and rows of tables, weights of the other layers
 FOLDER/assets.extra/slipstream_tf.json the manifest, which serving systems ignore
+```
 """
 
 import dataclasses

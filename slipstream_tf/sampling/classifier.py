@@ -39,9 +39,9 @@ def skip_inputs(
     immediately and the same seed gives the same run. To classify on another thread, apply
     `LookAhead.read` after this transformation.
 
-    Note: do not apply `.prefetch(n)` after this transformation. A new threshold would take effect
-    n batches late, because prefetched batches were classified in the previous window. Prefetching
-    before this transformation is fine.
+    Note: `.prefetch(n)` after this transformation delays each new threshold by n batches, because
+    prefetched batches are classified with the previous threshold. Their examples then count for the
+    previous window. Prefetching before this transformation is fine.
 
     Args:
         dataset: Dataset of batches. An element is a nested structure of dense, ragged and sparse
@@ -161,10 +161,9 @@ def in_order(kept: tf.data.Dataset, size: int | None, drop_remainder: bool) -> t
 def weigh_last(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     """Scales the weights of a smaller last batch.
 
-    After the scaling, all examples of a pass count equally.
-
-    A training step uses the mean loss of its batch. Without this correction, a single leftover
-    example would change the model by the amount of `size` other examples together.
+    A training step uses the mean loss of its batch. Without scaling, a single leftover example
+    would change the model by the same amount as a full batch. With scaling, all examples of a pass
+    count equally.
 
     Args:
         dataset: Elements are `(features, label)` or `(features, label, sample_weight)`.

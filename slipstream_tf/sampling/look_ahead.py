@@ -56,7 +56,7 @@ class LookAhead:
 
         The next batch is started when a batch is requested.
 
-        Does not wait for the batch of an iterator that was deleted.
+        This call does not wait for the batch of an iterator that was deleted.
 
         Raises:
             tf.errors.CancelledError: If the step was cancelled during the wait.

@@ -62,9 +62,10 @@ def without_wrapping(features: Any) -> Any:
 
 
 def note_share(batch: tuple[Any, ...], share: tf.Tensor) -> tuple[Any, ...]:
-    """Adds the rank's fraction of the step to a batch.
+    """Adds the relative batch size of a rank to its batch.
 
-    The loss of the rank is a mean over this batch, therefore it must be scaled by the fraction.
+    The loss of a rank is a mean over its batch. The note scales the loss, so that examples count
+    equally if batch sizes differ between ranks.
 
     Args:
         batch: `(features, label, ...)`.

@@ -20,8 +20,8 @@ from slipstream_tf._utils.errors import require_choice, require_integer
 from slipstream_tf.data.spec import PARTS, BadLines, DataSpec
 
 # A file is divided into runs of `PART_RUN` examples. In every `PART_PERIOD` consecutive runs, the
-# last one is for testing and the others are for training. The last but one can be held out from
-# training for validation.
+# last one is for testing and the others are for training. The run before the last one is also for
+# validation and can be held out from training.
 PART_RUN = 100
 PART_PERIOD = 10
 # Maximum number of open passes. An abandoned pass would keep its files open, therefore the least
@@ -35,9 +35,8 @@ _Block = TypeVar("_Block")
 class Rows:
     """Holds labels, dense values and keys of examples.
 
-    `label` is float32 [n], `dense` is float32 [n, num_dense], and `keys` is int64 [n, fields].
-
-    Keys may also be a dictionary by field name.
+    `label` is float32 [n], `dense` is float32 [n, num_dense], and `keys` is int64 [n, fields] or a
+    dictionary by field name.
     """
 
     label: np.ndarray

@@ -30,7 +30,8 @@ class ParquetReader(BatchReader):
 
     The files of a folder, at any depth, are read in the order of their paths. Rows are numbered
     over all files. Row i, from 0, belongs to the test part if `i // 100 % 10 == 9`, else to the
-    training part.
+    training part. The rows of the training part with `i // 100 % 10 == 8` are also the validation
+    part.
 
     Rows with a missing label, a label outside [0, 1] or an infinite dense value are skipped. They
     are counted in `bad_lines`, with the row number in the file, from 1, as the line.
@@ -127,7 +128,7 @@ class ParquetReader(BatchReader):
                 )
 
     def _rows(self, number: int) -> Iterator[pa.Table]:
-        """Yields tables of some thousand usable rows of the part, in order."""
+        """Yields tables of up to `ROWS_AT_ONCE` usable rows, in order."""
         first = 0
         for known_first, fragment in self._files(number):
             begin = first = first if known_first is None else known_first
@@ -265,7 +266,7 @@ def _dataset(paths: list[str]) -> pa_dataset.Dataset:
             raise FileNotFoundError(f"No data file or folder {path!r}.")
     with opening(paths[0]):
         data = pa_dataset.dataset(paths if len(paths) > 1 else paths[0], format="parquet")
-        data.schema.names  # noqa: B018  Not decoded before.
+        data.schema.names  # noqa: B018  Decodes the names, which may raise.
     if not data.files:
         raise FileNotFoundError(f"No Parquet files in {paths[0]!r}.")
     return data

@@ -2,7 +2,8 @@
 
 A format has an exact parser for one line and a fast parser for a block of lines. The exact parser
 parses the lines that the fast parser cannot handle. Only the exact parser decides which lines are
-malformed.
+malformed. A line is regular, and suitable for the fast parser, if it has the expected number of
+columns, at most `MAX_LINE_BYTES` bytes and no carriage return.
 """
 
 import dataclasses
@@ -221,7 +222,7 @@ def _zeros(line_format: LineFormat, count: int) -> Rows:
 
 
 def _columns(line_format: LineFormat, block: bytes, count: int) -> list[pa.Array] | None:
-    """Returns all columns as binary arrays, or None if irregular."""
+    """Returns all columns of the lines, or None if any is irregular."""
     names = [str(i) for i in range(line_format.num_columns)]
     how = {"delimiter": line_format.delimiter, "quote_char": False}
     return binary_columns(block, count, names, names, **how)
@@ -296,7 +297,8 @@ class TextReader(BatchReader):
     """Reads delimited text files of any size in batches.
 
     The part of a line depends only on its position: in every ten consecutive runs of 100 data lines
-    of a file, the last run belongs to the test part and the others to the training part.
+    of a file, the last run belongs to the test part and the others to the training part. The last
+    run of the training part is also the validation part.
     """
 
     def __init__(
