@@ -186,6 +186,11 @@ def weigh_last(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
 
 def default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
+    """Returns the keys of an element without `get_keys`; see `skip_inputs`.
+
+    Raises:
+        ValueError: If the features are a tuple or list, or a feature is missing.
+    """
     features = element[0]
     if isinstance(features, (tuple, list)):
         allowed = "a dictionary by feature name or one tensor; get_keys= finds keys elsewhere"
@@ -224,6 +229,11 @@ def require_form(element_spec: Any, weighted: bool, adds_notes: bool) -> None:
 
 
 def assert_same_batch(element: Any, skippable: tf.Tensor) -> Any:
+    """Asserts that all components have the batch size of `skippable`.
+
+    Returns:
+        A control dependency.
+    """
     known = {component.shape[0] for component in (*tf.nest.flatten(element), skippable)}
     if len(known) == 1 and None not in known:
         return skippable

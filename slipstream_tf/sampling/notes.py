@@ -64,8 +64,8 @@ def without_wrapping(features: Any) -> Any:
 def note_share(batch: tuple[Any, ...], share: tf.Tensor) -> tuple[Any, ...]:
     """Adds the relative batch size of a rank to its batch.
 
-    The loss of a rank is a mean over its batch. The note scales the loss, so that examples count
-    equally if batch sizes differ between ranks.
+    The loss of a rank is a mean over its batch. The model scales the loss by this note, so that
+    examples count equally if batch sizes differ between ranks.
 
     Args:
         batch: `(features, label, ...)`.

@@ -21,7 +21,7 @@ from slipstream_tf.data.spec import PARTS, BadLines, DataSpec
 
 # A file is divided into runs of `PART_RUN` examples. In every `PART_PERIOD` consecutive runs, the
 # last one is for testing and the others are for training. The run before the last one is also for
-# validation and can be held out from training.
+# validation, and can be held out from training.
 PART_RUN = 100
 PART_PERIOD = 10
 # Maximum number of open passes. An abandoned pass would keep its files open, therefore the least

@@ -273,21 +273,25 @@ def _dataset(paths: list[str]) -> pa_dataset.Dataset:
 
 
 def is_list(kind: pa.DataType) -> bool:
+    """Returns whether a type is a list, including large and fixed-size lists."""
     types = pa.types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
 def is_number(kind: pa.DataType) -> bool:
+    """Returns whether a type is allowed for labels and dense columns."""
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
 def is_text(kind: pa.DataType) -> bool:
+    """Returns whether a type is a string or binary type."""
     types = pa.types
     is_string = types.is_string(kind) or types.is_large_string(kind)
     return is_string or types.is_binary(kind) or types.is_large_binary(kind)
 
 
 def is_key(kind: pa.DataType) -> bool:
+    """Returns whether a type is allowed for keys, or for list elements."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text(kind)

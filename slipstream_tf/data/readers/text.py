@@ -297,8 +297,8 @@ class TextReader(BatchReader):
     """Reads delimited text files of any size in batches.
 
     The part of a line depends only on its position: in every ten consecutive runs of 100 data lines
-    of a file, the last run belongs to the test part and the others to the training part. The last
-    run of the training part is also the validation part.
+    of a file, the tenth run belongs to the test part and the others to the training part. The ninth
+    run also belongs to the validation part.
     """
 
     def __init__(
