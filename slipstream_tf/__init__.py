@@ -1,7 +1,7 @@
 """slipstream_tf: saturation-aware embedding training for TensorFlow.
 
-Public names only; each is loaded on first use, so that importing the package costs nothing and
-parts that need no compiled library work without one.
+All public names are loaded on first use. Importing the package is therefore cheap, and the parts
+that do not need the compiled ops work without them.
 """
 
 import importlib

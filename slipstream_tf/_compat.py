@@ -1,4 +1,4 @@
-"""Every branch on the version of TensorFlow, Keras or Horovod lives here and nowhere else."""
+"""All code that depends on the version of TensorFlow, Keras or Horovod."""
 
 import importlib
 import sys
@@ -8,33 +8,33 @@ from typing import Any
 import numpy as np
 
 MINIMUM_KERAS = (3, 0)
-# First and last minor release of TensorFlow that slipstream_tf is tested with.
+# The first and the last tested minor release of TensorFlow.
 TESTED_TENSORFLOW = ((2, 16), (2, 21))
 
 
 def version_numbers(version: str) -> tuple[int, int]:
-    """Returns (major, minor) of a version string such as "3.15.1" or "2.21.0-rc1"."""
+    """Returns (major, minor) of a version such as "3.15.1" or "2.21.0-rc1"."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
 
 def is_tested_tensorflow(version: str) -> bool:
-    """Whether slipstream_tf is tested with this version of TensorFlow."""
+    """Returns whether slipstream_tf is tested with this TensorFlow version."""
     first, last = TESTED_TENSORFLOW
     return first <= version_numbers(version) <= last
 
 
 def require_keras() -> Any:
-    """Imports Keras 3 on its TensorFlow backend.
+    """Imports Keras 3 with the TensorFlow backend.
 
-    TensorFlow 2.16 and later bring Keras 3 as the package `keras`; `TF_USE_LEGACY_KERAS` changes
-    `tf.keras` only, so the layers here are always built on `keras` itself.
+    TensorFlow 2.16 and later install Keras 3 as the package `keras`. `TF_USE_LEGACY_KERAS` only
+    changes `tf.keras`, so that the layers here always build on `keras`.
 
     Returns:
         The module `keras`.
 
     Raises:
-        ImportError: `keras` is older than 3, or runs on another backend.
+        ImportError: `keras` is older than 3, or uses another backend.
     """
     keras = importlib.import_module("keras")
     if version_numbers(keras.__version__) < MINIMUM_KERAS:
@@ -51,10 +51,10 @@ def require_keras() -> Any:
 
 
 def arrays_to_tensors(value: Any) -> Any:
-    """Makes tensors of the NumPy arrays in an input, which may be a nested dictionary.
+    """Converts the NumPy arrays in a nested dictionary to tensors.
 
-    Early releases of Keras 3 (3.3, with TensorFlow 2.16) turn arrays of any dtype into float32 when
-    they call a layer, in which keys above 2**24 are no longer told apart. Tensors stay as they are.
+    Early releases of Keras 3 (3.3, with TensorFlow 2.16) convert arrays of any dtype to float32
+    when they call a layer. Keys above 2**24 would then lose bits. Tensors are returned unchanged.
     """
     import tensorflow as tf
 
@@ -64,10 +64,10 @@ def arrays_to_tensors(value: Any) -> Any:
 
 
 def tensorflow_variable(value: Any) -> Any:
-    """Returns the tf.Variable of a Keras 3 variable, a tf.Variable itself, or None.
+    """Returns the `tf.Variable` behind a Keras variable, or None.
 
-    Keras 3 wraps a tf.Variable in a class of its own, whose `value` is a property; that of a
-    tf.Variable is a method. Keras need not be imported to tell them apart.
+    A `tf.Variable` is returned unchanged. Keras 3 wraps a `tf.Variable` in a class with a property
+    `value`, while `tf.Variable.value` is a method. The check works without importing Keras.
     """
     import tensorflow as tf
 
@@ -78,7 +78,10 @@ def tensorflow_variable(value: Any) -> Any:
 
 
 def is_schedule(value: Any) -> bool:
-    """Whether a value is a `LearningRateSchedule` of Keras 3, which need not be imported yet."""
+    """Returns whether a value is a Keras `LearningRateSchedule`.
+
+    It does not import Keras: if Keras is not loaded, the value cannot be a schedule.
+    """
     keras = sys.modules.get("keras")
     if keras is None or not hasattr(keras, "optimizers"):
         return False
@@ -86,12 +89,14 @@ def is_schedule(value: Any) -> bool:
 
 
 def keras_object(value: Any, module: str, base: str) -> tuple[str, dict[str, Any]] | None:
-    """Returns class name and configuration of an object of a Keras class; None of anything else.
+    """Returns the class name and configuration of a Keras object.
+
+    If the value is no instance of the base class, the result is None.
 
     Args:
-        value: an object.
-        module: of Keras, e.g. "optimizers".
-        base: the class in it, e.g. "Optimizer".
+        value: Any object.
+        module: Name of the Keras module, for example `"optimizers"`.
+        base: Name of the base class in that module, for example `"Optimizer"`.
     """
     keras = sys.modules.get("keras")
     if keras is None or not hasattr(keras, module):
@@ -102,20 +107,23 @@ def keras_object(value: Any, module: str, base: str) -> tuple[str, dict[str, Any
 
 
 def dense_rate(optimizer: Any) -> Any:
-    """Returns the learning rate of a Keras optimizer: a schedule, variable or function, or None."""
+    """Returns the learning rate of a Keras optimizer, or None.
+
+    The rate is a schedule, a variable or a function. Wrapped optimizers are unwrapped.
+    """
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return getattr(optimizer, "_learning_rate", None)
 
 
 def layers_in(model: Any) -> list[Any]:
-    """Returns a Keras model or layer and all layers in it, however deep.
+    """Returns a model or layer and all nested layers.
 
-    Keras 3 has no public way to all of them: `layers` is of models and one level deep, and
-    `tf.train.TrackableView` does not see those in lists.
+    Keras 3 has no public API for this: `layers` exists for models and is one level deep, and
+    `tf.train.TrackableView` misses layers in lists.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: The argument is neither a model nor a layer.
     """
     flatten = getattr(model, "_flatten_layers", None)
     if flatten is None:
@@ -124,17 +132,17 @@ def layers_in(model: Any) -> list[Any]:
 
 
 def functional_class() -> Any:
-    """Returns the class of `keras.Model(inputs, outputs)`, which Keras 3 has no public name for."""
+    """Returns the class of `keras.Model(inputs, outputs)`, which is not public."""
     return importlib.import_module("keras.src.models.functional").Functional
 
 
 def weighs_classes(function: Any) -> bool:
-    """Whether a function is that by which Keras 3 maps a data set to `fit`'s `class_weight`."""
+    """Returns whether a function is the one that Keras maps for `class_weight`."""
     return getattr(function, "__name__", "") == "class_weights_map_fn"
 
 
-# Transformations that leave the batches of the data set that they are made of as large as they are,
-# by the names of TensorFlow's own classes, and those that may not.
+# Dataset transformations that preserve the size of batches, and transformations that may change
+# it, by the class names inside TensorFlow.
 _KEEP_BATCHES = {
     *("Prefetch", "Shuffle", "Take", "Skip", "Repeat", "Cache", "Options", "Shard"),
     *("AssertCardinality", "Filter", "TakeWhile", "IgnoreErrors"),
@@ -143,13 +151,16 @@ _MAP_BATCHES = {"Map", "ParallelMap", "Scan"}
 
 
 def tell_batch_size(dataset: Any, size: int) -> Any:
-    """Returns a data set of which `told_batch_size` finds that its batches have `size` inputs."""
+    """Attaches a batch size to a dataset.
+
+    `told_batch_size` then finds it through later transformations.
+    """
     dataset._told_batch_size = size
     return dataset
 
 
 def _where_batches_are_made(dataset: Any, passing: set[str]) -> Any:
-    """Returns the data set that the batches come from through some transformations."""
+    """Returns the dataset that creates the batches, behind `passing` transformations."""
     while not hasattr(dataset, "_told_batch_size"):
         inputs = dataset._inputs() if _kind_of(dataset) in passing else []
         if len(inputs) != 1:
@@ -163,14 +174,17 @@ def _kind_of(dataset: Any) -> str:
 
 
 def told_batch_size(dataset: Any) -> int | None:
-    """Returns the batch size that was given to `.batch(n)`, `.rebatch(n)` or a reader, or None.
+    """Returns the batch size of a dataset, or None if unknown.
 
-    TensorFlow has no public way to ask: its shape is not known without `drop_remainder`. No element
-    is made. What follows may be what keeps batches as large as they are, and `.map` or `.scan`,
-    which may not: check the batches that come.
+    No element is read. The size is the argument of `.batch(n)` or `.rebatch(n)`, or the size that a
+    reader attached. TensorFlow has no public API for it, and the static shape is unknown without
+    `drop_remainder`. Later transformations may preserve batches, or be `.map` or `.scan`.
+
+    Note: `.map` and `.scan` can change the number of examples. Check the size of the actual
+    batches.
 
     Args:
-        dataset: a `tf.data.Dataset`.
+        dataset: A `tf.data.Dataset`.
     """
     import tensorflow as tf
 
@@ -184,25 +198,29 @@ def told_batch_size(dataset: Any) -> int | None:
 
 
 def is_sized_by_reader(dataset: Any) -> bool:
-    """Whether batches are as a reader made them, so that their size need not be checked."""
+    """Returns whether all batches have the size that a reader attached.
+
+    The size of such batches need not be checked.
+    """
     return hasattr(_where_batches_are_made(dataset, _KEEP_BATCHES), "_told_batch_size")
 
 
 def track_variable(layer: Any, variable: Any) -> None:
-    """Makes a variable one of a Keras layer's weights, but no part of TensorFlow's checkpoints.
+    """Adds a variable to the weights of a Keras layer.
 
-    An attribute would be both.
+    Setting an attribute would also add the variable to TensorFlow checkpoints, which must not
+    contain it.
     """
     layer._track_variable(variable)
 
 
 def exchange_weights(layer: Any, old: Sequence[Any], make: Callable[[], None]) -> None:
-    """Takes weights from a built Keras layer, and gives it others; as Keras does for LoRA.
+    """Replaces weights of a built layer, as Keras does for LoRA.
 
     Args:
-        layer: of Keras.
-        old: weights of it.
-        make: adds the new ones.
+        layer: A Keras layer.
+        old: The weights to remove.
+        make: Function that adds the new weights.
     """
     for variable in old:
         layer._untrack_variable(variable)
@@ -216,7 +234,7 @@ def exchange_weights(layer: Any, old: Sequence[Any], make: Callable[[], None]) -
 
 
 def is_in_legacy_file() -> bool:
-    """Whether Keras writes or reads a model's `.h5` file of the old format just now."""
+    """Returns whether Keras is writing or reading a legacy `.h5` model file."""
     try:
         state = importlib.import_module("keras.src.backend.common.global_state")
     except ImportError:
@@ -225,43 +243,50 @@ def is_in_legacy_file() -> bool:
 
 
 def outermost_layer(layer: Any) -> Any:
-    """Returns the layer whose call the call of another, which runs now, is part of.
+    """Returns the outermost layer of the current call.
 
-    In Keras's `fit` it is the model. Keras gives a layer no pointer to its model, but keeps this
-    one for the arguments that it passes down.
+    In `fit` it is the model. Keras layers have no pointer to their model. Keras stores the entry
+    layer of a call to propagate arguments such as `training`.
     """
     context = getattr(layer, "_get_call_context", None)
     return layer if context is None else context().entry_layer
 
 
 def optimizer_of(optimizer: Any, variable: Any) -> Any:
-    """Returns the optimizer in a `keras.optimizers.MultiOptimizer` that has a variable.
+    """Returns the optimizer for a variable.
 
-    Others are returned as they are; so is a MultiOptimizer of which that is not known.
+    For a `keras.optimizers.MultiOptimizer` it is the inner optimizer of the variable, if that can
+    be determined. Any other optimizer is returned unchanged.
     """
     choose = getattr(optimizer, "_optimizer_map", None)
     return choose(variable) if callable(choose) else optimizer
 
 
 def decays(optimizer: Any, variable: Any) -> bool:
-    """Whether a Keras optimizer's weight decay, if it has any, acts on a variable."""
+    """Returns whether the weight decay of a Keras optimizer includes a variable."""
     return bool(optimizer._use_weight_decay(variable))
 
 
 def copy_exclusions(old: Any, new: Any) -> None:
-    """Gives a Keras optimizer what another excludes from weight decay; no configuration has it."""
+    """Copies the weight decay exclusions of one Keras optimizer to another.
+
+    The configuration of an optimizer does not contain them.
+    """
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
         if hasattr(old, name):
             setattr(new, name, getattr(old, name))
 
 
 def is_recording() -> bool:
-    """Whether a `tf.GradientTape` records just now; TensorFlow has no public way to ask."""
+    """Returns whether a `tf.GradientTape` is recording; TensorFlow has no public API."""
     record = importlib.import_module("tensorflow.python.eager.record")
     return bool(record.could_possibly_record())
 
 
 def is_saving_model() -> bool:
-    """Whether TensorFlow writes a SavedModel just now, for which it traces functions anew."""
+    """Returns whether TensorFlow is writing a SavedModel.
+
+    Functions are traced again for it.
+    """
     context = importlib.import_module("tensorflow.python.saved_model.save_context")
     return bool(context.in_save_context())

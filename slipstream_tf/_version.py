@@ -1,3 +1,3 @@
-"""The version of slipstream_tf; pyproject.toml takes it from here."""
+"""The version of slipstream_tf, which pyproject.toml reads from here."""
 
 __version__ = "0.3.0.dev0"

@@ -1,4 +1,4 @@
-"""Settings of embedding tables, windows and the hot set: frozen dataclasses."""
+"""Frozen dataclasses for the settings of tables, windows and the hot set."""
 
 import dataclasses
 import numbers
@@ -15,16 +15,16 @@ COMBINERS = ("sum", "mean", "sqrtn", None)
 EVICTIONS = ("lfu", "lru")
 ROW_DTYPES = ("float32", "bfloat16", "float16")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Sums of squares need the range of a float32.
+# No float16: sums of squares need the range of float32.
 SLOT_DTYPES = ("float32", "bfloat16")
-# Types of rows in messages between ranks.
+# Dtypes of rows in messages between ranks.
 WIRE_DTYPES = ("float32", "bfloat16", "float16", "int8")
 MAX_DIM = 65536
 MAX_CAPACITY = 1 << 36
 MAX_ADMIT = 255
 DRIFT_METRICS = ("linf", "l2")
-# Of a window's length: so many in planned training, of no fewer steps than say something by their
-# AUC; and where nothing is planned.
+# Default window length: planned_steps / _WINDOWS, clamped to [_LEAST_WINDOW, _LONGEST_WINDOW], or
+# _UNPLANNED_WINDOW. The AUC of shorter windows would be mostly noise.
 _WINDOWS, _LEAST_WINDOW, _LONGEST_WINDOW, _UNPLANNED_WINDOW = 20, 5, 1000, 200
 _TIME = re.compile(r"(\d{1,9})\s*([smhd])", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -33,23 +33,31 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGTkmgt])(i)?)?[Bb]?", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """Which keys a table keeps rows for, and how long.
+    """Selects which keys have rows in a table, and for how long.
 
-    With a row its access count, drift, snapshot and deferred gradient are forgotten; a key that
-    comes back starts anew.
+    When a row is evicted or expires, its access count, drift, snapshot and deferred gradient are
+    deleted as well. If the key occurs again, its row starts from the initializer.
+
+    Example:
+
+    >>> retention = slip.Retention(capacity=1_000_000, admit_after=2, expire_after="30d")
+    >>> retention.expiry
+    (2592000, True)
+    >>> table = slip.Table("item", dim=16, retention=retention)
 
     Attributes:
-        capacity: most rows that the table may hold; None: any number. Keys that are admitted in
-            one batch may go beyond it by a few, until the next.
-        eviction: which row leaves a full table: "lfu" (the lowest decayed access count) or "lru"
-            (the one not accessed for longest).
-        admit_after: accesses until a key gets a row, 1 to 255. Until then it reads its initial row,
-            and its gradients are dropped. A filter of 16 MB a table counts; it may count too many,
-            and halves its counts every 16 million accesses of keys without a row. On ranks whose
-            tables are sharded, accesses of a rank's batch count as one.
-        expire_after: without an access, until a row leaves: steps (lookups of a training batch), or
-            a time such as "90s", "45m", "12h" or "30d". It leaves then, or up to a quarter of that
-            time later. None: never.
+        capacity: Maximum number of rows, or None for no limit. The keys that one batch admits may
+            exceed the capacity by a few rows until the next batch.
+        eviction: Which row a full table evicts. `"lfu"`: the row with the lowest decayed access
+            count. `"lru"`: the row with the oldest access.
+        admit_after: Number of accesses after which a key gets a row, 1 to 255. Before that, a
+            lookup returns the initial row, and the gradients of the key are dropped. The accesses
+            are counted in a filter of 16 MB per table. The filter can overestimate a count, and it
+            halves all counts after every 16 million accesses of keys without a row. With sharded
+            tables, all accesses of a key in the batch of one rank count as one.
+        expire_after: Time without an access after which a row is removed: an integer number of
+            steps (lookups of a training batch), or a duration such as `"90s"`, `"45m"`, `"12h"` or
+            `"30d"`. The removal can be late by up to a quarter of that time. None means never.
     """
 
     capacity: int | None = None
@@ -72,7 +80,11 @@ class Retention:
 
     @property
     def expiry(self) -> tuple[int, bool]:
-        """How long without an access a row stays, and whether that is in seconds; 0: for ever."""
+        """The lifetime of a row without access, as `(amount, is_in_seconds)`.
+
+        The amount is in steps if `is_in_seconds` is False. An amount of 0 means that rows never
+        expire.
+        """
         if self.expire_after is None:
             return 0, False
         if not isinstance(self.expire_after, str):
@@ -87,26 +99,36 @@ class Retention:
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """How a table keeps its rows, of a store of this package's own tables.
+    """Selects how the native store keeps the rows of a table.
 
-    What is narrower than float32 is computed in float32 and rounded when it is written back: to one
-    of its two neighbours, by a chance that makes the mean right (stochastic rounding). So steps
-    smaller than the neighbours' distance are not lost. The chance is a function of key and update:
-    the same run gives the same bits. Where each value has a float32 slot (momentum, Adagrad, Adam,
-    FTRL), that lends it 8 bits: value and slot are updated with 24 bits each, and take no more
-    memory; lookups read the nearest value of `dtype`.
+    Rows in a 16-bit dtype are updated in float32 and rounded when they are written back. The
+    rounding is stochastic and unbiased, so that updates smaller than the spacing of the dtype are
+    not lost. The random bits are a function of the key and the update, therefore a repeated run
+    gives the same bits. If the optimizer has one float32 slot per value (momentum, Adagrad, Adam,
+    FTRL), 8 bits of the slot store additional bits of the value. Value and slot are then updated
+    with 24 bits each and take no additional memory. Lookups read the value rounded to `dtype`.
+
+    Example:
+
+    >>> storage = slip.Storage(dtype="bfloat16")
+    >>> storage.row_bytes(dim=16, slots=16)
+    96
+    >>> table = slip.Table("item", dim=16, storage=storage)
 
     Attributes:
-        dtype: of a row's values: "float32"; "bfloat16" (8 bits of precision, float32's range) or
-            "float16" (11 bits, up to 65,504), which take half the bytes.
-        slot_dtype: of the optimizer's values beside a row: "float32" or "bfloat16", with which no
-            bits are lent.
-        memory: bytes of rows and slots in memory, or a text such as "2GB"; all others are on disk,
-            the least valuable first, by their access counts and how long ago they were used. A
-            batch's rows must fit. On top come the index, 20 to 25 bytes a key, and, for what moves,
-            an eighth, and a quarter or 64 MB. None: all rows are in memory.
-        spill: a folder on a local disk, for files that have no name and end with the process; with
-            `memory` only. It must be there when the table is made. Ranks may share it.
+        dtype: Dtype of the row values: `"float32"`, `"bfloat16"` (8 bits of precision, range of
+            float32) or `"float16"` (11 bits of precision, up to 65,504). The 16-bit dtypes take
+            half the memory.
+        slot_dtype: Dtype of the optimizer slots of a row: `"float32"` or `"bfloat16"`. Slots in
+            bfloat16 have no bits to spare for the values.
+        memory: Memory for rows and slots, in bytes or as a text such as `"2GB"`. The other rows are
+            stored on disk, the least valuable first, by access count and time since the last
+            access. The rows of one batch must fit. In addition, the index takes 20 to 25 bytes per
+            key, an eighth of `memory` is reserved for rows in transit, and a quarter of `memory`,
+            at least 64 MB, for other buffers. None keeps all rows in memory.
+        spill: Folder on a local disk for the rows that exceed `memory`, which is required with it.
+            The folder must exist when the table is created. The files have no name and are deleted
+            when the process ends. Ranks may share the folder.
     """
 
     dtype: str = "float32"
@@ -128,22 +150,34 @@ class Storage:
             object.__setattr__(self, "spill", os.fspath(self.spill))
 
     def in_memory(self) -> "Storage":
-        """Returns the same for a table whose rows are all in memory."""
+        """Returns the same storage with all rows in memory."""
         return Storage(self.dtype, self.slot_dtype)
 
     def rows_in_memory(self, dim: int, slots: int) -> int:
-        """Returns how many rows of `dim` values, with their slots, `memory` is of."""
+        """Returns the number of rows that fit into `memory`.
+
+        Args:
+            dim: Number of values per row.
+            slots: Number of optimizer values per row.
+        """
         return self.memory_bytes // self.row_bytes(dim, slots)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of rows in memory; 0: all are."""
+        """Memory for rows in bytes.
+
+        0 means that all rows stay in memory.
+        """
         return 0 if self.memory is None else parse_bytes("memory", self.memory, "Storage")
 
     def row_bytes(self, dim: int, slots: int) -> int:
-        """Returns the bytes of memory of a row of `dim` values and of its slots.
+        """Returns the bytes of memory of one row with its slots.
 
-        They are rounded up to 16. The index takes 20 to 25 more for each row.
+        The result is a multiple of 16. The index takes 20 to 25 additional bytes per row.
+
+        Args:
+            dim: Number of values per row.
+            slots: Number of optimizer values per row.
         """
         nbytes = DTYPE_BYTES[self.dtype] * dim + DTYPE_BYTES[self.slot_dtype] * slots
         return -(-nbytes // 16) * 16
@@ -151,22 +185,29 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One embedding table: a named set of rows of `dim` values, one per int64 key.
+    """Describes one embedding table: a row of `dim` values per int64 key.
+
+    Example:
+
+    >>> table = slip.Table("item", dim=16, combiner="mean", initializer="zeros")
+    >>> layer = slip.keras.EmbeddingCollection([table])
+    >>> layer({"item": np.array([[3, 5], [8, -1]])}).keys()
+    dict_keys(['item'])
 
     Attributes:
-        name: unique name of the table.
-        dim: values per row, 1 to 65,536.
-        optimizer: the rule of the table's rows, with its rate: an object of
-            `slipstream_tf.optimizers`, or what `optimizers.get` makes one of. None: that of the
-            layer or store.
-        combiner: how the rows of a bag become one vector: "sum", "mean" or "sqrtn"; None: not at
-            all, each key's row comes out.
-        initializer: how a new key's row starts: an object of `slipstream_tf.initializers`, or what
-            `initializers.get` makes one of. Without a seed of its own, it is seeded by the table's
-            name: equal keys of two tables start with different rows, and the same key of a table
-            always with the same.
-        storage: how its rows are kept; by default as float32, in memory.
-        retention: which keys have rows, and how long; None: all of them, for ever.
+        name: Unique name of the table.
+        dim: Number of values per row, 1 to 65,536.
+        optimizer: Sparse optimizer of the table, with its learning rate: an object of
+            `slipstream_tf.optimizers`, or an identifier that `optimizers.get` accepts. None uses
+            the optimizer of the layer or store.
+        combiner: How the rows of a bag of keys are combined into one vector: `"sum"`, `"mean"` or
+            `"sqrtn"`. None returns the row of each key.
+        initializer: Initial values of a new row: an object of `slipstream_tf.initializers`, or an
+            identifier that `initializers.get` accepts. If it has no seed, the seed is a hash of the
+            table name. The same key then starts with different rows in two tables, and always with
+            the same row in one table.
+        storage: Dtype and location of the rows. Defaults to float32 in memory.
+        retention: Which keys have rows, and for how long. None keeps the rows of all keys.
     """
 
     name: str
@@ -198,35 +239,38 @@ class Table:
 
     @property
     def seed(self) -> int:
-        """Of the initializer: its own, or one that the name gives, -2**63 to 2**63 - 1."""
+        """Seed of the initializer.
+
+        It defaults to a hash of the table name, in the range of int64.
+        """
         own = getattr(self.initializer, "seed", None)
         return hash_text(self.name) if own is None else own
 
     @property
     def capacity(self) -> int | None:
-        """Most rows; None: there is no bound."""
+        """Maximum number of rows; None means unbounded."""
         return None if self.retention is None else self.retention.capacity
 
     @property
     def eviction(self) -> str:
-        """Which row leaves a full table; an unbounded one evicts none."""
+        """Eviction order of a full table; unused if the table is unbounded."""
         return EVICTIONS[0] if self.retention is None else self.retention.eviction
 
     @property
     def admits(self) -> bool:
-        """Whether keys get a row only after some accesses."""
+        """Whether a key needs more than one access to get a row."""
         return self.retention is not None and self.retention.admit_after > 1
 
     @property
     def tracks_use(self) -> bool:
-        """Whether the table knows when its rows were accessed last."""
+        """Whether the table records when each row was last accessed."""
         if self.retention is None:
             return False
         is_lru = self.capacity is not None and self.eviction == "lru"
         return is_lru or self.retention.expire_after is not None
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`."""
+        """Returns a JSON-serializable dictionary for `from_config`."""
         config = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         if self.optimizer is not None:
             config["optimizer"] = optimizers.serialize(self.optimizer)
@@ -238,7 +282,7 @@ class Table:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Table":
-        """Builds the object that `get_config` described."""
+        """Creates a table from the dictionary that `get_config` returned."""
         config = dict(config)
         if config.get("retention") is not None:
             config["retention"] = Retention(**config["retention"])
@@ -249,17 +293,29 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The steps between two snapshots: all decisions fall at a window's end.
+    """Sets the length of windows, after which the engine decides.
+
+    At the end of each window, drifts are measured, keys are classified, thresholds are updated and
+    snapshots are taken.
+
+    Example:
+
+    >>> window = slip.Window(warmup=0.25)
+    >>> window.length(planned_steps=10_000)
+    500
+    >>> window.warmup_steps(planned_steps=10_000)
+    2500
 
     Attributes:
-        steps: length of a window in trained steps. None: a twentieth of the planned steps, 5 to
-            1,000, from 100 on in tens; 200 where these are not known.
-        warmup: nothing is saved before: a float is a share of the planned steps, 0.0 to 1.0 (paper:
-            0.25); an integer is steps.
-        planned_steps: steps that training would take without skipping. None: `fit` tells, by the
-            data's length, `steps_per_epoch` and `epochs`.
-        sample: examples of a window whose keys are kept, uniform over it, to find T.
-        seed: of that sample, of thinning and of random skipping.
+        steps: Length of a window in training steps. None uses a twentieth of the planned steps,
+            clamped to [5, 1000] and rounded down to a multiple of 10 from 100 on. If the planned
+            steps are unknown, a window has 200 steps.
+        warmup: Training before policies take effect. A float is a fraction of the planned steps in
+            [0, 1] (0.25 in the paper). An integer is a number of steps.
+        planned_steps: Number of steps that training takes without skipping. None uses the number
+            that `fit` derives from the length of the data, `steps_per_epoch` and `epochs`.
+        sample: Number of examples per window, sampled uniformly, that determine the threshold T.
+        seed: Seed of that sample and of the random decisions that keep or skip examples.
     """
 
     steps: int | None = None
@@ -286,10 +342,11 @@ class Window:
         object.__setattr__(self, "warmup", warmup)
 
     def length(self, planned_steps: int | None) -> int:
-        """Returns the steps of a window.
+        """Returns the length of a window in steps.
 
         Args:
-            planned_steps: of training, as far as known; this object's own go first.
+            planned_steps: Planned steps of training, or None if unknown. `Window.planned_steps`
+                takes precedence.
         """
         if self.steps is not None:
             return self.steps
@@ -297,14 +354,15 @@ class Window:
         if planned is None:
             return _UNPLANNED_WINDOW
         length = min(max(planned // _WINDOWS, _LEAST_WINDOW), _LONGEST_WINDOW)
-        # Keras's executions of five or ten steps end where a window does.
+        # With steps_per_execution of 5 or 10, an execution then ends where the window ends.
         return length - length % 10 if length >= 100 else length
 
     def warmup_steps(self, planned_steps: int | None) -> int | None:
-        """Returns the steps before which nothing is saved; None: that cannot be told yet.
+        """Returns the number of warm-up steps, or None if unknown.
 
         Args:
-            planned_steps: of training, as far as known; this object's own go first.
+            planned_steps: Planned steps of training, or None if unknown. `Window.planned_steps`
+                takes precedence.
         """
         if isinstance(self.warmup, int):
             return self.warmup
@@ -316,13 +374,23 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class HotSet:
-    """The keys that are watched: the most accessed ones whose snapshots fit the memory.
+    """Selects the keys that the engine tracks: the most accessed ones.
+
+    The snapshots of the tracked rows must fit into `memory`.
+
+    Example:
+
+    >>> hot_set = slip.HotSet(memory="64MiB", exclude=["country"])
+    >>> hot_set.memory_bytes
+    67108864
 
     Attributes:
-        memory: bytes of the snapshots of all tables, or a text such as "256MB".
-        table_memory: table name -> bytes of its snapshots at most, or a text.
-        exclude: names of tables that are neither watched nor saved on.
-        count_decay: factor on the access counts at each window's end, 0 to 1.
+        memory: Memory for the snapshots of all tables, in bytes or as a text such as `"256MB"`.
+        table_memory: Maximum memory for the snapshots of single tables, a dictionary from table
+            name to bytes or text.
+        exclude: Names of tables that are not tracked and to which no policy applies.
+        count_decay: Factor in [0, 1] by which all access counts are multiplied at the end of each
+            window.
     """
 
     memory: int | str = "256MiB"
@@ -347,12 +415,12 @@ class HotSet:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the snapshots of all tables."""
+        """Memory for the snapshots of all tables, in bytes."""
         return parse_bytes("memory", self.memory, "HotSet")
 
     @property
     def table_bytes(self) -> dict[str, int]:
-        """Table name -> bytes of its snapshots at most."""
+        """Maximum bytes of the snapshots of single tables, by table name."""
         return {
             name: parse_bytes(name, memory, minimum=0) for name, memory in self.table_memory.items()
         }
@@ -360,17 +428,27 @@ class HotSet:
 
 @dataclasses.dataclass(frozen=True)
 class Saturation:
-    """When a hot key counts as saturated. For policies that go by it, and where none is given.
+    """Defines when a tracked key counts as saturated.
+
+    Policies that depend on drift use it. Without policies, it applies to the reported states of
+    keys.
+
+    Example:
+
+    >>> saturation = slip.Saturation(metric="l2", threshold=0.01)
+    >>> saturation.threshold
+    0.01
 
     Attributes:
-        metric: drift of a row from its snapshot: "linf" (largest change of a value, as in the
-            paper) or "l2".
-        threshold: T itself, in the metric's unit. None: T is found for a policy's `share`.
-        max_threshold: upper bound of a T that is found, or None.
-        revisit_every: a saturated key is probed (trained as if it varied) one window in so many,
-            at different windows for different keys; 0: never. None: as the policies say, 10 where
-            gradients are withheld, 100 where examples are skipped, since a probing key holds all
-            its examples back.
+        metric: Distance of a row from its snapshot: `"linf"` (the largest change of a value, as in
+            the paper) or `"l2"`.
+        threshold: The threshold T in units of the metric. None derives T from the `share` of a
+            policy.
+        max_threshold: Upper bound of a derived T, or None.
+        revisit_every: A saturated key is probed, which means trained like a varying key, in one of
+            `revisit_every` windows. The windows differ between keys. 0 means never. None uses the
+            default of the policies: 10 if gradients are masked or deferred, and 100 if examples are
+            skipped, because a probing key keeps all its examples.
     """
 
     metric: str = "linf"
@@ -393,11 +471,18 @@ class Saturation:
 
 @dataclasses.dataclass(frozen=True)
 class DryRun:
-    """Does everything but the saving, and tells what would have been saved.
+    """Makes the engine decide and count everything without saving anything.
+
+    The report then estimates the savings.
+
+    Example:
+
+    >>> layer = slip.keras.EmbeddingCollection([slip.Table("item", dim=4)])
+    >>> engine = slip.Slipstream(layer, slip.DeferGradients(), dry_run=slip.DryRun())
 
     Attributes:
-        estimates_cost: whether examples' losses are taken in, by which the report estimates what
-            saving would have cost. It needs a model that tells them: a `slip.keras.Model`.
+        estimates_cost: Whether the report also estimates the AUC loss of the policies. The estimate
+            needs the loss of each example, which a `slip.keras.Model` records.
     """
 
     estimates_cost: bool = False
@@ -408,17 +493,17 @@ class DryRun:
 
 
 def parse_bytes(argument: str, value: Any, place: str = "", minimum: int = 1) -> int:
-    """Returns bytes from a number, or from a text such as "256MB" or "1.5GiB".
+    """Parses a number of bytes, or a text such as `"1.5GiB"`.
 
     Args:
-        argument: as the user wrote it, for the error.
-        value: an integer, or a text; KB, MB, GB, TB are powers of 1,000, KiB, MiB, GiB, TiB of
-            1,024.
-        place: where, for the error.
-        minimum: least bytes.
+        argument: Name of the argument, for the error.
+        value: An integer or a text. KB, MB, GB and TB are powers of 1,000, and KiB, MiB, GiB and
+            TiB are powers of 1,024.
+        place: Where the argument was passed, for the error.
+        minimum: Minimum number of bytes.
 
     Raises:
-        ValueError: it is neither, or less than that.
+        ValueError: The value is neither an integer nor such a text, or is below the minimum.
     """
     nbytes = value
     if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""Row initializers: how a key's row starts.
+"""Initializers of embedding rows.
 
-A row is drawn from a counter-based generator keyed by (seed, key), so it does not depend on
-when the key arrives, on what else is in the batch or on the number of threads.
+A row is drawn from a counter-based generator that is keyed by (seed, key). Therefore a row does not
+depend on the time of its first lookup, on the rest of the batch or on the number of threads.
 """
 
 import dataclasses
@@ -15,13 +15,17 @@ from slipstream_tf._utils.serialization import serialize as serialize
 
 @dataclasses.dataclass(frozen=True)
 class RandomUniform:
-    """Uniform on [minval, maxval), as `keras.initializers.RandomUniform`.
+    """Draws values uniformly from [minval, maxval), as `keras.initializers.RandomUniform`.
+
+    Example:
+
+    >>> table = slip.Table("item", 16, initializer=slip.initializers.RandomUniform(-0.01, 0.01))
 
     Attributes:
-        minval: lower bound.
-        maxval: upper bound, at least `minval`.
-        seed: of the generator; the same (seed, key) always gives the same row. None: a number that
-            the table's name gives.
+        minval: Lower bound.
+        maxval: Upper bound, at least `minval`.
+        seed: Seed of the generator. The same seed and key always give the same row. None derives
+            the seed from the table name.
     """
 
     minval: float = -0.05
@@ -36,13 +40,17 @@ class RandomUniform:
 
 @dataclasses.dataclass(frozen=True)
 class RandomNormal:
-    """Normal with the given mean and standard deviation, as `keras.initializers.RandomNormal`.
+    """Draws values from a normal distribution, as `keras.initializers.RandomNormal`.
+
+    Example:
+
+    >>> table = slip.Table("item", 16, initializer=slip.initializers.RandomNormal(stddev=0.01))
 
     Attributes:
-        mean: of the values.
-        stddev: their standard deviation, at least 0.
-        seed: of the generator; the same (seed, key) always gives the same row. None: a number that
-            the table's name gives.
+        mean: Mean of the values.
+        stddev: Standard deviation of the values, at least 0.
+        seed: Seed of the generator. The same seed and key always give the same row. None derives
+            the seed from the table name.
     """
 
     mean: float = 0.0
@@ -57,15 +65,15 @@ class RandomNormal:
 
 @dataclasses.dataclass(frozen=True)
 class Zeros:
-    """All zeros."""
+    """Sets all values to 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """Every element is `value`.
+    """Sets all values to `value`.
 
     Attributes:
-        value: any finite number.
+        value: A finite number.
     """
 
     value: float = 0.0
@@ -75,7 +83,7 @@ class Constant:
 
 
 def _keep(initializer: Any, **values: Any) -> None:
-    """Sets attributes of a frozen object to what they were checked to be."""
+    """Sets attributes of a frozen object to their validated values."""
     for name, value in values.items():
         object.__setattr__(initializer, name, value)
 
@@ -90,14 +98,14 @@ Initializer = RandomUniform | RandomNormal | Zeros | Constant
 
 
 def op_attributes(initializer: Initializer) -> tuple[str, float, float]:
-    """Returns (kind, first parameter, second parameter) as the table op takes them."""
+    """Returns (kind, first parameter, second parameter) for the table op."""
     kinds = {RandomUniform: "uniform", RandomNormal: "normal", Constant: "constant", Zeros: "zeros"}
     values = [v for name, v in vars(initializer).items() if name != "seed"]
     first, second, *_ = (*values, 0.0, 0.0)
     return next(kinds[cls] for cls in type(initializer).__mro__ if cls in kinds), first, second
 
 
-# As `keras.initializers.get` knows them.
+# The names of `keras.initializers.get`.
 _BY_NAME: dict[str, Initializer] = {
     **{"zeros": Zeros(), "ones": Constant(1.0), "constant": Constant()},
     **{"uniform": RandomUniform(), "random_uniform": RandomUniform()},
@@ -109,16 +117,22 @@ _OF_KERAS: dict[str, Any] = {
 
 
 def get(identifier: Any) -> Initializer:
-    """Returns an initializer.
+    """Returns an initializer for an identifier.
+
+    Example:
+
+    >>> slip.initializers.get("ones")
+    Constant(value=1.0)
 
     Args:
-        identifier: an instance; the dictionary that `serialize` made; a name as Keras has it, such
-            as "uniform"; or a `keras.initializers` object `Zeros`, `Ones`, `Constant`,
-            `RandomUniform` or `RandomNormal`.
+        identifier: An initializer of this module; the dictionary that `serialize` returned; a name
+            as in Keras, such as `"uniform"`; or a `Zeros`, `Ones`, `Constant`, `RandomUniform` or
+            `RandomNormal` object of `keras.initializers`.
 
     Raises:
-        ValueError: anything else. Those of Keras that go by the shape of a matrix (Glorot, He,
-            orthogonal) say nothing of a table that grows.
+        ValueError: The identifier is unknown. Keras initializers that depend on the shape of a
+            matrix (Glorot, He, orthogonal) are not supported, because a table has no fixed number
+            of rows.
     """
     if isinstance(identifier, str):
         key = "".join("_" + c.lower() if c.isupper() else c for c in identifier).lstrip("_")
