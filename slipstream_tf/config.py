@@ -124,8 +124,8 @@ class Storage:
         memory: Memory for rows and slots, in bytes or as a text such as `"2GB"`. The other rows are
             stored on disk, the least valuable first, by access count and time since the last
             access. The rows of one batch must fit. In addition, the index takes 20 to 25 bytes per
-            key, an eighth of `memory` is reserved for rows in transit, and a quarter of `memory`,
-            at least 64 MB, for other buffers. None keeps all rows in memory.
+            key. Rows in transit between memory and disk take up to an eighth of `memory`, plus a
+            quarter of `memory` or 64 MB, whichever is less. None keeps all rows in memory.
         spill: Folder on a local disk for the rows that exceed `memory`, which is required with it.
             The folder must exist when the table is created. The files have no name and are deleted
             when the process ends. Ranks may share the folder.

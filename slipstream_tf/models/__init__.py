@@ -1,4 +1,4 @@
-"""Click models over an `EmbeddingCollection`: DLRM, DCN-v2, DeepFM, FinalMLP, DIN and TBSM."""
+"""Click models over an `EmbeddingCollection`: DLRM, DCN-v2, DeepFM, FinalMLP, DIN, TBSM."""
 
 from slipstream_tf.models.click_model import MLP
 from slipstream_tf.models.dcn import DCNv2

@@ -1,4 +1,4 @@
-"""What the click models share: inputs, embeddings, MLPs and output. A model adds `logits`."""
+"""The base class of the click models and their MLP layer."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ from slipstream_tf.distributed.batches import NEXT_KEYS
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
 
-# PyTorch's, by which published models were trained. By Keras's momentum of 0.99 the averages lag
-# behind by more than an epoch of a small data set, and its epsilon of 1e-3 is more than the
-# variance of what new rows give.
+# The defaults of PyTorch, with which the published models were trained. With the Keras momentum of
+# 0.99 the averages lag by more than an epoch of a small data set, and the Keras epsilon of 1e-3
+# exceeds the variance of the vectors of new rows.
 _NORM_MOMENTUM, _NORM_EPSILON = 0.9, 1e-5
 
 
 def require_widths(
     argument: str, widths: Sequence[int], place: str, may_be_empty: bool = False
 ) -> tuple[int, ...]:
-    """Returns `widths`; raises ValueError unless it is a list of integers >= 1."""
+    """Returns `widths` as a tuple; raises ValueError if one is invalid."""
     allowed = "a list of integers >= 1" + ("" if may_be_empty else ", not empty")
     if not isinstance(widths, (list, tuple)) or not (widths or may_be_empty):
         raise invalid(argument, widths, place, allowed)
@@ -33,7 +33,7 @@ def require_widths(
 
 
 def require_dropout(dropout: float, place: str) -> float:
-    """Returns `dropout`; raises ValueError unless it is in [0, 1)."""
+    """Returns `dropout` as a float, or raises ValueError outside of [0, 1)."""
     require_number("dropout", dropout, minimum=0.0, maximum=1.0, place=place)
     if dropout == 1.0:
         raise invalid("dropout", dropout, place, "a number >= 0 and < 1")
@@ -41,33 +41,44 @@ def require_dropout(dropout: float, place: str) -> float:
 
 
 def side_by_side(dense: Any, vectors: Any) -> tf.Tensor:
-    """Returns numbers and vectors, as `ClickModel.logits` has them, as one matrix."""
+    """Concatenates dense features and vectors to one matrix.
+
+    Args:
+        dense: Numeric features, float [batch, n], or None.
+        vectors: Embeddings as `ClickModel.logits` receives them.
+    """
     if not isinstance(vectors, list):
         vectors = [tf.reshape(vectors, [-1, vectors.shape[1] * vectors.shape[2]])]
     return tf.concat(vectors if dense is None else [dense, *vectors], axis=1)
 
 
 def penalty_of(l2: float) -> Any:
-    """Returns the regularizer of a layer's weights, None without a penalty."""
+    """Returns an L2 regularizer, or None if `l2` is 0."""
     return keras.regularizers.L2(l2) if l2 else None
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
 class MLP(keras.layers.Layer):
-    """Dense layers with ReLU and dropout between them, and batch normalisation in front of ReLU.
+    """A stack of dense layers with ReLU, dropout and optional batch normalization.
+
+    Example:
+
+    >>> mlp = slip.models.MLP([8, 1], last_is_linear=True)
+    >>> mlp(np.zeros((2, 4), "float32")).shape
+    TensorShape([2, 1])
 
     Args:
-        widths: units of each layer, one layer or more.
-        last_is_linear: whether the last layer has neither ReLU nor dropout: it gives logits, and
-            is computed in float32 whatever the dtype policy.
-        dropout: share of units dropped after each ReLU in training, 0 to below 1.
-        batch_norm: whether there is `keras.layers.BatchNormalization` in front of each ReLU, with
-            a momentum of 0.9 and an epsilon of 1e-5.
-        l2: factor on the layers' squared weights, biases apart, a penalty in the loss; 0: none.
-        **kwargs: of `keras.layers.Layer`.
+        widths: Number of units of each layer, at least one layer.
+        last_is_linear: Whether the last layer has no ReLU and no dropout, so that it returns
+            logits. Such a layer is computed in float32 with every dtype policy.
+        dropout: Dropout rate after each ReLU, in [0, 1).
+        batch_norm: Whether a `keras.layers.BatchNormalization` with momentum 0.9 and epsilon 1e-5
+            precedes each ReLU.
+        l2: Factor of the squared kernel weights in the loss, without biases. 0 disables it.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Raises:
-        ValueError: a width, the dropout or `l2` is out of range.
+        ValueError: A width, the dropout rate or `l2` is out of range.
     """
 
     def __init__(
@@ -88,7 +99,7 @@ class MLP(keras.layers.Layer):
         self._stack = []
         for index, width in enumerate(self.widths):
             is_linear = self.last_is_linear and index == len(self.widths) - 1
-            # Logits in bfloat16 have 8 bits: ties in the ranking and a coarse calibration.
+            # Logits in bfloat16 have 8 bits, which causes ties in the ranking and poor calibration.
             policy = "float32" if is_linear else self.dtype_policy
             normalises = self.batch_norm and not is_linear
             activation = None if is_linear or normalises else "relu"
@@ -108,11 +119,11 @@ class MLP(keras.layers.Layer):
 
     @property
     def last(self) -> Any:
-        """The last `keras.layers.Dense`."""
+        """The last `keras.layers.Dense` of the stack."""
         return next(part for part in reversed(self._stack) if isinstance(part, keras.layers.Dense))
 
     def build(self, input_shape: Any) -> None:
-        """Creates the weights for inputs [batch, n]."""
+        """Creates the weights for inputs of shape [batch, n]."""
         shape = tuple(input_shape)
         for layer in self._stack:
             layer.build(shape)
@@ -120,8 +131,8 @@ class MLP(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Returns [batch, widths[-1]] for [batch, n]."""
-        # Keras hands `training` on to the layers that are called in here.
+        """Maps inputs of shape [batch, n] to [batch, widths[-1]]."""
+        # Keras propagates `training` to the inner layers.
         for layer in self._stack:
             inputs = layer(inputs)
         return inputs
@@ -131,7 +142,7 @@ class MLP(keras.layers.Layer):
         return (input_shape[0], self.widths[-1])
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`."""
+        """Returns a JSON-serializable dictionary for `from_config`."""
         return {
             **super().get_config(),
             "widths": list(self.widths),
@@ -143,31 +154,35 @@ class MLP(keras.layers.Layer):
 
 
 class ClickModel(LossFeedback, keras.Model):
-    """Base of models that predict the probability of a click.
+    """Base class of models that predict the probability of a click.
+
+    A subclass implements `logits`, creates its layers in the constructor and passes the output
+    layer to `end_with`.
 
     Args:
-        embeddings: the layer that turns keys into vectors.
-        dense_features: numeric features per input, 0 or more.
-        dropout: share of units dropped after each hidden layer of the last MLP, 0 to below 1.
-        returns_logits: whether the output is a logit instead of a probability.
-        batch_norm: whether hidden layers of the MLPs have batch normalisation, see `MLP`. Its
-            moving averages are each rank's own, and an empty batch spoils them: for one process.
-        l2: factor on the squared weights of all layers but the tables, biases apart, a penalty in
-            the loss; 0: none. (Rows have `optimizers.SparseOptimizer.l2`.)
-        **kwargs: of `keras.Model`: name, dtype, trainable.
+        embeddings: The layer that looks up the keys.
+        dense_features: Number of numeric features per example, at least 0.
+        dropout: Dropout rate after each hidden layer of the last MLP, in [0, 1).
+        returns_logits: Whether the model returns logits instead of probabilities.
+        batch_norm: Whether the hidden layers of the MLPs use batch normalization, see `MLP`. Note: use it
+            with a single process, because each rank has separate moving averages and an empty batch
+            corrupts them.
+        l2: Factor of the squared kernel weights of all layers in the loss, without biases and
+            tables. 0 disables it. The L2 factor of rows is `optimizers.SparseOptimizer.l2`.
+        **kwargs: Arguments of `keras.Model`: name, dtype, trainable.
 
     Attributes:
-        dims: values per vector, by feature.
-        output_layer: the `keras.layers.Dense` whose bias is added to the logit.
+        dims: Number of values per vector, by feature name.
+        output_layer: The `keras.layers.Dense` whose bias is added to the logit.
 
     Raises:
-        ValueError: an argument is of the wrong type or range, or the dtype policy needs loss
-            scaling.
+        ValueError: An argument has the wrong type or is out of range, or the dtype policy needs
+            loss scaling.
     """
 
-    # The axes of "dense" in front of the features'.
+    # The leading axes of "dense", before the feature axis.
     dense_axes: tuple[str, ...] = ("batch",)
-    # Whether each feature gives a vector per key, [batch, steps, dim]; else one, [batch, dim].
+    # Whether features are sequences, [batch, steps, dim], instead of single vectors, [batch, dim].
     takes_sequences: bool = False
     output_layer: Any
 
@@ -217,31 +232,33 @@ class ClickModel(LossFeedback, keras.Model):
             raise invalid("combiner", pooled, f"the features of a {place}", allowed)
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
-        """Computes the logits; a model implements it.
+        """Computes the logits. Subclasses implement it.
 
         Args:
-            dense: [batch, dense_features] or None where there are none.
-            vectors: [batch, features, dim], or a list of [batch, dim_f] for dictionary keys.
-            training: whether dropout is on.
+            dense: Numeric features, [batch, dense_features], or None if the model has none.
+            vectors: Embeddings, [batch, features, dim], or for dictionary keys a list with one
+                tensor [batch, dim] per feature.
+            training: Whether dropout is active.
 
         Returns:
-            [batch, 1].
+            Logits, [batch, 1].
         """
         raise NotImplementedError
 
     def end_with(self, output_layer: Any) -> None:
-        """Takes the output layer, when all layers are made; the model is then built."""
-        # Past Keras, which would track the layer twice.
+        """Sets the output layer and marks the model as built."""
+        # Bypasses attribute tracking, because Keras would track the layer twice.
         object.__setattr__(self, "output_layer", output_layer)
         self.built = True
 
     def start_at(self, base_rate: float) -> None:
-        """Sets the output's bias to the log odds of a click; call it before training.
+        """Sets the output bias to the log odds of the click rate.
 
-        Without it the first steps teach the model little but how rare clicks are.
+        Call it before training. Otherwise the first steps mostly teach the model that clicks are
+        rare.
 
         Args:
-            base_rate: share of the labels that are 1, above 0 and below 1.
+            base_rate: Fraction of labels that are 1, in (0, 1).
 
         Raises:
             ValueError: `base_rate` is out of range.
@@ -253,13 +270,13 @@ class ClickModel(LossFeedback, keras.Model):
         self.output_layer.bias.assign([math.log(base_rate / (1.0 - base_rate))])
 
     def mlp(self, name: str, widths: Sequence[int], inputs: int, **options: Any) -> MLP:
-        """Returns a built MLP of the model's dtype policy.
+        """Returns a built `MLP` with the settings of the model.
 
         Args:
-            name: of the layer.
-            widths: of its layers.
-            inputs: values per row that it takes.
-            **options: of `MLP`.
+            name: Name of the layer.
+            widths: Number of units of each layer.
+            inputs: Number of input values per example.
+            **options: Further arguments of `MLP`.
         """
         own = {"batch_norm": self.batch_norm, "l2": self.l2, "dtype": self.dtype_policy}
         options = {**own, **options}
@@ -268,44 +285,42 @@ class ClickModel(LossFeedback, keras.Model):
         return layer
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model; see `call`."""
         return super().__call__(_compat.arrays_to_tensors(inputs), *args, **kwargs)
 
     def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """Predicts clicks.
 
         Args:
-            inputs: {"dense": float [batch, dense_features], "keys": as `EmbeddingCollection` takes
-                them}; no "dense" where `dense_features` is 0. "skippable", bool [batch], may be
-                there for the recording of losses and is not read here. Nor is "next_keys" (see
-                `distributed.with_next`), but in training with embeddings of `prefetch=True`, which
-                need it.
-            training: whether to train the embeddings and to drop units.
+            inputs: A dictionary with "keys", in a format that `EmbeddingCollection` accepts, and,
+                unless `dense_features` is 0, "dense", float [batch, dense_features]. The notes that
+                `Slipstream.apply` adds, for example "skippable" (bool [batch]), are allowed and
+                ignored. "next_keys" (see `distributed.with_next`) is only read in training with
+                embeddings that have `prefetch=True`, which require it.
+            training: Whether to train the embeddings and to apply dropout.
 
         Returns:
-            Probabilities (or logits), float32 [batch, 1] whatever the dtype policy.
+            Probabilities or logits, float32 [batch, 1] for every dtype policy.
 
         Raises:
-            ValueError: an input is missing, unknown or of another width.
+            ValueError: An input is missing, unknown or has the wrong width.
         """
         dense, keys = self._split(inputs)
         vectors = self.look_up(keys, inputs, training)
         return self.prediction(self.logits(dense, vectors, training))
 
     def look_up(self, keys: Any, inputs: Mapping[str, Any], training: bool | None) -> Any:
-        """Returns the vectors of keys in the compute dtype.
+        """Looks up keys and casts the vectors to the compute dtype.
 
         Args:
-            keys: as `EmbeddingCollection` takes them.
-            inputs: of the model; they have the next keys, in training with prefetch.
-            training: whether to train the embeddings.
+            keys: Keys in a format that `EmbeddingCollection` accepts.
+            inputs: Inputs of the model, which contain the next keys in training with prefetch.
+            training: Whether to train the embeddings.
 
         Returns:
-            [batch, features, dim]; for dictionary keys a list with a tensor per feature, as the
-            layer gives them.
+            [batch, features, dim], or for dictionary keys a list with one tensor per feature.
 
         Raises:
-            ValueError: the inputs have no next keys, in training with prefetch.
+            ValueError: The inputs have no next keys in training with prefetch.
         """
         next_keys = None
         if training and self.embeddings.prefetch:
@@ -322,15 +337,18 @@ class ClickModel(LossFeedback, keras.Model):
         return tf.cast(vectors, self.compute_dtype)
 
     def prediction(self, logits: Any) -> tf.Tensor:
-        """Returns logits [batch, 1] as the model gives them, float32."""
+        """Converts logits [batch, 1] to the float32 output of the model."""
         logits = tf.cast(logits, tf.float32)
         return logits if self.returns_logits else tf.sigmoid(logits)
 
     def one_dim(self, cause: str) -> int:
-        """Returns the dimension of all features' tables.
+        """Returns the dimension that all tables of the features share.
+
+        Args:
+            cause: The part of the model that needs a single dimension, for the error.
 
         Raises:
-            ValueError: there are several.
+            ValueError: The tables have different dimensions.
         """
         if len(set(self.dims.values())) > 1:
             allowed = f"one dimension for all features ({cause} need it)"
@@ -356,12 +374,12 @@ class ClickModel(LossFeedback, keras.Model):
         return dense, inputs["keys"]
 
     def input_signature(self) -> dict[str, Any]:
-        """Returns the specs of the inputs of a prediction, with one key per feature.
+        """Returns the input specs of a prediction with one key per feature.
 
         Returns:
-            {"dense": float32 [None, dense_features], "keys": int64 [None, features], or, where
-            tables have several dimensions, {feature: int64 [None]}}; no "dense" where there are no
-            numbers.
+            A dictionary with "keys", int64 [None, features], and, if the model has numeric
+            features, "dense", float32 [None, dense_features]. If the tables have different
+            dimensions, "keys" is a dictionary from feature name to int64 [None].
         """
         keys: Any = tf.TensorSpec([None, len(self.dims)], tf.int64)
         if len(set(self.dims.values())) > 1:
@@ -372,7 +390,7 @@ class ClickModel(LossFeedback, keras.Model):
         return {"dense": tf.TensorSpec(shape, tf.float32), "keys": keys}
 
     def build(self, input_shape: Any = None) -> None:
-        """Does nothing: all weights are created with the model, whose sizes are known then."""
+        """Does not create weights, because the constructor creates them."""
         self.built = True
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, int]:
@@ -383,7 +401,7 @@ class ClickModel(LossFeedback, keras.Model):
         return (keys[0], 1)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
+        """Returns a JSON-serializable dictionary for `from_config`, without weights and rows."""
         return {
             **keras.layers.Layer.get_config(self),
             "embeddings": keras.saving.serialize_keras_object(self.embeddings),
@@ -396,7 +414,7 @@ class ClickModel(LossFeedback, keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "ClickModel":
-        """Builds the model, with fresh weights and empty tables, that `get_config` described."""
+        """Creates a model with new weights and empty tables from its configuration."""
         config = dict(config)
         config["embeddings"] = keras.saving.deserialize_keras_object(
             config["embeddings"], custom_objects=custom_objects

@@ -1,4 +1,4 @@
-"""DCN-v2: cross layers beside a deep MLP over the concatenated features."""
+"""DCN-v2: cross layers and a deep MLP over the concatenated features."""
 
 import importlib
 import random
@@ -19,25 +19,35 @@ STRUCTURES = ("parallel", "stacked")
 class DCNv2(ClickModel):
     """Deep and cross network, version 2 (Wang et al., arXiv:2008.13535).
 
-    Dense features and embeddings, concatenated, go through the cross layers, which are
-    `keras_rs.layers.FeatureCross`, and through the deep MLP, side by side or one after the other; a
-    linear layer gives the logit. Tables may have different dimensions where the keys come as a
-    dictionary. Seed with `keras.utils.set_random_seed` before building it.
+    Dense features and embeddings are concatenated. They pass through cross layers
+    (`keras_rs.layers.FeatureCross`) and a deep MLP, in parallel or in sequence. A linear layer
+    returns the logit. Tables may have different dimensions if the keys are a dictionary. Call
+    `keras.utils.set_random_seed` before the constructor for reproducible weights.
+
+    Example:
+
+    >>> layer = slip.keras.EmbeddingCollection([slip.Table("user", 4), slip.Table("item", 4)])
+    >>> model = slip.models.DCNv2(layer, dense_features=3, cross_layers=2, deep=[8])
+    >>> inputs = {"dense": np.zeros((2, 3), "float32"), "keys": np.array([[1, 5], [2, 7]])}
+    >>> model(inputs).shape
+    TensorShape([2, 1])
 
     Args:
-        embeddings: the tables.
-        dense_features: numeric features per input, 0 or more.
-        cross_layers: number of cross layers, 1 or more.
-        rank: of the cross layers' matrices, below the input's width; None for full matrices.
-        deep: widths of the deep MLP; empty for none.
-        structure: "parallel": the linear layer sees what the cross layers and the MLP give;
-            "stacked": the MLP goes on from the cross layers (figure 1 of the paper).
-        dropout: share of units dropped after each layer of the deep MLP, 0 to below 1.
-        returns_logits: whether the output is a logit instead of a probability.
-        **kwargs: of `ClickModel` (`batch_norm`) and of `keras.Model`: name, dtype, trainable.
+        embeddings: The layer that looks up the keys.
+        dense_features: Number of numeric features per example, at least 0.
+        cross_layers: Number of cross layers, at least 1.
+        rank: Rank of the cross layer matrices, below the input width. None uses full matrices.
+        deep: Widths of the deep MLP. An empty list omits it.
+        structure: `"parallel"`: the linear layer receives the outputs of the cross layers and the
+            MLP. `"stacked"`: the MLP receives the output of the cross layers (figure 1 of the
+            paper).
+        dropout: Dropout rate after each layer of the deep MLP, in [0, 1).
+        returns_logits: Whether the model returns logits instead of probabilities.
+        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model` (name, dtype,
+            trainable).
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: An argument is out of range.
     """
 
     def __init__(
@@ -75,24 +85,24 @@ class DCNv2(ClickModel):
         ]
         for layer in self.cross:
             layer.build((None, width))
-            # Weights that it would make at its first call.
+            # The sublayers would otherwise create their weights at the first call.
             if rank is not None:
                 layer.down_proj_dense.build((None, width))
             layer.dense.build((None, rank or width))
         self.deep = None
         if self.deep_widths:
             self.deep = self.mlp("deep", self.deep_widths, width, dropout=self.dropout)
-        # In float32, as the last layer of `MLP`: bfloat16 logits tie.
+        # Computed in float32 like the last layer of `MLP`, because bfloat16 logits cause ties.
         self.head = keras.layers.Dense(1, kernel_regularizer=penalty, name="head", dtype="float32")
         deep_width = self.deep_widths[-1] if self.deep_widths else 0
         self.head.build((None, deep_width if is_stacked else width + deep_width))
         self.end_with(self.head)
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
-        """Returns [batch, 1]; see `ClickModel.logits`."""
+        """Returns the logits, shape [batch, 1]."""
         features = side_by_side(dense, vectors)
         if features.shape[0] == 0:
-            # Which `keras.ops.add`, called eagerly, takes for a bias, and refuses.
+            # In eager mode `keras.ops.add` mistakes an empty batch for a bias and raises an error.
             return tf.zeros([0, 1])
         outputs = features
         for layer in self.cross:
@@ -105,7 +115,7 @@ class DCNv2(ClickModel):
         return self.head(outputs)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
+        """Returns a JSON-serializable dictionary for `from_config`, without weights and rows."""
         return {
             **super().get_config(),
             "cross_layers": len(self.cross),
@@ -116,7 +126,10 @@ class DCNv2(ClickModel):
 
 
 def _keras_rs_layers() -> Any:
-    """Imports keras-rs's layers; its import draws from the numbers that seed the weights."""
+    """Imports the layers of keras-rs without a side effect on `random`.
+
+    The import draws random numbers. Restoring the state keeps the seeded weights reproducible.
+    """
     state = random.getstate()
     try:
         return importlib.import_module("keras_rs.layers")

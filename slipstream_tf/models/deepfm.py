@@ -1,4 +1,4 @@
-"""DeepFM: a factorisation machine beside a deep MLP, both on the same rows."""
+"""DeepFM: a factorization machine and a deep MLP that share their embeddings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,22 +16,34 @@ from slipstream_tf.models.interaction import sum_of_dots
 class DeepFM(ClickModel):
     """DeepFM (Guo et al., arXiv:1703.04247).
 
-    The logit is the sum of three parts: linear weights of keys and numbers; the dots of all pairs
-    of factors; a deep MLP over factors and numbers. Key and number alike have a linear weight and a
-    factor. A row holds both of its key: its first value is the weight, the others are the factor,
-    so that one lookup and one sparse optimizer serve both. A number's factor is multiplied by it.
-    Seed with `keras.utils.set_random_seed` before building it.
+    The logit is the sum of three terms: a linear term of keys and numeric features, the dot
+    products of all pairs of factors, and a deep MLP over factors and numeric features. Each key and
+    each numeric feature has a linear weight and a factor. The row of a key contains both: the first
+    value is the linear weight, the other values are the factor. Therefore one lookup and one sparse
+    optimizer serve both. The factor of a numeric feature is multiplied by the feature. Call
+    `keras.utils.set_random_seed` before the constructor for reproducible weights.
+
+    Example:
+
+    >>> layer = slip.keras.EmbeddingCollection([slip.Table("user", 5), slip.Table("item", 5)])
+    >>> model = slip.models.DeepFM(layer, dense_features=3, deep=[8])
+    >>> inputs = {"dense": np.zeros((2, 3), "float32"), "keys": np.array([[1, 5], [2, 7]])}
+    >>> model(inputs).shape
+    TensorShape([2, 1])
 
     Args:
-        embeddings: tables of one dimension, 2 or more: factors of `dim - 1` values.
-        dense_features: numeric features per input, 0 or more.
-        deep: widths of the deep MLP's hidden layers; empty for a linear layer.
-        dropout: share of units dropped after each hidden layer, 0 to below 1.
-        returns_logits: whether the output is a logit instead of a probability.
-        **kwargs: of `ClickModel` (`batch_norm`) and of `keras.Model`: name, dtype, trainable.
+        embeddings: The layer that looks up the keys. Its tables share one dimension `dim`, at least
+            2. Factors have `dim - 1` values.
+        dense_features: Number of numeric features per example, at least 0.
+        deep: Widths of the hidden layers of the deep MLP. An empty list makes it a linear layer.
+        dropout: Dropout rate after each hidden layer, in [0, 1).
+        returns_logits: Whether the model returns logits instead of probabilities.
+        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model` (name, dtype,
+            trainable).
 
     Raises:
-        ValueError: an argument is out of range, or tables have several dimensions or dimension 1.
+        ValueError: An argument is out of range, or the tables have different dimensions or
+            dimension 1.
     """
 
     def __init__(
@@ -51,7 +63,7 @@ class DeepFM(ClickModel):
             raise invalid("dim", dim, "DeepFM", allowed)
         self.linear = self.factors = None
         if dense_features:
-            # In float32, as the sums they go into: bfloat16 logits tie.
+            # Computed in float32 like the logit, because bfloat16 logits cause ties.
             penalty = penalty_of(self.l2)
             self.linear = keras.layers.Dense(
                 1, use_bias=False, kernel_regularizer=penalty, name="linear", dtype="float32"
@@ -71,9 +83,9 @@ class DeepFM(ClickModel):
         self.end_with(self.deep.last)
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
-        """Returns [batch, 1]; see `ClickModel.logits`."""
+        """Returns the logits, shape [batch, 1]."""
         rows = tf.stack(vectors, axis=1) if isinstance(vectors, list) else vectors
-        # Not slices: see `pairwise_dots` on their gradients.
+        # A split, because the gradients of slices are slow (see `pairwise_dots`).
         weights, factors = tf.split(rows, [1, rows.shape[2] - 1], axis=2)
         deep = tf.reshape(factors, [-1, factors.shape[1] * factors.shape[2]])
         linear = tf.reduce_sum(tf.cast(weights, tf.float32), axis=1)
@@ -87,5 +99,5 @@ class DeepFM(ClickModel):
         return linear + dots + self.deep(deep, training=training)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
+        """Returns a JSON-serializable dictionary for `from_config`, without weights and rows."""
         return {**super().get_config(), "deep": list(self.deep_widths)}

@@ -1,4 +1,4 @@
-"""DIN: what a user did before, weighed by its likeness to what is scored."""
+"""DIN: attention over the history of a user."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,42 +16,48 @@ from slipstream_tf.models.interaction import padded_steps
 class DIN(ClickModel):
     """Deep interest network (Zhou et al., arXiv:1706.06978).
 
-    Each step of a history goes, with the target, their difference and their product, through an
-    MLP that gives its weight; the weighted sum of the steps, with the vectors of the other features
-    and the numbers, goes through the deep MLP. As in the paper weights are not normalised: their
-    sum tells how much of an interest there is. Its activations (PReLU, Dice) are ReLU here.
+    An MLP computes the attention weight of each step of the history. Its inputs are the step, the
+    target, their difference and their product. The deep MLP receives the weighted sum of the steps,
+    the vectors of the other features and the numeric features. As in the paper, the weights are not
+    normalized, so that their sum reflects the strength of an interest. The activations are ReLU
+    instead of PReLU and Dice.
 
-        slip.models.DIN(
-            slip.keras.EmbeddingCollection(
-                [slip.Table("user", 16), slip.Table("item", 16)],
-                features=[
-                    slip.FeatureSpec("user", "user", "sum"),
-                    slip.FeatureSpec("item", "item", "sum"),
-                    slip.FeatureSpec("clicked", "item", None, padding_key=-1),
-                ],
-            ),
-            history={"clicked": "item"},
-        )
+    The inputs are `{"keys": {feature: int64}}`. A pooled feature has shape [batch], or any shape
+    that is pooled. A history has shape [batch, steps], padded with the padding key of the feature,
+    or is a RaggedTensor [batch, None]. The histories of all features have the same number of steps.
+    With `dense_features`, the inputs also contain "dense", float [batch, dense_features]. Call
+    `keras.utils.set_random_seed` before the constructor for reproducible weights.
 
-    Inputs. {"keys": {feature: int64}}: [batch] of a pooled feature (or whatever is pooled), and of
-    a history [batch, steps], padded with the feature's padding key, or a RaggedTensor [batch,
-    None]. Histories of several features have the same steps. With `dense_features`, "dense" is
-    float [batch, dense_features]. Seed with `keras.utils.set_random_seed` before building it.
+    Example:
+
+    >>> layer = slip.keras.EmbeddingCollection(
+    ...     [slip.Table("user", 4), slip.Table("item", 4)],
+    ...     features=[
+    ...         slip.FeatureSpec("user", "user", "sum"),
+    ...         slip.FeatureSpec("item", "item", "sum"),
+    ...         slip.FeatureSpec("clicked", "item", None, padding_key=-1),
+    ...     ],
+    ... )
+    >>> model = slip.models.DIN(layer, history={"clicked": "item"}, attention=[8], deep=[8])
+    >>> keys = {"user": np.array([1]), "item": np.array([5]), "clicked": np.array([[7, 5, -1]])}
+    >>> model({"keys": keys}).shape
+    TensorShape([1, 1])
 
     Args:
-        embeddings: the tables. Histories are the features that are not pooled.
-        dense_features: numeric features per input, 0 or more.
-        history: of each feature that is not pooled, the pooled feature that its steps are compared
-            with; of the same dimension, mostly of the same table.
-        attention: widths of the hidden layers of the MLP that gives weights.
-        deep: widths of the deep MLP's hidden layers.
-        dropout: share of units dropped after each hidden layer of the deep MLP, 0 to below 1.
-        returns_logits: whether the output is a logit instead of a probability.
-        **kwargs: of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model`: name, dtype, trainable.
+        embeddings: The layer that looks up the keys. Its features without a combiner are histories.
+        dense_features: Number of numeric features per example, at least 0.
+        history: Dictionary from each history feature to the pooled feature with which its steps are
+            compared. Both have the same dimension and usually the same table.
+        attention: Widths of the hidden layers of the attention MLP.
+        deep: Widths of the hidden layers of the deep MLP.
+        dropout: Dropout rate after each hidden layer of the deep MLP, in [0, 1).
+        returns_logits: Whether the model returns logits instead of probabilities.
+        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model` (name, dtype,
+            trainable).
 
     Raises:
-        ValueError: an argument is out of range, or `history` does not name the features that are
-            not pooled, each with a pooled one of its dimension.
+        ValueError: An argument is out of range, or `history` does not map exactly the features
+            without a combiner to pooled features of the same dimension.
     """
 
     def __init__(
@@ -95,7 +101,7 @@ class DIN(ClickModel):
         self._padding = {name: specs[name].padding_key for name in self.targets}
 
     def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
-        """Predicts clicks; see `ClickModel.call` and the class for the inputs."""
+        """Predicts clicks; the class describes the inputs."""
         dense, keys = self._split(inputs)
         if not isinstance(keys, Mapping):
             allowed = "a dictionary {feature: keys}"
@@ -113,7 +119,7 @@ class DIN(ClickModel):
         return self.prediction(self.deep(tf.concat(parts, axis=1), training=training))
 
     def _is_there(self, name: str, keys: Any, vectors: Any) -> tf.Tensor:
-        """Returns bool [batch, steps]: which steps are no padding."""
+        """Returns a bool tensor [batch, steps] that is False for padded steps."""
         if isinstance(vectors, tf.RaggedTensor):
             return tf.sequence_mask(vectors.row_lengths())
         padding = self._padding[name]
@@ -131,13 +137,13 @@ class DIN(ClickModel):
         return tf.einsum("bt,btd->bd", weights, steps)
 
     def input_signature(self) -> dict[str, Any]:
-        """Returns the specs of the inputs of a prediction: padded histories of any length."""
+        """Returns the input specs of a prediction with padded histories."""
         keys = {name: tf.TensorSpec([None], tf.int64) for name in self.dims}
         keys.update({name: tf.TensorSpec([None, None], tf.int64) for name in self.targets})
         return {**super().input_signature(), "keys": keys}
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
+        """Returns a JSON-serializable dictionary for `from_config`, without weights and rows."""
         return {
             **super().get_config(),
             "history": dict(self.targets),

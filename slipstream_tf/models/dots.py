@@ -1,4 +1,4 @@
-"""Models over the dots of feature vectors: DLRM, and TBSM with a vector per step of a sequence."""
+"""Models with pairwise dot products: DLRM, and TBSM for sequences."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,23 +14,24 @@ from slipstream_tf.ops.features import PADDING_KEY
 
 
 class DotsModel(ClickModel):
-    """Base of models with a bottom MLP over the numbers, dots of pairs, and a top MLP.
+    """Base class of models with pairwise dots between two MLPs.
 
     Args:
-        embeddings: tables of one dimension.
-        dense_features: numeric features per input; without any there is no bottom MLP.
-        bottom: widths of the bottom MLP; the last one equals the tables' dimension.
-        top: widths of the top MLP; the last one is 1, the logit.
-        dropout: share of units dropped after each hidden layer of the top MLP, 0 to below 1.
-        returns_logits: whether the output is a logit instead of a probability.
-        **kwargs: of `keras.Model`.
+        embeddings: The layer that looks up the keys. Its tables share one dimension.
+        dense_features: Number of numeric features per example. With 0 there is no bottom MLP.
+        bottom: Widths of the bottom MLP. The last width equals the dimension of the tables.
+        top: Widths of the top MLP. The last width is 1, the logit.
+        dropout: Dropout rate after each hidden layer of the top MLP, in [0, 1).
+        returns_logits: Whether the model returns logits instead of probabilities.
+        **kwargs: Arguments of `ClickModel` and `keras.Model`.
 
     Attributes:
-        dim: of the tables.
-        num_vectors: of which dots are taken: features, and the bottom MLP's output.
+        dim: Dimension of the tables.
+        num_vectors: Number of vectors in the dot products: the features and the output of the
+            bottom MLP.
 
     Raises:
-        ValueError: widths that do not fit, or tables of several dimensions.
+        ValueError: The widths do not match, or the tables have different dimensions.
     """
 
     def __init__(
@@ -60,14 +61,18 @@ class DotsModel(ClickModel):
             self.bottom = self.mlp("bottom", self.bottom_widths, dense_features)
 
     def end_with_top(self, inputs: int) -> None:
-        """Makes the top MLP, the last of the model's layers, for `inputs` values per row."""
+        """Creates the top MLP, the last layer of the model.
+
+        Args:
+            inputs: Number of input values per example.
+        """
         self.top = self.mlp(
             "top", self.top_widths, inputs, last_is_linear=True, dropout=self.dropout
         )
         self.end_with(self.top.last)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
+        """Returns a JSON-serializable dictionary for `from_config`, without weights and rows."""
         return {
             **super().get_config(),
             "bottom": list(self.bottom_widths),
@@ -79,22 +84,32 @@ class DotsModel(ClickModel):
 class DLRM(DotsModel):
     """Deep learning recommendation model (Naumov et al., arXiv:1906.00091).
 
-    The dots of all pairs among the embeddings and the bottom MLP's output, each pair once, go with
-    that output through the top MLP. Seed with `keras.utils.set_random_seed` before building it.
+    The model takes the dot products of all pairs among the embeddings and the output of the bottom
+    MLP, each pair once. The top MLP receives these dot products and the output of the bottom MLP.
+    Call `keras.utils.set_random_seed` before the constructor for reproducible weights.
+
+    Example:
+
+    >>> layer = slip.keras.EmbeddingCollection([slip.Table("user", 4), slip.Table("item", 4)])
+    >>> model = slip.models.DLRM(layer, dense_features=3, bottom=[8, 4], top=[8, 1])
+    >>> inputs = {"dense": np.zeros((2, 3), "float32"), "keys": np.array([[1, 5], [2, 7]])}
+    >>> model(inputs).shape
+    TensorShape([2, 1])
 
     Args:
-        embeddings: tables of one dimension.
-        dense_features: numeric features per input; with 0 there is no bottom MLP (`bottom` is not
-            used) and the dots alone go on.
-        bottom: widths of the bottom MLP; the last one equals the tables' dimension.
-        top: widths of the top MLP; the last one is 1, the logit.
-        dropout: share of units dropped after each hidden layer of the top MLP, 0 to below 1.
-        returns_logits: whether the output is a logit instead of a probability.
-        **kwargs: of `ClickModel` (`batch_norm`) and of `keras.Model`: name, dtype, trainable.
+        embeddings: The layer that looks up the keys. Its tables share one dimension.
+        dense_features: Number of numeric features per example. With 0 there is no bottom MLP,
+            `bottom` is ignored, and the top MLP receives only the dot products.
+        bottom: Widths of the bottom MLP. The last width equals the dimension of the tables.
+        top: Widths of the top MLP. The last width is 1, the logit.
+        dropout: Dropout rate after each hidden layer of the top MLP, in [0, 1).
+        returns_logits: Whether the model returns logits instead of probabilities.
+        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model` (name, dtype,
+            trainable).
 
     Raises:
-        ValueError: widths that do not fit, tables of several dimensions, or a single vector (no
-            pair).
+        ValueError: The widths do not match, the tables have different dimensions, or there is a
+            single vector and therefore no pair.
     """
 
     def __init__(
@@ -115,7 +130,7 @@ class DLRM(DotsModel):
         self.end_with_top(pairs + (self.dim if dense_features else 0))
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
-        """Returns [batch, 1]; see `ClickModel.logits`."""
+        """Returns the logits, shape [batch, 1]."""
         stacked = tf.stack(vectors, axis=1) if isinstance(vectors, list) else vectors
         if self.bottom is None:
             return self.top(pairwise_dots(stacked), training=training)
@@ -128,37 +143,47 @@ class DLRM(DotsModel):
 class TBSM(DotsModel):
     """Time-based sequence model (Ishkhanov et al., arXiv:2008.11922).
 
-    An input is a sequence of steps, such as the items that a user looked at; the last step is the
-    item whose click is predicted, the ones before are its history. Every step goes, as in DLRM,
-    through the tables and the bottom MLP; the vectors and the dots of their pairs go through the
-    step MLP, and its output is scaled to length 1. `TimeAttention` weighs the history by its
-    likeness to the last step; last step and contexts go through the top MLP.
+    An example is a sequence of steps, for example the items that a user viewed. The model predicts
+    the click on the last step. The earlier steps are the history. As in DLRM, each step passes
+    through the tables and the bottom MLP. The step MLP receives the vectors and their pairwise dot
+    products, and its output is normalized to length 1. `TimeAttention` weights the history by its
+    similarity to the last step. The top MLP receives the last step and the contexts.
 
-    Inputs. {"keys": {feature: int64 [batch, steps]}}, one key per feature and step, the same number
-    of steps for all features. Where sequences have several lengths, steps that are not there have
-    the key -1 in all features, before or behind the others (or each feature is a RaggedTensor
-    [batch, None]). The last step that is there is the one that is scored. What stays the same over
-    time, such as the user, is repeated at each step. With `dense_features`, "dense" is float
-    [batch, steps, dense_features]. To the saturation engine a sequence is a bag: its keys are the
-    keys of the input.
+    The inputs are `{"keys": {feature: int64 [batch, steps]}}`, with one key per feature and step
+    and the same number of steps for all features. Shorter sequences are padded with the key -1 in
+    all features, at either end. Alternatively, each feature is a RaggedTensor [batch, None]. The
+    last step that is not padding is the scored step. Repeat features that do not change over time,
+    such as the user, at each step. With `dense_features`, the inputs also contain "dense", float
+    [batch, steps, dense_features]. The saturation engine treats a sequence as a bag, so that the
+    keys of all steps are keys of the example. Call `keras.utils.set_random_seed` before the
+    constructor for reproducible weights.
 
-    Seed with `keras.utils.set_random_seed` before building it.
+    Example:
+
+    >>> tables = [slip.Table(name, 4, combiner=None) for name in ("user", "item")]
+    >>> layer = slip.keras.EmbeddingCollection(tables)
+    >>> model = slip.models.TBSM(layer, step=[8, 4], top=[8, 1])
+    >>> keys = {"user": np.array([[1, 1, 1]]), "item": np.array([[5, 7, 6]])}
+    >>> model({"keys": keys}).shape
+    TensorShape([1, 1])
 
     Args:
-        embeddings: tables of one dimension. No feature is pooled: `Table(..., combiner=None)`.
-        dense_features: numeric features per step, 0 or more.
-        bottom: widths of the bottom MLP; the last one equals the tables' dimension. Not used
-            without numbers.
-        step: widths of the step MLP; the last one is the length of a step's vector.
-        heads: of the attention, 1 or more.
-        top: widths of the top MLP; the last one is 1, the logit.
-        dropout: share of units dropped after each hidden layer of the top MLP, 0 to below 1.
-        returns_logits: whether the output is a logit instead of a probability.
-        **kwargs: of `ClickModel` (`batch_norm`) and of `keras.Model`: name, dtype, trainable.
+        embeddings: The layer that looks up the keys. Its tables share one dimension, and no feature
+            is pooled: `Table(..., combiner=None)`.
+        dense_features: Number of numeric features per step, at least 0.
+        bottom: Widths of the bottom MLP. The last width equals the dimension of the tables. Ignored
+            without numeric features.
+        step: Widths of the step MLP. The last width is the size of the vector of a step.
+        heads: Number of attention heads, at least 1.
+        top: Widths of the top MLP. The last width is 1, the logit.
+        dropout: Dropout rate after each hidden layer of the top MLP, in [0, 1).
+        returns_logits: Whether the model returns logits instead of probabilities.
+        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model` (name, dtype,
+            trainable).
 
     Raises:
-        ValueError: widths that do not fit, tables of several dimensions, or a feature with a
-            combiner or another padding key than -1.
+        ValueError: The widths do not match, the tables have different dimensions, or a feature has
+            a combiner or a padding key other than -1.
     """
 
     dense_axes = ("batch", "steps")
@@ -193,14 +218,15 @@ class TBSM(DotsModel):
         """Predicts clicks on the last steps.
 
         Args:
-            inputs: see the class; "skippable" and "next_keys" as for other click models.
-            training: whether to train the embeddings and to drop units.
+            inputs: The inputs that the class describes. "skippable" and "next_keys" are handled as
+                in other click models.
+            training: Whether to train the embeddings and to apply dropout.
 
         Returns:
-            Probabilities (or logits), float32 [batch, 1] whatever the dtype policy.
+            Probabilities or logits, float32 [batch, 1] for every dtype policy.
 
         Raises:
-            ValueError: an input is missing, unknown or of another shape.
+            ValueError: An input is missing, unknown or has the wrong shape.
         """
         dense, keys = self._split(inputs)
         padded = _padded_keys(keys, self.name)
@@ -210,7 +236,7 @@ class TBSM(DotsModel):
         steps = tf.shape(is_there)
         vectors = self._step_vectors(dense, vectors, training)
         vectors = tf.reshape(vectors, [steps[0], steps[1], self.step_widths[-1]])
-        # The last step that is there; of an input without any, one that is not.
+        # The index of the last step without padding; the last step if all steps are padding.
         last = steps[1] - 1 - tf.argmax(is_there[:, ::-1], axis=1, output_type=tf.int32)
         scored = tf.gather(vectors, last, batch_dims=1)
         is_history = is_there & (tf.range(steps[1]) < last[:, tf.newaxis])
@@ -231,12 +257,12 @@ class TBSM(DotsModel):
         return tf.math.l2_normalize(tf.cast(outputs, self.compute_dtype), axis=1)
 
     def input_signature(self) -> dict[str, Any]:
-        """Returns the specs of the inputs of a prediction: padded sequences of any length."""
+        """Returns the input specs of a prediction with padded sequences."""
         keys = {s.name: tf.TensorSpec([None, None], tf.int64) for s in self.embeddings.specs}
         return {**super().input_signature(), "keys": keys}
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
+        """Returns a JSON-serializable dictionary for `from_config`, without weights and rows."""
         return {
             **super().get_config(),
             "step": list(self.step_widths),
@@ -245,7 +271,7 @@ class TBSM(DotsModel):
 
 
 def _padded_keys(keys: Any, model: str) -> dict[str, tf.Tensor]:
-    """Returns sequences int64 [batch, steps], padded with -1."""
+    """Returns the keys of sequences, int64 [batch, steps], padded with -1."""
     place = f"model {model!r}"
     if not isinstance(keys, Mapping):
         raise invalid("keys", type(keys).__name__, place, "a dictionary {feature: [batch, steps]}")

@@ -1,4 +1,4 @@
-"""FinalMLP: two MLPs over the same features, each with a gate, and a bilinear fusion."""
+"""FinalMLP: two gated MLPs over the same features with a bilinear fusion."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,25 +17,35 @@ _STREAMS = (0, 1)
 class FinalMLP(ClickModel):
     """Enhanced two-stream MLP (Mao et al., arXiv:2304.00902).
 
-    Dense features and embeddings, concatenated, go through two MLPs. In front of each a gate
-    multiplies every value by 0 to 2: twice the sigmoid of a hidden layer over a vector that is
-    learned (the paper's gate without features of its own). The logit is linear in both outputs, and
-    bilinear in pairs of them, head by head. Tables may have different dimensions where the keys
-    come as a dictionary. Seed with `keras.utils.set_random_seed` before building it.
+    Dense features and embeddings are concatenated and pass through two MLPs. A gate before each MLP
+    multiplies every value by a factor between 0 and 2: twice the sigmoid of an MLP with one hidden
+    layer over a learned vector (the gate without features of the paper). The logit is linear in
+    both outputs and bilinear in pairs of them, per head. Tables may have different dimensions if
+    the keys are a dictionary. Call `keras.utils.set_random_seed` before the constructor for
+    reproducible weights.
+
+    Example:
+
+    >>> layer = slip.keras.EmbeddingCollection([slip.Table("user", 4), slip.Table("item", 4)])
+    >>> model = slip.models.FinalMLP(layer, 0, first=[8, 4], second=[8, 4], heads=2, gate=4)
+    >>> model({"keys": np.array([[1, 5], [2, 7]])}).shape
+    TensorShape([2, 1])
 
     Args:
-        embeddings: the tables.
-        dense_features: numeric features per input, 0 or more.
-        first: widths of the first MLP.
-        second: widths of the second MLP.
-        heads: into which both outputs are split; the last widths are multiples of it.
-        gate: width of the gates' hidden layers and of their learned vectors; 0: no gates.
-        dropout: share of units dropped after each hidden layer, 0 to below 1.
-        returns_logits: whether the output is a logit instead of a probability.
-        **kwargs: of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model`: name, dtype, trainable.
+        embeddings: The layer that looks up the keys.
+        dense_features: Number of numeric features per example, at least 0.
+        first: Widths of the first MLP.
+        second: Widths of the second MLP.
+        heads: Number of heads of the fusion. The last width of each MLP is a multiple of it.
+        gate: Width of the hidden layer and of the learned vector of each gate. 0 disables the
+            gates.
+        dropout: Dropout rate after each hidden layer of the MLPs, in [0, 1).
+        returns_logits: Whether the model returns logits instead of probabilities.
+        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model` (name, dtype,
+            trainable).
 
     Raises:
-        ValueError: an argument is out of range, or a last width is no multiple of `heads`.
+        ValueError: An argument is out of range, or a last width is not a multiple of `heads`.
     """
 
     def __init__(
@@ -65,7 +75,7 @@ class FinalMLP(ClickModel):
             self.mlp(f"stream_{index}", self.widths[index], width, dropout=self.dropout)
             for index in _STREAMS
         ]
-        # Lists without lists in them: of others older versions of Keras save nothing.
+        # Flat lists, because older versions of Keras do not save the layers in nested lists.
         self.gate_vectors = [
             self.add_weight(name=f"gate_{index}", shape=(1, gate), initializer="random_normal")
             for index in _STREAMS
@@ -76,7 +86,7 @@ class FinalMLP(ClickModel):
             for i in _STREAMS
             if gate
         ]
-        # In float32, as the last layer of `MLP`: bfloat16 logits tie.
+        # Computed in float32 like the last layer of `MLP`, because bfloat16 logits cause ties.
         self.head = keras.layers.Dense(
             1, kernel_regularizer=penalty_of(self.l2), name="head", dtype="float32"
         )
@@ -92,7 +102,7 @@ class FinalMLP(ClickModel):
         self.end_with(self.head)
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
-        """Returns [batch, 1]; see `ClickModel.logits`."""
+        """Returns the logits, shape [batch, 1]."""
         features = side_by_side(dense, vectors)
         outputs = []
         for index, stream in enumerate(self.streams):
@@ -109,7 +119,7 @@ class FinalMLP(ClickModel):
         return self.head(tf.concat(outputs, axis=1)) + pairs[:, tf.newaxis]
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
+        """Returns a JSON-serializable dictionary for `from_config`, without weights and rows."""
         return {
             **super().get_config(),
             "first": list(self.widths[0]),

@@ -1,4 +1,4 @@
-"""How click models combine features: dots of pairs, attention (TBSM)."""
+"""Feature interactions of click models: pairwise dots and time attention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,22 +12,31 @@ from slipstream_tf._utils.errors import require_integer
 
 @tf.custom_gradient
 def pairwise_dots(vectors: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Dot products of all pairs of different vectors, each pair once.
+    """Computes the dot products of all pairs of different vectors, each once.
 
-    The strictly lower triangle of the [n, n] matrix of dots is folded into a rectangle: row i of
-    the triangle has i entries and row n-i has n-i, so row i fills up with row n-i, reversed. A
-    product, two slices and a select by a constant mask do it; a gather over [batch, n * n] and its
-    scatter in the backward pass are far slower. So are the gradients of slices, of which TensorFlow
-    copies one number at a time: the backward pass here has none, but unfolds the gradient of the
-    dots into a matrix and multiplies once. `keras_rs.layers.DotInteraction`, which gathers, takes
-    1.6 times as long for 27 vectors of 16, and 2.3 times for 27 of 64 (both passes, 2 cores).
+    The strictly lower triangle of the [n, n] matrix of dot products is folded into a rectangle. Row
+    i of the triangle has i entries and row n-i has n-i entries, so that row i followed by the
+    reversed row n-i fills one row of the rectangle. The fold takes one matrix product, two slices
+    and a select with a constant mask. A gather over [batch, n * n] with its scatter in the backward
+    pass is far slower. The gradients of slices are slow as well, because TensorFlow copies one
+    number at a time. Therefore the backward pass unfolds the gradient into a matrix and multiplies
+    once.
+
+    `keras_rs.layers.DotInteraction` gathers. It takes 1.6 times as long for 27 vectors of 16
+    values, and 2.3 times as long for 27 vectors of 64 values (forward and backward pass, 2 cores).
+
+    Example:
+
+    >>> vectors = tf.constant([[[1.0, 0.0], [2.0, 3.0]]])
+    >>> slip.models.pairwise_dots(vectors).numpy()
+    array([[2.]], dtype=float32)
 
     Args:
-        vectors: [batch, n, dim], n >= 2 known statically.
+        vectors: Tensor of shape [batch, n, dim], with a static n of at least 2.
 
     Returns:
-        [batch, n * (n - 1) / 2]: dots (1,0), then for row i from 1 on its columns 0..i-1 followed
-        by those of row n-i, columns n-i-1..0; see `pair_order`.
+        Tensor of shape [batch, n * (n - 1) / 2], in the order of `pair_order`: pair (1, 0), then
+        for each row i the columns 0..i-1, followed by the columns n-i-1..0 of row n-i.
     """
 
     def gradient(of_dots: tf.Tensor) -> tf.Tensor:
@@ -38,10 +47,10 @@ def pairwise_dots(vectors: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], 
 
 
 def _fold(square: tf.Tensor) -> tf.Tensor:
-    """Returns the strictly lower triangles of [batch, n, n] as [batch, n * (n - 1) / 2]."""
+    """Packs the strictly lower triangles of [batch, n, n] into vectors."""
     count = square.shape[1]
     pairs = count * (count - 1) // 2
-    # Rows one after the other: the first row has no pair, and from behind come rows reversed.
+    # In row-major order, the first row has no pair. The tail, reversed, holds the reversed rows.
     flat = tf.reshape(square, [-1, count * count])
     bottom = tf.reverse(flat[:, count * count - pairs :], axis=[1])
     is_of_top = np.tril(np.ones((count // 2, count), bool)).reshape(1, -1)[:, :pairs]
@@ -49,7 +58,11 @@ def _fold(square: tf.Tensor) -> tf.Tensor:
 
 
 def _unfold(pairs: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns what `_fold` folded as strictly lower triangles of [batch, n, n], zero elsewhere."""
+    """Inverts `_fold`.
+
+    Returns:
+        Strictly lower triangular matrices [batch, n, n].
+    """
     first_row = tf.zeros([tf.shape(pairs)[0], count], pairs.dtype)
     flat = tf.concat([first_row, pairs, tf.reverse(pairs, axis=[1])], axis=1)
     is_lower = np.tril(np.ones((count, count), bool), -1).reshape(1, -1)
@@ -57,7 +70,7 @@ def _unfold(pairs: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def pair_order(count: int) -> list[tuple[int, int]]:
-    """Returns the pairs (i, j), i > j, in the order in which `pairwise_dots` gives them."""
+    """Returns the pairs (i, j) in the order of `pairwise_dots`."""
     pairs = []
     for row in range(1, count // 2 + 1):
         pairs += [(row, column) for column in range(row)]
@@ -66,16 +79,16 @@ def pair_order(count: int) -> list[tuple[int, int]]:
 
 
 def sum_of_dots(vectors: tf.Tensor) -> tf.Tensor:
-    """Sums the dot products of all pairs of different vectors, each pair once.
+    """Sums the dot products of all pairs of different vectors.
 
-    Half of the square of their sum less the sum of their squares (Rendle, "Factorization
-    machines", ICDM 2010, lemma 3.1): no pair is formed.
+    The sum equals half of the square of the sum minus the sum of the squares (Rendle,
+    "Factorization machines", ICDM 2010, lemma 3.1), so that no pair is computed.
 
     Args:
-        vectors: [batch, n, dim].
+        vectors: Tensor of shape [batch, n, dim].
 
     Returns:
-        [batch, 1].
+        Tensor of shape [batch, 1].
     """
     square = tf.square(tf.reduce_sum(vectors, axis=1))
     squares = tf.reduce_sum(tf.square(vectors), axis=1)
@@ -83,23 +96,26 @@ def sum_of_dots(vectors: tf.Tensor) -> tf.Tensor:
 
 
 def padded_steps(vectors: Any) -> tf.Tensor:
-    """Returns the vectors of sequences as [batch, steps, dim], with zeros for missing steps."""
+    """Converts the vectors of sequences to a dense tensor [batch, steps, dim].
+
+    The steps that a ragged sequence lacks are zeros.
+    """
     return vectors.to_tensor() if isinstance(vectors, tf.RaggedTensor) else vectors
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
 class TimeAttention(keras.layers.Layer):
-    """TBSM's time series layer (Ishkhanov et al., arXiv:2008.11922, section 3).
+    """Time series attention of TBSM (Ishkhanov et al., arXiv:2008.11922, section 3).
 
-    With a matrix A of its own each head weighs the steps of the history, z_t, by their inner
-    product with the scored step, w, in the metric A^T A: a_t = z_t . A^T A w. Its context is the
-    sum of a_t z_t. There is no softmax: a step may count against the scored one. The authors'
-    program can also send the coefficients of a fixed number of steps through an MLP; here the
-    number of steps is open, and the coefficients are used as they are.
+    Each head has a matrix A. It weights a step z_t of the history by its inner product with the
+    scored step w in the metric A^T A: a_t = z_t . A^T A w. The context of the head is the sum of
+    a_t z_t. There is no softmax, so that a weight can be negative. The implementation of the
+    authors can also pass the coefficients of a fixed number of steps through an MLP. This layer
+    accepts any number of steps and uses the coefficients directly.
 
     Args:
-        heads: how many, 1 or more.
-        **kwargs: of `keras.layers.Layer`.
+        heads: Number of heads, at least 1.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Raises:
         ValueError: `heads` is out of range.
@@ -111,7 +127,7 @@ class TimeAttention(keras.layers.Layer):
         self.heads = heads
 
     def build(self, scored_shape: Any, steps_shape: Any = None) -> None:
-        """Creates the weights for a scored step [batch, width]."""
+        """Creates the weights for a scored step of shape [batch, width]."""
         width = scored_shape[-1]
         shape = (self.heads, width, width)
         normal = keras.initializers.RandomNormal(0.0, (2.0 / (2 * width)) ** 0.5)
@@ -122,12 +138,13 @@ class TimeAttention(keras.layers.Layer):
         """Computes the contexts.
 
         Args:
-            scored: [batch, width].
-            steps: [batch, steps, width].
-            is_history: bool [batch, steps]: which steps are weighed; None: all.
+            scored: The scored step, [batch, width].
+            steps: All steps, [batch, steps, width].
+            is_history: Bool [batch, steps], True for the steps that contribute. None uses all
+                steps.
 
         Returns:
-            [batch, heads * width]; zeros for an input without history.
+            Tensor of shape [batch, heads * width]; zeros for an example without history.
         """
         metric = tf.cast(self.metric, scored.dtype)
         image = tf.einsum("kij,bj->bki", metric, scored)
@@ -143,5 +160,5 @@ class TimeAttention(keras.layers.Layer):
         return (scored_shape[0], self.heads * scored_shape[-1])
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`."""
+        """Returns a JSON-serializable dictionary for `from_config`."""
         return {**super().get_config(), "heads": self.heads}
