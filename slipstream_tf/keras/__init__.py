@@ -1,4 +1,4 @@
-"""The Keras 3 side: the embedding layer, and the front object of saturation with its callback."""
+"""Keras 3 layers, models, optimizers and callbacks, and the `Slipstream` engine."""
 
 from slipstream_tf.keras.callbacks import (
     ElasticCallback,

@@ -1,4 +1,4 @@
-"""One table as a layer, called as `keras.layers.Embedding` is. In: keys of any shape. Out: rows."""
+"""A drop-in replacement of `keras.layers.Embedding` with one table."""
 
 import re
 from typing import Any
@@ -19,32 +19,38 @@ _REFUSED = ("weights", "lora_rank", "lora_alpha", "quantization_config")
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
 class Embedding(EmbeddingCollection):
-    """Turns keys into rows of one table: [...] -> [..., output_dim].
+    """Maps keys to rows of one table: [...] to [..., output_dim].
 
-        keras.Sequential([slip.keras.Embedding(50_000, 32, mask_zero=True), keras.layers.GRU(32)])
+    The arguments and their order match `keras.layers.Embedding`. There are three differences. The
+    table has a sparse optimizer, and a row is allocated the first time its key is looked up in
+    training (see `EmbeddingCollection`). Keys are not cast. With `mask_zero`, key 0 returns zeros
+    instead of a row. For `Slipstream.apply` the layer is a feature with the name of the table.
 
-    Called and constructed as `keras.layers.Embedding`, in the same order. What differs: rows have
-    an optimizer of their own, and are there once they are trained (see `EmbeddingCollection`); keys
-    are not cast; and with `mask_zero` key 0 gives zeros instead of a row. To `Slipstream.apply` the
-    layer is a feature of the table's name.
+    The table has the name of the layer, by default "embedding". Name the layers if a model has more
+    than one.
 
-    The table has the layer's name; without a name of one's own it is "embedding". Where a model has
-    several such layers, name them.
+    Example:
+
+    >>> layer = slip.keras.Embedding(50_000, 32, mask_zero=True)
+    >>> layer(np.array([[5, 8, 0]])).shape
+    TensorShape([1, 3, 32])
 
     Args:
-        input_dim: keys are 0 to `input_dim` - 1; another is an error, on every device. None: any
-            key, a text, too.
-        output_dim: values per row.
-        embeddings_initializer: how a row starts; of `initializers.get`.
-        embeddings_regularizer: None: rows have no regularizer.
-        embeddings_constraint: None: rows have no constraint.
-        mask_zero: whether key 0 (of texts the empty one) is padding: zeros, no row, and masked.
-        optimizer: the rule of the rows, as `EmbeddingCollection` takes it.
-        **kwargs: of `EmbeddingCollection`: `store`, `comm`, `placement`, `apply` and others; and of
-            `keras.layers.Layer`: name, dtype, trainable.
+        input_dim: Keys are in [0, `input_dim`). Any other key is an error, on every device. None
+            accepts any key, including texts.
+        output_dim: Number of values per row.
+        embeddings_initializer: Initial values of a row, as accepted by `initializers.get`.
+        embeddings_regularizer: Must be None, because rows are not Keras weights.
+        embeddings_constraint: Must be None, because rows are not Keras weights.
+        mask_zero: Whether key 0 (for text keys the empty text) is padding, which has no row,
+            returns zeros and is masked.
+        optimizer: Sparse optimizer of the table, as in `EmbeddingCollection`.
+        **kwargs: Arguments of `EmbeddingCollection` (such as `store`, `comm`, `placement`, `apply`)
+            and of `keras.layers.Layer` (name, dtype, trainable).
 
     Raises:
-        ValueError: an argument that cannot work, or that Keras's layer has and this one has not.
+        ValueError: An argument is invalid, or is an argument of the Keras layer that this layer
+            does not support.
     """
 
     def __init__(
@@ -68,7 +74,7 @@ class Embedding(EmbeddingCollection):
         if input_dim is not None:
             input_dim = require_integer("input_dim", input_dim, 1, (1 << 63) - 1, place)
         table = Table(
-            # Without the number that Keras counts up: models built twice have the same tables.
+            # Removes the counter of Keras, so that a model that is built twice has the same tables.
             re.sub(r"^embedding_\d+$", "embedding", kwargs.get("name") or "embedding"),
             require_integer("output_dim", output_dim, 1, place=place),
             combiner=None,
@@ -86,7 +92,7 @@ class Embedding(EmbeddingCollection):
 
     @property
     def output_dim(self) -> int:
-        """Values per row."""
+        """Number of values per row."""
         return self.tables[0].dim
 
     def _as_inputs(self, inputs: Any) -> Any:
@@ -96,15 +102,15 @@ class Embedding(EmbeddingCollection):
         """Looks up the rows of keys.
 
         Args:
-            inputs: integers or texts of any shape, or a RaggedTensor of any or a SparseTensor
-                [batch, width] of them.
-            training: whether to add missing keys, count accesses and update rows.
+            inputs: Integers or texts: a tensor of any shape, a RaggedTensor of any shape, or a
+                SparseTensor [batch, width].
+            training: Whether to create rows for new keys, count accesses and update rows.
 
         Returns:
-            [..., output_dim]; a RaggedTensor for ragged or sparse keys.
+            A tensor [..., output_dim], or a RaggedTensor for ragged or sparse keys.
 
         Raises:
-            tf.errors.InvalidArgumentError: a key is not below `input_dim`.
+            tf.errors.InvalidArgumentError: A key is not in [0, `input_dim`).
         """
         if isinstance(inputs, tf.SparseTensor):
             inputs = ragged(inputs, f"layer {self.name!r}")
@@ -117,7 +123,7 @@ class Embedding(EmbeddingCollection):
         return tf.reshape(rows, tf.concat([tf.shape(inputs), [self.output_dim]], 0))
 
     def _checked(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns keys as int64 [n], all of which the table may have."""
+        """Returns keys as int64 [n] and asserts that they are in range."""
         place = f"layer {self.name!r}"
         if self.input_dim is not None and keys.dtype == tf.string:
             raise invalid("input_dim", self.input_dim, f"{place} with texts as keys", "None")
@@ -134,20 +140,18 @@ class Embedding(EmbeddingCollection):
             return tf.identity(keys)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Returns which keys are not 0, bool in their shape; None without `mask_zero`."""
+        """Returns a bool mask of nonzero keys, or None without `mask_zero`."""
         return layouts.mask_of(self.specs[0], inputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:  # type: ignore[override]
-        """Returns the keys' shape with `output_dim` behind it."""
+        """Returns the shape of the keys followed by `output_dim`."""
         return (*input_shape, self.output_dim)
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Returns the output as a `keras.KerasTensor`, without a lookup."""
         layouts.require_dtype(inputs, f"layer {self.name!r}")
         return layouts.output_spec(self.specs[0], inputs, self.output_dim, self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`; no rows in it."""
         config = super().get_config()
         for name in ("tables", "features", "stacked"):
             del config[name]
@@ -161,5 +165,4 @@ class Embedding(EmbeddingCollection):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Embedding":
-        """Builds the layer, with an empty table, that `get_config` described."""
         return super(EmbeddingCollection, cls).from_config(config)

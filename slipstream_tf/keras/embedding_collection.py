@@ -1,7 +1,7 @@
-"""The Keras layer over an embedding store. In: keys of a batch. Out: their combined rows.
+"""The Keras layer that looks up embedding tables.
 
-The rows are no Keras weights. The table's own sparse optimizer updates them inside the backward
-pass (as fused optimizers do elsewhere): Keras 3 densifies sparse gradients, this layer never does.
+The rows are not Keras weights. The sparse optimizer of each table updates them in the backward
+pass, as fused optimizers do, because Keras 3 converts sparse gradients to dense tensors.
 """
 
 import dataclasses
@@ -38,8 +38,8 @@ _compat.require_keras()
 
 STORES = ("native", "sok")
 PLACEMENTS = ("replicated", "sharded")
-_ENGINE = "engine"  # name of its state in weight files
-# What does nothing special about how rows go between ranks.
+_ENGINE = "engine"  # Name of the engine state in weight files.
+# Defaults of the settings that only affect the exchange between ranks.
 _PLAIN_EXCHANGE: dict[str, Any] = {
     **{"prefetch": False, "wire_dtype": "float32", "wire_warmup_steps": 0}
 }
@@ -47,80 +47,97 @@ _PLAIN_EXCHANGE: dict[str, Any] = {
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
 class EmbeddingCollection(keras.layers.Layer):
-    """Embedding tables with their own sparse optimizer, for any number of features.
+    """Looks up any number of features in embedding tables with sparse optimizers.
 
-    What goes in decides what comes out: a dictionary gives a dictionary {feature: [batch, dim]}, a
-    key matrix gives one tensor [batch, features, dim]. With `stacked=True` it is always the tensor.
-    Tensors need tables of one dimension; dictionaries do not. Of a feature without a combiner each
-    key's row comes out: [batch, width, dim], with zeros and a Keras mask where keys are padding, or
-    a RaggedTensor [batch, None, dim].
+    The format of the inputs determines the outputs. A dictionary returns a dictionary from feature
+    name to a tensor [batch, dim], and a key matrix returns one tensor [batch, features, dim]. With
+    `stacked=True` the layer always returns the tensor, which requires tables with the same
+    dimension. A feature without a combiner returns the row of each key: [batch, width, dim], with
+    zeros and a Keras mask at the padding, or a RaggedTensor [batch, None, dim].
 
-    Training. With `training=True` keys that are new get a row, every access is counted, and the
-    backward pass of the `tf.GradientTape` around the call updates the rows: once per call of
-    `tape.gradient`, however often a key occurs (its gradients are summed first). The gradients are
-    those of the loss as given: Keras's losses are means over the batch, so a row's gradient carries
-    the factor 1/batch. Without a tape rows are added and counted, not updated. With
-    `training=False` (evaluate, predict) nothing changes: a key without a row gets the values its
-    row would start with. A layer with `trainable=False` behaves like that in training, too.
-    Keras's `fit` says `training=True` only to a model whose `call` has the argument `training`:
-    under a tape, a layer that was told nothing raises an error.
+    Example:
 
-    Where gradients are applied. With apply="backward" rows are updated in the backward pass,
-    before the gradients of other weights are known, and whether or not anybody asks for the
-    anchor's. With apply="step" the gradients of rows come out of the tape, as those of one anchor
-    per table, `tf.IndexedSlices`, and the optimizer applies them: `slip.keras.StepOptimizer`. That
-    takes longer, and is what clipping, gradient accumulation, loss scaling and a head trained alone
-    need. Where none acts, the rows are the same, bit for bit. Without `apply`, a `slip.keras.Model`
-    (or another one with `LossFeedback`) chooses "step" where its optimizer needs it, and makes that
-    a `StepOptimizer`. Any other model whose optimizer has settings that would miss the rows raises
-    an error.
+    >>> layer = slip.keras.EmbeddingCollection(
+    ...     [slip.Table("user", dim=8), slip.Table("item", dim=8)], optimizer="adagrad"
+    ... )
+    >>> layer(np.array([[17, 5], [18, 9]])).shape
+    TensorShape([2, 2, 8])
+    >>> outputs = layer({"user": np.array([17, 18]), "item": np.array([[5, 6], [9, -1]])})
+    >>> outputs["item"].shape
+    TensorShape([2, 8])
 
-    The anchors. TensorFlow runs the backward pass of a layer only if something trainable lies
-    behind it, so the layer has a weight of shape (), `update_anchor` (with apply="step", one per
-    table). It is 0, and stays 0 under every Keras optimizer. With apply="backward" its gradient is
-    0, and must be computed, as `tape.gradient(loss, model.trainable_variables)` does.
+    **Training.** With `training=True`, new keys get a row, every access is counted, and the
+    backward pass of the surrounding `tf.GradientTape` updates the rows. There is one update per
+    call of `tape.gradient`, because the gradients of a repeated key are summed first. The gradients
+    belong to the given loss. Keras losses are means over the batch, so that the gradient of a row
+    contains the factor 1/batch. Without a tape, rows are created and counted but not updated. With
+    `training=False` (`evaluate`, `predict`) no state changes, and a key without a row returns its
+    initial values. A layer with `trainable=False` does the same in training.
 
-    The weight `rows`. `get_weights` and `set_weights` carry the rows, too: as a token, int64 of
-    shape (), of a snapshot that this process keeps (see `limit_snapshots`).
+    Note: Keras's `fit` passes `training=True` only to a model with the argument `training` in its
+    `call`. Under a tape, a layer that receives no `training` argument raises an error.
 
-    Precision. Rows, gradients and slots are float32; the output has the policy's compute dtype
-    (bfloat16 with "mixed_bfloat16"). "mixed_float16" and a `LossScaleOptimizer` scale the rows'
-    gradients, too: they need apply="step".
+    **Where gradients are applied.** With `apply="backward"` the backward pass updates the rows,
+    before the gradients of other weights are known and even if the gradient of the anchor is not
+    requested. With `apply="step"` the tape returns the gradients of the rows as `tf.IndexedSlices`,
+    one per table, and the optimizer applies them: `slip.keras.StepOptimizer`. This is slower and
+    required for clipping, gradient accumulation, loss scaling and training of the dense layers
+    alone. If none of these is active, both modes compute bitwise identical rows. With `apply=None`,
+    a `slip.keras.Model` or another model with `LossFeedback` selects `"step"` if its optimizer
+    requires it, and converts that optimizer to a `StepOptimizer`. Any other model raises an error
+    if a setting of its optimizer would not apply to the rows.
 
-    XLA. The table ops run outside XLA. `compile(jit_compile=True)` falls back to a plain
-    `tf.function` with a warning of Keras; a `tf.function(jit_compile=True)` must not contain it.
+    **Anchors.** TensorFlow runs the backward pass of a layer only if the layer depends on a
+    trainable variable. Therefore the layer has a scalar weight `update_anchor`, or with
+    `apply="step"` one anchor per table. Its value is 0 and remains 0 with every Keras optimizer.
+    With `apply="backward"` its gradient is 0 and must be computed, for example by
+    `tape.gradient(loss, model.trainable_variables)`.
+
+    **The weight `rows`.** `get_weights` and `set_weights` include the rows as a token, a scalar
+    int64, which identifies a snapshot that this process stores (see `limit_snapshots`).
+
+    **Precision.** Rows, gradients and slots are float32. The output has the compute dtype of the
+    dtype policy (bfloat16 with "mixed_bfloat16"). "mixed_float16" and a `LossScaleOptimizer` also
+    scale the gradients of rows and therefore require `apply="step"`.
+
+    **XLA.** The table ops run outside of XLA. `compile(jit_compile=True)` falls back to a plain
+    `tf.function` with a Keras warning. A `tf.function(jit_compile=True)` must not contain the
+    layer.
 
     Args:
-        tables: `Table`s with different names.
-        optimizer: the rule of the tables without one of their own: of `slipstream_tf.optimizers`,
-            or what `optimizers.get` makes one of. None: `Adagrad` with its defaults.
-        features: None for a feature per table, named like it; or a dictionary from feature name to
-            table name; or a sequence of `FeatureSpec`, each with its own combiner. Features may
-            share a table.
-        store: "native"; "sok" (NVIDIA's Sparse Operation Kit on GPUs: HKV tables of `capacity` rows
-            on each rank, always spread over the ranks; see `stores.SokEmbeddingStore`); or an
-            object with the interface of a store (not serialisable then).
-        comm: ranks that train the tables together, from `distributed.init()`; None: this process
-            alone. A layer that is saved is loaded as one of one process.
-        placement: with `comm`: "replicated" (every rank holds all rows) or "sharded" (rows are
-            spread over the ranks by hash; a layer saves and loads the rows of its own rank).
-        wire_dtype: in which rows and their gradients travel between ranks: "float32", "bfloat16",
-            "float16", "int8" with a scale per row; two with a comma, of rows and of gradients; or
-            "auto": what is soonest on the ranks' link, which is measured in about two seconds.
-        wire_warmup_steps: updates of the tables before rows are rounded to `wire_dtype`.
-        prefetch: with sharded tables: whether the keys of `next_inputs` are sent to their owners
-            while this batch trains. Results stay the same, bit for bit. With one rank nothing is
+        tables: Sequence of `Table`s with unique names.
+        optimizer: Sparse optimizer for tables that do not specify one: an object of
+            `slipstream_tf.optimizers`, or an identifier that `optimizers.get` accepts. None uses
+            `Adagrad` with its defaults.
+        features: None creates one feature per table, with the name of the table. Alternatively, a
+            dictionary from feature name to table name, or a sequence of `FeatureSpec`s, each with a
+            separate combiner. Features may share a table.
+        store: `"native"`, or `"sok"` for the Sparse Operation Kit of NVIDIA on GPUs (HKV tables of
+            `capacity` rows on each rank, always sharded; see `tables.SokEmbeddingStore`), or an
+            object with the interface of a store. A layer with a store object is not serializable.
+        comm: Ranks that train the tables together, from `distributed.init()`. None uses this
+            process only. A saved layer is loaded with a single process.
+        placement: With `comm`: `"replicated"` stores all rows on every rank, and `"sharded"`
+            distributes the rows by hash. A sharded layer saves and loads the rows of its rank.
+        wire_dtype: Dtype of rows and gradients in messages between ranks: `"float32"`,
+            `"bfloat16"`, `"float16"` or `"int8"` with a scale per row. Two dtypes separated by a
+            comma apply to rows and to gradients. `"auto"` measures the link for about two seconds
+            and selects the fastest dtype.
+        wire_warmup_steps: Number of table updates before rows are rounded to `wire_dtype`.
+        prefetch: Whether sharded tables send the keys of `next_inputs` to their owners while the
+            current batch trains. The results are bitwise identical. With one rank, no keys are
             sent.
-        stacked: whether a dictionary gives one tensor [batch, features, dim], too.
-        padding_key: the key that stands for no key, of features that are no `FeatureSpec` with one
-            of their own; of texts it is the empty one. It trains no row, and gives zeros where an
-            example has no other. None: every key is a key.
-        apply: where gradients of rows are applied: "backward" or "step", see above. None: as the
-            model's optimizer needs it, else "backward". "step" is of native tables.
-        **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
+        stacked: Whether a dictionary also returns one tensor [batch, features, dim].
+        padding_key: The key that marks padding, for features that are not given as `FeatureSpec`.
+            For text keys, the empty text is padding. Padding trains no row and returns zeros if an
+            example has no other key. None disables padding.
+        apply: Where the gradients of rows are applied: `"backward"`, or `"step"`, which needs
+            native tables. None selects the mode that the optimizer of the model requires, by
+            default `"backward"`.
+        **kwargs: Arguments of `keras.layers.Layer`: name, dtype, trainable.
 
     Raises:
-        ValueError: a table, feature, optimizer, store or dtype policy that cannot work.
+        ValueError: A table, feature, optimizer, store or dtype policy is invalid.
     """
 
     def __init__(
@@ -139,12 +156,12 @@ class EmbeddingCollection(keras.layers.Layer):
         apply: str | None = None,
         **kwargs: Any,
     ) -> None:
-        # No autocast: keys must reach the store as they are, and the anchor stays float32.
+        # Autocast would convert keys to floats. The anchor must be float32.
         super().__init__(autocast=False, **kwargs)
         if apply != "step":
             refuse_loss_scaling(self.dtype_policy, self.name)
         refuse_replicas(self.name)
-        self.supports_jit = False  # Keras then compiles without XLA.
+        self.supports_jit = False  # Makes Keras compile without XLA.
         self.tables = resolve_tables(tables)
         self.specs = resolve_features(features, self.tables, padding_key)
         self.stacked = bool(stacked)
@@ -161,7 +178,7 @@ class EmbeddingCollection(keras.layers.Layer):
         self.apply = require_apply(apply, self.store, self.name)
         self._add_anchors()
         add_rows_weight(self, self.store)
-        # Past Keras, which would put it into TensorFlow's checkpoints.
+        # Bypasses attribute tracking, which would add it to TensorFlow checkpoints.
         object.__setattr__(self, "_exported", ExportedRows(self.store, f"layer {self.name!r}"))
         self._store_state = StoreState(self.store, f"layer {self.name!r}")
         self._engine: Any = None
@@ -174,16 +191,16 @@ class EmbeddingCollection(keras.layers.Layer):
 
     @property
     def anchors(self) -> list[Any]:
-        """The weights behind which the layer's gradients lie."""
+        """The trainable weights that stand for the rows in the backward pass."""
         return self._anchors
 
     def follow_optimizer(self, applies_rows: bool) -> None:
-        """Applies gradients where a model's optimizer needs them, if the layer has no `apply`.
+        """Selects the mode that an optimizer requires, if `apply` is None.
 
-        Its anchors are others then: call it before the optimizer is built.
+        The anchors change with the mode. Call it before the optimizer is built.
 
         Args:
-            applies_rows: whether that is a `StepOptimizer`.
+            applies_rows: Whether the optimizer is a `StepOptimizer`.
         """
         apply = "step" if applies_rows and self.store.collects_gradients else "backward"
         if not self.follows_optimizer or apply == self.apply:
@@ -194,25 +211,25 @@ class EmbeddingCollection(keras.layers.Layer):
         _compat.exchange_weights(self, old, self._add_anchors)
 
     def when_restored(self, listener: Callable[[], None]) -> None:
-        """Calls a function whenever a `tf.train.Checkpoint` has replaced the tables."""
+        """Registers a function to call after a `tf.train.Checkpoint` restores the tables."""
         self._store_state.when_restored(listener)
 
     def include_engine(self, engine: Any) -> None:
-        """Puts an engine's state into the layer's part of weight files.
+        """Includes the state of an engine in weight files.
 
         Args:
-            engine: a `Slipstream`, whose state is saved, and restored when a file that has it is
-                loaded; None: the files have the tables alone.
+            engine: A `Slipstream`. Loading a weight file that contains its state restores it. None
+                saves the tables only.
         """
-        # Past Keras, which would track the engine's state as the layer's.
+        # Bypasses attribute tracking, which would add the engine to the state of the layer.
         object.__setattr__(self, "_engine", engine)
 
     @property
     def learning_rate(self) -> Any:
-        """The tables' learning rate, a tf.Variable of shape (); assign to change it.
+        """The learning rate of the tables, a scalar `tf.Variable`.
 
-        It is the rate before it follows the dense layers' optimizer. None: tables have rates of
-        their own, see `table`.
+        Assign a number to change it. It is the rate before the adjustment to the optimizer of the
+        dense layers. None means that the tables have different rates, see `table`.
         """
         return self.store.learning_rate
 
@@ -224,25 +241,35 @@ class EmbeddingCollection(keras.layers.Layer):
         self.store.learning_rate.assign(require_rate(value, f"layer {self.name!r}"))
 
     def table(self, name: str) -> TableRows:
-        """Returns the rows of a table, to be read, written, removed and listed by key."""
+        """Returns an object to read, write, remove and list rows by key.
+
+        Example:
+
+        >>> layer = slip.keras.EmbeddingCollection([slip.Table("item", dim=2)])
+        >>> layer.table("item").write([7], [[1.0, 2.0]])
+        >>> layer(np.array([[7]])).numpy()
+        array([[[1., 2.]]], dtype=float32)
+
+        Args:
+            name: Name of the table.
+        """
         return TableRows(self.store, name)
 
     def announced(
         self, dataset: tf.data.Dataset, get_keys: Callable[..., Any] | None = None
     ) -> tf.data.Dataset:
-        """Returns the same batches, whose rows begin to come from the disk before they are trained.
+        """Reads the rows of batches from disk ahead of training.
 
-        For tables that spill (`Storage`), in training and evaluation. Put it last, in front of a
-        `.prefetch(2)`. `Slipstream.apply` does it by itself.
+        It is useful for tables that spill to disk (`Storage`), in training and evaluation. Put it
+        last, before a `.prefetch(2)`. `Slipstream.apply` includes it.
 
         Args:
-            dataset: elements are batches.
-            get_keys: as of `Slipstream.apply`.
+            dataset: Dataset of batches.
+            get_keys: As in `Slipstream.apply`.
         """
         return announce_rows(dataset, self.store, self.specs, get_keys)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer; see `call`."""
         if kwargs.get("next_inputs") is not None:
             kwargs["next_inputs"] = self._as_inputs(kwargs["next_inputs"])
         return super().__call__(self._as_inputs(inputs), *args, **kwargs)
@@ -257,28 +284,33 @@ class EmbeddingCollection(keras.layers.Layer):
         training: bool | None = None,
         next_inputs: Any = None,
     ) -> Any:
-        """Looks up the rows of a batch and combines those of a bag.
+        """Looks up the rows of a batch and combines each bag.
 
         Args:
-            inputs: a dictionary from feature name to keys, [batch] or [batch, width] or a
-                RaggedTensor or SparseTensor [batch, None], whose other entries are left; or one
-                matrix [batch, features] with a column per feature, in order. Keys are int64, other
-                integers (uint64 keeps its bits) or texts, which are hashed as the readers do.
-            weights: a dictionary from feature name to a float32 weight per key, laid out like the
-                keys; features without one are unweighted. Constants: no gradient flows to them.
-            training: whether to add missing keys, count accesses and update rows.
-            next_inputs: with `prefetch=True`, the inputs of the next call in training, whose keys
-                are then sent ahead (see `distributed.with_next`); not read without training. None:
-                the next call sends its own. After next inputs that do not come, as where an epoch
-                ends, call `store.forget_announced()` on all ranks (the callbacks do).
+            inputs: A dictionary from feature name to keys: [batch], [batch, width], or a
+                RaggedTensor or SparseTensor [batch, None]. Entries that are not features are
+                ignored. Alternatively, one matrix [batch, features] with a column per feature, in
+                order. Keys are int64, other integers (uint64 keeps its bits) or texts, which are
+                hashed in the same way as by the readers.
+            weights: A dictionary from feature name to a float32 weight per key, in the layout of
+                the keys. Features that are missing are unweighted. No gradient flows to the
+                weights.
+            training: Whether to create rows for new keys, count accesses and update rows.
+            next_inputs: With `prefetch=True`, the inputs of the next training call, whose keys are
+                sent ahead (see `distributed.with_next`). Ignored without training. With None, the
+                next call sends its keys itself. Note: if the announced inputs are not used, for
+                example at the end of an epoch, call `store.forget_announced()` on all ranks. The
+                callbacks do that.
 
         Returns:
-            A dictionary {feature: [batch, dim]} or a tensor [batch, features, dim], see above.
+            A dictionary from feature name to tensor [batch, dim], or a tensor [batch, features,
+            dim]; see the class.
 
         Raises:
-            ValueError: a feature is missing, keys are no integers or texts, or of another rank; or
-                there are next inputs, without `prefetch=True`.
-            tf.errors.InvalidArgumentError: the keys are not those of the `next_inputs` before.
+            ValueError: A feature is missing, keys have the wrong dtype or rank, or `next_inputs` is
+                given without `prefetch=True`.
+            tf.errors.InvalidArgumentError: The keys differ from the `next_inputs` of the previous
+                call.
         """
         if next_inputs is not None and not self.prefetch:
             raise invalid("prefetch", False, f"next_inputs of layer {self.name!r}", "prefetch=True")
@@ -287,7 +319,7 @@ class EmbeddingCollection(keras.layers.Layer):
         if training and self.trainable:
             rows = self._trained_lookup(packed, stacked)
             if next_inputs is not None and self._announces:
-                # These rows first: what is sent ahead must not hold them up.
+                # The rows of this batch have priority over the announced keys.
                 with tf.control_dependencies(rows):
                     self.store.announce(pack(next_inputs, self.specs))
         else:
@@ -305,7 +337,7 @@ class EmbeddingCollection(keras.layers.Layer):
         return {spec.name: tensor for spec, tensor in zip(self.specs, outputs, strict=True)}
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Returns the masks of the outputs: which keys of features without a combiner are there."""
+        """Returns the masks of features without a combiner, or None."""
         if not isinstance(inputs, Mapping) or self.stacked:
             return None
         return {spec.name: layouts.mask_of(spec, inputs[spec.name]) for spec in self.specs}
@@ -335,7 +367,7 @@ class EmbeddingCollection(keras.layers.Layer):
             raise invalid("dim", dims, f"{cause} of layer {self.name!r}", allowed)
 
     def compute_output_shape(self, input_shape: Any, weights_shape: Any = None) -> Any:
-        """Returns the output's shape, or a dictionary of shapes, for the inputs' shape(s)."""
+        """Returns the output shape or a dictionary of output shapes."""
         is_mapping = isinstance(input_shape, Mapping)
         if self.stacked or not is_mapping:
             first = input_shape[self.specs[0].name] if is_mapping else input_shape
@@ -344,7 +376,7 @@ class EmbeddingCollection(keras.layers.Layer):
         return {s.name: shape_of(s, input_shape[s.name], self._dims[s.table]) for s in self.specs}
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Returns the output as `keras.KerasTensor`s, without a lookup."""
+        """Returns the outputs as `keras.KerasTensor`s, without a lookup."""
         layouts.require_layout(inputs, self.specs, f"layer {self.name!r}")
         dtype, spec_of = self.compute_dtype, layouts.output_spec
         if self._gives_tensor(inputs):
@@ -355,18 +387,22 @@ class EmbeddingCollection(keras.layers.Layer):
         return {spec.name: spec_of(spec, inputs[spec.name], dim, dtype) for spec, dim in dims}
 
     def count_params(self) -> int:
-        """Returns how many values the tables' rows have now; `summary` shows it."""
+        """Returns the present number of row values, which `summary` shows."""
         return sum(self.store.size(table.name) * table.dim for table in self.tables)
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes rows, slots, counts and step of all tables (`save_weights`, `model.save`)."""
+        """Saves rows, slots, access counts and steps of all tables."""
         for name, value in export_state(self.store).items():
             store[name] = value
         if self._engine is not None:
             store[_ENGINE] = np.frombuffer(self._engine.serialize(), np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
-        """Replaces the state of all tables by the saved one; refuses other tables or rules."""
+        """Replaces the state of all tables with a saved state.
+
+        Raises:
+            ValueError: The saved tables or optimizers are different.
+        """
         arrays = {name: store[name] for name in store.keys()}  # noqa: SIM118
         restore_state(self.store, arrays, f"layer {self.name!r}")
         if _ENGINE in arrays and self._engine is not None:
@@ -376,11 +412,11 @@ class EmbeddingCollection(keras.layers.Layer):
         children = super()._trackable_children(save_type, **kwargs)
         if save_type != "savedmodel":
             return children
-        children.pop("_store_state", None)  # of checkpoints, with slots
+        children.pop("_store_state", None)  # For checkpoints only: it contains the slots.
         return {**children, **self._exported.trackables()}
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`; no rows in it."""
+        """Returns a JSON-serializable dictionary for `from_config`, without rows."""
         refuse_legacy_file(self.name)
         if self._store_name is None:
             place = f"get_config of layer {self.name!r}"
@@ -397,7 +433,7 @@ class EmbeddingCollection(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "EmbeddingCollection":
-        """Builds the layer, with empty tables, that `get_config` described."""
+        """Creates a layer with empty tables from its configuration."""
         refuse_legacy_file(config.get("name", "embedding_collection"))
         config = dict(config)
         config["tables"] = [Table.from_config(table) for table in config["tables"]]
@@ -428,7 +464,7 @@ def _open_store(
         from slipstream_tf.tables.sok.embeddings import SokEmbeddingStore
 
         return SokEmbeddingStore(tables, optimizer, comm)
-    # Imported here, so that the layer's module loads where the op library is not built.
+    # Imported here, so that this module can be imported without the compiled ops.
     if comm is None or comm.size == 1:
         from slipstream_tf.tables.native import NativeStore
 

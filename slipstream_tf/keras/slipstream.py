@@ -1,4 +1,4 @@
-"""The front object: tracks a model's embedding tables, and skips what need not be trained."""
+"""The engine, which tracks tables and applies policies to their training."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -40,59 +40,73 @@ from slipstream_tf.telemetry.run_report import RunReport
 
 
 class Slipstream(tf.train.experimental.PythonState):
-    """Finds the keys whose rows have settled while a model trains, and saves by its policies.
+    """Finds saturated keys during training and applies policies that save work.
 
-    Method: Slipstream, arXiv 2404.04270, and this project's policies. Connect
-    - the steps, through `callback` (in `fit`) or `step` (in a loop of your own). Without steps no
-      window ever ends and nothing is skipped; a warning says so;
-    - the training data through `apply`, where examples are skipped;
-    - the examples' losses, where `max_auc_loss` or an estimate of cost needs them: `callback` does
-      so for models with `LossFeedback`, for example the models of `slipstream_tf.models`; in
-      your own loop call `record_losses`.
+    The method is described in Slipstream, arXiv 2404.04270. This project adds further policies.
+    Connect three parts of the training:
 
-    A `tf.train.Checkpoint(model=model, slipstream=slipstream)` holds what it knows beside tables,
-    and goes on from there; deferred gradients are applied when it is saved. Where they
-    shall stay, and for several ranks, use `distributed.JobCheckpoints(..., engine=slipstream)`.
+    - The steps, with `callback` in `fit` or `step` in a custom loop. Without steps no window ends
+      and no policy takes effect. A warning reports that.
+    - The training data, with `apply`, if examples are skipped.
+    - The loss of each example, if `max_auc_loss` or an estimate of the cost needs it. `callback`
+      records it for models with `LossFeedback`, for example the models of `slipstream_tf.models`.
+      In a custom loop call `record_losses`.
+
+    `tf.train.Checkpoint(model=model, slipstream=slipstream)` saves and restores the state of the
+    engine in addition to the tables. Saving applies the deferred gradients. To keep them deferred,
+    or with multiple ranks, use `distributed.JobCheckpoints(..., engine=slipstream)`.
+
+    Example:
+
+    >>> layer = slip.keras.EmbeddingCollection([slip.Table("user", 4), slip.Table("item", 4)])
+    >>> model = slip.models.DLRM(layer, dense_features=0, top=[8, 1])
+    >>> model.compile("adam", "binary_crossentropy")
+    >>> keys = np.arange(64).reshape(32, 2) % 10
+    >>> data = tf.data.Dataset.from_tensor_slices(({"keys": keys}, keys[:, 0] % 2)).batch(8)
+    >>> slipstream = slip.Slipstream(layer, slip.DeferGradients())
+    >>> history = model.fit(slipstream.apply(data), callbacks=[slipstream.callback], verbose=0)
+    >>> slipstream.steps
+    4
 
     Args:
-        embeddings: the layer whose keys are tracked, or several whose tables and features differ in
-            name; or, for a model with embeddings of its own, a `tables.VariableStore` or
-            `tables.SokStore`, with `features`.
-        policies: what is saved: `SkipExamples`, `DeferGradients`, `MaskGradients` of
-            `slipstream_tf`, each once; one or a sequence. Without any the engine only watches, and
-            tells which keys have settled.
-        window: length of a window, warm-up and sample; default `Window()`.
-        hot_set: the keys that are watched; default `HotSet()`.
-        max_auc_loss: maximum AUC that saving may cost, by an estimate; None: no bound. A policy's
-            share then only bounds from above. The estimate held on shuffled data
+        embeddings: The layer to track, or a sequence of layers whose tables and features have
+            different names. For a model with custom embeddings, a `tables.VariableStore` or
+            `tables.SokStore`, together with `features`.
+        policies: One policy or a sequence of different policies: `SkipExamples`, `DeferGradients`,
+            `MaskGradients`. Without policies the engine only reports which keys are saturated.
+        window: Length of a window, warm-up and sample. Defaults to `Window()`.
+        hot_set: The keys to track. Defaults to `HotSet()`.
+        max_auc_loss: Upper bound of the estimated AUC loss, or None for no bound. With a bound, the
+            `share` of a policy is an upper limit. Note: the estimate held on shuffled data
             (benchmarks/results/withholding.md) and failed on a changing stream, where 0.0020 were
             lost instead of 0.0005 (benchmarks/results/stream.md).
-        dry_run: True or a `DryRun`: do everything but the saving, and tell in `report` what it
-            would have saved.
-        saturation: when a key counts as saturated; default `Saturation()`.
-        features: with a store: the features, in order, as `EmbeddingCollection` takes them; default
-            one per table, named like it.
-        comm: with a `VariableStore`: the ranks whose replicas of the variables it watches, from
-            `distributed.init()`; their gradients must be averaged by `DistributedGradientTape` or
-            `DistributedOptimizer`. None: this process alone. A layer and a `SokStore` have their
-            own.
+        dry_run: True or a `DryRun` makes the engine decide without saving anything. `report` then
+            returns the estimated savings.
+        saturation: Criterion for saturated keys. Defaults to `Saturation()`.
+        features: With a store: the features, in order, in a format that `EmbeddingCollection`
+            accepts. Defaults to one feature per table, with the name of the table.
+        comm: With a `VariableStore`: the ranks that hold replicas of its variables, from
+            `distributed.init()`. Their gradients must be averaged by `DistributedGradientTape` or
+            `DistributedOptimizer`. None uses this process only. A layer and a `SokStore` provide
+            their ranks.
 
     Attributes:
-        settings: all of them.
-        specs: the features, in order.
-        store: the store whose tables are tracked.
-        comm: the ranks that the store's tables are shared with.
-        tracker: the window loop, with the classifier and the reports.
-        plan: how many steps training takes.
-        steps: that were counted.
-        layers: whose tables are tracked; empty for a store of one's own.
-        batch_sizes: of what `apply` returned last, and was given; None: not known.
-        are_losses_told: whether a step has told its inputs' losses.
-        is_validating: whether a `fit` with the callback is evaluating now.
-        most_batches: of a pass over what `apply` returned last; None: not known.
+        settings: All settings.
+        specs: The features, in order.
+        store: The store of the tracked tables.
+        comm: The ranks that share the tables.
+        tracker: The window loop, with the classifier and the reports.
+        plan: The planned number of training steps.
+        steps: Number of counted steps.
+        layers: The tracked layers; empty for a store.
+        batch_sizes: Batch sizes of the last output and the last input of `apply`; None if unknown.
+        are_losses_told: Whether a step has recorded the losses of its examples.
+        is_validating: Whether a `fit` with the callback is evaluating.
+        most_batches: Maximum number of batches per pass over the last output of `apply`; None if
+            unknown.
 
     Raises:
-        ValueError: an argument is something else, or a setting does not fit the tables.
+        ValueError: An argument is invalid, or a setting does not match the tables.
     """
 
     def __init__(
@@ -108,8 +122,8 @@ class Slipstream(tf.train.experimental.PythonState):
         comm: Communicator | None = None,
     ) -> None:
         super().__init__()
-        # What `serialize` gave, to be restored again where the tables are replaced after it. None:
-        # they were not restored, or training has gone on.
+        # The restored bytes of `serialize`, which are restored again if TensorFlow restores the
+        # tables later. None if no state was restored or training has continued.
         self._restored: bytes | None = None
         self.layers, self.store, self.specs = tracked(embeddings, features, comm)
         for layer in self.layers:
@@ -121,7 +135,7 @@ class Slipstream(tf.train.experimental.PythonState):
             own = {**settings.get_config(), "features": [repr(spec) for spec in self.specs]}
             require_same(self.comm, own, "slipstream.settings", "Slipstream")
             if settings.dry_run:
-                link_of(self.comm)  # Its report may be one rank's.
+                link_of(self.comm)  # Measures now, because `report` may run on one rank only.
         self.tracker = SaturationTracker(self.store, settings, self.specs, self.comm)
         self._reading, self._look_ahead = LookAhead(), LookAhead()
         self._begin_window()
@@ -135,18 +149,18 @@ class Slipstream(tf.train.experimental.PythonState):
 
     @property
     def ledger(self) -> Ledger:
-        """What was saved in the windows that have ended; print it, or use `to_dict`."""
+        """Savings of the finished windows; print it or call `to_dict`."""
         return Ledger(self.tracker.reports, self.settings)
 
     def report(self) -> RunReport:
-        """Returns what was saved, or a dry run would have; where it is nothing, why.
+        """Returns the savings, or in a dry run the estimated savings.
 
-        Print it, or use its `to_dict`.
+        If there are none, the report gives the reason. Print it or call `to_dict`.
         """
         reports, estimate = self.tracker.reports, None
         if self.settings.dry_run:
             loss, ranks = self.tracker.auc_loss_of_deferring, self.comm.size
-            # Of rows that we send, and in a dtype.
+            # Only for rows that this package sends, with a known wire dtype.
             link = None if self.store.wire is None else self.comm.link
             exchange = estimate_exchange(reports, link, ranks, self.store.is_spread)
             estimate = estimate_dry_run(self.settings, reports, loss, exchange)
@@ -163,65 +177,74 @@ class Slipstream(tf.train.experimental.PythonState):
         ahead: bool = True,
         class_weight: Mapping[int, float] | None = None,
     ) -> tf.data.Dataset:
-        """Leaves out skippable examples and refills the batches. For training data only.
+        """Drops skippable examples from training data and refills the batches.
 
-        The next batch is read, classified and refilled on another thread while one trains, but not
-        before the window ends that comes before it: what is skipped stays the same. Put it last: a
-        `.prefetch(n)` after it makes every new threshold n batches late. Evaluate on data that did
-        not go through it.
+        While one batch trains, another thread reads, classifies and refills the next batch, but not
+        before the current window ends. Therefore the decisions are the same as without the thread.
+        Put `apply` last, because a later `.prefetch(n)` delays every new threshold by n batches.
+        Evaluate on data without `apply`.
 
-        A pass that skips ends before the number of batches that `cardinality` says: that is the
-        most there may be, by which Keras lets each epoch go on to its end. Where the data do not
-        know their length, Keras holds later epochs to the first one's batches; the callback warns
-        if that leaves something out.
+        A pass that skips examples ends before the number of batches that `cardinality` reports,
+        which is the maximum, so that Keras does not cut an epoch short. If the length of the data
+        is unknown, Keras limits later epochs to the number of batches of the first epoch. The
+        callback warns if this drops data.
 
-        With several ranks a collective. `dataset` has this rank's examples; where they end before
-        those of others, batches of no examples follow (`distributed.even_ends`).
+        In a dry run that needs no losses, a random subset of the batches is classified in windows
+        with many batches, at least 1 in 16.
+
+        With `ForeseenLoss`, elements must have labels. They become `(features, label,
+        sample_weight)`, or their features get "log_odds_offset". Read the data in batches larger
+        than `batch_size`. If losses are needed, the features get "skippable". If skippable examples
+        are kept with a probability, elements become `(features, label, sample_weight)`.
+
+        With multiple ranks, all ranks must call it. `dataset` contains the examples of this rank.
+        If a rank has fewer examples, empty batches follow (`distributed.even_ends`).
+
+        Example:
+
+        >>> layer = slip.keras.EmbeddingCollection([slip.Table("item", 4)])
+        >>> slipstream = slip.Slipstream(layer, slip.SkipExamples(slip.RowDrift(), share=0.5))
+        >>> data = tf.data.Dataset.from_tensor_slices(({"item": [3, 5, 8, 1]}, [0, 1, 0, 0]))
+        >>> [len(label) for _, label in slipstream.apply(data.batch(2))]
+        [2, 2]
 
         Args:
-            dataset: elements are batches, e.g. `(features, label)`.
-            batch_size: examples of an output batch; default: that of `dataset`, where its
-                element_spec, `.batch(n)`, `.rebatch(n)` or a reader tells it. No batch is read to
-                find out.
-            get_keys: called like a function for `dataset.map`, returns the keys in a format that
-                the embedding layer takes. Default: what the features have under the names of the
-                layer's; or `features["keys"]`; see `sampling.classifier.skip_inputs`.
-            drop_remainder: whether a last batch that is not full is left out.
-            ahead: whether to work a batch ahead. Not for a `dataset` that predicts, or tells where
-                training is, as it is read. An iteration that ends early has then read a batch that
-                is not trained, and classified it.
-            class_weight: weight by class, as `fit` takes it, where the model's `fit` cannot: Keras
-                takes no `class_weight` beside sample weights (`keep`), and fetches batches ahead
-                of the windows. `slip.keras.Model.fit` hands its own on to here.
-
-        In a dry run that needs no losses, a window of many batches is counted by a share of them,
-        one in 16 at least, chosen at random.
-
-        With `ForeseenLoss` elements must have labels. They become (features, label, sample_weight),
-        or get "log_odds_offset" among their features. Read in batches larger than `batch_size`.
-
-        Where losses are needed, the features get "skippable"; where examples are thinned, elements
-        become (features, label, sample_weight).
+            dataset: Dataset of batches, for example `(features, label)`.
+            batch_size: Number of examples per output batch. Defaults to the batch size of
+                `dataset`, if its element_spec, `.batch(n)`, `.rebatch(n)` or a reader specifies it.
+                No batch is read to determine it.
+            get_keys: Function with the arguments of a function for `dataset.map`, which returns the
+                keys in a format that the embedding layer accepts. Defaults to the features with the
+                names of the layer features, or `features["keys"]`; see
+                `sampling.classifier.skip_inputs`.
+            drop_remainder: Whether to drop a last batch that is not full.
+            ahead: Whether to prepare one batch ahead. Pass False if reading `dataset` computes
+                predictions or reports the position in training. If an iteration ends early, one
+                batch has been read and classified but not trained.
+            class_weight: Dictionary from class to weight, as in `fit`. It is needed if `fit` of a
+                plain Keras model cannot accept one, because Keras does not combine `class_weight`
+                with sample weights and would fetch batches ahead of the windows.
+                `slip.keras.Model.fit` forwards its `class_weight` to this argument.
 
         Returns:
             The dataset.
 
         Raises:
-            ValueError: as `slipstream_tf.sampling.classifier.skip_inputs`.
+            ValueError: See `slipstream_tf.sampling.classifier.skip_inputs`.
         """
         source = sized(dataset, batch_size, is_refilled=self.settings.skips_examples)
         weighed = source.dataset
         if class_weight is not None:
             weighed = weigh_classes(weighed, class_weight)
-        # Into the next window, too: only what follows depends on it.
+        # Reading may cross the end of a window, because only classification depends on the window.
         read = self._reading.read(weighed) if ahead else weighed
         kept = self.leave_out(read, source.size, get_keys, drop_remainder)
         self.plan.batches = source.batches
         self.batch_sizes = source.size or source.given, source.given
-        # Ranks that have fewer batches get empty ones.
+        # Ranks with fewer batches receive empty batches.
         self.most_batches = most_known(self.comm, source.most, "slipstream.batches")
         again = functools.partial(self.apply, dataset, batch_size, get_keys, drop_remainder, ahead)
-        # Features that have notes are for models that take them off.
+        # Only models that record losses remove the notes from the features.
         even = even_ends(kept, self.comm, note_share if self.settings.needs_losses else None)
         for layer in self.layers:
             even = announce_rows(even, layer.store, layer.specs, get_keys)
@@ -239,9 +262,11 @@ class Slipstream(tf.train.experimental.PythonState):
         get_keys: Callable[..., Any] | None = None,
         drop_remainder: bool = False,
     ) -> tf.data.Dataset:
-        """The first part of `apply`, for those who put something between: see there.
+        """Drops skippable examples: the first part of `apply`.
 
-        With several ranks, `distributed.even_ends` must follow, and `read_ahead` may.
+        Use it to insert transformations between the parts. With multiple ranks,
+        `distributed.even_ends` must follow. `read_ahead` may follow. The arguments are described in
+        `apply`.
         """
         self.plan.batches = sized(dataset, batch_size).batches
         kept = leave_out(self, dataset, batch_size, get_keys, drop_remainder)
@@ -251,41 +276,46 @@ class Slipstream(tf.train.experimental.PythonState):
         return call_at(kept, batches, functools.partial(misuse.warn_without_steps, self, batches))
 
     def thin(self, batch: Any, predictions: tf.Tensor) -> Any:
-        """Returns the part of a batch to train, in a loop of your own with `pilot="model"`.
+        """Returns the part of a batch to train.
+
+        Call it in a custom loop with `pilot="model"`.
 
         Args:
-            batch: `(features, label)` or `(features, label, sample_weight)`; the part has the
-                sample weights or offsets that correct it.
-            predictions: float [batch] or [batch, 1], the model's probabilities.
+            batch: `(features, label)` or `(features, label, sample_weight)`. The result contains
+                the sample weights or offsets that correct for the dropped examples.
+            predictions: Predicted probabilities of the model, float [batch] or [batch, 1].
         """
         return thin(self, batch, predictions)
 
     def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The second part of `apply`: has each batch made while the one before trains."""
+        """Prepares each batch while the previous batch trains.
+
+        It is the last part of `apply`.
+        """
         return self._look_ahead.read(dataset)
 
     def settle(self) -> None:
-        """Waits until no batch is being made ahead of training, nor read for the one after.
+        """Waits until no batch is being read or prepared ahead of training.
 
-        Call it before reading or saving what `dataset` changes as it is read, e.g. counts of its
-        own. `state`, `end_window` and a checkpoint of the iterator do so themselves.
+        Call it before you read or save state that changes when `dataset` is read, for example
+        counters. `state`, `end_window` and checkpoints of the iterator call it.
         """
         self._look_ahead.settle()
         self._reading.settle()
 
     def observe(self, inputs: Any) -> Classified:
-        """Shows a training batch to the engine, in a loop whose data does not go through `apply`.
+        """Classifies a training batch.
 
-        The threshold is found on these examples; a `tables.SokStore` counts their keys.
+        Use it in a custom loop if the data does not pass through `apply`. The engine derives the threshold from these examples. A `tables.SokStore` counts their keys.
 
         Args:
-            inputs: the keys, as `EmbeddingCollection` takes them.
+            inputs: Keys in a format that `EmbeddingCollection` accepts.
 
         Returns:
-            What the engine says of each example; nothing is skipped.
+            The classification of each example. No example is dropped.
 
         Raises:
-            ValueError: a policy skips examples, which is what `apply` does.
+            ValueError: A policy skips examples, which requires `apply`.
         """
         if self.settings.skips_examples or self.settings.examples.pilot_settings:
             allowed = "others; or let the data go through Slipstream.apply, which skips examples"
@@ -295,17 +325,17 @@ class Slipstream(tf.train.experimental.PythonState):
         return self.tracker.classifier.classify(inputs, self.specs)
 
     def classifier_on(self, device: str) -> DriftClassifier:
-        """Returns a classifier that says in steps on a device which inputs' keys are saturated.
+        """Returns a classifier of examples that runs on a device.
 
-        The engine gives it drifts and settings when a window ends; before, it skips nothing. With
-        settings that do not skip examples, `skippable` is what it finds, and all weights are 1.
-        What a step leaves out by it is not in the ledger.
+        The engine passes drifts and settings to it at the end of each window. Before that, it skips
+        no example. If the policies do not skip examples, `skippable` is still computed and all
+        weights are 1. The ledger does not include examples that you drop with it.
 
         Args:
-            device: where the keys are, e.g. "GPU:0".
+            device: Device of the keys, for example "GPU:0".
 
         Raises:
-            ValueError: a policy goes by losses, which are foreseen on the host.
+            ValueError: A policy depends on predicted losses, which are computed on the host.
         """
         if self.settings.examples.pilot_settings:
             allowed = "RowDrift: losses are foreseen on the host"
@@ -315,16 +345,23 @@ class Slipstream(tf.train.experimental.PythonState):
     def record_losses(
         self, features: Any, losses: Any, labels: Any, skippable: Any = None, weights: Any = None
     ) -> Any:
-        """Takes in the losses of a training step's inputs.
+        """Records the losses of the examples of a training step.
 
-            slipstream.record_losses(features, losses, labels)
+        Example:
+
+        >>> layer = slip.keras.EmbeddingCollection([slip.Table("item", 4)])
+        >>> slipstream = slip.Slipstream(layer, dry_run=slip.DryRun(estimates_cost=True))
+        >>> labels, probabilities = np.float32([0, 1]), np.float32([0.2, 0.6])
+        >>> losses = -np.log(np.where(labels == 1, probabilities, 1 - probabilities))
+        >>> slipstream.record_losses(None, losses, labels)
 
         Args:
-            features: as `apply` gave them, which have "skippable"; or None.
-            losses: float32 [batch], each example's own before the update.
-            labels: float32 [batch], 0 and 1; the losses are binary cross-entropy.
-            skippable: bool [batch], where the features do not tell it; None: no example was.
-            weights: float32 [batch], the sample weights that `apply` gave; None: 1.
+            features: The features that `apply` returned, which contain "skippable", or None.
+            losses: Loss of each example before the update, float32 [batch].
+            labels: Labels 0 and 1, float32 [batch]. The losses are binary cross-entropy.
+            skippable: Bool [batch], if the features do not contain it. None means that no example
+                was skippable.
+            weights: Sample weights that `apply` returned, float32 [batch]. None means 1.
 
         Returns:
             The operation in a graph, None in eager mode.
@@ -336,18 +373,18 @@ class Slipstream(tf.train.experimental.PythonState):
 
     @property
     def policies(self) -> Mapping[str, UpdatePolicy]:
-        """What becomes of the gradients of the tracked tables in the present window."""
+        """The update policies of the tracked tables in the current window."""
         return self.tracker.policies
 
     def state(self) -> dict[str, Any]:
-        """Returns all that the engine knows on this rank, for `distributed.JobCheckpoints`.
+        """Returns the state of the engine on this rank, for `distributed.JobCheckpoints`.
 
         Returns:
-            Nested dictionaries of JSON-serialisable values and arrays: states of keys, T,
-            snapshots, the present window, reports. Rows, counts and deferred gradients are the
-            store's.
+            Nested dictionaries of JSON-serializable values and arrays: key states, threshold T,
+            snapshots, current window and reports. The store saves rows, counts and deferred
+            gradients.
         """
-        # A batch that is being made is counted, and in the iterator's checkpoint.
+        # A batch in preparation changes counters and the checkpoint of the iterator.
         self.settle()
         return {
             "steps": self.steps,
@@ -356,18 +393,20 @@ class Slipstream(tf.train.experimental.PythonState):
         }
 
     def check(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ValueError if `restore` cannot take states; nothing is changed."""
+        """Raises ValueError if `restore` would reject the states."""
         self.tracker.check([state["tracker"] for state in states])
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on from what `state` gave; with several ranks a collective.
+        """Restores the engine from the result of `state`.
+
+        With multiple ranks, all ranks must call it.
 
         Args:
-            states: of every rank that saved them, rank 0 first; there may be another number of
-                ranks now. The store must have its rows and counts back already.
+            states: The states of all ranks that saved them, rank 0 first. The present number of
+                ranks may be different. The rows and counts of the store must be restored before.
 
         Raises:
-            ValueError: the tables or the drift metric differ; nothing is changed.
+            ValueError: The tables or the drift metric differ. The engine is unchanged.
         """
         self.settle()
         self.tracker.restore([state["tracker"] for state in states])
@@ -380,7 +419,7 @@ class Slipstream(tf.train.experimental.PythonState):
         return tree_to_bytes(self.state())
 
     def deserialize(self, string_value: bytes) -> None:
-        """Goes on from what `serialize` returned; for one process."""
+        """Restores the engine from the result of `serialize`, in a single process."""
         if self.comm.size > 1:
             raise ValueError(
                 "A tf.train.Checkpoint has what one rank's Slipstream knows. Restore it with "
@@ -391,44 +430,50 @@ class Slipstream(tf.train.experimental.PythonState):
         self._restored = string_value
 
     def _restore_again(self) -> None:
-        """Tells tables that TensorFlow has replaced after the engine which rows have flags."""
+        """Restores the row flags if TensorFlow restored the tables after the engine."""
         if self._restored is not None:
             self.deserialize(self._restored)
 
     def back_up(self, is_backed_up: bool) -> None:
-        """Says whether weight files have the engine's state, too, and loading them restores it.
+        """Sets whether weight files include the state of the engine.
 
-        For `keras.callbacks.BackupAndRestore`; `callback` does so where it is beside one.
+        Loading such a file restores the engine. `callback` enables it for a
+        `keras.callbacks.BackupAndRestore` in the same `fit`.
+
+        Args:
+            is_backed_up: Whether the state is included.
         """
-        # The last: when its weights are loaded, the tables of the others are there.
+        # The last layer, because the tables of the other layers are loaded before its weights.
         for layer in self.layers[-1:]:
             layer.include_engine(self if is_backed_up and self.comm.size == 1 else None)
 
     def restore_backup(self, content: bytes) -> None:
-        """Goes on from what `serialize` returned, in a `fit` that has told of its epochs."""
+        """Restores the engine within a `fit` that has already planned its epochs."""
         self.deserialize(content)
         self.plan.restore(self.plan.steps, is_in_fit=True)
 
     @property
     def callback(self) -> SaturationCallback:
-        """A new Keras callback that counts the steps of `fit`; one in a `fit`.
+        """A new Keras callback that counts the steps of one `fit`.
 
-        `callback(log_dir)` is one that writes for TensorBoard, too: see `SaturationCallback`.
+        `callback(log_dir)` also writes TensorBoard events, see `SaturationCallback`.
         """
         return SaturationCallback(self)
 
     def set_model(self, _: Any) -> None:
-        """Raises TypeError: among Keras's callbacks belongs `callback`."""
+        """Raises TypeError, because Keras needs `slipstream.callback` instead."""
         raise TypeError("A Slipstream is no callback. Write callbacks=[slipstream.callback].")
 
     def step(self, steps: int = 1) -> WindowReport | None:
-        """Counts trained steps of a loop of your own; ends the window if it is full.
+        """Counts training steps, and ends the window when it is full.
+
+        Call it in a custom loop.
 
         Args:
-            steps: steps trained since the last call.
+            steps: Number of steps since the last call.
 
         Returns:
-            The window's report if one ended, else None.
+            The report of the window that ended, or None.
         """
         self._go_on(steps)
         if steps >= self.tracker.steps_left:
@@ -439,7 +484,7 @@ class Slipstream(tf.train.experimental.PythonState):
         return report
 
     def end_window(self) -> WindowReport:
-        """Ends the present window now, however many steps it had; returns its report."""
+        """Ends the current window immediately and returns its report."""
         self._go_on(1)
         self._look_ahead.settle()
         report = self.tracker.end_window()

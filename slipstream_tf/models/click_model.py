@@ -164,9 +164,9 @@ class ClickModel(LossFeedback, keras.Model):
         dense_features: Number of numeric features per example, at least 0.
         dropout: Dropout rate after each hidden layer of the last MLP, in [0, 1).
         returns_logits: Whether the model returns logits instead of probabilities.
-        batch_norm: Whether the hidden layers of the MLPs use batch normalization, see `MLP`. Note: use it
-            with a single process, because each rank has separate moving averages and an empty batch
-            corrupts them.
+        batch_norm: Whether the hidden layers of the MLPs use batch normalization, see `MLP`. Note:
+            use it in a single process only, because each rank has separate moving averages and an
+            empty batch corrupts them.
         l2: Factor of the squared kernel weights of all layers in the loss, without biases and
             tables. 0 disables it. The L2 factor of rows is `optimizers.SparseOptimizer.l2`.
         **kwargs: Arguments of `keras.Model`: name, dtype, trainable.
