@@ -1,7 +1,4 @@
-"""Callbacks of `model.fit`: ranks train one model, windows end, rates follow, jobs commit.
-
-In: the ranks, an engine, batch ends. Out: equal weights, logs of all ranks, window ends.
-"""
+"""Callbacks of `model.fit` for ranks, windows, learning rates and elastic training."""
 
 import os
 import sys
@@ -29,33 +26,47 @@ from slipstream_tf.telemetry.tensorboard import WindowWriter
 
 
 class LearningRates(keras.callbacks.Callback):
-    """Puts the tables' learning rates into the logs of `fit`; `slipstream.callback()` does so, too.
+    """Logs the learning rates of the tables after each epoch.
 
-    Rates follow the dense optimizer without it: rows are scaled by its rate over what it was when
-    training first saw it, at the first step. With it that is the rate that the optimizer has when
-    `fit` is called, before any callback has changed it. Use it, before others, with a
-    `keras.callbacks.LearningRateScheduler` that changes the rate at the first epoch already.
+    The rates of the tables follow the optimizer of the dense layers without this callback: they are
+    scaled by its present rate divided by its initial rate. By default, the initial rate is the rate
+    at the first training step. With this callback, it is the rate when `fit` is called, before
+    other callbacks change it. Put this callback before a `keras.callbacks.LearningRateScheduler`
+    that changes the rate in the first epoch. `slipstream.callback` includes this callback.
+
+    Example:
+
+    >>> model = slip.keras.Sequential(
+    ...     [slip.keras.Embedding(10, 2), keras.layers.Flatten(), keras.layers.Dense(1, "sigmoid")]
+    ... )
+    >>> model.compile("adam", "binary_crossentropy")
+    >>> rates = slip.keras.LearningRates()
+    >>> keys, labels = np.array([[1], [2]]), np.array([0, 1])
+    >>> history = model.fit(keys, labels, callbacks=[rates], verbose=0)
+    >>> "rows_learning_rate" in history.history
+    True
     """
 
     def set_model(self, model: Any) -> None:
-        """Lets the tables of a model follow its optimizer."""
+        """Makes the tables of the model follow its optimizer."""
         super().set_model(model)
         for store in _stores_in(model):
             store.follow(getattr(model, "optimizer", None))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts the rates of the next update into `logs`."""
+        """Adds the learning rates of the next update to `logs`."""
         for store in _stores_in(self.model):
             if logs is not None:
                 logs.update(rates_of(store))
 
 
 def rates_of(store: Any) -> dict[str, float]:
-    """Returns the rates of a store's tables for logs.
+    """Returns the learning rates of the tables of a store, for logs.
 
     Returns:
-        {"rows_learning_rate": rate} if the tables share one, else {"rows_learning_rate/<table>":
-        rate}; empty if the rows are not the store's to update.
+        `{"rows_learning_rate": rate}` if the tables share a rate, else
+        `{"rows_learning_rate/<table>": rate}`. The dictionary is empty if the store does not update
+        its rows.
     """
     if not store.updates_rows:
         return {}
@@ -71,10 +82,11 @@ def _stores_in(model: Any) -> list[EmbeddingStore]:
 
 
 class AmongOthers(keras.callbacks.Callback):
-    """A callback that finds the other callbacks of its `fit`.
+    """A callback with access to the other callbacks of the same `fit`.
 
-    Keras 3 does not report them. But Keras's list of all callbacks sets the parameters, and a `fit`
-    gives its callbacks one dictionary of parameters, which no other `fit` has.
+    Keras 3 has no public API for that. The callback list calls `set_params` on each callback with a
+    dictionary that belongs to a single `fit`. Therefore the callbacks with the same dictionary
+    belong to the same `fit`.
     """
 
     def __init__(self) -> None:
@@ -82,14 +94,14 @@ class AmongOthers(keras.callbacks.Callback):
         self._lists: list[list[Any]] = []
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Stores the parameters, and the lists that set them."""
+        """Stores the parameters and the callback lists that set them."""
         super().set_params(params)
         self._lists = _lists_that_call()
 
     def beside(self) -> list[Any]:
-        """Returns the callbacks of the `fit` that this was last given to, itself included.
+        """Returns all callbacks of the current or last `fit`, including this one.
 
-        They are in order; there are none before the first `fit`.
+        They are in the order of the callback list. The list is empty before the first `fit`.
         """
         members = [member for found in self._lists for member in found]
         found = {
@@ -101,7 +113,7 @@ class AmongOthers(keras.callbacks.Callback):
 
 
 def _lists_that_call() -> list[list[Any]]:
-    """The callbacks of each list whose method is being run by this thread, the outer ones first."""
+    """Returns the callback lists on the call stack, outermost first."""
     found: list[list[Any]] = []
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -113,34 +125,48 @@ def _lists_that_call() -> list[list[Any]]:
 
 
 class RanksCallback(AmongOthers):
-    """Starts all ranks with the Keras weights of rank 0, and averages their gradients rightly.
+    """Synchronizes a Keras model across ranks during `fit`.
 
-    `Slipstream.callback` does the same; this is for a `fit` without an engine. Every rank must give
-    `fit` as many batches as the others: see `distributed.even_ends`. With one rank, only what a
-    `VariableStore` defers is applied at the ends of epochs.
+    It broadcasts the Keras weights of rank 0 at the start and averages gradients correctly for
+    batches of different sizes. `Slipstream.callback` includes it. Use this class for a `fit`
+    without an engine. Every rank must pass the same number of batches to `fit`, see
+    `distributed.even_ends`. With one rank, it only applies the deferred gradients of a
+    `VariableStore` at the end of each epoch.
 
-    Put it first among the callbacks. Those behind it see at an epoch's end
+    Put it first in the list of callbacks. At the end of an epoch, later callbacks receive:
 
-    - metrics of all ranks, of training and validation: EarlyStopping and ReduceLROnPlateau act
-      alike on all ranks. They are what the metrics make of their states summed over the ranks.
-      Metrics whose states are no sums stay each rank's own, with a warning (see `GlobalMetrics`),
-      and so do the logs of batches, and logs that a `train_step` of the model's own makes of other
-      things than `model.metrics`. A rank that does not validate sees what the others found;
-    - rows without deferred gradients: ModelCheckpoint can save them on any rank. The validation
-      came before that.
+    - Metrics over the examples of all ranks, for training and validation, so that EarlyStopping and
+      ReduceLROnPlateau decide equally on all ranks. The metric states are summed over the ranks.
+      Metrics whose state is not a sum remain local to each rank, with a warning (see
+      `GlobalMetrics`). The logs of batches remain local as well, and so do logs that a custom
+      `train_step` creates in addition to `model.metrics`. A rank that does not validate receives
+      the validation metrics of the other ranks.
+    - Rows without deferred gradients, so that ModelCheckpoint can save them on any rank. The
+      validation runs before they are applied.
 
-    Embedding rows are not broadcast. Those of replicated tables are compared when training begins
-    (which takes the memory of a copy of the largest table): ranks that load rows must load the
-    same, as `distributed.JobCheckpoints` does. Non-trainable state that depends on the batch
-    (BatchNormalization) is each rank's own, and an empty batch spoils it.
+    Embedding rows are not broadcast. The rows of replicated tables are compared at the start, which
+    temporarily takes the memory of the largest table. If ranks load rows, they must load the same
+    rows, as `distributed.JobCheckpoints` does.
+
+    Note: non-trainable state that depends on the batch (BatchNormalization) remains local to each
+    rank, and an empty batch corrupts it.
+
+    Example:
+
+    >>> layer = slip.keras.EmbeddingCollection([slip.Table("user", 4), slip.Table("item", 4)])
+    >>> model = slip.models.DLRM(layer, dense_features=0, top=[8, 1])
+    >>> model.compile("adam", "binary_crossentropy")
+    >>> ranks = slip.keras.RanksCallback(slip.distributed.SingleProcess(), layer.store)
+    >>> data = tf.data.Dataset.from_tensors(({"keys": [[1, 5], [2, 7]]}, [0, 1]))
+    >>> history = model.fit(data, callbacks=[ranks], verbose=0)
 
     Args:
-        comm: the ranks.
-        store: whose rows are compared, and whose deferred gradients are exchanged at the ends of
-            epochs.
+        comm: The ranks.
+        store: The store whose rows are compared and whose deferred gradients are exchanged at the
+            end of each epoch.
 
     Raises:
-        ValueError: `comm` is None, or `store` is no store, such as a layer.
+        ValueError: `comm` is None, or `store` is not a store but, for example, a layer.
     """
 
     def __init__(self, comm: Communicator, store: Any) -> None:
@@ -157,15 +183,15 @@ class RanksCallback(AmongOthers):
         self._is_training = False
 
     def set_model(self, model: Any) -> None:
-        """Tells the tables which optimizer they follow, before a callback changes its rate."""
+        """Makes the tables follow the optimizer before other callbacks change its rate."""
         super().set_model(model)
         self._store.follow(getattr(model, "optimizer", None))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Broadcasts weights, compares rows; refuses an optimizer that keeps gradients to a rank.
+        """Broadcasts the weights and compares the rows of replicated tables.
 
         Raises:
-            ValueError: the optimizer is no `DistributedOptimizer` of these ranks; or the rows of
+            ValueError: The optimizer is not a `DistributedOptimizer` of these ranks, or the rows of
                 replicated tables differ between ranks.
         """
         comm, of_optimizer = self._comm, getattr(self.model.optimizer, "slipstream_comm", None)
@@ -210,16 +236,19 @@ class RanksCallback(AmongOthers):
         self._is_training = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Forgets a batch announced in the epoch before, whose data may have ended."""
+        """Discards announced keys of the previous epoch, whose batch may not arrive."""
         self._forget_announced()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Remembers the metrics of training before those of the validation take their place."""
+        """Saves the training metrics before the validation resets them."""
         if self._is_training and self._comm.size > 1:
             self._metrics.keep_training_state(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts all ranks' metrics and the rows' rates into `logs`; exchanges deferred gradients."""
+        """Adds the metrics of all ranks and the learning rates to `logs`.
+
+        Then applies and exchanges deferred gradients.
+        """
         logs = {} if logs is None else logs
         if self._comm.size > 1:
             self._metrics.put_into(logs, self.model)
@@ -227,7 +256,7 @@ class RanksCallback(AmongOthers):
         self._flush()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Exchanges deferred gradients, so that all ranks end with the same rows."""
+        """Applies deferred gradients, so that all ranks end with the same rows."""
         self._is_training = False
         self._flush()
         self._forget_announced()
@@ -244,17 +273,29 @@ class RanksCallback(AmongOthers):
 
 
 class SaturationCallback(RanksCallback):
-    """Ends the engine's windows while `model.fit` runs; `evaluate` and `predict` don't count.
+    """Counts training steps for an engine and ends its windows.
 
-    With `steps_per_execution` above 1 a window ends with the execution in which it gets full. With
-    several ranks it does what `RanksCallback` does; put it first. What a
-    `keras.callbacks.BackupAndRestore` beside it backs up has the engine's state, too (one process).
+    Only `model.fit` counts. `evaluate` and `predict` do not. With `steps_per_execution` above 1, a
+    window ends with the execution that fills it. With multiple ranks, this class also does the work
+    of `RanksCallback`. Put it first. In a single process, a `keras.callbacks.BackupAndRestore` in
+    the same `fit` also saves the state of the engine.
+
+    Example:
+
+    >>> layer = slip.keras.EmbeddingCollection([slip.Table("user", 4), slip.Table("item", 4)])
+    >>> model = slip.models.DLRM(layer, dense_features=0, top=[8, 1])
+    >>> model.compile("adam", "binary_crossentropy")
+    >>> slipstream = slip.Slipstream(layer, slip.DeferGradients())
+    >>> data = tf.data.Dataset.from_tensors(({"keys": [[1, 5], [2, 7]]}, [0, 1]))
+    >>> history = model.fit(data, callbacks=[slipstream.callback], epochs=2, verbose=0)
+    >>> slipstream.steps
+    2
 
     Args:
-        slipstream: a `Slipstream`, whose steps are counted.
-        log_dir: folder for TensorBoard, which gets scalars and a histogram for each window, in its
-            sub-folder "slipstream" (`telemetry.tensorboard.WindowWriter`). None: that of the
-            `keras.callbacks.TensorBoard` beside this one, if there is one. Rank 0 writes.
+        slipstream: The `Slipstream` that counts the steps.
+        log_dir: Folder for TensorBoard events: scalars and a histogram per window, in the subfolder
+            "slipstream" (`telemetry.tensorboard.WindowWriter`). None uses the folder of a
+            `keras.callbacks.TensorBoard` in the same `fit`, if there is one. Only rank 0 writes.
     """
 
     def __init__(self, slipstream: Any, log_dir: str | os.PathLike[str] | None = None) -> None:
@@ -270,20 +311,24 @@ class SaturationCallback(RanksCallback):
         self._writer: WindowWriter | None = None
 
     def __call__(self, log_dir: str | os.PathLike[str] | None = None) -> "SaturationCallback":
-        """Returns a callback of the same engine that writes into a folder."""
+        """Returns a callback of the same engine that writes to a folder."""
         return SaturationCallback(self.slipstream, log_dir)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Notes that what is read now is validation data."""
+        """Marks the data that is read from now on as validation data."""
         self.slipstream.is_validating = True
         super().on_test_begin(logs)
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Notes that training goes on."""
+        """Marks the data that is read from now on as training data."""
         self.slipstream.is_validating = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuses what does not fit together; connects losses, plans the steps."""
+        """Checks the model and the callbacks and plans the steps.
+
+        Raises:
+            ValueError: The engine, the model, the optimizer and the callbacks do not match.
+        """
         self.slipstream.is_validating = False
         refuse_scaled_gradients(self.model.optimizer, self.slipstream.settings.policies)
         others = self.beside()
@@ -304,7 +349,7 @@ class SaturationCallback(RanksCallback):
             self.model.thin_batches_with(self.slipstream.thin if thins else None)
 
     def _begin_epochs(self) -> None:
-        """Tells the engine how long training is, as far as Keras knows."""
+        """Plans the number of training steps from the parameters of `fit`."""
         self._steps = self.params.get("steps")
         self._epochs = self.params.get("epochs", 1)
         self._is_planned = self.slipstream.plan.add_epochs(self._epochs, self._steps)
@@ -323,17 +368,17 @@ class SaturationCallback(RanksCallback):
             self._writer = WindowWriter(folder)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Forgets a batch announced in the epoch before, whose data may have ended."""
+        """Discards announced keys of the previous epoch."""
         self._steps_in_epoch = 0
         self._watch.begin_epoch()
         if self._is_first_epoch and epoch:
-            # `fit(initial_epoch=...)`: those before were of another `fit`.
+            # With `fit(initial_epoch=...)`, an earlier `fit` trained the first epochs.
             self.slipstream.plan.leave_out_epochs(epoch)
         super().on_epoch_begin(epoch, logs)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes where an execution of several steps begins."""
-        # Each time: a BackupAndRestore behind this one, or a loop that goes on, sets them late.
+        """Stores the optimizer iterations before a multi-step execution."""
+        # Read for each batch, because a later BackupAndRestore can change the iterations.
         if self.model.steps_per_execution > 1:
             self._iterations = int(self.model.optimizer.iterations.numpy())
 
@@ -346,29 +391,30 @@ class SaturationCallback(RanksCallback):
             self._count_iterations()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts the steps of a last, shorter execution, whose end Keras may not tell.
+        """Counts the steps of a shorter last execution.
 
-        Then does what `RanksCallback` does: callbacks behind this one see metrics of all ranks.
+        Keras may not report the end of that execution. Then this method does the work of
+        `RanksCallback`, so that later callbacks receive the metrics of all ranks.
         """
         if self.model.steps_per_execution > 1:
             self._count_iterations()
         self._watch.end_epoch(epoch, self._steps is not None)
         if self._is_first_epoch and not self._is_planned and self._epochs > epoch + 1:
-            # No step was skipped yet: the data are as long as this epoch was.
+            # The first epoch skipped no step, so that its length is the length of the data.
             self.slipstream.plan.add_epochs(self._epochs - epoch, self._steps_in_epoch)
         self._is_first_epoch = False
         super().on_epoch_end(epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Ends the watch over epochs; then does what `RanksCallback` does."""
+        """Removes the warning filter of `fit`, then acts as `RanksCallback`."""
         self._watch.end_fit()
         if isinstance(self.model, LossFeedback):
-            # What is trained without this callback is not thinned.
+            # A later `fit` without this callback must train all examples.
             self.model.thin_batches_with(None)
         super().on_train_end(logs)
 
     def _count_iterations(self) -> None:
-        # What `batch` means with several steps per execution changed between versions of Keras.
+        # With steps_per_execution above 1, the meaning of `batch` depends on the Keras version.
         iterations = int(self.model.optimizer.iterations.numpy())
         self._step(iterations - self._iterations)
         self._iterations = iterations
@@ -381,10 +427,18 @@ class SaturationCallback(RanksCallback):
 
 
 class ElasticCallback(keras.callbacks.Callback):
-    """Counts the steps of `fit` for an `ElasticState`, which commits at intervals; put it last.
+    """Counts the steps of `fit` for an `ElasticState`, which commits periodically.
+
+    Put it last in the list of callbacks.
+
+    Example:
+
+    >>> def train(state):  # Called by slip.distributed.run_elastic(train, directory).
+    ...     data = slip.distributed.even_ends(state.remaining(batches), state.comm)
+    ...     return model.fit(data, callbacks=[slip.keras.ElasticCallback(state)])
 
     Args:
-        state: of the training, restored.
+        state: The restored state of the training.
     """
 
     def __init__(self, state: ElasticState) -> None:
@@ -392,11 +446,11 @@ class ElasticCallback(keras.callbacks.Callback):
         self._state, self._before = state, 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Notes where the optimizer's steps begin."""
+        """Stores the iterations of the optimizer at the start."""
         self._before = int(self.model.optimizer.iterations)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Counts the steps of an execution."""
+        """Counts the steps of one execution of the train function."""
         now = self._before + 1
         if self.model.steps_per_execution > 1:
             now = int(self.model.optimizer.iterations)

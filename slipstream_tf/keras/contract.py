@@ -1,7 +1,7 @@
-"""What a Keras model must be for its layer's rows to be trained as its weights are.
+"""Checks that a Keras model trains rows like its weights.
 
-In: a layer that is called, and through Keras the model around it with its optimizer. Out: an error
-where a setting of Keras would miss the rows. Asked while a step is traced: `fit` needs no callback.
+The checks raise an error if a Keras setting would not apply to the rows. They run while a step is
+traced, so that `fit` needs no callback.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from slipstream_tf.keras.row_gradients import MODES
 from slipstream_tf.keras.step_optimizer import applies_rows, make_apply_rows, refuse_missing_rows
 from slipstream_tf.policies import DeferGradients
 
-# Settings of Keras's optimizers that need all gradients at once, or rows' gradients later.
+# Settings of Keras optimizers that need all gradients at once or delay their application.
 _NEED_STEP = (
     "clipnorm",
     "global_clipnorm",
@@ -33,10 +33,10 @@ _IN_STEP = (
 
 
 def require_apply(apply: str | None, store: Any, layer: str) -> str:
-    """Checks where a layer's gradients are to be applied; returns where they are now.
+    """Checks the argument `apply` of a layer and returns its initial mode.
 
     Raises:
-        ValueError: there is no such place, or the store cannot do it.
+        ValueError: The mode is unknown, or the store does not support it.
     """
     require_choice("apply", apply, (*MODES, None), f"layer {layer!r}")
     if apply == "step" and not store.collects_gradients:
@@ -46,17 +46,17 @@ def require_apply(apply: str | None, store: Any, layer: str) -> str:
 
 
 def reaching_rows(model: Any, optimizer: Any) -> Any:
-    """Sees to it that a model's optimizer and its layers without an `apply` go together.
+    """Matches the optimizer of a model with its layers that have `apply=None`.
 
-    An optimizer that needs all gradients at once applies the rows', too, from now on; one that was
-    built before does not become so.
+    An optimizer that needs all gradients at once is converted to apply the gradients of rows,
+    unless it is already built.
 
     Args:
-        model: a Keras model that is to be compiled.
-        optimizer: as `compile` takes it.
+        model: A Keras model that is being compiled.
+        optimizer: Optimizer in a format that `compile` accepts.
 
     Returns:
-        The optimizer, as an object.
+        The optimizer object.
     """
     layers = [part for part in _compat.layers_in(model) if hasattr(part, "follow_optimizer")]
     following = [layer for layer in layers if layer.follows_optimizer]
@@ -75,15 +75,15 @@ def reaching_rows(model: Any, optimizer: Any) -> Any:
 
 
 def require_fitting_optimizer(layer: Any, anchors: Sequence[Any], apply: str) -> None:
-    """Raises ValueError if the optimizer of the model that trains would miss rows.
+    """Raises ValueError if the optimizer of the model would miss rows.
 
-    The model is the outermost one that is called now. Where it was not compiled, as in a loop of
-    one's own, nothing is known of an optimizer.
+    The model is the outermost layer of the present call. If it is not compiled, as in a custom
+    loop, its optimizer is unknown and the check passes.
 
     Args:
-        layer: that is called.
-        anchors: its anchors.
-        apply: "backward" or "step".
+        layer: The layer that is called.
+        anchors: Anchors of the layer.
+        apply: `"backward"` or `"step"`.
     """
     optimizer: Any = getattr(_compat.outermost_layer(layer), "optimizer", None)
     if optimizer is None:
@@ -110,14 +110,14 @@ def require_fitting_optimizer(layer: Any, anchors: Sequence[Any], apply: str) ->
 
 
 def refuse_scaled_gradients(optimizer: Any, policies: Sequence[Any]) -> None:
-    """Refuses loss scaling beside an engine, where tables or policies would see scaled gradients.
+    """Rejects loss scaling if tables or policies would receive scaled gradients.
 
     Args:
-        optimizer: of the model that an engine's `fit` trains.
-        policies: of the engine.
+        optimizer: Optimizer of the model in the `fit` of an engine.
+        policies: Policies of the engine.
 
     Raises:
-        ValueError: rows would be updated with them, or deferred by them.
+        ValueError: Rows would be updated or deferred by scaled gradients.
     """
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     name, place = type(optimizer).__name__, "fit with Slipstream"
@@ -131,16 +131,17 @@ def refuse_scaled_gradients(optimizer: Any, policies: Sequence[Any]) -> None:
 
 
 def require_told_training(layer: Any, training: bool | None) -> None:
-    """Sees to it that a layer that does not train under a gradient tape is no surprise.
+    """Detects a layer that does not train under a gradient tape.
 
-    Keras's `fit` tells a model whose `call` has the argument `training`, and nobody else does.
+    `fit` passes `training` only to models with this argument in their `call`.
 
     Args:
-        layer: that is called, trainable, and does not train.
-        training: as the layer was told; False may be a default of the `call` of the model.
+        layer: A trainable layer that is called without training.
+        training: The argument that the layer received. False can be a default of the `call` of the
+            model.
 
     Raises:
-        ValueError: a tape records, and nobody told the layer anything.
+        ValueError: A tape is recording, and the layer received no `training` argument.
     """
     if not _compat.is_recording():
         return
@@ -163,7 +164,11 @@ def require_told_training(layer: Any, training: bool | None) -> None:
 
 
 def require_own_store(store: Any, tables: Sequence[Any], comm: Any, prefetch: bool) -> None:
-    """Refuses a store of the user's own that is not as the layer's other arguments say."""
+    """Rejects a store object that contradicts the other arguments of the layer.
+
+    Raises:
+        ValueError: The tables, `comm` or `prefetch` do not match.
+    """
     if comm is not None:
         raise invalid("comm", comm, "EmbeddingCollection with a store", "None: the store's own")
     if prefetch and not store.prefetches:
@@ -175,7 +180,7 @@ def require_own_store(store: Any, tables: Sequence[Any], comm: Any, prefetch: bo
 
 
 def refuse_loss_scaling(policy: Any, layer: str) -> None:
-    """Raises ValueError if a layer's dtype policy, or the global one, needs loss scaling."""
+    """Raises ValueError if a dtype policy requires loss scaling."""
     for name, dtype in ((p.name, p.compute_dtype) for p in (policy, keras.config.dtype_policy())):
         if dtype == "float16":
             allowed = (
@@ -187,7 +192,7 @@ def refuse_loss_scaling(policy: Any, layer: str) -> None:
 
 
 def refuse_replicas(layer: str) -> None:
-    """Raises ValueError within a `tf.distribute` strategy of several replicas."""
+    """Raises ValueError in a `tf.distribute` strategy with multiple replicas."""
     strategy = tf.distribute.get_strategy()
     if (replicas := strategy.num_replicas_in_sync) > 1:
         place = f"layer {layer!r} with {replicas} replicas"

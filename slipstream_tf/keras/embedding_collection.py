@@ -81,11 +81,11 @@ class EmbeddingCollection(keras.layers.Layer):
     before the gradients of other weights are known and even if the gradient of the anchor is not
     requested. With `apply="step"` the tape returns the gradients of the rows as `tf.IndexedSlices`,
     one per table, and the optimizer applies them: `slip.keras.StepOptimizer`. This is slower and
-    required for clipping, gradient accumulation, loss scaling and training of the dense layers
-    alone. If none of these is active, both modes compute bitwise identical rows. With `apply=None`,
-    a `slip.keras.Model` or another model with `LossFeedback` selects `"step"` if its optimizer
-    requires it, and converts that optimizer to a `StepOptimizer`. Any other model raises an error
-    if a setting of its optimizer would not apply to the rows.
+    required for clipping, gradient accumulation, loss scaling and training of only the dense
+    layers. If none of these is active, both modes compute bitwise identical rows. With
+    `apply=None`, a `slip.keras.Model` or another model with `LossFeedback` selects `"step"` if its
+    optimizer requires it, and converts that optimizer to a `StepOptimizer`. Any other model raises
+    an error if a setting of its optimizer would not apply to the rows.
 
     **Anchors.** TensorFlow runs the backward pass of a layer only if the layer depends on a
     trainable variable. Therefore the layer has a scalar weight `update_anchor`, or with

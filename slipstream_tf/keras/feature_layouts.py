@@ -1,4 +1,4 @@
-"""Features of a layer: their specs from the user's arguments, and their layouts in Keras."""
+"""Validates the features of a layer and converts their layouts for Keras."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,16 +15,16 @@ _LAYER = "EmbeddingCollection"
 
 
 def resolve_tables(tables: Sequence[Table]) -> tuple[Table, ...]:
-    """Checks the tables of one layer.
+    """Validates the tables of a layer.
 
     Args:
-        tables: one table or more, with different names.
+        tables: At least one table, with unique names.
 
     Returns:
         The tables as a tuple.
 
     Raises:
-        ValueError: there is none, one is no Table, or a name comes twice.
+        ValueError: There is no table, an element is not a `Table`, or a name is repeated.
     """
     given = tuple(tables) if isinstance(tables, Iterable) else (tables,)
     wrong = [table for table in given if not isinstance(table, Table)]
@@ -40,20 +40,20 @@ def resolve_tables(tables: Sequence[Table]) -> tuple[Table, ...]:
 def resolve_features(
     features: Any, tables: Sequence[Table], padding_key: int | None = PADDING_KEY
 ) -> tuple[FeatureSpec, ...]:
-    """Turns the `features` argument of `EmbeddingCollection` into specs.
+    """Converts the argument `features` of `EmbeddingCollection` to specs.
 
     Args:
-        features: None (a feature per table, of its name and combiner), a dictionary from feature
-            name to table name (the table's combiner), or a sequence of FeatureSpec (its own
-            combiner).
-        tables: the tables that features may name.
-        padding_key: of features that are no FeatureSpec.
+        features: None (one feature per table, with its name and combiner), a dictionary from
+            feature name to table name (with the combiner of the table), or a sequence of
+            `FeatureSpec`s.
+        tables: The tables of the layer.
+        padding_key: Padding key of features that are not given as `FeatureSpec`.
 
     Returns:
         One spec per feature, in order.
 
     Raises:
-        ValueError: a table is unknown, a feature comes twice, or the argument is something else.
+        ValueError: A table is unknown, a feature is repeated, or the argument has another type.
     """
     by_name = {table.name: table for table in tables}
     if features is None:
@@ -96,23 +96,23 @@ MATRIX = "the key matrix"
 
 
 class FloatKeysError(ValueError, NotImplementedError):
-    """Symbolic keys are floats.
+    """Raised for symbolic keys of a float dtype.
 
-    A Sequential model without an Input makes such inputs of anything. It takes a
-    NotImplementedError for a shape that it cannot know, and then passes its inputs on as they are.
+    A Sequential model without an Input creates such inputs first. It handles NotImplementedError as
+    an unknown shape and then passes the inputs unchanged.
     """
 
 
 def as_inputs(inputs: Any, specs: Sequence[FeatureSpec], place: str) -> Any:
-    """Returns a call's inputs as Keras may see them: tensors, of the features alone.
+    """Converts the inputs of a call to tensors and selects the features.
 
     Args:
-        inputs: of the call; entries of a dictionary that are no feature are left.
-        specs: the features.
-        place: for errors.
+        inputs: Inputs of the call. Entries of a dictionary that are not features are dropped.
+        specs: The features.
+        place: Place for errors.
 
     Raises:
-        ValueError: a feature is missing, or a list is no tensor.
+        ValueError: A feature is missing, or a list cannot be converted to a tensor.
     """
     if not isinstance(inputs, Mapping):
         return as_tensor(inputs, f"{MATRIX} of {place}")
@@ -123,10 +123,12 @@ def as_inputs(inputs: Any, specs: Sequence[FeatureSpec], place: str) -> Any:
 
 
 def as_tensor(value: Any, place: str) -> Any:
-    """Returns an array or a list of keys as a tensor; what is a tensor stays.
+    """Converts an array or a list of keys to a tensor.
+
+    Tensors are returned unchanged.
 
     Raises:
-        ValueError: a list is of tensors, or of lists of several lengths.
+        ValueError: The list contains tensors, or lists of different lengths.
     """
     if isinstance(value, (list, tuple)):
         if any(hasattr(part, "shape") and len(part.shape) for part in value):
@@ -138,15 +140,15 @@ def as_tensor(value: Any, place: str) -> Any:
             allowed = "lists of one length; bags of several lengths are tf.ragged.constant(...)"
             raise invalid("keys", value, place, allowed) from error
         if value.size == 0:
-            value = value.astype(np.int64)  # NumPy takes no values for floats.
+            value = value.astype(np.int64)  # NumPy converts an empty list to floats.
     return tf.convert_to_tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def require_layout(inputs: Any, specs: Sequence[FeatureSpec], place: str) -> None:
-    """Checks symbolic inputs.
+    """Validates symbolic inputs.
 
     Raises:
-        ValueError: a feature is missing, or keys are of another dtype or rank.
+        ValueError: A feature is missing, or keys have the wrong dtype or rank.
     """
     if isinstance(inputs, Mapping):
         given = of_specs(inputs, specs, place)
@@ -160,10 +162,10 @@ def require_layout(inputs: Any, specs: Sequence[FeatureSpec], place: str) -> Non
 
 
 def require_dtype(keys: Any, place: str) -> None:
-    """Checks the dtype of symbolic keys.
+    """Validates the dtype of symbolic keys.
 
     Raises:
-        FloatKeysError: they are neither integers nor texts.
+        FloatKeysError: The keys are neither integers nor texts.
     """
     dtype = keras.backend.standardize_dtype(keys.dtype)
     if dtype != "string" and not dtype.lstrip("u").startswith("int"):
@@ -172,12 +174,12 @@ def require_dtype(keys: Any, place: str) -> None:
 
 
 def output_shape(spec: FeatureSpec, shape: Sequence[int | None], dim: int) -> tuple[Any, ...]:
-    """Returns the shape of a feature's output, for that of its keys."""
+    """Returns the output shape of a feature for its keys."""
     return (*(shape if spec.combiner is None else shape[:1]), dim)
 
 
 def output_spec(spec: FeatureSpec, keys: Any, dim: int, dtype: str) -> Any:
-    """Returns a feature's output as a `keras.KerasTensor`, for that of its keys."""
+    """Returns the output of a feature as a `keras.KerasTensor`."""
     shape = output_shape(spec, keys.shape, dim)
     is_ragged = getattr(keys, "ragged", False) or getattr(keys, "sparse", False)
     ragged = {"ragged": True} if is_ragged and spec.combiner is None else {}
@@ -185,12 +187,12 @@ def output_spec(spec: FeatureSpec, keys: Any, dim: int, dtype: str) -> Any:
 
 
 def sequences(rows: tf.Tensor, packed: PackedFeatures, feature: int) -> Any:
-    """Gives the rows of a feature's keys the layout of the keys.
+    """Reshapes the rows of a feature to the layout of its keys.
 
     Args:
-        rows: [keys, dim], padding included.
-        packed: the keys.
-        feature: index of the feature, which has no combiner.
+        rows: Rows of all keys, including padding, [keys, dim].
+        packed: The keys.
+        feature: Index of the feature, which has no combiner.
 
     Returns:
         [batch, dim] or [batch, width, dim], or a RaggedTensor [batch, None, dim].
@@ -204,10 +206,11 @@ def sequences(rows: tf.Tensor, packed: PackedFeatures, feature: int) -> Any:
 
 
 def mask_of(spec: FeatureSpec, keys: Any) -> Any:
-    """Returns Keras's mask of a feature's output: which keys are there, bool in their shape.
+    """Returns the Keras mask of the output of a feature.
 
     Returns:
-        None: the feature is pooled, has no padding key, or its output tells its own lengths.
+        Bool tensor in the shape of the keys, False at the padding. None if the feature is pooled or
+        has no padding key, or if its output is ragged.
     """
     is_padded = spec.combiner is None and spec.padding_key is not None
     if not is_padded or isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):

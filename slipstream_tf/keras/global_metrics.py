@@ -1,7 +1,4 @@
-"""Metrics of an epoch over the examples of all ranks.
-
-In: a model and the ranks. Out: logs with the values over all examples.
-"""
+"""Metrics of an epoch over the examples of all ranks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,43 +14,44 @@ State = list[np.ndarray]
 
 
 class GlobalMetrics:
-    """Puts the metrics of all ranks into an epoch's logs.
+    """Replaces the metrics of an epoch by metrics over all ranks.
 
-    A metric's state is a sum over examples (of losses and weights, of true positives, ...). The
-    states of the ranks are summed; what the metrics make of the sums is their value over the
-    examples of all.
+    The state of most metrics is a sum over examples, for example of losses and weights or of true
+    positives. This class sums the states over the ranks, and computes the metrics from the sums.
 
-    Left alone, with a warning, are metrics whose state is no sum: of which Keras itself would not
-    sum the variables over replicas (`aggregation` of `add_variable`), or whose variables are no
-    numbers, or do not start at 0.
+    Metrics whose state is not a sum remain local, with a warning. They have variables that are not
+    numeric, that do not start at 0, or that Keras would not sum over replicas (`aggregation` of
+    `add_variable`).
     """
 
     def __init__(self, comm: Communicator):
-        """Takes the ranks."""
+        """Creates an object for the given ranks."""
         self._comm = comm
         self._trained: State | None = None
         self._has_warned = False
 
     def keep_training_state(self, model: Any) -> None:
-        """Remembers the state after an epoch's last step; Keras evaluates with the same metrics.
+        """Saves the metric states of training before the validation.
+
+        Keras uses the same metric objects for both.
 
         Args:
-            model: a Keras model, about to be evaluated in `fit`.
+            model: A Keras model that `fit` is about to evaluate.
         """
         self._trained = _state_of(model)
 
     def forget(self) -> None:
-        """Drops what a `fit` that broke off has left."""
+        """Discards the saved state of an interrupted `fit`."""
         self._trained = None
 
     def put_into(self, logs: dict[str, Any], model: Any) -> None:
-        """Replaces this rank's values by those of all ranks; a collective.
+        """Replaces the local metrics in `logs` by metrics over all ranks.
 
-        A rank that did not evaluate gets the others' values, too.
+        All ranks must call it. A rank that did not evaluate receives the validation metrics of the other ranks.
 
         Args:
-            logs: of an epoch that has ended; changed in place.
-            model: a Keras model; its metrics keep their state.
+            logs: Logs of the finished epoch, modified in place.
+            model: A Keras model. The states of its metrics are unchanged.
         """
         now, trained = _state_of(model), self._trained
         self._trained = None
@@ -75,7 +73,7 @@ class GlobalMetrics:
     def _replace(
         self, logs: dict[str, Any], prefix: str, model: Any, others: list[Any], own: State
     ) -> None:
-        """Puts in the values of the metrics that are not among `others`."""
+        """Adds the values of all metrics except `others` to the logs."""
         is_sum = [m not in others for m in _metrics_of(model) for _ in m.variables]
         parts = [part for part, sums in zip(own, is_sum, strict=True) if sums]
         flat = np.concatenate([np.zeros(0), *(np.ravel(part) for part in parts)])
@@ -92,7 +90,7 @@ class GlobalMetrics:
             prefix + key: _number(value) for key, value in model.get_metrics_result().items()
         }
         is_absent = not any(key.startswith(prefix) for key in logs)
-        # Else a train_step of the model's own made the logs, of what is not known here.
+        # Otherwise a custom train_step created the logs, with unknown contents.
         if is_absent or all(key in logs for key in results):
             alone = {prefix + metric.name for metric in others}
             logs.update({key: value for key, value in results.items() if key not in alone})
@@ -108,7 +106,7 @@ class GlobalMetrics:
 
 
 def _metrics_of(model: Any) -> Iterator[Any]:
-    """Yields each metric once, those of `compile` one by one."""
+    """Yields each metric once, including the metrics of `compile`."""
     seen = set()
     for metric in model.metrics:
         inner = getattr(metric, "metrics", None)
@@ -129,10 +127,13 @@ def _assign(model: Any, state: State) -> None:
 
 
 def _is_sum(metric: Any) -> bool:
-    """Whether a metric's state is a sum over examples; resets the metric to see where it starts."""
+    """Returns whether the state of a metric is a sum over examples.
+
+    It resets the metric, because a sum starts at 0.
+    """
     metric.reset_state()
     for variable in metric.variables:
-        # Old releases of Keras 3 do not say, and sum all.
+        # Old releases of Keras 3 have no `aggregation` and sum all variables.
         if getattr(variable, "aggregation", "sum") != "sum":
             return False
         value = np.array(tf.convert_to_tensor(variable))

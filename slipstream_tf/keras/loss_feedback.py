@@ -1,8 +1,7 @@
-"""Reports the loss of each example to the engine while a Keras model trains.
+"""Keras models that report the loss of each example to the engine.
 
-In: the features, labels and predictions of a training step. Out: a call of a recorder with the
-batch's features, losses and labels. The loss and its gradients stay unchanged, and the model
-receives the features without the engine's notes. `Model` and `Sequential` are Keras's with this.
+The loss and its gradients are unchanged. The model receives the features without the notes of the
+engine.
 """
 
 import contextlib
@@ -22,120 +21,136 @@ from slipstream_tf.sampling.notes import take_notes
 from slipstream_tf.sampling.passes import Applied
 
 Recorder = Callable[..., Any]
-"""Called with the features as `Slipstream.apply` gave them, losses (float32 [batch]), labels
-(float32 [batch]) and `weights=`, the sample weights (float32 [batch] or None); returns an operation
-in a graph."""
+"""Function of the features that `Slipstream.apply` returned, losses (float32 [batch]), labels
+(float32 [batch]) and `weights=`, the sample weights (float32 [batch] or None). It returns an
+operation in a graph."""
 
 
 Thinner = Callable[[Any, tf.Tensor], Any]
-"""Called with a batch `(x, y)` or `(x, y, sample_weight)` and its predictions, probabilities
-[batch]; returns the part of it that is trained, with what corrects for the rest."""
+"""Function of a batch `(x, y)` or `(x, y, sample_weight)` and its predicted probabilities [batch].
+It returns the examples to train, with weights or offsets that correct for the dropped examples."""
 
 
-# Any, because attributes come from the Keras class that it is mixed into.
+# Any, because the Keras class next to the mixin defines the attributes.
 _Mixin: Any = object
 
 
 class LossFeedback(_Mixin):
-    """A mixin for `keras.Model`s, whose training tells each input's loss; put it first.
+    """A mixin for `keras.Model` that records the loss of each training example.
 
-        class MyModel(slip.keras.LossFeedback, keras.Model): ...
+    Put it first in the list of base classes. `slip.keras.Model` includes it. Losses are recorded
+    for `max_auc_loss` and estimates of cost, which require a single output with binary
+    cross-entropy. `Slipstream.apply` adds notes to the features. The mixin removes them before
+    `call`, while `train_step` and `compute_loss` receive them.
 
-    `slip.keras.Model` has it. Losses are recorded for `max_auc_loss` and estimates of cost, which
-    need one output with binary cross-entropy. The notes that `Slipstream.apply`
-    adds to the features are removed before the model's `call`; `train_step` and `compute_loss` get
-    the features with them.
+    A custom `train_step` records the losses if it calls `self.compute_loss(x=x, ...)`. Otherwise,
+    call `self.record_losses(x, losses, y)`.
 
-    A `train_step` of one's own tells the losses, too, where it calls `self.compute_loss(x=x, ...)`;
-    else by one call: `self.record_losses(x, losses, y)`.
+    Example:
+
+    >>> class MyModel(slip.keras.LossFeedback, keras.Model):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.embed = slip.keras.Embedding(100, 4)
+    ...         self.head = keras.layers.Dense(1, "sigmoid")
+    ...
+    ...     def call(self, inputs, training=None):
+    ...         return self.head(self.embed(inputs, training=training))
+    >>> model = MyModel()
+    >>> model.compile("adam", "binary_crossentropy")
+    >>> history = model.fit(np.array([5, 8]), np.array([0, 1]), verbose=0)
     """
 
     _recorder: Recorder | None = None
     _comm: Communicator | None = None
     _thinner: Thinner | None = None
-    # The features whose losses this training step has told; None outside of training.
+    # The features whose losses are recorded in this training step; None outside of training.
     _told: list[Any] | None = None
 
     def observe_losses_with(self, recorder: Recorder | None) -> None:
-        """Sets what is told the losses of the training steps from now on.
+        """Sets the function that receives the losses of training steps.
 
         Args:
-            recorder: called once per training step; None: nobody is told.
+            recorder: Function that is called once per training step, or None.
         """
         self._replace("_recorder", recorder)
 
     def thin_batches_with(self, thinner: Thinner | None) -> None:
-        """Sets what leaves examples out of each batch by the model's own predictions.
+        """Sets the function that drops examples by the predictions of the model.
 
         Args:
-            thinner: called in each `train_step`; None: all are trained.
+            thinner: Function that is called in each `train_step`. None trains all examples.
         """
         self._replace("_thinner", thinner)
 
     def train_with(self, comm: Communicator | None) -> None:
-        """Sets the ranks whose losses are averaged, from the next step on.
+        """Sets the ranks over which losses are averaged, from the next step.
 
-        Gradients are then scaled so that their average over the ranks is that of all inputs, of
-        whatever sizes the ranks' batches are (`distributed.scale_loss`).
+        Gradients are then scaled so that their average over the ranks equals the gradient over all
+        examples, for any batch sizes (`distributed.scale_loss`).
 
         Args:
-            comm: the ranks; None: this process alone.
+            comm: The ranks, or None for a single process.
         """
         self._replace("_comm", comm)
 
     def _replace(self, name: str, value: Any) -> None:
         if getattr(self, name) == value:
             return
-        # Past Keras, which would track a callable object's state as the model's.
+        # Bypasses attribute tracking, which would add the state of the callable to the model.
         object.__setattr__(self, name, value)
         if getattr(self, "train_function", None) is not None:
-            # What was traced is of before.
+            # The traced function contains the old value.
             self.make_train_function(force=True)
 
     def compile(self, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> None:
-        """Compiles the model, as `keras.Model.compile` does.
+        """Compiles the model like `keras.Model.compile`.
 
         An optimizer that needs all gradients at once (`clipnorm`, `global_clipnorm`, `clipvalue`,
-        `gradient_accumulation_steps`, loss scaling) becomes a `StepOptimizer`, where embedding
-        layers have no `apply` of their own.
+        `gradient_accumulation_steps`, loss scaling) is converted to a `StepOptimizer`, if the
+        embedding layers do not specify `apply`.
         """
         super().compile(reaching_rows(self, optimizer), *args, **kwargs)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a model that is loaded, as `keras.Model.compile_from_config` does."""
+        """Compiles a loaded model like `keras.Model.compile_from_config`."""
         if type(self).compile is not LossFeedback.compile:
-            # It warns that a `compile` of one's own is not called.
+            # Keras warns that it does not call a custom `compile`.
             return super().compile_from_config(config)
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built and self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains the model, as `keras.Model.fit` does.
+        """Trains the model like `keras.Model.fit`.
 
-        A `class_weight` goes to `Slipstream.apply`, where `x` is what it returned: Keras takes none
-        beside sample weights, and would fetch batches ahead of the windows.
+        If `x` is the result of `Slipstream.apply`, `class_weight` is forwarded to
+        `Slipstream.apply`, because Keras does not combine it with sample weights and would fetch
+        batches ahead of the windows.
         """
         if isinstance(x, Applied) and x.reweigh and kwargs.get("class_weight") is not None:
             x = x.reweigh(kwargs.pop("class_weight"))
         return super().fit(x, *args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model with the features as they were before `Slipstream.apply`."""
+        """Calls the model with the features, without the notes of the engine."""
         if args:
             args = (take_notes(args[0], self._input_names())[0], *args[1:])
         return super().__call__(*args, **kwargs)
 
     def _input_names(self) -> set[str]:
-        """Names of a functional model's inputs, which are features and no notes."""
+        """Returns the names of the inputs of a functional model.
+
+        Inputs with these names are features, not notes.
+        """
         inputs, nested = getattr(self, "inputs", None) or [], getattr(self, "_inputs_struct", None)
         return {tensor.name for tensor in inputs} | set(nested if isinstance(nested, dict) else ())
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Makes the function of a training step, as Keras does, in which losses are told.
+        """Creates the train function, which records losses, like `keras.Model`.
 
         Args:
-            force: whether it is made anew.
+            force: Whether to replace an existing function.
         """
         before = getattr(self, "train_function", None)
         super().make_train_function(force=force)
@@ -144,7 +159,7 @@ class LossFeedback(_Mixin):
             return made
 
         def train_function(*args: Any) -> Any:
-            # Steps are traced, or run eagerly, in here: also those of a train_step of one's own.
+            # A custom train_step is traced or runs eagerly inside of this call, too.
             with self._training():
                 return made(*args)
 
@@ -161,14 +176,14 @@ class LossFeedback(_Mixin):
             object.__setattr__(self, "_told", before)
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs one training step, whose losses are recorded."""
+        """Runs one training step and records its losses."""
         with self._training():
             if self._thinner is not None:
                 args = (*args[:-1], self._thinned(args[-1]))
             return super().train_step(*args, **kwargs)
 
     def _thinned(self, data: Any) -> Any:
-        """The part of a batch that is trained, by what the model predicts for all of it."""
+        """Returns the examples of a batch to train, selected by predicted loss."""
         assert self._thinner is not None
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
@@ -179,17 +194,17 @@ class LossFeedback(_Mixin):
         return self._thinner((x, y) if weights is None else (x, y, weights), y_pred)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes the loss as `keras.Model` does, and records the inputs' own in training.
+        """Computes the loss like `keras.Model`, and records example losses in training.
 
         Args:
-            *args: of `keras.Model.compute_loss`: x, y, y_pred, sample_weight; which more it has
-                depends on the version of Keras. In training x must be there, with what
-                `Slipstream.apply` wrote beside the features.
-            **kwargs: the same by name.
+            *args: Positional arguments of `keras.Model.compute_loss`: x, y, y_pred, sample_weight.
+                Further arguments depend on the Keras version. In training, x is required and
+                contains the notes of `Slipstream.apply`.
+            **kwargs: The same arguments by name.
 
         Raises:
-            ValueError: losses are recorded, and the loss is not binary cross-entropy of one output,
-                or x is missing.
+            ValueError: Losses are recorded, and x is missing or the loss is not the binary
+                cross-entropy of a single output.
         """
         given = {**dict(zip(("x", "y", "y_pred", "sample_weight"), args, strict=False)), **kwargs}
         is_training = self._told is not None and given.get("training") is not False
@@ -214,20 +229,24 @@ class LossFeedback(_Mixin):
             return tf.identity(loss)
 
     def _scaled(self, loss: Any, given: dict[str, Any]) -> Any:
-        """The loss, whose gradient is this rank's part of that of all inputs of the step."""
+        """Returns the loss scaled to the contribution of this rank."""
         assert self._comm is not None
         notes = take_notes(given.get("x"), self._input_names())[1]
-        # What thinning has left of a batch is another share.
+        # If this step drops examples, the noted fraction does not apply.
         if SHARE in notes and self._thinner is None and self._comm.size > 1:
             return scale_loss_by(loss, tf.cast(tf.reduce_sum(notes[SHARE][:1]), loss.dtype))
         return scale_loss(loss, tf.shape(tf.nest.flatten(given["y"])[0])[0], self._comm)
 
     def _offset_of(self, x: Any) -> Any:
-        """What the log-odds of a batch's predictions are shifted by in training; None: nothing."""
+        """Returns the log-odds offset of a batch, or None."""
         return None if x is None else take_notes(x, self._input_names())[1].get(OFFSET)
 
     def _shift(self, y_pred: Any, offset: tf.Tensor) -> Any:
-        """Predictions for what thinning has left of the examples, whose log-odds are shifted."""
+        """Shifts the log odds of predictions by the offset of dropped examples.
+
+        The offset corrects the predictions for the different keep probabilities of clicks and
+        non-clicks.
+        """
         place = f"{self._place()} by ForeseenLoss's offset"
         self._require_click(y_pred, place, ", or correct='weight'")
         config: Any = getattr(getattr(self, "loss", None), "get_config", dict)()
@@ -239,27 +258,27 @@ class LossFeedback(_Mixin):
         offset = tf.reshape(offset, tf.shape(y_pred))
         if self._gives_logits():
             return y_pred + offset
-        # Of probabilities: p e^o / (p e^o + 1 - p).
+        # For probabilities: p e^o / (p e^o + 1 - p).
         odds = y_pred * tf.exp(offset)
         return odds / (odds + 1.0 - y_pred)
 
     def record_losses(self, x: Any, losses: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Tells the losses of a batch, in a `train_step` that does not call `compute_loss`.
+        """Records the losses of a batch in a `train_step` without `compute_loss`.
 
-        Does nothing where no engine needs them.
+        It has no effect if no engine needs the losses.
 
         Args:
-            x: the features as `train_step` got them.
-            losses: float [batch], each input's binary cross-entropy before the update, without
-                sample weight.
-            y: labels, 0 and 1, [batch] or [batch, 1].
-            sample_weight: of the inputs, [batch] or [batch, 1]; None: 1.
+            x: The features that `train_step` received.
+            losses: Binary cross-entropy of each example before the update, without sample weight,
+                float [batch].
+            y: Labels 0 and 1, [batch] or [batch, 1].
+            sample_weight: Weights of the examples, [batch] or [batch, 1]. None means 1.
 
         Returns:
             The operation in a graph, None in eager mode.
 
         Raises:
-            ValueError: the losses of these features were recorded in this step already.
+            ValueError: The losses of these features are already recorded in this step.
         """
         if self._recorder is None:
             return None
@@ -287,7 +306,7 @@ class LossFeedback(_Mixin):
         return binary_cross_entropy(labels, y_pred, self._gives_logits()), labels
 
     def _require_click(self, y_pred: Any, place: str, others: str) -> None:
-        """Raises ValueError unless the loss is the binary cross-entropy of one output."""
+        """Raises ValueError unless the loss is binary cross-entropy of one output."""
         shape = None if tf.nest.is_nested(y_pred) else y_pred.shape
         is_single = shape is not None and (shape.rank == 1 or (shape.rank == 2 and shape[-1] == 1))
         if not is_single or self._gives_logits() is None:
@@ -295,14 +314,17 @@ class LossFeedback(_Mixin):
             raise invalid("loss", getattr(self, "loss", None), place, allowed)
 
     def _gives_logits(self) -> bool | None:
-        """Whether outputs are logits instead of probabilities; None: the loss is another one."""
+        """Returns whether the outputs are logits instead of probabilities.
+
+        The result is None if the loss is not binary cross-entropy.
+        """
         loss = getattr(self, "loss", None)
         if isinstance(loss, str):
             loss = keras.losses.get(loss)
         if loss is keras.losses.binary_crossentropy:
             return False
         click = keras.losses.BinaryCrossentropy
-        # What is derived from it may be another loss.
+        # A subclass with a different `call` may be a different loss.
         if isinstance(loss, click) and type(loss).call is click.call:
             return bool(loss.get_config()["from_logits"])
         return None
@@ -312,19 +334,19 @@ class LossFeedback(_Mixin):
 
 
 def binary_cross_entropy(labels: tf.Tensor, predictions: Any, are_logits: bool | None) -> tf.Tensor:
-    """The loss of each input, without weights or label smoothing.
+    """Computes the loss of each example, without weights and label smoothing.
 
     Args:
-        labels: float32 [batch].
-        predictions: [batch] or [batch, 1].
-        are_logits: whether they are logits instead of probabilities.
+        labels: Labels, float32 [batch].
+        predictions: Predictions, [batch] or [batch, 1].
+        are_logits: Whether the predictions are logits instead of probabilities.
 
     Returns:
-        float32 [batch], without a gradient.
+        Float32 [batch], without a gradient.
     """
     predictions = tf.stop_gradient(tf.reshape(tf.cast(predictions, tf.float32), [-1]))
     if not are_logits:
-        # As Keras does: a probability of 0 or 1 has a finite loss.
+        # Clips like Keras, so that a probability of 0 or 1 has a finite loss.
         epsilon = keras.backend.epsilon()
         predictions = tf.clip_by_value(predictions, epsilon, 1.0 - epsilon)
         predictions = tf.math.log(predictions / (1.0 - predictions))
@@ -336,30 +358,37 @@ def _is_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 class Model(LossFeedback, keras.Model):
-    """`keras.Model`, functional or as a base class, whose training tells each input's loss.
+    """A `keras.Model` that records the loss of each training example.
 
-        model = slip.keras.Model(inputs, outputs)
-        class MyModel(slip.keras.Model): ...
+    Use it like `keras.Model`, functional or as a base class. A saved functional model is loaded as
+    a `slip.keras.Model`.
 
-    Nothing else is different. Saved functional models are `slip.keras.Model`s again.
+    Example:
+
+    >>> layer = slip.keras.EmbeddingCollection([slip.Table("user", 4), slip.Table("item", 4)])
+    >>> keys = keras.Input([2], dtype="int64")
+    >>> vectors = keras.layers.Flatten()(layer(keys))
+    >>> model = slip.keras.Model(keys, keras.layers.Dense(1, "sigmoid")(vectors))
+    >>> model.compile("adam", "binary_crossentropy")
+    >>> history = model.fit(np.array([[1, 5], [2, 7]]), np.array([0, 1]), verbose=0)
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes a functional model where inputs and outputs are given."""
+        """Creates a functional model if inputs and outputs are given."""
         if cls is Model and _is_functional(args, kwargs):
             return super().__new__(FunctionalModel)
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if _is_functional(args, kwargs) and not isinstance(self, FunctionalModel):
-            # Keras would make `Model` itself functional, and with it all that is derived from it.
+            # Otherwise Keras makes `Model` and therefore all its subclasses functional.
             _make_functional(type(self))
         super().__init__(*args, **kwargs)
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
 class FunctionalModel(Model, _compat.functional_class()):  # type: ignore[misc]
-    """What `Model(inputs, outputs)` returns."""
+    """The class of `Model(inputs, outputs)`."""
 
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any) -> None:
         super().__init__(inputs, outputs, name=name, **kwargs)
@@ -367,11 +396,20 @@ class FunctionalModel(Model, _compat.functional_class()):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
 class Sequential(LossFeedback, keras.Sequential):
-    """`keras.Sequential`, whose training tells each input's loss."""
+    """A `keras.Sequential` that records the loss of each training example.
+
+    Example:
+
+    >>> model = slip.keras.Sequential(
+    ...     [slip.keras.Embedding(100, 4), keras.layers.Flatten(), keras.layers.Dense(1, "sigmoid")]
+    ... )
+    >>> model.compile("adam", "binary_crossentropy")
+    >>> history = model.fit(np.array([[1, 5], [2, 7]]), np.array([0, 1]), verbose=0)
+    """
 
 
 def _make_functional(cls: type) -> None:
-    """Replaces `Model` by `FunctionalModel` among a class's bases and theirs."""
+    """Replaces `Model` by `FunctionalModel` in the bases of a class, recursively."""
     if cls is not Model and issubclass(cls, Model):
         cls.__bases__ = tuple(FunctionalModel if base is Model else base for base in cls.__bases__)
         for base in cls.__bases__:

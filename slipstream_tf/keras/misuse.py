@@ -1,6 +1,6 @@
-"""What goes wrong where an engine, a model and a `fit` are put together, in a sentence each.
+"""Detects mistakes in the use of an engine with a model.
 
-In: the parts. Out: errors before the first step, and warnings while it runs.
+They raise errors before the first step, or warnings during training.
 """
 
 import warnings
@@ -16,12 +16,12 @@ from slipstream_tf.keras.loss_feedback import LossFeedback
 
 
 def require_fit(engine: Any, model: Any, beside: Sequence[Any]) -> None:
-    """Raises ValueError if a model, or callbacks, cannot be in one `fit` with an engine.
+    """Raises ValueError if an engine does not match the model or callbacks.
 
     Args:
-        engine: a `Slipstream`.
-        model: of the `fit`.
-        beside: the engines of all its callbacks, `engine` included.
+        engine: A `Slipstream`.
+        model: The model of the `fit`.
+        beside: Engines of all callbacks of the `fit`, including `engine`.
     """
     own = {id(store) for store in engine.store.parts}
     number = sum(any(id(store) in own for store in other.store.parts) for other in beside)
@@ -37,7 +37,7 @@ def require_fit(engine: Any, model: Any, beside: Sequence[Any]) -> None:
     if isinstance(model, LossFeedback):
         return
     names = ("train_step", "compute_loss")
-    # A step of its own may call `Slipstream.record_losses`.
+    # A custom step can call `Slipstream.record_losses`.
     is_plain = all(getattr(type(model), name) is getattr(keras.Model, name) for name in names)
     if engine.settings.needs_losses and is_plain:
         allowed = (
@@ -55,11 +55,11 @@ def require_fit(engine: Any, model: Any, beside: Sequence[Any]) -> None:
 
 
 def warn_at_window_end(engine: Any, report: Any) -> None:
-    """Warns of a plan that is exceeded, and of errors that the end of the first window shows.
+    """Warns about mistakes that are visible at the end of a window.
 
     Args:
-        engine: a `Slipstream`.
-        report: the window's.
+        engine: A `Slipstream`.
+        report: The report of the window.
     """
     if engine.settings.policies and engine.plan.is_exceeded_by(report.step):
         _warn(
@@ -87,7 +87,7 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
     (trained, read), steps = engine.batch_sizes, report.step
     if engine.comm.size > 1 or not trained or not read or report.examples_skipped:
         return
-    # A batch or two may have been looked at before training.
+    # Up to two batches may have been classified before training.
     if report.examples_seen > steps * trained + 2 * max(trained, read):
         _warn(
             f"The first window classified {report.examples_seen:,} examples, but its {steps} steps "
@@ -97,7 +97,7 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
 
 
 def warn_without_steps(engine: Any, batches: int) -> None:
-    """Warns if no step of an engine was counted when so many batches went through `apply`."""
+    """Warns if `apply` returned batches but the engine counted no step."""
     if engine.steps == 0:
         _warn(
             f"{batches} batches went through Slipstream.apply, but no step was counted: no window "
@@ -107,12 +107,12 @@ def warn_without_steps(engine: Any, batches: int) -> None:
 
 
 def _warn(message: str) -> None:
-    # Shows the line that called the function of `Slipstream`.
+    # Attributes the warning to the caller of the `Slipstream` method.
     warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
 def require_no_validation(engine: Any) -> None:
-    """Raises ValueError if what `apply` returned is read while a `fit` evaluates."""
+    """Raises ValueError if `fit` evaluates on the result of `apply`."""
     if engine.is_validating:
         allowed = (
             "data that did not go through Slipstream.apply: it would leave examples out of them"
@@ -124,13 +124,13 @@ _OWNERS: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDicti
 
 
 def take_over(engine: Any, store: Any) -> None:
-    """Makes an engine the one that tracks a store's tables."""
+    """Registers an engine as the tracker of the tables of a store."""
     for part in store.parts:
         _OWNERS[part] = weakref.ref(engine)
 
 
 def require_owner(engine: Any, store: Any) -> None:
-    """Raises ValueError if another engine has been made for a store since."""
+    """Raises ValueError if another engine has been created for the store."""
     if any(_OWNERS[part]() is not engine for part in store.parts):
         allowed = "the Slipstream that was made last for these tables: both would set what they do"
         raise invalid("slipstream", "one that was made before another", "a step", allowed)

@@ -1,9 +1,9 @@
-"""Gradients of rows: applied in the backward pass, or with all others by the optimizer.
+"""Gradients of rows, which the backward pass or the optimizer applies.
 
-In: a batch's keys, and the gradients of their rows. Out: with apply="backward", updated rows; with
-apply="step", one gradient per table, `tf.IndexedSlices` of distinct keys, as the gradient of the
-table's anchor. `StoreGradients` holds them between the backward pass and their update: an operation
-on all gradients of a table is one factor, so that no row is touched for it.
+With `apply="backward"` the backward pass updates the rows. With `apply="step"` the gradient of the
+anchor of each table is a `tf.IndexedSlices` with distinct keys. `StoreGradients` holds these
+gradients until the update. An operation on all gradients of a table is represented by one factor,
+so that no row is read or written for it.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,13 @@ MODES = ("backward", "step")
 
 
 class Anchor(NamedTuple):
-    """What an anchor, a weight of shape () that is 0, stands for.
+    """The tables that an anchor, a scalar weight with value 0, represents.
 
     Attributes:
-        layer: name of the layer, for errors.
-        store: whose rows.
-        table: index of the table; None: of all, whose rows are updated in the backward pass.
+        layer: Name of the layer, for errors.
+        store: The store of the tables.
+        table: Index of the table. None stands for all tables, with rows that the backward pass
+            updates.
     """
 
     layer: str
@@ -31,17 +32,17 @@ class Anchor(NamedTuple):
 
 
 def anchor_of(variable: Any) -> Anchor | None:
-    """Returns what a Keras variable is the anchor of; None: it is none."""
+    """Returns the `Anchor` of a Keras variable, or None."""
     return getattr(variable, "slipstream_anchor", None)
 
 
 def add_anchors(layer: Any, store: Any, apply: str) -> list[Any]:
-    """Gives a layer the weights behind which its gradients lie.
+    """Adds the anchors to a layer, on which its gradients depend.
 
     Args:
-        layer: an `EmbeddingCollection`, without any.
-        store: its store.
-        apply: "backward" for one anchor; "step" for one per table.
+        layer: An `EmbeddingCollection` without anchors.
+        store: The store of the layer.
+        apply: `"backward"` adds a single anchor, `"step"` one anchor per table.
 
     Returns:
         The Keras variables.
@@ -60,21 +61,22 @@ def add_anchors(layer: Any, store: Any, apply: str) -> list[Any]:
 def training_lookup(
     store: Any, anchors: Sequence[Any], apply: str, packed: Any, stacked: bool
 ) -> tuple[tf.Tensor, ...]:
-    """Looks up a training batch whose backward pass updates rows, or returns their gradients.
+    """Looks up a training batch, with a backward pass for its rows.
 
-    With apply="step" the backward pass gives each table's anchor a gradient, `tf.IndexedSlices`:
-    the keys, int64 [n], each once, and the sums of their gradients, float32 [n, dim]; with multiple
-    ranks this rank's part of the average. No row is changed. If a value is not finite, all are NaN.
+    With `apply="backward"` the backward pass updates the rows. With `apply="step"` it changes no
+    row and returns a `tf.IndexedSlices` per table: distinct keys, int64 [n], and their summed
+    gradients, float32 [n, dim]. With multiple ranks, the sums are the contribution of this rank to
+    the average. If a value is not finite, all gradients are NaN.
 
     Args:
-        store: an `EmbeddingStore`; for "step", one that `collects_gradients`.
-        anchors: from `add_anchors`.
-        apply: "backward" or "step".
-        packed: the keys, from `ops.features.pack`.
-        stacked: one tensor instead of one per feature.
+        store: An `EmbeddingStore`. For `"step"`, it must have `collects_gradients`.
+        anchors: The result of `add_anchors`.
+        apply: `"backward"` or `"step"`.
+        packed: The keys, from `ops.features.pack`.
+        stacked: Whether to return one tensor instead of one tensor per feature.
 
     Returns:
-        As the store's `lookup`.
+        The rows, as returned by the `lookup` of the store.
     """
 
     @tf.custom_gradient
@@ -86,10 +88,10 @@ def training_lookup(
             if apply == "step":
                 return by_table(store.collect_gradients(plan, gradients), store)
             update = store.apply_gradients(plan, gradients)
-            # The anchor's gradient must depend on the update: where the backward pass is a
-            # graph of its own, TensorFlow prunes what its outputs do not need. The gradient,
-            # 0, is the anchor's own value: a constant 0 is folded away together with the
-            # update (by Grappler, in `fit` with Adam, whose moments multiply it).
+            # The gradient of the anchor must depend on the update, because TensorFlow prunes
+            # operations that the outputs of a backward graph do not need. The gradient is the
+            # value of the anchor, 0. Grappler would fold a constant 0 together with the
+            # update, for example in `fit` with Adam, which multiplies it by its moments.
             with tf.control_dependencies([] if update is None else [update]):
                 return tf.identity(values[0])
 
@@ -99,7 +101,7 @@ def training_lookup(
 
 
 def by_table(collected: SendBuffer, store: Any) -> list[tf.IndexedSlices]:
-    """Splits what was collected into keys [n] and rows [n, dim] of each table, part by part."""
+    """Splits collected gradients into keys [n] and rows [n, dim] per table."""
     dims = [table.dim for table in store.tables]
     slices = []
     for table, (keys, values) in enumerate(collected.of_tables(dims)):
@@ -110,7 +112,10 @@ def by_table(collected: SendBuffer, store: Any) -> list[tf.IndexedSlices]:
 
 
 class _Part(NamedTuple):
-    """Values of a table as they were collected: what is done to them makes others."""
+    """Marks the values of a table as collected.
+
+    Operations on the values return new tensors without the mark.
+    """
 
     collected: SendBuffer
     table: int
@@ -118,13 +123,13 @@ class _Part(NamedTuple):
 
 
 def collected_of(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer | None:
-    """Returns the collection whose gradients these are, all of them as they left it.
+    """Returns the collection of unmodified gradients.
 
     Args:
-        slices: of each table of a store, in order; None: no gradient.
+        slices: Gradients of each table of a store, in order. None means no gradient.
 
     Returns:
-        None: another gradient was added, or something was done to one.
+        The collection, or None if a gradient was added, replaced or modified.
     """
     found = None
     for table, part in enumerate(slices):
@@ -140,10 +145,10 @@ def collected_of(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer | None
 
 
 def joined(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer:
-    """Puts the gradients of a store's tables together, for its `apply_collected`.
+    """Joins the gradients of the tables of a store, for `apply_collected`.
 
     Args:
-        slices: of each table, in order; None: no gradient.
+        slices: Gradients of each table, in order. None means no gradient.
     """
     collected = collected_of(slices)
     if collected is not None:
@@ -160,25 +165,27 @@ def joined(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer:
     )
 
 
-# Added to the square of a norm; not a denormal number, which a processor may take for 0.
+# Added to the square of a norm. Not a denormal number, which processors can flush to 0.
 _LEAST_SQUARE = 1e-36
 
 
 class StoreGradients:
-    """The gradients of a store's tables; of some of them, or of all."""
+    """The gradients of some or all tables of a store."""
 
     def __init__(self, store: Any, slices: Sequence[tf.IndexedSlices | None]):
-        """Takes them.
+        """Stores the gradients.
 
         Args:
-            store: an `EmbeddingStore` that `collects_gradients`.
-            slices: of each table, in order; None: no gradient.
+            store: An `EmbeddingStore` with `collects_gradients`.
+            slices: Gradients of each table, in order. None means no gradient.
         """
         self._store, self._slices = store, list(slices)
 
     def share(self) -> None:
-        """Exchanges them between ranks: the average, on all alike or, where rows are spread, of
-        those that this rank owns. A collective.
+        """Averages the gradients over the ranks. A collective.
+
+        All ranks receive the average. If the rows are sharded, each rank receives the average for
+        its rows.
         """
         if self._store.comm is None or self._store.comm.size == 1:
             return
@@ -188,7 +195,7 @@ class StoreGradients:
         self._slices = list(by_table(self._store.share_collected(own), self._store))
 
     def merge(self) -> None:
-        """Adds up the rows of each key, in their order."""
+        """Sums the gradients of each key, in their order."""
         if self._squares() is None:
             self._slices = list(by_table(self._merged(1), self._store))
 
@@ -197,11 +204,11 @@ class StoreGradients:
         return merge_rows(joined(self._slices), dims, ranks)
 
     def values(self) -> list[tf.Tensor]:
-        """Returns float32 [n, dim], the rows' gradients, of each table that has any."""
+        """Returns the gradients, float32 [n, dim], of each table with gradients."""
         return [part.values for part in self._slices if part is not None]
 
     def replace(self, values: Sequence[tf.Tensor]) -> None:
-        """Puts others in the place of `values`."""
+        """Replaces the tensors that `values` returned."""
         others = iter(values)
         self._slices = [
             None if part is None else tf.IndexedSlices(next(others), part.indices)
@@ -209,9 +216,10 @@ class StoreGradients:
         ]
 
     def norms(self) -> tf.Tensor:
-        """Returns float32 [tables], norms of merged gradients; a collective where rows are spread.
+        """Returns the norms of merged gradients, float32 [tables].
 
-        Never 0, so that gradients whose squares vanish in float32 keep their values.
+        With sharded rows it is a collective. A norm is never 0, so that gradients whose squares
+        underflow in float32 keep their values.
         """
         squares = self._squares()
         if squares is None:
@@ -223,17 +231,22 @@ class StoreGradients:
         return tf.sqrt(squares + _LEAST_SQUARE)
 
     def _squares(self) -> tf.Tensor | None:
-        """Those that came with the rows, if each key is once among them and nothing was done."""
+        """Returns the squared norms that were collected together with the rows.
+
+        They are only valid if the keys are distinct and the gradients are unmodified. Otherwise the
+        result is None.
+        """
         collected = collected_of(self._slices)
         if collected is None or collected.squares is None:
             return None
         return collected.squares[0]
 
     def apply(self, scale: Any = ()) -> Any:
-        """Updates the rows: all or, at an error, none.
+        """Updates all rows, or no row if an error occurs.
 
         Args:
-            scale: float32 [tables], by which gradients are multiplied; empty: they stay.
+            scale: Factors of the gradients, float32 [tables]. If empty, the gradients are
+                unchanged.
 
         Returns:
             The operation in a graph, None in eager mode.
@@ -242,7 +255,7 @@ class StoreGradients:
 
 
 def by_store(gradients: Sequence[tuple[Anchor, tf.IndexedSlices]]) -> list[StoreGradients]:
-    """Puts the gradients of each store's tables together."""
+    """Groups the gradients of tables by store."""
     stores = {id(anchor.store): anchor.store for anchor, _ in gradients}
     slices: dict[int, list[tf.IndexedSlices | None]] = {
         key: [None] * len(store.tables) for key, store in stores.items()

@@ -1,12 +1,13 @@
-"""Rows in the formats of Keras and TensorFlow: a weight, and variables of a SavedModel.
+"""Rows in `get_weights`, `set_weights` and SavedModels.
 
-The weight is a token, int64 of shape (), of a snapshot that this process keeps, because a table has
-no fixed shape, which Keras requires of every weight, and may be larger than memory. Reading the
-weight (`get_weights`) makes a snapshot; assigning it (`set_weights`) restores one.
+Keras requires a fixed shape of every weight. A table has no fixed shape and may be larger than
+memory. Therefore the weight is a token, a scalar int64, which identifies a snapshot in this
+process. Reading the weight (`get_weights`) creates a snapshot, and assigning it (`set_weights`)
+restores a snapshot.
 
-While `model.export` or `tf.saved_model.save` writes a SavedModel, lookups use TensorFlow's own ops
-on variables, as in `slip.export.saved_model`. The variables hold the rows of the last SavedModel,
-because the traced functions are used again for the next one.
+While `model.export` or `tf.saved_model.save` writes a SavedModel, lookups use TensorFlow ops on
+variables, as in `slip.export.saved_model`. The variables are reused and contain the rows of the
+last SavedModel, because TensorFlow reuses the traced functions.
 """
 
 import collections
@@ -29,7 +30,7 @@ from slipstream_tf.checkpoint.store_state import export_state, restore_state
 from slipstream_tf.export.serving import ServedTable, ServingStore, encoded
 
 _NUMBER_BITS = 32
-_PROCESS = 1 + secrets.randbits(30)  # in every token, so that another process's is told
+_PROCESS = 1 + secrets.randbits(30)  # Part of each token, to detect tokens of other processes.
 _ALLOWED = (
     "what `get_weights` of this process returned, unchanged (it has a token of the rows, which "
     "only this process knows). Use `save_weights` and `load_weights` between processes"
@@ -37,7 +38,7 @@ _ALLOWED = (
 
 
 class _Snapshot:
-    """What a store held, in memory or in a temporary folder that leaves with this object."""
+    """A copy of a store, in memory or in a temporary folder."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], room: int, folder: str | None):
         nbytes = sum(array.nbytes for array in arrays.values())
@@ -57,7 +58,7 @@ class _Snapshot:
 
 
 class _Token(np.ndarray):
-    """A token that keeps its snapshot alive, as its copies do."""
+    """A token that keeps its snapshot alive, as do its NumPy copies."""
 
     _snapshot: _Snapshot | None
 
@@ -79,7 +80,7 @@ class _Snapshots:
         self._last: collections.deque[_Snapshot] = collections.deque(maxlen=last)
 
     def take(self, store: Any) -> np.ndarray:
-        """Copies what a store holds; returns its token, int64 []."""
+        """Copies the contents of a store and returns the token, int64 []."""
         arrays, room = export_state(store), self._memory_bytes
         if room is None:
             found = memory.read()
@@ -94,7 +95,7 @@ class _Snapshots:
         return token
 
     def put_back(self, store: Any, value: Any, place: str) -> None:
-        """Replaces what a store holds, its learning rates aside, by what a token stands for."""
+        """Restores a store, except its learning rates, from a token."""
         token = np.asarray(value)
         if token.shape != () or token.dtype != np.int64:
             raise invalid("weights", token, place, _ALLOWED)
@@ -117,20 +118,26 @@ _snapshots = _Snapshots()
 def limit_snapshots(
     last: int = 2, memory_bytes: int | None = None, folder: str | None = None
 ) -> None:
-    """Sets how many snapshots of rows live, and where.
+    """Sets how many snapshots of rows are kept, and where.
 
-    `model.get_weights()` makes a snapshot of each `EmbeddingCollection`. A snapshot also lives as
-    long as the array that `get_weights` returned, for example in `EarlyStopping`.
+    `model.get_weights()` creates a snapshot of each `EmbeddingCollection`. In addition to the
+    limit, a snapshot is kept while the array that `get_weights` returned is referenced, for example
+    by `EarlyStopping`.
+
+    Example:
+
+    >>> slip.keras.limit_snapshots(last=4, memory_bytes=1 << 30)
+    >>> slip.keras.limit_snapshots()  # Restores the defaults.
 
     Args:
-        last: number of the newest snapshots that live without their arrays.
-        memory_bytes: of all snapshots together; further ones are on the disk. None: a quarter of
-            the memory that is available when a snapshot is made.
-        folder: for snapshots on the disk, until the process ends; None: the system's folder for
-            temporary files.
+        last: Number of the newest snapshots that are kept without a reference.
+        memory_bytes: Maximum memory of all snapshots. Further snapshots are stored on disk. None
+            uses a quarter of the memory that is available when a snapshot is created.
+        folder: Folder for snapshots on disk, which are deleted when the process ends. None uses the
+            temporary folder of the system.
 
     Raises:
-        ValueError: a number is out of its range, or the folder does not exist.
+        ValueError: A number is out of range, or the folder does not exist.
     """
     place = "limit_snapshots"
     require_integer("last", last, 1, None, place)
@@ -142,43 +149,43 @@ def limit_snapshots(
 
 
 class RowsWeight(keras.Variable):
-    """The weight that stands for a store's rows in `get_weights` and `set_weights`.
+    """The weight that represents the rows of a store in `get_weights`.
 
-    Reading it by `numpy()`, as `get_weights` does, makes a snapshot. TensorFlow's reads see the
-    stored number, 0, and make none.
+    Reading it with `numpy()`, as `get_weights` does, creates a snapshot. TensorFlow reads return
+    the stored number 0 and create no snapshot.
 
     Attributes:
-        stands_for_rows: True, by which exports know it.
+        stands_for_rows: True, which identifies the weight in exports.
     """
 
     stands_for_rows = True
 
     def __init__(self, store: Any, place: str):
-        """Makes the weight.
+        """Creates the weight.
 
         Args:
-            store: an embedding store.
-            place: whose weight it is, for errors.
+            store: An embedding store.
+            place: Owner of the weight, for errors.
         """
         super().__init__(0, dtype="int64", trainable=False, name="rows")
         self._store, self._place = store, place
 
     def numpy(self) -> np.ndarray:
-        """Makes a snapshot of the rows, slots and counts; returns its token, int64 [].
+        """Creates a snapshot and returns its token, int64 [].
 
-        Deferred gradients are applied before.
+        It contains rows, slots and counts. Deferred gradients are applied first.
         """
         return _snapshots.take(self._store)
 
     def assign(self, value: Any) -> Any:
-        """Gives the store back the rows, slots and counts that a token stands for.
+        """Restores the rows, slots and counts of a snapshot.
 
         Args:
-            value: a token from `numpy`, of any layer with the same tables and update rule.
+            value: A token from `numpy`, of any layer with the same tables and update rule.
 
         Raises:
-            ValueError: it is no token, of another process or of a snapshot that is gone; or of
-                other tables. The store is unchanged then.
+            ValueError: The value is not a token, or belongs to another process, a deleted snapshot
+                or other tables. The store is unchanged.
         """
         if not tf.executing_eagerly() or isinstance(value, keras.KerasTensor):
             raise invalid("weights", value, f"{self._place} in a graph", "eager `set_weights`")
@@ -187,9 +194,9 @@ class RowsWeight(keras.Variable):
 
 
 def add_rows_weight(layer: Any, store: Any) -> None:
-    """Gives a layer the weight that stands for the rows of a store.
+    """Adds a weight that represents the rows of a store.
 
-    Checkpoints of TensorFlow and files of Keras do not have it: they hold the rows themselves.
+    TensorFlow checkpoints and Keras files do not contain it, because they contain the rows.
     """
     with keras.name_scope(layer.name, caller=layer):
         weight = RowsWeight(store, f"layer {layer.name!r}")
@@ -197,10 +204,10 @@ def add_rows_weight(layer: Any, store: Any) -> None:
 
 
 def refuse_legacy_file(layer_name: str) -> None:
-    """Refuses to be part of a `.h5` file of the old format, which has weights as arrays only.
+    """Raises an error for legacy `.h5` files, which cannot contain rows.
 
     Raises:
-        ValueError: Keras writes or reads one just now.
+        ValueError: Keras is writing or reading such a file.
     """
     if _compat.is_in_legacy_file():
         allowed = (
@@ -211,18 +218,20 @@ def refuse_legacy_file(layer_name: str) -> None:
 
 
 class ExportedRows:
-    """The rows of a store as SavedModels have them.
+    """The rows of a store in SavedModels.
 
     Attributes:
-        serving: the store to look up in while a SavedModel is traced.
+        serving: The store for lookups while a SavedModel is traced.
     """
 
     def __init__(self, store: Any, place: str) -> None:
-        """Makes variables without rows: a function that is traced again can make none.
+        """Creates the variables.
+
+        A function that is traced again cannot create them.
 
         Args:
-            store: an embedding store.
-            place: whose it is, for errors.
+            store: An embedding store.
+            place: Owner of the rows, for errors.
         """
         self._store, self._place = store, place
         with tf.init_scope():
@@ -233,10 +242,10 @@ class ExportedRows:
         self.serving = ServingStore(self._tables)
 
     def stands_in_for(self, store: Any) -> bool:
-        """Whether a lookup of a store, now, is for a SavedModel that is being written.
+        """Returns whether the present lookup of a store belongs to a SavedModel.
 
         Raises:
-            ValueError: it is, and several ranks have the rows.
+            ValueError: It does, and the rows are distributed over multiple ranks.
         """
         if store is not self._store or not _compat.is_saving_model():
             return False
@@ -246,7 +255,7 @@ class ExportedRows:
         return True
 
     def trackables(self) -> dict[str, Any]:
-        """Returns what a SavedModel has of the rows, as they are now."""
+        """Returns the present rows as trackable objects of a SavedModel."""
         for table in self._tables:
             contents = self._store.export_table(table.config.name)
             table.keys.assign(contents["keys"])

@@ -306,7 +306,8 @@ class Slipstream(tf.train.experimental.PythonState):
     def observe(self, inputs: Any) -> Classified:
         """Classifies a training batch.
 
-        Use it in a custom loop if the data does not pass through `apply`. The engine derives the threshold from these examples. A `tables.SokStore` counts their keys.
+        Use it in a custom loop if the data does not pass through `apply`. The engine derives the
+        threshold from these examples. A `tables.SokStore` counts their keys.
 
         Args:
             inputs: Keys in a format that `EmbeddingCollection` accepts.

@@ -1,8 +1,7 @@
-"""A Keras optimizer that applies the gradients of rows together with all others.
+"""A Keras optimizer that applies gradients of rows and weights together.
 
-In: any Keras optimizer; the gradients of weights and, of layers with apply="step", of tables. Out:
-weights and rows updated by one step. What Keras does to gradients first (unscaling, accumulation,
-clipping) it does to those of rows, too: a table counts as one variable.
+Unscaling, accumulation and clipping apply to the gradients of rows, too. A table counts as one
+variable.
 """
 
 import itertools
@@ -22,59 +21,64 @@ _OF_CHECKS = Names("loss_scale")
 
 
 class StepOptimizer:
-    """Makes an optimizer that applies the rows' gradients of layers with apply="step".
+    """Creates an optimizer that applies gradients of layers with `apply="step"`.
 
-        embeddings = slip.keras.EmbeddingCollection(..., apply="step")
-        optimizer = keras.optimizers.Adam(1e-3, global_clipnorm=1.0)
-        model.compile(slip.keras.StepOptimizer(optimizer), ...)
+    The result is an instance of a subclass of the class of the given optimizer, with the same
+    settings and without state. It can be saved in Keras files. The sparse optimizer of each table
+    updates its rows, with the learning rate of the table.
 
-    What comes out is of a subclass of the optimizer's class, with the same settings and without
-    state; a file of Keras has it, too. Rows are updated by the rule of their tables, at its rate.
+    - `clipnorm`, `global_clipnorm` and `clipvalue` apply to the merged gradient of each key. The
+      norm of a table includes all its rows in the batch. The global norm includes weights and
+      tables.
+    - `gradient_accumulation_steps` accumulates the gradients of rows, too, and applies their mean.
+      Ranks exchange gradients only then. Note: accumulated gradients are not saved. A model that is
+      saved between two updates loses them.
+    - `StepOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))` unscales the gradients of rows
+      and skips a step with non-finite gradients. Without loss scaling such a step raises an error
+      and changes neither weights nor rows.
+    - Weight decay and moving averages (`use_ema`) do not apply to rows and raise an error. To decay
+      only the weights, call `exclude_from_weight_decay(var_names=["_anchor"])`.
 
-    - `clipnorm`, `global_clipnorm` and `clipvalue` act on the merged gradient of each key. The norm
-      of a table is that of all its rows in the batch; the global norm is over weights and tables.
-    - `gradient_accumulation_steps` keeps the rows' gradients, too, and applies their mean; ranks
-      exchange it then, once. What is kept is in no file: a model that is saved between two updates
-      has lost it when loaded.
-    - `StepOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))` unscales rows, and leaves out
-      a step whose gradients are not finite. Without one such a step is an error, and changes
-      neither weights nor rows.
-    - Weight decay and moving averages (`use_ema`) would miss the rows, and are refused. Weights
-      without the tables may decay: `exclude_from_weight_decay(var_names=["_anchor"])`.
+    In a `MultiOptimizer`, wrap the optimizer of the anchors of the tables.
 
-    It takes a Keras optimizer without state, its name or its configuration; a
-    `distributed.DistributedOptimizer` or a `keras.optimizers.LossScaleOptimizer`, too. In a
-    `MultiOptimizer` wrap the one of the tables' anchors.
+    Example:
+
+    >>> layer = slip.keras.EmbeddingCollection([slip.Table("item", 4)], apply="step")
+    >>> optimizer = slip.keras.StepOptimizer(keras.optimizers.Adam(1e-3, global_clipnorm=1.0))
+    >>> optimizer.global_clipnorm
+    1.0
     """
 
     def __new__(cls, optimizer: Any) -> Any:
         """Returns the optimizer.
 
         Args:
-            optimizer: that is to apply the rows' gradients, too; see the class.
+            optimizer: A Keras optimizer without state, its name or its configuration. A
+                `distributed.DistributedOptimizer` and a `keras.optimizers.LossScaleOptimizer` are
+                accepted, too.
 
         Raises:
-            ValueError: it is something else, was used before, or has a setting that would miss
-                rows.
+            ValueError: The argument is not an optimizer, has been used before, or has a setting
+                that does not apply to rows.
         """
         return _wrapped(optimizer)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Builds what was saved."""
+        """Creates the optimizer from its configuration."""
         return _wrapped(keras.saving.deserialize_keras_object(config["optimizer"]))
 
 
-# Files of Keras name the class of what it makes, which is called so, too.
+# The created subclasses have this name, therefore Keras files refer to it.
 keras.saving.get_custom_objects()[StepOptimizer.__name__] = StepOptimizer
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
 class StepLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """A `LossScaleOptimizer` around a `StepOptimizer`; that makes it."""
+    """A `LossScaleOptimizer` around an optimizer that `StepOptimizer` created."""
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
-        """Whether all gradients are finite, those of rows and of all ranks included."""
+        """Returns whether all gradients are finite on all ranks."""
         is_finite = super().check_finite(
             [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
         )
@@ -87,26 +91,26 @@ class StepLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
 
 def applies_rows(optimizer: Any) -> bool:
-    """Whether an optimizer is one that `StepOptimizer` made."""
+    """Returns whether `StepOptimizer` created an optimizer."""
     if isinstance(optimizer, StepLossScaleOptimizer):
         return applies_rows(optimizer.inner_optimizer)
     return isinstance(optimizer, _AppliesRows)
 
 
-# Any, because attributes come from the Keras class that it is mixed into.
+# Any, because the Keras class next to the mixin defines the attributes.
 _Mixin: Any = object
 
 
 class _AppliesRows(_Mixin):
-    """The part of a `StepOptimizer` that is not Keras's; before the optimizer's own class."""
+    """Mixin of `StepOptimizer` that precedes the class of the Keras optimizer."""
 
     _collected: "list[tuple[Anchor, tf.IndexedSlices]] | None" = None
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes the optimizer's state; refuses layers and settings with which rows would be missed.
+        """Creates the state of the optimizer and checks the layers and settings.
 
         Raises:
-            ValueError: see `StepOptimizer`.
+            ValueError: A setting does not apply to rows, or a layer has `apply="backward"`.
         """
         for variable in variables:
             anchor = anchor_of(variable)
@@ -119,7 +123,12 @@ class _AppliesRows(_Mixin):
         super().build(variables)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Applies the gradients of weights, `tf.Tensor`s, and of tables, `tf.IndexedSlices`."""
+        """Applies the gradients of weights and tables.
+
+        Args:
+            grads: A `tf.Tensor` for each weight and `tf.IndexedSlices` for each anchor of a table.
+            trainable_variables: The variables; None uses the variables of `build`.
+        """
         given = self._trainable_variables if trainable_variables is None else trainable_variables
         variables, dense = list(given), list(grads)
         collected = []
@@ -131,12 +140,13 @@ class _AppliesRows(_Mixin):
             factor = self.loss_scale_factor
             values = gradient.values if factor is None else gradient.values / factor
             collected.append((anchor, tf.IndexedSlices(values, gradient.indices)))
-            # To Keras, an anchor is a weight that is 0 and stays 0. Its gradient is its own value:
-            # a constant is folded away together with the rows' update (see `training_lookup`).
+            # For Keras, an anchor is a weight that remains 0. Its gradient is its value instead of
+            # a constant 0, because a constant would be folded together with the update of the rows
+            # (see `training_lookup`).
             dense[index] = tf.convert_to_tensor(variable.value)
         if collected and self.gradient_accumulation_steps:
             collected = self._kept_with(collected)
-        # Past Keras, which would track what it is given.
+        # Bypasses attribute tracking by Keras.
         object.__setattr__(self, "_collected", collected)
         try:
             super().apply(dense, None if trainable_variables is None else variables)
@@ -144,11 +154,10 @@ class _AppliesRows(_Mixin):
             object.__setattr__(self, "_collected", None)
 
     def _clip_gradients(self, grads: Sequence[Any]) -> list[Any]:
-        """Clips as Keras does, with the rows among the gradients; then applies the rows.
+        """Clips all gradients, then applies the gradients of rows.
 
-        On several ranks a collective: what each has of the rows is exchanged first.
-
-        It is the last that Keras does to gradients, in a step that updates.
+        Keras calls this method last before it updates the weights. With multiple ranks it is a
+        collective, because ranks first exchange the gradients of rows.
         """
         steps = self.gradient_accumulation_steps
         by_norm = self.clipnorm or self.global_clipnorm
@@ -167,14 +176,14 @@ class _AppliesRows(_Mixin):
         updates = [update for update in updates if update is not None]
         if steps:
             self._forget(updates)
-        # Weights are updated only if the rows were: a value that is not finite changes neither.
+        # Weights are updated after the rows, so that a non-finite value changes neither.
         with tf.control_dependencies(updates):
             return [None if g is None else tf.identity(g) for g in dense]
 
     def _kept_with(
         self, collected: list[tuple[Anchor, tf.IndexedSlices]]
     ) -> list[tuple[Anchor, tf.IndexedSlices]]:
-        """Adds this step's gradients to those of the steps since the last update."""
+        """Adds the gradients of this step to the accumulated gradients."""
         kept: Any = getattr(self, "_kept", None)
         if kept is None:
             kept = {}
@@ -193,33 +202,33 @@ class _AppliesRows(_Mixin):
                 buffer.clear()
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the optimizer's class and configuration, for `StepOptimizer.from_config`."""
+        """Returns the class and configuration, for `StepOptimizer.from_config`."""
         base: Any = type(self).__bases__[1]
         plain = base.from_config(super().get_config())
         return {"optimizer": keras.saving.serialize_keras_object(plain)}
 
 
 class _Buffer:
-    """Gradients of a table that wait for an update: variables whose length changes."""
+    """Accumulated gradients of a table, in variables of variable length."""
 
     def __init__(self, dim: int):
-        """Holds none, of `dim` values each."""
+        """Creates an empty buffer for gradients of `dim` values."""
         with tf.init_scope(), tf.device("CPU:0"):
             self._keys = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
             self._rows = tf.Variable(tf.zeros([0, dim]), shape=[None, dim], trainable=False)
-            # A variable that a graph assigns a value of known size to is taken to have that size
-            # wherever the graph reads it, even before. So nobody is to know this.
+            # If a graph assigns a value of static size to a variable, shape inference applies that
+            # size to all reads in the graph. A variable hides that the size is 0.
             self._none = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def add(self, part: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Returns what there is with this behind it."""
+        """Appends gradients and returns all gradients of the buffer."""
         keys = self._keys.assign(tf.concat([self._keys, part.indices], 0), read_value=False)
         rows = self._rows.assign(tf.concat([self._rows, part.values], 0), read_value=False)
         with tf.control_dependencies([op for op in (keys, rows) if op is not None]):
             return tf.IndexedSlices(self._rows.read_value(), self._keys.read_value())
 
     def clear(self) -> None:
-        """Holds none again."""
+        """Removes all gradients."""
         none = self._none.read_value()
         self._keys.assign(self._keys[:none])
         self._rows.assign(self._rows[:none])
@@ -256,12 +265,14 @@ def _class_of(base: type) -> Any:
 
 
 def make_apply_rows(optimizer: Any) -> None:
-    """Makes an optimizer of Keras, not yet built, one as `StepOptimizer` makes, in place.
+    """Converts an unbuilt Keras optimizer in place, as `StepOptimizer` does.
 
-    So who holds it goes on to see its rate, its iterations and its moments.
+    The conversion is in place so that existing references to the optimizer remain valid and read
+    its learning rate, iterations and moments.
 
     Args:
-        optimizer: a Keras optimizer, or a `keras.optimizers.LossScaleOptimizer` around one.
+        optimizer: A Keras optimizer, or a `keras.optimizers.LossScaleOptimizer` around a Keras
+            optimizer.
     """
     if applies_rows(optimizer):
         return
@@ -273,15 +284,15 @@ def make_apply_rows(optimizer: Any) -> None:
 
 
 def refuse_missing_rows(optimizer: Any, variable: Any, layer: str) -> None:
-    """Refuses what a Keras optimizer does to weights and can in no way do to rows.
+    """Raises an error if an optimizer setting cannot apply to rows.
 
     Args:
-        optimizer: a Keras optimizer.
-        variable: an anchor.
-        layer: name of its layer, for errors.
+        optimizer: A Keras optimizer.
+        variable: An anchor.
+        layer: Name of the layer of the anchor, for errors.
 
     Raises:
-        ValueError: the optimizer has such a setting.
+        ValueError: The optimizer has such a setting.
     """
     place = f"a model with tables of layer {layer!r}"
     if optimizer.use_ema:
@@ -305,16 +316,18 @@ def _require_slices(gradient: Any, anchor: Anchor) -> None:
 def _clip_norms(
     optimizer: Any, grads: Sequence[Any], parts: Sequence[StoreGradients], one_by_one: bool
 ) -> tuple[list[Any], list[Any]]:
-    """Gives Keras norms in place of tables, and multiplies rows as it did their norm.
+    """Clips gradients by norm.
+
+    Keras receives the norms of the tables, and the rows are scaled by the same factors.
 
     Args:
-        optimizer: whose clipping is Keras's.
-        grads: of weights.
-        parts: of rows, merged.
-        one_by_one: whether each norm counts by itself, or all together.
+        optimizer: The object with the `_clip_gradients` of Keras.
+        grads: Gradients of weights.
+        parts: Merged gradients of rows.
+        one_by_one: Whether each norm is clipped separately instead of one global norm.
 
     Returns:
-        The weights' gradients, clipped, and the updates of the rows.
+        The clipped gradients of weights, and the updates of the rows.
     """
     norms = [part.norms() for part in parts]
     told = [tf.unstack(of_tables) if one_by_one else [of_tables] for of_tables in norms]
@@ -329,7 +342,11 @@ def _clip_norms(
 def _clip_values(
     optimizer: Any, grads: Sequence[Any], parts: Sequence[StoreGradients]
 ) -> tuple[list[Any], list[Any]]:
-    """The same with the values of rows, which come back as they are where nothing is clipped."""
+    """Clips by value: passes the row gradients to Keras.
+
+    Without a clipping setting, Keras returns the gradients unchanged. The arguments and results are
+    the same as in `_clip_norms`.
+    """
     told = [part.values() for part in parts]
     clipped = optimizer._clip_gradients([*grads, *itertools.chain(*told)])
     rest, updates = iter(clipped[len(grads) :]), []

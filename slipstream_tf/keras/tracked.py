@@ -1,4 +1,4 @@
-"""What an engine tracks: the store and the features of layers, or of a store of one's own."""
+"""Resolves the layers, store and features that an engine tracks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,13 +18,13 @@ def tracked(
     features: Mapping[str, str] | Sequence[FeatureSpec] | None,
     comm: Communicator | None,
 ) -> tuple[tuple[EmbeddingCollection, ...], Any, tuple[FeatureSpec, ...]]:
-    """Returns what is tracked of the arguments of `Slipstream`: layers, store and features.
+    """Returns the layers, the store and the features for `Slipstream`.
 
-    There are no layers for a store of one's own.
+    If the user passes a store, there are no layers.
 
     Raises:
-        ValueError: they are something else, do not go together, or two layers have a table or
-            feature of the same name.
+        ValueError: The arguments have the wrong type or contradict each other, or two layers have a
+            table or feature with the same name.
     """
     given = tuple(embeddings) if isinstance(embeddings, (list, tuple)) else (embeddings,)
     if given and all(isinstance(layer, EmbeddingCollection) for layer in given):
