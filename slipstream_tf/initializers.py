@@ -65,12 +65,21 @@ class RandomNormal:
 
 @dataclasses.dataclass(frozen=True)
 class Zeros:
-    """Sets all values to 0."""
+    """Sets all values to 0.
+
+    Example:
+
+    >>> table = slip.Table("item", 16, initializer=slip.initializers.Zeros())
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
     """Sets all values to `value`.
+
+    Example:
+
+    >>> table = slip.Table("item", 16, initializer=slip.initializers.Constant(0.1))
 
     Attributes:
         value: A finite number.

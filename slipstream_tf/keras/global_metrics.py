@@ -47,7 +47,8 @@ class GlobalMetrics:
     def put_into(self, logs: dict[str, Any], model: Any) -> None:
         """Replaces the local metrics in `logs` by metrics over all ranks.
 
-        All ranks must call it. A rank that did not evaluate receives the validation metrics of the other ranks.
+        All ranks must call it. A rank that did not evaluate receives the validation metrics of the
+        other ranks.
 
         Args:
             logs: Logs of the finished epoch, modified in place.

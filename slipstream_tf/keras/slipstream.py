@@ -351,7 +351,8 @@ class Slipstream(tf.train.experimental.PythonState):
         Example:
 
         >>> layer = slip.keras.EmbeddingCollection([slip.Table("item", 4)])
-        >>> slipstream = slip.Slipstream(layer, dry_run=slip.DryRun(estimates_cost=True))
+        >>> dry_run = slip.DryRun(estimates_cost=True)
+        >>> slipstream = slip.Slipstream(layer, slip.DeferGradients(), dry_run=dry_run)
         >>> labels, probabilities = np.float32([0, 1]), np.float32([0.2, 0.6])
         >>> losses = -np.log(np.where(labels == 1, probabilities, 1 - probabilities))
         >>> slipstream.record_losses(None, losses, labels)
