@@ -137,7 +137,7 @@ class RanksCallback(AmongOthers):
 
     - Metrics over the examples of all ranks, for training and validation, so that EarlyStopping and
       ReduceLROnPlateau decide equally on all ranks. The metric states are summed over the ranks.
-      Metrics whose state is not a sum remain local to each rank, with a warning (see
+      Metrics with a state that is not a sum remain local to each rank, with a warning (see
       `GlobalMetrics`). The logs of batches remain local as well, and so do logs that a custom
       `train_step` creates in addition to `model.metrics`. A rank that does not validate receives
       the validation metrics of the other ranks.
@@ -162,8 +162,8 @@ class RanksCallback(AmongOthers):
 
     Args:
         comm: The ranks.
-        store: The store whose rows are compared and whose deferred gradients are exchanged at the
-            end of each epoch.
+        store: The store of the tables. Its rows are compared at the start, and its deferred
+            gradients are exchanged at the end of each epoch.
 
     Raises:
         ValueError: `comm` is None, or `store` is not a store but, for example, a layer.
@@ -236,7 +236,7 @@ class RanksCallback(AmongOthers):
         self._is_training = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Discards announced keys of the previous epoch, whose batch may not arrive."""
+        """Discards announced keys that the previous epoch did not use."""
         self._forget_announced()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -368,7 +368,7 @@ class SaturationCallback(RanksCallback):
             self._writer = WindowWriter(folder)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Discards announced keys of the previous epoch."""
+        """Starts the counters of an epoch and discards announced keys."""
         self._steps_in_epoch = 0
         self._watch.begin_epoch()
         if self._is_first_epoch and epoch:

@@ -19,9 +19,9 @@ class GlobalMetrics:
     The state of most metrics is a sum over examples, for example of losses and weights or of true
     positives. This class sums the states over the ranks, and computes the metrics from the sums.
 
-    Metrics whose state is not a sum remain local, with a warning. They have variables that are not
-    numeric, that do not start at 0, or that Keras would not sum over replicas (`aggregation` of
-    `add_variable`).
+    Metrics with a state that is not a sum remain local, with a warning. They have variables that
+    are not numeric, that do not start at 0, or that Keras would not sum over replicas
+    (`aggregation` of `add_variable`).
     """
 
     def __init__(self, comm: Communicator):

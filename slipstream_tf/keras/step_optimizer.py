@@ -216,8 +216,9 @@ class _Buffer:
         with tf.init_scope(), tf.device("CPU:0"):
             self._keys = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
             self._rows = tf.Variable(tf.zeros([0, dim]), shape=[None, dim], trainable=False)
-            # If a graph assigns a value of static size to a variable, shape inference applies that
-            # size to all reads in the graph. A variable hides that the size is 0.
+            # If a graph assigns a value of static size to a variable, TensorFlow assumes that size
+            # for all reads in the graph, including earlier reads. Therefore `clear` reads its size,
+            # 0, from a variable.
             self._none = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def add(self, part: tf.IndexedSlices) -> tf.IndexedSlices:

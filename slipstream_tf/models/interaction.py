@@ -50,7 +50,7 @@ def _fold(square: tf.Tensor) -> tf.Tensor:
     """Packs the strictly lower triangles of [batch, n, n] into vectors."""
     count = square.shape[1]
     pairs = count * (count - 1) // 2
-    # In row-major order, the first row has no pair. The tail, reversed, holds the reversed rows.
+    # Rows are taken from the start (row 0 has no pair) and, reading backwards, from the end.
     flat = tf.reshape(square, [-1, count * count])
     bottom = tf.reverse(flat[:, count * count - pairs :], axis=[1])
     is_of_top = np.tril(np.ones((count // 2, count), bool)).reshape(1, -1)[:, :pairs]
