@@ -127,11 +127,11 @@ def _lists_that_call() -> list[list[Any]]:
 class RanksCallback(AmongOthers):
     """Synchronizes a Keras model across ranks during `fit`.
 
-    It broadcasts the Keras weights of rank 0 at the start and averages gradients correctly for
-    batches of different sizes. `Slipstream.callback` includes it. Use this class for a `fit`
-    without an engine. Every rank must pass the same number of batches to `fit`, see
-    `distributed.even_ends`. With one rank, it only applies the deferred gradients of a
-    `VariableStore` at the end of each epoch.
+    It broadcasts the Keras weights of rank 0 at the start. A model with `LossFeedback` then scales
+    its loss, so that the averaged gradients are correct for batches of different sizes.
+    `Slipstream.callback` includes it. Use this class for a `fit` without an engine. Every rank must
+    pass the same number of batches to `fit`, see `distributed.even_ends`. With one rank, it only
+    applies the deferred gradients of a `VariableStore` at the end of each epoch.
 
     Put it first in the list of callbacks. At the end of an epoch, later callbacks receive:
 

@@ -96,9 +96,10 @@ class EmbeddingCollection(keras.layers.Layer):
     **The weight `rows`.** `get_weights` and `set_weights` include the rows as a token, a scalar
     int64, which identifies a snapshot that this process stores (see `limit_snapshots`).
 
-    **Precision.** Rows, gradients and slots are float32. The output has the compute dtype of the
-    dtype policy (bfloat16 with "mixed_bfloat16"). "mixed_float16" and a `LossScaleOptimizer` also
-    scale the gradients of rows and therefore require `apply="step"`.
+    **Precision.** Gradients are float32. Rows and slots have the dtypes of `Table.storage`, by
+    default float32. The output has the compute dtype of the dtype policy (bfloat16 with
+    "mixed_bfloat16"). "mixed_float16" and a `LossScaleOptimizer` also scale the gradients of rows
+    and therefore require `apply="step"`.
 
     **XLA.** The table ops run outside of XLA. `compile(jit_compile=True)` falls back to a plain
     `tf.function` with a Keras warning. A `tf.function(jit_compile=True)` must not contain the
