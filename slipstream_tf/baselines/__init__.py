@@ -1,4 +1,4 @@
-"""Methods that this project is compared with: the paper's rule, FAE, Hotline, random skipping."""
+"""Baseline methods: the rule of the paper, FAE, Hotline, and random skipping."""
 
 from slipstream_tf.baselines.skipping import RowDrift, SkipAtRandom
 

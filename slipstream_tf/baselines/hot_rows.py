@@ -1,8 +1,8 @@
-"""Hot rows on every rank, all others spread over them: the tables of the FAE and Hotline baselines.
+"""Embedding tables of the FAE and Hotline baselines.
 
-In: keys, of which some are hot. Out: their rows. An example whose keys are all hot needs no row of
-another rank.
-Method: FAE (Adnan et al., arXiv 2103.00686) and Hotline (Adnan et al., arXiv 2204.05436).
+Rows of hot keys are replicated on every rank and all other rows are sharded. An example whose keys
+are all hot therefore needs no row of another rank. Methods: FAE (Adnan et al., arXiv 2103.00686)
+and Hotline (Adnan et al., arXiv 2204.05436).
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,22 @@ from slipstream_tf.sampling.notes import without_wrapping
 
 
 class HotRows(EmbeddingCollection):
-    """Embeddings of which some keys are hot; a baseline, not to be saved.
+    """Embedding collection that replicates the rows of hot keys on every rank.
 
-    A key is hot or not from the beginning. Rows of hot keys are on every rank, and their gradients
-    are gathered in every step, so that all ranks have the same. The others are sharded; of a batch
-    that has none, messages are empty. It trains as a plain layer does, but for the order of sums.
+    The set of hot keys is fixed. Gradients of their rows are gathered in every step, so that all
+    replicas stay equal. The other rows are sharded. Messages for a batch without such rows are
+    empty. Training computes the same updates as a plain layer, except for the order of
+    floating-point sums. This layer is a baseline and does not support saving.
 
     Args:
-        tables: one for each column of the keys, all of one dim.
-        optimizer: as of `EmbeddingCollection`.
-        hot_keys: of each table, int64 [n] in any order, as `profile_hot_keys` gives them.
-        comm: the ranks; None: this process alone.
-        **kwargs: of `keras.layers.Layer`.
+        tables: One table for each column of the key matrix, all with the same dim.
+        optimizer: Optimizer of the rows, as in `EmbeddingCollection`.
+        hot_keys: For each table, int64 [n] in any order, for example from `profile_hot_keys`.
+        comm: The communicator of the ranks, or None for a single process.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Raises:
-        ValueError: hot keys are given for more or fewer tables.
+        ValueError: The number of lists in `hot_keys` differs from the number of tables.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class HotRows(EmbeddingCollection):
     def call(  # type: ignore[override]
         self, inputs: Any, training: bool | None = None, **others: Any
     ) -> tf.Tensor:
-        """Returns rows [batch, tables, dim] of a key matrix; see `EmbeddingCollection.call`.
+        """Returns the rows [batch, tables, dim] of a key matrix.
+
+        See `EmbeddingCollection.call`.
 
         Raises:
-            ValueError: there are weights or next inputs.
+            ValueError: Weights or next inputs are passed.
         """
         for name, value in others.items():
             if value is not None:
@@ -70,29 +73,35 @@ class HotRows(EmbeddingCollection):
         return self.hot_rows(inputs, is_hot, training) + self.other_rows(inputs, is_hot, training)
 
     def hot_rows(self, keys: tf.Tensor, is_hot: tf.Tensor, training: bool | None) -> tf.Tensor:
-        """Returns rows [batch, tables, dim] of hot keys (`are_hot`), zeros of others."""
+        """Returns rows [batch, tables, dim] of the hot keys, and zeros for other keys.
+
+        Args:
+            keys: integers [batch, tables].
+            is_hot: bool [batch, tables], from `are_hot`.
+            training: Whether the call is part of a training step.
+        """
         hot = tf.where(is_hot, keys, tf.constant(PADDING_KEY, keys.dtype))
         return self.hot(hot, training=training)
 
     def other_rows(self, keys: tf.Tensor, is_hot: tf.Tensor, training: bool | None) -> tf.Tensor:
-        """Returns rows [batch, tables, dim] of keys that are not hot, zeros of those that are.
+        """Returns rows [batch, tables, dim] of the keys that are not hot, else zeros.
 
-        A collective.
+        This is a collective: all ranks must call it.
         """
         others = tf.where(is_hot, tf.constant(PADDING_KEY, keys.dtype), keys)
         return super().call(others, training=training)
 
 
-# Any, because attributes come from the Keras class that it is mixed into.
+# `Any`, because the Keras model that the mixin is combined with provides the attributes.
 _Mixin: Any = object
 
 
 class Hotline(_Mixin):
-    """A mixin in front of a click model over `HotRows`, which trains each batch in two parts.
+    """Mixin for a click model over `HotRows` that computes each batch in two parts.
 
-    Examples whose keys are all hot are popular. They are computed while the rows of the others come
-    from other ranks. The step is one: gradients of both parts are applied together, as if the batch
-    had not been split.
+    An example is popular if all its keys are hot. Popular examples are computed while the rows of
+    the other examples are received from other ranks. The gradients of both parts are applied in one
+    step, so that the result is the same as without the split.
     """
 
     def train_step(self, data: Any) -> Any:
@@ -128,9 +137,9 @@ class Hotline(_Mixin):
         return self.prediction(self.logits(dense, vectors, True))
 
     def _part_of_loss(self, y: Any, weights: Any, part: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-        """What a part's examples are of the batch's mean."""
+        """Returns the contribution of a part's examples to the mean loss of the batch."""
         share = tf.size(part) / tf.maximum(tf.shape(y)[0], 1)
-        # Of no examples there is no mean.
+        # The mean over an empty part is undefined, therefore a zero example is appended to it.
         padded = tf.concat([output, tf.zeros([1, 1])], axis=0)[: tf.maximum(tf.size(part), 1)]
         labels = tf.concat([tf.gather(y, part), tf.zeros([1, *y.shape[1:]], y.dtype)], axis=0)
         labels = labels[: tf.maximum(tf.size(part), 1)]

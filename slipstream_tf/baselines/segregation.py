@@ -1,9 +1,8 @@
-"""Hot and cold inputs in batches of their own, with hot keys chosen before training.
+"""Batches that contain only hot or only cold inputs (the schedule of FAE).
 
-In: a dataset of batches with a key matrix. Out: the same inputs, in batches that hold only inputs
-of nothing but hot keys, or none of them. Nothing is skipped: a baseline schedule.
-Method: FAE (Adnan et al., arXiv 2103.00686), which replicates the hot rows and so spares their
-exchange in hot batches.
+Hot keys are chosen before training. An input is hot if all its keys are hot. No input is skipped.
+FAE (Adnan et al., arXiv 2103.00686) replicates the rows of hot keys on all ranks, so that hot
+batches need no exchange of rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,31 +17,32 @@ from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, snapshot_b
 from slipstream_tf.ops.features import PADDING_KEY, num_rows
 from slipstream_tf.sampling.batches import chosen_rows
 
-# Inputs whose keys are counted apart before they are merged.
+# Number of inputs whose key counts are collected before they are merged.
 _MERGED_AT_ONCE = 1 << 18
 
 
 def segregate(
     dataset: tf.data.Dataset, hot_keys: Sequence[Any], batch_size: int
 ) -> tf.data.Dataset:
-    """Sorts inputs into batches of hot and batches of cold inputs; none is lost or doubled.
+    """Sorts inputs into batches of hot inputs and batches of cold inputs.
 
-    An input is hot if all its keys are; padding (-1) does not count. Within its kind an input
-    stays in its order. Batches come as soon as they are full (where one batch of the dataset
-    fills both kinds, hot first); what is left comes at the end, hot first.
+    Every input occurs exactly once in the result. Hot inputs keep their order, and so do cold
+    inputs. A batch is emitted as soon as it is full. If one batch of the dataset fills a hot and a
+    cold batch, the hot batch is emitted first. The remaining inputs are emitted at the end, hot
+    inputs first. Padding (-1) counts as hot.
 
     Args:
-        dataset: its elements are batches `(features, label)` of dense tensors, features a mapping
-            with "keys", integers [batch, fields].
-        hot_keys: per key column, integers [n] in any order.
-        batch_size: inputs of an output batch; the last batch of each kind may be smaller.
+        dataset: Batches `(features, label)` of dense tensors. `features` is a mapping with the
+            entry "keys", integers [batch, fields].
+        hot_keys: For each key column, integers [n] in any order.
+        batch_size: Number of inputs per output batch. The last batch of each kind may be smaller.
 
     Returns:
-        The dataset; the batch dimension is not known.
+        The dataset. Its static batch dimension is unknown.
 
     Raises:
-        ValueError: the elements are of another form, or hot keys are given for more or fewer
-            columns.
+        ValueError: The elements have another structure, or the number of lists in `hot_keys`
+            differs from the number of columns.
     """
     fields = _require_key_matrix(dataset.element_spec, "segregate")
     require_integer("batch_size", batch_size, 1, None, "segregate")
@@ -72,18 +72,18 @@ def segregate(
 def profile_hot_keys(
     dataset: tf.data.Dataset, budget_bytes: int, row_bytes: int
 ) -> list[np.ndarray]:
-    """Counts keys in one pass over the data and chooses the most accessed ones.
+    """Counts keys in one pass over the data and returns the most accessed keys.
 
     Args:
-        dataset: as for `segregate`; it must be finite. Padding (-1) is not counted.
-        budget_bytes: bytes of the hot rows of all columns together.
-        row_bytes: bytes of a row, a multiple of 4; the same for all columns.
+        dataset: A finite dataset as for `segregate`. Padding (-1) is not counted.
+        budget_bytes: Maximum size in bytes of the hot rows of all columns together.
+        row_bytes: Bytes per row, a multiple of 4, the same for all columns.
 
     Returns:
-        int64 [hot keys] per key column, ascending.
+        For each key column, int64 [hot keys] in ascending order.
 
     Raises:
-        ValueError: the elements are of another form, or a number is out of its range.
+        ValueError: The elements have another structure, or a number is out of range.
     """
     fields = _require_key_matrix(dataset.element_spec, "profile_hot_keys")
     require_integer("row_bytes", row_bytes, 1, None, "profile_hot_keys")
@@ -105,7 +105,7 @@ def profile_hot_keys(
 
 
 def _merged(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Joins keys and their counts, each int64 [n]: the keys come out ascending, each once."""
+    """Merges pairs of keys and counts, each int64 [n], into unique ascending keys."""
     keys, index = np.unique(np.concatenate([keys for keys, _ in parts]), return_inverse=True)
     counts = np.zeros(keys.size, np.int64)
     np.add.at(counts, index.ravel(), np.concatenate([counts for _, counts in parts]))
@@ -113,7 +113,7 @@ def _merged(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
 
 
 def _require_key_matrix(element_spec: Any, place: str) -> int:
-    """Returns the number of key columns."""
+    """Returns the number of key columns, or raises ValueError without a key matrix."""
     is_pair = isinstance(element_spec, tuple) and len(element_spec) == 2
     is_mapping = is_pair and isinstance(element_spec[0], Mapping)
     keys: Any = element_spec[0].get("keys") if is_mapping else None
@@ -126,11 +126,11 @@ def _require_key_matrix(element_spec: Any, place: str) -> int:
 
 
 def are_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
-    """Returns which keys are hot, or padding.
+    """Returns for each key whether it is hot or padding.
 
     Args:
         keys: integers [batch, columns].
-        hot: of each column, int64 [n], ascending.
+        hot: For each column, int64 [n], ascending.
 
     Returns:
         bool [batch, columns].
@@ -148,7 +148,7 @@ def are_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
 
 
 def _first_rows(batch: Any, full: int, is_end: tf.Tensor) -> tuple[Any, Any]:
-    """Splits a batch after the last row that fills `full`; at the end, after the last row."""
+    """Splits off the rows that fill whole batches of `full`, or all rows at the end."""
     size = num_rows(tf.nest.flatten(batch)[0])
     count = tf.where(is_end, size, size // full * full)
     first = tf.nest.map_structure(lambda part: part[:count], batch)

@@ -1,4 +1,4 @@
-"""Baselines that skip examples: the paper's rule, and random skipping at equal cost."""
+"""Baselines that skip examples: the rule of the paper, and random skipping."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,12 +12,20 @@ from slipstream_tf.policies.skip_examples import Score
 
 @dataclasses.dataclass(frozen=True)
 class RowDrift(Score):
-    """The paper's rule (arXiv 2404.04270): skip examples whose keys are saturated.
+    """Scores examples by the drift of their rows (the rule of the paper).
 
-    A baseline: at equal cost it was no better than random skipping wherever it was measured.
+    `SkipExamples` skips examples whose keys are saturated (arXiv 2404.04270). Note: this is a
+    baseline. In all measurements, random skipping was at least as good at equal cost.
 
-    Attributes:
-        alpha: share of an example's lookups that must be saturated, above 0, at most 1 (paper: 1).
+    Example:
+
+    >>> policy = slip.SkipExamples(slip.RowDrift(), share=0.3)
+    >>> policy.by.alpha
+    1.0
+
+    Args:
+        alpha: Fraction of an example's lookups that must be saturated, in (0, 1]. Defaults to 1, as
+            in the paper.
     """
 
     alpha: float = 1.0
@@ -32,14 +40,19 @@ class RowDrift(Score):
 
 @dataclasses.dataclass(frozen=True)
 class SkipAtRandom(Policy):
-    """Control: leaves out as many examples as another run did, whatever their keys.
+    """Skips a given fraction of random examples in each window, as a control.
 
-    The i-th window that begins at or after the end of the warm-up skips `shares[i]`; the last one
-    repeats. Without a warm-up that starts with the first step. `random_shares` gives the shares of
-    a run.
+    Use it to compare a policy with random skipping at equal cost. `shares[i]` applies to the i-th
+    window that begins after the warm-up, and the last entry repeats. Without a warm-up, `shares[0]`
+    applies from the first step. `random_shares` returns the fractions of another run.
 
-    Attributes:
-        shares: to skip, each 0 to 1; one or more.
+    Example:
+
+    >>> slip.baselines.SkipAtRandom(shares=[0.1, 0.2]).shares
+    (0.1, 0.2)
+
+    Args:
+        shares: Fractions to skip, at least one, each in [0, 1].
     """
 
     shares: Sequence[float]
@@ -60,12 +73,13 @@ class SkipAtRandom(Policy):
 
 
 def random_shares(reports: Iterable[WindowReport]) -> tuple[float, ...]:
-    """Returns the shares for `SkipAtRandom`, the control run of the run that reported.
+    """Returns the fractions with which `SkipAtRandom` repeats another run.
 
     Args:
-        reports: of a run with `SkipExamples`, and the same warm-up and window length.
+        reports: Reports of a run with `SkipExamples` and the same warm-up and window length.
 
     Returns:
-        The share that was skipped in each window that began after the warm-up; (0.0,) if none did.
+        The fraction skipped in each window that began after the warm-up, or (0.0,) if there is no
+        such window.
     """
     return tuple(r.skipped_share for r in reports if not r.is_warming_up) or (0.0,)

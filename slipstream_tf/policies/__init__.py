@@ -1,8 +1,8 @@
-"""What is saved: policies, each a frozen object with only its own settings.
+"""Policies that decide which examples and gradients a window skips.
 
-In: settings; at a window's end what the window brought. Out: rules for the input classifier and for
-the tables' gradients. The engine (`slipstream_tf.engine`) asks every policy the same questions,
-and knows none of them by name.
+Each policy is a frozen dataclass with its settings. At the end of a window the engine
+(`slipstream_tf.engine`) passes the results of the window to every policy and receives rules for the
+input classifier and for the gradients of the tables. The engine only uses the `Policy` interface.
 """
 
 from slipstream_tf.policies.foreseen_loss import ForeseenLoss

@@ -1,4 +1,4 @@
-"""What every policy answers. The engine asks these questions, and knows no policy by name."""
+"""Base classes of policies and scores, through which the engine calls them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,16 +8,17 @@ from slipstream_tf.config import Table
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 
 DEFAULT_SHARE = 0.3
-"""Share of the hot examples that T is found for if nobody gives one."""
+"""Default fraction of the hot examples that the threshold T aims at."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Begins:
-    """A window that begins, as policies see it.
+    """Describes the window that begins.
 
     Attributes:
         threshold: T, in the unit of the drift metric.
-        windows: that began after the warm-up, this one included; 0: it is warming up.
+        windows: Number of windows that began after the warm-up, including this window. 0 means that
+            this window is part of the warm-up.
     """
 
     threshold: float
@@ -26,14 +27,16 @@ class Begins:
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """The tables whose gradients a policy decides on.
+    """Describes the tables for whose gradients a policy makes rules.
 
     Attributes:
-        tables: that are tracked.
-        rates: table name -> learning rate of its rows; None: not known.
-        rows: table name -> rows that it has now, of all ranks.
-        are_native: whether the rows are in native tables, which know how far an update moves them.
-        max_auc_loss: the policy's part of the maximum AUC that saving may cost; None: no bound.
+        tables: The tracked tables.
+        rates: Maps a table name to the learning rate of its rows, or None if the rate is unknown.
+        rows: Maps a table name to its present number of rows, summed over all ranks.
+        are_native: Whether the rows are stored in native tables, which can compute how far an
+            update moves a row.
+        max_auc_loss: The part of the maximum AUC loss that this policy may use, or None for no
+            bound.
     """
 
     tables: Sequence[Table]
@@ -44,14 +47,18 @@ class Tables:
 
 
 class Decisions:
-    """Questions to a policy or to a score; the defaults measure nothing and change nothing.
+    """Interface that policies and scores share.
+
+    The defaults describe a policy that measures nothing and changes nothing.
 
     Attributes:
-        alpha: share of an example's lookups that must be saturated, above 0, at most 1.
-        probes_every: windows from probe to probe of a saturated key; 0: no probes; None: any.
-        steered_by: how `max_auc_loss` is followed: by the "share", by the "movement", or "": not.
-        correct: how examples that are subsampled by predicted losses are corrected: "weight" or
-            "offset"; "": none are.
+        alpha: Fraction of an example's lookups that must be saturated, in (0, 1].
+        probes_every: Number of windows between two probes of a saturated key. 0 disables probes.
+            None accepts the value of the other policies.
+        steered_by: The setting that `max_auc_loss` adjusts: "share", "movement", or "" if the
+            policy does not follow `max_auc_loss`.
+        correct: How examples that are subsampled by predicted loss are corrected: "weight",
+            "offset", or "" if examples are not subsampled by predicted loss.
     """
 
     alpha: float = 1.0
@@ -61,49 +68,51 @@ class Decisions:
 
     @property
     def pilot_settings(self) -> dict[str, Any]:
-        """Arguments of `ops.classifier.InputClassifier` for a pilot; empty without a pilot."""
+        """Pilot arguments of `ops.classifier.InputClassifier`; empty without a pilot."""
         return {}
 
     def initial_state(self) -> dict[str, Any]:
-        """Returns the state of the first window: JSON-serializable values by name."""
+        """Returns the state of the first window as JSON-serializable values by name."""
         return {}
 
     def next_state(self, state: Mapping[str, Any], losses: Any, share: float) -> dict[str, Any]:
-        """Returns the state after a window.
+        """Returns the state of the window that begins.
 
         Args:
-            state: in the window that ends.
-            losses: float32 [n], scores by foreseen loss of a sample of its examples; None: there
-                are none.
-            share: of the hot examples, to be found skippable next, bounded by `max_auc_loss`.
+            state: State during the window that ends.
+            losses: float32 [n], the predicted-loss scores of a sample of the window's examples, or
+                None if there are no such scores.
+            share: Fraction of the hot examples that should be skippable in the next window, already
+                bounded by `max_auc_loss`.
         """
         return dict(state)
 
     def value_of_skipped(self, state: Mapping[str, Any], losses: Any) -> float | None:
-        """Returns the policy's own estimate of the worth of a skipped example.
+        """Returns the estimated value of a skipped example.
 
         Args:
-            state: in the window that ends.
-            losses: as `next_state` takes them.
+            state: State during the window that ends.
+            losses: Predicted-loss scores, as in `next_state`.
 
         Returns:
-            In average examples; None: it has no estimate.
+            The value in units of an average example, or None if the policy has no estimate.
         """
         return None
 
 
 class Policy(Decisions):
-    """Base of the policies.
+    """Base class of all policies.
 
     Attributes:
-        acts_on: "examples", "gradients", or "": nothing; at most one policy acts on each.
-        keep: share of the skippable examples that is trained all the same, with a weight.
-        withholds_saturated: whether gradients of saturated keys do not reach their rows at once.
-        loses_gradients: whether they never do.
-        weighs_examples: whether examples get weights.
-        gives_key_share: whether the user chose `key_share`.
-        verb: for reports: "skipped", "masked" or "deferred".
-        columns: of `telemetry.ledger`, with the policy's savings.
+        acts_on: "examples", "gradients", or "" for a policy that changes neither. At most one
+            policy may act on examples, and at most one on gradients.
+        keep: Fraction of the skippable examples that is trained nevertheless, with a larger weight.
+        withholds_saturated: Whether gradients of saturated keys are masked or deferred.
+        loses_gradients: Whether these gradients are never applied.
+        weighs_examples: Whether the policy changes sample weights.
+        gives_key_share: Whether the user set the fraction that `key_share` returns.
+        verb: Word for reports: "skipped", "masked" or "deferred".
+        columns: Columns of `telemetry.ledger` that show the savings of the policy.
     """
 
     acts_on = ""
@@ -117,27 +126,33 @@ class Policy(Decisions):
 
     @property
     def key_share(self) -> float | None:
-        """Share of the hot examples whose keys are to count as saturated; None: any."""
+        """Fraction of the hot examples whose keys should be saturated, or None.
+
+        None means that the policy does not depend on the saturation of keys.
+        """
         return None
 
     @property
     def target_share(self) -> float | None:
-        """Share of the hot examples to save on; `max_auc_loss` lowers it. None: no share."""
+        """Fraction of the hot examples to save on, before `max_auc_loss` lowers it.
+
+        None means that the policy has no such target.
+        """
         return self.key_share
 
     def require_fit(self, tables: Tables) -> None:
-        """Raises ValueError if the policy cannot work on these tables."""
+        """Raises ValueError if the policy cannot work with these tables."""
 
     def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any] | None:
-        """Returns arguments of `InputClassifier.configure` after the warm-up; None: no rule."""
+        """Returns arguments of `InputClassifier.configure`, or None for no rule."""
         return None
 
     def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy | None:
-        """Returns the rule of a table's gradients after the warm-up; None: they are applied."""
+        """Returns the update policy of a table, or None to apply all gradients."""
         return None
 
     def auc_loss(self, tables: Tables) -> tuple[float, float] | None:
-        """Returns the estimated AUC loss, (minimum, maximum); None: there is no estimate."""
+        """Returns the estimated AUC loss as (minimum, maximum), or None if unknown."""
         return None
 
     def told(self, rows: UpdateCounts) -> str:

@@ -1,4 +1,4 @@
-"""Policies for gradients of rows: deferred with error feedback, or masked."""
+"""Policies for gradient rows: `DeferGradients` with error feedback, and `MaskGradients`."""
 
 import dataclasses
 import math
@@ -17,25 +17,36 @@ from slipstream_tf.ops.update_policy import (
 )
 from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Policy, Tables
 
-# AUC lost per learning rate's worth of movement. Measured with Adagrad on globo clicks (rates
-# 0.05 and 0.1, movements of 0.05 to 0.2 rates, 4 simulated ranks): 0.002 to 0.006; doubled.
+# AUC loss per movement of one learning rate. The measured range is 0.002 to 0.006 (Adagrad on globo
+# clicks, rates 0.05 and 0.1, movements of 0.05 to 0.2 rates, 4 simulated ranks). The upper limit is
+# doubled for safety.
 LEAST_AUC_LOSS_PER_RATE = 0.002
 AUC_LOSS_PER_RATE = 0.012
 
-# Movement left undone by default, in learning rates: cost no AUC beyond the spread of seeds on
-# globo (Adagrad 0.1). A whole rate cost 0.005 on generated examples (Adagrad 0.005).
+# Default maximum movement of deferred gradients, in learning rates. On globo (Adagrad 0.1) the AUC
+# loss was within the spread of the seeds. A movement of 1 rate cost 0.005 AUC on generated examples
+# (Adagrad 0.005).
 RATES_TO_DEFER = 0.05
 MOVEMENT_OF_UNKNOWN_RATE = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
 class Movement:
-    """Until applying what is deferred would move a row: error feedback with a bound.
+    """Defers a gradient until applying it would move the row by a distance.
 
-    Attributes:
-        distance: of any value of a row, in the unit of the rows, above 0. None: a twentieth of the
-            rows' learning rate; 0.005 where the store does not know it.
-        max_age: of a deferred gradient, in steps, at least 1.
+    This is error feedback with a bound: the value of a row differs from its value without deferring
+    by at most about `distance`.
+
+    Example:
+
+    >>> slip.Movement(distance=0.005)
+    Movement(distance=0.005, max_age=200)
+
+    Args:
+        distance: Maximum change of any value of the row by its deferred gradient, in the unit of
+            the rows, above 0. Defaults to 0.05 times the learning rate of the rows, or 0.005 if the
+            store does not report a learning rate.
+        max_age: Maximum age of a deferred gradient in steps, at least 1.
     """
 
     distance: float | None = None
@@ -51,12 +62,12 @@ class Movement:
         require_integer("max_age", self.max_age, 1, None, place)
 
     def of(self, learning_rate: float | None, max_auc_loss: float | None = None) -> float:
-        """Returns the distance for rows of a learning rate.
+        """Returns the distance for rows with a given learning rate.
 
         Args:
-            learning_rate: of the rows; None: not known.
-            max_auc_loss: maximum AUC that deferring may cost; it sets the distance where the rate
-                is known.
+            learning_rate: Learning rate of the rows, or None if unknown.
+            max_auc_loss: Maximum AUC loss of deferring, or None for no bound. If the learning rate
+                is known, this bound determines the distance.
         """
         if max_auc_loss is not None and learning_rate:
             return movement_for_auc_loss(max_auc_loss, learning_rate)
@@ -66,37 +77,37 @@ class Movement:
 
 
 def movement_for_auc_loss(max_auc_loss: float, learning_rate: float) -> float:
-    """Returns the movement that deferring may leave undone for a maximum AUC loss.
+    """Returns the movement that deferring may postpone for a maximum AUC loss.
 
-    An empirical rule, not a bound: rows move in units of the learning rate, and what is deferred
-    of a row costs in proportion. Rules other than Adagrad were not measured.
+    Note: this is an empirical rule, not a guaranteed bound. It assumes that the loss is
+    proportional to the postponed movement in units of the learning rate. Only Adagrad was measured.
 
     Args:
-        max_auc_loss: maximum AUC that deferring may cost, above 0.
-        learning_rate: of the rows.
+        max_auc_loss: Maximum AUC loss of deferring, above 0.
+        learning_rate: Learning rate of the rows.
 
     Returns:
-        A distance, in the unit of the rows.
+        A distance in the unit of the rows.
     """
     return learning_rate * max_auc_loss / AUC_LOSS_PER_RATE
 
 
 def auc_loss_of_movement(movement: float, learning_rate: float) -> tuple[float, float]:
-    """Returns the quality that deferring may cost, by the same empirical rule.
+    """Returns the AUC loss that deferring may cause, by the same empirical rule.
 
     Args:
-        movement: that deferring leaves undone, in the unit of the rows.
-        learning_rate: of the rows, above 0.
+        movement: Movement that deferring postpones, in the unit of the rows.
+        learning_rate: Learning rate of the rows, above 0.
 
     Returns:
-        (least, most) AUC: the least that was measured, and twice the most.
+        (minimum, maximum) AUC loss: the smallest measured loss, and twice the largest.
     """
     rates = movement / learning_rate
     return rates * LEAST_AUC_LOSS_PER_RATE, rates * AUC_LOSS_PER_RATE
 
 
 def _share_of(policy: Any) -> float | None:
-    """Returns the checked share of an `Interval` or a `MaskGradients`."""
+    """Returns the validated fraction of an `Interval` or a `MaskGradients`."""
     if policy.share is None:
         return None
     return require_number("share", policy.share, 0.0, 1.0, type(policy).__name__, True)
@@ -106,14 +117,19 @@ def _share_of(policy: Any) -> float | None:
 class Interval:
     """Defers gradients of saturated keys for a number of steps.
 
-    For stores that do not know how far an update would move a row, for example tables in SOK and
-    variables under Adam. Native tables refuse it: on a changing stream it cost .0171 AUC where
-    `Movement(0.005)` cost .0007 (benchmarks/results/stream.md).
+    Use it only with stores that cannot compute how far an update would move a row, for example
+    tables in SOK and variables under Adam. Native tables reject it, because `Interval` cost 0.0171
+    AUC on a changing stream on which `Movement(0.005)` cost 0.0007 (benchmarks/results/stream.md).
 
-    Attributes:
-        steps: that a gradient is deferred at most, at least 1.
-        share: of the hot examples, whose keys are to be saturated, 0 to 1. None: 0.3, or what
-            `Saturation(threshold=)` makes of it.
+    Example:
+
+    >>> slip.Interval(steps=10).steps
+    10
+
+    Args:
+        steps: Maximum number of steps for which a gradient is deferred, at least 1.
+        share: Fraction of the hot examples whose keys should be saturated, in (0, 1]. Defaults to
+            0.3, unless `Saturation(threshold=)` determines it.
     """
 
     steps: int = 20
@@ -126,15 +142,25 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class DeferGradients(Policy):
-    """Defers gradients, summed per row, and applies each sum as one gradient.
+    """Defers gradients, sums them per row, and applies each sum as one gradient.
 
-    With several ranks sums are deferred before the exchange, so that fewer rows are sent.
+    With multiple ranks, gradients are deferred before the exchange, so that fewer rows are sent. No
+    gradient is lost, but updates are applied later.
 
-    Attributes:
-        until: a `Movement` (of any row, whatever its drift), or an `Interval` (of saturated keys)
-            where the store does not know how far an update would move a row.
-        memory: bytes of all deferred gradients, or a text such as "64MB"; gradients of further rows
-            are applied at once.
+    Example:
+
+    >>> policy = slip.DeferGradients(until=slip.Movement(distance=0.005), memory="16MiB")
+    >>> policy.until.distance
+    0.005
+    >>> policy.memory
+    '16MiB'
+
+    Args:
+        until: When a deferred gradient is applied. A `Movement` defers gradients of any row,
+            whatever its drift. An `Interval` defers gradients of saturated keys, for stores that
+            cannot compute how far an update would move a row.
+        memory: Maximum memory for all deferred gradients, in bytes or as text such as "64MB". When
+            it is full, gradients of further rows are applied immediately.
     """
 
     until: Movement | Interval = dataclasses.field(default_factory=Movement)
@@ -172,9 +198,11 @@ class DeferGradients(Policy):
         return isinstance(self.until, Interval) and self.until.share is not None
 
     def require_fit(self, tables: Tables) -> None:
-        """Raises ValueError if native tables would defer by interval, or the memory is too small.
+        """Raises ValueError if the tables do not support these settings.
 
-        Warns of the cost where other tables defer by interval.
+        Native tables reject `Interval`. The memory must hold at least one deferred row of the
+        widest table. `distance` and `max_auc_loss` cannot be combined. For other tables with
+        `Interval` a warning about the AUC loss is logged.
         """
         if isinstance(self.until, Interval):
             if tables.are_native:
@@ -206,7 +234,11 @@ class DeferGradients(Policy):
         return UpdatePolicy("defer", "movement", movement, self.until.max_age, max_rows)
 
     def auc_loss(self, tables: Tables) -> tuple[float, float] | None:
-        """Returns what deferring by movement may cost; None where no rule tells."""
+        """Returns the estimated AUC loss of deferring by movement.
+
+        Returns:
+            (minimum, maximum), or None with an `Interval` or if a learning rate is unknown.
+        """
         rates = [rate for rate in tables.rates.values() if rate]
         if not isinstance(self.until, Movement) or len(rates) < len(tables.rates):
             return None
@@ -221,11 +253,11 @@ class DeferGradients(Policy):
         )
 
     def _most_rows(self, table: str, tables: Tables) -> int:
-        """Rows of a table that may have deferred gradients: its part of the memory.
+        """Returns the maximum number of rows of a table with deferred gradients.
 
-        Small tables may defer every row, in at most half of the memory; the others share the rest
-        by their bytes. A store splits a table's part evenly over its shards, which keys fill
-        unevenly.
+        The memory is divided among the tables. Small tables together use at most half of the memory
+        and may defer every row. The other tables share the rest in proportion to their bytes. A
+        store divides the rows evenly among its shards, although keys fill the shards unevenly.
         """
         budget, sizes = parse_bytes("memory", self.memory), tables.rows
         row_bytes = {t.name: deferred_row_bytes(t.dim) for t in tables.tables}
@@ -243,10 +275,11 @@ class DeferGradients(Policy):
 
 
 def _rows_with_slack(num_rows: int) -> int:
-    """Sums a table may be allowed so that no shard is over budget with its rows.
+    """Returns a limit at which no shard runs out of space for its rows.
 
-    A shard has its even part of them; four standard deviations more rows, and four for the smallest
-    tables, are not to be expected in any.
+    The limit is divided evenly among the shards. Each shard gets its mean number of rows plus four
+    standard deviations, and four rows more for very small tables, so that more rows in a shard are
+    very unlikely.
     """
     if not num_rows:
         return 0
@@ -258,10 +291,17 @@ def _rows_with_slack(num_rows: int) -> int:
 class MaskGradients(Policy):
     """Masks the gradients of saturated keys before they are applied or exchanged.
 
-    Attributes:
-        share: of the hot examples, whose keys are to be saturated, 0 to 1. None: 0.3, or what
-            `Saturation(threshold=)` makes of it.
-        decay_moments: whether moments, and velocities, of rows with a masked gradient decay.
+    Masked gradients are lost. Use `DeferGradients` if every gradient must be applied.
+
+    Example:
+
+    >>> slip.MaskGradients(share=0.2).share
+    0.2
+
+    Args:
+        share: Fraction of the hot examples whose keys should be saturated, in (0, 1]. Defaults to
+            0.3, unless `Saturation(threshold=)` determines it.
+        decay_moments: Whether moments and velocities of rows with a masked gradient decay.
     """
 
     share: float | None = None
@@ -288,7 +328,7 @@ class MaskGradients(Policy):
         return self.share is not None
 
     def example_rule(self, state: Any, begins: Begins) -> dict[str, Any] | None:
-        """Counts the examples that could be skipped, for the estimate of their worth."""
+        """Returns a rule that counts skippable examples to estimate their value."""
         return {"mode": "drift", "threshold": begins.threshold, "shadow": True}
 
     def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy:

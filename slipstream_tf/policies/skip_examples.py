@@ -1,4 +1,4 @@
-"""Skips examples by a score (Slipstream's input classifier block)."""
+"""Policy that skips examples by a score (the input classifier block of Slipstream)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,10 +9,11 @@ from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Decisions, Policy
 
 
 class Score(Decisions):
-    """Base of the scores.
+    """Base class of the scores by which `SkipExamples` chooses examples.
 
     Attributes:
-        default_share: to skip, if the user gives none; None: the default of all policies.
+        default_share: Default fraction of examples to skip, or None for the default of all
+            policies.
     """
 
     probes_every: int | None = 100
@@ -20,37 +21,58 @@ class Score(Decisions):
     default_share: float | None = None
 
     def require_share(self, share: float, keep: float) -> None:
-        """Raises ValueError for a share, or a keep rate, of `SkipExamples` that cannot be."""
-
-    def key_share(self, share: float) -> float | None:
-        """Returns the share of the hot examples whose keys are to count as saturated; None: any.
+        """Raises ValueError for values of `SkipExamples` that the score does not support.
 
         Args:
-            share: of the hot examples, to skip.
+            share: Fraction of the examples to skip.
+            keep: Fraction of the skippable examples to keep.
+        """
+
+    def key_share(self, share: float) -> float | None:
+        """Returns the fraction of the hot examples whose keys should be saturated.
+
+        Args:
+            share: Fraction of the hot examples to skip.
+
+        Returns:
+            The fraction, or None if the score does not depend on the saturation of keys.
         """
         return share
 
     def rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any]:
-        """Returns the mode and threshold of `ops.classifier.InputClassifier.configure`."""
+        """Returns the mode and threshold for `ops.classifier.InputClassifier.configure`."""
         raise NotImplementedError
 
 
 def _of_score(name: str) -> Any:
-    """Returns a property that reads the score's attribute, or method, of that name."""
+    """Returns a property that reads the attribute or method `name` of the score."""
     return property(lambda policy: getattr(policy.by, name))
 
 
 @dataclasses.dataclass(frozen=True)
 class SkipExamples(Policy):
-    """Leaves out examples that teach nothing, and refills the batches.
+    """Drops examples with little training value and refills the batches.
 
-    Attributes:
-        by: what makes an example skippable: a `ForeseenLoss`, or a `RowDrift` (the paper's rule, a
-            baseline).
-        share: of the hot examples (those with a finite score), to skip, above 0, at most 1. None:
-            0.3, or what `Saturation(threshold=)` makes of it; by `ForeseenLoss` 0.5.
-        keep: share of the skippable examples that is trained all the same, with weight 1 / keep;
-            0 to below 1 (paper: 0). Not with `ForeseenLoss`, which has a floor.
+    The score `by` decides which examples are skippable. Dropped examples never reach the model, so
+    that a step on a full batch covers more of the data. Note: with `pilot="model"`, examples are
+    dropped after the forward pass and batches are not refilled.
+
+    Example:
+
+    >>> policy = slip.SkipExamples(slip.ForeseenLoss(), share=0.7)
+    >>> policy.share
+    0.7
+    >>> policy.verb
+    'skipped'
+
+    Args:
+        by: The score: a `ForeseenLoss`, or a `RowDrift` (the rule of the paper, a baseline).
+        share: Fraction of the hot examples to skip, in (0, 1]. Hot examples are those with a finite
+            score. Defaults to 0.5 with `ForeseenLoss`. With `RowDrift` it defaults to 0.3, unless
+            `Saturation(threshold=)` determines it.
+        keep: Fraction of the skippable examples to train on nevertheless, with weight 1 / keep, in
+            [0, 1). Defaults to 0, as in the paper. Not supported with `ForeseenLoss`, which has a
+            floor.
     """
 
     by: Score

@@ -1,7 +1,7 @@
-"""T as an exact quantile of sampled scores. Pure NumPy.
+"""Finds thresholds as exact quantiles of sampled scores, in NumPy.
 
-Slipstream (arXiv 2404.04270, sampling block) bisects until the skipped share is near the target;
-one sort gives the same quantile exactly, and cannot fail.
+Slipstream (arXiv 2404.04270, sampling block) bisects until the skipped fraction is near the target.
+Sorting the scores once returns the same quantile exactly and cannot fail to converge.
 """
 
 import dataclasses
@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-# Relative; a product this close to an integer is meant to be it (0.29 * 100 is 29, not 28).
+# Relative. A product this close to an integer is rounded to it, so that 0.29 * 100 gives 29.
 _ROUNDING_ERROR = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
 class ThresholdResult:
-    """A threshold, and how it was found.
+    """Holds a threshold and whether it was capped.
 
     Attributes:
-        threshold: T, a float32 value; inputs with a score strictly below it are skippable.
-        is_capped: whether `max_threshold` lowered T.
+        threshold: T, a float32 value. Inputs with a score strictly below T are skippable.
+        is_capped: Whether `max_threshold` lowered T.
     """
 
     threshold: float
@@ -28,26 +28,31 @@ class ThresholdResult:
 
 
 def fixed_threshold(threshold: float) -> ThresholdResult:
-    """Returns a T that was set, at least 0; lowered to a float32."""
+    """Returns a threshold that the user set, rounded down to float32.
+
+    Args:
+        threshold: T, at least 0.
+    """
     return ThresholdResult(float(_float32_at_most(threshold)))
 
 
 def find_threshold(
     scores: Any, target_skip: float, max_threshold: float | None = None
 ) -> ThresholdResult:
-    """Finds T such that at most the target share of the hot inputs has a score below it.
+    """Finds T such that at most the target fraction of hot inputs is below T.
 
-    With n finite scores in ascending order and k = floor(target_skip * n), T is the k-th of them
-    (counted from 0), so that inputs tied with T are not skipped; for k = n it is the next float32
-    above the largest. For k = 0 (also: an empty sample, or no hot input) T is 0.
+    Let n be the number of finite scores in ascending order and k = floor(target_skip * n). T is the
+    score at index k, so that inputs tied with T are not skipped. For k = n, T is the smallest
+    float32 above the largest score. For k = 0, T is 0. This includes an empty sample and a sample
+    without hot inputs.
 
     Args:
-        scores: float32 [n], skip scores of sampled inputs; one that is not finite is not hot.
-        target_skip: share of the hot inputs to skip, 0 to 1.
-        max_threshold: upper bound of T, or None.
+        scores: float32 [n], skip scores of sampled inputs. An input is hot if its score is finite.
+        target_skip: Fraction of the hot inputs to skip, in [0, 1].
+        max_threshold: Upper bound of T, or None.
 
     Returns:
-        The threshold, and whether the bound lowered it.
+        The threshold, and whether `max_threshold` lowered it.
     """
     scores = np.asarray(scores, np.float32).ravel()
     hot = np.sort(scores[np.isfinite(scores)])
@@ -67,20 +72,25 @@ def find_threshold(
 
 
 def find_thinning(scores: Any, kept: float, floor: float) -> float:
-    """Finds T such that examples kept with probability min(1, max(floor, score / T)) are a share.
+    """Finds the threshold T of a subsampling that keeps a given fraction.
+
+    An example is kept with probability min(1, max(floor, score / T)). T is chosen so that the mean
+    of these probabilities is `kept`.
 
     Args:
-        scores: float32 [n] from 0, of sampled examples.
-        kept: share to keep, above 0, at most 1.
-        floor: least probability, 0 to `kept`.
+        scores: float32 [n], at least 0, scores of sampled examples.
+        kept: Fraction to keep, in (0, 1].
+        floor: Minimum keep probability, in [0, kept].
 
     Returns:
-        T, a float32 value; 0, which keeps all, for an empty sample or one of zeros.
+        T, a float32 value. 0 keeps all examples and is returned for an empty sample or if all
+        scores are 0.
     """
     scores = np.asarray(scores, np.float64).ravel()
     if not scores.size or kept == 1.0 or not scores.max() > 0.0:
         return 0.0
-    # The share falls as T rises; at `low` all but zeros are kept, at `high` none above the floor.
+    # The kept fraction falls as T rises. At `low` all examples except those with score 0 are kept.
+    # At `high` all probabilities equal the floor.
     low, high = 0.0, float(scores.max()) / max(floor, 1e-6)
     for _ in range(60):
         middle = 0.5 * (low + high)
@@ -92,18 +102,19 @@ def find_thinning(scores: Any, kept: float, floor: float) -> float:
 
 
 def value_of_thinned(scores: Any, threshold: float, floor: float) -> float | None:
-    """Estimates what an example that thinning leaves out was worth, in average examples.
+    """Estimates the value of a dropped example, in units of an average example.
 
-    Of examples kept with probability q and weighed 1 / q, gradients vary as if they were a share
-    sum(s^2) / sum(s^2 / q) of all, s their scores |label - prediction| (Fithian & Hastie, 2014).
+    If examples are kept with probability q and weighted by 1 / q, the variance of the gradient is
+    as large as with the fraction sum(s^2) / sum(s^2 / q) of all examples, where s is the score
+    |label - prediction| (Fithian & Hastie, 2014).
 
     Args:
-        scores: float32 [n] from 0, of sampled examples.
-        threshold: from which on all are kept.
-        floor: least probability to be kept.
+        scores: float32 [n], at least 0, scores of sampled examples.
+        threshold: Score from which all examples are kept.
+        floor: Minimum keep probability.
 
     Returns:
-        From 0 on; None where nothing is left out.
+        The value, at least 0, or None if no example is dropped.
     """
     scores = np.asarray(scores, np.float64).ravel()
     if not scores.size or not threshold > 0.0:
@@ -125,7 +136,7 @@ def _floor_of_share(share: float, count: int) -> int:
 
 
 def _float32_at_most(value: float) -> np.float32:
-    """The largest float32 that is not above `value`."""
+    """Returns the largest float32 that is at most `value`."""
     with np.errstate(over="ignore"):
         rounded = np.float32(value)
     return np.nextafter(rounded, np.float32(0.0)) if float(rounded) > value else rounded
