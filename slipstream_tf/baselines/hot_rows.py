@@ -73,7 +73,7 @@ class HotRows(EmbeddingCollection):
         return self.hot_rows(inputs, is_hot, training) + self.other_rows(inputs, is_hot, training)
 
     def hot_rows(self, keys: tf.Tensor, is_hot: tf.Tensor, training: bool | None) -> tf.Tensor:
-        """Returns rows [batch, tables, dim] of the hot keys, and zeros for other keys.
+        """Returns rows [batch, tables, dim] of hot keys, zeros for others.
 
         Args:
             keys: integers [batch, tables].
@@ -84,7 +84,7 @@ class HotRows(EmbeddingCollection):
         return self.hot(hot, training=training)
 
     def other_rows(self, keys: tf.Tensor, is_hot: tf.Tensor, training: bool | None) -> tf.Tensor:
-        """Returns rows [batch, tables, dim] of the keys that are not hot, else zeros.
+        """Returns rows [batch, tables, dim] of cold keys, zeros for others.
 
         This is a collective: all ranks must call it.
         """
@@ -97,11 +97,12 @@ _Mixin: Any = object
 
 
 class Hotline(_Mixin):
-    """Mixin for a click model over `HotRows` that computes each batch in two parts.
+    """Mixin for click models that computes each batch in two parts.
 
-    An example is popular if all its keys are hot. Popular examples are computed while the rows of
-    the other examples are received from other ranks. The gradients of both parts are applied in one
-    step, so that the result is the same as without the split.
+    The embeddings of the model must be `HotRows`. An example is popular if all its keys are hot.
+    Popular examples are computed while the rows of the other examples are received from other
+    ranks. The gradients of both parts are applied in one step, so that the result is the same as
+    without the split.
     """
 
     def train_step(self, data: Any) -> Any:
@@ -137,7 +138,7 @@ class Hotline(_Mixin):
         return self.prediction(self.logits(dense, vectors, True))
 
     def _part_of_loss(self, y: Any, weights: Any, part: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-        """Returns the contribution of a part's examples to the mean loss of the batch."""
+        """Returns the contribution of a part to the batch's mean loss."""
         share = tf.size(part) / tf.maximum(tf.shape(y)[0], 1)
         # The mean over an empty part is undefined, therefore a zero example is appended to it.
         padded = tf.concat([output, tf.zeros([1, 1])], axis=0)[: tf.maximum(tf.size(part), 1)]

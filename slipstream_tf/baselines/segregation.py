@@ -1,4 +1,4 @@
-"""Batches that contain only hot or only cold inputs (the schedule of FAE).
+"""Batches of only hot or only cold inputs (the schedule of FAE).
 
 Hot keys are chosen before training. An input is hot if all its keys are hot. No input is skipped.
 FAE (Adnan et al., arXiv 2103.00686) replicates the rows of hot keys on all ranks, so that hot
@@ -72,7 +72,7 @@ def segregate(
 def profile_hot_keys(
     dataset: tf.data.Dataset, budget_bytes: int, row_bytes: int
 ) -> list[np.ndarray]:
-    """Counts keys in one pass over the data and returns the most accessed keys.
+    """Counts keys in one pass and returns the most accessed keys.
 
     Args:
         dataset: A finite dataset as for `segregate`. Padding (-1) is not counted.
@@ -105,7 +105,7 @@ def profile_hot_keys(
 
 
 def _merged(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Merges pairs of keys and counts, each int64 [n], into unique ascending keys."""
+    """Merges int64 [n] keys and counts into unique ascending keys."""
     keys, index = np.unique(np.concatenate([keys for keys, _ in parts]), return_inverse=True)
     counts = np.zeros(keys.size, np.int64)
     np.add.at(counts, index.ravel(), np.concatenate([counts for _, counts in parts]))
@@ -113,7 +113,7 @@ def _merged(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
 
 
 def _require_key_matrix(element_spec: Any, place: str) -> int:
-    """Returns the number of key columns, or raises ValueError without a key matrix."""
+    """Returns the number of key columns; raises ValueError without a matrix."""
     is_pair = isinstance(element_spec, tuple) and len(element_spec) == 2
     is_mapping = is_pair and isinstance(element_spec[0], Mapping)
     keys: Any = element_spec[0].get("keys") if is_mapping else None
@@ -148,7 +148,7 @@ def are_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
 
 
 def _first_rows(batch: Any, full: int, is_end: tf.Tensor) -> tuple[Any, Any]:
-    """Splits off the rows that fill whole batches of `full`, or all rows at the end."""
+    """Splits off the rows that fill batches; all rows at the end."""
     size = num_rows(tf.nest.flatten(batch)[0])
     count = tf.where(is_end, size, size // full * full)
     first = tf.nest.map_structure(lambda part: part[:count], batch)

@@ -12,7 +12,7 @@ from slipstream_tf.policies.skip_examples import Score
 
 @dataclasses.dataclass(frozen=True)
 class RowDrift(Score):
-    """Scores examples by the drift of their rows (the rule of the paper).
+    """Scores examples by the drift of their rows, as the paper.
 
     `SkipExamples` skips examples whose keys are saturated (arXiv 2404.04270). Note: this is a
     baseline. In all measurements, random skipping was at least as good at equal cost.
@@ -40,7 +40,7 @@ class RowDrift(Score):
 
 @dataclasses.dataclass(frozen=True)
 class SkipAtRandom(Policy):
-    """Skips a given fraction of random examples in each window, as a control.
+    """Skips a given fraction of random examples, as a control.
 
     Use it to compare a policy with random skipping at equal cost. `shares[i]` applies to the i-th
     window that begins after the warm-up, and the last entry repeats. Without a warm-up, `shares[0]`

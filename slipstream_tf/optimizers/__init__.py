@@ -1,8 +1,9 @@
-"""Sparse optimizers: they belong to the tables of a store and run inside the backward pass.
+"""Sparse optimizers, which update only the rows that a batch looks up.
 
-Gradients of a key that occurs several times in a batch are summed, in a fixed order, before the
-rule is applied once. Rows absent from a batch are left as they are. A rule is a class in `rules.py`
-and a file of its arithmetic in C++, `cc_ops/core/update/rules/`.
+An optimizer belongs to a table and runs during the backward pass. If a key occurs more than once in
+a batch, its gradients are summed in a fixed order and the update rule is applied once. Rows that
+the batch does not contain stay unchanged. Each optimizer is a class in `rules.py` with an update
+rule in C++ in `cc_ops/core/update/rules/`.
 """
 
 import dataclasses
@@ -38,12 +39,13 @@ __all__ = [
 
 _RULES = (SGD, Adagrad, RowWiseAdagrad, Adam, AdamW, RowWiseAdam, Ftrl)
 NAMES = tuple(cls.rule for cls in _RULES)  # as `get` takes them
-# Of `keras.optimizers`: rows of a batch move exactly as by these rules, absent rows not at all.
+# Optimizers of `keras.optimizers` whose updates these classes reproduce exactly for the rows of a
+# batch, without moving other rows. The tuple names the settings that are copied.
 _SAME_AS_KERAS = {
     "SGD": (SGD, ()),
     "Adagrad": (Adagrad, ("initial_accumulator_value", "epsilon")),
 }
-# Settings of Keras optimizers that a rule here does not have, where they do something.
+# Settings of Keras optimizers that the sparse optimizers do not support.
 _BEYOND = (
     *("momentum", "nesterov", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm"),
     *("use_ema", "loss_scale_factor", "gradient_accumulation_steps"),
@@ -51,16 +53,17 @@ _BEYOND = (
 
 
 def get(identifier: Any) -> SparseOptimizer:
-    """Returns a sparse optimizer.
+    """Returns a sparse optimizer from a name, config or Keras optimizer.
 
     Args:
-        identifier: an instance; the dictionary that `serialize` made; a name such as "adagrad", for
-            a rule with its defaults; or a `keras.optimizers.SGD` or `Adagrad`, whose rows move
-            exactly as those of the rule here.
+        identifier: A `SparseOptimizer`; a dictionary returned by `serialize`; a name such as
+            "adagrad", for an optimizer with its defaults; or a `keras.optimizers.SGD` or
+            `keras.optimizers.Adagrad`, which updates the rows of a batch in exactly the same way.
 
     Raises:
-        ValueError: anything else. `keras.optimizers.Adam` and others move the rows that are absent
-            from a batch, too: the error names the rules.
+        ValueError: The identifier is anything else. For example, `keras.optimizers.Adam` is
+            rejected because it also moves rows that the batch does not contain. The message lists
+            the alternatives.
     """
     names = {cls.__name__.lower(): cls for cls in _RULES} | {cls.rule: cls for cls in _RULES}
     if isinstance(identifier, str) and identifier.lower() in names:
@@ -86,7 +89,10 @@ def _of_keras(name: str, config: dict[str, Any]) -> SparseOptimizer:
 
 
 def serialize(optimizer: SparseOptimizer) -> dict[str, Any]:
-    """Returns {"class_name", "config"} for JSON; of a variable the rate is what it is now."""
+    """Returns a JSON-serializable dictionary with "class_name" and "config".
+
+    A learning rate variable is replaced by its present value.
+    """
     config = {field.name: getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)}
     rate = optimizer.learning_rate
     if _compat.is_schedule(rate):
@@ -98,11 +104,12 @@ def serialize(optimizer: SparseOptimizer) -> dict[str, Any]:
 
 
 def rule_of(table: Any, optimizer: Any) -> SparseOptimizer:
-    """Returns the rule of a `Table`: its own, or that of its store.
+    """Returns the optimizer of a `Table`, or the default.
 
     Args:
-        table: the table.
-        optimizer: of the tables without one of their own; None: `Adagrad` with its defaults.
+        table: The table.
+        optimizer: Optimizer of the tables that do not set one, or None for `Adagrad` with its
+            defaults.
     """
     if table.optimizer is not None:
         return get(table.optimizer)
@@ -110,10 +117,15 @@ def rule_of(table: Any, optimizer: Any) -> SparseOptimizer:
 
 
 def the_one_of(tables: Sequence[Any], optimizer: Any, place: str) -> SparseOptimizer:
-    """Returns the rule that all tables share.
+    """Returns the optimizer that all tables share.
+
+    Args:
+        tables: The tables.
+        optimizer: Optimizer of the tables that do not set one.
+        place: Name for the error message.
 
     Raises:
-        ValueError: they have several, which `place` cannot have.
+        ValueError: The tables have different optimizers.
     """
     rules = [rule_of(table, optimizer) for table in tables]
     if any(serialize(rule) != serialize(rules[0]) for rule in rules):

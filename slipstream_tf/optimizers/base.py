@@ -1,4 +1,4 @@
-"""What every rule of embedding rows has. In: its settings. Out: its rate and the op's rule."""
+"""Base class of the sparse optimizers: settings, validation and op arguments."""
 
 import dataclasses
 import numbers
@@ -9,7 +9,7 @@ import numpy as np
 from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid, require_choice, require_number
 
-# In the order of the op, in which they are done.
+# In the order in which the op expects and applies them.
 BEFORE_RULE = ("l2", "clip_value", "clip_norm", "weight_decay")
 TRANSFORMS = (*BEFORE_RULE, "max_norm")
 DECAYS = ("batch", "all")
@@ -17,34 +17,47 @@ DECAYS = ("batch", "all")
 
 @dataclasses.dataclass(frozen=True)
 class SparseOptimizer:
-    """What every rule has: a learning rate. Use one of the subclasses.
+    """Base class of the optimizers of embedding rows; use a subclass.
 
-    Attributes:
-        learning_rate: factor of every step, at least 0: a number; a variable of shape (), which is
-            read in every update; or a `keras.optimizers.schedules.LearningRateSchedule`, of the
-            number of the table's updates so far.
-        follow: whether a rate that is a number follows the dense layers' optimizer in `fit`: it is
-            multiplied by what the dense rate is over what it was when training began. Variables and
-            schedules follow nothing.
-        l2: of the penalty l2 * |row|^2, once for each row of a batch, as `keras.regularizers.L2`
-            has it: 2 * l2 * row is added to the gradient. None: there is none, as below.
-        clip_value: the gradient's values are cut to this size.
-        clip_norm: the gradient is shortened to this norm, each row's by itself. (Norms of tables,
-            and of all gradients together, are `keras.optimizers`' `clipnorm` and `global_clipnorm`
-            with apply="step".)
-        weight_decay: row -= learning_rate * weight_decay * row, of each row of a batch, beside the
-            rule (Loshchilov and Hutter, ICLR 2019); at most to 0.
-        max_norm: a row is shortened to this norm after its step.
-        decay: of which rows `l2` and `weight_decay` are: "batch", those of a batch; or "all", every
-            row that the table has, in each step of the table, as if it were dense. With "all" a
-            weight decay costs nothing: rows lie in memory beside one number, the product of what
-            each step left of them. So does `l2` with plain `SGD`, which is the same. With other
-            rules `l2` updates row after row of the table in every step: for small tables.
+    The base class has the learning rate and optional transforms of gradients and rows. For each row
+    of a batch the transforms are applied in the order of the arguments: `l2`, `clip_value`,
+    `clip_norm` and `weight_decay` before the update rule, `max_norm` after it.
 
-    What is given is done in this order, the rule before `max_norm`. Rows whose gradient is masked
-    are not penalised, and decay with "all" alone; `MaskGradients` is refused where `l2` updates all
-    rows. Gradients are not deferred beside them, `max_norm` apart: a sum would be clipped, or
-    penalised, as one gradient.
+    Note: `DeferGradients` cannot be combined with transforms other than `max_norm`, because the sum
+    of deferred gradients would be clipped or penalized as one gradient. `MaskGradients` cannot be
+    combined with an `l2` that updates all rows. A masked row is not penalized, and it only decays
+    with `decay="all"`.
+
+    Example:
+
+    >>> optimizer = slip.optimizers.Adagrad(0.05, clip_norm=1.0)
+    >>> isinstance(optimizer, slip.optimizers.SparseOptimizer)
+    True
+
+    Args:
+        learning_rate: Learning rate, at least 0. A number, a variable of shape () that is read in
+            every update, or a `keras.optimizers.schedules.LearningRateSchedule` over the number of
+            updates of the table.
+        follow: Whether a numeric learning rate follows the optimizer of the dense layers in `fit`.
+            It is then multiplied by the ratio of the dense learning rate to its value at the start
+            of training. Variables and schedules are never changed.
+        l2: Factor of the penalty l2 * |row|^2, as in `keras.regularizers.L2`: 2 * l2 * row is added
+            to the gradient, once for each row of a batch. None, as for the arguments below,
+            disables the transform.
+        clip_value: Clips every value of the gradient to [-clip_value, clip_value].
+        clip_norm: Scales the gradient of each row to at most this norm. For norms over tables or
+            over all gradients, use `clipnorm` and `global_clipnorm` of `keras.optimizers` with
+            apply="step".
+        weight_decay: Decoupled weight decay (Loshchilov and Hutter, ICLR 2019): row -=
+            learning_rate * weight_decay * row for each row of a batch. The factor is limited so
+            that a row decays to 0 at most.
+        max_norm: Scales a row to at most this norm after the update.
+        decay: Rows to which `l2` and `weight_decay` apply. "batch": the rows of a batch. "all": all
+            rows of the table in every step, as for a dense weight. With "all", weight decay has no
+            cost per row, because the decay is stored as one factor for the whole table. The same
+            holds for `l2` with plain `SGD`, which is equivalent to weight decay. With other
+            optimizers, `l2` updates every row in every step, therefore use it for small tables
+            only.
     """
 
     learning_rate: Any = 0.01
@@ -71,27 +84,28 @@ class SparseOptimizer:
 
     @property
     def follows(self) -> bool:
-        """Whether the rate follows the dense layers' optimizer."""
+        """Whether the learning rate follows the optimizer of the dense layers."""
         return self.follow and isinstance(self.learning_rate, float)
 
     @property
     def updates_all_rows(self) -> bool:
-        """Whether each step updates the table row by row, also rows that the batch lacks."""
+        """Whether each step updates all rows, including rows outside the batch."""
         return self.decay == "all" and self.op_transforms()[0] > 0.0
 
     def _require(self, name: str, minimum: float, **bounds: Any) -> None:
-        """Checks a number, and keeps it as Python's."""
+        """Validates a number and stores it as a Python number."""
         number = require_number(
             name, getattr(self, name), minimum, place=type(self).__name__, **bounds
         )
-        # The op computes in float32, where such a number may be an end that is excluded.
+        # The op computes in float32, in which a small positive number may round to the excluded
+        # minimum.
         if bounds.get("open_minimum") and not np.float32(number) > minimum:
             allowed = f"a number > {minimum:g} in float32, too"
             raise invalid(name, number, type(self).__name__, allowed)
         object.__setattr__(self, name, number)
 
     def _require_below_1(self, *names: str) -> None:
-        """Checks numbers of at least 0 and below 1."""
+        """Validates numbers in [0, 1)."""
         for name in names:
             self._require(name, 0.0)
             if np.float32(getattr(self, name)) >= 1.0:
@@ -99,32 +113,48 @@ class SparseOptimizer:
                 raise invalid(name, getattr(self, name), type(self).__name__, allowed)
 
     def op_rule(self) -> tuple[str, tuple[float, ...]]:
-        """Returns the rule of the table op and its parameters; a file of `core/update/rules/`."""
+        """Returns the update rule of the table op and its parameters.
+
+        The update rules are implemented in `core/update/rules/`.
+        """
         shared = [field.name for field in dataclasses.fields(SparseOptimizer)]
         names = [field.name for field in dataclasses.fields(self) if field.name not in shared]
         return self.rule, tuple(getattr(self, name) for name in names)
 
     def op_transforms(self) -> tuple[float, ...]:
-        """Returns what the table op does beside the rule: empty, or a number for each; 0: not."""
+        """Returns the transforms for the table op, or () for none.
+
+        Returns:
+            One number for each name in `TRANSFORMS`, with 0 for a disabled transform, followed by 1
+            for `decay="all"` or 0.
+        """
         numbers = tuple(getattr(self, name) or 0.0 for name in TRANSFORMS)
         return (*numbers, float(self.decay == "all")) if any(numbers) else ()
 
     @property
     def layout(self) -> str:
-        """What tells checkpoints of its slots from those of other rules."""
+        """Name of the slot layout in checkpoints.
+
+        Optimizers with different slots have different names, so that slots are not restored into
+        the wrong optimizer.
+        """
         return type(self).__name__
 
     def initial_slots(self, dim: int) -> np.ndarray:
-        """Returns what the rule keeps beside a new row of `dim` values, float32 [slots]."""
+        """Returns the initial slots of a new row, float32 [slots].
+
+        Args:
+            dim: Number of values of the row.
+        """
         return np.zeros(0, np.float32)
 
     def slots_per_row(self, dim: int) -> int:
-        """Returns how many float32 values the rule keeps beside a row of `dim` values."""
+        """Returns the number of float32 slots of a row of `dim` values."""
         return self.initial_slots(dim).size
 
 
 def _checked_rate(rate: Any, place: str) -> Any:
-    """Returns a float, a variable or a schedule."""
+    """Returns the validated learning rate: a float, a variable or a schedule."""
     if isinstance(rate, numbers.Real):
         return float(require_number("learning_rate", rate, minimum=0.0, place=place))
     if isinstance(rate, dict):

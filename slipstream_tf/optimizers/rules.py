@@ -1,4 +1,4 @@
-"""The optimizers of embedding rows. Each one has a struct in `cc_ops/core/update/rules/`."""
+"""Optimizers of embedding rows, with update rules in `cc_ops/core/update/rules/`."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -13,19 +13,29 @@ BIAS_CORRECTIONS = ("table", "row")
 
 @dataclasses.dataclass(frozen=True)
 class SGD(SparseOptimizer):
-    """row -= learning_rate * gradient; with momentum as `keras.optimizers.SGD` on a batch's rows.
+    """Stochastic gradient descent, optionally with momentum, on the rows of a batch.
 
-    velocity = momentum * velocity - learning_rate * gradient; row += velocity, or with `nesterov`
-    row += momentum * velocity - learning_rate * gradient. Of rows that a batch lacks nothing
-    changes: they do not move on, as Keras's would, and keep their velocity.
+    The update without momentum is row -= learning_rate * gradient. With momentum it is, as in
+    `keras.optimizers.SGD`:
 
-    Gradients of a mean loss carry the factor 1/batch, and a row is in few inputs of a batch: rates
-    of 10 to 100 train click models at batches of 1,024. The default is that of Keras.
+    - velocity = momentum * velocity - learning_rate * gradient
+    - row += velocity, or with `nesterov` row += momentum * velocity - learning_rate * gradient
 
-    Attributes:
-        learning_rate: factor of every step; see `SparseOptimizer`.
-        momentum: of the velocity per update of the row, 0 to below 1; 0: there is none.
-        nesterov: whether the row moves on by the velocity that it will have.
+    In contrast to Keras, rows that the batch does not contain keep their value and their velocity.
+
+    Note: the default learning rate is the default of Keras and is too low for most click models.
+    Gradients of a mean loss contain the factor 1/batch, and a row occurs in few examples of a
+    batch. At batches of 1,024, learning rates of 10 to 100 are common.
+
+    Example:
+
+    >>> slip.optimizers.SGD(10.0, momentum=0.9).momentum
+    0.9
+
+    Args:
+        learning_rate: Learning rate; see `SparseOptimizer`.
+        momentum: Decay of the velocity per update of the row, in [0, 1). 0 disables momentum.
+        nesterov: Whether to use Nesterov momentum. Requires `momentum`.
     """
 
     learning_rate: Any = 0.01
@@ -50,7 +60,7 @@ class SGD(SparseOptimizer):
         clips = self.clip_value is not None or self.clip_norm is not None
         if self.decay == "batch" or self.l2 is None or self.momentum or clips:
             return super().op_transforms()
-        # The same without a pass over all rows: what the penalty takes is a share of the row.
+        # For plain SGD the penalty equals weight decay, which needs no pass over all rows.
         decay = 2.0 * self.l2 + (self.weight_decay or 0.0)
         return dataclasses.replace(self, l2=None, weight_decay=decay).op_transforms()
 
@@ -64,22 +74,34 @@ class SGD(SparseOptimizer):
 
 @dataclasses.dataclass(frozen=True)
 class Adagrad(SparseOptimizer):
-    """Keras's Adagrad on the rows of a batch, with defaults for click models.
+    """Adagrad on the rows of a batch, with defaults for click models.
 
-    accumulator += gradient^2; row -= learning_rate * gradient / sqrt(accumulator + epsilon).
+    The update is accumulator += gradient^2, row -= learning_rate * gradient / sqrt(accumulator +
+    epsilon).
 
-    Gradients of a mean loss are small: they carry the factor 1/batch. Beside the initial
-    accumulator of `keras.optimizers.Adagrad` they hardly move rows. For its steps, to the bit where
-    each key comes once in a batch, give `Adagrad(rate, initial_accumulator_value=0.1)`. (Keras adds
-    up the squares of a key's gradients one by one, these rules the square of their sum.)
+    Note: the initial accumulator of `keras.optimizers.Adagrad` is 0.1. Gradients of a mean loss
+    contain the factor 1/batch and are small compared with it, so that rows hardly move. Therefore
+    the default here is 0. To reproduce the updates of Keras, use `Adagrad(rate,
+    initial_accumulator_value=0.1)`. The results are bitwise equal if each key occurs once per
+    batch. For repeated keys, Keras adds the squares of the gradients and this optimizer adds the
+    square of their sum.
 
-    Epsilon shortens the first steps of rare rows. Near 0 they are as long as the learning rate,
-    whatever their gradients, which costs AUC; tune it between 1e-8 and 1e-5 with the rate.
+    `epsilon` shortens the first updates of rare rows. If it is close to 0, the first updates are as
+    long as the learning rate, however small the gradient, which costs AUC. Tune it between 1e-8 and
+    1e-5 together with the learning rate.
 
-    Attributes:
-        learning_rate: factor of every step; see `SparseOptimizer`.
-        initial_accumulator_value: of every element of a new row, at least 0.
-        epsilon: added to the accumulator below the root, above 0.
+    Example:
+
+    >>> optimizer = slip.optimizers.Adagrad(0.05)
+    >>> optimizer.learning_rate
+    0.05
+    >>> optimizer.slots_per_row(dim=8)
+    8
+
+    Args:
+        learning_rate: Learning rate; see `SparseOptimizer`.
+        initial_accumulator_value: Initial value of the accumulators of a new row, at least 0.
+        epsilon: Added to the accumulator under the square root, above 0.
     """
 
     learning_rate: Any = 0.1
@@ -98,7 +120,16 @@ class Adagrad(SparseOptimizer):
 
 @dataclasses.dataclass(frozen=True)
 class RowWiseAdagrad(Adagrad):
-    """Adagrad with one accumulator per row: accumulator += mean(gradient^2 over the row)."""
+    """Adagrad with one accumulator per row, to save memory.
+
+    The update of the accumulator is accumulator += mean(gradient^2 over the row). The arguments are
+    the same as for `Adagrad`.
+
+    Example:
+
+    >>> slip.optimizers.RowWiseAdagrad(0.05).slots_per_row(dim=8)
+    1
+    """
 
     rule: ClassVar[str] = "rowwise_adagrad"
 
@@ -108,19 +139,29 @@ class RowWiseAdagrad(Adagrad):
 
 @dataclasses.dataclass(frozen=True)
 class Adam(SparseOptimizer):
-    """Lazy Adam: moments of rows absent from a batch do not decay, and the rows do not move.
+    """Lazy Adam: rows that a batch does not contain stay unchanged.
 
-    Epsilon is outside the square root and uncorrected, as in Keras. A row that is in every batch
-    moves as by `keras.optimizers.Adam`.
+    Neither the values nor the moments of such rows change. As in Keras, epsilon is added outside
+    the square root and is not bias-corrected. A row that occurs in every batch is updated as by
+    `keras.optimizers.Adam`.
 
-    Attributes:
-        learning_rate: factor of every step; see `SparseOptimizer`.
-        beta_1: decay of the first moment per update of the row, 0 to below 1.
-        beta_2: decay of the second moment per update of the row, 0 to below 1.
-        epsilon: added to the root of the second moment, above 0.
-        bias_correction: "table": by the number of updates of the table, as
-            `tf.compat.v1.train.AdamOptimizer` does: first steps of a row that comes late are
-            longer. "row": by those of the row, which takes two more values beside each.
+    Example:
+
+    >>> optimizer = slip.optimizers.Adam(0.001)
+    >>> optimizer.beta_1
+    0.9
+    >>> optimizer.slots_per_row(dim=8)
+    16
+
+    Args:
+        learning_rate: Learning rate; see `SparseOptimizer`.
+        beta_1: Decay of the first moment per update of the row, in [0, 1).
+        beta_2: Decay of the second moment per update of the row, in [0, 1).
+        epsilon: Added to the square root of the second moment, above 0.
+        bias_correction: "table" corrects by the number of updates of the table, as
+            `tf.compat.v1.train.AdamOptimizer` does. The first updates of a row that is created late
+            are then longer. "row" corrects by the number of updates of the row and needs two more
+            slots per row.
     """
 
     learning_rate: Any = 0.003
@@ -154,9 +195,16 @@ class Adam(SparseOptimizer):
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(Adam):
-    """`Adam` with a `weight_decay` of 0.004, the default of `keras.optimizers.AdamW`.
+    """`Adam` with decoupled weight decay of 0.004.
 
-    The rows of a batch decay. Keras's decays all of a table in each step, as with `decay="all"`.
+    The default is the default of `keras.optimizers.AdamW`. Note: Keras decays all rows of a table
+    in each step, but this optimizer only decays the rows of the batch. Pass `decay="all"` for the
+    behavior of Keras.
+
+    Example:
+
+    >>> slip.optimizers.AdamW(0.001).weight_decay
+    0.004
     """
 
     weight_decay: float | None = dataclasses.field(default=0.004, kw_only=True)
@@ -165,16 +213,22 @@ class AdamW(Adam):
 
 @dataclasses.dataclass(frozen=True)
 class RowWiseAdam(SparseOptimizer):
-    """Lazy Adam with one second moment per row: it decays to mean(gradient^2 over the row).
+    """Lazy Adam with one second moment per row, to save memory.
 
-    FBGEMM calls it PARTIAL_ROWWISE_ADAM. It takes dim + 1 values beside a row, where `Adam` takes
-    2 * dim. Bias correction is by the updates of the table.
+    The second moment is a moving average of mean(gradient^2 over the row). FBGEMM calls this
+    optimizer PARTIAL_ROWWISE_ADAM. It has dim + 1 slots per row, compared with 2 * dim slots of
+    `Adam`. The bias is corrected by the number of updates of the table.
 
-    Attributes:
-        learning_rate: factor of every step; see `SparseOptimizer`.
-        beta_1: decay of the first moment per update of the row, 0 to below 1.
-        beta_2: decay of the second moment per update of the row, 0 to below 1.
-        epsilon: added to the root of the second moment, above 0.
+    Example:
+
+    >>> slip.optimizers.RowWiseAdam(0.001).slots_per_row(dim=8)
+    9
+
+    Args:
+        learning_rate: Learning rate; see `SparseOptimizer`.
+        beta_1: Decay of the first moment per update of the row, in [0, 1).
+        beta_2: Decay of the second moment per update of the row, in [0, 1).
+        epsilon: Added to the square root of the second moment, above 0.
     """
 
     learning_rate: Any = 0.003
@@ -194,26 +248,35 @@ class RowWiseAdam(SparseOptimizer):
 
 @dataclasses.dataclass(frozen=True)
 class Ftrl(SparseOptimizer):
-    """`keras.optimizers.Ftrl` on the rows of a batch (McMahan et al., KDD 2013).
+    """FTRL-proximal on the rows of a batch, as `keras.optimizers.Ftrl`.
 
-    With `l1_regularization_strength` values that do little become 0. With a rate of 0, by which
-    Keras divides, nothing changes.
+    Source: McMahan et al., KDD 2013. With `l1_regularization_strength`, values with little effect
+    become exactly 0. A learning rate of 0 changes nothing, whereas Keras divides by it.
 
-    A row is computed anew from sums over all its gradients, times the rate. So a rate that falls
-    shrinks the rows themselves: it follows no other optimizer's. And a row that comes without these
-    sums, as one that was written or loaded without slots, is forgotten by its next step, as far as
-    the initial accumulator is large beside its gradient.
+    Note: FTRL computes a row from sums over all its past gradients, scaled by the learning rate.
+    This has two consequences. When the learning rate falls, the rows shrink, therefore `follow`
+    must be False. A row without these sums, for example a row that was written or loaded without
+    slots, is overwritten by its next update, unless the initial accumulator is small compared with
+    the gradient.
 
-    Attributes:
-        learning_rate: factor of every step; see `SparseOptimizer`. A schedule scales the rows, too.
-        follow: False: see above.
-        learning_rate_power: how the rate falls with the accumulator, at most 0; 0: not at all.
-        initial_accumulator_value: of every element of a new row, above 0. Keras's is 0.1, beside
-            which the small gradients of a mean loss hardly move rows (see `Adagrad`).
-        l1_regularization_strength: at least 0.
-        l2_regularization_strength: at least 0.
-        l2_shrinkage_regularization_strength: at least 0; of the row as it is, in its gradient.
-        beta: at least 0; added to the accumulator's root.
+    Example:
+
+    >>> slip.optimizers.Ftrl(0.1).slots_per_row(dim=8)
+    16
+
+    Args:
+        learning_rate: Learning rate; see `SparseOptimizer`. A schedule also scales the rows.
+        follow: Must be False, because rows would shrink with the learning rate.
+        learning_rate_power: Power of the accumulator by which the learning rate falls, at most 0. 0
+            keeps the learning rate constant.
+        initial_accumulator_value: Initial value of the accumulators of a new row, above 0. The
+            default of Keras is 0.1, with which the small gradients of a mean loss hardly move rows
+            (see `Adagrad`).
+        l1_regularization_strength: L1 penalty, at least 0.
+        l2_regularization_strength: L2 penalty, at least 0.
+        l2_shrinkage_regularization_strength: L2 penalty of the present row, which is added to the
+            gradient, at least 0.
+        beta: Added to the square root of the accumulator, at least 0.
     """
 
     learning_rate: Any = 0.1

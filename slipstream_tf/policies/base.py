@@ -148,7 +148,7 @@ class Policy(Decisions):
         return None
 
     def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy | None:
-        """Returns the update policy of a table, or None to apply all gradients."""
+        """Returns the update policy of a table, or None for plain updates."""
         return None
 
     def auc_loss(self, tables: Tables) -> tuple[float, float] | None:
@@ -156,5 +156,5 @@ class Policy(Decisions):
         return None
 
     def told(self, rows: UpdateCounts) -> str:
-        """Returns a sentence for the report about saved gradient rows, or an empty string."""
+        """Returns a report sentence about saved gradient rows, or an empty string."""
         return ""

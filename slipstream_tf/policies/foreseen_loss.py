@@ -107,7 +107,7 @@ class ForeseenLoss(Score):
         }
 
     def initial_state(self) -> dict[str, Any]:
-        """Returns the score from which all examples are kept (None so far) and the floor."""
+        """Returns the initial threshold (None, not found yet) and the floor."""
         return {"foreseen_threshold": None, "floor": self.floor}
 
     def next_state(self, state: Mapping[str, Any], losses: Any, share: float) -> dict[str, Any]:

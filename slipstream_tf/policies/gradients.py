@@ -32,7 +32,7 @@ MOVEMENT_OF_UNKNOWN_RATE = 0.005
 
 @dataclasses.dataclass(frozen=True)
 class Movement:
-    """Defers a gradient until applying it would move the row by a distance.
+    """Defers a gradient until it would move the row by a distance.
 
     This is error feedback with a bound: the value of a row differs from its value without deferring
     by at most about `distance`.
@@ -93,7 +93,9 @@ def movement_for_auc_loss(max_auc_loss: float, learning_rate: float) -> float:
 
 
 def auc_loss_of_movement(movement: float, learning_rate: float) -> tuple[float, float]:
-    """Returns the AUC loss that deferring may cause, by the same empirical rule.
+    """Returns the AUC loss that deferring may cause.
+
+    It uses the empirical rule of `movement_for_auc_loss`, which inverts the maximum.
 
     Args:
         movement: Movement that deferring postpones, in the unit of the rows.
@@ -142,7 +144,7 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class DeferGradients(Policy):
-    """Defers gradients, sums them per row, and applies each sum as one gradient.
+    """Defers gradients and applies their sum per row as one gradient.
 
     With multiple ranks, gradients are deferred before the exchange, so that fewer rows are sent. No
     gradient is lost, but updates are applied later.
@@ -275,7 +277,7 @@ class DeferGradients(Policy):
 
 
 def _rows_with_slack(num_rows: int) -> int:
-    """Returns a limit at which no shard runs out of space for its rows.
+    """Returns a row limit at which no shard runs out of space.
 
     The limit is divided evenly among the shards. Each shard gets its mean number of rows plus four
     standard deviations, and four rows more for very small tables, so that more rows in a shard are

@@ -1,4 +1,4 @@
-"""Policy that skips examples by a score (the input classifier block of Slipstream)."""
+"""Skips examples by a score (the input classifier block of Slipstream)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class Score(Decisions):
 
 
 def _of_score(name: str) -> Any:
-    """Returns a property that reads the attribute or method `name` of the score."""
+    """Returns a property that reads attribute `name` of the score."""
     return property(lambda policy: getattr(policy.by, name))
 
 

@@ -39,7 +39,7 @@ def fixed_threshold(threshold: float) -> ThresholdResult:
 def find_threshold(
     scores: Any, target_skip: float, max_threshold: float | None = None
 ) -> ThresholdResult:
-    """Finds T such that at most the target fraction of hot inputs is below T.
+    """Finds T with at most the target fraction of inputs below.
 
     Let n be the number of finite scores in ascending order and k = floor(target_skip * n). T is the
     score at index k, so that inputs tied with T are not skipped. For k = n, T is the smallest
@@ -102,7 +102,7 @@ def find_thinning(scores: Any, kept: float, floor: float) -> float:
 
 
 def value_of_thinned(scores: Any, threshold: float, floor: float) -> float | None:
-    """Estimates the value of a dropped example, in units of an average example.
+    """Estimates the value of a dropped example, in average examples.
 
     If examples are kept with probability q and weighted by 1 / q, the variance of the gradient is
     as large as with the fraction sum(s^2) / sum(s^2 / q) of all examples, where s is the score
