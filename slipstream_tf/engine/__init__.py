@@ -1,4 +1,5 @@
-"""Which keys are saturated, and which inputs may be skipped. No Keras, no Horovod in here.
+"""Finds saturated keys and skippable examples, without Keras or Horovod.
 
-`tracker` runs the window loop; `threshold`, `hot_set` and `report` are pure.
+`tracker` runs the window loop. `window_end`, `hot_set`, `states`, `settings` and `report` compute
+its decisions without side effects.
 """

@@ -1,4 +1,4 @@
-"""Choice of the hot set: the most accessed keys whose snapshots fit a byte budget. No state."""
+"""Chooses the most accessed keys whose snapshots fit a budget."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ _BYTES_PER_VALUE = 4  # float32
 
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-    """Keys of one table that may become hot.
+    """Holds the keys of one table that may become hot.
 
     Attributes:
-        keys: int64 [n], each once.
-        counts: float32 [n], decayed access counts; keys without any access are never hot.
-        dim: values per row of the table.
+        keys: int64 [n], unique.
+        counts: float32 [n], decayed access counts. Keys with a count of 0 never become hot.
+        dim: Number of values per row of the table.
     """
 
     keys: np.ndarray
@@ -28,30 +28,31 @@ class Candidates:
 
 
 def snapshot_bytes(dim: int) -> int:
-    """Bytes that the snapshot of one row of `dim` float32 values takes."""
+    """Returns the bytes of the snapshot of one float32 row."""
     return dim * _BYTES_PER_VALUE
 
 
 def most_candidates(dim: int, budget_bytes: int) -> int:
-    """How many keys of a table could fit the budget if no other table had hot keys."""
+    """Returns how many keys of one table fit the budget."""
     return budget_bytes // snapshot_bytes(dim)
 
 
 def choose_hot_keys(tables: Sequence[Candidates], budget_bytes: int) -> list[np.ndarray]:
-    """Chooses the hot set over all tables (Slipstream, arXiv 2404.04270, snapshot block).
+    """Chooses the hot set over all tables.
 
-    Keys are taken in the order of their counts, highest first (ties: earlier table first, then
-    smaller key), each if its snapshot still fits the budget.
+    Keys are visited in descending order of their counts. Ties are broken by the order of the
+    tables, then by ascending key. A key is chosen if its snapshot fits the remaining budget.
+    Source: Slipstream, arXiv 2404.04270, snapshot block.
 
     Args:
-        tables: the candidates of every table.
-        budget_bytes: bytes of all snapshots together.
+        tables: The candidates of every table.
+        budget_bytes: Maximum bytes of all snapshots together.
 
     Returns:
-        int64 [hot keys] per table, ascending.
+        For each table, int64 [hot keys] in ascending order.
 
     Raises:
-        ValueError: the budget is not positive.
+        ValueError: The budget is not positive.
     """
     require_integer("budget_bytes", budget_bytes, 1, None, "choose_hot_keys")
     accessed = [_where(table.counts > 0.0, np.asarray(table.keys, np.int64)) for table in tables]
@@ -70,14 +71,20 @@ def choose_hot_keys(tables: Sequence[Candidates], budget_bytes: int) -> list[np.
 
 
 def _where(is_wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The wanted values; without a copy if all are."""
+    """Returns the selected values, without a copy if all are selected."""
     return values if is_wanted.all() else values[is_wanted]
 
 
 def _most_accessed(
     keys: Sequence[np.ndarray], counts: Sequence[np.ndarray], most: int
 ) -> list[np.ndarray]:
-    """The same for rows of one size, of which `most` fit, fewer than there are; without sorting."""
+    """Implements `choose_hot_keys` without sorting for rows of equal size.
+
+    Args:
+        keys: For each table, int64 [n].
+        counts: For each table, float32 [n].
+        most: Number of keys to choose, below the total number of keys.
+    """
     if most < 1:
         return [own_keys[:0] for own_keys in keys]
     all_counts = np.concatenate(counts)
@@ -93,12 +100,12 @@ def _most_accessed(
 
 
 def _take_greedily(row_bytes: np.ndarray, budget_bytes: int) -> np.ndarray:
-    """Positions of the items that a pass in order takes, each one if it still fits."""
+    """Returns the positions of the items that a greedy pass selects."""
     taken = []
     positions = np.arange(row_bytes.size)
     left = budget_bytes
-    # Each round ends at an item too large for what is left, which no later item of that size
-    # fits either: there are at most as many rounds as different sizes.
+    # Each round ends at an item that exceeds the remaining budget. Later items of the same size
+    # exceed it, too, so that the number of rounds is at most the number of different sizes.
     while positions.size:
         total = np.cumsum(row_bytes[positions], dtype=np.int64)
         fitting = int(np.searchsorted(total, left, side="right"))
@@ -110,16 +117,16 @@ def _take_greedily(row_bytes: np.ndarray, budget_bytes: int) -> np.ndarray:
 
 
 def sort_keys(lists: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Sorts lists of keys, each for itself, eagerly.
+    """Sorts each list of keys in ascending order (eager only).
 
     Args:
-        lists: int64 [n] each, n its own.
+        lists: Arrays int64 [n]. The lengths may differ.
 
     Returns:
-        As many, int64 [n], ascending; those that are so already, as they are.
+        The sorted arrays. A list that is already sorted is returned without a copy.
 
     Raises:
-        ValueError: a list is not int64 [n].
+        ValueError: A list is not int64 [n].
     """
     for number, keys in enumerate(lists):
         if keys.dtype != np.int64 or keys.ndim != 1:

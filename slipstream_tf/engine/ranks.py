@@ -1,9 +1,9 @@
-"""Collectives of a window's end, and the engine's state at another number of ranks.
+"""Collectives at the end of a window, and resharding of the engine's state.
 
-In: a rank's counts, scores and losses. Out: the totals of all ranks, and an error if the saturated
-keys or thresholds of ranks differ. `part_of` makes one rank's state of the states of all ranks:
-states of keys, T, reports and steering are the same on all ranks; the snapshots of a rank's own
-rows, and the counts and the sample of its examples, are its own.
+The ranks exchange their counts, scores and losses, and compare their saturated keys and thresholds.
+`part_of` computes the state of one rank from the saved states of all ranks. Key states, T, reports
+and steering are equal on all ranks. The snapshots of the rows that a rank owns, its access counts
+and its sample of examples differ between ranks.
 """
 
 import dataclasses
@@ -22,21 +22,24 @@ _Counts = TypeVar("_Counts")
 
 
 class DivergenceError(RuntimeError):
-    """Ranks disagree on the saturated keys or on T."""
+    """Raised if ranks disagree on the saturated keys or on T."""
 
 
 class Ranks:
-    """Adds up what the ranks of a job counted; every method is a collective.
+    """Sums the statistics of all ranks.
+
+    Every method that communicates is a collective: all ranks must call it in the same order.
 
     Attributes:
-        merged_pilots: "buckets" of pilots and their "accumulators" at the last `merge_pilots`.
+        merged_pilots: "buckets" of the pilots and their "accumulators" after the last call of
+            `merge_pilots`.
     """
 
     def __init__(self, comm: Communicator | None):
-        """Takes the ranks.
+        """Creates the collectives.
 
         Args:
-            comm: the ranks; None: this process alone.
+            comm: The communicator of the ranks, or None for a single process.
         """
         self._comm = comm if comm is not None and comm.size > 1 else None
         self._traffic: dict[str, int] = {}
@@ -52,32 +55,36 @@ class Ranks:
 
     @property
     def rank(self) -> int:
-        """This rank's number."""
+        """Number of this rank."""
         return 0 if self._comm is None else self._comm.rank
 
     def concatenate(self, values: np.ndarray, name: str) -> np.ndarray:
-        """Returns the ranks' arrays [n] behind each other, rank 0 first."""
+        """Returns the concatenated arrays [n] of all ranks, in rank order."""
         if self._comm is None:
             return values
         tensor = tf.constant(values)
         return self._comm.gather(tensor, "control", f"slipstream.window.{name}").numpy()
 
     def total(self, values: np.ndarray, name: str) -> np.ndarray:
-        """Returns the sums of the ranks' arrays [n], added in the order of ranks."""
+        """Returns the sum of the arrays [n] of all ranks.
+
+        The arrays are added in rank order, so that the result is deterministic.
+        """
         return self.concatenate(values, name).reshape(self.size, -1).sum(axis=0)
 
     def merge_accesses(
         self, keys: np.ndarray, counts: np.ndarray, name: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Adds up the access counts of the keys that ranks found hottest.
+        """Sums the access counts of the hottest keys of each rank.
 
         Args:
-            keys: int64 [n] of this rank, each once.
+            keys: int64 [n], keys of this rank, unique.
             counts: float32 [n].
-            name: of the collective.
+            name: Name of the collective.
 
         Returns:
-            keys int64 [m] and counts float32 [m], by count descending, then key ascending.
+            keys int64 [m] and counts float32 [m], sorted by descending count, then by ascending
+            key.
         """
         if self._comm is None:
             return keys, counts
@@ -86,19 +93,19 @@ class Ranks:
         all_counts = self.concatenate(np.asarray(counts, np.float32)[order], f"{name}.counts")
         merged, index = np.unique(all_keys, return_inverse=True)
         total = np.zeros(merged.size, np.float32)
-        np.add.at(total, index.ravel(), all_counts)  # in the order of ranks
+        np.add.at(total, index.ravel(), all_counts)  # in rank order
         order = np.lexsort((merged, -total))
         return merged[order], total[order]
 
     def merge_pilots(self, pilot: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Returns what the ranks' pilots have learnt since the last call, put together.
+        """Averages the updates that the pilots of all ranks made since the last call.
 
         Args:
-            pilot: of this rank, as `ops.classifier.InputClassifier.export_pilot` gives it.
+            pilot: The pilot of this rank, from `ops.classifier.InputClassifier.export_pilot`.
 
         Returns:
-            The same for all ranks: of each bucket the mean over those that have learnt in it since,
-            by how much their accumulators grew.
+            The merged pilot, equal on all ranks. Each bucket is the mean over the ranks that
+            updated it, weighted by the growth of their accumulators.
         """
         if self._comm is None:
             return pilot
@@ -107,13 +114,13 @@ class Ranks:
         rate = (base[:, 0] * base[:, 1]).sum() / steps if steps else base[0, 0]
         buckets = self.concatenate(pilot["buckets"], "pilot.buckets")
         numbers = self.concatenate(pilot["numbers"], "pilot.numbers")
-        order = np.argsort(buckets, kind="stable")  # in the order of ranks
+        order = np.argsort(buckets, kind="stable")  # stable: keeps the rank order
         buckets, numbers = buckets[order], numbers[order]
         merged, first, having = np.unique(buckets, return_index=True, return_counts=True)
         if merged.size:
             growth = np.maximum(_accumulators(numbers) - self._before(buckets), 0.0).astype("d")
             total = np.add.reduceat(growth, first)
-            # Where nobody has learnt, all have the same.
+            # A bucket that no rank has updated has the same values on all ranks.
             weights = np.where(np.repeat(total, having) > 0.0, growth, 1.0)[:, None]
             sums = np.add.reduceat(numbers * weights, first, axis=0)
             numbers = (sums / np.add.reduceat(weights, first, axis=0)).astype(np.float32)
@@ -122,7 +129,10 @@ class Ranks:
         return {"base": base, "buckets": merged, "numbers": numbers}
 
     def _before(self, buckets: np.ndarray) -> np.ndarray:
-        """The buckets' accumulators when pilots were merged last, [n]; 0 of new ones."""
+        """Returns the accumulators at the last merge, [n].
+
+        New buckets have an accumulator of 0.
+        """
         known, accumulators = (self.merged_pilots[name] for name in ("buckets", "accumulators"))
         if not known.size:
             return np.zeros(buckets.size)
@@ -130,15 +140,15 @@ class Ranks:
         return np.where(known[index] == buckets, accumulators[index], 0.0)
 
     def of_owners(self, values: np.ndarray, owners: np.ndarray, name: str) -> np.ndarray:
-        """Puts together what each rank knows of the keys that it owns.
+        """Combines values that each rank has for the keys that it owns.
 
         Args:
-            values: [own keys] of this rank, in the order of the keys.
-            owners: int64 [keys], the rank that owns each.
-            name: of the collective.
+            values: [own keys], values of this rank, in the order of the keys.
+            owners: int64 [keys], the owning rank of each key.
+            name: Name of the collective.
 
         Returns:
-            [keys].
+            [keys], the values of all keys.
         """
         gathered = self.concatenate(values, name)
         whole = np.empty(owners.size, values.dtype)
@@ -146,18 +156,18 @@ class Ranks:
         return whole
 
     def total_counts(self, counts: Sequence[_Counts], name: str) -> list[_Counts]:
-        """Adds up dataclasses of integers, field by field.
+        """Sums dataclasses of integers over the ranks, field by field.
 
         Args:
-            counts: of this rank; every rank has as many, of the same class.
-            name: of the collective.
+            counts: Counts of this rank. Every rank must pass the same number and classes.
+            name: Name of the collective.
         """
         own = [dataclasses.astuple(c) for c in counts]  # type: ignore[call-overload]
         totals = self.total(np.array(own, np.int64).ravel(), name).reshape(len(own), -1)
         return [type(c)(*of) for c, of in zip(counts, totals.tolist(), strict=True)]
 
     def total_losses(self, losses: LossStatistics) -> LossStatistics:
-        """Adds up the ranks' statistics of losses."""
+        """Sums the loss statistics of all ranks."""
         sums = losses.sums()
         flat = np.concatenate([sums, losses.histogram.ravel()])
         total = self.total(flat, "losses")
@@ -165,23 +175,26 @@ class Ranks:
         return LossStatistics.from_sums(total[: sums.size], histogram)
 
     def take_traffic(self) -> dict[str, int]:
-        """Returns the bytes by kind that all ranks gave to the network since the last call."""
+        """Returns the bytes by kind that all ranks sent.
+
+        The counts start again from 0 for the next call.
+        """
         own, self._traffic = self.traffic_so_far(), self._sent_bytes()
         total = self.total(np.array([*own.values()], np.int64), "traffic")
         return dict(zip(own, map(int, total), strict=True))
 
     def traffic_so_far(self) -> dict[str, int]:
-        """Returns the bytes by kind that this rank gave to the network since `take_traffic`."""
+        """Returns the bytes by kind that this rank sent since `take_traffic`."""
         sent = self._sent_bytes()
         return {kind: count - self._traffic.get(kind, 0) for kind, count in sent.items()}
 
     def restore_traffic(self, traffic: Mapping[str, int]) -> None:
-        """Counts bytes that `traffic_so_far` gave with those of the present window."""
+        """Adds bytes from `traffic_so_far` to the counts of the present window."""
         sent = self._sent_bytes()
         self._traffic = {kind: count - traffic.get(kind, 0) for kind, count in sent.items()}
 
     def _sent_bytes(self) -> dict[str, int]:
-        """The bytes by kind that this rank gave to the network so far."""
+        """Returns the bytes by kind that this rank has sent in total."""
         sent = {} if self._comm is None else self._comm.traffic().bytes
         return {kind: int(count) for kind, count in sent.items()}
 
@@ -189,12 +202,13 @@ class Ranks:
         """Compares a digest of T and the saturated keys over the ranks.
 
         Args:
-            window: that begins, for the error.
+            window: Number of the window that begins, for the error message.
             threshold: T.
             keys: int64 arrays, table by table.
 
         Raises:
-            DivergenceError: a rank's differ from those of rank 0; every rank raises it.
+            DivergenceError: The digest of a rank differs from the digest of rank 0. All ranks raise
+                it.
         """
         if self._comm is None:
             return
@@ -216,13 +230,16 @@ class Ranks:
 
 
 def _accumulators(numbers: np.ndarray) -> np.ndarray:
-    """Of a pilot's buckets [n, width]: how much each has learnt, float32 [n]."""
-    # Behind the factors, of which there are 0, 4 or 8, comes the key's number.
+    """Returns the accumulator of each pilot bucket [n, width], float32 [n].
+
+    An accumulator shows how much its bucket has been trained.
+    """
+    # A bucket starts with 0, 4 or 8 factors and a linear weight. The accumulator is next.
     column = {4: 1, 8: 5, 16: 9}[numbers.shape[1]]
     return numbers[:, column]
 
 
-# In the "numbers" of a window, see the op SlipstreamClassifierExportWindow.
+# Positions in the "numbers" of a window; see the op SlipstreamClassifierExportWindow.
 _COUNTS, _OFFERED_IN_WINDOW = slice(0, 5), 7
 _SUMS = 12
 _SAMPLE = ("tables", "keys", "ends", "losses")
@@ -232,7 +249,13 @@ _SNAPSHOT = ("snapshot_keys", "snapshot")
 def require_restorable(
     states: Sequence[Mapping[str, Any]], dims: Mapping[str, int], metric: str
 ) -> None:
-    """Raises ValueError unless an engine with these tables and settings can take the states."""
+    """Raises ValueError unless an engine with these settings accepts the states.
+
+    Args:
+        states: The saved states.
+        dims: Maps each tracked table to its dim.
+        metric: The drift metric.
+    """
     place = "a saved state of the saturation engine"
     if not states:
         raise invalid("states", [], place, "one per rank that saved it")
@@ -245,13 +268,13 @@ def require_restorable(
 
 
 def part_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
-    """Returns the state that a rank continues from.
+    """Returns the state from which one rank continues.
 
     Args:
-        states: of every rank that saved, rank 0 first.
-        rank: that continues.
-        size: number of ranks that continue. If as many ranks saved, each gets its state back;
-            else the counts of rank i go to rank i modulo `size`.
+        states: States of all ranks that saved, in rank order.
+        rank: The rank that continues.
+        size: Number of ranks that continue. If it equals the number of saved states, each rank gets
+            its own state. Otherwise the counts of saved rank i go to rank i modulo `size`.
 
     Returns:
         A state with the snapshots of all ranks.
@@ -276,14 +299,14 @@ def part_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[s
 
 
 def _snapshots(tables: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """The snapshots of all ranks, each key's once."""
+    """Returns the snapshots of all ranks, without duplicate keys."""
     joined = {name: np.concatenate([table[name] for table in tables]) for name in _SNAPSHOT}
     _, first = np.unique(joined["snapshot_keys"], return_index=True)
     return {name: values[first] for name, values in joined.items()}
 
 
 def _window(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, np.ndarray]:
-    """The sums of the window's counts that a rank continues from, without samples."""
+    """Returns the summed window counts for one rank, without samples."""
     window = dict(states[min(rank, len(states) - 1)]["window"])
     assigned = [state["window"] for state in states[rank::size]]
     for name in ("sums", "histogram"):

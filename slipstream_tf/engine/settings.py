@@ -1,7 +1,4 @@
-"""The settings of the engine, checked together, and the needs of the policies. Pure.
-
-In: policies, window, hot set, saturation, `max_auc_loss`. Out: answers for the window loop.
-"""
+"""Validates the engine's settings and combines the needs of its policies."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,7 +10,7 @@ from slipstream_tf.config import DryRun, HotSet, Saturation, Window
 from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Policy
 
 _PLACE = "Slipstream"
-# Between rare probes an example of many keys is held back by one of them often enough.
+# The interval is long because an example is not skipped while any of its keys is probing.
 _PROBES_EVERY = 100
 _NO_POLICY = Policy()
 
@@ -23,17 +20,19 @@ class EngineSettings:
     """The settings of the engine.
 
     Attributes:
-        policies: what is saved, one or a sequence; each kind once, and one each for examples and
-            gradients. Without any the engine only watches.
-        window: length, warm-up, sample: a `Window`; None: as `Window()`.
-        hot_set: the keys that are watched: a `HotSet`; None: as `HotSet()`.
-        saturation: when a key counts as saturated; None: as `Saturation()`.
-        max_auc_loss: maximum AUC that saving may cost by the estimate of `engine.steering`,
-            above 0; policies that cost AUC in different ways share it. None: no bound. The
-            estimate failed on a changing stream: 0.0020 AUC were lost of 0.0005 allowed.
-        dry_run: whether everything is done but the saving: a bool or a `DryRun`; a bool from then
-            on.
-        estimates_cost: whether a dry run takes the examples' losses in, to estimate its cost.
+        policies: One policy or a sequence of policies. Each class may occur once. At most one
+            policy may act on examples, and at most one on gradients. Without policies the engine
+            only measures.
+        window: Length, warm-up and sample size, as a `Window`. None means `Window()`.
+        hot_set: The keys whose drift is measured, as a `HotSet`. None means `HotSet()`.
+        saturation: Definition of a saturated key. None means `Saturation()`.
+        max_auc_loss: Maximum AUC loss that the savings may cause, above 0, or None for no bound.
+            The loss is estimated by `engine.steering`. Policies that lose AUC in different ways
+            share the bound. Note: the estimate failed on a changing stream, where 0.0020 AUC were
+            lost and 0.0005 allowed.
+        dry_run: Whether to measure and count without saving: a bool or a `DryRun`. After
+            construction it is a bool.
+        estimates_cost: Whether a dry run records the losses of examples to estimate the AUC loss.
     """
 
     policies: Any = ()
@@ -81,7 +80,10 @@ class EngineSettings:
         self._require_steerable()
 
     def _require_composable(self) -> None:
-        """Refuses policies that act on the same, or need T to be two things."""
+        """Raises ValueError for policies that conflict with each other.
+
+        Two policies conflict if they act on the same things or need different thresholds T.
+        """
         by_kind: dict[str, Policy] = {}
         for policy in self.policies:
             if policy.acts_on and policy.acts_on in by_kind:
@@ -105,7 +107,7 @@ class EngineSettings:
             raise invalid("threshold", self.saturation.threshold, place, "None, or no such share")
 
     def _require_steerable(self) -> None:
-        """Refuses `max_auc_loss` where no policy can follow it."""
+        """Raises ValueError if `max_auc_loss` is set and no policy can follow it."""
         if self.max_auc_loss is None:
             return
         is_fixed = self.saturation is not None and self.saturation.threshold is not None
@@ -122,7 +124,7 @@ class EngineSettings:
             raise invalid("max_auc_loss", self.max_auc_loss, f"{_PLACE}{place}", allowed)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns all settings as JSON-serialisable values."""
+        """Returns all settings as JSON-serializable values."""
         return {
             "policies": [serialize(policy) for policy in self.policies],
             "window": serialize(self.window),
@@ -132,47 +134,51 @@ class EngineSettings:
             "dry_run": self.dry_run,
         }
 
-    # The needs of all policies.
+    # Combined properties of all policies.
 
     @property
     def examples(self) -> Policy:
-        """The policy that acts on examples; without one, a `Policy` that changes nothing."""
+        """The policy that acts on examples, or a `Policy` that changes nothing."""
         return next((p for p in self.policies if p.acts_on == "examples"), _NO_POLICY)
 
     @property
     def gradients(self) -> Policy:
-        """The policy that acts on gradients; without one, a `Policy` that changes nothing."""
+        """The policy that acts on gradients, or a `Policy` that changes nothing."""
         return next((p for p in self.policies if p.acts_on == "gradients"), _NO_POLICY)
 
     @property
     def saturated(self) -> Saturation:
-        """When a key counts as saturated."""
+        """Definition of a saturated key."""
         return self.saturation or Saturation()
 
     @property
     def goes_by_keys(self) -> bool:
-        """Whether a policy depends on which keys are saturated, or the engine only watches."""
+        """Whether the saturation of keys must be measured.
+
+        This is the case if a policy depends on it, or if no policy saves anything and the engine
+        only measures.
+        """
         by_keys = any(policy.key_share is not None for policy in self.policies)
         return by_keys or not any(policy.verb for policy in self.policies)
 
     @property
     def steers_share(self) -> bool:
-        """Whether `max_auc_loss` lowers the share of examples to save on."""
+        """Whether `max_auc_loss` lowers the fraction of examples to save on."""
         return "share" in self._ways
 
     @property
     def key_share(self) -> float:
-        """Share of the hot examples whose keys are to count as saturated."""
+        """Fraction of the hot examples whose keys should be saturated."""
         return _first(self.examples.key_share, self.gradients.key_share, DEFAULT_SHARE)
 
     @property
     def target_share(self) -> float:
-        """Share of the hot examples to save on, before `max_auc_loss` lowers it."""
+        """Fraction of the hot examples to save on, before `max_auc_loss` lowers it."""
         return _first(self.examples.target_share, self.gradients.target_share, DEFAULT_SHARE)
 
     @property
     def probes_every(self) -> int:
-        """Windows from probe to probe of a saturated key; 0: no probes."""
+        """Number of windows between probes of a saturated key; 0 disables probes."""
         wanted = (self.gradients.probes_every, self.examples.probes_every, _PROBES_EVERY)
         return _first(self.saturated.revisit_every, *wanted)
 
@@ -188,39 +194,39 @@ class EngineSettings:
 
     @property
     def thins_in_step(self) -> bool:
-        """Whether the model is the pilot: batches are subsampled in the training step."""
+        """Whether the training step subsamples batches with the model as pilot."""
         return self.examples.pilot_settings.get("pilot") == "model"
 
     @property
     def snapshot_bytes(self) -> int:
-        """The part of the hot set's memory that the pilot leaves for snapshots."""
+        """The part of the hot set's memory for snapshots, without the pilot."""
         pilot_bytes = self.examples.pilot_settings.get("pilot_memory_bytes", 0)
         return self.hot_set.memory_bytes - int(pilot_bytes)
 
     @property
     def _ways(self) -> set[str]:
-        """The ways in which policies follow `max_auc_loss`: "share", "movement"."""
+        """The settings by which policies follow `max_auc_loss`: "share", "movement"."""
         return {policy.steered_by for policy in self.policies} - {""}
 
     @property
     def max_auc_loss_each(self) -> float | None:
-        """The part of `max_auc_loss` for policies that follow it in one way; None: no bound."""
+        """The part of `max_auc_loss` for each way of saving, or None."""
         return None if self.max_auc_loss is None else self.max_auc_loss / len(self._ways)
 
-    # What holds in a window.
+    # Decisions for one window.
 
     def example_rule(
         self, states: Mapping[str, Mapping[str, Any]], begins: Begins
     ) -> tuple[dict[str, Any], bool]:
-        """Finds which examples are skippable in a window.
+        """Finds the rule for skippable examples in a window.
 
         Args:
-            states: of the policies, by name.
-            begins: the window.
+            states: The states of the policies by class name.
+            begins: The window that begins.
 
         Returns:
-            Arguments of `ops.classifier.InputClassifier.configure` but for "window", and whether
-            examples may be skipped.
+            Arguments for `ops.classifier.InputClassifier.configure`, and whether the rule may skip
+            examples.
         """
         for policy in (self.examples, self.gradients) if begins.windows else ():
             rule = policy.example_rule(states.get(type(policy).__name__, {}), begins)
@@ -237,7 +243,7 @@ def _first(*values: Any) -> Any:
 
 
 def _require_policies(given: Sequence[Any]) -> None:
-    """Checks that all are policies, each of a different class."""
+    """Raises ValueError unless all values are policies of different classes."""
     for value in given:
         if not isinstance(value, Policy):
             allowed = "a sequence of policies, e.g. slipstream_tf.DeferGradients()"

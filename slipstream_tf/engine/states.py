@@ -1,11 +1,12 @@
-"""States of keys (cold, warming, varying, saturated, probing) and their transitions. Pure NumPy.
+"""States of keys and their transitions, in NumPy.
 
-In: the drifts of the window that ends, T and the next hot set. Out: the next states.
+The transitions are:
 
     cold -> warming -> varying <-> saturated <-> probing, and probing -> varying; any -> cold.
 
-A key whose updates are withheld cannot drift, so that it would stay saturated. Probing lets it move
-for one window in `revisit_every`; the drift over that window decides its next state.
+A key whose updates are masked or deferred cannot drift and would stay saturated forever. Therefore
+a saturated key is probed in one of `revisit_every` windows: it is trained like a varying key, and
+the drift over that window decides its next state.
 """
 
 import dataclasses
@@ -23,11 +24,13 @@ _DTYPES: dict[str, Any] = {"keys": np.int64, "states": np.uint8, "drift": np.flo
 class KeyState(enum.IntEnum):
     """State of a key during a window; fits uint8.
 
-    COLD: not in the hot set. Such keys are not listed in `KeyStates`.
-    WARMING: entered the hot set for this window, so that its drift has not been measured yet.
-    VARYING: its drift was at least T; trained like any key.
-    SATURATED: its drift was below T; policies may skip its examples or mask or defer its gradients.
-    PROBING: saturated, but trained like a varying key for one window, to measure its drift again.
+    COLD: The key is not in the hot set. `KeyStates` does not list cold keys.
+    WARMING: The key entered the hot set for this window. Its drift has not been measured yet.
+    VARYING: The drift was at least T. The key is trained normally.
+    SATURATED: The drift was below T. Policies may skip examples of the key, or mask or defer its
+    gradients.
+    PROBING: The key is saturated, but is trained like a varying key for one window to measure its
+    drift again.
     """
 
     COLD = 0
@@ -39,13 +42,16 @@ class KeyState(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KeyStates:
-    """States of one table's hot keys during one window. Keys that are not listed are cold.
+    """States of the hot keys of one table during one window.
+
+    Keys that are not listed are cold.
 
     Attributes:
-        keys: int64 [n], ascending, each once.
+        keys: int64 [n], ascending and unique.
         states: uint8 [n], values of `KeyState`.
-        drift: float32 [n], last drift measured while the key was free to move; NaN before there
-            was one. Not finite: an anomaly (a NaN or infinite row).
+        drift: float32 [n], the last drift that was measured while the gradients of the key were
+            applied, or NaN before the first measurement. An infinite value or a NaN from a
+            measurement is an anomaly: the row contains a NaN or an infinity.
     """
 
     keys: np.ndarray
@@ -68,21 +74,21 @@ class KeyStates:
 
     @classmethod
     def empty(cls) -> "KeyStates":
-        """Returns the states before the first hot set was chosen: every key is cold."""
+        """Returns the states before the first hot set: all keys are cold."""
         return cls(**{name: np.empty(0, dtype) for name, dtype in _DTYPES.items()})
 
     @property
     def is_saturated(self) -> np.ndarray:
-        """Which keys are saturated, and not probing: bool [n]."""
+        """Whether each key is saturated and not probing: bool [n]."""
         return self.states == KeyState.SATURATED
 
     def take(self, is_taken: np.ndarray) -> "KeyStates":
-        """Returns the states of some of the keys, those of a mask bool [n]."""
+        """Returns the states of the keys that the mask bool [n] selects."""
         fields = dataclasses.fields(self)
         return KeyStates(**{f.name: getattr(self, f.name)[is_taken] for f in fields})
 
     def counts(self) -> dict[str, int]:
-        """Returns the number of keys per state, for the ledger: lower-case name -> keys."""
+        """Returns the number of keys per state, by lower-case name."""
         hot = [state for state in KeyState if state is not KeyState.COLD]
         return {state.name.lower(): int(np.count_nonzero(self.states == state)) for state in hot}
 
@@ -95,42 +101,44 @@ def next_states(
     window: int,
     probes_every: int,
 ) -> KeyStates:
-    """Finds the states of the window after the one that ends.
+    """Finds the states during the window after the window that ends.
 
-    Call it at the end of full windows only: a short one shows little drift of any key.
+    Call this function only at the end of full windows, because in a short window no key drifts
+    much.
 
     - A key that enters the hot set is warming for one window.
-    - After that, a key whose drift over the window was below T is saturated; any other key varies.
-    - Each `probes_every` windows, at windows that differ by the key's hash, a saturated key is
-      probing for one window: it trains like a varying key, so that its drift can be measured even
-      where its updates are masked.
-    - A drift that is not finite makes a key varying, whatever its state. With T = 0 no key is
-      saturated.
-    - A key whose updates are masked stays saturated until a probe measures a drift of at least T,
-      or until T falls to the key's last free drift, because `deciding_drifts` repeats that drift.
-    - A key that leaves the hot set, or was evicted, is forgotten; if it comes back, it warms again.
+    - After that, a key whose drift over the window was below T is saturated. Any other key is
+      varying.
+    - Every `probes_every` windows a saturated key is probing for one window. The window depends on
+      the hash of the key. A probing key is trained like a varying key, so that its drift can be
+      measured even if updates are masked.
+    - A key with a drift that is not finite is varying, whatever its previous state. With T = 0 no
+      key is saturated.
+    - A key with masked updates stays saturated until a probe measures a drift of at least T, or
+      until T falls to its last measured drift, because `deciding_drifts` repeats that drift.
+    - A key that leaves the hot set or is evicted is forgotten. If it returns, it is warming again.
 
-    An example with m lookups, all of them saturated or probing, has no probing lookup with
-    probability (1 - 1/probes_every)**m only: 0.9**26 is 6%. Where examples are skipped,
-    `probes_every` should be well above the lookups of an example.
+    Note: an example whose m lookups are all saturated or probing has no probing lookup only with
+    probability (1 - 1/probes_every)**m. For example, 0.9**26 is 6%. If examples are skipped,
+    `probes_every` should be well above the number of lookups per example.
 
     Args:
-        hot_keys: int64 [m], ascending: the next window's hot set.
-        drifted_keys: int64 [k], ascending: keys of the window's hot set that still have a row.
-        drift: float32 [k], at least 0, along `drifted_keys`: from `deciding_drifts`.
-        threshold: T, at least 0; compared as float32, as the classifier does.
-        window: number of the window that ends, from 0.
-        probes_every: windows from probe to probe of a saturated key; 0: no probes.
+        hot_keys: int64 [m], ascending: the hot set of the next window.
+        drifted_keys: int64 [k], ascending: keys of the present hot set that still have a row.
+        drift: float32 [k], at least 0, from `deciding_drifts`.
+        threshold: T, at least 0. It is compared in float32, as in the classifier.
+        window: Number of the window that ends, from 0.
+        probes_every: Number of windows between probes of a saturated key. 0 disables probes.
 
     Returns:
         The states of the hot keys during window + 1.
 
     Raises:
-        ValueError: hot keys are not ascending, or occur twice.
+        ValueError: Hot keys are not ascending, or a key occurs twice.
     """
     source, is_known = _find(drifted_keys, hot_keys)
     drift = _take(drift, source, is_known, np.nan)
-    # Comparisons with NaN are false, and an infinite drift is not below an infinite T.
+    # NaN drifts compare false, and an infinite drift is not below an infinite T.
     is_saturated = drift < _as_float32(threshold)
     states = np.where(is_known, np.uint8(KeyState.VARYING), np.uint8(KeyState.WARMING))
     states = np.where(is_saturated, np.uint8(KeyState.SATURATED), states)
@@ -142,26 +150,27 @@ def next_states(
 
 
 def _is_probed(keys: np.ndarray, window: int, revisit_every: int) -> np.ndarray:
-    """Whether saturated keys are probing in a window: bool [n]."""
+    """Returns which saturated keys are probing in a window, bool [n]."""
     mixed, every = hash_keys(keys), np.uint64(revisit_every)
-    # As mixed % every, which NumPy is slower at.
+    # Equals mixed % every, which is slower in NumPy.
     return mixed - mixed // every * every == np.uint64(window % revisit_every)
 
 
 def deciding_drifts(
     previous: KeyStates, drifted_keys: np.ndarray, drift: np.ndarray, *, are_masked: bool
 ) -> np.ndarray:
-    """The drifts that decide on keys at a window's end, and that T is to be found from.
+    """Returns the drifts that determine T and the next key states.
 
-    That is the measured drift, except for keys that were saturated while updates were withheld:
-    their drift of about 0 says nothing, so it is the last one measured while they could move.
-    A measured drift that is not finite stands in any case: it tells of a broken row.
+    These are the measured drifts, except for keys that were saturated while their updates were
+    masked or deferred. The measured drift of such a key is about 0 and has no meaning, therefore
+    the last drift measured with updates is used. A measured drift that is not finite is always
+    used, because it shows a broken row.
 
     Args:
-        previous: states during the window that ends.
-        drifted_keys: int64 [k], some of their keys, in any order.
+        previous: States during the window that ends.
+        drifted_keys: int64 [k], a subset of the keys of `previous`, in any order.
         drift: float32 [k], the measured drifts.
-        are_masked: whether updates of saturated keys were withheld.
+        are_masked: Whether updates of saturated keys were masked or deferred.
 
     Returns:
         float32 [k].
@@ -175,40 +184,50 @@ def deciding_drifts(
 
 
 def effective_drifts(states: KeyStates, threshold: float) -> np.ndarray:
-    """The drifts to give to the input classifier, whose rule is: skip score < T.
+    """Returns the drifts for the input classifier, which skips scores below T.
 
-    They make "drift below T" mean "saturated" exactly: keys that are not saturated get at least T,
-    because a probing key may have drifted less. A varying key keeps its own drift instead of +inf:
-    any value from T on decides alike, but an example is hot only if its score is finite, and the
-    target share is a fraction of the hot examples.
+    For the classifier, "drift below T" must be equivalent to "saturated". Therefore keys that are
+    not saturated get a drift of at least T, because the drift of a probing key may be lower. A
+    varying key keeps its finite drift instead of infinity: an example only counts as hot if its
+    score is finite, and the target is a fraction of the hot examples.
 
     Args:
-        states: states during the window that begins.
-        threshold: T that the states were found with.
+        states: States during the window that begins.
+        threshold: The T from which the states were computed.
 
     Returns:
-        float32 [n], along `states.keys`; +inf where there was no finite drift yet.
+        float32 [n], aligned with `states.keys`, and +inf for keys without a finite drift.
     """
     known = np.where(np.isfinite(states.drift), states.drift, np.float32(np.inf))
     return np.where(states.is_saturated, known, np.maximum(known, _as_float32(threshold)))
 
 
 def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray]:
-    """Positions in `keys` (ascending) of the wanted keys, or all, and whether they are there."""
-    if np.array_equal(keys, wanted):
-        return slice(None), np.ones(keys.shape, bool)
-    return search_keys(keys, wanted)
-
-
-def search_keys(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Finds keys among others.
+    """Finds keys in an ascending array.
 
     Args:
         keys: int64 [n], ascending.
         wanted: int64 [m].
 
     Returns:
-        Positions in `keys`, int64 [m], valid where found; and whether they are there, bool [m].
+        Positions in `keys`, or a full slice if both arrays are equal, and whether each key was
+        found.
+    """
+    if np.array_equal(keys, wanted):
+        return slice(None), np.ones(keys.shape, bool)
+    return search_keys(keys, wanted)
+
+
+def search_keys(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Finds keys in an ascending array.
+
+    Args:
+        keys: int64 [n], ascending.
+        wanted: int64 [m].
+
+    Returns:
+        Positions in `keys`, int64 [m], valid for keys that were found, and whether each key was
+        found, bool [m].
     """
     positions = np.searchsorted(keys, wanted)
     if not keys.size:
@@ -220,7 +239,7 @@ def search_keys(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.nd
 def _take(
     values: np.ndarray, source: np.ndarray | slice, is_known: np.ndarray, other: float
 ) -> np.ndarray:
-    """values[source] where known, `other` elsewhere; of the values' type; may be a view."""
+    """Returns values[source] for known keys and `other` elsewhere; may be a view."""
     if is_known.all():
         return values[source]
     taken = np.full(is_known.shape, other, values.dtype)
@@ -232,6 +251,6 @@ def _take(
 
 
 def _as_float32(value: float) -> np.float32:
-    """The nearest float32; +inf beyond the largest."""
+    """Returns the nearest float32, or +inf above the largest."""
     with np.errstate(over="ignore"):
         return np.float32(value)
