@@ -1,4 +1,4 @@
-"""Collectives at the end of a window, and resharding of the engine's state.
+"""Collectives at a window's end, and resharding of the engine's state.
 
 The ranks exchange their counts, scores and losses, and compare their saturated keys and thresholds.
 `part_of` computes the state of one rank from the saved states of all ranks. Key states, T, reports
@@ -98,7 +98,7 @@ class Ranks:
         return merged[order], total[order]
 
     def merge_pilots(self, pilot: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Averages the updates that the pilots of all ranks made since the last call.
+        """Averages the pilots of all ranks over the updated buckets.
 
         Args:
             pilot: The pilot of this rank, from `ops.classifier.InputClassifier.export_pilot`.

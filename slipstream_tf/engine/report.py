@@ -1,7 +1,7 @@
-"""What a window's end found: a record that can be had as JSON; and the log of all of them.
+"""Reports of windows as JSON-serializable records, and a compressed log.
 
-A run of weeks has many windows. A report of 26 tables takes 35 kB as objects, and a thirteenth of
-that packed, in memory and in checkpoints.
+A run of weeks has many windows. A report of 26 tables takes 35 kB as Python objects and a
+thirteenth of that compressed, in memory and in checkpoints.
 """
 
 import collections
@@ -18,26 +18,28 @@ from slipstream_tf.ops.update_policy import UpdateCounts
 
 _KEY_BYTES, _VALUE_BYTES = 8, 4
 DRIFT_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-# Bounds of a drift histogram's buckets: as wide in every window, so that windows can be compared.
+# All windows use the same histogram buckets, so that they can be compared.
 _BUCKETS_PER_DECADE = 4
 _LEAST_DECADE, _MOST_DECADE = -9, 9
-# Windows whose reports are packed together.
+# Number of windows whose reports are compressed together.
 BLOCK = 128
-# Of an unpacked block, 8 MiB a report (that of 17,000 tables): a file that claims more is refused.
+# Maximum size of a decompressed block: 8 MiB per report, enough for 17,000 tables. The limit
+# protects against corrupt files.
 _MOST_BYTES = BLOCK << 23
 
 
 @dataclasses.dataclass(frozen=True)
 class TableWindow:
-    """One table in one window.
+    """Statistics of one table in one window.
 
     Attributes:
-        table: its name.
-        dim: values per row.
-        hot_keys: keys of its hot set in this window.
-        states: state name -> hot keys in it in the next window.
-        rows: what became of its gradient rows (one per key, step and rank) in this window;
-            `pending` and `pending_bytes` are as of the window's end.
+        table: Name of the table.
+        dim: Number of values per row.
+        hot_keys: Number of keys in the hot set of this window.
+        states: Number of hot keys per state in the next window.
+        rows: Counts of gradient rows in this window. A gradient row is the gradient of one key in
+            one step on one rank. `deferred_now` and `deferred_bytes` are the values at the end of
+            the window.
     """
 
     table: str
@@ -48,55 +50,59 @@ class TableWindow:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one gradient row on a wire: an int64 key and float32 values."""
+        """Bytes of a gradient row in a message: int64 key, float32 values."""
         return _KEY_BYTES + _VALUE_BYTES * self.dim
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields, and the bytes, as JSON-serialisable values."""
+        """Returns all fields and the bytes as JSON-serializable values."""
         sent, offered = self.rows.sent * self.row_bytes, self.rows.offered * self.row_bytes
         return {**dataclasses.asdict(self), "bytes_offered": offered, "bytes_sent": sent}
 
 
 @dataclasses.dataclass(frozen=True)
 class WindowReport:
-    """One window, from its first step to its end.
+    """Statistics and decisions of one window.
 
     Attributes:
-        window: number of the window, from 0.
-        step: trained steps since the start, at the window's end.
-        is_warming_up: whether the window began within the warm-up, when nothing is skipped.
-        hot_keys: keys whose drift over this window was measured; 0 in the first window.
-        snapshot_bytes: bytes of those keys' snapshots.
-        evicted: hot keys that the store no longer holds; they have no drift.
-        anomalies: hot keys whose drift is not finite (a NaN or infinite row); never saturated.
-        drift_quantiles: quantile (0 to 1) -> drift, of the finite drifts; empty without any.
-        drift_histogram: (lower bound, upper bound, keys) of each bucket that has keys, upwards, of
-            the finite drifts.
-        threshold: T for the next window; 0 if no input was hot.
-        is_threshold_capped: whether `max_threshold` lowered T.
-        is_skipping: whether examples may be skipped in the next window (not while warming up, nor
-            without a policy that skips, when T is what it would have been).
-        saturated_keys: hot keys that are saturated in the next window, probing ones included.
-        examples_seen: examples classified in this window.
-        examples_skipped: examples left out in this window.
-        examples_skippable: examples that could be skipped; with `keep` or in a dry run not all
-            of them were.
-        examples_kept: skippable examples that thinning kept.
-        hot_examples: examples with a finite skip score under the drifts of the window before.
-        next_hot_keys: keys of the next window's hot set.
-        hot_set_overlap: share of the next hot set that was in this window's, 0 to 1.
-        seconds: time that the window's end took.
-        policies: what each policy decided for the next window, by its name: its state.
-        target_share: share that T was found for, bounded by `max_auc_loss`.
-        log_loss: mean loss of the window's trained examples before they were trained on; None if no
-            losses were recorded. Likewise `auc`.
-        auc_loss_plan: a sentence about the share that `max_auc_loss` allows; empty without a bound.
-        predicted_cost: AUC that saving will have cost at the end, by that plan's estimate.
-        skippable_value: what training on a skippable example was worth, in average examples, by the
-            squares of label - prediction; 1 where no losses came in.
-        tables: the tracked tables, in order.
-        traffic: bytes by kind that the ranks gave to the network in this window, its end included;
-            empty for one process.
+        window: Number of the window, from 0.
+        step: Number of trained steps at the end of the window.
+        is_warming_up: Whether the window began during the warm-up, in which no example is skipped.
+        hot_keys: Number of hot keys in this window. 0 in the first window.
+        snapshot_bytes: Bytes of the snapshots of these keys.
+        evicted: Number of hot keys whose row was evicted, so that they have no drift.
+        anomalies: Number of hot keys with a drift that is not finite, because their row contains a
+            NaN or an infinity. They are never saturated.
+        drift_quantiles: Maps quantiles in [0, 1] to finite drifts. Empty without finite drifts.
+        drift_histogram: Tuples (lower bound, upper bound, number of keys) of the nonempty buckets
+            of finite drifts, in ascending order.
+        threshold: T for the next window, or 0 if no example was hot.
+        is_threshold_capped: Whether `max_threshold` lowered T.
+        is_skipping: Whether examples may be skipped in the next window. False during the warm-up,
+            in a dry run, and without a policy that skips examples. T is computed in any case.
+        saturated_keys: Number of hot keys that are saturated or probing in the next window.
+        examples_seen: Number of examples classified in this window.
+        examples_skipped: Number of examples dropped in this window.
+        examples_skippable: Number of skippable examples. With `keep` or in a dry run, only some or
+            none of them are dropped.
+        examples_kept: Number of skippable examples that subsampling kept.
+        hot_examples: Number of examples with a finite skip score under the drifts of the previous
+            window.
+        next_hot_keys: Number of hot keys in the next window.
+        hot_set_overlap: Fraction of the next hot set that was in the present hot set, in [0, 1].
+        seconds: Duration of the computation at the end of the window.
+        policies: State of each policy for the next window, by class name.
+        target_share: Fraction of examples for which T was found, bounded by `max_auc_loss`.
+        log_loss: Mean loss of the trained examples, each measured before training on it. None if no
+            losses were recorded.
+        auc: AUC of the same examples. None without losses or with only one label.
+        auc_loss_plan: A sentence about the fraction that `max_auc_loss` allows. Empty without a
+            bound.
+        predicted_cost: Estimated AUC loss at the end of training, by the same plan.
+        skippable_value: Value of training on a skippable example relative to an average example,
+            estimated from squared residuals (label - prediction). 1 if no losses were recorded.
+        tables: Statistics of the tracked tables, in order.
+        traffic: Bytes by kind that the ranks sent in this window, including its end. Empty for a
+            single process.
     """
 
     window: int
@@ -132,36 +138,36 @@ class WindowReport:
 
     @property
     def saturated_share(self) -> float:
-        """Saturated keys as a share of the hot keys, 0 to 1."""
+        """Saturated keys as a fraction of the hot keys, 0 to 1."""
         return share_of(self.saturated_keys, self.hot_keys)
 
     @property
     def rows_offered(self) -> int:
-        """Gradient rows of all tables that came in."""
+        """Number of gradient rows of all tables."""
         return sum(table.rows.offered for table in self.tables)
 
     @property
     def rows_sent(self) -> int:
-        """Gradient rows of all tables that were applied (ranks: exchanged)."""
+        """Number of gradient rows of all tables that were applied or exchanged."""
         return sum(table.rows.sent for table in self.tables)
 
     @property
     def rows_masked(self) -> int:
-        """Gradient rows of all tables that were thrown away."""
+        """Number of gradient rows of all tables that were masked."""
         return sum(table.rows.masked for table in self.tables)
 
     @property
     def skipped_share(self) -> float:
-        """Skipped examples as a share of the examples seen, 0 to 1."""
+        """Skipped examples as a fraction of the examples seen, 0 to 1."""
         return share_of(self.examples_skipped, self.examples_seen)
 
     @property
     def hot_example_share(self) -> float:
-        """Hot examples as a share of the examples seen, 0 to 1."""
+        """Hot examples as a fraction of the examples seen, 0 to 1."""
         return share_of(self.hot_examples, self.examples_seen)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields and shares as JSON-serialisable values."""
+        """Returns all fields and fractions as JSON-serializable values."""
         values = self.state()
         values["tables"] = [table.to_dict() for table in self.tables]
         values["drift_quantiles"] = {f"{q:g}": v for q, v in self.drift_quantiles.items()}
@@ -170,7 +176,7 @@ class WindowReport:
         return values
 
     def state(self) -> dict[str, Any]:
-        """Returns all fields as JSON-serialisable values, for `from_state`."""
+        """Returns all fields as JSON-serializable values, for `from_state`."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["traffic"] = dict(self.traffic)
         values["policies"] = {name: dict(state) for name, state in self.policies.items()}
@@ -181,7 +187,7 @@ class WindowReport:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "WindowReport":
-        """Returns the report that `state` was had of."""
+        """Returns the report that `state` was called on."""
         tables = tuple(
             TableWindow(**{**table, "rows": UpdateCounts(**table["rows"])})
             for table in state["tables"]
@@ -193,7 +199,11 @@ class WindowReport:
 
 
 def drift_quantiles(finite: np.ndarray) -> Mapping[float, float]:
-    """Quantiles of finite drifts, float32 [n], ascending; empty without any."""
+    """Returns quantiles of finite drifts; empty without drifts.
+
+    Args:
+        finite: float32 [n], ascending.
+    """
     if not finite.size:
         return MappingProxyType({})
     values = np.quantile(finite, DRIFT_QUANTILES)
@@ -204,11 +214,11 @@ def drift_histogram(finite: np.ndarray) -> tuple[tuple[float, float, int], ...]:
     """Counts drifts in buckets of a quarter of a decade.
 
     Args:
-        finite: float32 [n], not negative, ascending.
+        finite: float32 [n], at least 0, ascending.
 
     Returns:
-        (lower bound, upper bound, count) of each bucket that is not empty. The lowest is from 0 to
-        1e-9, and what is above the highest, 1e9, is counted in it.
+        (lower bound, upper bound, count) of each nonempty bucket. The lowest bucket is [0, 1e-9).
+        Drifts above 1e9 are counted in the highest bucket.
     """
     steps = np.arange(_LEAST_DECADE * _BUCKETS_PER_DECADE, _MOST_DECADE * _BUCKETS_PER_DECADE + 1)
     bounds = np.concatenate([[0.0], 10.0 ** (steps / _BUCKETS_PER_DECADE)])
@@ -219,7 +229,7 @@ def drift_histogram(finite: np.ndarray) -> tuple[tuple[float, float, int], ...]:
 
 
 def added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Returns the sum of counts of equal names."""
+    """Returns the sums of counts with equal names."""
     total: collections.Counter[str] = collections.Counter()
     for part in counts:
         total.update(part)
@@ -227,29 +237,31 @@ def added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def share_of(part: float, whole: float) -> float:
-    """Returns part / whole, or 0 of nothing."""
+    """Returns part / whole, or 0 if `whole` is 0."""
     return part / whole if whole else 0.0
 
 
 class ReportLog:
-    """Appends reports; those before the last `BLOCK` to `2 * BLOCK` are kept packed.
+    """A log of window reports that compresses old reports.
+
+    The last `BLOCK` to `2 * BLOCK` reports are stored as objects.
 
     Attributes:
-        examples_skipped: in all of these windows.
+        examples_skipped: Number of examples skipped in all logged windows.
     """
 
     def __init__(self) -> None:
-        """Has no report."""
+        """Creates an empty log."""
         self._packed: list[np.ndarray] = []
         self._recent: list[WindowReport] = []
         self.examples_skipped = 0
 
     def __len__(self) -> int:
-        """Returns the number of windows that have ended."""
+        """Returns the number of logged windows."""
         return BLOCK * len(self._packed) + len(self._recent)
 
     def __iter__(self) -> Iterator[WindowReport]:
-        """Gives all reports, the first window's first."""
+        """Iterates over all reports, from the first window on."""
         for block in self._packed:
             unpacker = zlib.decompressobj()
             text = unpacker.decompress(block.tobytes(), _MOST_BYTES)
@@ -259,7 +271,7 @@ class ReportLog:
         yield from self._recent
 
     def append(self, report: WindowReport) -> None:
-        """Takes the report of the window that has just ended."""
+        """Appends the report of the window that has just ended."""
         self._recent.append(report)
         self.examples_skipped += report.examples_skipped
         if len(self._recent) == 2 * BLOCK:
@@ -269,11 +281,11 @@ class ReportLog:
             del self._recent[:BLOCK]
 
     def state(self) -> dict[str, Any]:
-        """Returns all reports: nested dictionaries and lists of JSON-serialisable values, arrays.
+        """Returns all reports as JSON-serializable values and arrays.
 
         Returns:
-            "windows": how many; "packed": uint8 [bytes] per block; "recent": the others;
-            "examples_skipped".
+            A dictionary with "windows": the number of windows, "packed": uint8 [bytes] for each
+            compressed block, "recent": the other reports, and "examples_skipped".
         """
         return {
             "windows": len(self),
@@ -284,7 +296,7 @@ class ReportLog:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "ReportLog":
-        """Returns the reports that `state` was had of."""
+        """Restores the log that `state` returned."""
         log = cls()
         log._packed = [np.asarray(block, np.uint8) for block in state["packed"]]
         log._recent = [WindowReport.from_state(report) for report in state["recent"]]

@@ -1,37 +1,39 @@
-"""How much to save next: bounds the share of skipped examples or masked rows by `max_auc_loss`.
+"""Bounds the fraction of skipped examples or masked rows by `max_auc_loss`.
 
-In: the losses of a window's trained examples, and its counts of skipped examples and masked rows.
-Out: the share that T is found for.
+The inputs are the losses of the trained examples of a window and its counts of skipped examples and
+masked rows. The output is the fraction for which T is found.
 
-There is no run without skipping to compare with, so a model predicts the cost. AUC grows by b for
-each e-fold of trained examples (a learning curve a + b * ln(n)). A run that ends with S of its N
-examples' worth of training missing ends b * ln(N / (N - S)) short. The worth of a skippable
-example, in average examples, follows from the model's errors on such examples.
+Since there is no run without skipping for comparison, a model predicts the cost. AUC grows by b for
+each e-fold of trained examples (a learning curve a + b * ln(n)). If the training on S of N examples
+is missing at the end of a run, AUC is lower by b * ln(N / (N - S)). The value of a skippable
+example, relative to an average example, is estimated from the errors of the model on such examples.
 
-The bound held on shuffled data: the mean AUC loss of three seeds was at most 0.0008 where 0.001 was
-allowed (benchmarks/results/withholding.md). It failed on a changing stream: 0.0020 were lost where
-0.0005 were allowed (benchmarks/results/stream.md). It rests on these assumptions:
+On shuffled data the bound held: the mean AUC loss of three seeds was at most 0.0008, with 0.001
+allowed (benchmarks/results/withholding.md). Note: on a changing stream the bound failed: the loss
+was 0.0020, with 0.0005 allowed (benchmarks/results/stream.md). The method makes these assumptions:
 
-- The curve continues as its later part did. It mostly flattens, so that the prediction is too high,
-  which is safe. The assumption fails where the learning rate is about to fall: training then gains
-  late, and lost examples count for more.
-- AUC is measured before training on an example, over *all* examples: skippable examples that
-  thinning kept must count 1 / keep_rate times. Without them the curve bends where skipping begins,
-  because the easy examples leave it.
-- A stream whose difficulty changes moves the curve for reasons other than learning. Noise around
+- The curve continues as its later part did. Most curves flatten, so that the prediction is too
+  high, which is safe. The assumption fails if the learning rate is about to fall: training then
+  improves late, and lost examples are worth more.
+- AUC is measured before training on an example, over *all* examples. Skippable examples that
+  subsampling kept must count 1 / keep_rate times. Otherwise the curve bends where skipping begins,
+  because easy examples are missing from it.
+- A stream with changing difficulty moves the curve for reasons other than learning. Noise around
   the line widens the bound. A steady trend counts as learning, in either direction.
 - From the second epoch on, the AUC of repeated examples rises faster than the AUC of held-out
-  examples. The slope is then too steep and the share too small, which is safe. That ends when the
-  AUC comes near 1, where no slope is left; end the curve before.
-- Missing examples cost as much as fewer examples. For examples skipped at random that holds
-  roughly. One epoch of globo clicks (2.7M examples), three seeds: 21.7% and 40% of the examples
-  skipped cost AUC at b = 0.033, 0.023, 0.027 (both shares agree). The fit over the whole curve gave
-  0.035, 0.020, 0.022, and from the first 35% of it 0.018, 0.030, 0.032. The cost was up to 1.3
-  times the cost by the fit and 1.2 times the cost by its bound, because scatter around a line does
-  not show that curves are no lines. Hence `MODEL_MARGIN` (with 1.25, a bound of 0.001 AUC cost
-  0.0011 on globo, seed 0). Early bounds were further off (1.4 times, one seed of three). Later
-  plans correct that as far as the allowed loss is not spent.
-- Skipping one kind of examples only can also shift calibration, which no learning curve shows.
+  examples. The slope is then too steep and the fraction too small, which is safe. When the AUC is
+  close to 1, the curve is flat and the bound is no longer safe. End the curve before that point.
+- Skipping examples costs as much as training on fewer examples. For examples skipped at random this
+  is approximately true. In one epoch of globo clicks (2.7M examples, three seeds), skipping 21.7%
+  and 40% of the examples cost AUC at b = 0.033, 0.023, 0.027 (equal for both fractions). The fit
+  over the whole curve returned 0.035, 0.020, 0.022, and the fit over the first 35% of it 0.018,
+  0.030, 0.032. The cost was up to 1.3 times the cost by the fit and 1.2 times the cost by its
+  bound, because the scatter around a line does not show that a learning curve is not exactly a
+  line. `MODEL_MARGIN` covers this error. (With a margin of 1.25, a bound of 0.001 AUC cost 0.0011
+  on globo, seed 0.) Early bounds were less accurate (1.4 times, one seed of three). Later plans
+  correct this error unless the allowed loss is already spent.
+- Skipping only one kind of examples can also shift calibration, which a learning curve does not
+  show.
 """
 
 import dataclasses
@@ -46,18 +48,18 @@ from slipstream_tf.ops.classifier import ClassifierCounts
 from slipstream_tf.ops.loss_statistics import LossStatistics
 from slipstream_tf.ops.update_policy import UpdateCounts
 
-MIN_POINTS = 5  # windows in the later part; fewer say too little about their own noise
-LATER_PART = 0.25  # the later part of a curve: from this share of its length on
+MIN_POINTS = 5  # windows in the later part; fewer do not show their noise
+LATER_PART = 0.25  # the later part of a curve begins at this fraction of its length
 CONFIDENCE_Z = 1.6449  # one-sided 95%
-MODEL_MARGIN = 1.5  # on the bound of the slope, because a curve is no line (see above)
-MOST_MISSING = 0.9  # of all examples' worth, however flat the curve: no line reaches further down
-MIN_VALUE = 0.05  # of an average example; the estimate is too rough for less
-MIN_KEPT_INPUTS = 200  # below, a skipped example counts as an average example
-_LONGEST_MEMORY = 0.9  # highest correlation of neighbouring windows that is corrected for
+MODEL_MARGIN = 1.5  # factor of the slope's bound; a curve is not exactly a line (see above)
+MOST_MISSING = 0.9  # maximum missing fraction; the line is not valid for fewer examples
+MIN_VALUE = 0.05  # in average examples; the estimate is too rough below
+MIN_KEPT_INPUTS = 200  # with fewer, a skipped example counts as an average example
+_LONGEST_MEMORY = 0.9  # maximum correlation of adjacent windows that is corrected
 _ROUNDING_ERROR = 1e-12  # relative
-# Factor between two windows' shares of masked rows, which react to T in no known way.
+# Maximum growth of the masked fraction from window to window, because its response to T is unknown.
 _MOST_GROWTH = 2.0
-# Numbers that a `Steerer` carries from window to window in addition to the curve.
+# State of a `Steerer` in addition to the curve.
 _NUMBERS = ("share", "trained", "skipped", "skipped_effective")
 
 
@@ -66,9 +68,10 @@ class CurvePoint:
     """Progressive AUC in one window.
 
     Attributes:
-        trained: examples trained before the window began.
-        inputs: examples of the window that the AUC was measured on, before training on them.
-        auc: the AUC; a point that is not finite is left out.
+        trained: Number of examples trained before the window began.
+        inputs: Number of examples of the window for which the AUC was measured, before training on
+            them.
+        auc: The AUC. Points that are not finite are ignored.
     """
 
     trained: int
@@ -78,13 +81,15 @@ class CurvePoint:
 
 @dataclasses.dataclass(frozen=True)
 class LearningCurve:
-    """The line a + b * ln(n) through the later part of a curve.
+    """A line through the later part of a learning curve.
+
+    The line is auc = a + b * ln(n), where n is the number of trained examples.
 
     Attributes:
-        slope: b, per e-fold of trained examples.
-        std_error: of the slope.
-        bound: |b| is at most this with 95% confidence.
-        points: windows in the fit.
+        slope: b, the AUC gained per e-fold of trained examples.
+        std_error: Standard error of the slope.
+        bound: Upper bound of |b| with 95% confidence.
+        points: Number of windows in the fit.
     """
 
     slope: float
@@ -95,12 +100,12 @@ class LearningCurve:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WindowWork:
-    """The work of a window that the bound depends on.
+    """Counts and losses of a window that determine the bound.
 
     Attributes:
-        inputs: how many examples were classified, skipped, ...
-        rows: what became of its gradient rows, per tracked table.
-        losses: of its trained examples, before they were trained on.
+        inputs: Counts of classified and skipped examples.
+        rows: Counts of gradient rows, for each tracked table.
+        losses: Losses of the trained examples, measured before training on them.
     """
 
     inputs: ClassifierCounts
@@ -109,25 +114,25 @@ class WindowWork:
 
     @property
     def rows_offered(self) -> int:
-        """Gradient rows that came in."""
+        """Number of gradient rows."""
         return sum(rows.offered for rows in self.rows)
 
     @property
     def rows_masked(self) -> int:
-        """Gradient rows that were masked."""
+        """Number of masked gradient rows."""
         return sum(rows.masked for rows in self.rows)
 
 
 @dataclasses.dataclass(frozen=True)
 class Steering:
-    """The share to save on in the next window.
+    """The fraction to save on in the next window.
 
     Attributes:
-        share: of the hot examples, to find T for, 0 to 1.
-        plan: what `max_auc_loss` allows, as a sentence; empty without a bound.
-        predicted_cost: AUC missing at the end of training by the estimate; None: not known.
-        value: what training on a skippable example was worth in the window that ends, in average
-            examples (`relative_value`); 1 where no losses came in.
+        share: Fraction of the hot examples for which T is found, 0 to 1.
+        plan: A sentence about the savings that `max_auc_loss` allows. Empty without a bound.
+        predicted_cost: Estimated AUC loss at the end of training, or None if unknown.
+        value: Value of training on a skippable example in the window that ends, relative to an
+            average example (`relative_value`). 1 if no losses were recorded.
     """
 
     share: float
@@ -137,13 +142,13 @@ class Steering:
 
 
 class Steerer:
-    """Carries the learning curve and the spent part of the bound from window to window."""
+    """Tracks the learning curve and the spent AUC across windows."""
 
     def __init__(self, settings: EngineSettings):
-        """Starts with the configured share.
+        """Starts with the target fraction of the settings.
 
         Args:
-            settings: their target share and `max_auc_loss`.
+            settings: Settings of the engine.
         """
         self._settings = settings
         self._share = settings.target_share
@@ -156,8 +161,9 @@ class Steerer:
         """Decides how much to save after the window that ends.
 
         Args:
-            work: of that window.
-            planned_inputs: examples that training is offered in all; None: not known.
+            work: Counts and losses of that window.
+            planned_inputs: Number of examples that training is offered in total, or None if
+                unknown.
         """
         value = self._value(work.losses)
         self._account(work, value)
@@ -173,30 +179,30 @@ class Steerer:
         return {"auc": curve, **{name: getattr(self, f"_{name}") for name in _NUMBERS}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `state` returned."""
+        """Restores the state that `state` returned."""
         self._curve = [CurvePoint(*point) for point in state["auc"]]
         for name in _NUMBERS:
             setattr(self, f"_{name}", state[name])
 
     def _account(self, work: WindowWork, value: float) -> None:
         losses = work.losses
-        # If no skippable example is kept, the AUC would be measured on hard examples only.
+        # Without kept skippable examples, the AUC covers hard examples only and is not comparable.
         is_whole = work.inputs.examples_skipped == 0 or losses.skippable > 0
         if losses.auc is not None and is_whole:
-            # The user's own sample weights may be small.
+            # Sample weights of the user may be small.
             inputs = max(1, round(losses.weight))
             self._curve.append(CurvePoint(self._trained, inputs, losses.auc))
         seen, skipped = work.inputs.examples_seen, work.inputs.examples_skipped
         missing = skipped
         if work.rows_offered:
-            # A masked row is assumed to cost as much as its share of an example.
+            # A masked row is assumed to cost as much as its fraction of an example.
             missing += round((seen - skipped) * work.rows_masked / work.rows_offered)
         self._trained += seen - missing
         self._skipped += missing
         self._skipped_effective += missing * value
 
     def _value(self, losses: LossStatistics) -> float:
-        """Worth of a skipped example, in average examples."""
+        """Returns the value of a skipped example, in average examples."""
         settings, kept, mean = self._settings, losses.skippable, losses.mean_squared_residual
         value = 1.0
         if kept and mean:
@@ -217,7 +223,10 @@ class Steerer:
         return dataclasses.replace(plan, share=share)
 
     def _target_for(self, share: float, work: WindowWork) -> float:
-        """The share of hot examples that makes `share` of all examples, or of the rows."""
+        """Converts the fraction of all examples into the fraction of hot examples.
+
+        If gradients are masked, `share` is a fraction of all gradient rows.
+        """
         if share == 0.0:
             return 0.0
         inputs, seen = work.inputs, work.inputs.examples_seen
@@ -233,22 +242,26 @@ class Steerer:
 
 
 def fit_learning_curve(curve: Sequence[CurvePoint]) -> LearningCurve | None:
-    """Fits auc = a + b * ln(n) to the later part of a curve, by weighted least squares.
+    """Fits a line to the later part of a learning curve.
 
-    n is the number of examples trained by the middle of a window, the weight its number of inputs.
-    Where examples of little value are skipped, n grows slower than what was learned, so the slope
-    comes out a little too steep: safe.
-    The bound is |b| + t * standard error, with Student's t for the few windows there are. The
-    error comes from the scatter around the line; if neighbouring windows err alike (correlation r
-    > 0), there are fewer independent ones, and it is widened by sqrt((1 + r) / (1 - r)). In
-    simulations the bound held in 95% of the curves with independent windows, from 5 windows in
-    the fit on, and in 89% to 94% with r = 0.6, from 15 windows on.
+    The line auc = a + b * ln(n) is fitted by weighted least squares. n is the number of examples
+    trained until the middle of a window. The weight is the number of examples of the window. If
+    examples of little value are skipped, n grows more slowly than the knowledge of the model, so
+    that the slope is slightly too steep, which is safe.
 
-    A falling AUC has a slope, too: early examples taught little about the end of the stream. The
-    curve does not show how much late examples matter; at least as much is assumed.
+    The bound is |b| + t * standard error, where t is from Student's distribution, because there are
+    few windows. The standard error follows from the scatter around the line. If adjacent windows
+    have correlated errors (correlation r > 0), the number of independent windows is smaller,
+    therefore the error is multiplied by sqrt((1 + r) / (1 - r)). In simulations with independent
+    windows, the bound held for 95% of the curves from 5 windows in the fit. With r = 0.6 it held
+    for 89% to 94% of the curves from 15 windows.
+
+    A falling AUC also has a slope: early examples have taught little about the end of the stream.
+    The curve does not show how much late examples matter. The method assumes at least the same
+    amount.
 
     Args:
-        curve: one point per window.
+        curve: One point per window.
 
     Returns:
         The line, or None if the later part has fewer than `MIN_POINTS` windows.
@@ -266,7 +279,7 @@ def fit_learning_curve(curve: Sequence[CurvePoint]) -> LearningCurve | None:
     x -= weight @ x
     y -= weight @ y
     spread = float(weight @ x**2)
-    if spread <= _ROUNDING_ERROR:  # all windows at the same number of examples
+    if spread <= _ROUNDING_ERROR:  # all windows have the same n
         return None
     slope = float(weight @ (x * y)) / spread
     residual = np.sqrt(weight) * (y - slope * x)
@@ -279,25 +292,26 @@ def fit_learning_curve(curve: Sequence[CurvePoint]) -> LearningCurve | None:
 
 
 def relative_value(kept_mean: float, kept_inputs: int, all_mean: float) -> float:
-    """What training on a skipped example is worth, in average inputs.
+    """Returns the value of training on a skipped example, in average examples.
 
-    That is the ratio of mean squared residuals, (label - prediction)**2: what the model already
-    predicts well teaches it little. label - prediction is the gradient with respect to the logit;
-    it scales the gradients of all rows and weights that the example touches. The skippable examples
-    that thinning kept stand for the skipped ones.
+    The value is the ratio of mean squared residuals, (label - prediction)**2, because examples that
+    the model predicts well teach it little. label - prediction is the gradient with respect to the
+    logit. It scales the gradients of all rows and weights of the example. The skippable examples
+    that subsampling kept represent the skipped examples.
 
-    It is a proxy: examples can be well predicted because they are trained on, and a rare, confident
-    error is missed where few examples are kept. It was not measured against what skipping such
-    examples costs. Hence `MIN_VALUE`, and no value below that of an
-    average input where fewer than `MIN_KEPT_INPUTS` were kept. Above 1 it is believed.
+    Note: the ratio is a proxy and was not compared with the measured cost of skipping. Examples can
+    be well predicted because they are trained on. If few examples are kept, a rare confident error
+    is missed. Therefore the value is at least `MIN_VALUE`, and at least 1 if fewer than
+    `MIN_KEPT_INPUTS` examples were kept.
 
     Args:
-        kept_mean: mean squared residual of the kept skippable inputs.
-        kept_inputs: how many they were.
-        all_mean: the same mean over all examples, the kept ones counted 1 / keep_rate times.
+        kept_mean: Mean squared residual of the kept skippable examples.
+        kept_inputs: Number of these examples.
+        all_mean: Mean squared residual of all examples, where a kept example counts 1 / keep_rate
+            times.
 
     Returns:
-        The value, at least `MIN_VALUE`; 1 if nothing is known.
+        The value, at least `MIN_VALUE`. 1 if the means are unknown.
     """
     is_known = math.isfinite(kept_mean) and math.isfinite(all_mean) and all_mean > 0.0
     ratio = kept_mean / all_mean if is_known else 1.0
@@ -307,13 +321,13 @@ def relative_value(kept_mean: float, kept_inputs: int, all_mean: float) -> float
 
 
 def cost_of_weight(weight: float) -> float:
-    """What a skipped example costs beside its own worth, in average ones, if kept ones carry it.
+    """Returns the additional cost of a skipped example due to large weights.
 
-    An example that stands for `weight` of them makes a gradient as large, which an update rule that
-    adapts to gradients (Adagrad, Adam) takes for noise. One epoch of globo clicks with 3.5% of the
-    examples skipped, rows by Adagrad, one seed each: weights of 2, 4 and 10 cost 0.5, 1.3 and 2.3
-    average examples per skipped one beyond what skipping as many at random costs; ln(weight) is
-    0.7, 1.4 and 2.3.
+    The cost is in average examples. An example with weight `weight` has a gradient that is `weight`
+    times as large. An adaptive update rule (Adagrad, Adam) treats it as noise. In one epoch of
+    globo clicks with 3.5% of the examples skipped (rows with Adagrad, one seed each), weights of 2,
+    4 and 10 cost 0.5, 1.3 and 2.3 average examples per skipped example more than random skipping.
+    The formula ln(weight) returns 0.7, 1.4 and 2.3.
 
     Args:
         weight: 1 / keep_rate, at least 1.
@@ -330,33 +344,35 @@ def plan_share(
     value: float,
     max_auc_loss: float,
 ) -> Steering:
-    """Finds the share of the next examples to skip within a bound of the AUC loss.
+    """Finds the fraction of examples to skip within an AUC bound.
 
-    S effective examples of N planned examples may be missing at the end where b * ln(N / (N - S))
-    equals the bound: S = N * (1 - exp(-max_auc_loss / b)), and at most `MOST_MISSING`. Here b is
-    the bound of the fit times `MODEL_MARGIN`. The rest of S is spread evenly over the examples
-    still to come. Call it at each window's end: the bound of the slope gets tighter, the value
-    changes, and the plan makes up for examples that were skipped beyond or short of it.
+    At the end of training, S effective examples of N planned examples may be missing, where b *
+    ln(N / (N - S)) equals the bound: S = N * (1 - exp(-max_auc_loss / b)), at most `MOST_MISSING` *
+    N. b is the bound of the fit times `MODEL_MARGIN`. The remaining part of S is spread evenly over
+    the remaining examples. Call this function at the end of each window: the bound of the slope
+    becomes tighter, the value changes, and the plan corrects for examples that were skipped in
+    excess of it or too few.
 
     Args:
-        curve: progressive AUC so far; see the module's docstring for what it must cover.
-        planned_inputs: examples that training is offered from start to end, all epochs.
-        trained: examples trained so far.
-        skipped: examples skipped so far.
-        skipped_effective: the same, each counted with its value when it was skipped.
-        value: of the examples to be skipped next, by `relative_value`; above 0.
-        max_auc_loss: maximum AUC that skipping may cost in all, above 0.
+        curve: Progressive AUC so far. The module docstring states which examples it must cover.
+        planned_inputs: Number of examples that training is offered from start to end, in all
+            epochs.
+        trained: Number of examples trained so far.
+        skipped: Number of examples skipped so far.
+        skipped_effective: The same number, where each example counts with its value at that time.
+        value: Value of the examples to be skipped next, from `relative_value`, above 0.
+        max_auc_loss: Maximum AUC loss of skipping in total, above 0.
 
     Returns:
-        The share of all examples, not only of the hot examples, and the plan. With too few windows
-        for a slope, the share is 0.
+        The plan. Its `share` is a fraction of all examples, not only of the hot examples. The
+        fraction is 0 if there are too few windows to fit a slope.
     """
     fit = fit_learning_curve(curve)
     if fit is None:
         words = f"Nothing is skipped: the curve's later part has fewer than {MIN_POINTS} windows."
         return Steering(0.0, words)
 
-    # A plan that was too short is as long as training turned out to be.
+    # Training may last longer than planned.
     total = max(planned_inputs, trained + skipped)
     left = total - trained - skipped
     slope = MODEL_MARGIN * fit.bound
@@ -380,12 +396,15 @@ def plan_share(
 
 
 def cost_of_missing(slope: float, total: int, missing: float) -> float:
-    """AUC missing at the end of training by the curve; infinite if everything is missing.
+    """Returns the AUC loss at the end of training.
 
     Args:
-        slope: of the learning curve, per e-fold of inputs.
-        total: examples that training is offered.
-        missing: of these, counted with their worth.
+        slope: Slope of the learning curve, per e-fold of examples.
+        total: Number of examples that training is offered.
+        missing: Number of missing examples, weighted by their value.
+
+    Returns:
+        The loss, or infinity if all examples are missing.
     """
     if slope == 0.0:
         return 0.0
@@ -393,9 +412,10 @@ def cost_of_missing(slope: float, total: int, missing: float) -> float:
 
 
 def _correlation_of_neighbours(residual: np.ndarray) -> float:
-    """Correlation of each residual with the next, 0 to `_LONGEST_MEMORY`.
+    """Returns the correlation of adjacent residuals, 0 to `_LONGEST_MEMORY`.
 
-    Raised by about as much as residuals of a fitted line fall short of it: (1 + 4r) / n.
+    The residuals of a fitted line underestimate the correlation by about (1 + 4r) / n, which is
+    added.
     """
     power = float(residual @ residual)
     if power == 0.0:
@@ -406,9 +426,10 @@ def _correlation_of_neighbours(residual: np.ndarray) -> float:
 
 
 def _student_t(freedom: int) -> float:
-    """The 95% quantile of Student's t, within 0.5% from 3 degrees of freedom on.
+    """Returns the 95% quantile of Student's t distribution.
 
-    Cornish-Fisher expansion around the normal quantile (Abramowitz and Stegun, 26.7.5).
+    The error is at most 0.5% from 3 degrees of freedom on. The method is the Cornish-Fisher
+    expansion around the normal quantile (Abramowitz and Stegun, 26.7.5).
     """
     z = CONFIDENCE_Z
     first = (z**3 + z) / 4

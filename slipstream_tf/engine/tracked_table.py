@@ -1,9 +1,10 @@
-"""One table in the engine: hot keys, their snapshot, states, drift and update counts.
+"""State of one table in the engine.
 
-In: a store and a table's name. Out: drifts at a window's end, row flags for the store. `for_each`
-works on multiple tables at once: a kernel uses all threads, but is short, and much of a window's
-end around it runs on one thread. With 26 tables on two processors: 413 ms instead of 556.
-Method: Slipstream, arXiv 2404.04270, snapshot block.
+Source: Slipstream, arXiv 2404.04270, snapshot block.
+
+`for_each` processes multiple tables at the same time. A kernel uses all threads, but it is short,
+and much of the code around it runs on one thread. With 26 tables on two processors, the end of a
+window takes 413 ms instead of 556 ms.
 """
 
 import dataclasses
@@ -30,14 +31,14 @@ from slipstream_tf.tables.base import TrackedStore
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Drifts of one table's hot keys over a window.
+    """Drifts of the hot keys of one table over a window.
 
     Attributes:
-        keys: int64 [n], ascending: hot keys that the store still has.
-        drift: float32 [n], as measured.
-        deciding: float32 [n], the drifts that T and states follow from; see
+        keys: int64 [n], ascending: hot keys that still have a row in the store.
+        drift: float32 [n], the measured drifts.
+        deciding: float32 [n], the drifts that determine T and the states; see
             `states.deciding_drifts`.
-        evicted: hot keys that the store no longer holds.
+        evicted: Number of hot keys whose row was evicted.
     """
 
     keys: np.ndarray
@@ -47,35 +48,36 @@ class Measured:
 
 
 class TrackedTable:
-    """What is known of a table between window ends."""
+    """Tracks the hot keys of one table from window to window."""
 
     def __init__(self, store: TrackedStore, table: Table, metric: str, ranks: Ranks):
         """Starts with every key cold.
 
         Args:
-            store: holds the table.
-            table: which one.
-            metric: "linf" or "l2".
-            ranks: that train it; where they own different rows, each measures its own.
+            store: The store that contains the table.
+            table: The table.
+            metric: Drift metric, "linf" or "l2".
+            ranks: The ranks that train the table. If its rows are sharded, each rank measures the
+                rows that it owns.
         """
         self._store = store
         self._ranks = ranks
         self._metric = metric
         self._snapshot = tf.zeros((0, table.dim), tf.float32)
-        # Whose rows, as they are now, the snapshot has: from `measure` to `renew`.
+        # Keys whose present rows the snapshot contains. Set between `measure` and `renew` only.
         self._gathered: np.ndarray | None = None
         self._counts = store.update_counts(table.name)
         self.name = table.name
         self.dim = table.dim
         self.most_watched = sys.maxsize
         if table.storage.spill is not None:
-            # Watched rows are to be in memory, and to leave room there for others.
+            # Measured rows must be in memory and leave space for other rows.
             rule = store.rule_of(table.name)
             slots = 0 if rule is None else rule.slots_per_row(table.dim)
             self.most_watched = table.storage.rows_in_memory(table.dim, slots) // 2
         self.states = KeyStates.empty()
         self.policy = UpdatePolicy()
-        # What the store was told last; None: not known, and so told again.
+        # Settings that the store received last. None means unknown, so that they are sent again.
         self._told_policy: UpdatePolicy | None = None
         self._has_flags: bool | None = None
 
@@ -90,12 +92,13 @@ class TrackedTable:
         return self.states.keys[self.states.is_saturated]
 
     def measure(self, are_withheld: bool) -> Measured:
-        """Drifts since the snapshot was taken; the rows that were measured take its place.
+        """Returns the drifts since the snapshot and replaces the snapshot.
 
-        Call `renew` next, before any of them changes.
+        Note: the new snapshot contains the measured rows. Call `renew` before any of these rows
+        changes.
 
         Args:
-            are_withheld: whether saturated keys' gradients were masked, or are yet to come.
+            are_withheld: Whether gradients of saturated keys were masked or deferred.
         """
         keys = self.states.keys
         if not keys.size:
@@ -105,8 +108,8 @@ class TrackedTable:
         own_keys = self._own(keys, owners)
         rows, found, drift = self._store.measure(self.name, own_keys, self._snapshot, self._metric)
         found = np.asarray(found, bool)
-        # Most windows have the hot keys of the one before: their rows are read once.
-        self._snapshot = tf.convert_to_tensor(rows, tf.float32)  # a copy of the store's own
+        # Most hot keys stay hot in the next window, therefore their rows are read only once.
+        self._snapshot = tf.convert_to_tensor(rows, tf.float32)  # independent of the store
         self._gathered = own_keys if found.all() else None
         drift = self._of_all_ranks(np.asarray(drift), owners, "drift")
         is_there = self._of_all_ranks(found, owners, "found")
@@ -116,9 +119,12 @@ class TrackedTable:
         return Measured(keys, drift, deciding, int((~is_there).sum()))
 
     def renew(self, states: KeyStates) -> None:
-        """Takes over the states of the window that begins and copies the hot rows.
+        """Starts a window with new key states and a new snapshot.
 
-        Keys that the store lost since the hot set was chosen are dropped.
+        Keys whose row was evicted after the hot set was chosen are dropped.
+
+        Args:
+            states: States of the hot keys during the window that begins.
         """
         owners = self._owners(states.keys)
         own_keys, gathered = self._own(states.keys, owners), self._gathered
@@ -135,14 +141,14 @@ class TrackedTable:
         self._snapshot = tf.convert_to_tensor(rows, tf.float32)
 
     def _owners(self, keys: np.ndarray) -> np.ndarray | None:
-        """The rank that has each key's row; None: every rank has all rows."""
+        """Returns the owner of each key, or None if replicated."""
         if self._ranks.size == 1 or not self._store.is_spread:
             return None
         return self._store.owners(self.name, keys)
 
     @property
     def _own_keys(self) -> np.ndarray:
-        """Hot keys whose rows are this rank's."""
+        """Hot keys whose rows this rank owns."""
         return self._own(self.states.keys, self._owners(self.states.keys))
 
     def _own(self, keys: np.ndarray, owners: np.ndarray | None) -> np.ndarray:
@@ -154,11 +160,12 @@ class TrackedTable:
         return self._ranks.of_owners(values, owners, f"{name}.{self.name}")
 
     def set_flags(self, withholds: bool, but: np.ndarray | None = None) -> None:
-        """Passes the saturated rows to the store, if the store masks or defers their gradients.
+        """Sends the flags of saturated rows to the store.
 
         Args:
-            withholds: whether gradients of saturated rows are masked or deferred.
-            but: keys int64 [n] whose rows have no flags, whatever their state.
+            withholds: Whether gradients of saturated rows are masked or deferred. If not, all flags
+                are cleared.
+            but: Keys int64 [n] whose rows get no flag, whatever their state.
         """
         keys = self.saturated_keys if withholds else self.states.keys[:0]
         if but is not None:
@@ -168,24 +175,27 @@ class TrackedTable:
         self._has_flags = bool(keys.size)
 
     def set_policy(self) -> None:
-        """Tells the store what becomes of the table's gradient rows, if that is something new."""
+        """Sends the update policy to the store if it has changed."""
         if self.policy != self._told_policy:
             self._store.set_update_policy(self.name, self.policy)
         self._told_policy = self.policy
 
     def take_counts(self) -> UpdateCounts:
-        """Returns what became of gradient rows since the last call; `pending` is as of now."""
+        """Returns the counts of gradient rows since the last call.
+
+        `deferred_now` and `deferred_bytes` are the present values.
+        """
         before, self._counts = self._counts, self._store.update_counts(self.name)
         return _since(self._counts, before)
 
     def state(self) -> dict[str, Any]:
-        """Returns what is known of the table in the midst of a window.
+        """Returns the state of the table, at any time during a window.
 
         Returns:
-            JSON-serialisable values and arrays: "dim"; the fields of `KeyStates`, by name;
-            "policy"; "counts", of this window so far; and, of the hot keys whose rows are this
-            rank's, "snapshot_keys" int64 [n] and "snapshot" float32 [n, dim]; and "unmarked"
-            int64 [m], of them those whose row came back in this window.
+            JSON-serializable values and arrays: "dim"; the fields of `KeyStates` by name; "policy";
+            "counts" of this window so far; "snapshot_keys" int64 [n] and "snapshot" float32 [n,
+            dim] of the hot keys whose rows this rank owns; and "unmarked" int64 [m], the keys among
+            these whose row was evicted and created again in this window and therefore has no flag.
         """
         own = self._own_keys
         counts = _since(self._store.update_counts(self.name), self._counts)
@@ -200,20 +210,20 @@ class TrackedTable:
         }
 
     def _without_flags(self, keys: np.ndarray) -> np.ndarray:
-        """Keys whose rows left the store and came back, without flags, since these were set."""
-        # A rank's own part of a sharded table has no flags; its replicas save theirs themselves.
+        """Returns keys whose rows were evicted and created again without flags."""
+        # In a sharded table only the replicas have flags, and they save them separately.
         if not self._store.forgets_flags or self._owners(keys) is not None:
             return keys[:0]
         _, found = self._store.gather(self.name, keys)
         return keys[np.asarray(found, bool) & (self._store.row_flags(self.name, keys) == 0)]
 
     def restore(self, state: Mapping[str, Any], rule: UpdatePolicy) -> None:
-        """Goes on from what `state` gave, with the snapshots of all ranks; sets no flags yet.
+        """Restores the state that `state` returned, without setting flags.
 
         Args:
-            state: of this table.
-            rule: of its gradients after the warm-up, as configured here, where the store took it:
-                what a store may refuse is as there.
+            state: State of this table, with the snapshots of all ranks.
+            rule: The configured update policy of the table after the warm-up. It limits the
+                restored policy, because the store may not support `decay_skipped`.
         """
         self.states = KeyStates(**{f.name: state[f.name] for f in dataclasses.fields(KeyStates)})
         policy = UpdatePolicy(**state["policy"])
@@ -225,14 +235,17 @@ class TrackedTable:
         self._counts = _since(now, before)
 
     def _own_rows(self, state: Mapping[str, Any]) -> np.ndarray:
-        """Indices of the snapshots of this rank's own hot keys."""
+        """Returns the snapshot indices of hot keys that this rank owns."""
         order = np.argsort(state["snapshot_keys"])
         found = np.searchsorted(state["snapshot_keys"], self._own_keys, sorter=order)
         return order[found]
 
 
 def _since(now: UpdateCounts, before: UpdateCounts) -> UpdateCounts:
-    """The difference of counts; of what is deferred now, `now`."""
+    """Returns the difference of two counts.
+
+    The deferred sums and their bytes are the present values, not differences.
+    """
     old = {**dataclasses.asdict(before), "deferred_now": 0, "deferred_bytes": 0}
     return UpdateCounts(**{name: n - old[name] for name, n in dataclasses.asdict(now).items()})
 
@@ -240,16 +253,19 @@ def _since(now: UpdateCounts, before: UpdateCounts) -> UpdateCounts:
 def tables_to_track(
     tables: Sequence[Table], settings: EngineSettings, specs: Sequence[FeatureSpec]
 ) -> list[Table]:
-    """Returns the tables that a feature uses and the settings do not exempt, in their order.
+    """Returns the used tables that the settings do not exclude.
 
     Args:
-        tables: of the store.
-        settings: of the engine.
-        specs: features of an input.
+        tables: Tables of the store.
+        settings: Settings of the engine.
+        specs: Features of an example.
+
+    Returns:
+        The tables in the order of the store.
 
     Raises:
-        ValueError: there is no feature, a feature's table is not in the store, a setting names a
-            table that no feature uses, a budget is too small for one row, or no table is left.
+        ValueError: There is no feature, the table of a feature is not in the store, a setting names
+            a table that no feature uses, a budget is too small for one row, or no table remains.
     """
     if not specs:
         raise invalid("specs", specs, "SaturationTracker", "one feature or more")
@@ -288,26 +304,38 @@ def tables_to_track(
 def joined(
     keys: list[np.ndarray], numbers: list[np.ndarray]
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The index of each key's table, int32 [n], keys and numbers, listed table by table."""
-    # Tensors at once: of arrays as large a copy would be made.
+    """Concatenates keys and numbers of all tables and adds table indices.
+
+    Args:
+        keys: For each table, int64 [n].
+        numbers: For each table, float32 [n].
+
+    Returns:
+        The index of each key's table, int32 [n], the keys and the numbers, table by table.
+    """
+    # Concatenates tensors, because a NumPy array of this size would be copied into a tensor.
     with tf.device("CPU:0"):
         tables = np.repeat(np.arange(len(keys), dtype=np.int32), [k.size for k in keys])
         return tf.constant(tables), tf.concat(keys, 0), tf.concat(numbers, 0)
 
 
 Result = TypeVar("Result")
-# Hot keys of all tables; with fewer, threads cost more than they save.
+# Minimum number of hot keys of all tables for which threads save time.
 FEW_KEYS = 1 << 16
-# A table that is measured takes its snapshot's memory twice.
+# The limit bounds memory, because measuring a table needs the memory of its snapshot twice.
 MOST_AT_ONCE = 4
 
 
 def tables_at_once(store: TrackedStore, ranks: int) -> int:
-    """Returns how many tables of a store may be worked on at once.
+    """Returns the number of tables to process at the same time.
 
-    One where the store does not say that it takes more, or where ranks meet for each table, in the
-    same order on all of them; else as many as TensorFlow has threads for a kernel, at most
-    `MOST_AT_ONCE`.
+    The result is 1 if the store does not support parallel calls, or with multiple ranks, because
+    all ranks must run the collectives of the tables in the same order. Otherwise it is the number
+    of intra-op threads of TensorFlow, at most `MOST_AT_ONCE`.
+
+    Args:
+        store: The store.
+        ranks: Number of ranks.
     """
     if ranks > 1 or not store.takes_tables_at_once:
         return 1
@@ -316,13 +344,20 @@ def tables_at_once(store: TrackedStore, ranks: int) -> int:
 
 
 def for_each(work: Callable[..., Result], threads: int, *arguments: Iterable[Any]) -> list[Result]:
-    """Returns `list(map(work, *arguments))`, computed by this thread and `threads` - 1 others.
+    """Returns `list(map(work, *arguments))`, computed by multiple threads.
 
-    By fewer where the system gives no more: an interpreter that is about to end starts none, which
-    is why no executor of the standard library is used here. No call is begun after one that failed.
+    The calling thread and up to `threads` - 1 helper threads run the calls. If the system cannot
+    start a thread, fewer are used. For example, an interpreter that shuts down starts no thread,
+    therefore the executors of the standard library are not used. After a call fails, no further
+    call starts.
+
+    Args:
+        work: The function to call.
+        threads: Maximum number of threads.
+        *arguments: Arguments of the calls, as for `map`, with equal lengths.
 
     Raises:
-        BaseException: the first error of a call, after all calls that began have ended.
+        BaseException: The first error of a call, after all started calls have ended.
     """
     calls = list(zip(*arguments, strict=True))
     results: list[Any] = [None] * len(calls)

@@ -1,9 +1,11 @@
-"""The window loop: hot set, snapshot, drift, threshold, states, for the classifier and the store.
+"""The window loop: measures drift and configures the classifier and the store.
 
-In: a store's access counts and rows, and the losses of trained inputs. Out: what the classifier
-skips, what the store masks or defers, and a `WindowReport` per window.
-Method: Slipstream, arXiv 2404.04270, snapshot and sampling blocks; states, `max_auc_loss`
-and deferring are this project's.
+In each window the tracker reads the access counts and rows of a store and the losses of trained
+examples. At the end of the window it decides which examples the classifier skips and which
+gradients the store masks or defers, and returns a `WindowReport`.
+
+Source: Slipstream, arXiv 2404.04270, snapshot and sampling blocks. Probing, `max_auc_loss` and
+deferring are additions of this project.
 """
 
 import dataclasses
@@ -37,7 +39,7 @@ from slipstream_tf.policies.base import Begins, Tables
 from slipstream_tf.tables.base import TrackedStore
 
 _Result = TypeVar("_Result")
-# Of the window loop, beside the parts that have states of their own.
+# State of the window loop, without the parts that save their state separately.
 _LOOP = (
     *("planned_steps", "step", "steps_in_window", "examples_seen", "windows_after_warmup"),
     *("window_is_warming_up", "threshold"),
@@ -45,17 +47,18 @@ _LOOP = (
 
 
 class SaturationTracker:
-    """Finds saturated keys window by window, and says what is skipped, masked or deferred.
+    """Finds saturated keys in each window and applies the policies.
 
-    All state changes at window ends, so that classification between them is constant. The first
-    window has no snapshot: no key is saturated before the end of the second.
+    All state changes at the end of a window, so that decisions are constant between window ends.
+    The first window has no snapshot, therefore no key is saturated before the end of the second
+    window.
 
-    Nothing is saved before the end of the warm-up. As long as its length is not known
-    (`Window.warmup` is a share, and neither `Window.planned_steps` nor `plan` says of how many
-    steps), it goes on.
+    No example or gradient is saved before the end of the warm-up. The warm-up continues while its
+    length is unknown: this is the case if `Window.warmup` is a fraction and the number of steps is
+    set neither by `Window.planned_steps` nor by `plan`.
 
     Attributes:
-        classifier: tells which inputs to skip; pass it to `sampling.classifier.skip_inputs`.
+        classifier: The input classifier. Pass it to `sampling.classifier.skip_inputs`.
     """
 
     def __init__(
@@ -68,15 +71,16 @@ class SaturationTracker:
         """Starts the first window.
 
         Args:
-            store: holds the tables; its access counts are decayed at window ends.
-            settings: of the engine.
-            specs: features of an input; the tables they use are tracked, other tables are not.
-            comm: the ranks that train together: all end their windows after the same steps, see
-                the same T and states, and report what they did in all. None: this process alone.
+            store: The store that contains the tables. Its access counts are decayed at window ends.
+            settings: Settings of the engine.
+            specs: Features of an example. Only the tables that they use are tracked.
+            comm: Communicator of the ranks that train together, or None for a single process. All
+                ranks end their windows after the same steps, compute the same T and states, and
+                report totals.
 
         Raises:
-            ValueError: there is no feature, a feature's table is not in the store, a setting names
-                a table that no feature uses, or a budget is too small for one row.
+            ValueError: There is no feature, the table of a feature is not in the store, a setting
+                names a table that no feature uses, or a budget is too small for one row.
         """
         self._store = store
         self._settings = settings
@@ -109,13 +113,14 @@ class SaturationTracker:
             type(policy).__name__: policy.initial_state() for policy in settings.policies
         }
         self._reports = ReportLog()
-        # Shows the store the policies after the warm-up, so that it refuses them now.
+        # Sends the store the policies after the warm-up now, so that an unsupported policy raises
+        # here.
         for table, rule in zip(self._tables, self._gradient_rules(True), strict=True):
             store.set_update_policy(table.name, rule)
         self._begin_window(0.0)
 
     def _acted_on(self) -> Tables:
-        """The tables, as policies see them now."""
+        """Returns the present description of the tables for policies."""
         parts = self._ranks.size if self._store.is_spread else 1
         rows = {table.name: parts * self._store.size(table.name) for table in self._tracked}
         are_native = self._store.updates_rows and not self._store.is_in_sok
@@ -123,7 +128,11 @@ class SaturationTracker:
         return Tables(self._tracked, self._rates, rows, are_native, bound)
 
     def _gradient_rules(self, is_active: bool) -> list[UpdatePolicy]:
-        """What becomes of the tables' gradients in a window after the warm-up, or before."""
+        """Returns the update policy of each table in a window.
+
+        Args:
+            is_active: Whether the window is after the warm-up.
+        """
         settings, acted_on = self._settings, self._acted_on()
         rules = []
         for table in self._tracked:
@@ -134,12 +143,12 @@ class SaturationTracker:
 
     @property
     def auc_loss_of_deferring(self) -> tuple[float, float] | None:
-        """What deferring by movement may cost, (least, most) AUC; None where no rule tells."""
+        """Estimated (minimum, maximum) AUC loss of deferring; None if unknown."""
         return self._settings.gradients.auc_loss(self._acted_on())
 
     @property
     def window_steps(self) -> int:
-        """Length of a window, in steps."""
+        """Number of steps per window."""
         return self._settings.window.length(self._planned_steps)
 
     @property
@@ -149,23 +158,23 @@ class SaturationTracker:
 
     @property
     def warmup_steps(self) -> int | None:
-        """Steps before which nothing is skipped; None as long as that is not known."""
+        """Number of steps in the warm-up, or None if unknown."""
         return self._settings.window.warmup_steps(self._planned_steps)
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether the warm-up goes on; as long as its length is not known, it does."""
+        """Whether the warm-up continues; always True while its length is unknown."""
         warmup = self.warmup_steps
         return warmup is None or self._step < warmup
 
     @property
     def steps_left(self) -> int:
-        """Steps until the present window ends, at least 1."""
+        """Number of steps until the present window ends, at least 1."""
         return max(1, self.window_steps - self._steps_in_window)
 
     @property
     def policies(self) -> dict[str, UpdatePolicy]:
-        """What becomes of the gradients of the tracked tables in the present window."""
+        """Update policies of the tracked tables in the present window."""
         return {table.name: table.policy for table in self._tables}
 
     @property
@@ -175,26 +184,29 @@ class SaturationTracker:
 
     @property
     def goes_by_plan(self) -> bool:
-        """Whether the warm-up is a share of the steps that `plan` is told."""
+        """Whether the warm-up length depends on the steps passed to `plan`."""
         return self._settings.window.warmup_steps(None) is None
 
     def plan(self, steps: int) -> None:
-        """Says how many steps training would take without skipping; takes effect at a window's end.
+        """Sets the planned number of steps of training without skipping.
+
+        The length of windows follows immediately. Skipping follows at the end of the present
+        window. `Window.planned_steps` has priority.
 
         Args:
-            steps: in all, from the start; `Window.planned_steps` goes first.
+            steps: Total number of steps from the start of training.
         """
         require_integer("steps", steps, 0, None, "SaturationTracker.plan")
         self._planned_steps = steps
 
     def step(self, steps: int = 1) -> WindowReport | None:
-        """Counts trained steps, and ends the window if it is full.
+        """Counts trained steps and ends the window if it is full.
 
         Args:
-            steps: steps trained since the last call (Keras: `steps_per_execution`).
+            steps: Number of steps since the last call (in Keras: `steps_per_execution`).
 
         Returns:
-            The window's report, or None if the window goes on.
+            The report of the window, or None if the window continues.
         """
         require_integer("steps", steps, 0, None, "SaturationTracker.step")
         self._step += steps
@@ -204,12 +216,12 @@ class SaturationTracker:
         return self.end_window()
 
     def state(self) -> dict[str, Any]:
-        """Returns all that the engine knows on this rank, in the midst of a window or not.
+        """Returns the state of the engine on this rank, at any time.
 
-        Not in it: rows, slots, access counts and deferred gradients, which are the store's.
+        Rows, slots, access counts and deferred gradients belong to the store and are not included.
 
         Returns:
-            Nested dictionaries of JSON-serialisable values and arrays; see `ranks.part_of`.
+            Nested dictionaries of JSON-serializable values and arrays; see `ranks.part_of`.
         """
         return {
             "metric": self._settings.saturated.metric,
@@ -226,28 +238,28 @@ class SaturationTracker:
         }
 
     def check(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ValueError if `restore` cannot take states; nothing is changed."""
+        """Raises ValueError if `restore` would reject the states; changes nothing."""
         dims = {table.name: table.dim for table in self._tables}
         require_restorable(states, dims, self._settings.saturated.metric)
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on from what `state` gave; with several ranks a collective.
+        """Restores the states that `state` returned; a collective with multiple ranks.
 
-        Call it when the store has its rows and counts back, and before its deferred gradients are.
-        With as many ranks as before each gets back its own; else what is a rank's own is shared
-        out, but samples of inputs, which are drawn anew.
+        Call it after the rows and counts of the store are restored and before its deferred
+        gradients are. If the number of ranks is unchanged, each rank gets its own state. Otherwise
+        the states are distributed over the ranks, but the samples of examples start empty.
 
         Args:
-            states: of every rank, rank 0 first.
+            states: States of all ranks, in rank order.
 
         Raises:
-            ValueError: the tables or the metric differ; nothing is changed.
+            ValueError: The tables or the metric differ. The engine is unchanged then.
         """
         self.check(states)
         state = part_of(states, self._ranks.rank, self._ranks.size)
         for name in _LOOP:
             setattr(self, f"_{name}", state["loop"][name])
-        # Of policies that were not there, or went by something else, what they begin with.
+        # A policy without a saved state, or with other fields, keeps its initial values.
         saved = state["policies"]
         for name, own in self._policy_states.items():
             before = saved.get(name, {})
@@ -258,7 +270,7 @@ class SaturationTracker:
             table.restore(state["tables"][table.name], rule)
         without_flags = {name: table["unmarked"] for name, table in state["tables"].items()}
         self._apply_window(without_flags)
-        # Another pilot's numbers are of other buckets.
+        # Parameters of a pilot with other settings belong to other buckets.
         pilot = self._settings.examples.pilot_settings
         if pilot and state["pilot_settings"] == pilot:
             self.classifier.import_pilot(state["pilot"])
@@ -276,14 +288,14 @@ class SaturationTracker:
     def _for_each_table(
         self, work: Callable[..., _Result], *others: Iterable[Any]
     ) -> list[_Result]:
-        """Results of work on each table and what belongs to it, in order; tables maybe at once."""
+        """Calls `work` for each table; returns the results in table order."""
         return for_each(work, self._threads, self._tables, *others)
 
     def end_window(self) -> WindowReport:
-        """Ends the window now, however many steps it had, and starts the next one.
+        """Ends the window now, whatever its length, and starts the next window.
 
         Returns:
-            The report, which is also the last of `reports`.
+            The report, which is also the last entry of `reports`.
         """
         start = time.perf_counter()
         snapshot_bytes = sum(table.snapshot_bytes for table in self._tables)
@@ -328,9 +340,9 @@ class SaturationTracker:
         return report
 
     def _collect(self) -> window_end.Findings:
-        """Gathers what the window brought, from the store, the classifier and the other ranks."""
+        """Gathers the findings of the window from store, classifier and ranks."""
         settings, ranks = self._settings, self._ranks
-        # Whether gradients of saturated keys did not reach their rows in this window.
+        # Whether gradients of saturated keys were masked or deferred in this window.
         withholds = settings.gradients.withholds_saturated and not settings.dry_run
         withholds = withholds and not self._window_is_warming_up
         measured = self._for_each_table(lambda table: table.measure(withholds))
@@ -367,7 +379,11 @@ class SaturationTracker:
         )
 
     def _begin_window(self, threshold: float) -> bool:
-        """Decides what holds in the window that begins; returns whether it may skip inputs."""
+        """Starts a window and returns whether it may skip examples.
+
+        Args:
+            threshold: T of the window.
+        """
         self._steps_in_window = 0
         self._window_is_warming_up = self.is_warming_up
         self._threshold = threshold
@@ -378,10 +394,11 @@ class SaturationTracker:
         return self._apply_window({})
 
     def _apply_window(self, without_flags: Mapping[str, np.ndarray]) -> bool:
-        """Sets up store and classifier for a window; returns whether it may skip inputs.
+        """Configures store and classifier; returns whether examples may be skipped.
 
         Args:
-            without_flags: table -> keys whose rows came into the store since the window began.
+            without_flags: Maps a table to keys whose rows were created during the window, so that
+                they have no flags.
         """
         is_active = not self._window_is_warming_up
         withholds = self._settings.gradients.withholds_saturated and is_active
@@ -400,10 +417,16 @@ class SaturationTracker:
         return may_skip
 
     def _planned_inputs(self, just_skipped: int) -> int | None:
-        """Inputs that training is offered in all, by the inputs that the steps so far took.
+        """Estimates how many examples training is offered in total.
+
+        The estimate uses the number of trained examples per step so far.
 
         Args:
-            just_skipped: in the window that ends, which has no report yet.
+            just_skipped: Number of examples skipped in the window that ends, which has no report
+                yet.
+
+        Returns:
+            The number, or None if the number of steps is unknown.
         """
         steps = self._settings.window.planned_steps
         steps = self._planned_steps if steps is None else steps
@@ -413,7 +436,7 @@ class SaturationTracker:
         return round(steps * (self._examples_seen - skipped) / self._step)
 
     def _candidates(self) -> list[Candidates] | None:
-        """Keys that may be hot in the next window; None: hot keys are of no use."""
+        """Returns the candidates for the next hot set, or None without one."""
         if not self._settings.goes_by_keys:
             return None
         candidates = []
@@ -423,8 +446,8 @@ class SaturationTracker:
         return candidates
 
     def _renew_hot_set(self, states: Sequence[KeyStates] | None) -> float:
-        """Lets the tables go on with the next hot set; returns its overlap with the old one."""
-        # After the choice: a factor of 0 would leave nothing to choose by.
+        """Starts the next hot set; returns its overlap with the last."""
+        # Decay follows the choice of hot keys, because a factor of 0 removes all counts.
         self._store.decay_counts(self._settings.hot_set.count_decay)
         if states is None:
             return 0.0
@@ -438,11 +461,11 @@ class SaturationTracker:
         return common / total if total else 0.0
 
     def _hot_keys(self, table: TrackedTable) -> tuple[np.ndarray, np.ndarray]:
-        """This rank's most accessed keys of a table that fit its budget, and their counts."""
+        """Returns this rank's most accessed keys of a table with counts."""
         hot_set = self._settings.hot_set
         memory = self._settings.snapshot_bytes
         own = min(memory, hot_set.table_bytes.get(table.name, memory))
-        # States need no other order of the keys.
+        # The key states need ascending keys. Sorting by count is not needed.
         order = {"by_key": True} if self._store.lists_hot_keys_by_key else {}
         most = min(most_candidates(table.dim, own), table.most_watched)
         keys, counts = self._store.hot_keys(table.name, most, **order)

@@ -1,7 +1,7 @@
-"""What a window's end decides: T, the next hot set, the keys' states; its report and warnings.
+"""Decides T, the next hot set and the key states.
 
-In: what a window brought, over all ranks, and how much to skip. Out: decisions for `tracker` to
-carry out, and a `WindowReport` of both.
+The functions compute decisions from the findings of all ranks, without side effects except for
+warnings. `tracker` carries out the decisions and stores the `WindowReport`.
 """
 
 import dataclasses
@@ -23,17 +23,19 @@ from slipstream_tf.policies.threshold import ThresholdResult, find_threshold, fi
 def sampled_drifts(
     window: Mapping[str, np.ndarray], keys: Sequence[np.ndarray], drifts: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Picks the drifts of keys that sampled inputs have: a small part of the millions that are hot.
+    """Returns the drifts of the hot keys in the sampled examples.
+
+    The sample contains a small part of the hot keys, of which there may be millions.
 
     Args:
-        window: "tables" and "keys" of the sampled inputs' lookups, as
-            `ops.classifier.InputClassifier.export_window` gives them.
-        keys: of each table int64 [n], ascending.
-        drifts: of each table float32 [n], along its keys.
+        window: Result of `ops.classifier.InputClassifier.export_window`, with the "tables" and
+            "keys" of the lookups of the sampled examples.
+        keys: For each table, int64 [n], ascending.
+        drifts: For each table, float32 [n], aligned with its keys.
 
     Returns:
-        The index of each key's table, int32 [m], keys int64 [m], drifts float32 [m], each key of a
-        table once: arguments of `InputClassifier.reservoir_scores`.
+        Arguments for `InputClassifier.reservoir_scores`: the table index of each key, int32 [m],
+        keys int64 [m], and drifts float32 [m]. Each key of a table occurs once.
     """
     found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for table, (hot, drift) in enumerate(zip(keys, drifts, strict=True)):
@@ -48,35 +50,38 @@ def sampled_drifts(
 def threshold_of_keys(
     settings: EngineSettings, scores: np.ndarray, steering: Steering
 ) -> ThresholdResult:
-    """Returns T: as set, or found by share.
+    """Returns T: the configured threshold, or the quantile at the target fraction.
 
     Args:
-        settings: of the engine.
+        settings: Settings of the engine.
         scores: float32 [n], skip scores by drift of the window's sampled examples.
-        steering: of the next window.
+        steering: The fraction to save on in the next window.
     """
     if not settings.goes_by_keys:
         return fixed_threshold(0.0)
     if settings.saturated.threshold is not None:
         return fixed_threshold(settings.saturated.threshold)
-    # Foreseen losses have a share of their own, which T does not follow.
+    # The steered fraction belongs to the predicted losses, therefore T uses the key fraction.
     share = settings.key_share if settings.examples.pilot_settings else steering.share
     return find_threshold(scores, share, settings.saturated.max_threshold)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Findings(WindowWork):
-    """What a window brought, over all ranks; lists have an entry per tracked table.
+    """Measurements of a window over all ranks.
+
+    Sequences have one entry per tracked table.
 
     Attributes:
-        examples, rows, losses: see `WindowWork`.
-        window: its number.
-        states: of its hot keys.
-        measured: their drifts.
-        scores: float32 [n], skip scores by drift of its sampled inputs.
-        foreseen: float32 [m], scores by foreseen loss of its sampled examples; None: none are.
-        policies: the policies' states in it, by name.
-        candidates: keys that may be hot in the next window; None: hot keys are of no use.
+        inputs, rows, losses: See `WindowWork`.
+        window: Number of the window.
+        states: States of the hot keys.
+        measured: Drifts of the hot keys.
+        scores: float32 [n], skip scores by drift of the sampled examples.
+        foreseen: float32 [m], predicted-loss scores of the sampled examples, or None without a
+            pilot.
+        policies: States of the policies during the window, by class name.
+        candidates: Keys that may be hot in the next window, or None if no hot set is needed.
     """
 
     window: int
@@ -90,12 +95,12 @@ class Findings(WindowWork):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decision:
-    """What holds in the next window.
+    """Decisions for the next window.
 
     Attributes:
         found: T.
-        policies: the policies' states, by name.
-        states: of the next hot keys, table by table; None: there is no hot set.
+        policies: States of the policies, by class name.
+        states: States of the next hot keys, table by table, or None if no hot set is needed.
     """
 
     found: ThresholdResult
@@ -106,13 +111,13 @@ class Decision:
 def decide(
     settings: EngineSettings, findings: Findings, steering: Steering, threads: int = 1
 ) -> Decision:
-    """Decides what holds in the window after the one that ends.
+    """Decides T, policy states and key states after the window that ends.
 
     Args:
-        settings: of the engine.
-        findings: what the window brought.
-        steering: how much to skip.
-        threads: so many tables are worked on at once.
+        settings: Settings of the engine.
+        findings: Measurements of the window.
+        steering: The fraction to save on.
+        threads: Number of tables to process at the same time.
     """
     found = threshold_of_keys(settings, findings.scores, steering)
     policies = {}
@@ -139,7 +144,10 @@ def decide(
 
 
 def _value_of_skipped(settings: EngineSettings, findings: Findings, steering: Steering) -> float:
-    """What a skipped example was worth, by the policy that skips, or by the losses that came in."""
+    """Returns the value of a skipped example, in average examples.
+
+    The estimate of the policy has priority over the estimate from the recorded losses.
+    """
     policy = settings.examples
     state = findings.policies.get(type(policy).__name__, {})
     own = policy.value_of_skipped(state, findings.foreseen)
@@ -156,11 +164,11 @@ def describe(
     """Returns the report of a window that has ended.
 
     Args:
-        settings: of the engine.
-        findings: what it brought.
-        steering: how much the next one is to skip.
-        decision: what holds in the next one.
-        **others: fields of the report that follow from none of these.
+        settings: Settings of the engine.
+        findings: Measurements of the window.
+        steering: The fraction to save on in the next window.
+        decision: Decisions for the next window.
+        **others: The remaining fields of the report.
     """
     drift = np.concatenate([measured.drift for measured in findings.measured])
     finite = np.sort(drift[np.isfinite(drift)])
@@ -188,13 +196,13 @@ def describe(
 def warn_of_first_window(
     settings: EngineSettings, warmup_steps: int | None, rows_offered: int, examples_seen: int
 ) -> None:
-    """Warns at the end of the first window if nothing will ever be skipped.
+    """Warns after the first window if no example will be skipped.
 
     Args:
-        settings: of the engine.
-        warmup_steps: None if the length of the warm-up is not known.
-        rows_offered: gradient rows that came in the window.
-        examples_seen: examples that were classified; by them T is found.
+        settings: Settings of the engine.
+        warmup_steps: Length of the warm-up, or None if unknown.
+        rows_offered: Number of gradient rows in the window.
+        examples_seen: Number of classified examples, from which T is found.
     """
     if not settings.policies:
         return
@@ -220,13 +228,13 @@ def warn_of_first_window(
 def log_anomalies(
     window: int, step: int, tables: Sequence[str], measured: Sequence[Measured]
 ) -> None:
-    """Warns of hot keys whose drift is not finite.
+    """Warns about hot keys with a drift that is not finite.
 
     Args:
-        window: number of the window that ends.
-        step: trained steps.
-        tables: names of the tracked tables.
-        measured: their drifts.
+        window: Number of the window that ends.
+        step: Number of trained steps.
+        tables: Names of the tracked tables.
+        measured: Drifts of their hot keys.
     """
     for table, found in zip(tables, measured, strict=True):
         broken = found.keys[~np.isfinite(found.drift)]
