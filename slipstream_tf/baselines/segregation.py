@@ -17,7 +17,7 @@ from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, snapshot_b
 from slipstream_tf.ops.features import PADDING_KEY, num_rows
 from slipstream_tf.sampling.batches import chosen_rows
 
-# Number of inputs whose key counts are collected before they are merged.
+# Number of inputs after which the collected key counts are merged.
 _MERGED_AT_ONCE = 1 << 18
 
 

@@ -14,7 +14,7 @@ from slipstream_tf.policies.skip_examples import Score
 class RowDrift(Score):
     """Scores examples by the drift of their rows, as the paper.
 
-    `SkipExamples` skips examples whose keys are saturated (arXiv 2404.04270). Note: this is a
+    `SkipExamples` skips examples with saturated keys (arXiv 2404.04270). Note: this is a
     baseline. In all measurements, random skipping was at least as good at equal cost.
 
     Example:

@@ -1,4 +1,4 @@
-"""Chooses the most accessed keys whose snapshots fit a budget."""
+"""Chooses the most accessed keys with snapshots that fit a budget."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ DRIFT_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 # All windows use the same histogram buckets, so that they can be compared.
 _BUCKETS_PER_DECADE = 4
 _LEAST_DECADE, _MOST_DECADE = -9, 9
-# Number of windows whose reports are compressed together.
+# Number of reports that are compressed together.
 BLOCK = 128
 # Maximum size of a decompressed block: 8 MiB per report, enough for 17,000 tables. The limit
 # protects against corrupt files.
@@ -69,7 +69,7 @@ class WindowReport:
         is_warming_up: Whether the window began during the warm-up, in which no example is skipped.
         hot_keys: Number of hot keys in this window. 0 in the first window.
         snapshot_bytes: Bytes of the snapshots of these keys.
-        evicted: Number of hot keys whose row was evicted, so that they have no drift.
+        evicted: Number of hot keys without a drift, because their row was evicted.
         anomalies: Number of hot keys with a drift that is not finite, because their row contains a
             NaN or an infinity. They are never saturated.
         drift_quantiles: Maps quantiles in [0, 1] to finite drifts. Empty without finite drifts.

@@ -24,7 +24,7 @@ class EngineSettings:
             policy may act on examples, and at most one on gradients. Without policies the engine
             only measures.
         window: Length, warm-up and sample size, as a `Window`. None means `Window()`.
-        hot_set: The keys whose drift is measured, as a `HotSet`. None means `HotSet()`.
+        hot_set: Choice of the keys with a measured drift, as a `HotSet`. None means `HotSet()`.
         saturation: Definition of a saturated key. None means `Saturation()`.
         max_auc_loss: Maximum AUC loss that the savings may cause, above 0, or None for no bound.
             The loss is estimated by `engine.steering`. Policies that lose AUC in different ways
@@ -168,7 +168,7 @@ class EngineSettings:
 
     @property
     def key_share(self) -> float:
-        """Fraction of the hot examples whose keys should be saturated."""
+        """Fraction of the hot examples that should have saturated keys."""
         return _first(self.examples.key_share, self.gradients.key_share, DEFAULT_SHARE)
 
     @property

@@ -4,7 +4,7 @@ The transitions are:
 
     cold -> warming -> varying <-> saturated <-> probing, and probing -> varying; any -> cold.
 
-A key whose updates are masked or deferred cannot drift and would stay saturated forever. Therefore
+A key with masked or deferred updates cannot drift and would stay saturated forever. Therefore
 a saturated key is probed in one of `revisit_every` windows: it is trained like a varying key, and
 the drift over that window decides its next state.
 """
@@ -107,7 +107,7 @@ def next_states(
     much.
 
     - A key that enters the hot set is warming for one window.
-    - After that, a key whose drift over the window was below T is saturated. Any other key is
+    - After that, a key with a drift below T over the window is saturated. Any other key is
       varying.
     - Every `probes_every` windows a saturated key is probing for one window. The window depends on
       the hash of the key. A probing key is trained like a varying key, so that its drift can be
@@ -118,7 +118,7 @@ def next_states(
       until T falls to its last measured drift, because `deciding_drifts` repeats that drift.
     - A key that leaves the hot set or is evicted is forgotten. If it returns, it is warming again.
 
-    Note: an example whose m lookups are all saturated or probing has no probing lookup only with
+    Note: an example with m lookups, all saturated or probing, has no probing lookup only with
     probability (1 - 1/probes_every)**m. For example, 0.9**26 is 6%. If examples are skipped,
     `probes_every` should be well above the number of lookups per example.
 

@@ -26,7 +26,7 @@ was 0.0020, with 0.0005 allowed (benchmarks/results/stream.md). The method makes
 - Skipping examples costs as much as training on fewer examples. For examples skipped at random this
   is approximately true. In one epoch of globo clicks (2.7M examples, three seeds), skipping 21.7%
   and 40% of the examples cost AUC at b = 0.033, 0.023, 0.027 (equal for both fractions). The fit
-  over the whole curve returned 0.035, 0.020, 0.022, and the fit over the first 35% of it 0.018,
+  over the whole curve returned 0.035, 0.020, 0.022, and the fit over its first 35% 0.018,
   0.030, 0.032. The cost was up to 1.3 times the cost by the fit and 1.2 times the cost by its
   bound, because the scatter around a line does not show that a learning curve is not exactly a
   line. `MODEL_MARGIN` covers this error. (With a margin of 1.25, a bound of 0.001 AUC cost 0.0011
@@ -350,8 +350,8 @@ def plan_share(
     ln(N / (N - S)) equals the bound: S = N * (1 - exp(-max_auc_loss / b)), at most `MOST_MISSING` *
     N. b is the bound of the fit times `MODEL_MARGIN`. The remaining part of S is spread evenly over
     the remaining examples. Call this function at the end of each window: the bound of the slope
-    becomes tighter, the value changes, and the plan corrects for examples that were skipped in
-    excess of it or too few.
+    becomes tighter, the value changes, and the plan corrects for earlier windows that skipped too
+    many or too few examples.
 
     Args:
         curve: Progressive AUC so far. The module docstring states which examples it must cover.

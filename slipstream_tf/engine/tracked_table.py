@@ -38,7 +38,7 @@ class Measured:
         drift: float32 [n], the measured drifts.
         deciding: float32 [n], the drifts that determine T and the states; see
             `states.deciding_drifts`.
-        evicted: Number of hot keys whose row was evicted.
+        evicted: Number of evicted hot keys.
     """
 
     keys: np.ndarray
@@ -64,7 +64,7 @@ class TrackedTable:
         self._ranks = ranks
         self._metric = metric
         self._snapshot = tf.zeros((0, table.dim), tf.float32)
-        # Keys whose present rows the snapshot contains. Set between `measure` and `renew` only.
+        # Keys of the present rows in the snapshot. Set between `measure` and `renew` only.
         self._gathered: np.ndarray | None = None
         self._counts = store.update_counts(table.name)
         self.name = table.name
@@ -121,7 +121,7 @@ class TrackedTable:
     def renew(self, states: KeyStates) -> None:
         """Starts a window with new key states and a new snapshot.
 
-        Keys whose row was evicted after the hot set was chosen are dropped.
+        Keys that were evicted after the choice of the hot set are dropped.
 
         Args:
             states: States of the hot keys during the window that begins.
@@ -148,7 +148,7 @@ class TrackedTable:
 
     @property
     def _own_keys(self) -> np.ndarray:
-        """Hot keys whose rows this rank owns."""
+        """Hot keys that this rank owns."""
         return self._own(self.states.keys, self._owners(self.states.keys))
 
     def _own(self, keys: np.ndarray, owners: np.ndarray | None) -> np.ndarray:
@@ -165,7 +165,7 @@ class TrackedTable:
         Args:
             withholds: Whether gradients of saturated rows are masked or deferred. If not, all flags
                 are cleared.
-            but: Keys int64 [n] whose rows get no flag, whatever their state.
+            but: Keys int64 [n] that get no flag, whatever their state.
         """
         keys = self.saturated_keys if withholds else self.states.keys[:0]
         if but is not None:
@@ -194,8 +194,8 @@ class TrackedTable:
         Returns:
             JSON-serializable values and arrays: "dim"; the fields of `KeyStates` by name; "policy";
             "counts" of this window so far; "snapshot_keys" int64 [n] and "snapshot" float32 [n,
-            dim] of the hot keys whose rows this rank owns; and "unmarked" int64 [m], the keys among
-            these whose row was evicted and created again in this window and therefore has no flag.
+            dim] of the hot keys that this rank owns; and "unmarked" int64 [m], the keys among
+            these that were evicted and created again in this window and therefore have no flag.
         """
         own = self._own_keys
         counts = _since(self._store.update_counts(self.name), self._counts)
@@ -210,7 +210,7 @@ class TrackedTable:
         }
 
     def _without_flags(self, keys: np.ndarray) -> np.ndarray:
-        """Returns keys whose rows were evicted and created again without flags."""
+        """Returns keys that were evicted and created again without flags."""
         # In a sharded table only the replicas have flags, and they save them separately.
         if not self._store.forgets_flags or self._owners(keys) is not None:
             return keys[:0]

@@ -397,7 +397,7 @@ class SaturationTracker:
         """Configures store and classifier; returns whether examples may be skipped.
 
         Args:
-            without_flags: Maps a table to keys whose rows were created during the window, so that
+            without_flags: Maps a table to keys that were created again during the window, so that
                 they have no flags.
         """
         is_active = not self._window_is_warming_up

@@ -39,7 +39,7 @@ __all__ = [
 
 _RULES = (SGD, Adagrad, RowWiseAdagrad, Adam, AdamW, RowWiseAdam, Ftrl)
 NAMES = tuple(cls.rule for cls in _RULES)  # names that `get` accepts
-# Optimizers of `keras.optimizers` whose updates these classes reproduce exactly for the rows of a
+# Keras optimizers with updates that these classes reproduce exactly for the rows of a
 # batch, without moving other rows. The tuple names the settings that are copied.
 _SAME_AS_KERAS = {
     "SGD": (SGD, ()),

@@ -27,7 +27,7 @@ class Begins:
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """Describes the tables for whose gradients a policy makes rules.
+    """Describes the tables to which a policy for gradients applies.
 
     Attributes:
         tables: The tracked tables.
@@ -126,7 +126,7 @@ class Policy(Decisions):
 
     @property
     def key_share(self) -> float | None:
-        """Fraction of the hot examples whose keys should be saturated, or None.
+        """Fraction of the hot examples that should have saturated keys, or None.
 
         None means that the policy does not depend on the saturation of keys.
         """

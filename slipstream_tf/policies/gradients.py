@@ -130,7 +130,7 @@ class Interval:
 
     Args:
         steps: Maximum number of steps for which a gradient is deferred, at least 1.
-        share: Fraction of the hot examples whose keys should be saturated, in (0, 1]. Defaults to
+        share: Fraction of hot examples that should have saturated keys, in (0, 1]. Defaults to
             0.3, unless `Saturation(threshold=)` determines it.
     """
 
@@ -301,7 +301,7 @@ class MaskGradients(Policy):
     0.2
 
     Args:
-        share: Fraction of the hot examples whose keys should be saturated, in (0, 1]. Defaults to
+        share: Fraction of hot examples that should have saturated keys, in (0, 1]. Defaults to
             0.3, unless `Saturation(threshold=)` determines it.
         decay_moments: Whether moments and velocities of rows with a masked gradient decay.
     """

@@ -29,7 +29,7 @@ class Score(Decisions):
         """
 
     def key_share(self, share: float) -> float | None:
-        """Returns the fraction of the hot examples whose keys should be saturated.
+        """Returns the fraction of hot examples that should have saturated keys.
 
         Args:
             share: Fraction of the hot examples to skip.
