@@ -1,4 +1,4 @@
-"""Typed wrappers over the C++ ops; the library is loaded when the first op is called.
+"""Typed wrappers of the C++ ops, which are loaded on first use.
 
-Import the module you need, e.g. `from slipstream_tf.ops import drift`.
+Import the module that you need, for example `from slipstream_tf.ops import drift`.
 """

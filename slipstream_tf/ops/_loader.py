@@ -1,8 +1,7 @@
-"""Loads the op library on first use, after checking that it was built for this TensorFlow.
+"""Loads the op library on first use and checks its TensorFlow version.
 
-A library built for another minor release of TensorFlow may load without an error and then
-misbehave, so the check reads the build stamp (cc_ops/tf/base/build_info.cc) from the file
-beforehand.
+A library that was built for another minor release of TensorFlow may load without an error and then
+misbehave. Therefore the build stamp (cc_ops/tf/base/build_info.cc) is read from the file first.
 """
 
 import glob
@@ -28,13 +27,13 @@ _library: ModuleType | None = None
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """What an op library was built for.
+    """Describes the TensorFlow build that an op library requires.
 
     Attributes:
-      path: of the library's file.
-      tensorflow: version, e.g. "2.21.0".
-      cuda: whether it holds the GPU kernels.
-      cxx11_abi: whether its strings are libstdc++'s of C++11 (_GLIBCXX_USE_CXX11_ABI).
+        path: Path of the library file.
+        tensorflow: Version of TensorFlow, for example "2.21.0".
+        cuda: Whether the library contains GPU kernels.
+        cxx11_abi: Whether it uses the C++11 ABI of libstdc++ (_GLIBCXX_USE_CXX11_ABI).
     """
 
     path: str
@@ -44,13 +43,15 @@ class BuildInfo:
 
 
 def library_path(tensorflow: str | None = None) -> str:
-    """Path of the library to load: $SLIPSTREAM_OPS_LIBRARY, else the installed one.
+    """Returns the path of the library to load.
 
-    Of a wheel, which has one for each of several minor releases of TensorFlow, that for this one;
-    if there is none, the newest.
+    The path is $SLIPSTREAM_OPS_LIBRARY if that variable is set, otherwise the installed library. A
+    wheel contains one library for each supported minor release of TensorFlow. If none matches, the
+    library for the newest release is returned, and loading it raises an error.
 
     Args:
-      tensorflow: its version, e.g. "2.21.0"; default: that of TensorFlow, which may be imported.
+        tensorflow: Version of TensorFlow, for example "2.21.0". Defaults to the installed version,
+            for which TensorFlow may be imported.
     """
     named = os.environ.get(OVERRIDE)
     if named or os.path.exists(_INSTALLED):
@@ -66,7 +67,7 @@ def library_path(tensorflow: str | None = None) -> str:
 
 
 def _of_wheel() -> dict[tuple[int, ...], str]:
-    """Libraries of a wheel by the minor release of TensorFlow that they are for."""
+    """Returns the libraries of a wheel by minor release of TensorFlow."""
     start = _INSTALLED.removesuffix(".so") + "_tf"
     found = {}
     for path in glob.glob(glob.escape(start) + "*.so"):
@@ -76,21 +77,21 @@ def _of_wheel() -> dict[tuple[int, ...], str]:
 
 
 def build_info(path: str | None = None) -> BuildInfo:
-    """Reads the build stamp from the library's file, without loading it.
+    """Reads the build stamp from the library file without loading the library.
 
     Args:
-      path: of the library; default: the one that `library()` loads.
+        path: Path of the library. Defaults to the library that `library()` loads.
 
     Returns:
-      The stamp's content.
+        The contents of the stamp.
 
     Raises:
-      ImportError: there is no such file, or it has no stamp; the message says how to build it.
+        ImportError: The file does not exist or has no stamp. The message explains how to build it.
     """
     path = path or library_path()
     try:
         with open(path, "rb") as file:
-            # An empty file cannot be mapped.
+            # `mmap` raises an error for an empty file.
             size = os.path.getsize(path)
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
             stamp = _STAMP.search(content)
@@ -116,14 +117,16 @@ def build_info(path: str | None = None) -> BuildInfo:
 
 
 def library() -> ModuleType:
-    """The module of the library's ops; loaded by the first call, in any thread.
+    """Returns the module with the ops; loads it once.
+
+    The function is thread-safe.
 
     Returns:
-      The module, with one function per op, e.g. `slipstream_row_drift`.
+        The module, with one function per op, for example `slipstream_row_drift`.
 
     Raises:
-      ImportError: the library is missing, was built for another minor release of TensorFlow, or
-        cannot be loaded; the message names the versions and the command that mends it.
+        ImportError: The library is missing, was built for another minor release of TensorFlow, or
+            cannot be loaded. The message contains the versions and the command to rebuild it.
     """
     global _library
     with _lock:

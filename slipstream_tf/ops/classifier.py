@@ -1,9 +1,10 @@
-"""The input classifier: a C++ resource that tells which inputs of a batch can be skipped.
+"""The input classifier, which finds skippable inputs of a batch.
 
-In: drifts of the tracked keys and a threshold, once a window; keys of a batch, and the losses of
-the inputs that were trained, every step. Out: a bool, a skip score and a weight per input; at a
-window's end the scores of a uniform sample and statistics of the losses.
-Method: Slipstream, arXiv 2404.04270, sampling and input classifier blocks.
+The classifier is a C++ resource. It receives drifts and a threshold once per window, and the keys
+of each batch in every step. It returns a bool, a skip score and a weight per input. It also
+collects a uniform sample of the inputs and loss statistics for the end of the window.
+
+Source: Slipstream, arXiv 2404.04270, sampling and input classifier blocks.
 """
 
 import dataclasses
@@ -26,14 +27,15 @@ PILOT = {"base": np.float64, "buckets": np.int64, "numbers": np.float32}
 
 
 class KeptInputs(NamedTuple):
-    """Inputs of a batch that are kept by their foreseen losses.
+    """Inputs of a batch that are kept by their predicted losses.
 
     Attributes:
-        rows: int64 [kept], of the batch, ascending.
-        correction: float32 [kept], inputs that each stands for: 1 / its probability to be kept.
-        offset: float32 [kept], log of (its probability to be kept with label 1 / with label 0):
-            what the log-odds of what is kept are above those of all.
-        skippable: bool [kept], whether it could have been left out.
+        rows: int64 [kept], ascending positions in the batch.
+        correction: float32 [kept], importance weights, 1 / keep probability.
+        offset: float32 [kept], log(keep probability with label 1 / keep probability with label 0).
+            The log-odds of a label are larger by this value among the kept inputs than among all
+            inputs.
+        skippable: bool [kept], whether the keep probability was below 1.
     """
 
     rows: tf.Tensor
@@ -43,7 +45,7 @@ class KeptInputs(NamedTuple):
 
 
 MODES = ("none", "drift", "foreseen_loss", "random")
-# Arrays of `export_window`.
+# Arrays of `InputClassifier.export_window`.
 WINDOW = {
     "sums": np.float64,
     "histogram": np.float64,
@@ -57,17 +59,17 @@ WINDOW = {
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierCounts:
-    """Counts of one window's observed inputs.
+    """Counts of the observed inputs of one window.
 
-    Where only a share of the batches was classified (`window_batches` of
-    `InputClassifier.classify`), all but `examples_seen` are estimates.
+    If only a part of the batches was classified (`window_batches` of `InputClassifier.classify`),
+    all counts except `examples_seen` are estimates.
 
     Attributes:
-        examples_seen: inputs classified.
-        examples_skipped: inputs left out.
-        hot_examples: inputs with a finite skip score.
-        examples_skippable: inputs that could be left out.
-        examples_kept: skippable inputs that thinning kept.
+        examples_seen: Number of classified inputs.
+        examples_skipped: Number of dropped inputs.
+        hot_examples: Number of inputs with a finite skip score.
+        examples_skippable: Number of inputs that could be dropped.
+        examples_kept: Number of skippable inputs that subsampling kept.
     """
 
     examples_seen: int
@@ -78,12 +80,15 @@ class ClassifierCounts:
 
 
 class InputClassifier:
-    """Holds the drifts of the tracked keys, a threshold, and a sample of the window's inputs.
+    """Finds skippable inputs by drift or predicted loss.
 
     The skip score of an input with m lookups is its ceil(alpha * m)-th smallest drift, where
-    untracked keys count as +inf; it is +inf for an input without lookups. By foreseen loss
-    (`foresee`) it is |label - prediction|, of a pilot that is trained along. Thread-safe. The C++
-    resource lives as long as this object or a `tf.function` or dataset that uses it.
+    untracked keys count as +inf. The score of an input without lookups is +inf. With predicted
+    losses (`foresee`) the score is |label - prediction| of a pilot, which is trained in the same
+    call.
+
+    The class is thread-safe. The C++ resource is released with the last object, `tf.function` or
+    dataset that uses it.
     """
 
     def __init__(
@@ -97,23 +102,24 @@ class InputClassifier:
         pilot_factors: int = 8,
         pilot_memory_bytes: int = 0,
     ):
-        """Creates a classifier that tracks no key and skips nothing.
+        """Creates a classifier that tracks no key and skips no input.
 
         Args:
-            tables: names of the tables, in the order of the indices that `set_drift` takes.
-            alpha: share of an input's lookups that must be saturated: above 0, at most 1.
-            reservoir_size: most inputs in the window's sample.
-            seed: seeds the sample, thinning and random skipping.
-            ignored_tables: names of tables whose features are passed over.
-            pilot: what foresees losses: "none"; "label": the base rate; "linear": a logistic
-                regression, one number per key; "fm": a factorisation machine; "model": the model
-                that is trained.
-            pilot_factors: of "fm": numbers of a key's factor, 1 to 8.
-            pilot_memory_bytes: of "linear" and "fm": for what is learnt of the keys, which share
-                buckets of 16 bytes ("linear"), 32 or, with more than 4 factors, 64; 1,024 or more.
+            tables: Names of the tables. `set_drift` refers to them by index.
+            alpha: Fraction of an input's lookups that must be saturated, in (0, 1].
+            reservoir_size: Maximum number of inputs in the sample of a window.
+            seed: Seed of the sample, of subsampling and of random skipping.
+            ignored_tables: Names of tables. Their features are ignored.
+            pilot: Model that predicts losses. "none"; "label": the base rate; "linear": logistic
+                regression with one number per key; "fm": a factorization machine; "model": the
+                trained model.
+            pilot_factors: Number of values per factor vector of "fm", 1 to 8.
+            pilot_memory_bytes: Memory for the parameters of "linear" and "fm", at least 1,024. Keys
+                share buckets of 16 bytes ("linear"), 32 bytes ("fm" with up to 4 factors) or 64
+                bytes ("fm").
 
         Raises:
-            ValueError: an argument is out of its range.
+            ValueError: An argument is out of range.
         """
         place, memory = "InputClassifier", ("pilot_memory_bytes", pilot_memory_bytes)
         self._tables = features.table_names(tables, place)
@@ -140,7 +146,7 @@ class InputClassifier:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Names of the tables; a table's position is its index."""
+        """Names of the tables. The position of a table is its index."""
         return self._tables
 
     def classify(
@@ -150,24 +156,25 @@ class InputClassifier:
         observe: bool = True,
         window_batches: int = 0,
     ) -> Classified:
-        """Tells which inputs of a batch can be skipped.
+        """Returns which inputs of a batch can be skipped.
 
         Args:
-            inputs: keys of the batch in any format that `features.pack` takes.
-            specs: the features, in order.
-            observe: whether the inputs enter the window's sample and counts.
-            window_batches: batches of a window, or 0. Where inputs are observed and nothing may be
-                left out (in shadow mode, or mode "none"), as many batches of a window are
-                classified as give four inputs for each of the sample, one in 16 at least, chosen
-                at random by the seed. They count for the others, whose inputs are not skippable
-                and score +inf.
+            inputs: Keys of the batch in any format that `features.pack` accepts.
+            specs: The features, in order.
+            observe: Whether the inputs enter the sample and the counts of the window.
+            window_batches: Number of batches per window, or 0 to classify all batches. If inputs
+                are observed but none can be skipped (in shadow mode or with mode "none"), only
+                random batches are classified to save time: enough for four times the sample size,
+                and at least one batch in 16. The counts are extrapolated to the other batches, for
+                which all inputs are returned as not skippable with score +inf.
 
         Returns:
             (skippable, score, weight), each [batch].
 
         Raises:
-            ValueError: a feature is missing, or is of a table that the classifier does not have.
-            tf.errors.InvalidArgumentError: row splits decrease, features differ in batch size, ...
+            ValueError: A feature is missing, or its table is not a table of the classifier.
+            tf.errors.InvalidArgumentError: The inputs are inconsistent, for example row splits
+                decrease or features differ in batch size.
         """
         require_integer("window_batches", window_batches, 0, None, "InputClassifier.classify")
         arguments = {"window_batches": window_batches, **self._keys(inputs, specs)}
@@ -179,40 +186,41 @@ class InputClassifier:
     def foresee(
         self, inputs: Any, specs: Sequence[features.FeatureSpec], labels: Any, weights: Any = None
     ) -> KeptInputs:
-        """Tells which inputs of a batch are kept by their foreseen losses; the pilot learns them.
+        """Returns the inputs to keep by predicted loss, and trains the pilot.
 
         Args:
-            inputs: keys of the batch in any format that `features.pack` takes.
-            specs: the features, in order.
+            inputs: Keys of the batch in any format that `features.pack` accepts.
+            specs: The features, in order.
             labels: float32 [batch], 0 to 1.
-            weights: float32 [batch], the inputs' sample weights, at least 0; None: 1.
+            weights: float32 [batch], sample weights, at least 0. None means 1.
 
         Raises:
-            ValueError: as `classify`.
-            tf.errors.InvalidArgumentError: as `classify`; or a label or weight is out of its
-                range. Nothing is changed.
+            ValueError: As for `classify`.
+            tf.errors.InvalidArgumentError: As for `classify`, or a label or weight is out of range.
+                The classifier is unchanged then.
         """
         return self._foresee(self._keys(inputs, specs), labels, weights)
 
     def foresee_by(self, labels: Any, predictions: Any, weights: Any = None) -> KeptInputs:
-        """The same where the model is the pilot.
+        """Returns the inputs to keep by the predictions of the trained model.
 
         Args:
             labels: float32 [batch], 0 to 1.
-            predictions: float32 [batch], the model's probabilities.
-            weights: float32 [batch], the inputs' sample weights, at least 0; None: 1.
+            predictions: float32 [batch], probabilities that the model predicts.
+            weights: float32 [batch], sample weights, at least 0. None means 1.
 
         Raises:
-            tf.errors.InvalidArgumentError: a value is out of its range. Nothing is changed.
+            tf.errors.InvalidArgumentError: A value is out of range. The classifier is unchanged
+                then.
         """
-        # The op wants a feature; this one is of no table.
+        # The op requires a feature, therefore a dummy feature without a table is passed.
         ids = {"": tf.zeros_like(labels, tf.int64)}
         packed = features.pack(ids, [features.FeatureSpec("", "")])
         keys = {"feature_table": [len(self._tables)], **packed.arguments()}
         return self._foresee(keys, labels, weights, predictions)
 
     def _keys(self, inputs: Any, specs: Sequence[features.FeatureSpec]) -> dict[str, Any]:
-        """The arguments of an op that are of a batch's keys."""
+        """Returns the op arguments for the keys of a batch."""
         packed, ignored = features.pack(inputs, specs), len(self._tables)
         tables = features.table_indices(specs, self._tables, self._ignored_tables, ignored)
         return {"feature_table": tables, **packed.arguments()}
@@ -234,13 +242,13 @@ class InputClassifier:
         """Replaces the drifts of all tracked keys.
 
         Args:
-            tables: int32 [n], the index of each key's table.
-            keys: int64 [n]; no key of a table may occur twice.
-            drift: float32 [n], at least 0. Keys whose drift is not finite are not tracked.
+            tables: int32 [n], the table index of each key.
+            keys: int64 [n], unique per table.
+            drift: float32 [n], at least 0. Keys with a drift that is not finite are not tracked.
 
         Raises:
-            tf.errors.InvalidArgumentError: a table is out of range, a drift is negative, a key is
-                given twice, or the lengths differ. The drifts are then as they were.
+            tf.errors.InvalidArgumentError: A table is out of range, a drift is negative, a key
+                occurs twice, or the lengths differ. The drifts are unchanged then.
         """
         drifts = drift_tensors(tables, keys, drift)
         _loader.library().slipstream_classifier_set_drift(handle=self._handle, **drifts)
@@ -248,16 +256,16 @@ class InputClassifier:
             copy.set_drift(tables, keys, drift)
 
     def copy_on(self, device: str) -> DriftClassifier:
-        """Returns a classifier on a device that gets the drifts and settings of this one.
+        """Returns a classifier for a device with the same drifts and settings.
 
-        It has them from the next `set_drift` and `configure` on, and skips nothing before. What it
-        classifies is not observed.
+        The copy skips no input before the next calls of `set_drift` and `configure`. Inputs that it
+        classifies are not observed.
 
         Args:
-            device: where the keys of inputs are, e.g. "GPU:0".
+            device: Device of the keys of inputs, for example "GPU:0".
 
         Raises:
-            ValueError: this classifier foresees losses, which a copy does not.
+            ValueError: This classifier predicts losses, which a copy does not support.
         """
         if self._pilot != "none":
             raise invalid("pilot", self._pilot, "InputClassifier.copy_on", "'none': none is copied")
@@ -275,21 +283,22 @@ class InputClassifier:
         keep_rate: float = 0.0,
         shadow: bool = False,
     ) -> None:
-        """Sets what is skippable from the next batch on.
+        """Sets the rule for skippable inputs from the next batch on.
 
         Args:
-            mode: "none"; "drift" or "foreseen_loss": inputs whose score is below the threshold;
-                "random": each input with probability `random_share`, determined by the seed and the
-                input's number.
-            threshold: at least 0; may be infinite.
-            random_share: 0 to 1.
-            keep_rate: share of the skippable inputs that is kept with a weight of 1 / keep_rate, 0
-                to below 1; not with "random". With "foreseen_loss" above 0: the least probability
-                to be kept of an input, which is else score / threshold.
-            shadow: keep every input, with a weight of 1.
+            mode: "none"; "drift" or "foreseen_loss": inputs with a score below the threshold are
+                skippable; "random": each input is skippable with probability `random_share`,
+                determined by the seed and the number of the input.
+            threshold: At least 0; may be infinite.
+            random_share: Probability of a skippable input, 0 to 1.
+            keep_rate: Fraction of the skippable inputs that is kept with weight 1 / keep_rate, in
+                [0, 1). Not used with "random". With "foreseen_loss" it must be above 0 and is the
+                minimum keep probability; otherwise an input is kept with probability score /
+                threshold.
+            shadow: Keep every input with weight 1.
 
         Raises:
-            ValueError: an argument is out of its range.
+            ValueError: An argument is out of range.
         """
         place = "InputClassifier.configure"
         require_choice("mode", mode, MODES, place)
@@ -311,20 +320,19 @@ class InputClassifier:
             copy.configure(mode, threshold, random_share, keep_rate, shadow)
 
     def record_losses(self, losses: Any, labels: Any, skippable: Any, weights: Any = None) -> Any:
-        """Adds the losses of a batch that is trained to the statistics.
+        """Adds the losses of a training batch to the statistics.
 
         Args:
-            losses: float32 [batch], each input's before the update.
-            labels: float32 [batch]; 0.5 or more is positive, and the losses are binary
-                cross-entropy.
-            skippable: bool [batch], or None: no input was.
-            weights: float32 [batch], the inputs that each stands for; None: 1.
+            losses: float32 [batch], binary cross-entropy of each input before the update.
+            labels: float32 [batch]. Labels of at least 0.5 count as positive.
+            skippable: bool [batch], or None if no input is skippable.
+            weights: float32 [batch], the number of inputs that each input represents. None means 1.
 
         Returns:
             The operation in a graph, None in eager mode.
 
         Raises:
-            tf.errors.InvalidArgumentError: the lengths differ.
+            tf.errors.InvalidArgumentError: The lengths differ.
         """
         losses = tf.convert_to_tensor(losses, tf.float32)
         if skippable is None:
@@ -344,69 +352,84 @@ class InputClassifier:
         return LossStatistics.from_sums(result.sums.numpy(), result.histogram.numpy())
 
     def reservoir_losses(self) -> np.ndarray:
-        """Returns the scores by foreseen loss of the window's sample, float32 [inputs with one]."""
+        """Returns the predicted-loss scores of the window's sample, float32 [n].
+
+        Inputs without such a score are omitted.
+        """
         return _loader.library().slipstream_classifier_reservoir_losses(handle=self._handle).numpy()
 
     def export_pilot(self) -> dict[str, np.ndarray]:
-        """Returns what the pilot has learnt: base float64 [2], buckets int64 [n], numbers float32
-        [n, width]."""
+        """Returns the state of the pilot.
+
+        Returns:
+            base float64 [2], buckets int64 [n], and numbers float32 [n, width].
+        """
         result = _loader.library().slipstream_classifier_export_pilot(handle=self._handle)
         return to_arrays(result, PILOT)
 
     def import_pilot(self, contents: Mapping[str, Any]) -> None:
-        """Replaces what the pilot has learnt by what `export_pilot` gave, of the same settings.
+        """Replaces the state of the pilot by a result of `export_pilot`.
+
+        Args:
+            contents: The arrays of a pilot with the same settings.
 
         Raises:
-            tf.errors.InvalidArgumentError: the arrays do not fit the pilot. All is as it was.
+            tf.errors.InvalidArgumentError: The arrays do not fit the pilot, which is unchanged
+                then.
         """
         tensors = to_tensors(contents, PILOT, "a pilot's state")
         _loader.library().slipstream_classifier_import_pilot(handle=self._handle, **tensors)
 
     def export_window(self) -> dict[str, np.ndarray]:
-        """Returns what has come in since the window began, and where random choices are.
+        """Returns the state of the window: sample, counts and random generators.
 
-        Drifts and settings are not in it.
+        Drifts and settings are not included.
 
         Returns:
-            Arrays as the op SlipstreamClassifierExportWindow names and describes them.
+            Arrays by name, as documented for the op SlipstreamClassifierExportWindow.
         """
         result = _loader.library().slipstream_classifier_export_window(handle=self._handle)
         return to_arrays(result, WINDOW)
 
     def import_window(self, contents: Mapping[str, Any]) -> None:
-        """Replaces what `export_window` gives.
+        """Replaces the state of the window by a result of `export_window`.
+
+        Args:
+            contents: The arrays.
 
         Raises:
-            ValueError: an array is missing or unknown.
-            tf.errors.InvalidArgumentError: the arrays do not fit each other, the number of tables
-                or the size of the reservoir. All is then as it was.
+            ValueError: An array is missing or unknown.
+            tf.errors.InvalidArgumentError: The arrays do not fit each other, the number of tables
+                or the size of the sample. The classifier is unchanged then.
         """
         tensors = to_tensors(contents, WINDOW, "`contents` for import_window")
         _loader.library().slipstream_classifier_import_window(handle=self._handle, **tensors)
 
     def reservoir_scores(self, tables: Any, keys: Any, drift: Any) -> np.ndarray:
-        """Returns what scores the window's sampled inputs would have.
+        """Returns the scores of the window's sample for given drifts.
+
+        The drifts of `set_drift` are not used and stay unchanged.
 
         Args:
-            tables: as for `set_drift`, whose drifts do not count, and stay.
-            keys: likewise; those that no sampled input has make no difference.
-            drift: likewise.
+            tables: Table indices, as for `set_drift`.
+            keys: Keys, as for `set_drift`. Keys that no sampled input contains have no effect.
+            drift: Drifts, as for `set_drift`.
 
         Returns:
             float32 [sample].
 
         Raises:
-            tf.errors.InvalidArgumentError: as `set_drift`.
+            tf.errors.InvalidArgumentError: As for `set_drift`.
         """
         op = _loader.library().slipstream_classifier_reservoir_scores
         return op(handle=self._handle, **drift_tensors(tables, keys, drift)).numpy()
 
     def counts(self) -> ClassifierCounts:
-        """Returns the counts of the present window, which goes on."""
+        """Returns the counts of the present window without ending it."""
         numbers = self.export_window()["numbers"][: len(dataclasses.fields(ClassifierCounts))]
         return ClassifierCounts(*map(int, numbers))
 
     def end_window(self) -> ClassifierCounts:
-        """Returns the window's counts and starts the next window with an empty sample."""
+        """Returns the window's counts and starts a window with an empty sample."""
         counts = _loader.library().slipstream_classifier_end_window(handle=self._handle)
         return ClassifierCounts(*(int(count) for count in counts.numpy()))

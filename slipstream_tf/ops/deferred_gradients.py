@@ -1,7 +1,8 @@
-"""Deferred gradients of rows, which wait until they are due: the two halves of a step.
+"""Deferred gradients of a variable's rows, on CPU or GPU.
 
-In: a step's gradients, one row per key. Out: the rows to apply now. Between the halves the caller
-decides which sums may wait. CPU and GPU; graph or eager.
+A step has two halves. `add` computes the sums of the new gradients and the deferred gradients. The
+caller decides which sums may wait, and `take_due` stores these and returns the sums to apply now.
+Both halves work in graph and eager mode.
 """
 
 from typing import NamedTuple
@@ -15,15 +16,15 @@ from slipstream_tf.ops.update_policy import UpdatePolicy
 
 
 class DeferredCounts(NamedTuple):
-    """What became of gradient rows; see `ops.update_policy.UpdateCounts`.
+    """Counts of gradient rows; see `ops.update_policy.UpdateCounts`.
 
     Attributes:
-        deferred: were added to a sum that stayed.
-        due_by_movement: left because of their movement.
-        due_by_age: sums that left because of their age.
-        flushed: sums that left because of a flush.
-        over_budget: found no room.
-        without_gradient: sums that left in a step without a gradient for their key.
+        deferred: Gradients that were added to a sum that was not applied.
+        due_by_movement: Sums that were applied because of their movement.
+        due_by_age: Sums that were applied because of their age.
+        flushed: Sums that were applied because of a flush.
+        over_budget: Gradients that were applied because no memory was left.
+        without_gradient: Sums that were applied in a step without a gradient for their key.
     """
 
     deferred: int
@@ -35,13 +36,13 @@ class DeferredCounts(NamedTuple):
 
 
 class DeferredState(NamedTuple):
-    """What `DeferredGradients.state` returns.
+    """Result of `DeferredGradients.state`.
 
     Attributes:
-        counts: of all steps so far.
-        num_deferred: sums that are deferred.
-        nbytes: of the buffers, of those that are empty, too.
-        flushes: whether all leave with the next step.
+        counts: Counts of all steps so far.
+        num_deferred: Present number of deferred sums.
+        nbytes: Bytes of the buffers, including free space.
+        flushes: Whether all sums will be applied in the next step.
     """
 
     counts: DeferredCounts
@@ -51,12 +52,12 @@ class DeferredState(NamedTuple):
 
 
 class AddedSums(NamedTuple):
-    """What `DeferredGradients.add` returns.
+    """Result of `DeferredGradients.add`.
 
     Attributes:
-        indices: int64 [n], for `DeferredGradients.take_due`.
-        sums: float32 [n, dim], each gradient and what is deferred of its key, added.
-        by_movement: bool scalar, whether `take_due` goes by `may_wait`.
+        indices: int64 [n], an argument of `DeferredGradients.take_due`.
+        sums: float32 [n, dim], the gradient of each key plus its deferred sum.
+        by_movement: bool scalar, whether `take_due` uses `may_wait`.
     """
 
     indices: tf.Tensor
@@ -65,13 +66,13 @@ class AddedSums(NamedTuple):
 
 
 class DueSums(NamedTuple):
-    """What `DeferredGradients.take_due` returns.
+    """Result of `DeferredGradients.take_due`.
 
     Attributes:
-        keys: int64 [due], ascending, each once.
+        keys: int64 [due], ascending and unique.
         sums: float32 [due, dim].
-        is_shadow: bool scalar, whether to apply the step's own gradients instead.
-        defers: bool scalar, whether anything will be deferred from now on.
+        is_shadow: bool scalar, whether to apply the original gradients of the step instead.
+        defers: bool scalar, whether further gradients will be deferred.
     """
 
     keys: tf.Tensor
@@ -81,40 +82,43 @@ class DueSums(NamedTuple):
 
 
 class DeferredGradients:
-    """Deferred gradients of a variable's rows, and the rule that steps read at run time.
+    """Deferred gradients of a variable's rows and the policy for deferring.
 
-    Another rule retraces nothing.
-
-    The C++ resource lives as long as this object or a `tf.function` that uses it. Steps have no
-    gradient. On a GPU a step does not wait for the device, and takes memory for as many rows as
-    there are gradients and room for deferred ones besides.
+    A `tf.function` reads the policy at run time, so that a new policy needs no retracing. The C++
+    resource is released with the last object or `tf.function` that uses it. The ops have no
+    gradient. On a GPU, a step does not synchronize with the device. It needs memory for as many
+    rows as there are gradients, in addition to the deferred gradients.
 
     Attributes:
-        handle: scalar resource handle, for the ops.
+        handle: Scalar resource handle, for the ops.
     """
 
     def __init__(self, dim: int, device: str | None = None):
-        """Has no room, and defers nothing.
+        """Creates an empty object without capacity that defers no gradient.
 
         Args:
-            dim: values per row.
-            device: where the gradients are, e.g. a variable's `device`. None: where TensorFlow
-                would place an op.
+            dim: Number of values per row.
+            device: Device of the gradients, for example the `device` of a variable. None means the
+                default placement of TensorFlow.
         """
         self._dim = dim
         with tf.init_scope(), tf.device(device):
             self.handle = _loader.library().slipstream_deferred_gradients(dim=dim)
 
     def configure(self, policy: UpdatePolicy, capacity: int) -> None:
-        """Sets how gradients are deferred from the next step on; those deferred stay (eager only).
+        """Sets the policy from the next step on (eager only).
+
+        Gradients that are already deferred stay deferred.
 
         Args:
-            policy: of any mode; but for "defer", nothing more is deferred.
-            capacity: sums to make room for; there is more if more are deferred.
+            policy: The policy. With a mode other than "defer", no further gradient is deferred.
+            capacity: Number of sums to allocate memory for. More memory is allocated if more sums
+                are deferred at present.
 
         Raises:
-            tf.errors.InvalidArgumentError: the capacity is negative, or more than a GPU can hold.
-            tf.errors.ResourceExhaustedError: there is no memory for so many.
+            tf.errors.InvalidArgumentError: The capacity is negative or exceeds the maximum of a
+                GPU.
+            tf.errors.ResourceExhaustedError: There is not enough memory.
         """
         with tf.device("CPU:0"):
             sizes = {"capacity": capacity, "max_rows": policy.max_rows, "max_age": policy.max_age}
@@ -128,41 +132,42 @@ class DeferredGradients:
         )
 
     def flush(self, drops: bool = False) -> None:
-        """Makes all sums leave with the next step, in which nothing is deferred.
+        """Applies all deferred sums in the next step, which defers no gradient.
 
         Args:
-            drops: whether they are dropped at once instead, unless they are on their way out.
+            drops: Whether to drop the sums immediately instead, except for sums that are already
+                being applied.
         """
         _loader.library().slipstream_deferred_gradients_flush(handle=self.handle, drops=drops)
 
     def state(self) -> DeferredState:
-        """Returns what is deferred, and what became of the gradients so far (eager only)."""
+        """Returns the counts and the present size (eager only)."""
         found = _loader.library().slipstream_deferred_gradients_state(handle=self.handle)
         counts = DeferredCounts(*(int(count) for count in found.counts.numpy()))
         nbytes = int(found.capacity) * (16 + 4 * self._dim)
         return DeferredState(counts, int(found.num_deferred), nbytes, bool(found.flushes))
 
     def export(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns what is deferred (eager only).
+        """Returns the deferred gradients (eager only).
 
         Returns:
-            Keys int64 [n], the oldest first; ages int64 [n], in steps; sums float32 [n, dim].
+            Keys int64 [n], oldest first; ages int64 [n], in steps; sums float32 [n, dim].
         """
         found = _loader.library().slipstream_deferred_gradients_export(handle=self.handle)
         return found.keys.numpy(), found.ages.numpy(), found.sums.numpy()
 
     def replace(self, keys: np.ndarray, ages: np.ndarray, sums: np.ndarray) -> None:
-        """Defers these sums instead of those that are deferred (eager only).
+        """Replaces the deferred gradients (eager only).
 
         Args:
-            keys: int64 [n], each once.
-            ages: int64 [n], in steps, from 0.
+            keys: int64 [n], unique.
+            ages: int64 [n], in steps, at least 0.
             sums: float32 [n, dim].
 
         Raises:
-            tf.errors.InvalidArgumentError: a key comes twice, an age is negative, shapes do not
-                fit, or there are more than a GPU can hold.
-            tf.errors.ResourceExhaustedError: there is no memory for so many.
+            tf.errors.InvalidArgumentError: A key occurs twice, an age is negative, the shapes do
+                not fit, or the number of sums exceeds the maximum of a GPU.
+            tf.errors.ResourceExhaustedError: There is not enough memory.
         """
         with tf.device("CPU:0"):
             columns = tf.constant(keys, tf.int64), tf.constant(ages, tf.int64)
@@ -172,14 +177,17 @@ class DeferredGradients:
         )
 
     def add(self, keys: tf.Tensor, gradients: tf.Tensor) -> AddedSums:
-        """First half of a step: what the sums would be; changes nothing.
+        """Computes the sums for the first half of a step.
+
+        The deferred gradients stay unchanged.
 
         Args:
-            keys: int64 [n], each once.
+            keys: int64 [n], unique.
             gradients: float32 [n, dim].
 
         Raises:
-            tf.errors.InvalidArgumentError: shapes do not fit; or a key is given twice (on a CPU).
+            tf.errors.InvalidArgumentError: The shapes do not fit, or a key occurs twice (checked on
+                CPU only).
         """
         op = _loader.library().slipstream_add_deferred
         return AddedSums(*op(handle=self.handle, keys=keys, gradients=gradients))
@@ -187,17 +195,20 @@ class DeferredGradients:
     def take_due(
         self, saturated: KeySet, keys: tf.Tensor, added: AddedSums, may_wait: tf.Tensor
     ) -> DueSums:
-        """Second half of a step: keeps the sums that may wait and takes out those that are due.
+        """Stores the sums that may wait and returns the due sums.
+
+        This is the second half of a step.
 
         Args:
-            saturated: rows that may wait, unless the rule goes by movement; on the same device.
-            keys: int64 [n], as `add` got them.
-            added: what `add` returned, in the same step.
-            may_wait: bool [n], which sums may wait if the rule goes by movement.
+            saturated: Keys with sums that may wait if the policy's trigger is "interval". Must be
+                on the same device.
+            keys: int64 [n], as passed to `add`.
+            added: Result of `add` in the same step.
+            may_wait: bool [n], the sums that may wait if the trigger of the policy is "movement".
 
         Raises:
-            tf.errors.InvalidArgumentError: shapes do not fit; or indices are none of the keys' (on
-                a CPU).
+            tf.errors.InvalidArgumentError: The shapes do not fit, or the indices do not belong to
+                the keys (checked on CPU only).
         """
         due = DueSums(
             *_loader.library().slipstream_take_due(

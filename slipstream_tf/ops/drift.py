@@ -1,4 +1,4 @@
-"""Row drift: how far embedding rows have moved from their snapshot."""
+"""Row drift: the distance of embedding rows from their snapshot."""
 
 import tensorflow as tf
 
@@ -7,24 +7,25 @@ from slipstream_tf.ops import _loader
 
 
 def row_drift(current: tf.Tensor, snapshot: tf.Tensor, metric: str = "linf") -> tf.Tensor:
-    """Distance of each row from its snapshot (Slipstream, arXiv 2404.04270, snapshot block).
+    """Returns the distance of each row from its snapshot.
 
-    A row with a NaN or an infinity in either input has a non-finite drift, so that it never counts
-    as below a threshold. The op has no gradient.
+    If a row contains a NaN or an infinity in either input, its drift is not finite, so that it is
+    never below a threshold. The op has no gradient. Source: Slipstream, arXiv 2404.04270, snapshot
+    block.
 
     Args:
-      current: float32 [rows, dim], the rows as they are now.
-      snapshot: float32 [rows, dim], the same rows at the start of the window.
-      metric: "linf" is max_j |current_j - snapshot_j| (the paper's), "l2" is
-        ||current - snapshot||.
+        current: float32 [rows, dim], the present rows.
+        snapshot: float32 [rows, dim], the same rows at the start of the window.
+        metric: "linf" is max_j |current_j - snapshot_j|, as in the paper. "l2" is ||current -
+            snapshot||.
 
     Returns:
-      float32 [rows], in the rows' own unit.
+        float32 [rows], in the unit of the rows.
 
     Raises:
-      ValueError: `metric` is unknown, or the shapes are known to differ.
-      TypeError: an input is not float32.
-      tf.errors.InvalidArgumentError: the shapes differ, seen at run time.
+        ValueError: `metric` is unknown, or the static shapes differ.
+        TypeError: An input is not float32.
+        tf.errors.InvalidArgumentError: The shapes differ at run time.
     """
     if metric not in DRIFT_METRICS:
         raise ValueError(f"Invalid `metric`: {metric!r}. Use one of {DRIFT_METRICS}.")

@@ -1,8 +1,7 @@
-"""Classification of inputs by drift on the device that their keys are on.
+"""Classification of inputs by drift, on the device of their keys.
 
-In: drifts of the tracked keys and a threshold, once a window; keys of a batch, every step. Out: a
-bool, a skip score and a weight per input, as `ops.classifier` gives them. CPU and GPU; graph or
-eager.
+This is the classification of `ops.classifier` without sampling and counts, for CPU and GPU, in
+graph and eager mode.
 """
 
 from collections.abc import Sequence
@@ -15,18 +14,18 @@ from slipstream_tf._utils.errors import require_choice, require_integer, require
 from slipstream_tf.ops import _loader, features
 
 MODES = ("none", "drift", "random")
-# Of a key that is no lookup.
+# Table index of padding and of keys of ignored tables.
 _NO_TABLE = -1
 
 
 class Classified(NamedTuple):
-    """What is to become of the inputs of a batch.
+    """Classification of the inputs of a batch.
 
     Attributes:
         skippable: bool [batch].
         score: float32 [batch], skip scores.
-        weight: float32 [batch]: 0 leaves an input out; else the inputs that it stands for: 1, or
-            1 / keep_rate for a skippable one that thinning keeps.
+        weight: float32 [batch]. 0 drops an input. Otherwise it is the number of inputs that the
+            input represents: 1, or 1 / keep_rate for a skippable input that subsampling keeps.
     """
 
     skippable: tf.Tensor
@@ -35,7 +34,7 @@ class Classified(NamedTuple):
 
 
 def drift_tensors(tables: Any, keys: Any, drift: Any) -> dict[str, tf.Tensor]:
-    """Returns arguments of the ops that take drifts: int32, int64 and float32 [n]."""
+    """Returns the drift arguments of an op: int32, int64 and float32 [n]."""
     return {
         "tables": tf.convert_to_tensor(tables, tf.int32),
         "keys": tf.convert_to_tensor(keys, tf.int64),
@@ -44,12 +43,14 @@ def drift_tensors(tables: Any, keys: Any, drift: Any) -> dict[str, tf.Tensor]:
 
 
 class DriftClassifier:
-    """Says which inputs can be skipped by drift or at random; it keeps no sample and no counts.
+    """Finds skippable inputs by drift or at random, without sample or counts.
 
-    Results are those of an `InputClassifier` with the same drifts, settings and seed that observes
-    the same batches, bit for bit. `InputClassifier.copy_on` makes one that follows it. The C++
-    resource lives as long as this object or a `tf.function` that uses it. Replacing drifts or
-    settings retraces nothing, and a step waits for nothing.
+    The results are bitwise equal to the results of an `InputClassifier` with the same drifts,
+    settings, seed and observed batches. `InputClassifier.copy_on` creates an instance that receives
+    its drifts and settings.
+
+    The C++ resource is released with the last object or `tf.function` that uses it. Replacing
+    drifts or settings causes no retracing, and a step does not synchronize with the device.
     """
 
     def __init__(
@@ -60,17 +61,17 @@ class DriftClassifier:
         ignored_tables: Sequence[str] = (),
         device: str | None = None,
     ):
-        """Creates a classifier that tracks no key and skips nothing.
+        """Creates a classifier that tracks no key and skips no input.
 
         Args:
-            tables: names of the tables, in the order of the indices that `set_drift` takes.
-            alpha: share of an input's lookups that must be saturated: above 0, at most 1.
-            seed: seeds thinning and random skipping.
-            ignored_tables: names of tables whose features are passed over.
-            device: where the keys are. None: where TensorFlow would place an op.
+            tables: Names of the tables. `set_drift` refers to them by index.
+            alpha: Fraction of an input's lookups that must be saturated, in (0, 1].
+            seed: Seed of subsampling and of random skipping.
+            ignored_tables: Names of tables. Their features are ignored.
+            device: Device of the keys. None means the default placement of TensorFlow.
 
         Raises:
-            ValueError: an argument is out of its range.
+            ValueError: An argument is out of range.
         """
         place = "DriftClassifier"
         self._tables = features.table_names(tables, place)
@@ -87,7 +88,10 @@ class DriftClassifier:
                 )
 
     def set_drift(self, tables: Any, keys: Any, drift: Any) -> None:
-        """Replaces the drifts of all tracked keys; see `InputClassifier.set_drift`."""
+        """Replaces the drifts of all tracked keys.
+
+        See `InputClassifier.set_drift`.
+        """
         with tf.device("CPU:0"):
             drifts = drift_tensors(tables, keys, drift)
         _loader.library().slipstream_drift_classifier_set_drift(handle=self._handle, **drifts)
@@ -100,11 +104,13 @@ class DriftClassifier:
         keep_rate: float = 0.0,
         shadow: bool = False,
     ) -> None:
-        """Sets what is skippable from the next batch on; see `InputClassifier.configure`.
+        """Sets the rule for skippable inputs from the next batch on.
+
+        See `InputClassifier.configure`.
 
         Raises:
-            ValueError: the mode is unknown; "foreseen_loss" needs an `InputClassifier`.
-            tf.errors.InvalidArgumentError: a number is out of its range.
+            ValueError: The mode is unknown. Note: "foreseen_loss" requires an `InputClassifier`.
+            tf.errors.InvalidArgumentError: A number is out of range.
         """
         require_choice("mode", mode, MODES, "DriftClassifier.configure")
         with tf.device("CPU:0"):
@@ -118,19 +124,19 @@ class DriftClassifier:
         )
 
     def classify(self, inputs: Any, specs: Sequence[features.FeatureSpec]) -> Classified:
-        """Tells which inputs of a batch can be skipped.
+        """Returns which inputs of a batch can be skipped.
 
         Args:
-            inputs: keys of the batch in any format that `features.pack` takes.
-            specs: the features, in order.
+            inputs: Keys of the batch in any format that `features.pack` accepts.
+            specs: The features, in order.
 
         Returns:
             (skippable, score, weight), each [batch].
 
         Raises:
-            ValueError: a feature is missing, or is of a table that the classifier does not have.
-            tf.errors.InvalidArgumentError: features differ in batch size; or row splits are not
-                sound (on a CPU).
+            ValueError: A feature is missing, or its table is not a table of the classifier.
+            tf.errors.InvalidArgumentError: Features differ in batch size, or row splits are invalid
+                (checked on CPU only).
         """
         tables = features.table_indices(specs, self._tables, self._ignored_tables, _NO_TABLE)
         with tf.device(self._device):
@@ -144,7 +150,12 @@ class DriftClassifier:
 def _lookups(
     packed: features.PackedFeatures, tables: Sequence[int]
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns keys int64 [n] and their tables int32 [n], input by input, and row splits."""
+    """Returns the keys, table indices and row splits of all lookups.
+
+    Returns:
+        keys int64 [n] and table indices int32 [n], ordered by input, and the row splits of the
+        inputs.
+    """
     parts = []
     for feature, table in enumerate(tables):
         keys, row_splits, _ = packed.of(feature)
@@ -162,7 +173,7 @@ def _lookups(
 
 
 def _side_by_side(parts: list[Any]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Of matrices."""
+    """Concatenates the features if all of them are matrices."""
     keys = tf.concat([keys for keys, _, _ in parts], 1)
     of_tables = tf.concat([of_tables for _, of_tables, _ in parts], 1)
     return tf.reshape(keys, [-1]), tf.reshape(of_tables, [-1]), _even_splits(keys)
@@ -170,14 +181,17 @@ def _side_by_side(parts: list[Any]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
 def _even_splits(matrix: tf.Tensor) -> tf.Tensor:
     shape = tf.shape(matrix, tf.int64)
-    # Shapes are on the host, whatever the device: counting there waits for nothing.
+    # Shapes are in host memory, therefore computing on the CPU avoids a synchronization.
     with tf.device("CPU:0"):
         return tf.range(shape[0] + 1) * shape[1]
 
 
 def _interleaved(parts: list[Any]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Of matrices and ragged lists: every key is put where its input begins, behind what comes
-    before it there. Within an input the order does not matter."""
+    """Concatenates features that are matrices or ragged lists.
+
+    Every key is placed after the keys of earlier features of the same input. The order of keys
+    within an input has no effect.
+    """
     flat = [
         (
             tf.reshape(keys, [-1]),

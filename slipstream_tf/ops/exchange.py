@@ -1,4 +1,4 @@
-"""Typed wrappers of the ops that collect gradient rows for other processes and apply theirs."""
+"""Typed wrappers of the ops that exchange rows between ranks."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from slipstream_tf.ops.table import LookupLayout
 
 @dataclasses.dataclass(frozen=True)
 class SendBuffer:
-    """Keys and rows of several tables for, or from, several ranks.
+    """Keys and rows of multiple tables, grouped by rank.
 
     Attributes:
-        sizes: int64 [ranks, tables], rows of each rank and table.
-        keys: int64 [n], by rank, then by table.
-        values: float32 [m], their rows behind each other, each as wide as its table; or uint8 [m],
-            messages from `pull_rows` or `pack_rows`.
-        squares: float32 [ranks, tables], the sum of these values squared, of what an op of this
-            process collected.
+        sizes: int64 [ranks, tables], number of rows per rank and table.
+        keys: int64 [n], ordered by rank, then by table.
+        values: float32 [m], the concatenated rows of the keys, where the width depends on the
+            table; or uint8 [m], messages from `pull_rows` or `pack_rows`.
+        squares: float32 [ranks, tables], the sums of the squared values, if the buffer was
+            collected by an op of this process.
     """
 
     sizes: tf.Tensor
@@ -30,11 +30,18 @@ class SendBuffer:
     squares: tf.Tensor | None = None
 
     def arguments(self) -> dict[str, tf.Tensor]:
-        """Returns the arguments of an op that takes such rows."""
+        """Returns the arguments for an op that takes a send buffer."""
         return {"sizes": self.sizes, "keys": self.keys, "values": self.values}
 
     def of_tables(self, row_floats: Sequence[int]) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Returns each table's keys [n] and values [n * row floats], rank after rank."""
+        """Returns the keys and values of each table, in rank order.
+
+        Args:
+            row_floats: Number of values per row, for each table.
+
+        Returns:
+            For each table, keys int64 [n] and values float32 [n * row_floats].
+        """
         ranks, tables = int(self.sizes.shape[0]), len(row_floats)
         lengths = self.sizes * tf.constant(row_floats, tf.int64)
         keys, values = (
@@ -54,25 +61,25 @@ def collect_gradients(
     advance_step: bool = False,
     passes_non_finite: bool = False,
 ) -> SendBuffer:
-    """Sums the gradients of each key and gives out what the tables' policies do not defer.
+    """Sums the gradients of each key and returns undeferred sums.
 
     Args:
-        plan: from `ops.table.lookup`.
-        gradients: of its pooled vectors, float32 in their shapes.
-        learning_rate: float32, a scalar or [tables]; decides how far a deferred sum would move its
-            row.
-        ranks: owners of the keys, by hash; 1: all rows go to everybody.
-        advance_step: whether this is an update of the tables, by which sums age; else applying the
-            rows to them is.
-        passes_non_finite: whether a gradient that is not finite is no error: all values are NaN
-            then, and what the policies defer is as if all gradients were 0.
+        plan: Plan from `ops.table.lookup`.
+        gradients: Gradients of the pooled vectors of that lookup, float32 with equal shapes.
+        learning_rate: float32, a scalar or [tables]. It determines how far a deferred sum would
+            move its row.
+        ranks: Number of owners, to which keys are assigned by hash. 1 sends all rows to all ranks.
+        advance_step: Whether this call counts as an update of the tables, by which deferred sums
+            age. If not, applying the rows counts as the update.
+        passes_non_finite: Whether a gradient that is not finite is allowed. Then all returned
+            values are NaN, and the deferred sums are updated as if all gradients were 0.
 
     Returns:
-        The rows; each key once.
+        The rows, with unique keys.
 
     Raises:
-        tf.errors.InvalidArgumentError: a gradient is not finite, and does not pass (nothing is
-            collected then).
+        tf.errors.InvalidArgumentError: A gradient is not finite and `passes_non_finite` is False.
+            No row is collected then.
     """
     return SendBuffer(
         *_loader.library().slipstream_collect_gradients(
@@ -87,7 +94,12 @@ def collect_gradients(
 
 
 def collect_deferred(handles: Sequence[tf.Tensor], ranks: int = 1) -> SendBuffer:
-    """Takes every deferred gradient of the tables; see `collect_gradients`."""
+    """Removes and returns all deferred gradients of the tables.
+
+    Args:
+        handles: The tables.
+        ranks: Number of owners, as for `collect_gradients`.
+    """
     rows = _loader.library().slipstream_collect_deferred(handles=list(handles), ranks=ranks)
     return SendBuffer(*rows)
 
@@ -99,22 +111,22 @@ def apply_rows(
     scale: Any = (),
     create_missing: bool = True,
 ) -> tf.Operation | None:
-    """Adds the rows of each key, in the order given, and applies its table's rule once.
+    """Sums the rows of each key and applies the update rule.
 
     Args:
-        handles: the tables.
-        rows: of each rank and table.
+        handles: The tables.
+        rows: Rows per rank and table. The rows of a key are summed in this order.
         learning_rate: float32, a scalar for all tables or [tables].
-        scale: float32 [tables], multiplies the sums; empty: they stay.
-        create_missing: whether keys without a row get one; else their gradients are dropped, and
+        scale: float32 [tables], factors of the sums. Empty means 1.
+        create_missing: Whether to create rows for new keys. If not, their gradients are dropped and
             counted.
 
     Returns:
         The operation in a graph, None in eager mode.
 
     Raises:
-        tf.errors.InvalidArgumentError: sizes do not fit keys and values, or a value or scale is not
-            finite (no row is changed then).
+        tf.errors.InvalidArgumentError: The sizes do not fit keys and values, or a value or scale is
+            not finite. No row is changed then.
     """
     return _loader.library().slipstream_apply_rows(
         handles=list(handles),
@@ -126,18 +138,18 @@ def apply_rows(
 
 
 def merge_rows(rows: SendBuffer, row_floats: Sequence[int], ranks: int = 1) -> SendBuffer:
-    """Adds up the rows of each key, in the order given, and puts the sums together by owner.
+    """Sums the rows of each key and orders the sums by owner.
 
     Args:
-        rows: of any parts.
-        row_floats: of each table, values of a row.
-        ranks: how many own the keys, by hash; 1: one has all.
+        rows: Rows with any parts. The rows of a key are summed in their order.
+        row_floats: Number of values per row, for each table.
+        ranks: Number of owners, to which keys are assigned by hash. 1 means a single part.
 
     Returns:
-        Each key once, ascending in its part; with squares.
+        The sums with unique, ascending keys in each part, and with squares.
 
     Raises:
-        tf.errors.InvalidArgumentError: sizes do not fit keys and values.
+        tf.errors.InvalidArgumentError: The sizes do not fit keys and values.
     """
     op = _loader.library().slipstream_merge_rows
     return SendBuffer(*op(ranks=ranks, row_floats=list(row_floats), **rows.arguments()))
@@ -146,23 +158,25 @@ def merge_rows(rows: SendBuffer, row_floats: Sequence[int], ranks: int = 1) -> S
 def pack_messages(
     rows: SendBuffer, row_floats: Sequence[int], wire_dtype: Any = 0
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Puts sizes, keys and values for each rank in one piece.
+    """Packs the sizes, keys and values for each rank into one message.
 
-    Its length changes seldom from call to call: it may be some hundredths longer than what is in
-    it. What carries it agrees on tensors of a new length in more rounds.
+    Note: a message is up to a few percent longer than its contents, so that its length rarely
+    changes. Horovod caches the negotiation of a tensor by its shape, and each change of the length
+    costs additional communication.
 
     Args:
-        rows: for each rank and table.
-        row_floats: of each table, values of a row; 0: its keys come without.
-        wire_dtype: int32 scalar, of values, a number in `link.WIRE_DTYPES`. Each int8 is one of the
-            two nearest, by chance drawn from key and values: equal rows become equal bytes.
+        rows: Rows per rank and table.
+        row_floats: Number of values per row, for each table. 0 means that a table has keys only.
+        wire_dtype: int32 scalar, data type of the values in the message, an index in
+            `config.WIRE_DTYPES`. int8 values are rounded stochastically. The random numbers depend
+            on key and values only, so that equal rows are encoded to equal bytes.
 
     Returns:
-        uint8 [bytes], to rank 0 first, and int32 [ranks], the bytes to each.
+        uint8 [bytes], the messages in rank order, and int32 [ranks], the bytes per rank.
 
     Raises:
-        tf.errors.InvalidArgumentError: sizes do not fit keys and values, or a rank's message has
-            more than 2^30 bytes.
+        tf.errors.InvalidArgumentError: The sizes do not fit keys and values, or a message has more
+            than 2^30 bytes.
     """
     op = _loader.library().slipstream_pack_messages
     packed = op(wire_dtype=wire_dtype, row_floats=list(row_floats), **rows.arguments())
@@ -170,27 +184,27 @@ def pack_messages(
 
 
 def unpack_messages(messages: tf.Tensor, ranks: int, row_floats: Sequence[int]) -> SendBuffer:
-    """Takes apart what `pack_messages` of each rank put together for this one.
+    """Unpacks the messages that `pack_messages` of each rank made for this rank.
 
     Args:
-        messages: uint8 [bytes], of rank 0 first.
-        ranks: how many there are.
-        row_floats: as they were packed.
+        messages: uint8 [bytes], in rank order.
+        ranks: Number of messages.
+        row_floats: Number of values per row, as they were packed.
 
     Raises:
-        tf.errors.InvalidArgumentError: they are not those of so many ranks and tables.
+        tf.errors.InvalidArgumentError: The messages do not match the numbers of ranks and tables.
     """
     op = _loader.library().slipstream_unpack_messages
     return SendBuffer(*op(messages=messages, ranks=ranks, row_floats=list(row_floats)))
 
 
 class Routed(NamedTuple):
-    """A batch whose lookup is planned.
+    """A batch with a planned lookup.
 
     Attributes:
-        plan: scalar variant, for `look_up_pulled`.
-        sizes: int64 [ranks, tables], keys to request of each rank.
-        keys: int64 [n], distinct, by rank, then by table.
+        plan: Scalar variant, for `look_up_pulled`.
+        sizes: int64 [ranks, tables], number of keys to request from each rank.
+        keys: int64 [n], unique, ordered by rank, then by table.
     """
 
     plan: tf.Tensor
@@ -201,13 +215,13 @@ class Routed(NamedTuple):
 def route_keys(
     replicas: Sequence[tf.Tensor], packed: PackedFeatures, layout: LookupLayout, ranks: int
 ) -> Routed:
-    """Plans the lookup of a batch, and finds the distinct keys that must be requested.
+    """Plans the lookup of a batch and returns the keys to request.
 
     Args:
-        replicas: the tables of replicas that training batches are looked up in.
-        packed: the batch's keys.
-        layout: of the lookup.
-        ranks: how many ranks own the keys, by hash.
+        replicas: Tables of replicas, in which training batches are looked up.
+        packed: Keys of the batch.
+        layout: Layout of the lookup.
+        ranks: Number of owners, to which keys are assigned by hash.
     """
     arguments = layout.arguments(packed)
     routed = _loader.library().slipstream_route_keys(
@@ -228,24 +242,25 @@ def pull_rows(
     with_summary: Any,
     wire_dtype: Any = 0,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Reads the rows of keys that ranks request.
+    """Reads the rows of the keys that ranks request.
 
     Args:
-        handles: the tables.
-        sizes: int64 [ranks, tables], keys of each rank.
-        keys: int64 [n], by rank, then by table.
-        create_missing: whether keys without a row get one, and each counts as accessed once; else
-            they give the rows that they would start with.
-        with_summary: bool scalar, whether a number for a row's slots goes with it, if its rule has
-            any.
-        wire_dtype: int32 scalar, of values, a number in `link.WIRE_DTYPES`; to the nearest.
+        handles: The tables.
+        sizes: int64 [ranks, tables], number of keys that each rank requests.
+        keys: int64 [n], ordered by rank, then by table.
+        create_missing: Whether to create rows for new keys and to count one access per key. If not,
+            initial rows are returned for new keys.
+        with_summary: bool scalar, whether to add one number that summarizes the slots of a row, if
+            the update rule has slots.
+        wire_dtype: int32 scalar, data type of the values in the message, an index in
+            `config.WIRE_DTYPES`. Values are rounded to the nearest.
 
     Returns:
-        Messages to the ranks, uint8 [bytes], rank 0 first, whose lengths change seldom from call to
-        call; int32 [ranks], the bytes of each; int64 [ranks], of these, those of rows.
+        Messages to the ranks, uint8 [bytes], in rank order, with lengths that rarely change; the
+        bytes of each message, int32 [ranks]; and the bytes of rows in each message, int64 [ranks].
 
     Raises:
-        tf.errors.ResourceExhaustedError: a bounded table cannot hold them.
+        tf.errors.ResourceExhaustedError: A bounded table cannot hold the rows.
     """
     return _loader.library().slipstream_pull_rows(
         handles=list(handles),
@@ -258,10 +273,12 @@ def pull_rows(
 
 
 def pack_rows(rows: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Makes a message of rows that are no table's of ours, as `pull_rows` does.
+    """Packs rows of foreign tables into a message like `pull_rows`.
+
+    Use it for tables that another library stores.
 
     Args:
-        rows: of each table, float32 [n, dim].
+        rows: For each table, float32 [n, dim].
 
     Returns:
         uint8 [bytes], the message of one rank for `look_up_pulled`.
@@ -269,12 +286,12 @@ def pack_rows(rows: Sequence[tf.Tensor]) -> tf.Tensor:
     parts = []
     with tf.device("CPU:0"):
         for values in rows:
-            # A bit for each row, set: it is given.
+            # One bit per row, set if the message contains the row.
             given = tf.fill([(tf.shape(values)[0] + 7) // 8], tf.constant(255, tf.uint8))
             parts += [given, tf.reshape(tf.bitcast(values, tf.uint8), [-1])]
         body = tf.concat(parts, 0)
         size = tf.size(body, tf.int64)
-        # Its length and that of the rows, in bytes; float32; without slots.
+        # Header: bytes of the message, bytes of the rows, data type (0: float32), no slots (0).
         head = tf.stack([size + 32, size, tf.constant(0, tf.int64), tf.constant(0, tf.int64)])
         return tf.concat([tf.reshape(tf.bitcast(head, tf.uint8), [-1]), body], 0)
 
@@ -287,26 +304,27 @@ def look_up_pulled(
     messages: tf.Tensor,
     training: bool,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Looks up a batch in the rows that came for it.
+    """Looks up a batch in the rows that were received for it.
 
-    Rows that came without a number for their slots get slots of 0, beside which a movement is not
-    underestimated.
+    Rows that were received without a summary of their slots get slots of 0. With such slots the
+    movement of a row is never underestimated.
 
     Args:
-        replicas: as `route_keys` was given them.
-        packed: as `route_keys` was given it, with weights.
-        layout: as `route_keys` was given it.
-        routed: what it gave.
-        messages: uint8 [bytes], from `pull_rows` of each rank, or `pack_rows`.
-        training: whether accesses are counted, and the rows become replicas, for an update.
+        replicas: Tables of replicas, as for `route_keys`.
+        packed: Keys of the batch, as for `route_keys`, with weights.
+        layout: Layout of the lookup, as for `route_keys`.
+        routed: Result of `route_keys`.
+        messages: uint8 [bytes], from `pull_rows` of each rank, or from `pack_rows`.
+        training: Whether to count accesses and to store the rows as replicas for an update.
 
     Returns:
-        As `ops.table.lookup`; the plan is of use in training.
+        The pooled vectors and the plan, as for `ops.table.lookup`. The plan is only valid in
+        training.
 
     Raises:
-        tf.errors.InvalidArgumentError: the messages are not those of these keys' rows; nothing is
-            stored then.
-        tf.errors.ResourceExhaustedError: there is no room for so many replicas.
+        tf.errors.InvalidArgumentError: The messages do not contain the rows of these keys. No row
+            is stored then.
+        tf.errors.ResourceExhaustedError: There is not enough memory for the replicas.
     """
     result = _loader.library().slipstream_look_up_pulled(
         handles=list(replicas),

@@ -1,8 +1,8 @@
-"""The one input format of lookups and classification: keys of several features over one batch.
+"""The common input format of lookups and classification.
 
-In: what a user feeds (a matrix with a column per feature, or a dictionary of dense, padded, ragged
-or sparse keys: integers or texts). Out: `PackedFeatures`, the tensors and attributes that the ops
-take.
+`pack` converts the keys of a batch into `PackedFeatures`, the tensors and attributes that the ops
+take. Users pass a matrix with one column per feature, or a dictionary of dense, padded, ragged or
+sparse keys. Keys are integers or strings.
 """
 
 import dataclasses
@@ -20,14 +20,20 @@ PADDING_KEY = -1
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """A feature: named keys of an input that are looked up in a table.
+    """Describes a feature: named keys that are looked up in a table.
 
-    Attributes:
-        name: name in the input dictionary.
-        table: name of its table; several features may share one.
-        combiner: "sum", "mean" or "sqrtn" for bags; None: each key's row comes out, none is pooled.
-        padding_key: the key that stands for no key, in every layout of keys; of texts it is the
-            empty one. None: every key is a key.
+    Example:
+
+    >>> slip.FeatureSpec("user", table="users").combiner
+    'sum'
+
+    Args:
+        name: Name of the feature in the input dictionary.
+        table: Name of its table. Multiple features may share a table.
+        combiner: "sum", "mean" or "sqrtn" for bags. None returns the row of each key without
+            pooling.
+        padding_key: Key that marks padding, in every layout of keys. For strings, the empty string
+            is padding. None disables padding. Defaults to -1.
     """
 
     name: str
@@ -38,15 +44,15 @@ class FeatureSpec:
 
 @dataclasses.dataclass(frozen=True)
 class PackedFeatures:
-    """Tensors and attributes of the ops' common inputs.
+    """Tensors and attributes of the common inputs of the ops.
 
     Attributes:
-        keys: int64 tensors: [batch] or [batch, width], or flat [total] with row splits.
+        keys: int64 tensors [batch], [batch, width], or flat [total] with row splits.
         row_splits: int64 tensors [batch + 1].
-        weights: float32 tensors, each of the shape of the keys it belongs to.
-        attrs: feature_keys, feature_column, feature_splits, feature_weights (lists of int, one
-            entry per feature; -1: none).
-        specs: the features, in order.
+        weights: float32 tensors, each with the shape of the keys that it belongs to.
+        attrs: Lists of int by attribute: feature_keys, feature_column, feature_splits,
+            feature_weights. Each has one entry per feature, where -1 means none.
+        specs: The features, in order.
     """
 
     keys: list[tf.Tensor]
@@ -56,9 +62,14 @@ class PackedFeatures:
     specs: tuple[FeatureSpec, ...]
 
     def of(self, feature: int) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
-        """Returns (keys, row splits, weights) of a feature by its position; None: it has none.
+        """Returns the keys, row splits and weights of a feature.
 
-        The keys are int64 [batch], [batch, width], or flat with row splits.
+        Args:
+            feature: Position of the feature.
+
+        Returns:
+            Keys int64 [batch], [batch, width] or flat with row splits; row splits or None; and
+            weights or None.
         """
         tensor, column, split, weight = (indices[feature] for indices in self.attrs.values())
         return (
@@ -68,14 +79,21 @@ class PackedFeatures:
         )
 
     def is_key(self, feature: int) -> tf.Tensor | None:
-        """Returns which of a feature's keys are there, bool in their shape; None: all are."""
+        """Returns which keys of a feature are not padding.
+
+        Args:
+            feature: Position of the feature.
+
+        Returns:
+            bool in the shape of the keys, or None if the feature has no padding.
+        """
         padding_key = self.specs[feature].padding_key
         if padding_key is None:
             return None
         return tf.not_equal(self.of(feature)[0], tf.constant(padding_key, tf.int64))
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments of an op that takes features."""
+        """Returns the arguments for an op that takes features."""
         return {
             "keys": self.keys,
             "row_splits": self.row_splits,
@@ -88,15 +106,15 @@ class PackedFeatures:
 
 
 def as_keys(value: Any, padding_key: int | None, place: str) -> tf.Tensor:
-    """Returns keys of any dtype as int64, in their shape.
+    """Returns integer or string keys as int64, in the same shape.
 
     Args:
-        value: a tensor, an array or a list: integers, or texts, which are hashed; see `hash_texts`.
-        padding_key: what the empty text is; None: a text like any other.
-        place: for errors.
+        value: A tensor, array or list of integers or strings. Strings are hashed; see `hash_texts`.
+        padding_key: Key for the empty string, or None to hash the empty string as any other string.
+        place: Name for error messages.
 
     Raises:
-        ValueError: it is no tensor, or of another dtype.
+        ValueError: The value is not convertible to a tensor, or has another dtype.
     """
     allowed = "a tensor of int64 (or other integers) or of texts"
     try:
@@ -146,23 +164,23 @@ def _flat_weights(value: Any, keys_value: Any, place: str) -> tf.Tensor:
 
 
 def flat_values(value: Any) -> Any:
-    """Returns the values of a RaggedTensor or a SparseTensor; others as they are."""
+    """Returns the values of a RaggedTensor or SparseTensor, or the value itself."""
     if isinstance(value, tf.RaggedTensor):
         return value.flat_values
     return value.values if isinstance(value, tf.SparseTensor) else value
 
 
 def layout_of(value: Any) -> type:
-    """Returns the class of a RaggedTensor or SparseTensor; tf.Tensor: keys are dense."""
+    """Returns tf.RaggedTensor, tf.SparseTensor, or tf.Tensor for dense keys."""
     kinds = (tf.RaggedTensor, tf.SparseTensor)
     return next((kind for kind in kinds if isinstance(value, kind)), tf.Tensor)
 
 
 def ragged(sparse: tf.SparseTensor, place: str) -> tf.RaggedTensor:
-    """Returns the values of each row of a SparseTensor [batch, width], in order.
+    """Returns the rows of a SparseTensor [batch, width] as a RaggedTensor.
 
     Raises:
-        ValueError: it is of another rank.
+        ValueError: The SparseTensor has another rank.
     """
     if sparse.shape.rank != 2:
         raise invalid("keys", sparse.shape, place, "a SparseTensor [batch, width]")
@@ -172,10 +190,15 @@ def ragged(sparse: tf.SparseTensor, place: str) -> tf.RaggedTensor:
 
 
 def of_specs(inputs: Mapping[str, Any], specs: Sequence[FeatureSpec], place: str) -> dict[str, Any]:
-    """Returns the entries of a dictionary that are features, in order; others are left.
+    """Returns the entries of a dictionary that are features, in order.
+
+    Args:
+        inputs: A dictionary. Entries that are not features are ignored.
+        specs: The features.
+        place: Name for error messages.
 
     Raises:
-        ValueError: a feature is missing.
+        ValueError: A feature is missing.
     """
     missing = [spec.name for spec in specs if spec.name not in inputs]
     if missing:
@@ -193,20 +216,20 @@ def pack(
     """Packs the keys of a batch for the ops.
 
     Args:
-        inputs: a matrix [batch, features] with a column per feature, in order; or a dictionary
+        inputs: A matrix [batch, features] with one column per feature, in order; or a dictionary
             from feature name to keys [batch], [batch, width], or a RaggedTensor or SparseTensor
-            [batch, None]; entries that are no feature are left. Keys are integers (int64; smaller
-            ones are widened, uint64 keeps its bits) or texts, which are hashed.
-        specs: the features, in order. Keys that equal a feature's padding key are not there.
-        weights: per-key weights by feature name, float32 laid out like the keys (dictionary input
-            only). Weights are constants: no gradient flows to them.
+            [batch, None]. Entries that are not features are ignored. Keys are integers or strings.
+            Smaller integers are cast to int64, the bits of uint64 are kept, and strings are hashed.
+        specs: The features, in order. Keys that equal the padding key of their feature are ignored.
+        weights: Weights per key by feature name, float32 in the layout of the keys. Requires
+            dictionary input. Weights are constants: they receive no gradient.
 
     Returns:
         The packed tensors.
 
     Raises:
-        ValueError: a feature is missing, keys are of another dtype or rank, or weights are of no
-            feature or not laid out like the keys.
+        ValueError: A feature is missing, keys have an unsupported dtype or rank, or weights do not
+            belong to a feature or do not have the layout of the keys.
     """
     weights = dict(weights or {})
     if not isinstance(inputs, Mapping):
@@ -222,7 +245,7 @@ def pack(
     for spec in specs:
         value, place = inputs[spec.name], f"feature {spec.name!r}"
         split = weight = -1
-        # No walrus: AutoGraph, which reads this in a data set's map, would warn that it cannot.
+        # No assignment expression, because AutoGraph does not support it and would log a warning.
         weights_of = weights.get(spec.name)
         if weights_of is not None:
             weight = len(packed.weights)
@@ -247,10 +270,10 @@ def pack(
 
 
 def table_names(tables: Sequence[str], place: str) -> tuple[str, ...]:
-    """Checks the names of a classifier's tables.
+    """Returns the validated names of a classifier's tables.
 
     Raises:
-        ValueError: there is none, or one is given twice.
+        ValueError: There is no name, or a name occurs twice.
     """
     tables = tuple(tables)
     if not tables or len(set(tables)) != len(tables):
@@ -261,10 +284,16 @@ def table_names(tables: Sequence[str], place: str) -> tuple[str, ...]:
 def table_indices(
     specs: Sequence[FeatureSpec], tables: Sequence[str], ignored_tables: Set[str], ignored: int
 ) -> list[int]:
-    """Returns the index of each feature's table among `tables`; `ignored` for ignored ones.
+    """Returns the table index of each feature.
+
+    Args:
+        specs: The features.
+        tables: Names of the tables.
+        ignored_tables: Names of tables that are ignored.
+        ignored: Index for the features of ignored tables.
 
     Raises:
-        ValueError: a table is neither.
+        ValueError: The table of a feature is in neither list.
     """
     indices = []
     for spec in specs:
@@ -279,7 +308,11 @@ def table_indices(
 
 
 def num_rows(component: Any) -> tf.Tensor:
-    """Returns the rows of a dense tensor, RaggedTensor or SparseTensor, int64 []."""
+    """Returns the number of rows of a tensor, int64 [].
+
+    Args:
+        component: A dense tensor, RaggedTensor or SparseTensor.
+    """
     if isinstance(component, tf.SparseTensor):
         return component.dense_shape[0]
     if isinstance(component, tf.RaggedTensor):

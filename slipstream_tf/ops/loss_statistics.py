@@ -1,4 +1,4 @@
-"""Statistics of a window's losses, as the input classifier gathers them. Pure NumPy."""
+"""Statistics of the losses in a window, in NumPy."""
 
 import dataclasses
 
@@ -7,17 +7,18 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class LossStatistics:
-    """Losses of the inputs that one window trained, before they were trained on.
+    """Statistics of the losses of a window's trained inputs.
 
-    The residual of an input is 1 - exp(-loss): for binary cross-entropy |p - y|.
+    Each loss is measured before training on the input. The residual of an input is 1 - exp(-loss),
+    which for binary cross-entropy is |p - y|.
 
     Attributes:
-        skippable: inputs that could have been skipped but were trained.
-        skippable_squared_residuals: sum over these inputs.
-        weight: inputs that all trained inputs stand for.
-        weighted_total: sum of weight * loss.
-        weighted_squared_residuals: sum of weight * squared residual.
-        not_finite: inputs left out because their loss was not finite.
+        skippable: Number of skippable inputs that were trained.
+        skippable_squared_residuals: Sum of the squared residuals of these inputs.
+        weight: Sum of the weights: the number of inputs that all trained inputs represent.
+        weighted_total: Sum of weight * loss.
+        weighted_squared_residuals: Sum of weight * squared residual.
+        not_finite: Number of inputs that were ignored because their loss was not finite.
         histogram: float64 [2, bins], weights of the inputs by label (0, 1) and predicted
             probability, ascending.
     """
@@ -32,27 +33,30 @@ class LossStatistics:
 
     @classmethod
     def from_sums(cls, sums: np.ndarray, histogram: np.ndarray) -> "LossStatistics":
-        """Returns the statistics with these `sums`, float64 [6], and this histogram."""
+        """Returns statistics from the result of `sums`, float64 [6], and a histogram."""
         squares, weight, total, residuals = map(float, sums[1:5])
         return cls(int(sums[0]), squares, weight, total, residuals, int(sums[5]), histogram)
 
     def sums(self) -> np.ndarray:
-        """Returns all but the histogram, float64 [6], in the order of the fields."""
+        """Returns all fields except the histogram, float64 [6], in order."""
         return np.array(dataclasses.astuple(self)[:-1], np.float64)
 
     @property
     def mean_loss(self) -> float | None:
-        """Mean loss over the inputs that the trained ones stand for; None for none."""
+        """Weighted mean loss, or None without inputs."""
         return self.weighted_total / self.weight if self.weight else None
 
     @property
     def mean_squared_residual(self) -> float | None:
-        """Mean squared residual over the same; None for none."""
+        """Weighted mean squared residual, or None without inputs."""
         return self.weighted_squared_residuals / self.weight if self.weight else None
 
     @property
     def auc(self) -> float | None:
-        """Area under the ROC curve to the histogram's resolution; None without both labels."""
+        """Area under the ROC curve; None if only one label occurs.
+
+        The histogram bins limit the resolution.
+        """
         negatives, positives = self.histogram
         pairs = negatives.sum() * positives.sum()
         if not pairs:

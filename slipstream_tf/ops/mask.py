@@ -1,7 +1,8 @@
-"""Masking of sparse gradients: rows of the keys in a set are compacted away, not set to zero.
+"""Removes the rows of some keys from sparse gradients.
 
-In: a `KeySet` (the saturated keys of a table, replaced once a window) and a `tf.IndexedSlices`.
-Out: the slices that stay, and how many rows were left out. CPU and GPU; graph or eager.
+A `KeySet` contains the keys to mask, for example the saturated keys of a table. `mask_gradients`
+removes their rows from a `tf.IndexedSlices` instead of setting them to zero. The ops work on CPU
+and GPU, in graph and eager mode.
 """
 
 from typing import Any, NamedTuple
@@ -12,33 +13,34 @@ from slipstream_tf.ops import _loader
 
 
 class KeySet:
-    """A set of int64 keys that steps read at run time: replacing it retraces nothing.
+    """A set of int64 keys that ops read at run time.
 
-    The C++ resource lives as long as this object or a `tf.function` that uses it.
+    Replacing the keys causes no retracing. The C++ resource is released with the last object or
+    `tf.function` that uses it.
 
     Attributes:
-        handle: scalar resource handle, for the ops.
+        handle: Scalar resource handle, for the ops.
     """
 
     def __init__(self, device: str | None = None):
-        """Makes an empty set.
+        """Creates an empty set.
 
         Args:
-            device: where the gradients will be masked, e.g. a variable's `device`. None: where
-                TensorFlow would place an op.
+            device: Device of the gradients to mask, for example the `device` of a variable. None
+                means the default placement of TensorFlow.
         """
         with tf.init_scope(), tf.device(device):
             self.handle = _loader.library().slipstream_key_set()
 
     def assign(self, keys: Any) -> tf.Operation | None:
-        """Replaces the content.
+        """Replaces the keys of the set.
 
         Args:
-            keys: int64 [n]; any value is a legal key, and one given twice counts once.
+            keys: int64 [n]. Any value is allowed, and duplicates are ignored.
 
         Raises:
-            ValueError: the keys are not integers, or no vector.
-            tf.errors.ResourceExhaustedError: there is no memory for the set.
+            ValueError: The keys are not integers, or not a vector.
+            tf.errors.ResourceExhaustedError: There is not enough memory.
         """
         with tf.device("CPU:0"):
             keys = tf.convert_to_tensor(keys, tf.int64)
@@ -46,12 +48,12 @@ class KeySet:
 
 
 class MaskedGradients(NamedTuple):
-    """What `mask_gradients` returns.
+    """Result of `mask_gradients`.
 
     Attributes:
-        slices: the rows that stay, with the `dense_shape` of the input.
-        masked: int64 scalar, rows left out.
-        offered: int64 scalar, rows before masking; with deduplication, different keys.
+        slices: The remaining rows, with the `dense_shape` of the input.
+        masked: int64 scalar, number of removed rows.
+        offered: int64 scalar, number of rows before masking, after deduplication.
     """
 
     slices: tf.IndexedSlices
@@ -62,24 +64,25 @@ class MaskedGradients(NamedTuple):
 def mask_gradients(
     gradients: tf.IndexedSlices, masked_keys: KeySet, deduplicate: bool = True
 ) -> MaskedGradients:
-    """Leaves out the rows of the keys in a set.
+    """Removes the rows of the keys in a set.
 
-    Rows that are left out are not looked at, and values that are not finite are passed on in the
-    others. The result depends on the inputs only, bit for bit. The op has no gradient.
+    Removed rows are not read. Values of other rows that are not finite are passed through. The
+    result is bitwise reproducible. The op has no gradient.
 
     Args:
-        gradients: indices int32 or int64 [n], values float32 [n, ...].
-        masked_keys: the keys to leave out.
-        deduplicate: whether rows of one key are summed first, in the order of the input; kept
-            indices then ascend, each once. Otherwise every row is its own and the order is kept.
+        gradients: Indices int32 or int64 [n], values float32 [n, ...].
+        masked_keys: The keys of the rows to remove.
+        deduplicate: Whether to sum the rows of each key first, in the order of the input. The
+            remaining indices are then ascending and unique. If not, all rows are separate and their
+            order is kept.
 
     Returns:
-        The slices that stay and the counts of rows.
+        The remaining slices and the numbers of rows.
 
     Raises:
-        TypeError: `gradients` is something else, or of another dtype.
-        ValueError: the shapes are known to differ.
-        tf.errors.InvalidArgumentError: the shapes differ, seen at run time.
+        TypeError: `gradients` is not a `tf.IndexedSlices` or has another dtype.
+        ValueError: The static shapes do not fit.
+        tf.errors.InvalidArgumentError: The shapes do not fit at run time.
     """
     if not isinstance(gradients, tf.IndexedSlices):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Typed wrappers of the ops that checkpoint tables whose rows spill to the disk."""
+"""Typed wrappers of the checkpoint ops for tables that spill to disk."""
 
 import dataclasses
 from pathlib import Path
@@ -13,23 +13,25 @@ from slipstream_tf.ops import _loader
 
 @dataclasses.dataclass(frozen=True)
 class SealedRows:
-    """All rows of a table as they were at one time, in files that stay so as long as this lives.
+    """All rows of a table at one time, in files on disk.
 
-    The files are in blocks of as many pages each, and these of as many rows; a row's place in a
-    block tells it.
+    The files do not change while this object exists. They consist of blocks of pages, and each
+    block has the same number of rows. The fields `counts` and `last_used` are ordered by block and
+    by the position of the row in its block.
 
     Attributes:
-        files: scalar variant, for `save_file`.
-        names: of each file, that no other file of any table has.
-        file_of: int32 [b], of each block of rows, the index of its file.
-        offsets: int64 [b], where it begins there, bytes.
-        pages: int64 [b], the number of its first page, which the page repeats.
-        counts: float32 [b * rows_of_block], decayed access counts; -1: the row is in another
-            block, or gone.
-        steps: int64 [2], updates and lookups so far.
-        pages_of_block: pages.
-        rows_of_block: rows.
-        last_used: int64 [b * rows_of_block], as of `ops.table.export_table`; or [0].
+        files: Scalar variant, for `save_file`.
+        names: Names of the files, unique over all tables.
+        file_of: int32 [b], the file index of each block.
+        offsets: int64 [b], the offset of each block in its file, in bytes.
+        pages: int64 [b], the number of the first page of each block, which is also stored in the
+            page.
+        counts: float32 [b * rows_of_block], decayed access counts. -1 marks a row that was removed
+            or that is valid in another block.
+        steps: int64 [2], number of updates and lookups so far.
+        pages_of_block: Number of pages per block.
+        rows_of_block: Number of rows per block.
+        last_used: int64 [b * rows_of_block], as in `ops.table.export_table`; or [0].
     """
 
     files: tf.Tensor
@@ -45,18 +47,20 @@ class SealedRows:
 
     @property
     def rows(self) -> int:
-        """Rows that count."""
+        """Number of valid rows."""
         return int(np.count_nonzero(self.counts >= 0))
 
 
 def seal(handle: tf.Tensor) -> SealedRows:
-    """Writes all rows of a table to the disk, but for those that are there (eager only).
+    """Writes all rows of a table to disk (eager only).
+
+    Rows that are already on disk are not written again.
 
     Args:
-        handle: of a table whose rows spill.
+        handle: A table with rows that spill.
 
     Raises:
-        tf.errors.ResourceExhaustedError: the disk is full; the rows are where they were.
+        tf.errors.ResourceExhaustedError: The disk is full. The rows are unchanged then.
     """
     result = _loader.library().slipstream_table_seal(handle=handle)
     names = ("file_of", "offsets", "pages", "counts", "steps", "last_used")
@@ -67,20 +71,20 @@ def seal(handle: tf.Tensor) -> SealedRows:
 
 
 def save_file(sealed: SealedRows, index: int, path: Path, copies: bool = False) -> bool:
-    """Gives a sealed file a path, and waits until it is on the disk.
+    """Saves a sealed file and waits until it is on disk.
 
     Args:
-        sealed: whose file.
-        index: of the file.
-        path: where nothing is.
-        copies: whether it is read and written; else the file gets one name more, if the file
-            system allows it.
+        sealed: The sealed rows.
+        index: Index of the file.
+        path: Path of the new file, which must not exist.
+        copies: Whether to copy the file. If not, a hard link is created, if the file system
+            supports it.
 
     Returns:
-        Whether it did.
+        Whether the file was saved.
 
     Raises:
-        OSError: it could not be written.
+        OSError: The file could not be written.
     """
     try:
         result = _loader.library().slipstream_save_sealed_file(
@@ -100,23 +104,23 @@ def read(
     dim: int,
     slots: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Reads blocks of a sealed file; each page is compared with its checksum.
+    """Reads blocks of a sealed file and verifies their checksums.
 
     Args:
-        path: of the file.
-        offsets: int64 [b], of the blocks.
-        pages: int64 [b], the numbers of their first pages.
-        pages_of_block: pages.
-        storage: of the table that they are of.
-        dim: values of a row.
-        slots: values of a row's slots.
+        path: Path of the file.
+        offsets: int64 [b], offsets of the blocks in bytes.
+        pages: int64 [b], numbers of the first pages of the blocks.
+        pages_of_block: Number of pages per block.
+        storage: Storage settings of the table.
+        dim: Number of values per row.
+        slots: Number of slots per row.
 
     Returns:
-        keys int64 [n], rows float32 [n, dim] and slots float32 [n, slots], of all rows of the
-        blocks, in order, whether they count or not.
+        keys int64 [n], rows float32 [n, dim] and slots float32 [n, slots] of all rows of the blocks
+        in order, including rows that are not valid.
 
     Raises:
-        tf.errors.DataLossError: a page is not what was written, or not there.
+        tf.errors.DataLossError: A page is missing or corrupt.
     """
     result = _loader.library().slipstream_read_sealed_rows(
         path=str(path),

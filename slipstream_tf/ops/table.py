@@ -1,4 +1,7 @@
-"""Typed wrappers of the native store's ops: one embedding table behind a resource handle."""
+"""Typed wrappers of the ops of native embedding tables.
+
+A table is a C++ resource behind a resource handle.
+"""
 
 import dataclasses
 import re
@@ -17,17 +20,17 @@ from slipstream_tf.optimizers import SparseOptimizer
 
 
 def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
-    """Makes a table that lives as long as its last handle.
+    """Creates a table, which is released with its last handle.
 
     Args:
-        config: the table.
-        optimizer: the rule of its rows.
+        config: The table.
+        optimizer: The optimizer of its rows.
 
     Returns:
         A scalar resource handle.
 
     Raises:
-        ValueError: an option is out of its range, or does not go with another.
+        ValueError: An option is out of range, or conflicts with another option.
     """
     kind, first, second = initializers.op_attributes(config.initializer)
     rule, parameters = optimizer.op_rule()
@@ -55,20 +58,22 @@ def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
             expires_by_seconds=by_seconds,
         )
     except tf.errors.InvalidArgumentError as error:
-        # Without what TensorFlow says of the op.
+        # Remove the names of the op and its node, which do not help the user.
         told = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", error.message)
         raise ValueError(f"Invalid Table: {told}.") from None
 
 
 @dataclasses.dataclass(frozen=True)
 class LookupLayout:
-    """What of a lookup stays the same from batch to batch.
+    """The part of a lookup that is the same for all batches.
 
     Attributes:
-        feature_table: per feature, the index of its table among the handles.
-        combiners: per feature, "sum", "mean" or "sqrtn"; None: rows come out unpooled.
-        table_dims: the dim of each table.
-        is_stacked: one output [batch, features, dim] instead of one [batch, dim] per feature.
+        feature_table: For each feature, the index of its table among the handles.
+        combiners: For each feature, "sum", "mean" or "sqrtn", or None to return rows without
+            pooling.
+        table_dims: The dim of each table.
+        is_stacked: Whether to return one output [batch, features, dim] instead of one [batch, dim]
+            per feature.
     """
 
     feature_table: tuple[int, ...]
@@ -77,7 +82,7 @@ class LookupLayout:
     is_stacked: bool
 
     def arguments(self, packed: PackedFeatures) -> dict[str, Any]:
-        """Returns the arguments of a lookup of `packed`, but for the tables."""
+        """Returns the arguments of a lookup of `packed`, except for the tables."""
         return {
             **packed.arguments(),
             "feature_table": list(self.feature_table),
@@ -91,21 +96,22 @@ class LookupLayout:
 def lookup(
     handles: Sequence[tf.Tensor], packed: PackedFeatures, layout: LookupLayout
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Looks up a training batch: missing keys get rows, accesses are counted.
+    """Looks up a training batch, creates missing rows and counts accesses.
 
     Args:
-        handles: the tables, each once.
-        packed: the batch's keys.
-        layout: of this lookup.
+        handles: The tables, without duplicates.
+        packed: Keys of the batch.
+        layout: Layout of the lookup.
 
     Returns:
-        (pooled, plan): float32 [batch, dim] per feature, or one [batch, features, dim]; of a
-        feature without a combiner [keys, dim], padding included; and the plan for
-        `apply_gradients`, a scalar variant.
+        (pooled, plan). pooled: float32 [batch, dim] per feature, or one tensor [batch, features,
+        dim]. A feature without a combiner returns [keys, dim], including padding. plan: a scalar
+        variant for `apply_gradients`.
 
     Raises:
-        tf.errors.InvalidArgumentError: row splits decrease, weights are of another length, ...
-        tf.errors.ResourceExhaustedError: a bounded table cannot hold the batch's keys.
+        tf.errors.InvalidArgumentError: The inputs are inconsistent, for example row splits decrease
+            or weights have another length.
+        tf.errors.ResourceExhaustedError: A bounded table cannot hold the keys of the batch.
     """
     op = _loader.library().slipstream_lookup
     result = op(handles=list(handles), **layout.arguments(packed))
@@ -115,10 +121,13 @@ def lookup(
 def evaluation_lookup(
     handles: Sequence[tf.Tensor], packed: PackedFeatures, layout: LookupLayout
 ) -> list[tf.Tensor]:
-    """Looks up keys without making or counting any; see `lookup`.
+    """Looks up keys without creating rows or counting accesses.
+
+    See `lookup` for the arguments.
 
     Returns:
-        The pooled vectors; an absent key counts with the row its initializer would give.
+        The pooled vectors. A key without a row contributes the row that its initializer would
+        create.
     """
     op = _loader.library().slipstream_evaluation_lookup
     return list(op(handles=list(handles), **layout.arguments(packed)))
@@ -127,18 +136,20 @@ def evaluation_lookup(
 def apply_gradients(
     plan: tf.Tensor, gradients: Sequence[tf.Tensor], learning_rate: Any
 ) -> tf.Operation | None:
-    """Sums the gradients of each key in batch order and applies its table's rule once.
+    """Sums the gradients of each key and applies the update rule once.
+
+    The gradients are summed in batch order.
 
     Args:
-        plan: from `lookup`.
-        gradients: of its pooled vectors, float32 in their shapes.
+        plan: Plan from `lookup`.
+        gradients: Gradients of the pooled vectors of that lookup, float32 with equal shapes.
         learning_rate: float32, a scalar for all tables or [tables] in the order of the lookup.
 
     Returns:
         The operation in a graph, None in eager mode.
 
     Raises:
-        tf.errors.InvalidArgumentError: a gradient is not finite (no row is changed then).
+        tf.errors.InvalidArgumentError: A gradient is not finite. No row is changed then.
     """
     return _loader.library().slipstream_apply_gradients(
         plan=plan, gradients=list(gradients), learning_rate=learning_rate
@@ -146,27 +157,32 @@ def apply_gradients(
 
 
 def gather(handle: tf.Tensor, keys: Any, dim: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Reads rows by key: (rows float32 [n, dim], found bool [n]); absent keys: initial rows."""
+    """Reads rows by key.
+
+    Returns:
+        (rows float32 [n, dim], found bool [n]). For a missing key, rows contains its initial row.
+    """
     return _loader.library().slipstream_table_gather(handle=handle, keys=keys, dim=dim)
 
 
 def measure(
     handle: tf.Tensor, keys: Any, snapshot: tf.Tensor, metric: str
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Reads rows by key, and how far they are from a snapshot, in one pass.
+    """Reads rows by key and measures their distance from a snapshot.
 
     Args:
-        handle: the table.
+        handle: The table.
         keys: int64 [n].
         snapshot: float32 [n, dim], the rows at the start of the window.
         metric: "linf" or "l2", as in `ops.drift.row_drift`.
 
     Returns:
-        (rows float32 [n, dim], found bool [n], drift float32 [n]); absent keys: initial rows.
+        (rows float32 [n, dim], found bool [n], drift float32 [n]). For a missing key, rows contains
+        its initial row.
 
     Raises:
         ValueError: `metric` is unknown.
-        tf.errors.InvalidArgumentError: the snapshot is not [n, dim].
+        tf.errors.InvalidArgumentError: The snapshot does not have the shape [n, dim].
     """
     require_choice("metric", metric, DRIFT_METRICS, "measure")
     return _loader.library().slipstream_table_measure(
@@ -175,10 +191,16 @@ def measure(
 
 
 def hot_keys(handle: tf.Tensor, k: int, by_key: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the at most k most accessed keys, int64 [m], and their counts, float32 [m].
+    """Returns up to k most accessed keys and their counts.
 
-    Sorted by count descending, then key ascending; with `by_key`, which takes less time, by key
-    alone. Keys with a count of 0 are left out.
+    Args:
+        handle: The table.
+        k: Maximum number of keys.
+        by_key: Whether to sort by ascending key only, which is faster. If not, keys are sorted by
+            descending count, then by ascending key.
+
+    Returns:
+        keys int64 [m] and counts float32 [m]. Keys with a count of 0 are omitted.
     """
     return _loader.library().slipstream_table_hot_keys(
         handle=handle, k=tf.constant(k, tf.int64), by_key=by_key
@@ -195,13 +217,14 @@ class TableStatistics:
     """Size of a table.
 
     Attributes:
-        rows: keys it holds.
-        allocated_bytes: memory asked for (pages never touched cost nothing).
-        evicted_rows: rows that left so far.
-        dropped_updates: updates whose key was evicted between lookup and update.
-        index_places: keys that the index has places for; it grows at a load of 4/5 at the latest.
-        expired_rows: rows that left so far as they were not accessed.
-        not_admitted: accesses of keys without a row so far, each batch's of a key once.
+        rows: Number of keys with a row.
+        allocated_bytes: Allocated memory. Pages that were never written use no physical memory.
+        evicted_rows: Number of rows evicted so far.
+        dropped_updates: Number of updates that were dropped because their key was evicted between
+            lookup and update.
+        index_places: Capacity of the index in keys. The index grows at a load of at most 4/5.
+        expired_rows: Number of rows removed so far because they were not accessed.
+        not_admitted: Number of accesses of keys without a row so far. A key counts once per batch.
     """
 
     rows: int
@@ -220,15 +243,25 @@ def statistics(handle: tf.Tensor) -> TableStatistics:
 
 
 def to_arrays(result: Any, kinds: Iterable[str]) -> dict[str, np.ndarray]:
-    """Returns what an op that exports gave, by name, of those in `kinds` (eager only)."""
+    """Returns the named results of an export op as arrays (eager only).
+
+    Args:
+        result: Result of the op.
+        kinds: Names of the results.
+    """
     return {name: getattr(result, name).numpy() for name in kinds}
 
 
 def to_tensors(contents: Mapping[str, Any], kinds: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Returns what an op that imports takes, each array as the type that `kinds` has for it.
+    """Returns the arguments of an import op as tensors.
+
+    Args:
+        contents: Arrays by name.
+        kinds: Maps each expected name to its dtype.
+        what: Description of the contents for the error message.
 
     Raises:
-        ValueError: an array is missing or unknown; `what` names all of them.
+        ValueError: An array is missing or unknown.
     """
     if set(contents) != set(kinds):
         raise ValueError(
@@ -239,15 +272,16 @@ def to_tensors(contents: Mapping[str, Any], kinds: Mapping[str, Any], what: str)
 
 @dataclasses.dataclass(frozen=True)
 class SpillStatistics:
-    """Where the rows of a table are, and how many moved since it was made.
+    """Locations of a table's rows, and row transfers since its creation.
 
     Attributes:
-        rows_in_memory: rows there.
-        rows_on_disk: rows that are on disk alone.
-        disk_bytes: of the files.
-        rows_read: that lookups, and whatever else needs rows, had to read.
-        rows_read_ahead: those of them whose reading had begun before: they were announced.
-        rows_written: to the disk; that of compaction is in it.
+        rows_in_memory: Number of rows in memory.
+        rows_on_disk: Number of rows that are only on disk.
+        disk_bytes: Bytes of the files.
+        rows_read: Number of rows read from disk by lookups and other operations.
+        rows_read_ahead: Part of `rows_read` that was already being read because the keys were
+            announced.
+        rows_written: Number of rows written to disk, including compaction.
     """
 
     rows_in_memory: int
@@ -259,18 +293,21 @@ class SpillStatistics:
 
 
 def spill_statistics(handle: tf.Tensor) -> SpillStatistics:
-    """Returns where the rows of a table are (eager only)."""
+    """Returns the spill statistics of a table (eager only)."""
     values = _loader.library().slipstream_table_spill_statistics(handle=handle).numpy()
     return SpillStatistics(*(int(v) for v in values))
 
 
 def announce(handle: tf.Tensor, keys: Any) -> tf.Operation | None:
-    """Begins to read rows of keys, int64 [n], from the disk, where they spill; waits for none."""
+    """Starts to read the rows of keys int64 [n] from disk.
+
+    The call does not wait for the rows. It has no effect on a table without spilling.
+    """
     return _loader.library().slipstream_table_announce(handle=handle, keys=keys)
 
 
 def step(handle: tf.Tensor) -> tf.Tensor:
-    """Returns how often a table was updated, int64 scalar."""
+    """Returns the number of updates of a table, int64 scalar."""
     return _loader.library().slipstream_table_step(handle=handle)
 
 
@@ -280,19 +317,22 @@ def keys(handle: tf.Tensor) -> tf.Tensor:
 
 
 def write(handle: tf.Tensor, keys: Any, rows: Any) -> None:
-    """Replaces the values of rows, float32 [n, dim], and makes those of absent keys.
+    """Writes rows float32 [n, dim] and creates missing rows.
 
-    Slots, counts and flags of rows that are there stay; their deferred gradients go.
+    Slots, counts and flags of existing rows are kept. Their deferred gradients are dropped.
 
     Raises:
-        tf.errors.InvalidArgumentError: a key comes twice, or a value is not finite.
-        tf.errors.ResourceExhaustedError: a bounded table cannot hold the keys.
+        tf.errors.InvalidArgumentError: A key occurs twice, or a value is not finite.
+        tf.errors.ResourceExhaustedError: A bounded table cannot hold the keys.
     """
     _loader.library().slipstream_table_write(handle=handle, keys=keys, rows=rows)
 
 
 def remove(handle: tf.Tensor, keys: Any) -> tf.Tensor:
-    """Removes the rows of keys int64 [n], and all about them; returns how many there were."""
+    """Removes the rows of keys int64 [n]; returns their number.
+
+    Slots, counts, flags and deferred gradients of the keys are removed, too.
+    """
     return _loader.library().slipstream_table_remove(handle=handle, keys=keys)
 
 
@@ -307,34 +347,37 @@ EXPORTED = {
 
 
 def export_table(handle: tf.Tensor, flush: bool = True) -> dict[str, np.ndarray]:
-    """Returns all of a table, sorted by key (eager only).
+    """Returns the contents of a table, sorted by key (eager only).
 
     Args:
-        handle: the table.
-        flush: whether held gradient sums are applied before; else they stay, and are not in.
+        handle: The table.
+        flush: Whether to apply deferred gradients first. If not, they stay deferred and are not
+            part of the result.
 
     Returns:
-        keys int64 [n]; rows float32 [n, dim]; slots float32 [n, slots per row]; counts float32
-        [n]; last_used int64 [n] (tables bounded by LRU or whose rows expire: lookups, or seconds
-        since 1970; else [0]); steps int64 [2] (updates and
-        lookups so far).
+        keys int64 [n]; rows float32 [n, dim]; slots float32 [n, slots per row]; counts float32 [n];
+        last_used int64 [n], in lookups or in seconds since 1970, for tables that are bounded by LRU
+        or have rows that expire, else [0]; and steps int64 [2], the numbers of updates and lookups
+        so far.
     """
     result = _loader.library().slipstream_table_export(handle=handle, flushes=flush)
     return to_arrays(result, EXPORTED)
 
 
 def export_replicas(handle: tf.Tensor) -> dict[str, np.ndarray]:
-    """Returns keys, access counts and flags of replicas, sorted by key; nothing is flushed.
+    """Returns keys, access counts and flags of replicas (eager only).
+
+    The result is sorted by key. Deferred gradients are not applied.
 
     Args:
-        handle: the table, whose rows are in memory (eager only).
+        handle: The table, with all rows in memory.
 
     Returns:
         As `export_table`, without rows and slots, because lookups request them again; and marks
-        uint8 [n], row flags.
+        uint8 [n], the row flags.
 
     Raises:
-        tf.errors.InvalidArgumentError: rows of the table spill to the disk.
+        tf.errors.InvalidArgumentError: Rows of the table spill to disk.
     """
     result = _loader.library().slipstream_table_export_replicas(handle=handle)
     without_values = {name: of for name, of in EXPORTED.items() if name not in ("rows", "slots")}
@@ -343,14 +386,16 @@ def export_replicas(handle: tf.Tensor) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """What became of a table's rows since an earlier look at them.
+    """Changes of a table's rows since an earlier call of `export_changes`.
 
     Attributes:
-        contents: as `export_table` returns them, of rows that changed or are new.
-        removed: keys int64 [m] that have left; some may be back, and among these rows.
-        decays: float32 [d], factors that the counts of all other rows were multiplied by, in turn.
-        is_all: whether they are all rows, whatever changed.
-        number: of this look; 0: the next one will have all rows, too.
+        contents: Changed and new rows, as returned by `export_table`.
+        removed: Keys int64 [m] that were removed. A key that was created again is also in
+            `contents`.
+        decays: float32 [d], factors by which the counts of all other rows must be multiplied, in
+            order.
+        is_all: Whether `contents` has all rows, changed or not.
+        number: Number of this call. 0 means that the next call will return all rows, too.
     """
 
     contents: dict[str, np.ndarray]
@@ -361,14 +406,16 @@ class Changes:
 
 
 def export_changes(handle: tf.Tensor, since: int) -> Changes:
-    """Returns the rows that changed since an earlier call, sorted by key; nothing is flushed.
+    """Returns the rows that changed since an earlier call (eager only).
+
+    The result is sorted by key. Deferred gradients are not applied.
 
     Args:
-        handle: the table, whose rows are in memory (eager only).
-        since: number of the last call; of any other one, or 0, all rows come.
+        handle: The table, with all rows in memory.
+        since: The `number` of the last call. 0, or the number of any other call, returns all rows.
 
     Raises:
-        tf.errors.InvalidArgumentError: rows of the table spill to the disk.
+        tf.errors.InvalidArgumentError: Rows of the table spill to disk.
     """
     result = _loader.library().slipstream_table_export_changes(handle=handle, since=since)
     removed, decays = result.removed.numpy(), result.decays.numpy()
@@ -377,17 +424,20 @@ def export_changes(handle: tf.Tensor, since: int) -> Changes:
 
 
 def import_table(handle: tf.Tensor, contents: Mapping[str, Any], adds: bool = False) -> None:
-    """Replaces all of a table by what `export_table` gave; all or nothing.
+    """Replaces the contents of a table by a result of `export_table`.
+
+    The table is unchanged if an error is raised.
 
     Args:
-        handle: the table.
-        contents: the arrays.
-        adds: the rows come beside those that are there, of other keys, and the steps do not
-            matter; of a table whose rows spill, which may have some of them if there is no room.
+        handle: The table.
+        contents: The arrays.
+        adds: Whether to add the rows to the existing rows, which must have other keys. The steps
+            are ignored then. Only for tables that spill. Note: if memory runs out, a part of the
+            rows may have been added.
 
     Raises:
-        ValueError: an array is missing or unknown.
-        tf.errors.InvalidArgumentError: shapes do not fit the table or a key comes twice.
+        ValueError: An array is missing or unknown.
+        tf.errors.InvalidArgumentError: The shapes do not fit the table, or a key occurs twice.
     """
     tensors = to_tensors(contents, EXPORTED, "table contents")
     _loader.library().slipstream_table_import(handle=handle, adds=adds, **tensors)
@@ -397,20 +447,24 @@ ADMISSION = {"counters": np.uint8, "added": np.int64}
 
 
 def export_admission(handle: tf.Tensor) -> dict[str, np.ndarray]:
-    """Returns what a table knows of keys without a row (eager only).
+    """Returns the access counters of keys without a row (eager only).
 
     Returns:
-        counters uint8 [n], 0 if there was no such key; added int64 [shards].
+        counters uint8 [n], where n is 0 if no such key was accessed; and added int64 [shards].
     """
     return to_arrays(_loader.library().slipstream_table_export_admission(handle=handle), ADMISSION)
 
 
 def import_admission(handle: tf.Tensor, contents: Mapping[str, Any]) -> None:
-    """Replaces what a table knows of keys without a row by what `export_admission` gave.
+    """Replaces the access counters of keys without a row.
+
+    Args:
+        handle: The table.
+        contents: Result of `export_admission`.
 
     Raises:
-        ValueError: an array is missing or unknown.
-        tf.errors.InvalidArgumentError: they are of other lengths.
+        ValueError: An array is missing or unknown.
+        tf.errors.InvalidArgumentError: The arrays have unexpected lengths.
     """
     tensors = to_tensors(contents, ADMISSION, "counts of keys without a row")
     _loader.library().slipstream_table_import_admission(handle=handle, **tensors)
@@ -426,26 +480,32 @@ DEFERRED = {
 
 
 def export_deferred(handle: tf.Tensor) -> dict[str, np.ndarray]:
-    """Returns the deferred gradients of a table; they stay (eager only).
+    """Returns the deferred gradients of a table, which stay deferred (eager only).
 
     Returns:
         keys int64 [n]; ages int64 [n], updates of the table since the sum began; ranks int32 [n],
-        simulated ranks; sums float32 [n, dim]; learning_rate float32 [], of the last update, or 0
-        before the first.
+        simulated ranks; sums float32 [n, dim]; and learning_rate float32 [], the rate of the last
+        update, or 0 before the first update.
     """
     result = _loader.library().slipstream_table_export_deferred(handle=handle)
     return to_arrays(result, DEFERRED)
 
 
 def import_deferred(handle: tf.Tensor, contents: Mapping[str, Any]) -> None:
-    """Replaces the deferred gradients of a table by what `export_deferred` gave.
+    """Replaces the deferred gradients of a table.
 
-    All or nothing. The table's policy must defer, unless there are none.
+    The policy of the table must defer gradients, unless `contents` is empty. The table is unchanged
+    if an error is raised.
+
+    Args:
+        handle: The table.
+        contents: Result of `export_deferred`.
 
     Raises:
-        ValueError: an array is missing or unknown.
-        tf.errors.InvalidArgumentError: shapes do not fit, a key has no row or comes twice for a
-            rank, ages are not the oldest first, or the policy defers none such.
+        ValueError: An array is missing or unknown.
+        tf.errors.InvalidArgumentError: The shapes do not fit, a key has no row, a key occurs twice
+            for a rank, the ages are not in descending order, or the policy does not defer such
+            gradients.
     """
     tensors = to_tensors(contents, DEFERRED, "deferred gradients")
     _loader.library().slipstream_table_import_deferred(handle=handle, **tensors)

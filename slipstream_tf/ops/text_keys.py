@@ -1,13 +1,13 @@
-"""Keys of texts, in TensorFlow's own ops: BLAKE2b, as the readers hash.
+"""Hashes strings to keys with TensorFlow ops (BLAKE2b).
 
-In: strings. Out: int64 keys, those of `data.readers.hashing.hash_strings` bit for bit. A served
-model needs nothing but TensorFlow for it.
+The keys are bitwise equal to the keys of `data.readers.hashing.hash_strings`. A served model that
+uses this module depends on TensorFlow only.
 """
 
 import numpy as np
 import tensorflow as tf
 
-# Of BLAKE2b (RFC 7693).
+# Constants of BLAKE2b (RFC 7693).
 _BLOCK_BYTES = 128
 _WORDS = 16
 _ROUNDS = 12
@@ -33,24 +33,24 @@ _SIGMA = np.array(
     ],
     np.int32,
 )
-# Of each round; the first two come again. Words of the columns, then of the diagonals: the even
-# places of either half go with `x`, the odd ones with `y`.
+# Message schedule [rounds, 2, 4, 2]. Rounds 10 and 11 repeat rounds 0 and 1. Axis 1 selects columns
+# or diagonals, axis 3 selects the argument `x` or `y` of `_mix`.
 _SCHEDULE = np.stack([_SIGMA[r % 10] for r in range(_ROUNDS)]).reshape(_ROUNDS, 2, 4, 2)
 _DIGEST_BYTES = 8
-_RESERVED = (-1, -2)  # Padding, and a missing value in readers.
+_RESERVED = (-1, -2)  # padding, and the missing value of readers
 
 
 def hash_texts(texts: tf.Tensor) -> tf.Tensor:
     """Hashes strings to keys.
 
     Args:
-        texts: string tensor of any shape.
+        texts: String tensor of any shape.
 
     Returns:
-        int64 of the same shape: the first 8 bytes of BLAKE2b with a digest of 8 bytes; never -1
-        (padding) or -2 (what readers have for a missing value).
+        int64 of the same shape: the 8-byte BLAKE2b digest. The reserved values -1 (padding) and -2
+        (the missing value of readers) never occur.
     """
-    with tf.device("CPU:0"):  # Where strings are.
+    with tf.device("CPU:0"):  # string tensors are always on the CPU
         distinct, places = tf.unique(tf.reshape(texts, [-1]))
         keys = tf.reshape(tf.gather(_hash_distinct(distinct), places), tf.shape(texts))
     keys.set_shape(texts.shape)
@@ -81,7 +81,14 @@ def _hash_distinct(texts: tf.Tensor) -> tf.Tensor:
 def _compress(
     state: tf.Tensor, words: tf.Tensor, count: tf.Tensor, is_last: tf.Tensor
 ) -> tf.Tensor:
-    """BLAKE2b's F of n texts: state uint64 [8, n], words [16, n], count and is_last [n]."""
+    """Applies the compression function F of BLAKE2b to n strings.
+
+    Args:
+        state: uint64 [8, n].
+        words: uint64 [16, n], one block of each string.
+        count: [n], number of bytes hashed so far.
+        is_last: bool [n], whether the block is the last block of its string.
+    """
     iv = tf.tile(tf.constant(_IV)[:, tf.newaxis], [1, tf.shape(state)[1]])
     all_bits = tf.where(is_last, np.uint64((1 << 64) - 1), np.uint64(0))
     last = tf.stack([tf.cast(count, tf.uint64), tf.zeros_like(all_bits), all_bits])
@@ -104,7 +111,10 @@ def _compress(
 
 
 def _mix(rows: tuple[tf.Tensor, ...], x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """BLAKE2b's G on four columns, or diagonals, at once: each uint64 [4, n]."""
+    """Applies the mixing function G of BLAKE2b to four columns or diagonals.
+
+    All tensors are uint64 [4, n].
+    """
     a, b, c, d = rows
     xor = tf.bitwise.bitwise_xor
     for word, first, second in ((x, 32, 24), (y, 16, 63)):

@@ -1,7 +1,8 @@
-"""Typed wrappers of the ops that mask or defer a table's gradients.
+"""Typed wrappers of the ops that mask or defer gradients.
 
-A policy says what becomes of the gradient rows (one per key, update and simulated rank) of a
-native table; the row flags say which rows are saturated; the counts tell what happened.
+A policy determines which gradient rows are applied, masked or deferred. A gradient row is the
+gradient of one key in one update on one simulated rank. Row flags mark saturated rows. Counts
+report the decisions.
 """
 
 import dataclasses
@@ -17,36 +18,40 @@ from slipstream_tf.ops import _loader
 SATURATED = np.uint8(1)
 MODES = ("apply", "mask", "defer")
 TRIGGERS = ("movement", "interval")
-# Of a native table; each shard may hold an even part of `max_rows`.
+# Number of shards of a native table. Each shard may hold an equal part of `max_rows`.
 NUM_SHARDS = 64
-# Beside the values of a deferred gradient: its key, age and entry in the order of age, a quarter of
-# which may be free; the index at its emptiest.
+# Bytes per deferred gradient in addition to its values: key, age and the list ordered by age; and
+# the index at its lowest load.
 _NODE_BYTES, _INDEX_BYTES = 30, 40
 
 
 @dataclasses.dataclass(frozen=True)
 class UpdatePolicy:
-    """What becomes of gradients before a table's update rule sees them.
+    """Determines which gradients of a table are applied, masked or deferred.
 
-    A sum of deferred gradients is applied as one gradient. Under SGD that gives the row
-    that the single gradients would have given. Adagrad adds the square of the sum, not the sum of
-    the squares, to its accumulator: more where the gradients agree, less where they cancel. Adam
-    takes one step of its moments for the sum where it would have taken one per gradient.
+    The sum of deferred gradients is applied as one gradient. With SGD, the row is the same as after
+    the single gradients. Adagrad adds the square of the sum instead of the sum of the squares to
+    its accumulator, which is more if the gradients agree and less if they cancel. Adam updates its
+    moments once for the sum instead of once per gradient.
 
     Attributes:
-        mode: "apply", "mask" (gradients of saturated rows are thrown away; their slots stay) or
-            "defer" (gradients are summed per row and applied later).
-        trigger: "movement": any row's sum is deferred until applying it would move one of the row's
-            values by `movement`; "interval": only saturated rows' sums are deferred. Both:
-            never longer than `max_age`.
-        movement: in the unit of the rows. For Adam the moments' damping is left out: it is
-            learning rate * |sum| / root of the second moment.
-        max_age: in updates of the table.
-        max_rows: sums deferred at most; gradients of further rows are applied at once.
-        decay_skipped: whether masking a row's gradient decays its moments (Adam).
-        ranks: simulated ranks: each has an even part of every batch and sums of its own.
-        is_shadow: apply everything, and count for one key in 16 what would have been done.
-        is_exchanged: sums leave by `ops.exchange` only, to be exchanged with other processes.
+        mode: "apply", "mask" (drops the gradients of saturated rows, without changing their slots)
+            or "defer" (sums gradients per row and applies them later).
+        trigger: "movement" defers the sum of any row until applying it would move a value of the
+            row by `movement`. "interval" defers sums of saturated rows only. In both cases a sum is
+            applied when its age is `max_age`.
+        movement: Maximum movement in the unit of the rows. For Adam, the movement is estimated
+            without the damping of the moments, as learning rate * |sum| / sqrt(second moment).
+        max_age: Maximum age of a sum, in updates of the table.
+        max_rows: Maximum number of deferred sums. Gradients of further rows are applied
+            immediately.
+        decay_skipped: Whether masking the gradient of a row decays its moments (Adam).
+        ranks: Number of simulated ranks. Each rank gets an equal part of every batch and has
+            separate sums.
+        is_shadow: Whether to apply all gradients and only count, for one key in 16, which gradients
+            would be masked or deferred.
+        is_exchanged: Whether sums are only collected by `ops.exchange`, to be exchanged with other
+            processes.
     """
 
     mode: str = "apply"
@@ -69,31 +74,35 @@ class UpdatePolicy:
         require_integer("ranks", self.ranks, 1, 64, place)
 
     def keeps_sums_of(self, before: "UpdatePolicy") -> bool:
-        """Whether sums deferred under another policy may stay; else they leave first."""
+        """Returns whether sums deferred under another policy may stay deferred.
+
+        If not, they must be applied before the policy changes.
+        """
         own, old = ((p.mode, p.trigger, p.is_shadow) for p in (self, before))
         return before.mode != "defer" or own == old
 
 
 @dataclasses.dataclass(frozen=True)
 class UpdateCounts:
-    """Gradient rows of a table so far; a row is one key's gradient in one update on one rank.
+    """Counts of the gradient rows of a table so far.
 
-    In shadow mode: what would have been, extrapolated from one key in 16.
+    A gradient row is the gradient of one key in one update on one rank. In shadow mode the counts
+    are extrapolated from one key in 16.
 
     Attributes:
-        offered: came in.
-        sent: were applied (ranks: exchanged), deferred ones included.
-        masked: were thrown away.
-        deferred: were added to a sum that stayed.
-        due_by_movement, due_by_age, flushed, over_budget: of those sent, the ones whose sum would
-            have moved the row far enough, came of age, was needed by an evaluation or export, or
-            found no room.
-        evicted: sums that left with their row.
-        deferred_now: sums that are deferred now.
-        deferred_bytes: bytes of the buffers that they are in.
-        rows_evicted, rows_expired: rows of the table that left a full one, or were not accessed for
-            long.
-        not_admitted: accesses of keys that are too rare to have a row, each batch's of a key once.
+        offered: Number of gradient rows.
+        sent: Gradient rows that were applied or exchanged, including deferred sums.
+        masked: Gradient rows that were dropped.
+        deferred: Gradient rows that were added to a sum that stayed deferred.
+        due_by_movement, due_by_age, flushed, over_budget: Parts of `sent`, by the reason: the sum
+            would move the row far enough, the sum was too old, an evaluation or export needed the
+            sum, or no memory was left to defer it.
+        evicted: Sums that were lost because their row was evicted.
+        deferred_now: Present number of deferred sums.
+        deferred_bytes: Bytes of the buffers of deferred sums.
+        rows_evicted, rows_expired: Rows that were removed because the table was full, or because
+            they were not accessed for a long time.
+        not_admitted: Accesses of keys that are too rare to get a row. A key counts once per batch.
     """
 
     offered: int = 0
@@ -113,20 +122,23 @@ class UpdateCounts:
 
 
 def deferred_row_bytes(dim: int) -> int:
-    """Bytes that a deferred gradient of `dim` values takes at most, room to grow included.
+    """Returns the maximum bytes of a deferred gradient of `dim` values.
 
-    Each shard of a table that has any takes up to 128 bytes more (8 entries of an index).
+    Spare capacity is included. Each shard with deferred gradients takes up to 128 bytes more (8
+    index entries).
     """
     return math.ceil(1.25 * (4 * dim + _NODE_BYTES)) + _INDEX_BYTES
 
 
 def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
-    """Sets a table's policy; sums deferred under one of another kind are applied first.
+    """Sets the policy of a table.
+
+    Sums that were deferred with an incompatible policy are applied first.
 
     Raises:
-        tf.errors.FailedPreconditionError: there are such sums, but they are to be exchanged.
+        tf.errors.FailedPreconditionError: There are such sums, but they must be exchanged.
     """
-    settings = dataclasses.asdict(policy)  # They have the names of the op's arguments.
+    settings = dataclasses.asdict(policy)  # the fields are named like the op's arguments
     _loader.library().slipstream_table_set_policy(handle=handle, **settings)
 
 
@@ -134,13 +146,14 @@ def set_row_flags(handle: tf.Tensor, keys: Any, flags: Any, create_missing: bool
     """Replaces the flags of all rows of a table.
 
     Args:
-        handle: the table.
+        handle: The table.
         keys: int64 [n].
         flags: uint8 [n], SATURATED or 0.
-        create_missing: whether keys without a row that get a flag get a row; else they are skipped.
+        create_missing: Whether to create rows for keys that get a flag. If not, keys without a row
+            are ignored.
 
     Raises:
-        tf.errors.InvalidArgumentError: the lengths differ.
+        tf.errors.InvalidArgumentError: The lengths differ.
     """
     _loader.library().slipstream_table_set_row_flags(
         handle=handle,
@@ -151,20 +164,21 @@ def set_row_flags(handle: tf.Tensor, keys: Any, flags: Any, create_missing: bool
 
 
 def row_flags(handle: tf.Tensor, keys: Any) -> np.ndarray:
-    """Returns uint8 [n], the flags of the rows of keys int64 [n]; 0 without a row (eager only).
+    """Returns the row flags of keys int64 [n], uint8 [n] (eager only).
 
-    A row that left the table and came back has none, whatever `set_row_flags` said before.
+    The flag is 0 for a key without a row. Note: a row that is evicted and created again loses its
+    flag.
     """
     keys = tf.convert_to_tensor(keys, tf.int64)
     return _loader.library().slipstream_table_row_flags(handle=handle, keys=keys).numpy()
 
 
 def update_counts(handle: tf.Tensor) -> UpdateCounts:
-    """Returns the counts of a table since it was made (eager only)."""
+    """Returns the counts of a table since its creation (eager only)."""
     values = _loader.library().slipstream_table_update_counts(handle=handle).numpy()
     return UpdateCounts(*(int(v) for v in values))
 
 
 def flush(handle: tf.Tensor) -> tf.Operation | None:
-    """Applies all deferred gradients of a table, each as one."""
+    """Applies all deferred gradients of a table."""
     return _loader.library().slipstream_table_flush(handle=handle)
