@@ -1,6 +1,6 @@
-"""Batches of only hot or only cold inputs (the schedule of FAE).
+"""Batches of only hot or only cold examples (the schedule of FAE).
 
-Hot keys are chosen before training. An input is hot if all its keys are hot. No input is skipped.
+Hot keys are chosen before training. An example is hot if all its keys are hot. None is skipped.
 FAE (Adnan et al., arXiv 2103.00686) replicates the rows of hot keys on all ranks, so that hot
 batches need no exchange of rows.
 """
@@ -17,25 +17,25 @@ from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, snapshot_b
 from slipstream_tf.ops.features import PADDING_KEY, num_rows
 from slipstream_tf.sampling.batches import chosen_rows
 
-# Number of inputs after which the collected key counts are merged.
+# Number of examples after which the collected key counts are merged.
 _MERGED_AT_ONCE = 1 << 18
 
 
 def segregate(
     dataset: tf.data.Dataset, hot_keys: Sequence[Any], batch_size: int
 ) -> tf.data.Dataset:
-    """Sorts inputs into batches of hot inputs and batches of cold inputs.
+    """Sorts examples into batches of hot examples and batches of cold examples.
 
-    Every input occurs exactly once in the result. Hot inputs keep their order, and so do cold
-    inputs. A batch is emitted as soon as it is full. If one batch of the dataset fills a hot and a
-    cold batch, the hot batch is emitted first. The remaining inputs are emitted at the end, hot
-    inputs first. Padding (-1) counts as hot.
+    Every example occurs exactly once in the result. Hot examples keep their order, and so do cold
+    examples. A batch is emitted as soon as it is full. If one batch of the dataset fills a hot and
+    a cold batch, the hot batch is emitted first. The remaining examples are emitted at the end, hot
+    examples first. Padding (-1) counts as hot.
 
     Args:
         dataset: Batches `(features, label)` of dense tensors. `features` is a mapping with the
             entry "keys", integers [batch, fields].
         hot_keys: For each key column, integers [n] in any order.
-        batch_size: Number of inputs per output batch. The last batch of each kind may be smaller.
+        batch_size: Number of examples per output batch. The last batch of each kind may be smaller.
 
     Returns:
         The dataset. Its static batch dimension is unknown.

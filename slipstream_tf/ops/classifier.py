@@ -1,8 +1,8 @@
-"""The input classifier, which finds skippable inputs of a batch.
+"""The input classifier, which finds skippable examples of a batch.
 
 The classifier is a C++ resource. It receives drifts and a threshold once per window, and the keys
-of each batch in every step. It returns a bool, a skip score and a weight per input. It also
-collects a uniform sample of the inputs and loss statistics for the end of the window.
+of each batch in every step. It returns a bool, a skip score and a weight per example. It also
+collects a uniform sample of the examples and loss statistics for the end of the window.
 
 Source: Slipstream, arXiv 2404.04270, sampling and input classifier blocks.
 """
@@ -27,14 +27,14 @@ PILOT = {"base": np.float64, "buckets": np.int64, "numbers": np.float32}
 
 
 class KeptInputs(NamedTuple):
-    """Inputs of a batch that are kept by their predicted losses.
+    """Examples of a batch that are kept by their predicted losses.
 
     Attributes:
         rows: int64 [kept], ascending positions in the batch.
         correction: float32 [kept], importance weights, 1 / keep probability.
         offset: float32 [kept], log(keep probability with label 1 / keep probability with label 0).
-            The log-odds of a label are larger by this value among the kept inputs than among all
-            inputs.
+            The log-odds of a label are larger by this value among the kept examples than among all
+            examples.
         skippable: bool [kept], whether the keep probability was below 1.
     """
 
@@ -59,17 +59,17 @@ WINDOW = {
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierCounts:
-    """Counts of the observed inputs of one window.
+    """Counts of the observed examples of one window.
 
     If only a part of the batches was classified (`window_batches` of `InputClassifier.classify`),
     all counts except `examples_seen` are estimates.
 
     Attributes:
-        examples_seen: Number of classified inputs.
-        examples_skipped: Number of dropped inputs.
-        hot_examples: Number of inputs with a finite skip score.
-        examples_skippable: Number of inputs that could be dropped.
-        examples_kept: Number of skippable inputs that subsampling kept.
+        examples_seen: Number of classified examples.
+        examples_skipped: Number of dropped examples.
+        hot_examples: Number of examples with a finite skip score.
+        examples_skippable: Number of examples that could be dropped.
+        examples_kept: Number of skippable examples that subsampling kept.
     """
 
     examples_seen: int
@@ -80,10 +80,10 @@ class ClassifierCounts:
 
 
 class InputClassifier:
-    """Finds skippable inputs by drift or predicted loss.
+    """Finds skippable examples by drift or predicted loss.
 
-    The skip score of an input with m lookups is its ceil(alpha * m)-th smallest drift, where
-    untracked keys count as +inf. The score of an input without lookups is +inf. With predicted
+    The skip score of an example with m lookups is its ceil(alpha * m)-th smallest drift, where
+    untracked keys count as +inf. The score of an example without lookups is +inf. With predicted
     losses (`foresee`) the score is |label - prediction| of a pilot, which is trained in the same
     call.
 
@@ -102,12 +102,12 @@ class InputClassifier:
         pilot_factors: int = 8,
         pilot_memory_bytes: int = 0,
     ):
-        """Creates a classifier that tracks no key and skips no input.
+        """Creates a classifier that tracks no key and skips no example.
 
         Args:
             tables: Names of the tables. `set_drift` refers to them by index.
-            alpha: Fraction of an input's lookups that must be saturated, in (0, 1].
-            reservoir_size: Maximum number of inputs in the sample of a window.
+            alpha: Fraction of an example's lookups that must be saturated, in (0, 1].
+            reservoir_size: Maximum number of examples in the sample of a window.
             seed: Seed of the sample, of subsampling and of random skipping.
             ignored_tables: Names of tables. Their features are ignored.
             pilot: Model that predicts losses. "none"; "label": the base rate; "linear": logistic
@@ -156,17 +156,17 @@ class InputClassifier:
         observe: bool = True,
         window_batches: int = 0,
     ) -> Classified:
-        """Returns which inputs of a batch can be skipped.
+        """Returns which examples of a batch can be skipped.
 
         Args:
             inputs: Keys of the batch in any format that `features.pack` accepts.
             specs: The features, in order.
-            observe: Whether the inputs enter the sample and the counts of the window.
-            window_batches: Number of batches per window, or 0 to classify all batches. If inputs
+            observe: Whether the examples enter the sample and the counts of the window.
+            window_batches: Number of batches per window, or 0 to classify all batches. If examples
                 are observed but none can be skipped (in shadow mode or with mode "none"), only
                 random batches are classified to save time: enough for four times the sample size,
                 and at least one batch in 16. The counts are extrapolated to the other batches, for
-                which all inputs are returned as not skippable with score +inf.
+                which all examples are returned as not skippable with score +inf.
 
         Returns:
             (skippable, score, weight), each [batch].
@@ -186,7 +186,7 @@ class InputClassifier:
     def foresee(
         self, inputs: Any, specs: Sequence[features.FeatureSpec], labels: Any, weights: Any = None
     ) -> KeptInputs:
-        """Returns the inputs to keep by predicted loss, and trains the pilot.
+        """Returns the examples to keep by predicted loss, and trains the pilot.
 
         Args:
             inputs: Keys of the batch in any format that `features.pack` accepts.
@@ -202,7 +202,7 @@ class InputClassifier:
         return self._foresee(self._keys(inputs, specs), labels, weights)
 
     def foresee_by(self, labels: Any, predictions: Any, weights: Any = None) -> KeptInputs:
-        """Returns the inputs to keep by the predictions of the trained model.
+        """Returns the examples to keep by the predictions of the trained model.
 
         Args:
             labels: float32 [batch], 0 to 1.
@@ -258,11 +258,11 @@ class InputClassifier:
     def copy_on(self, device: str) -> DriftClassifier:
         """Returns a classifier for a device with the same drifts and settings.
 
-        The copy skips no input before the next calls of `set_drift` and `configure`. Inputs that it
-        classifies are not observed.
+        The copy skips no example before the next calls of `set_drift` and `configure`. Examples
+        that the copy classifies are not observed.
 
         Args:
-            device: Device of the keys of inputs, for example "GPU:0".
+            device: Device of the keys, for example "GPU:0".
 
         Raises:
             ValueError: This classifier predicts losses, which a copy does not support.
@@ -283,19 +283,19 @@ class InputClassifier:
         keep_rate: float = 0.0,
         shadow: bool = False,
     ) -> None:
-        """Sets the rule for skippable inputs from the next batch on.
+        """Sets the rule for skippable examples from the next batch on.
 
         Args:
-            mode: "none"; "drift" or "foreseen_loss": inputs with a score below the threshold are
-                skippable; "random": each input is skippable with probability `random_share`,
-                determined by the seed and the number of the input.
+            mode: "none"; "drift" or "foreseen_loss": examples with a score below the threshold are
+                skippable; "random": each example is skippable with probability `random_share`,
+                determined by the seed and the number of the example.
             threshold: At least 0; may be infinite.
-            random_share: Probability of a skippable input, 0 to 1.
-            keep_rate: Fraction of the skippable inputs that is kept with weight 1 / keep_rate, in
+            random_share: Probability of a skippable example, 0 to 1.
+            keep_rate: Fraction of the skippable examples that is kept with weight 1 / keep_rate, in
                 [0, 1). Not used with "random". With "foreseen_loss" it must be above 0 and is the
-                minimum keep probability; otherwise an input is kept with probability score /
+                minimum keep probability; otherwise an example is kept with probability score /
                 threshold.
-            shadow: Keep every input with weight 1.
+            shadow: Keep every example with weight 1.
 
         Raises:
             ValueError: An argument is out of range.
@@ -323,10 +323,10 @@ class InputClassifier:
         """Adds the losses of a training batch to the statistics.
 
         Args:
-            losses: float32 [batch], binary cross-entropy of each input before the update.
+            losses: float32 [batch], binary cross-entropy of each example before the update.
             labels: float32 [batch]. Labels of at least 0.5 count as positive.
-            skippable: bool [batch], or None if no input is skippable.
-            weights: float32 [batch], the number of inputs that each input represents. None means 1.
+            skippable: bool [batch], or None if no example is skippable.
+            weights: float32 [batch], how many examples each example represents. None means 1.
 
         Returns:
             The operation in a graph, None in eager mode.
@@ -354,7 +354,7 @@ class InputClassifier:
     def reservoir_losses(self) -> np.ndarray:
         """Returns the predicted-loss scores of the window's sample, float32 [n].
 
-        Inputs without such a score are omitted.
+        Examples without such a score are omitted.
         """
         return _loader.library().slipstream_classifier_reservoir_losses(handle=self._handle).numpy()
 
@@ -412,7 +412,7 @@ class InputClassifier:
 
         Args:
             tables: Table indices, as for `set_drift`.
-            keys: Keys, as for `set_drift`. Keys that no sampled input contains have no effect.
+            keys: Keys, as for `set_drift`. Keys that no sampled example contains have no effect.
             drift: Drifts, as for `set_drift`.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Classification of inputs by drift, on the device of their keys.
+"""Classification of examples by drift, on the device of their keys.
 
 This is the classification of `ops.classifier` without sampling and counts, for CPU and GPU, in
 graph and eager mode.
@@ -19,13 +19,13 @@ _NO_TABLE = -1
 
 
 class Classified(NamedTuple):
-    """Classification of the inputs of a batch.
+    """Classification of the examples of a batch.
 
     Attributes:
         skippable: bool [batch].
         score: float32 [batch], skip scores.
-        weight: float32 [batch]. 0 drops an input. Otherwise it is the number of inputs that the
-            input represents: 1, or 1 / keep_rate for a skippable input that subsampling keeps.
+        weight: float32 [batch]. 0 drops an example. Otherwise it is the number of examples that the
+            example represents: 1, or 1 / keep_rate for a skippable example that subsampling keeps.
     """
 
     skippable: tf.Tensor
@@ -43,7 +43,7 @@ def drift_tensors(tables: Any, keys: Any, drift: Any) -> dict[str, tf.Tensor]:
 
 
 class DriftClassifier:
-    """Finds skippable inputs by drift or at random, without sample or counts.
+    """Finds skippable examples by drift or at random, without sample or counts.
 
     The results are bitwise equal to the results of an `InputClassifier` with the same drifts,
     settings, seed and observed batches. `InputClassifier.copy_on` creates an instance that receives
@@ -61,11 +61,11 @@ class DriftClassifier:
         ignored_tables: Sequence[str] = (),
         device: str | None = None,
     ):
-        """Creates a classifier that tracks no key and skips no input.
+        """Creates a classifier that tracks no key and skips no example.
 
         Args:
             tables: Names of the tables. `set_drift` refers to them by index.
-            alpha: Fraction of an input's lookups that must be saturated, in (0, 1].
+            alpha: Fraction of an example's lookups that must be saturated, in (0, 1].
             seed: Seed of subsampling and of random skipping.
             ignored_tables: Names of tables. Their features are ignored.
             device: Device of the keys. None means the default placement of TensorFlow.
@@ -104,7 +104,7 @@ class DriftClassifier:
         keep_rate: float = 0.0,
         shadow: bool = False,
     ) -> None:
-        """Sets the rule for skippable inputs from the next batch on.
+        """Sets the rule for skippable examples from the next batch on.
 
         See `InputClassifier.configure`.
 
@@ -124,7 +124,7 @@ class DriftClassifier:
         )
 
     def classify(self, inputs: Any, specs: Sequence[features.FeatureSpec]) -> Classified:
-        """Returns which inputs of a batch can be skipped.
+        """Returns which examples of a batch can be skipped.
 
         Args:
             inputs: Keys of the batch in any format that `features.pack` accepts.
@@ -153,8 +153,8 @@ def _lookups(
     """Returns the keys, table indices and row splits of all lookups.
 
     Returns:
-        keys int64 [n] and table indices int32 [n], ordered by input, and the row splits of the
-        inputs.
+        keys int64 [n] and table indices int32 [n], ordered by example, and the row splits of the
+        examples.
     """
     parts = []
     for feature, table in enumerate(tables):
@@ -189,8 +189,8 @@ def _even_splits(matrix: tf.Tensor) -> tf.Tensor:
 def _interleaved(parts: list[Any]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Concatenates features that are matrices or ragged lists.
 
-    Every key is placed after the keys of earlier features of the same input. The order of keys
-    within an input has no effect.
+    Every key is placed after the keys of earlier features of the same example. The order of keys
+    within an example has no effect.
     """
     flat = [
         (

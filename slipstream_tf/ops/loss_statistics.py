@@ -7,19 +7,19 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class LossStatistics:
-    """Statistics of the losses of a window's trained inputs.
+    """Statistics of the losses of a window's trained examples.
 
-    Each loss is measured before training on the input. The residual of an input is 1 - exp(-loss),
+    Each loss is measured before training on the example. The residual is 1 - exp(-loss),
     which for binary cross-entropy is |p - y|.
 
     Attributes:
-        skippable: Number of skippable inputs that were trained.
-        skippable_squared_residuals: Sum of the squared residuals of these inputs.
-        weight: Sum of the weights: the number of inputs that all trained inputs represent.
+        skippable: Number of skippable examples that were trained.
+        skippable_squared_residuals: Sum of the squared residuals of these examples.
+        weight: Sum of the weights: the number of examples that all trained examples represent.
         weighted_total: Sum of weight * loss.
         weighted_squared_residuals: Sum of weight * squared residual.
-        not_finite: Number of inputs that were ignored because their loss was not finite.
-        histogram: float64 [2, bins], weights of the inputs by label (0, 1) and predicted
+        not_finite: Number of examples that were ignored because their loss was not finite.
+        histogram: float64 [2, bins], weights of the examples by label (0, 1) and predicted
             probability, ascending.
     """
 
@@ -43,12 +43,12 @@ class LossStatistics:
 
     @property
     def mean_loss(self) -> float | None:
-        """Weighted mean loss, or None without inputs."""
+        """Weighted mean loss, or None without examples."""
         return self.weighted_total / self.weight if self.weight else None
 
     @property
     def mean_squared_residual(self) -> float | None:
-        """Weighted mean squared residual, or None without inputs."""
+        """Weighted mean squared residual, or None without examples."""
         return self.weighted_squared_residuals / self.weight if self.weight else None
 
     @property

@@ -19,7 +19,7 @@ class ThresholdResult:
     """Holds a threshold and whether it was capped.
 
     Attributes:
-        threshold: T, a float32 value. Inputs with a score strictly below T are skippable.
+        threshold: T, a float32 value. Examples with a score strictly below T are skippable.
         is_capped: Whether `max_threshold` lowered T.
     """
 
@@ -39,16 +39,16 @@ def fixed_threshold(threshold: float) -> ThresholdResult:
 def find_threshold(
     scores: Any, target_skip: float, max_threshold: float | None = None
 ) -> ThresholdResult:
-    """Finds T with at most the target fraction of inputs below.
+    """Finds T with at most the target fraction of examples below.
 
     Let n be the number of finite scores in ascending order and k = floor(target_skip * n). T is the
-    score at index k, so that inputs tied with T are not skipped. For k = n, T is the smallest
+    score at index k, so that examples tied with T are not skipped. For k = n, T is the smallest
     float32 above the largest score. For k = 0, T is 0. This includes an empty sample and a sample
-    without hot inputs.
+    without hot examples.
 
     Args:
-        scores: float32 [n], skip scores of sampled inputs. An input is hot if its score is finite.
-        target_skip: Fraction of the hot inputs to skip, in [0, 1].
+        scores: float32 [n], skip scores of sampled examples. Hot examples have a finite score.
+        target_skip: Fraction of the hot examples to skip, in [0, 1].
         max_threshold: Upper bound of T, or None.
 
     Returns:
