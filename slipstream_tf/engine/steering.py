@@ -347,11 +347,11 @@ def plan_share(
     """Finds the fraction of examples to skip within an AUC bound.
 
     At the end of training, S effective examples of N planned examples may be missing, where b *
-    ln(N / (N - S)) equals the bound: S = N * (1 - exp(-max_auc_loss / b)), at most `MOST_MISSING` *
-    N. b is the bound of the fit times `MODEL_MARGIN`. The remaining part of S is spread evenly over
-    the remaining examples. Call this function at the end of each window: the bound of the slope
-    becomes tighter, the value changes, and the plan corrects for earlier windows that skipped too
-    many or too few examples.
+    ln(N / (N - S)) equals the bound. It follows that S = N * (1 - exp(-max_auc_loss / b)), which is
+    limited to `MOST_MISSING` * N. The slope b is the bound of the fit times `MODEL_MARGIN`. The
+    remaining part of S is spread evenly over the remaining examples. Call this function at the end
+    of each window: the bound of the slope becomes tighter, the value changes, and the plan corrects
+    for earlier windows that skipped too many or too few examples.
 
     Args:
         curve: Progressive AUC so far. The module docstring states which examples it must cover.

@@ -61,7 +61,7 @@ def collect_gradients(
     advance_step: bool = False,
     passes_non_finite: bool = False,
 ) -> SendBuffer:
-    """Sums the gradients of each key and returns undeferred sums.
+    """Sums the gradients of each key and returns the sums to send.
 
     Args:
         plan: Plan from `ops.table.lookup`.

@@ -81,8 +81,8 @@ class Adagrad(SparseOptimizer):
 
     Note: the initial accumulator of `keras.optimizers.Adagrad` is 0.1. Gradients of a mean loss
     contain the factor 1/batch and are small compared with it, so that rows hardly move. Therefore
-    the default here is 0. To reproduce the updates of Keras, use `Adagrad(rate,
-    initial_accumulator_value=0.1)`. The results are bitwise equal if each key occurs once per
+    the default here is 0. To reproduce the updates of Keras, pass
+    `initial_accumulator_value=0.1`. The results are bitwise equal if each key occurs once per
     batch. For repeated keys, Keras adds the squares of the gradients and this optimizer adds the
     square of their sum.
 

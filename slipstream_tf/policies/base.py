@@ -107,7 +107,7 @@ class Policy(Decisions):
         acts_on: "examples", "gradients", or "" for a policy that changes neither. At most one
             policy may act on examples, and at most one on gradients.
         keep: Fraction of the skippable examples that is trained nevertheless, with a larger weight.
-        withholds_saturated: Whether gradients of saturated keys are masked or deferred.
+        withholds_saturated: Whether gradients are masked or deferred if their key is saturated.
         loses_gradients: Whether these gradients are never applied.
         weighs_examples: Whether the policy changes sample weights.
         gives_key_share: Whether the user set the fraction that `key_share` returns.

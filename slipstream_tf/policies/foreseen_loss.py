@@ -25,8 +25,8 @@ _FLOOR = 0.4
 class ForeseenLoss(Score):
     """Scores examples by the loss that a small pilot model predicts.
 
-    Before the model sees a batch, the pilot predicts each label. The score of an example is `|label
-    - prediction|`, and the example is kept with a probability proportional to its score. Easy
+    Before the model sees a batch, the pilot predicts each label. The score is |label - prediction|.
+    An example is kept with a probability proportional to its score, between `floor` and 1. Easy
     examples, for example most negatives of a click log, are therefore dropped most often. Kept
     examples are corrected by a weight or a logit offset, so that training aims at the same solution
     as on the full data. The pilot trains on the kept examples from the first step.
@@ -45,8 +45,8 @@ class ForeseenLoss(Score):
     Args:
         pilot: The pilot model. "fm": a factorization machine over the keys. "linear": logistic
             regression over the keys. "label": the base rate, which is uniform negative sampling.
-            "model": the forward pass of the trained model (`slip.keras.Model`), which costs a
-            forward pass for every example.
+            "model": the forward pass of the trained model (`slip.keras.Model`), which is computed
+            for every example.
         correct: "weight" multiplies the sample weight by 1 / keep probability. "offset" adds
             log(keep probability with label 1 / keep probability with label 0) to the predicted
             log-odds during training. "offset" requires `slip.models` or a `slip.keras.Model` with

@@ -34,8 +34,8 @@ MOVEMENT_OF_UNKNOWN_RATE = 0.005
 class Movement:
     """Defers a gradient until it would move the row by a distance.
 
-    This is error feedback with a bound: the value of a row differs from its value without deferring
-    by at most about `distance`.
+    This is error feedback with a bound: the change of any value of a row that is postponed stays
+    below `distance`.
 
     Example:
 

@@ -67,9 +67,9 @@ class SkipExamples(Policy):
 
     Args:
         by: The score: a `ForeseenLoss`, or a `RowDrift` (the rule of the paper, a baseline).
-        share: Fraction of the hot examples to skip, in (0, 1]. Hot examples are those with a finite
-            score. Defaults to 0.5 with `ForeseenLoss`. With `RowDrift` it defaults to 0.3, unless
-            `Saturation(threshold=)` determines it.
+        share: Fraction of the hot examples to skip, in (0, 1], below 1 with `ForeseenLoss`. Hot
+            examples are those with a finite score. Defaults to 0.5 with `ForeseenLoss`. With
+            `RowDrift` it defaults to 0.3, unless `Saturation(threshold=)` determines it.
         keep: Fraction of the skippable examples to train on nevertheless, with weight 1 / keep, in
             [0, 1). Defaults to 0, as in the paper. Not supported with `ForeseenLoss`, which has a
             floor.
