@@ -302,7 +302,7 @@ def relative_value(kept_mean: float, kept_inputs: int, all_mean: float) -> float
     Note: the ratio is a proxy and was not compared with the measured cost of skipping. Examples can
     be well predicted because they are trained on. If few examples are kept, a rare confident error
     is missed. Therefore the value is at least `MIN_VALUE`, and at least 1 if fewer than
-    `MIN_KEPT_INPUTS` examples were kept.
+    `MIN_KEPT_INPUTS` examples were kept. A ratio above 1 is used unchanged.
 
     Args:
         kept_mean: Mean squared residual of the kept skippable examples.
@@ -311,7 +311,7 @@ def relative_value(kept_mean: float, kept_inputs: int, all_mean: float) -> float
             times.
 
     Returns:
-        The value, at least `MIN_VALUE`. 1 if the means are unknown.
+        The value, at least `MIN_VALUE`. If the means are unknown, 1.
     """
     is_known = math.isfinite(kept_mean) and math.isfinite(all_mean) and all_mean > 0.0
     ratio = kept_mean / all_mean if is_known else 1.0
