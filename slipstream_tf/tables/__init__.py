@@ -1,7 +1,7 @@
-"""Stores: what holds the rows of embedding tables, or watches them.
+"""Stores, which hold the rows of embedding tables or watch external rows.
 
-`native` is the C++ hash table on the CPU, `variable` watches dense variables, `sok` those of
-NVIDIA's Sparse Operation Kit on GPUs.
+`native` contains C++ hash tables on the CPU. `variable` watches dense `tf.Variable`s. `sok` works
+with tables of NVIDIA's Sparse Operation Kit (SOK) on GPUs.
 """
 
 from slipstream_tf.tables.native import NativeStore

@@ -1,7 +1,8 @@
-"""The contracts of stores, which the saturation engine, the layers and checkpoints rely on.
+"""Base classes of stores, used by the engine, the layers and checkpoints.
 
-A store derives from one of these classes. What not every store can do is a field of the class, with
-what holds for most as its default: nobody looks whether a store has a method.
+Every store derives from one of these classes. A capability that only some stores have is a class
+attribute with a default, therefore callers read the attribute and never test whether a store has a
+method.
 """
 
 import functools
@@ -23,12 +24,12 @@ from slipstream_tf.tables.rates import Rates
 
 
 class SlotLayout(NamedTuple):
-    """The slots of a table's rows.
+    """Describes the optimizer slots of a table's rows.
 
     Attributes:
-        rule: whose they are: a class of `slipstream_tf.optimizers`, or an optimizer's own name;
-            None: nobody knows them.
-        initial: float32 [slots per row], of a new row.
+        rule: Name of the optimizer that defines the slots: a class of `slipstream_tf.optimizers`,
+            or another optimizer's name. None if it is unknown.
+        initial: float32 [slots per row], the slots of a new row.
     """
 
     rule: str | None
@@ -36,31 +37,31 @@ class SlotLayout(NamedTuple):
 
 
 class TrackedStore:
-    """What the saturation engine asks of a store; the others are kinds of it.
+    """Base class of all stores; the interface that the saturation engine uses.
 
     Attributes:
-        tables: the tables, in the order that table indices refer to.
-        comm: the ranks that train the tables together; None: this process alone, or whoever gives
-            the store gradients knows them.
-        optimizer: what updates the rows of tables without an optimizer of their own; None: the
-            store was not told.
-        learning_rate: of the optimizer, a scalar; None: the store does not know it, or tables have
-            rates of their own (`learning_rate_of`).
-        is_spread: whether each row is on one rank, which `owners` names; `size`, `gather`
-            and `measure` are then of a rank's own keys only.
-        is_in_sok: whether the rows are in SOK: it makes those that are missing, some keys are
-            `reserved_keys`, and accesses are counted apart (`export_accesses`).
-        wire: a `distributed.exchange.Wire`: how this package sends the rows between ranks; None: it
-            does not.
-        prefetches: whether batches may be announced; see `distributed.ShardedStore.announce`.
-        spills: whether rows may be on disk, so that batches should be told to `announce_rows`.
-        lists_hot_keys_by_key: whether `hot_keys` takes `by_key=True`: keys are then ascending.
-        takes_tables_at_once: whether several threads may ask for several tables.
-        collects_gradients: whether gradients can be collected now and applied later:
-            `collect_gradients`, `share_collected`, `sum_of_parts` and `apply_collected`, see
+        tables: The tables, in the order of the table indices.
+        comm: The communicator of the ranks that train the tables together. None for a single
+            process, or if the code that passes gradients to the store handles the ranks.
+        optimizer: The optimizer of tables that have no `optimizer` setting. None if the store does
+            not know it.
+        learning_rate: The learning rate of `optimizer`, a scalar. None if the store does not know
+            it, or if the tables have different rates (see `learning_rate_of`).
+        is_spread: Whether each row is stored on one rank, see `owners`. If so, `size`, `gather` and
+            `measure` cover only the keys of this rank.
+        is_in_sok: Whether the rows are stored in SOK. SOK creates missing rows, has
+            `reserved_keys`, and needs separate access counts (`export_accesses`).
+        wire: The `distributed.exchange.Wire` with which this package sends rows between ranks. None
+            if this package does not send them.
+        prefetches: Whether batches can be announced, see `distributed.ShardedStore.announce`.
+        spills: Whether rows may be on disk. If so, call `announce_rows` for the next batches.
+        lists_hot_keys_by_key: Whether `hot_keys` accepts `by_key=True`, which sorts by key.
+        takes_tables_at_once: Whether multiple threads may access different tables at once.
+        collects_gradients: Whether gradients can be collected now and applied later, with
+            `collect_gradients`, `share_collected`, `sum_of_parts` and `apply_collected` of
             `NativeStore`.
-        forgets_flags: whether a row that leaves and comes back has lost its flags, as `row_flags`
-            tells.
+        forgets_flags: Whether a row that is removed and created again loses its flags. If so,
+            `row_flags` returns the present flags.
     """
 
     tables: tuple[Table, ...]
@@ -79,39 +80,43 @@ class TrackedStore:
 
     @property
     def updates_rows(self) -> bool:
-        """Whether the rows are the store's to update."""
+        """Whether the store applies the gradients to the rows."""
         return self.rule_of(self.tables[0].name) is not None
 
     def rule_of(self, table: str) -> SparseOptimizer | None:
-        """Returns the update rule of a table's rows; None: they are not the store's to update."""
+        """Returns a table's sparse optimizer, or None for an external optimizer."""
         self._require(table)
         return self.optimizer if isinstance(self.optimizer, SparseOptimizer) else None
 
     def learning_rate_of(self, table: str) -> float | None:
-        """Returns the rate of a table's next update; None: the store does not know it."""
+        """Returns the learning rate of a table's next update.
+
+        None if the store does not know it.
+        """
         self._require(table)
         return None if self.learning_rate is None else float(self.learning_rate)
 
     def announce_rows(self, packed: PackedFeatures) -> None:
-        """Begins to read the rows of a batch to come from the disk, where tables spill.
+        """Starts to read the rows of a future batch from disk.
 
-        Any number of batches may be announced, and a batch need not be looked up.
+        Has no effect on tables that do not spill. Any number of batches may be announced, and an
+        announced batch does not have to be looked up.
 
         Args:
-            packed: the batch's keys.
+            packed: The keys of the batch.
         """
 
     @property
     def rate_variables(self) -> list[Any]:
-        """The variables of the tables' rates that the store knows."""
+        """The variables that hold learning rates known to the store."""
         return [self.learning_rate] if hasattr(self.learning_rate, "assign") else []
 
     def follow(self, optimizer: Any) -> None:
-        """Says which optimizer of the dense layers the tables' rates follow; see `Rates.follow`."""
+        """Sets the dense layers' optimizer that the rates follow; see `Rates.follow`."""
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The stores that this one joins; mostly itself alone."""
+        """The joined stores; only this store, unless it is a `JoinedStore`."""
         return (self,)
 
     def size(self, table: str) -> int:
@@ -119,28 +124,38 @@ class TrackedStore:
         raise NotImplementedError
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
-        """Returns int64 [n]: the rank that owns each key, int64 [n], where `is_spread`."""
-        raise NotImplementedError
-
-    def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Reads rows without making or counting keys.
+        """Returns the rank that owns each key, if `is_spread`.
 
         Args:
-            table: name of the table.
+            table: Name of the table.
             keys: int64 [n].
 
         Returns:
-            rows float32 [n, dim] and found bool [n]; an absent key gives its initial row.
+            int64 [n], the ranks.
+        """
+        raise NotImplementedError
+
+    def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Reads rows. Creates no rows and does not count accesses.
+
+        Args:
+            table: Name of the table.
+            keys: int64 [n].
+
+        Returns:
+            rows: float32 [n, dim]. A key without a row returns the initial row of that key.
+            found: bool [n], whether each key has a row.
         """
         raise NotImplementedError
 
     def measure(
         self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
     ) -> tuple[Any, Any, Any]:
-        """Reads rows, and how far they are from a snapshot; see `ops.table.measure`.
+        """Reads rows and measures their distance from a snapshot; see `ops.table.measure`.
 
-        Goes by `gather`. A store that does it in one pass, as `NativeStore`, has a method of its
-        own; a subclass of that with another `gather` needs one, too.
+        This version calls `gather`. Override it in stores that can do both in one pass, like
+        `NativeStore`. Note: a subclass of such a store that overrides `gather` must override
+        `measure` too.
         """
         rows, found = self.gather(table, keys)
         with tf.device("CPU:0"):
@@ -148,38 +163,47 @@ class TrackedStore:
         return rows, found, drift
 
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the at most k most accessed keys.
+        """Returns the most accessed keys of a table.
+
+        Args:
+            table: Name of the table.
+            k: Maximum number of keys.
 
         Returns:
-            keys int64 [m] and decayed counts float32 [m], by count descending, then key
-            ascending; keys with a count of 0 are left out.
+            keys: int64 [m], m at most k, by descending count, then ascending key. Keys with a count
+                of 0 are not returned.
+            counts: float32 [m], decayed access counts.
         """
         raise NotImplementedError
 
     def decay_counts(self, factor: float) -> None:
-        """Multiplies the access counts of all tables by `factor`, 0 to 1."""
+        """Multiplies the access counts of all tables by `factor`, in [0, 1]."""
         raise NotImplementedError
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """Says what becomes of a table's gradients from the next update on."""
+        """Sets the policy for a table's gradients, from the next update."""
         raise NotImplementedError
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
         """Replaces the row flags of a table.
 
         Args:
-            table: name of the table.
-            keys: int64 [n]; keys without a row are passed over, rows not named lose their flags.
-            flags: uint8 [n], `ops.update_policy.SATURATED` (masked, or deferred by interval) or 0.
+            table: Name of the table.
+            keys: int64 [n]. Keys without a row are ignored. All other rows lose their flags.
+            flags: uint8 [n], `ops.update_policy.SATURATED` (gradients are masked, or deferred by
+                interval) or 0.
         """
         raise NotImplementedError
 
     def row_flags(self, table: str, keys: Any) -> np.ndarray:
-        """Returns uint8 [n], the flags that rows still have, where `forgets_flags`."""
+        """Returns the present flags of rows, uint8 [n], if `forgets_flags`."""
         raise NotImplementedError
 
     def update_counts(self, table: str) -> UpdateCounts:
-        """Returns what became of a table's gradient rows since the store was made."""
+        """Returns a table's counts of offered, masked and deferred gradient rows.
+
+        The counts start when the store is created.
+        """
         raise NotImplementedError
 
     @functools.cached_property
@@ -187,7 +211,11 @@ class TrackedStore:
         return {config.name: place for place, config in enumerate(self.tables)}
 
     def index_of(self, table: str) -> int:
-        """Returns a table's place among `tables`; ValueError: there is none of that name."""
+        """Returns the index of a table in `tables`.
+
+        Raises:
+            ValueError: There is no table of this name.
+        """
         if table not in self._places:
             allowed = "one of " + ", ".join(map(repr, self._places))
             raise invalid("table", table, "a store", allowed)
@@ -199,14 +227,14 @@ class TrackedStore:
 
 
 class SavedStore(TrackedStore):
-    """What checkpoints ask of a store besides.
+    """A store that checkpoints can save and restore.
 
     Attributes:
-        has_replicas: whether a rank has copies of others' rows (`export_copies`).
-        defers_at_owners: whether a rank defers gradients of its own rows only.
-        flushes_with_next_step: whether deferred gradients cannot be applied at once: they leave
+        has_replicas: Whether a rank holds replicas of rows of other ranks (`export_copies`).
+        defers_at_owners: Whether a rank defers only gradients of rows that it stores.
+        flushes_with_next_step: Whether deferred gradients cannot be applied at once, only together
             with the gradients of the next step (`flush_with_next_step`).
-        writes_rows: whether single rows can be written and removed; see `NativeStore.write_rows`.
+        writes_rows: Whether single rows can be written and removed, see `NativeStore.write_rows`.
     """
 
     has_replicas = False
@@ -215,15 +243,18 @@ class SavedStore(TrackedStore):
     writes_rows = False
 
     def _policy_of(self, table: str) -> UpdatePolicy:
-        """The update policy of a table, as last set."""
+        """Returns the current update policy of a table."""
         raise NotImplementedError
 
     def _num_unapplied(self, table: str) -> int:
-        """Deferred gradients that this rank is still to apply, which those of a dry run are not."""
+        """Returns the number of deferred gradients to apply on this rank.
+
+        In a dry run it is 0, because gradients are not really deferred.
+        """
         return 0 if self._policy_of(table).is_shadow else self.update_counts(table).deferred_now
 
     def _require_flushed(self, table: str) -> None:
-        """Raises RuntimeError if this rank, one of several, has deferred gradients to apply."""
+        """Raises RuntimeError if one of multiple ranks has unapplied deferred gradients."""
         deferred = self._num_unapplied(table)
         if deferred and self.comm is not None and self.comm.size > 1:
             raise RuntimeError(
@@ -232,121 +263,150 @@ class SavedStore(TrackedStore):
             )
 
     def slot_layout(self, table: str) -> SlotLayout:
-        """Returns whose slots the rows of a table have, and how they start."""
+        """Returns the layout and the initial values of a table's optimizer slots."""
         dim, rule = self.tables[self.index_of(table)].dim, self.rule_of(table)
         if rule is None:
             return SlotLayout(None, np.empty(0, np.float32))
         return SlotLayout(rule.layout, rule.initial_slots(dim))
 
     def num_keys(self, table: str) -> int | None:
-        """Returns how many keys, from 0, a table has on all ranks; None: any number of any."""
+        """Returns the number of keys 0 to n - 1, or None.
+
+        The number includes the keys of all ranks. None means that a table accepts arbitrary keys.
+        """
         self._require(table)
         return None
 
     def reserved_keys(self, table: str) -> tuple[int, ...]:
-        """Returns the keys that can have no row."""
+        """Returns the keys that cannot have a row."""
         self._require(table)
         return ()
 
     def keys_of(self, table: str) -> np.ndarray:
-        """Returns int64 [n], the keys that have a row on this rank, ascending."""
+        """Returns this rank's keys that have a row, int64 [n], ascending."""
         return self.export_table(table, flush=False)["keys"]
 
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
-        """Returns all of a table as arrays, sorted by key.
+        """Returns a table's contents as arrays, sorted by key.
 
         Args:
-            table: name of the table.
-            flush: whether deferred gradients are applied before; else they stay, and are not in.
+            table: Name of the table.
+            flush: Whether to apply deferred gradients first. If False they stay deferred and the
+                exported rows do not include them.
         """
         raise NotImplementedError
 
     def export_changes(self, table: str, since: int) -> Changes:
-        """Returns the rows that changed, or all; see `ops.table.export_changes`.
+        """Returns the rows changed since an earlier export; see `ops.table.export_changes`.
 
-        Nothing is flushed. Where `spills_rows` they are sealed instead.
+        This version returns all rows. Deferred gradients are not applied. Tables for which
+        `spills_rows` is true use `seal_rows` instead.
         """
         contents = self.export_table(table, flush=False)
         none = np.empty(0, np.int64)
         return Changes(contents, none, none.astype(np.float32), is_all=True, number=0)
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces all of a table by what `export_table` gave; all or nothing."""
+        """Replaces all contents of a table.
+
+        If the contents are invalid, the table stays unchanged.
+
+        Args:
+            table: Name of the table.
+            contents: Arrays as returned by `export_table`.
+        """
         raise NotImplementedError
 
     def spills_rows(self, table: str) -> bool:
-        """Whether rows of a table may be on disk: they are sealed, and added, not all at once."""
+        """Returns whether rows of a table may be on disk.
+
+        Such a table is exported with `seal_rows` and imported in parts with `add_rows`, because its
+        rows may not fit in memory.
+        """
         return self.spills and self.tables[self.index_of(table)].storage.spill is not None
 
     def seal_rows(self, table: str) -> SealedRows:
-        """Brings all rows of a table to the disk, where `spills_rows`; says where they are."""
+        """Writes all rows to disk and returns their location, if `spills_rows`."""
         raise NotImplementedError
 
     def add_rows(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Adds rows to a table, where `spills_rows`, as `import_table` takes them."""
+        """Adds rows to a table, if `spills_rows`; accepts the contents of `import_table`."""
         raise NotImplementedError
 
     def export_admission(self, table: str) -> dict[str, np.ndarray]:
-        """Returns what a table that `admits` knows of keys without a row; see `ops.table`."""
+        """Returns the admission counters of keys without a row; see `ops.table`.
+
+        Only tables with `admits` have such counters.
+        """
         raise NotImplementedError
 
     def import_admission(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces that by what `export_admission` gave."""
+        """Replaces the admission counters by the result of `export_admission`."""
         raise NotImplementedError
 
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:
-        """Returns what this rank's batches accessed of a table, of any rank's keys.
+        """Returns the keys and counts that this rank's batches accessed.
+
+        The keys may belong to any rank.
 
         Returns:
-            "keys" int64 [n], ascending; "counts" float32 [n], decayed, above 0.
+            "keys": int64 [n], ascending.
+            "counts": float32 [n], decayed, above 0.
         """
         contents = self.export_table(table, flush=False)
         is_accessed = contents["counts"] > 0.0
         return {name: contents[name][is_accessed] for name in ("keys", "counts")}
 
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
-        """Replaces access counts by what `export_accesses` gave."""
+        """Replaces the access counts by the result of `export_accesses`."""
         raise NotImplementedError
 
     def export_deferred(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the deferred gradients, as `ops.table` describes them; they stay."""
+        """Returns the deferred gradients, as described in `ops.table`, and keeps them."""
         raise NotImplementedError
 
     def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the deferred gradients by what `export_deferred` gave."""
+        """Replaces the deferred gradients by the result of `export_deferred`."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Applies all deferred gradients; evaluation lookups and exports do so by themselves."""
+        """Applies all deferred gradients.
+
+        Evaluation lookups and exports call it themselves.
+        """
         raise NotImplementedError
 
     def flush_with_next_step(self, table: str) -> None:
-        """Makes all deferred gradients of a table leave with the next step, whatever the policy."""
+        """Schedules all deferred gradients of a table for the next step.
+
+        The update policy does not matter.
+        """
         raise NotImplementedError
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
-        """Returns this rank's copies of rows, where it `has_replicas`; see `ShardedStore`."""
+        """Returns this rank's replicas, if `has_replicas`; see `ShardedStore`."""
         raise NotImplementedError
 
     def import_copies(
         self, table: str, contents: Mapping[str, Any], takes_flags: bool = True
     ) -> None:
-        """Replaces this rank's copies by those of `export_copies`.
+        """Replaces this rank's replicas by the result of `export_copies`.
 
         Args:
-            table: name of the table.
-            contents: as `export_copies` returned them.
-            takes_flags: whether rows get the flags that they had; else those that they have now.
+            table: Name of the table.
+            contents: Arrays as returned by `export_copies`.
+            takes_flags: If True, restore the flags in `contents`. If False, rows keep their present
+                flags.
         """
         raise NotImplementedError
 
 
 class EmbeddingStore(SavedStore):
-    """Owns the rows, optimizer slots and access counts of one or more tables.
+    """A store that owns rows, optimizer slots and access counts.
 
     Attributes:
-        optimizer: the sparse optimizer of the tables without one of their own.
-        rates: what the tables' rows move by.
+        optimizer: The sparse optimizer of tables that have no `optimizer` setting.
+        rates: The learning rates of the tables.
     """
 
     optimizer: SparseOptimizer
@@ -354,55 +414,55 @@ class EmbeddingStore(SavedStore):
 
     @property
     def learning_rate(self) -> tf.Variable | None:
-        """The variable that all tables' rates are, before they follow; None: there are several."""
+        """The rate variable that all tables share, or None if they differ.
+
+        It holds the rate before the factor of the followed optimizer is applied.
+        """
         return self.rates.shared
 
     def rule_of(self, table: str) -> SparseOptimizer:
-        """See `TrackedStore.rule_of`."""
         return self.rates.rules[self.index_of(table)]
 
     def learning_rate_of(self, table: str) -> float:
-        """See `TrackedStore.learning_rate_of`."""
         return self.rates.of(self.index_of(table))
 
     @property
     def rate_variables(self) -> list[Any]:
-        """See `TrackedStore.rate_variables`."""
         return list(self.rates.variables)
 
     def follow(self, optimizer: Any) -> None:
-        """See `TrackedStore.follow`."""
         self.rates.follow(optimizer)
 
     def lookup(
         self, packed: PackedFeatures, training: bool, stacked: bool = False
     ) -> tuple[list[tf.Tensor], Any]:
-        """Pools the rows of a batch.
+        """Looks up and pools the rows of a batch.
 
         Args:
-            packed: the keys, from `features.pack`.
-            training: make missing keys and count accesses; else neither.
-            stacked: one tensor [batch, features, dim] (tables of equal dim) instead of one
-                [batch, dim] per feature.
+            packed: The keys, from `features.pack`.
+            training: If True, create missing rows and count accesses. If False, do neither.
+            stacked: If True, return one tensor [batch, features, dim]; all tables must have the
+                same dim. If False, return one tensor [batch, dim] per feature.
 
         Returns:
-            (pooled, plan): float32 tensors; the plan for `apply_gradients`, None unless training.
+            pooled: float32 tensors.
+            plan: The argument for `apply_gradients`; None unless `training`.
         """
         raise NotImplementedError
 
     def apply_gradients(self, plan: Any, gradients: Sequence[tf.Tensor]) -> tf.Operation | None:
-        """Sums the gradients of each key of a lookup and applies the optimizer's rule once.
+        """Sums the gradients per key, then applies the update rule once.
 
         Args:
-            plan: from `lookup`.
-            gradients: float32, of its pooled outputs. Used as given: those of a loss that is a
-                mean over the batch stay so.
+            plan: Plan from `lookup`.
+            gradients: float32 gradients of the pooled outputs. They are not rescaled: if the loss
+                is a mean over the batch, its gradients already contain the factor.
         """
         raise NotImplementedError
 
 
 class UpdatedElsewhere(SavedStore):
-    """Base of stores whose rows other optimizers update, so that moments are not the store's."""
+    """Base class of stores with an external optimizer for the rows."""
 
     _whose_moments = "the optimizer is not the store's"
 
@@ -424,14 +484,14 @@ def table_contents(
     counts: np.ndarray | None = None,
     steps: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of `ops.table.export_table` of a store that does not have all of them.
+    """Returns contents in the format of `ops.table.export_table`, with default values.
 
     Args:
         keys: int64 [n], ascending.
         rows: float32 [n, dim].
-        slots: float32 [n, slots per row]; None: there are none.
-        counts: float32 [n]; None: 0.
-        steps: int64 [2], updates and lookups; None: 0.
+        slots: float32 [n, slots per row]. None if there are no slots.
+        counts: float32 [n]. None means 0.
+        steps: int64 [2], the numbers of updates and lookups. None means 0.
     """
     return {
         "keys": keys,

@@ -1,7 +1,6 @@
-"""Several stores as one, by the names of their tables: for an engine over several layers.
+"""Joins multiple stores, so that one engine can serve multiple layers.
 
-In: stores whose tables have different names. Out: what the engine asks of one. Rows, slots and
-checkpoints stay each store's own.
+Calls are forwarded to the store that has the table. Rows, slots and checkpoints stay in each store.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from slipstream_tf.tables.base import TrackedStore
 
 
 def _of_table(name: str) -> Callable[..., Any]:
-    """The method of that name of the store that has the table."""
+    """Returns a method that forwards to the store that has the table."""
 
     def method(self: "JoinedStore", table: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.parts[self._part_of[self._require(table)]], name)(
@@ -24,7 +23,7 @@ def _of_table(name: str) -> Callable[..., Any]:
 
 
 def _of_all(name: str) -> Callable[..., None]:
-    """The method of that name of every store."""
+    """Returns a method that forwards to every store."""
 
     def method(self: "JoinedStore", *args: Any, **kwargs: Any) -> None:
         for part in self.parts:
@@ -35,13 +34,13 @@ def _of_all(name: str) -> Callable[..., None]:
 
 
 class JoinedStore(TrackedStore):
-    """What the engine asks of several stores.
+    """Presents multiple stores as one store to the engine.
 
     Args:
-        stores: two or more, of the same kind, ranks and abilities.
+        stores: Two or more stores with different table names and the same capabilities.
 
     Raises:
-        ValueError: two tables have the same name, or the stores differ in what they can do.
+        ValueError: Two tables have the same name, or the stores have different capabilities.
     """
 
     _ALIKE = (
@@ -69,17 +68,16 @@ class JoinedStore(TrackedStore):
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The stores."""
         return self._parts
 
     @property
     def updates_rows(self) -> bool:
-        """Whether all update the rows themselves."""
+        """Whether all stores apply gradients to their rows."""
         return all(part.updates_rows for part in self.parts)
 
     @property
     def rate_variables(self) -> list[Any]:
-        """See `TrackedStore`; of all stores."""
+        """The rate variables of all stores."""
         return [variable for part in self.parts for variable in part.rate_variables]
 
     rule_of = _of_table("rule_of")

@@ -1,4 +1,7 @@
-"""The native store: C++ hash tables on the CPU, one lookup and one update call for all tables."""
+"""The native store: C++ hash tables on the CPU.
+
+One lookup call and one update call serve all tables.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,9 +25,17 @@ from slipstream_tf.tables.rates import Rates
 
 
 class NativeStore(EmbeddingStore):
-    """Embedding tables in C++ hash tables that grow as keys arrive or stay within a capacity.
+    """Embedding tables in C++ hash tables on the CPU.
 
-    Access counts are kept in float32: exact up to 16,777,216 lookups of a key (after decay).
+    A table grows as new keys arrive, or evicts rows to stay within its capacity.
+
+    Note: access counts are float32. They are exact up to 16,777,216 lookups of a key (after decay).
+
+    Example:
+
+    >>> store = slip.tables.NativeStore([slip.Table("items", dim=16)], slip.optimizers.Adagrad())
+    >>> store.size("items")
+    0
     """
 
     lists_hot_keys_by_key = True
@@ -34,15 +45,16 @@ class NativeStore(EmbeddingStore):
     writes_rows = True
 
     def __init__(self, tables: Sequence[Table], optimizer: SparseOptimizer | None = None):
-        """Makes empty tables.
+        """Creates empty tables.
 
         Args:
-            tables: at least one, of distinct names.
-            optimizer: the rule of the tables without one of their own; None: `Adagrad`.
+            tables: At least one table. The names must be distinct.
+            optimizer: Sparse optimizer of tables that have no `optimizer` setting. Defaults to
+                `Adagrad()`.
 
         Raises:
-            ValueError: no table, a name twice, something that is no sparse optimizer, or capacities
-                that all of the memory could not hold.
+            ValueError: There is no table, a name occurs twice, the optimizer is not a sparse
+                optimizer, or the capacities need more than the machine's memory.
         """
         self.tables = tuple(tables)
         self.optimizer = Adagrad() if optimizer is None else get_optimizer(optimizer)
@@ -79,7 +91,6 @@ class NativeStore(EmbeddingStore):
     def lookup(
         self, packed: PackedFeatures, training: bool, stacked: bool = False
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
-        """See `EmbeddingStore.lookup`."""
         layout = self._layout(packed, stacked)
         if training:
             return table_ops.lookup(self._handles, packed, layout)
@@ -88,60 +99,66 @@ class NativeStore(EmbeddingStore):
     def apply_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
     ) -> tf.Operation | None:
-        """See `EmbeddingStore.apply_gradients`."""
         return table_ops.apply_gradients(plan, gradients, self.rates.now(plan))
 
     def collect_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
     ) -> exchange_ops.SendBuffer:
-        """Sums the gradients of each key of a lookup, for `apply_collected`; changes no row.
+        """Sums the gradients of a lookup per key, without changing rows.
+
+        Pass the result to `share_collected` and then to `apply_collected`.
 
         Args:
-            plan: from `lookup`.
-            gradients: as `apply_gradients` takes them.
+            plan: Plan from `lookup`.
+            gradients: As in `apply_gradients`.
 
         Returns:
-            What the tables' policies pass on; sizes int64 [1, tables]. Of gradients that are not
-            all finite, NaN: a `LossScaleOptimizer` is to skip such a step.
+            The gradient rows that the tables' policies neither mask nor defer; sizes int64 [1,
+            tables]. If any gradient is not finite, all values are NaN, so that a
+            `LossScaleOptimizer` skips the step.
         """
         return exchange_ops.collect_gradients(
             plan, gradients, self.rates.now(plan), passes_non_finite=True
         )
 
     def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
-        """Returns what ranks collected, each its part of the average; here, of this process.
+        """Exchanges collected gradients between ranks; here, returns them unchanged.
 
         Args:
-            rows: from `collect_gradients`.
+            rows: Result of `collect_gradients`.
 
         Returns:
-            sizes int64 [ranks, tables].
+            The rows of all ranks, each scaled to its part of the average; sizes int64 [ranks,
+            tables].
         """
         return rows
 
     def apply_collected(
         self, rows: exchange_ops.SendBuffer, scale: Any = ()
     ) -> tf.Operation | None:
-        """Adds up the gradients of each key, in the order given, and applies its table's rule.
+        """Sums collected gradients per key and applies each table's update rule.
+
+        Gradients of a key are summed in the given order.
 
         Args:
-            rows: keys and gradients of each table, as `share_collected` gives them.
-            scale: float32 [tables], multiplies the sums; empty: they stay.
+            rows: Keys and gradients of each table, from `share_collected`.
+            scale: float32 [tables], factors for the sums. If empty, the sums are not scaled.
 
         Returns:
-            The operation in a graph, None in eager mode.
+            The operation in a graph; None in eager mode.
 
         Raises:
-            tf.errors.InvalidArgumentError: a value or scale is not finite; no row is changed then.
+            tf.errors.InvalidArgumentError: A value or a scale is not finite. No row is changed.
         """
-        # A row that left since it was looked up, or was not admitted, is not made by its gradient.
+        # With retention, a key may have no row here: the row was evicted since the lookup, or was
+        # not admitted. A gradient must not create such a row.
         keeps_all = all(table.retention is None for table in self.tables)
         return exchange_ops.apply_rows(
             self._handles, rows, self.rates.now(rows.sizes), scale, create_missing=keeps_all
         )
 
     def sum_of_parts(self, values: tf.Tensor) -> tf.Tensor:
-        """Adds up what each rank computed of the rows that it owns; here, of all rows already.
+        """Sums values that each rank computed from its rows; here, returns them.
 
         Args:
             values: float32, of the same shape on all ranks.
@@ -149,7 +166,6 @@ class NativeStore(EmbeddingStore):
         return values
 
     def announce_rows(self, packed: PackedFeatures) -> None:
-        """See `EmbeddingStore.announce_rows`."""
         for table, handle in zip(self.tables, self._handles, strict=True):
             if table.storage.spill is None:
                 continue
@@ -160,58 +176,70 @@ class NativeStore(EmbeddingStore):
                 table_ops.announce(handle, tf.concat(flat, axis=0) if len(flat) > 1 else flat[0])
 
     def spill_statistics(self, table: str) -> table_ops.SpillStatistics:
-        """Returns where the rows of a table are; see `ops.table.SpillStatistics`."""
+        """Returns how many rows are in memory and on disk.
+
+        See `ops.table.SpillStatistics`.
+        """
         return table_ops.spill_statistics(self._handle_of(table))
 
     def size(self, table: str) -> int:
-        """See `EmbeddingStore.size`."""
         return self.statistics(table).rows
 
     def statistics(self, table: str) -> table_ops.TableStatistics:
-        """Returns rows, bytes, evictions and dropped updates of a table."""
+        """Returns numbers of rows, bytes, evictions and dropped updates of a table."""
         return table_ops.statistics(self._handle_of(table))
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `EmbeddingStore.gather`."""
         dim = self.tables[self.index_of(table)].dim
         return table_ops.gather(self._handle_of(table), keys, dim)
 
     def keys_of(self, table: str) -> np.ndarray:
-        """See `SavedStore.keys_of`."""
         return table_ops.keys(self._handle_of(table)).numpy()
 
     def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Replaces the values of rows, and makes those of absent keys; see `ops.table.write`.
+        """Replaces the values of rows and creates missing rows; see `ops.table.write`.
 
         Args:
-            table: name of the table.
-            keys: int64 [n], each once.
+            table: Name of the table.
+            keys: int64 [n], distinct.
             rows: float32 [n, dim].
         """
         table_ops.write(self._handle_of(table), keys, rows)
 
     def remove_rows(self, table: str, keys: np.ndarray) -> int:
-        """Removes the rows of keys int64 [n], and all about them; returns how many there were."""
+        """Removes the rows of keys, with their slots, counts and deferred gradients.
+
+        Args:
+            table: Name of the table.
+            keys: int64 [n]. Keys without a row are ignored.
+
+        Returns:
+            The number of removed rows.
+        """
         return int(table_ops.remove(self._handle_of(table), keys))
 
     def measure(
         self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Reads rows and how far they are from a snapshot, in one pass; see `ops.table.measure`."""
+        """Reads rows and their distance from a snapshot in one pass.
+
+        See `ops.table.measure`.
+        """
         return table_ops.measure(self._handle_of(table), keys, snapshot, metric)
 
     def hot_keys(self, table: str, k: int, by_key: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """See `EmbeddingStore.hot_keys`; `by_key`: ascending by key, which takes less time."""
+        """Returns the most accessed keys; see `TrackedStore.hot_keys`.
+
+        With `by_key=True` the keys are ascending, which takes less time.
+        """
         keys, counts = table_ops.hot_keys(self._handle_of(table), k, by_key)
         return keys.numpy(), counts.numpy()
 
     def decay_counts(self, factor: float) -> None:
-        """See `EmbeddingStore.decay_counts`."""
         for handle in self._handles:
             table_ops.decay_counts(handle, factor)
 
     def set_update_policy(self, table: str, policy: update_policy.UpdatePolicy) -> None:
-        """See `EmbeddingStore.set_update_policy`."""
         rule = self.rates.rules[self.index_of(table)]
         beside = [name for name in BEFORE_RULE if getattr(rule, name) is not None]
         if policy.mode == "defer" and beside:
@@ -225,16 +253,14 @@ class NativeStore(EmbeddingStore):
         update_policy.set_policy(self._handle_of(table), policy)
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
-        """See `EmbeddingStore.set_row_flags`."""
         update_policy.set_row_flags(self._handle_of(table), keys, flags)
 
     def update_counts(self, table: str) -> update_policy.UpdateCounts:
-        """See `EmbeddingStore.update_counts`."""
         counts = update_policy.update_counts(self._handle_of(table))
         return dataclasses.replace(counts, **self._rows_left(table))
 
     def _rows_left(self, table: str) -> dict[str, int]:
-        """The fields of `UpdateCounts` that are of rows."""
+        """Returns the fields of `UpdateCounts` that count evicted, expired and refused rows."""
         found = self.statistics(table)
         return {
             "rows_evicted": found.evicted_rows,
@@ -243,88 +269,74 @@ class NativeStore(EmbeddingStore):
         }
 
     def flush(self) -> None:
-        """See `EmbeddingStore.flush`."""
         for handle in self._handles:
             update_policy.flush(handle)
 
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
-        """See `EmbeddingStore.export_table`; the arrays are those of `ops.table.export_table`.
-
-        Args:
-            table: name of the table.
-            flush: whether deferred gradients are applied before; else they stay, and are not in.
-        """
         return table_ops.export_table(self._handle_of(table), flush)
 
     def export_changes(self, table: str, since: int) -> table_ops.Changes:
-        """See `SavedStore.export_changes`."""
         return table_ops.export_changes(self._handle_of(table), since)
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
-        """See `EmbeddingStore.import_table`."""
         table_ops.import_table(self._handle_of(table), contents)
 
     def seal_rows(self, table: str) -> sealed_rows.SealedRows:
-        """See `SavedStore.seal_rows`."""
         return sealed_rows.seal(self._handle_of(table))
 
     def add_rows(self, table: str, contents: Mapping[str, Any]) -> None:
-        """See `SavedStore.add_rows`."""
         table_ops.import_table(self._handle_of(table), contents, adds=True)
 
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:
-        """See `SavedStore.export_accesses`."""
         handle = self._handle_of(table)
         keys, counts = table_ops.hot_keys(handle, NativeStore.size(self, table), True)
         return {"keys": keys.numpy(), "counts": counts.numpy()}
 
     def export_admission(self, table: str) -> dict[str, np.ndarray]:
-        """See `SavedStore.export_admission`."""
         return table_ops.export_admission(self._handle_of(table))
 
     def import_admission(self, table: str, contents: Mapping[str, Any]) -> None:
-        """See `SavedStore.import_admission`."""
         table_ops.import_admission(self._handle_of(table), contents)
 
     def export_deferred(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the deferred gradients; see `ops.table.export_deferred`."""
         return table_ops.export_deferred(self._handle_of(table))
 
     def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces the deferred gradients; see `ops.table.import_deferred`.
 
-        A learning rate of 0, as of a store that does not know the rate, stands for this store's:
-        a flush before the next update would apply them without moving a row.
+        A learning rate of 0 in `contents` means that the saving store did not know its rate. It is
+        replaced by this store's rate, because a flush before the next update would otherwise
+        multiply the sums by 0.
         """
         contents = _with_rate(contents, self, table)
         table_ops.import_deferred(self._handle_of(table), contents)
 
     def row_flags(self, table: str, keys: Any) -> np.ndarray:
-        """Returns uint8 [n], the flags that rows still have; see `ops.update_policy.row_flags`."""
         return update_policy.row_flags(self._handle_of(table), keys)
 
 
 class CollectingStore(SavedStore):
-    """Base of stores whose ranks sum and defer gradients in native tables of their own.
+    """Base of stores that sum and defer gradients in local native tables.
 
-    What these tables give out is sent to where it is applied.
+    The native tables of a rank return the gradient rows that are due. The store then sends them to
+    the ranks that apply them.
     """
 
     _policies: dict[str, update_policy.UpdatePolicy]
 
     @property
     def _collector(self) -> NativeStore:
-        """The store whose lookups make plans, and whose tables defer gradients."""
+        """The native store that makes lookup plans and defers gradients."""
         raise NotImplementedError
 
     def _policy_of(self, table: str) -> update_policy.UpdatePolicy:
         return self._policies[self._require(table)]
 
     def _collect_by(self, table: str, policy: update_policy.UpdatePolicy) -> bool:
-        """Sets the policy of a table, after a flush where that cannot keep what is deferred.
+        """Sets the policy of a table; flushes incompatible deferred sums first.
 
         Returns:
-            Whether gradients of any table may be deferred now, a dry run's aside.
+            Whether gradients of any table may really be deferred now (not only in a dry run).
         """
         policy = dataclasses.replace(policy, is_exchanged=True)
         if not policy.keeps_sums_of(self._policy_of(table)):
@@ -334,41 +346,44 @@ class CollectingStore(SavedStore):
         return any(p.mode == "defer" and not p.is_shadow for p in self._policies.values())
 
     def hot_keys(self, table: str, k: int, by_key: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """See `NativeStore.hot_keys`; of this rank's own batches."""
+        """Returns the keys that this rank's batches access most; see `NativeStore.hot_keys`."""
         return NativeStore.hot_keys(self._collector, table, k, by_key)
 
     def update_counts(self, table: str) -> update_policy.UpdateCounts:
-        """See `EmbeddingStore.update_counts`; of this rank's gradient rows."""
+        """Returns the counts of this rank's gradient rows; see `TrackedStore.update_counts`."""
         return NativeStore.update_counts(self._collector, table)
 
     def export_deferred(self, table: str) -> dict[str, np.ndarray]:
-        """See `NativeStore.export_deferred`; of what this rank defers, of its own batches."""
+        """Returns the gradients that this rank defers, from its batches.
+
+        See `NativeStore.export_deferred`.
+        """
         deferred = NativeStore.export_deferred(self._collector, table)
         if self._collector is not self:
-            # Replicas are never updated.
+            # Replicas are never updated, therefore their tables record no learning rate.
             deferred["learning_rate"] = np.float32(self.learning_rate_of(table))
         return deferred
 
     def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:
-        """See `NativeStore.import_deferred`; of what this rank is to defer."""
+        """Replaces the gradients that this rank defers; see `NativeStore.import_deferred`."""
         contents = _with_rate(contents, self, table)
         NativeStore.import_deferred(self._collector, table, contents)
 
 
 def _with_rate(contents: Mapping[str, Any], store: Any, table: str) -> Mapping[str, Any]:
-    """Returns deferred gradients with a learning rate: that of a store where they have none."""
+    """Replaces a rate of 0 in deferred gradients by the store's rate."""
     if contents.get("learning_rate", True):
         return contents
     return {**contents, "learning_rate": store.learning_rate_of(table)}
 
 
-# Of a row: 16 bytes of an index that is at most 4/5 full.
+# Index bytes per row: 16-byte entries in an index that is at most 4/5 full.
 _INDEX_BYTES = 20
 _LAST_USE_BYTES = 8
 
 
 def _require_room(tables: Sequence[Table], rules: Sequence[SparseOptimizer]) -> None:
-    """Refuses capacities that cannot be reached, of one table or of all together."""
+    """Raises ValueError if capacities, single or summed, exceed the memory."""
     together, sums = 0, []
     for table, rule in zip(tables, rules, strict=True):
         if table.capacity is None:

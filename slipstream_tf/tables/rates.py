@@ -1,7 +1,7 @@
-"""The learning rates of a store's tables: numbers, variables or schedules.
+"""Learning rates of a store's tables: numbers, variables or schedules.
 
-In: each table's rule, and the optimizer of the dense layers, which rates that are numbers follow.
-Out: what an update reads, a scalar for all tables or a rate for each.
+Rates that are numbers can follow the learning rate of the dense layers' optimizer. An update reads
+one scalar for all tables, or one rate per table.
 """
 
 import math
@@ -17,24 +17,28 @@ from slipstream_tf._utils.errors import invalid, require_number
 from slipstream_tf.config import Table
 from slipstream_tf.optimizers import SparseOptimizer, rule_of
 
-_MOST = 10.0  # times its own rate that a table may follow a dense rate to
+_MOST = 10.0  # Maximum factor by which a followed dense rate may raise a table's rate.
 _NOT_FOLLOWED = (
     "near its highest when training begins; or follow=False, or a schedule of the tables' own"
 )
 
 
 class Rates:
-    """What each table's rows move by. Tables without an optimizer of their own share a rate."""
+    """The learning rates of all tables of a store.
+
+    Tables without an `optimizer` setting share one rate.
+    """
 
     def __init__(
         self, tables: Sequence[Table], optimizer: Any, step_of: Callable[[int], tf.Tensor]
     ):
-        """Makes a variable of each rate that is a number.
+        """Creates a variable for each rate that is a number.
 
         Args:
-            tables: of the store.
-            optimizer: of the tables without one of their own.
-            step_of: index of a table -> its updates so far, int64 scalar; for schedules.
+            tables: The tables of the store.
+            optimizer: The sparse optimizer of tables that have no `optimizer` setting.
+            step_of: Maps a table index to the table's number of updates so far, an int64 scalar.
+                Schedules use it.
         """
         self.rules: tuple[SparseOptimizer, ...] = tuple(rule_of(t, optimizer) for t in tables)
         self._names = [table.name for table in tables]
@@ -49,34 +53,41 @@ class Rates:
                 shared = _source_of(rule, "learning_rate")
             self._sources.append(shared)
         self._follows = [rule.follows for rule in self.rules]
-        self._optimizer: Any = None  # of the dense layers
-        self._reference: Any = None  # its rate when it was seen first, a variable
-        # Of each optimizer that was seen: models may share a store.
+        self._optimizer: Any = None  # The dense layers' optimizer.
+        self._reference: Any = None  # The dense rate when the optimizer was first seen, a variable.
+        # One reference per optimizer, because models may share a store.
         self._references: dict[int, tuple[Any, tf.Variable]] = {}
         self._restored_reference: float | None = None
 
     @property
     def shared(self) -> tf.Variable | None:
-        """The variable that all tables' rates are, before they follow; None: there are several."""
+        """The rate variable that all tables share, or None if they differ.
+
+        It holds the rate before the factor of the followed optimizer is applied.
+        """
         first = self._sources[0]
         is_one = all(source is first for source in self._sources)
         return first if is_one and isinstance(first, tf.Variable) else None
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The rates that are no schedules, each once."""
+        """The distinct rate variables, without schedules."""
         found = {id(s): s for s in self._sources if isinstance(s, tf.Variable)}
         return list(found.values())
 
     def follow(self, optimizer: Any) -> None:
-        """Says which optimizer of Keras the rates follow; None: none, or as before.
+        """Sets the Keras optimizer that the rates follow.
 
-        The first time that an optimizer is seen, its rate is what later ones are compared with: of
-        a schedule its value at step 0, or the end of its warm-up; of a restored optimizer what the
-        restored tables followed.
+        The rate of an optimizer when it is first passed is its reference. From then on, tables
+        multiply their rates by `dense rate / reference`. The reference of a schedule is its value
+        at step 0, or the end of its warm-up. The reference of a restored optimizer is the reference
+        in the checkpoint.
+
+        Args:
+            optimizer: A Keras optimizer. None keeps the present optimizer, if any.
 
         Raises:
-            ValueError: a schedule starts at 0.
+            ValueError: The schedule starts at 0 and has no warm-up target.
         """
         rate = _compat.dense_rate(optimizer)
         if rate is None or not any(self._follows):
@@ -92,17 +103,21 @@ class Rates:
             if self._restored_reference is not None and int(optimizer.iterations) > 0:
                 value = self._restored_reference
             self._restored_reference = None
-            # A variable: TensorFlow would multiply by a constant's rounded reciprocal.
+            # A variable, because TensorFlow would multiply by a constant's rounded reciprocal.
             reference = tf.Variable(value, trainable=False, dtype=tf.float32, name="followed_rate")
         alive = {k: found for k, found in self._references.items() if found[0]() is not None}
         self._references = {**alive, id(optimizer): (weakref.ref(optimizer), reference)}
         return reference
 
     def now(self, after: Any = ()) -> Any:
-        """Returns what an update reads: float32, a scalar for all tables or [tables].
+        """Returns the learning rates for an update.
 
         Args:
-            after: tensors that come before schedules are asked: those of the step's lookup.
+            after: Tensors of the step's lookup. Schedules are evaluated after these tensors, so
+                that they see the update count of this step.
+
+        Returns:
+            float32, a scalar for all tables or [tables].
         """
         factor = None if self._optimizer is None else self._factor()
         if self.shared is not None:
@@ -111,15 +126,18 @@ class Rates:
         return tf.stack([tf.convert_to_tensor(rate) for rate in rates])
 
     def of(self, table: int) -> float:
-        """Returns the rate of a table's next update."""
+        """Returns the learning rate of a table's next update."""
         factor = self._factor() if self._optimizer is not None else None
         return float(tf.convert_to_tensor(self._rate(table, factor, ())))
 
     def assign(self, table: int, rate: Any) -> None:
-        """Sets the rate of a table, and of those that share it, from the next update on.
+        """Sets the rate of a table, from the next update.
+
+        Tables that share the rate change with it. If the table follows a dense rate, the given rate
+        is the rate after following.
 
         Raises:
-            ValueError: the rate is a schedule's, or what is given is no rate.
+            ValueError: The table has a schedule, or the rate is invalid.
         """
         source = self._sources[table]
         if _compat.is_schedule(source):
@@ -139,10 +157,11 @@ class Rates:
         return source if source.dtype == tf.float32 else tf.cast(source, tf.float32)
 
     def _factor(self) -> tf.Tensor:
-        """The dense rate over what it was; exactly 1 where it is as it was, 0 included.
+        """Returns the dense rate divided by its reference.
 
-        A dense rate that has warmed up would take the tables far above the rate that they were
-        given.
+        The factor is exactly 1 if the rate equals its reference, even if both are 0. The call fails
+        if the factor exceeds `_MOST`. For example, a dense rate first seen at the start of its
+        warm-up would raise the tables' rates far above the configured values.
         """
         rate = _dense_rate(_compat.dense_rate(self._optimizer), self._optimizer.iterations)
         reference = self._reference.read_value()
@@ -151,17 +170,19 @@ class Rates:
             f"The learning rate of {type(self._optimizer).__name__} is more than {_MOST:g} times "
             f"what it was when training began, and tables follow it. Allowed: {_NOT_FOLLOWED}"
         )
-        # Not of `tf.debugging`, whose condition costs every step more than all the rest.
+        # Not `tf.debugging.assert_less_equal`: its condition costs more than the rest of this
+        # function.
         check = tf.raw_ops.Assert(condition=factor <= _MOST, data=[told])
         with tf.control_dependencies([] if check is None else [check]):
             return tf.identity(factor)
 
     def export(self) -> dict[str, np.ndarray]:
-        """Returns the rates to be saved.
+        """Returns the rates to save in a checkpoint.
 
         Returns:
-            "learning_rate": float32, a scalar for all tables or [tables], before they follow; of
-            schedules what they say now. "followed_rate": float32 scalar, where rates follow one.
+            "learning_rate": float32, a scalar for all tables or [tables], before the factor of the
+                followed optimizer. The present value for schedules.
+            "followed_rate": float32 scalar, the reference; only if the rates follow an optimizer.
         """
         if self.shared is not None:
             rates = np.float32(self.shared.numpy())
@@ -174,11 +195,14 @@ class Rates:
         return saved
 
     def restore(self, saved: Mapping[str, Any], tables: Sequence[str] | None = None) -> None:
-        """Takes over what `export` gave; schedules go by their table's updates.
+        """Restores rates that `export` returned.
+
+        Schedules are not restored, because they depend only on the number of updates.
 
         Args:
-            saved: as `export` gave it.
-            tables: that the rates were saved of, in order; None: those here.
+            saved: Result of `export`.
+            tables: Names of the tables in the order of the saved rates. None means this store's
+                tables.
         """
         rates = np.asarray(saved["learning_rate"], np.float32)
         names = self._names if tables is None else list(tables)
@@ -190,13 +214,16 @@ class Rates:
 
 
 def require_rate(rate: Any, place: str) -> float:
-    """Raises ValueError unless a rate is a finite number of at least 0, a tensor's too."""
+    """Returns a rate as a float, and raises ValueError if invalid.
+
+    Accepts finite numbers of at least 0, also as scalar tensors.
+    """
     number = rate.numpy() if hasattr(rate, "numpy") else rate
     return float(require_number("learning_rate", number, 0.0, place=place))
 
 
 def _source_of(rule: SparseOptimizer, name: str) -> Any:
-    """The variable of a rate, or its schedule."""
+    """Returns the variable or the schedule of an optimizer's learning rate."""
     rate = rule.learning_rate
     if _compat.is_schedule(rate):
         return rate
@@ -206,7 +233,7 @@ def _source_of(rule: SparseOptimizer, name: str) -> Any:
 
 
 def _dense_rate(rate: Any, iterations: Any) -> tf.Tensor:
-    """A dense rate as it is now, float32 scalar."""
+    """Returns the present value of a dense rate, a float32 scalar."""
     if _compat.is_schedule(rate):
         rate = rate(tf.convert_to_tensor(iterations))
     elif callable(rate) and _compat.tensorflow_variable(rate) is None:
@@ -215,10 +242,10 @@ def _dense_rate(rate: Any, iterations: Any) -> tf.Tensor:
 
 
 def _reference_of(rate: Any) -> float:
-    """What a dense rate is compared with."""
+    """Returns the reference value of a dense rate."""
     reference = float(_dense_rate(rate, 0))
     if _compat.is_schedule(rate):
-        # A warm-up rises to what the schedule is about.
+        # During warm-up the rate is not representative, therefore take the warm-up's target.
         reference = float(getattr(rate, "warmup_target", None) or reference)
         if not (reference > 0.0 and math.isfinite(reference)):
             place = f"the tables that follow {type(rate).__name__}"

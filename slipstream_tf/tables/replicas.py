@@ -1,7 +1,8 @@
-"""Access counts and replicas of tables whose rows are on other ranks or on a GPU.
+"""Access counts and replicas for tables with rows on other devices.
 
-Access counts are exact in host memory, or estimated on the GPU. Replicas are a native store within
-a budget of bytes: lookups make plans of it, and it masks and defers gradients.
+The rows are on other ranks or on a GPU. Access counts are exact in host memory, or estimated on the
+GPU. Replicas are stored in a native store of bounded size, which makes lookup plans and masks and
+defers gradients.
 """
 
 import dataclasses
@@ -27,12 +28,12 @@ from slipstream_tf.tables.native import CollectingStore, NativeStore
 
 
 def counts_of(among: np.ndarray, keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns float32 [m], the counts of some keys; 0 of those that were not accessed.
+    """Returns the counts of some keys, float32 [m]; 0 without an access.
 
     Args:
-        among: int64 [m], ascending.
-        keys: int64 [n], ascending; those that are not `among` them are passed over.
-        counts: float32 [n].
+        among: int64 [m], ascending, the keys to look up.
+        keys: int64 [n], ascending, the counted keys. Keys outside `among` are ignored.
+        counts: float32 [n], the counts of `keys`.
     """
     found = np.zeros(among.size, np.float32)
     is_there = np.isin(keys, among)
@@ -41,15 +42,17 @@ def counts_of(among: np.ndarray, keys: np.ndarray, counts: np.ndarray) -> np.nda
 
 
 class CountingStore(NativeStore):
-    """Native tables that are there for their access counts, whatever their rows are."""
+    """Native tables that serve only for their access counts."""
 
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
-        """Replaces all of a table by keys and counts; its rows are zeros, nothing is deferred.
+        """Replaces the keys and counts of a table.
+
+        Rows are set to zero, and deferred gradients are removed.
 
         Args:
-            table: its name; the rule has no slots.
-            accesses: as `export_accesses` gave them. Of more keys than the table has room for,
-                those of the lowest counts are left out.
+            table: Name of the table. Its optimizer must have no slots.
+            accesses: Result of `export_accesses`. If it has more keys than the table's capacity,
+                the keys with the lowest counts are dropped.
         """
         config = self.tables[self.index_of(table)]
         keys, counts = accesses["keys"], accesses["counts"]
@@ -61,32 +64,41 @@ class CountingStore(NativeStore):
 
 
 class ExactCounts(CountingStore):
-    """Counts in host memory, exact; the least accessed of the counted keys makes room for new."""
+    """Exact access counts in host memory.
+
+    If a table is full, the least accessed key is evicted for a new key.
+    """
 
     def __init__(self, tables: Iterable[str], counted_keys: int):
-        """Counts nothing yet.
+        """Creates empty counters.
 
         Args:
-            tables: their names.
-            counted_keys: of a table, at most; at least those of a batch.
+            tables: Names of the tables.
+            counted_keys: Maximum number of counted keys per table. Must be at least the number of
+                keys in a batch.
         """
         bounds: Any = {"initializer": Zeros(), "retention": Retention(counted_keys, "lfu")}
         super().__init__([Table(name, dim=1, **bounds) for name in tables], SGD())
 
     def count(self, packed: PackedFeatures) -> None:
-        """Counts a batch: the keys, from `features.pack`."""
+        """Counts the keys of a batch, from `features.pack`."""
         self.lookup(packed, training=True)
 
 
 class EstimatedCounts:
-    """Counts on the tables' devices, where keys already are: estimates; see `HotKeySketch`."""
+    """Estimated access counts on the tables' devices.
+
+    Keys are already on these devices, therefore counting copies nothing to the host. See
+    `HotKeySketch`.
+    """
 
     def __init__(self, devices: Mapping[str, str], counted_keys: int):
-        """Counts nothing yet.
+        """Creates empty sketches.
 
         Args:
-            devices: table name -> device.
-            counted_keys: counters a row, of each table; the next power of two.
+            devices: Device of each table, by name.
+            counted_keys: Number of counters per sketch row, for each table; rounded up to a power
+                of two.
         """
         self._width = max(counted_keys, 2)
         self._sketches = {
@@ -94,29 +106,36 @@ class EstimatedCounts:
         }
 
     def count(self, packed: PackedFeatures) -> None:
-        """See `ExactCounts.count`."""
+        """Counts the keys of a batch, from `features.pack`."""
         for feature, spec in enumerate(packed.specs):
             keys, counts = tf.reshape(packed.of(feature)[0], [-1]), packed.is_key(feature)
             counts = None if counts is None else tf.reshape(counts, [-1])
             self._sketches[spec.table].count(keys, counts)
 
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `TrackedStore.hot_keys`."""
+        """Returns the most accessed keys; see `TrackedStore.hot_keys`."""
         return self._sketches[table].hottest(k)
 
     def decay_counts(self, factor: float) -> None:
-        """See `TrackedStore.decay_counts`."""
+        """Multiplies the access counts of all tables by `factor`."""
         for sketch in self._sketches.values():
             sketch.decay(factor)
 
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:
-        """See `CountingStore.export_accesses`; of the keys that are known to be hot."""
+        """Returns the keys that the sketch lists as hot, and their counts.
+
+        See `TrackedStore.export_accesses`.
+        """
         keys, counts = self._sketches[table].hottest(self._width)
         order = np.argsort(keys)
         return {"keys": keys[order], "counts": counts[order]}
 
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
-        """Starts anew: keys of a sketch cannot be told from those that share their counters."""
+        """Resets the counts, because a sketch cannot be restored from keys.
+
+        Keys share counters, therefore the counters of a sketch do not follow from the counts of its
+        keys.
+        """
         self._sketches[table].decay(0.0)
         if accesses["keys"].size:
             logging.warning(
@@ -129,30 +148,32 @@ class EstimatedCounts:
 AccessCounts = ExactCounts | EstimatedCounts
 
 
-# Of a replica, beside its values and slots: index entry, time of use, flags.
+# Bytes per replica in addition to values and slots: index entry, time of use, flags.
 _OVERHEAD = 64
-# Share of the replicas that may be flagged; a batch's rows need the rest.
+# Maximum fraction of flagged replicas. The rows of a batch need the rest.
 _FLAGGED_SHARE = 0.5
 
 
 def copy_bytes(table: Table, rule: SparseOptimizer) -> int:
-    """Returns the bytes of a copy of a table's row, with its slots."""
+    """Returns the bytes of one replica, including its optimizer slots."""
     return 4 * (table.dim + rule.slots_per_row(table.dim)) + _OVERHEAD
 
 
 def rows_within(
     cache_bytes: int, tables: Sequence[Table], optimizer: SparseOptimizer | None, place: str
 ) -> int:
-    """Returns how many copies of each table's rows a budget has room for.
+    """Returns the number of replicas per table that fit in a budget.
 
     Args:
-        cache_bytes: of all copies.
-        tables: of the store.
-        optimizer: whose slots copies have, of tables without one of their own.
-        place: the store, for errors.
+        cache_bytes: Budget for the replicas of all tables, in bytes.
+        tables: The tables of the store.
+        optimizer: Sparse optimizer of tables that have no `optimizer` setting. Replicas have its
+            slots.
+        place: Name of the store, for error messages.
 
     Raises:
-        ValueError: the budget holds no row, or the machine does not have it.
+        ValueError: The budget is smaller than two rows per table, or larger than the machine's
+            memory.
     """
     require_integer("cache_bytes", cache_bytes, 1, None, place)
     require_room("cache_bytes", cache_bytes, cache_bytes, "copies of rows", place)
@@ -163,20 +184,21 @@ def rows_within(
 
 
 class Replicas(CountingStore):
-    """A rank's replicas, of which the least recently used are evicted.
+    """A rank's replicas; the least recently used replicas are evicted.
 
     Attributes:
-        most_flagged: maximum number of rows of a table whose gradients are masked or deferred by
+        most_flagged: Maximum number of rows of a table whose gradients are masked, or deferred by
             interval.
     """
 
     def __init__(self, tables: Sequence[Table], optimizer: SparseOptimizer, rows: int):
-        """Has no replica.
+        """Creates empty tables for replicas.
 
         Args:
-            tables: whose rows they are.
-            optimizer: whose slots replicas have, of tables without one of their own.
-            rows: of each table at most, from `rows_within`.
+            tables: The tables whose rows are replicated.
+            optimizer: Sparse optimizer of tables that have no `optimizer` setting. Replicas have
+                its slots.
+            rows: Maximum number of replicas per table, from `rows_within`.
         """
         retention = Retention(rows, "lru")
         bounded = [
@@ -190,13 +212,13 @@ class Replicas(CountingStore):
         """Flags replicas of saturated keys.
 
         Args:
-            table: name of the table.
+            table: Name of the table.
             keys: int64 [n].
-            flags: uint8 [n], of which SATURATED counts.
+            flags: uint8 [n]. Only the bit `SATURATED` is read.
 
         Returns:
-            int64 [m], the keys whose gradients are masked or deferred by interval: those that there
-            is room for.
+            int64 [m], the flagged keys. Their gradients are masked, or deferred by interval. If
+            there are more than `most_flagged` saturated keys, only the first are flagged.
         """
         withheld = keys[(flags & SATURATED) > 0]
         if withheld.size > self.most_flagged:
@@ -208,7 +230,7 @@ class Replicas(CountingStore):
                 table,
             )
             withheld = withheld[: self.most_flagged]
-        # Replicas may come later in the window: what is to be withheld then is flagged now.
+        # Some of these replicas are created later in the window. Their flags must exist by then.
         saturated = np.full(withheld.size, SATURATED)
         handle = self._handle_of(table)
         update_policy.set_row_flags(handle, withheld, saturated, create_missing=True)
@@ -227,26 +249,28 @@ class ReplicatingStore(CollectingStore):
         return self._replicas
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
-        """Returns this rank's replicas, with its own accesses; see `ops.table.export_replicas`.
+        """Returns this rank's replicas with their local access counts.
 
-        Their values are left out, because lookups request them again. Gradients stay deferred.
+        Values are omitted, because lookups request them again. Deferred gradients stay. See
+        `ops.table.export_replicas`.
         """
         return table_ops.export_replicas(self._collector._handle_of(table))
 
     def import_copies(
         self, table: str, contents: Mapping[str, Any], takes_flags: bool = True
     ) -> None:
-        """Replaces this rank's replicas by those of `export_copies`.
+        """Replaces this rank's replicas by the result of `export_copies`.
 
-        Call it in the midst of a window, after `set_row_flags` and before `import_deferred`:
-        deferred gradients are lost. If `takes_flags` is false, or the contents have no flags,
-        replicas keep their present flags.
+        If `takes_flags` is false, or the contents have no flags, replicas keep their present flags.
+
+        Note: call it only in the middle of a window, after `set_row_flags` and before
+        `import_deferred`, because it discards deferred gradients.
         """
         rows = dict(contents)
         keys, flags = rows["keys"], rows.pop("marks", None)
         if flags is None or not takes_flags:
             flags = self._replicas.row_flags(table, keys)
-        # Lookups request the values before they are read.
+        # Placeholders: lookups request the values before they are read.
         dim = self._replicas.tables[self._replicas.index_of(table)].dim
         slots = self._replicas.rule_of(table).slots_per_row(dim)
         rows["rows"] = np.zeros((len(keys), dim), np.float32)

@@ -1,7 +1,7 @@
-"""The rows of one table, for people: read, write, remove, list.
+"""Read, write, remove and list the rows of one table.
 
-In: a store and a table's name, or a layer's `table(name)`. Out: NumPy arrays by key.
-`from_embedding` and `rename_keys` fill a table from a matrix or from other keys.
+A `TableRows` maps keys to NumPy arrays. Get it with a layer's `table(name)`. `from_embedding` fills
+a table from a matrix, and `rename_keys` changes the keys of rows.
 """
 
 from collections.abc import Mapping
@@ -21,40 +21,57 @@ _WRITABLE = "a table of a native store, replicated and sharded ones included"
 
 
 class TableRows:
-    """One table of a store. Not for the step: nothing here is part of a graph.
+    """The rows of one table, for use outside of training steps.
 
-    With several ranks `write` and `remove`, and of sharded tables everything, are collectives:
-    every rank calls them alike. Evaluation sees deferred gradients; so does this, in one process.
-    With several ranks call the store's `flush` first.
+    Methods run eagerly and cannot be part of a graph.
+
+    In a single process, deferred gradients are applied before rows are read, as in evaluation
+    lookups. With multiple ranks, call the store's `flush` first.
+
+    Note: with multiple ranks, `write` and `remove` are collectives: every rank must call them with
+    the same arguments. For sharded tables all methods are collectives.
+
+    Example:
+
+    >>> table = layer.table("items")
+    >>> vectors = table.read([42, 43])  # float32 [2, dim]
+    >>> table.write([42], vectors[1:])
 
     Attributes:
-        store: whose table it is.
-        name: of the table.
-        dim: values of a row.
+        store: The store that has the table.
+        name: Name of the table.
+        dim: Number of values per row.
     """
 
     def __init__(self, store: SavedStore, name: str):
-        """Takes a table of a store.
+        """Selects a table of a store.
 
         Raises:
-            ValueError: there is no table of that name.
+            ValueError: The store has no table of this name.
         """
         self.store, self.name = store, name
         self._index = store.index_of(name)
         self.dim = store.tables[self._index].dim
 
     def read(self, keys: Any) -> np.ndarray:
-        """Returns float32 [n, dim] of keys [n], integers or texts; an absent one its first row.
+        """Returns the rows of keys. Creates no rows and counts no accesses.
 
-        Nothing is made or counted.
+        Args:
+            keys: Integers or strings, [n].
+
+        Returns:
+            float32 [n, dim]. A key without a row returns its initial row.
         """
         return self._gather(keys)[0]
 
     def has(self, keys: Any) -> np.ndarray:
-        """Returns bool [n]: whether keys, integers [n], have a row.
+        """Returns whether each key has a row, bool [n].
+
+        Args:
+            keys: Integers or strings, [n].
 
         Raises:
-            ValueError: the table is in SOK, which does not tell.
+            ValueError: The table is stored in SOK, which does not report missing keys.
         """
         if self.store.is_in_sok:
             place = f"`has` of table {self.name!r}"
@@ -62,21 +79,21 @@ class TableRows:
         return self._gather(keys)[1]
 
     def write(self, keys: Any, rows: Any) -> None:
-        """Replaces the values of rows, and makes those of absent keys.
+        """Replaces the values of rows and creates missing rows.
 
-        Optimizer slots, access counts and flags of rows that are there stay; their deferred
-        gradients go. A table with a capacity evicts others for new ones.
+        Existing rows keep their optimizer slots, access counts and flags, but lose their deferred
+        gradients. A table with a capacity evicts other rows to make room for new ones.
 
         Args:
-            keys: integers [n], each once.
+            keys: Distinct integers or strings, [n].
             rows: float32 [n, dim], finite.
 
         Raises:
-            ValueError: shapes do not fit, or the store does not own its rows.
-            tf.errors.InvalidArgumentError: a key comes twice, or a value is not finite.
+            ValueError: The shapes do not match, or the store does not support writing.
+            tf.errors.InvalidArgumentError: A key occurs twice, or a value is not finite.
         """
         keys = checked_keys(keys)
-        with np.errstate(over="ignore"):  # The op tells.
+        with np.errstate(over="ignore"):  # The op reports values that overflow float32.
             values = np.asarray(rows, np.float32)
         if values.shape != (keys.size, self.dim):
             allowed = f"[{keys.size}, {self.dim}], a row per key"
@@ -86,18 +103,18 @@ class TableRows:
     def remove(self, keys: Any) -> int:
         """Removes rows with their slots, access counts, flags and deferred gradients.
 
-        A key that comes again starts as a new one.
+        If a removed key is looked up again in training, it starts as a new key.
 
         Args:
-            keys: integers [n]; those without a row are ignored.
+            keys: Integers or strings, [n]. Keys without a row are ignored.
 
         Returns:
-            How many rows there were; with sharded tables, on all ranks.
+            The number of removed rows; for sharded tables, summed over all ranks.
         """
         return self._writable().remove_rows(self.name, checked_keys(keys))
 
     def keys(self) -> np.ndarray:
-        """Returns int64 [n], the keys that have a row, ascending."""
+        """Returns the keys that have a row, int64 [n], ascending."""
         keys = self.store.keys_of(self.name)
         if self._is_spread:
             own = tf.constant(keys)
@@ -105,18 +122,18 @@ class TableRows:
         return keys
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Returns the number of rows."""
         size = self.store.size(self.name)
         return int(self._summed(np.int64(size), "size")) if self._is_spread else size
 
     @property
     def optimizer(self) -> SparseOptimizer | None:
-        """The rule of the rows; None: they are not the store's to update."""
+        """The table's sparse optimizer, or None for an external optimizer."""
         return self.store.rule_of(self.name)
 
     @property
     def learning_rate(self) -> float | None:
-        """The rate of the next update; assign a number to change it."""
+        """The learning rate of the next update; assign a number to change."""
         return self.store.learning_rate_of(self.name)
 
     @learning_rate.setter
@@ -139,7 +156,7 @@ class TableRows:
         rows, found = np.zeros((keys.size, self.dim), np.float32), np.zeros(keys.size, np.int32)
         own_rows, own_found = store.gather(self.name, keys[own])
         rows[own], found[own] = own_rows.numpy(), own_found.numpy()
-        # Of each row there is one part that is not 0.
+        # Each row is nonzero on at most one rank, so that the sum over ranks is the row.
         return self._summed(rows, "rows"), self._summed(found, "found") > 0
 
     def _summed(self, values: Any, what: str) -> np.ndarray:
@@ -154,7 +171,10 @@ class TableRows:
 
 
 def checked_keys(keys: Any) -> np.ndarray:
-    """Returns int64 [n]; unsigned ones keep their bits, and texts are hashed as layers do."""
+    """Returns keys as int64 [n].
+
+    Unsigned integers keep their bits. Strings are hashed in the same way as in layers.
+    """
     found = np.asarray(keys)
     if found.size == 0 and found.ndim == 1:
         return np.empty(0, np.int64)
@@ -167,19 +187,21 @@ def checked_keys(keys: Any) -> np.ndarray:
 
 
 def from_embedding(table: TableRows, weights: Any, keys: Any = None) -> int:
-    """Writes a matrix of weights to a table; its optimizer slots start anew where rows are new.
+    """Writes a matrix of weights to a table.
+
+    The optimizer slots of new rows get their initial values. Existing rows keep their slots.
 
     Args:
-        table: from `layer.table(name)`.
-        weights: a built `keras.layers.Embedding`, or a matrix float32 [n, dim].
-        keys: integers [n], the key of each row of the matrix; None: 0, 1, ..., n - 1, as
-            `keras.layers.Embedding` counts them.
+        table: The table, from `layer.table(name)`.
+        weights: A built `keras.layers.Embedding`, or a matrix, float32 [n, dim].
+        keys: Integers [n], the key of each row of the matrix. Defaults to 0, 1, ..., n - 1, the
+            indices of a `keras.layers.Embedding`.
 
     Returns:
-        How many rows were written.
+        The number of written rows.
 
     Raises:
-        ValueError: the layer has no weights yet, or shapes do not fit.
+        ValueError: The layer has no weights yet, or the shapes do not match.
     """
     if getattr(weights, "built", True) is False:
         allowed = "a built layer: call it once, or load its weights"
@@ -195,21 +217,26 @@ def from_embedding(table: TableRows, weights: Any, keys: Any = None) -> int:
 
 
 def rename_keys(table: TableRows, new_keys: Mapping[int, int], keep_others: bool = False) -> int:
-    """Gives rows other keys, as after a change of vocabulary; with slots and access counts.
+    """Changes the keys of rows, for example after a change of vocabulary.
 
-    Flags end, and deferred gradients are applied before. With replicated tables a collective, after
-    the store's `flush`.
+    Rows keep their optimizer slots and access counts. Row flags are cleared, and deferred gradients
+    are applied first.
+
+    Note: for replicated tables on multiple ranks this is a collective. Call the store's `flush`
+    before.
 
     Args:
-        table: from `layer.table(name)`.
-        new_keys: old key -> new key, each new one once; old ones without a row are ignored.
-        keep_others: whether rows whose key is not named stay as they are; else they leave.
+        table: The table, from `layer.table(name)`.
+        new_keys: Maps old keys to distinct new keys. Old keys without a row are ignored.
+        keep_others: If True, rows of keys not in `new_keys` keep their key. If False, they are
+            removed.
 
     Returns:
-        How many rows got another key, or kept it as they were told to.
+        The number of rows that had a key in `new_keys`.
 
     Raises:
-        ValueError: two rows would have one key, or the table is spread over ranks.
+        ValueError: Two rows would have the same key, the table is sharded over multiple ranks, or
+            its store does not support writing.
     """
     store, place = table.store, f"table {table.name!r}"
     if not store.writes_rows or (store.is_spread and store.comm.size > 1):

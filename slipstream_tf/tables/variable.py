@@ -1,7 +1,8 @@
-"""The variable store: dense `tf.Variable`s, and weights of Keras embedding layers, as tables.
+"""The variable store, which watches dense variables as tables.
 
-A row's index is its key. The model looks rows up by itself and an optimizer of the user's choice
-updates them; the store counts accesses from the gradients, and masks or defers some of them.
+A table is a `tf.Variable` or the weights of a Keras embedding layer, and a row's index is its key.
+The model looks up rows and the user's optimizer updates them. The store counts accesses from the
+gradients, and masks or defers some of these gradients.
 """
 
 from collections.abc import Mapping
@@ -19,40 +20,54 @@ from slipstream_tf.tables.watching import KerasMovements, WatchedGradients, Watc
 
 
 class VariableStore(WatchingStore):
-    """Watches variables of shape [rows, dim] for saturation; it owns no rows and looks none up.
+    """Watches variables of shape [rows, dim] for saturation.
 
-    It has what the saturation engine reads of an `EmbeddingStore` (tables, size, gather, hot keys,
-    decay), but neither `lookup` nor `apply_gradients`: the model gathers rows itself, and
-    `distributed.DistributedGradientTape` hands the gradients to `mask_gradients` below.
+    The store neither owns nor looks up rows. It has the methods of a store that the saturation
+    engine reads (tables, size, gather, hot keys, decay), but no `lookup` and no `apply_gradients`.
+    The model gathers rows itself, and `distributed.DistributedGradientTape` passes the gradients to
+    `mask_gradients`.
 
-    Gradients that are deferred are summed per row in buffers of the store, on the variable's
-    device, and leave with the gradients of a later step. `distributed.flush_deferred` applies what
-    is left at the end (in Keras's `fit`, `Slipstream.callback` and `keras.RanksCallback` do).
-    Deferring by movement needs to know how far a sum would move its row, and so the optimizer: see
-    `use_optimizer`. In shadow mode all keys are counted, not one in 16.
+    Deferred gradients are summed per row in buffers on the variable's device. They are applied
+    together with the gradients of a later step. At the end of training call
+    `distributed.flush_deferred` to apply the remaining sums. With Keras's `fit`, the callbacks
+    `Slipstream.callback` and `keras.RanksCallback` do so.
 
-    Access counts are kept in float32: exact up to 16,777,216 lookups of a key (after decay).
+    Deferring by movement needs the optimizer, because it computes how far a sum would move its row.
+    See `use_optimizer`.
+
+    In a dry run all keys are counted, whereas native tables extrapolate from one key in 16.
+
+    Note: access counts are float32. They are exact up to 16,777,216 lookups of a key (after decay).
+
+    Example:
+
+    >>> layer = keras.layers.Embedding(1000, 16)
+    >>> layer.build()
+    >>> store = slip.tables.VariableStore({"items": layer.embeddings})
 
     Attributes:
-        tables: one per variable, in the order given.
-        offered_rows: table -> int64 scalar variable: gradient rows, one per key and step, before
-            masking.
-        masked_rows: table -> int64 scalar variable: those of them that were left out.
+        tables: One table per variable, in the given order.
+        offered_rows: Maps a table to an int64 scalar variable: the number of gradient rows before
+            masking, one per key and step.
+        masked_rows: Maps a table to an int64 scalar variable: the number of masked gradient rows.
     """
 
     _movements = KerasMovements()
 
     def __init__(self, variables: Mapping[str, Any], optimizer: Any = None):
-        """Starts with counts of zero and no saturated key.
+        """Starts with access counts of zero and no saturated keys.
 
         Args:
-            variables: table name -> tf.Variable, or Keras variable such as `layer.embeddings` of a
-                `keras.layers.Embedding` that has been built; float32 [rows, dim], at least one row.
-            optimizer: that updates them, for deferring by movement; see `use_optimizer`. Adagrad
-                must be built before the first step, as `DistributedOptimizer` does by itself.
+            variables: Maps table names to variables: a `tf.Variable`, or a Keras variable such as
+                `layer.embeddings` of a built `keras.layers.Embedding`. float32 [rows, dim], at
+                least one row.
+            optimizer: The optimizer that updates the variables. Required for deferring by movement,
+                see `use_optimizer`. Adagrad must be built before the first step;
+                `DistributedOptimizer` builds it.
 
         Raises:
-            ValueError: no variable, one given twice, or one of another kind, dtype or shape.
+            ValueError: There is no variable, a variable occurs twice, or a variable has another
+                type, dtype or shape.
         """
         if not variables:
             raise invalid("variables", variables, "VariableStore", "one variable or more")
@@ -82,32 +97,34 @@ class VariableStore(WatchingStore):
         self.masked_rows = {name: w.masked_rows for name, w in self._watched.items()}
 
     def table_of(self, variable: Any) -> str | None:
-        """Returns the name of a variable's table, or None if the store does not watch it.
+        """Returns the name of a variable's table, or None if unwatched.
 
         Args:
-            variable: tf.Variable or Keras variable; anything else is not watched.
+            variable: A `tf.Variable` or Keras variable. Other objects return None.
         """
         inner = tensorflow_variable(variable)
         return None if inner is None else self._table_of.get(inner.ref())
 
     def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Counts accesses, sums the rows of each key, and masks or defers as the policy says.
+        """Counts accesses, then masks or defers gradients by the policy.
 
-        Every index counts as an access, duplicates each time, saturated or not.
+        Gradient rows are summed per key. Every index counts as one access, including duplicates and
+        saturated keys.
 
         Args:
-            table: name of the table.
-            gradients: of the table's variable, values float32 [n, dim], as they will be applied:
-                of several ranks, this rank's part of their average.
+            table: Name of the table.
+            gradients: Gradients of the table's variable, values float32 [n, dim], in the scale in
+                which they will be applied. With multiple ranks, pass this rank's part of the
+                average.
 
         Returns:
-            Slices with ascending indices, each once, and the same `dense_shape`: what is to be
-            applied now, deferred gradients that are due included.
+            The gradients to apply now, including deferred gradients that are due: slices with
+                distinct ascending indices and the same `dense_shape`.
 
         Raises:
-            ValueError: there is no such table, or the optimizer has no state yet.
-            TypeError: these are no sparse gradients.
-            tf.errors.InvalidArgumentError: an index is out of range (on a CPU).
+            ValueError: There is no such table, or the optimizer has no state yet.
+            TypeError: The gradients are not sparse.
+            tf.errors.InvalidArgumentError: An index is out of range (only on a CPU).
         """
         passed = super().mask_gradients(table, gradients)
         ones = tf.ones_like(gradients.indices, tf.float32)
@@ -121,45 +138,49 @@ class VariableStore(WatchingStore):
 
     @property
     def learning_rate(self) -> Any:
-        """The optimizer's, a scalar; None if the store does not know the optimizer."""
+        """The optimizer's learning rate, a scalar; None without an optimizer."""
         return getattr(self.optimizer, "learning_rate", None)
 
     def _known_rate(self) -> Any:
         rate = self.learning_rate
-        # Of the optimizers of Keras 2 it may be a schedule.
+        # Keras 2 optimizers may return a schedule.
         return 0.0 if rate is None or callable(rate) else rate
 
     def use_optimizer(self, optimizer: Any) -> None:
-        """Says which optimizer updates the variables; call it before the first step.
+        """Sets the optimizer of the variables; call before the first step.
 
-        `distributed.DistributedOptimizer` does so for its store.
+        `distributed.DistributedOptimizer` calls it for its store.
 
         Args:
-            optimizer: the movement under it is known if it is Keras 3's SGD without momentum or
-                Adagrad, wrapped or not, without gradient accumulation and loss scaling.
+            optimizer: The optimizer. Movement is defined for SGD without momentum and Adagrad of
+                Keras 3, wrapped or not, without gradient accumulation and without loss scaling.
 
         Raises:
-            ValueError: gradients are deferred by movement, which is not known under it.
+            ValueError: Gradients are deferred by movement, but movement is not defined for the
+                optimizer.
         """
         for table, watched in self._watched.items():
             self._require_movement(table, watched.policy, optimizer)
         self.optimizer = self._updater = optimizer
 
     def variable(self, table: str) -> Any:
-        """Returns a table's variable as it was given."""
+        """Returns a table's variable as it was passed to the constructor."""
         return self._given[self._require(table)]
 
     def is_deferring(self, table: str) -> tf.Variable:
-        """Returns a scalar bool variable: whether rows are, or were, deferred (dry run or not)."""
+        """Returns a scalar bool variable: whether rows are or were deferred.
+
+        A dry run counts too.
+        """
         return self._watched[self._require(table)].is_active
 
     def flush_with_next_gradients(self) -> None:
-        """Makes all deferred gradients leave with those of the next step, whatever the policy."""
+        """Schedules all deferred gradients of all tables for the next step."""
         for watched in self._watched.values():
             watched.flush()
 
     def deferred_rows(self) -> dict[str, int]:
-        """Returns, for each table, the deferred gradients still to be applied (eager only)."""
+        """Returns each table's number of unapplied deferred gradients (eager only)."""
         return {name: watched.num_unapplied() for name, watched in self._watched.items()}
 
     def _require_movement(self, table: str, policy: UpdatePolicy, optimizer: Any) -> None:
@@ -180,16 +201,16 @@ class VariableStore(WatchingStore):
             raise invalid("gradient_accumulation_steps", steps, f"{place} that defers", "None")
 
     def set_saturated(self, table: str, keys: Any) -> None:
-        """Replaces the saturated keys of a table; steps see them from the next one on.
+        """Replaces the saturated keys of a table, from the next step.
 
-        They are masked, unless the policy defers.
+        Gradients of saturated keys are masked, unless the policy defers.
 
         Args:
-            table: name of the table.
+            table: Name of the table.
             keys: int64 [n], each from 0 to the number of rows - 1.
 
         Raises:
-            ValueError: there is no such table, or a key is out of range.
+            ValueError: There is no such table, or a key is out of range.
         """
         self._require(table)
         keys = np.asarray(keys)
@@ -214,23 +235,23 @@ class VariableStore(WatchingStore):
         return self._variables[table]
 
     def num_keys(self, table: str) -> int:
-        """See `SavedStore.num_keys`."""
         return self.size(table)
 
     def size(self, table: str) -> int:
-        """Returns the number of rows of a table, all of which are keys."""
+        """Returns the number of rows of a table."""
         self._require(table)
         return int(self._variables[table].shape[0])
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Reads rows without counting them.
+        """Reads rows without counting accesses.
 
         Args:
-            table: name of the table.
+            table: Name of the table.
             keys: int64 [n].
 
         Returns:
-            rows float32 [n, dim] and found bool [n]; a key out of range gives a row of zeros.
+            rows: float32 [n, dim]. A key out of range returns zeros.
+            found: bool [n], whether each key is in range.
         """
         self._require(table)
         keys = tf.convert_to_tensor(keys, tf.int64)
@@ -239,38 +260,32 @@ class VariableStore(WatchingStore):
         return tf.where(found[:, None], rows, 0.0), found
 
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the at most k most accessed keys.
-
-        Returns:
-            keys int64 [m] and decayed counts float32 [m], by count descending, then key
-            ascending; keys with a count of 0 are left out.
-        """
         require_integer("k", k, 0, None, f"table {table!r}")
-        # Of equal counts, top_k takes the lower index first.
+        # `top_k` orders equal counts by ascending index.
         top = tf.math.top_k(self._counts[self._require(table)], min(k, self.size(table)))
         counts = top.values.numpy()
         is_accessed = counts > 0.0
         return top.indices.numpy()[is_accessed].astype(np.int64), counts[is_accessed]
 
     def decay_counts(self, factor: float) -> None:
-        """Multiplies the access counts of all tables by `factor`, 0 to 1."""
         require_number("factor", factor, 0.0, 1.0, "VariableStore.decay_counts")
         for counts in self._counts.values():
             counts.assign(counts * factor)
 
     def export_table(self, table: str, flush: bool = False) -> dict[str, np.ndarray]:
-        """Returns all of a table as arrays, sorted by key; deferred gradients are not in.
+        """Returns a table's contents as arrays, without deferred gradients.
 
         Args:
-            table: name of the table.
-            flush: must be false: deferred gradients leave with a step's only; see
+            table: Name of the table.
+            flush: Must be False, because deferred gradients can be applied only with a step. See
                 `flush_with_next_gradients`.
 
         Returns:
-            As `NativeStore.export_table`; there are no slots, which are the optimizer's.
+            Arrays in the format of `NativeStore.export_table`, sorted by key. There are no slots,
+            because the optimizer has them.
 
         Raises:
-            ValueError: `flush` is true.
+            ValueError: `flush` is True.
         """
         if flush:
             place = f"export_table of {self._place_of(table)}"
@@ -279,13 +294,13 @@ class VariableStore(WatchingStore):
         return table_contents(np.arange(len(rows)), rows, counts=self._counts[table].numpy())
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces rows and access counts by what `export_table` of any store gave.
+        """Replaces rows and access counts by the `export_table` result of any store.
 
-        Rows of keys that are not in the contents stay as they are, with a count of 0.
+        Rows of keys that are not in the contents keep their values and get a count of 0.
 
         Raises:
-            ValueError: a key is out of range, or the rows have another dimension. Nothing is
-                changed then.
+            ValueError: A key is out of range, a value is invalid, or the rows have another
+                dimension. The table stays unchanged.
         """
         keys, rows = np.asarray(contents["keys"], np.int64), np.asarray(contents["rows"])
         values = self._variables[self._require(table)].numpy()

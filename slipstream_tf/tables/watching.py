@@ -1,9 +1,9 @@
-"""Stores that watch tables of the user's: gradients are masked or deferred before the optimizer.
+"""Base of stores that watch variables updated by an external optimizer.
 
-In: a table's gradients on their way to an optimizer that is not the store's. Out: those that are to
-be applied now; the others are thrown away, or summed in a buffer of as many rows as the budget
-allows, and leave with the gradients of a later step. Eager or in a `tf.function`, on the table's
-device. See `VariableStore` and `SokStore`.
+The gradients of a table pass through the store on their way to the optimizer. The store returns the
+gradients to apply now. Masked gradients are dropped. Deferred gradients are summed in a buffer of
+bounded size and returned in a later step. Everything runs on the table's device, eagerly or in a
+`tf.function`. See `VariableStore` and `SokStore`.
 """
 
 import dataclasses
@@ -19,31 +19,34 @@ from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.ops.update_policy import SATURATED, UpdateCounts, UpdatePolicy
 from slipstream_tf.tables.base import UpdatedElsewhere
 
-# Of keys int64 [n] and sums float32 [n, dim]: float32 [n], how far each sum would move its row.
+# Maps keys, int64 [n], and sums, float32 [n, dim], to distances, float32 [n]: how far each sum
+# would move its row.
 Movement = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def inner_of(optimizer: Any) -> Any:
-    """Returns the optimizer that SOK's wrapper has; others are their own."""
+    """Returns the optimizer inside SOK's wrapper, or the optimizer itself."""
     return getattr(optimizer, "_optimizer", optimizer)
 
 
 class Movements:
-    """The optimizers of one kind, and what is known of their steps.
+    """Computes how far an optimizer would move rows.
+
+    Subclasses support the optimizers of one library.
 
     Attributes:
-        known: the optimizers whose movement is known, for errors.
+        known: Names of the supported optimizers, for error messages.
     """
 
     known: str
-    # With these, the step does not follow from one gradient and the state of its row.
+    # With these settings, a step does not depend only on one gradient and the state of its row.
     _excluded_settings: tuple[str, ...]
 
     def unknown(self, optimizer: Any) -> str | None:
-        """Returns what an optimizer is, if the movement under it is not known, else None.
+        """Returns a description of an unsupported optimizer, or None if supported.
 
         Args:
-            optimizer: None: there is none.
+            optimizer: The optimizer, or None if there is none.
         """
         if optimizer is None:
             return "no optimizer"
@@ -57,32 +60,33 @@ class Movements:
         return None
 
     def learning_rate(self, optimizer: Any) -> tf.Tensor:
-        """Returns the rate, a scalar, by which one of the `known` moves rows now."""
+        """Returns the present learning rate of a supported optimizer, a scalar."""
         raise NotImplementedError
 
     def rule(self, optimizer: Any) -> str | None:
-        """Returns "SGD" or "Adagrad", or None for an optimizer that has neither's step."""
+        """Returns "SGD" or "Adagrad", or None for any other update rule."""
         raise NotImplementedError
 
     def _by_adagrad(
         self, optimizer: Any, variable: Any, keys: tf.Tensor, sums: tf.Tensor
     ) -> tf.Tensor:
-        """The largest of a row's steps under Adagrad, float32 [n], by a learning rate of 1."""
+        """Returns Adagrad's largest step per row at learning rate 1, float32 [n]."""
         raise NotImplementedError
 
     def of(self, optimizer: Any, variable: Any, keys: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [n]: how far applying each sum would move a value of its row at most.
+        """Returns the maximum distance that each sum moves its row, float32 [n].
 
-        Weight decay moves rows besides, and clipping may leave them closer.
+        The distance is the largest absolute change of a value. Weight decay is not included, and
+        clipping may make the real distance smaller.
 
         Args:
-            optimizer: one of the `known`.
-            variable: that it updates.
-            keys: int64 [n], rows of the variable.
+            optimizer: A supported optimizer.
+            variable: The variable that it updates.
+            keys: int64 [n], row indices of the variable.
             sums: float32 [n, dim], summed gradients.
 
         Raises:
-            ValueError: the optimizer has no state for the variable yet.
+            ValueError: The optimizer has no state for the variable yet.
         """
         if self.rule(optimizer) == "SGD":
             most = tf.reduce_max(tf.abs(sums), axis=1)
@@ -92,17 +96,20 @@ class Movements:
 
 
 class KerasMovements(Movements):
-    """Optimizers of Keras 3, wrapped by `distributed.DistributedOptimizer` or not."""
+    """Movements of Keras 3 optimizers, with or without `distributed.DistributedOptimizer`."""
 
     known = "keras.optimizers.SGD without momentum, or keras.optimizers.Adagrad"
     _excluded_settings = ("momentum", "gradient_accumulation_steps", "loss_scale_factor")
 
     def learning_rate(self, optimizer: Any) -> tf.Tensor:
-        """See `Movements.learning_rate`."""
         return tf.cast(optimizer.learning_rate, tf.float32)
 
     def rule(self, optimizer: Any) -> str | None:
-        """See `Movements.rule`; a subclass of Keras's optimizers may have a step of its own."""
+        """Returns "SGD" or "Adagrad", or None for any other update rule.
+
+        A subclass of a Keras optimizer may override `update_step`, therefore the class that defines
+        the method decides.
+        """
         for base in type(optimizer).__mro__:
             if "update_step" in vars(base):
                 is_known = base.__name__ in ("SGD", "Adagrad")
@@ -129,15 +136,15 @@ class KerasMovements(Movements):
 def added_up(
     keys: np.ndarray, ages: np.ndarray, sums: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Adds up the sums of each key.
+    """Sums deferred gradients per key.
 
     Args:
-        keys: int64 [..., n]; a column is a key.
+        keys: int64 [..., n]. Each column is a key.
         ages: int64 [n].
         sums: float32 [n, dim].
 
     Returns:
-        The different keys, ascending; of each, the largest age and the total.
+        The distinct keys in ascending order, and the largest age and the total sum of each key.
     """
     merged, index = np.unique(keys, axis=-1, return_inverse=True)
     total = np.zeros((merged.shape[-1], sums.shape[1]), np.float32)
@@ -148,28 +155,30 @@ def added_up(
 
 
 class WatchedGradients:
-    """The policy of one table, its saturated rows and its deferred gradients.
+    """The policy, saturated rows and deferred gradients of one table.
 
-    Nothing is allocated for deferred gradients while no policy defers. Then: a sum, its key and the
-    step it was begun in for each that there may be. A step looks at the keys and ages of all sums.
+    Buffers for deferred gradients are allocated only while a policy defers. An entry has a sum, its
+    key and the step in which the sum was started. Note: every step scans the keys and ages of all
+    entries, therefore a step takes longer with a larger buffer.
 
     Attributes:
-        policy: as last configured.
-        saturated: int64 [n], the saturated keys; replaced by whoever sets row flags.
-        masked: the rows whose gradients are masked.
-        buffer: the deferred gradients.
-        is_active: scalar bool variable: whether gradients may be, or were, deferred.
-        offered_rows: int64 scalar variable: gradient rows, one per key and step, before masking.
-        masked_rows: int64 scalar variable: those of them that were left out.
+        policy: The present policy.
+        saturated: int64 [n], the saturated keys. The code that sets row flags replaces it.
+        masked: The rows whose gradients are masked.
+        buffer: The deferred gradients.
+        is_active: Scalar bool variable: whether gradients may be, or were, deferred.
+        offered_rows: int64 scalar variable: the number of gradient rows before masking, one per key
+            and step.
+        masked_rows: int64 scalar variable: the number of masked gradient rows.
     """
 
     def __init__(self, name: str, dim: int, device: str):
-        """Masks nothing yet, and nothing is deferred.
+        """Starts without masked rows and without deferred gradients.
 
         Args:
-            name: of the table.
-            dim: values per row.
-            device: of the table.
+            name: Name of the table.
+            dim: Number of values per row.
+            device: Device of the table.
         """
         self.policy, self.saturated = UpdatePolicy("mask"), np.empty(0, np.int64)
         self.masked, self._nothing, self._by_interval = (KeySet(device) for _ in range(3))
@@ -185,22 +194,24 @@ class WatchedGradients:
 
     @property
     def masks(self) -> bool:
-        """Whether gradients of saturated rows are thrown away."""
+        """Whether gradients of saturated rows are dropped."""
         return self.policy.mode == "mask" and not self.policy.is_shadow
 
     def num_unapplied(self) -> int:
-        """Returns how many deferred gradients are still to be applied (eager only)."""
+        """Returns the number of deferred gradients to apply (eager only)."""
         state = self.buffer.state()
         is_shadow = self.policy.is_shadow and not state.flushes
         return state.num_deferred if self.is_active.numpy() and not is_shadow else 0
 
     def configure(self, policy: UpdatePolicy, rows: np.ndarray, most: int) -> None:
-        """Sets the policy; gradients deferred by one of another kind leave with the next step.
+        """Sets the policy.
+
+        Gradients that were deferred under an incompatible policy are returned in the next step.
 
         Args:
-            policy: of any mode; but for "defer", nothing is deferred.
-            rows: int64 [n], the saturated rows as gradients name them.
-            most: sums that there may be, of whatever policy.
+            policy: A policy of any mode. Only mode "defer" defers gradients.
+            rows: int64 [n], the saturated rows, as indices of the gradients.
+            most: Maximum number of deferred sums, whatever the policy allows.
         """
         before, self.policy = self.policy, policy
         if not policy.keeps_sums_of(before):
@@ -212,28 +223,29 @@ class WatchedGradients:
         self.buffer.configure(limited, limited.max_rows if defers else 0)
         self._by_interval.assign(rows if defers and policy.trigger == "interval" else rows[:0])
         self._movement.assign(policy.movement)
-        # Until the next step, whatever this rank defers: all ranks must see the same.
+        # Stays active until the next step even if this rank has no sums, because all ranks must
+        # take the same branch.
         self.is_active.assign(defers or bool(self.is_active))
 
     def flush(self) -> None:
-        """Makes all sums leave with the next step; those of shadow mode are dropped at once."""
+        """Schedules all sums for the next step, or drops dry-run sums."""
         self.buffer.flush(drops=self.policy.is_shadow)
 
     def take(self, gradients: tf.IndexedSlices, movement: Movement) -> tf.IndexedSlices:
-        """Sums the rows of each key, and returns what is to be applied now.
+        """Sums gradient rows per key and returns the gradients to apply now.
 
         Args:
-            gradients: values float32 [n, dim].
-            movement: under the optimizer.
+            gradients: Values float32 [n, dim].
+            movement: The movement function of the optimizer.
 
         Returns:
-            Slices with ascending indices, each once, and the same `dense_shape`.
+            Slices with distinct ascending indices and the same `dense_shape`.
         """
         result = mask_gradients(gradients, self.masked)
         with tf.device("CPU:0"):
             self.offered_rows.assign_add(result.offered)
             self.masked_rows.assign_add(result.masked)
-        # Conditions are tensors': the policy may change without retracing.
+        # Conditions are tensors, so that the policy can change without retracing.
         passed = tf.cond(
             self._only_counts,
             lambda: _parts(mask_gradients(gradients, self._nothing).slices),
@@ -247,9 +259,9 @@ class WatchedGradients:
     def _defer(
         self, indices: tf.Tensor, values: tf.Tensor, movement: Movement
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Adds a step's gradients to the sums; gives the sums that are due.
+        """Adds a step's gradients to the sums and returns the due sums.
 
-        In shadow mode gives what came in.
+        In a dry run the given gradients are returned unchanged.
         """
         keys = tf.cast(indices, tf.int64)
         added = self.buffer.add(keys, values)
@@ -259,8 +271,8 @@ class WatchedGradients:
             lambda: tf.zeros_like(keys, tf.bool),
         )
         due = self.buffer.take_due(self._by_interval, keys, added, may_wait)
-        # A step whose data has ended runs what does not wait for its gradients: whatever changes
-        # here needs a result of them.
+        # If the data ends within a step, ops that do not depend on the gradients still run. State
+        # must therefore change only after ops that depend on them.
         self.is_active.assign(due.defers)
         return tf.cond(
             due.is_shadow,
@@ -269,7 +281,7 @@ class WatchedGradients:
         )
 
     def counts(self) -> UpdateCounts:
-        """Returns what became, or in shadow mode would have become, of gradient rows."""
+        """Returns the counts of gradient rows; in a dry run, estimated counts."""
         offered, masked, state = int(self.offered_rows), int(self.masked_rows), self.buffer.state()
         deferred = state.counts._asdict()
         added = deferred.pop("without_gradient") - deferred["deferred"]
@@ -282,51 +294,52 @@ def _parts(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 class WatchingStore(UpdatedElsewhere):
-    """Base of the stores whose rows an optimizer of the user's updates."""
+    """Base of stores that watch rows updated by the user's optimizer."""
 
     flushes_with_next_step = True
     _movements: Movements
-    _updater: Any  # What updates the rows; None: the store was not told.
+    _updater: Any  # The optimizer of the rows; None if the store does not know it.
     _watched: Mapping[str, WatchedGradients]
 
     def _variable(self, table: str) -> Any:
-        """The variable of a table, as the optimizer updates it."""
+        """Returns the variable of a table that the optimizer updates."""
         raise NotImplementedError
 
     def _rows_of(self, table: str, keys: np.ndarray) -> np.ndarray:
-        """The indices that this rank's gradients have for its keys, int64 [n]."""
+        """Returns the row indices of keys in this rank's gradients, int64 [n]."""
         return keys
 
     def _keys_of(self, table: str, rows: np.ndarray) -> np.ndarray:
-        """The keys of `_rows_of`."""
+        """Returns the keys of row indices; the inverse of `_rows_of`."""
         return rows
 
     def _is_own(self, table: str, keys: np.ndarray) -> np.ndarray:
-        """Whether this rank has the rows of keys, bool [n]."""
+        """Returns whether this rank stores the rows of keys, bool [n]."""
         return np.ones(keys.shape, bool)
 
     def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Sums the rows of each key, and masks or defers as the policy says.
+        """Sums gradients per key, then masks or defers them by the policy.
 
         Args:
-            table: name of the table.
-            gradients: of the table's variable, values float32 [n, dim], as they will be applied.
+            table: Name of the table.
+            gradients: Gradients of the table's variable, values float32 [n, dim], in the scale in
+                which they will be applied.
 
         Returns:
-            Slices with ascending indices, each once, and the same `dense_shape`: what is to be
-            applied now, deferred gradients that are due included.
+            The gradients to apply now, including deferred gradients that are due: slices with
+                distinct ascending indices and the same `dense_shape`.
 
         Raises:
-            ValueError: there is no such table, or the optimizer has no state yet.
-            TypeError: these are no sparse gradients.
-            tf.errors.InvalidArgumentError: an index is out of range (on a CPU).
+            ValueError: There is no such table, or the optimizer has no state yet.
+            TypeError: The gradients are not sparse.
+            tf.errors.InvalidArgumentError: An index is out of range (only on a CPU).
         """
         movement = functools.partial(self._movement, self._require(table))
         return self._watched[table].take(gradients, movement)
 
     def _movement(self, table: str, keys: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
         if self._movements.unknown(self._updater) is not None:
-            # Of a branch that no policy takes; a graph keeps it.
+            # No policy takes this branch, but a traced graph contains it.
             return tf.fill(tf.shape(keys), np.float32(np.inf))
         return self._movements.of(self._updater, self._variable(table), keys, sums)
 
@@ -338,30 +351,30 @@ class WatchingStore(UpdatedElsewhere):
         self._configure(table, self._watched[table].policy)
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """Says whether gradients are masked or deferred, from the next step on.
+        """Sets the policy for a table's gradients, from the next step.
 
-        Those that were deferred under a policy of another kind leave with the next step.
+        Gradients that were deferred under an incompatible policy are applied with the next step.
 
         Args:
-            table: name of the table.
-            policy: the buffers that it needs are allocated here: `max_rows` sums at most, and
-                never more than the table has rows.
+            table: Name of the table.
+            policy: The policy. The buffers that it needs are allocated here: at most `max_rows`
+                sums, and never more than the table has rows.
 
         Raises:
-            ValueError: gradients are to be deferred by movement, but how the optimizer moves rows
-                is not known; moments are to decay, or ranks to be simulated: the optimizer is not
-                the store's.
+            ValueError: The policy defers by movement, but movement is not defined for the
+                optimizer. Or the policy decays moments or simulates ranks, which requires an
+                optimizer of the store.
         """
         self._require_movement(self._require(table), policy, self._updater)
         self._require_policy(table, policy)
         self._configure(table, policy)
 
     def _require_movement(self, table: str, policy: UpdatePolicy, optimizer: Any) -> None:
-        """Raises ValueError if nobody knows how far the optimizer would move deferred rows."""
+        """Raises ValueError if deferring by movement does not support the optimizer."""
         raise NotImplementedError
 
     def _most_deferred(self, table: str) -> int:
-        """How many rows of a table may have deferred gradients, whatever the policy allows."""
+        """Returns the maximum number of deferred rows, whatever the policy allows."""
         return self.size(table)
 
     def _configure(self, table: str, policy: UpdatePolicy) -> None:
@@ -373,18 +386,20 @@ class WatchingStore(UpdatedElsewhere):
         return self._watched[table].policy
 
     def update_counts(self, table: str) -> UpdateCounts:
-        """Returns what became, or in shadow mode would have become, of a table's gradient rows."""
+        """Returns a table's counts of gradient rows; estimated in a dry run."""
         return self._watched[self._require(table)].counts()
 
     def _known_rate(self) -> Any:
-        """The optimizer's learning rate, a scalar; 0 if it is not known."""
+        """Returns the optimizer's learning rate, a scalar; 0 if unknown."""
         raise NotImplementedError
 
     def export_deferred(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the deferred gradients of this rank's rows; they stay.
+        """Returns the deferred gradients of this rank's rows, and keeps them.
 
-        As `ops.table` describes them, with the optimizer's learning rate, or 0 where the
-        store does not know it; and "is_leaving", a bool: whether they all leave with the next step.
+        Returns:
+            The arrays that `ops.table` describes. "learning_rate" is the optimizer's rate, or 0 if
+            unknown. In addition "is_leaving", a bool: whether all sums are applied with the next
+            step.
         """
         buffer = self._watched[self._require(table)].buffer
         rows, ages, sums = buffer.export()
@@ -398,14 +413,14 @@ class WatchingStore(UpdatedElsewhere):
         }
 
     def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the deferred gradients; those of one key are added up.
+        """Replaces the deferred gradients; sums of the same key are added up.
 
         Args:
-            table: name of the table.
-            contents: as `export_deferred` gave them; keys that other ranks own are passed over.
+            table: Name of the table.
+            contents: Result of `export_deferred`. Keys that other ranks own are ignored.
 
         Raises:
-            RuntimeError: there are some, but the policy defers nothing.
+            RuntimeError: There are deferred gradients, but the policy does not defer.
         """
         watched = self._watched[self._require(table)]
         is_own = self._is_own(table, np.asarray(contents["keys"]))
@@ -418,5 +433,4 @@ class WatchingStore(UpdatedElsewhere):
         watched.buffer.replace(*added_up(self._rows_of(table, keys), ages, sums))
 
     def flush_with_next_step(self, table: str) -> None:
-        """Makes all deferred gradients of a table leave with the next step, whatever the policy."""
         self._watched[self._require(table)].buffer.flush()

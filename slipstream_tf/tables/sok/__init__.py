@@ -1,7 +1,7 @@
-"""Stores of tables in NVIDIA's Sparse Operation Kit (SOK), whose rows are spread over ranks.
+"""Stores for tables in NVIDIA's Sparse Operation Kit (SOK), sharded over ranks.
 
-In: variables of the user's that `SokStore` watches, or settings of tables that `SokEmbeddingStore`
-makes. Out: the contracts of `tables.base`. SOK is imported when one is made.
+`SokStore` watches existing SOK variables. `SokEmbeddingStore` creates its tables in SOK. Both
+implement the interfaces of `tables.base`, and import SOK only when a store is created.
 """
 
 from slipstream_tf.tables.sok.table import wrap_optimizer

@@ -1,12 +1,13 @@
-"""Embedding tables in SOK's hash tables, behind a store's contract: lookup, update, checkpoint.
+"""An embedding store with rows in SOK's GPU hash tables.
 
-In: each rank's batches. The distinct keys of a batch go through SOK's lookup, their rows are pooled
-in a native table of replicas; gradients are summed, masked or deferred there, and what is left goes
-to the ranks that own the rows, and through `sok.OptimizerWrapper`.
+A lookup fetches the rows of the batch's distinct keys through SOK, writes them to a native table of
+replicas, and pools them there. Gradients are summed, masked or deferred in the replica table. The
+remaining gradient rows are sent to the ranks that own the rows, and applied through
+`sok.OptimizerWrapper`.
 
-What SOK sends for this package is counted in addition to what the communicator sends itself. For a
-key that another rank owns, the key is sent there, its row comes back, and its gradient is sent
-there. The rank that requests the row counts all three.
+SOK sends its messages outside of this package's communicator, therefore this module counts their
+bytes. For a key of another rank, the requesting rank counts the key and the row of the lookup, and
+the gradient row of the update.
 """
 
 import dataclasses
@@ -30,32 +31,37 @@ from slipstream_tf.tables.sok import hkv
 from slipstream_tf.tables.sok.optimizers import SokRule, same_rule
 from slipstream_tf.tables.sok.table import SokTable, SpreadStore, open_sok, slots_of, wrap_optimizer
 
-# Of what SOK sends.
+# Sizes in SOK's messages.
 _KEY_BYTES = 8
 _FLOAT_BYTES = 4
 _VAR_TYPES = ("hybrid", "hbm")
 
 
 class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
-    """Embedding tables whose rows SOK holds, spread over the ranks by key modulo their number.
+    """Embedding tables stored in SOK and sharded over the ranks.
 
-    Every lookup (evaluation, too), update, `flush` and change of policy is a collective; ranks
-    without inputs take part with an empty batch. Gradients are averaged over the ranks. What SOK
-    sends is in the communicator's traffic.
+    A key's owner is the key modulo the number of ranks. Gradients are averaged over the ranks. The
+    traffic of SOK is included in the communicator's counts.
 
-    A variable of SOK starts with zeros: it holds what training added to the initial row of a key,
-    which follows from the table's seed. Rows as the model reads them come from `gather` and
-    `export_table`. SOK makes rows for all keys that are requested, in evaluation, too, and does
-    not tell which there were: `gather` says of every key that it was found.
+    Note: every lookup (evaluation included), every update, `flush` and every policy change is a
+    collective. Ranks without inputs must take part with an empty batch.
 
-    HKV tables ("hybrid") that are full evict the rows that were written longest ago: masked rows
-    and their slots are written once a window, as they are.
+    A SOK variable starts with zeros. It stores the difference between a trained row and the key's
+    initial row, which depends only on the table's seed. `gather` and `export_table` return complete
+    rows.
+
+    SOK creates a row for every requested key, even in evaluation, and does not report which keys
+    existed before. Therefore `gather` reports every key as found.
+
+    A full HKV table ("hybrid") evicts the rows with the oldest write. Masked rows would be evicted
+    although they are in use, therefore they and their slots are rewritten unchanged once per
+    window.
 
     Attributes:
-        tables: as given.
-        optimizer: the rule of all tables.
-        rates: what the tables' rows move by; one for all.
-        comm: the ranks, or None.
+        tables: The tables as passed to the constructor.
+        optimizer: The sparse optimizer of all tables.
+        rates: The learning rates; all tables share one rate.
+        comm: The communicator, or None for a single process.
     """
 
     _whose_moments = "SOK keeps the moments"
@@ -69,22 +75,23 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         settings: Mapping[str, Any] | None = None,
         cache_bytes: int = 256 << 20,
     ):
-        """Makes empty tables.
+        """Creates empty tables.
 
         Args:
-            tables: at least one, of distinct names. With "hybrid": `capacity`, a power of two, is
-                that of each rank's part, and `eviction` "lru".
-            optimizer: the rule of all tables: `SGD`, `Adagrad` or `Adam`.
-            comm: the ranks, from `distributed.init()`; None: this process alone.
-            var_type: "hybrid" (HierarchicalKV: GPU and host memory) or "hbm" (GPU memory only).
-            settings: of HKV, for all tables; see `tables.sok.hkv.NAMES`.
-            cache_bytes: of the copies on this rank; must hold the distinct keys of a batch.
+            tables: At least one table. The names must be distinct. With "hybrid", `capacity` must
+                be a power of two and is the capacity per rank, and `eviction` must be "lru".
+            optimizer: Sparse optimizer of all tables: `SGD`, `Adagrad` or `Adam`.
+            comm: Communicator from `distributed.init()`. None means a single process.
+            var_type: "hybrid" (HierarchicalKV, in GPU and host memory) or "hbm" (GPU memory only).
+            settings: HKV settings for all tables, see `tables.sok.hkv.NAMES`.
+            cache_bytes: Budget for the replicas on this rank, in bytes. Must hold the distinct keys
+                of a batch. Defaults to 256 MiB.
 
         Raises:
-            ImportError: SOK cannot be loaded here.
-            ValueError: a table or setting that SOK cannot have, or a rule that it does not know.
+            ImportError: SOK cannot be loaded.
+            ValueError: SOK does not support a table, a setting or the optimizer.
         """
-        # Gradients pass through the replicas' tables, but rows are not updated there.
+        # Gradients pass through the replica tables but are not applied there.
         rule = optimizers.SGD(0.0)
         replicated = [dataclasses.replace(table, optimizer=None) for table in tables]
         rows = rows_within(cache_bytes, replicated, rule, "SokEmbeddingStore")
@@ -96,7 +103,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         self._require_ranks(int(self._sok.communication.num_ranks()))
         with tf.device("CPU:0"):
             self._steps = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
-        # Of which no row is ever made: it gives the initial rows.
+        # Only returns initial rows; no row is ever created in it.
         self._initial = NativeStore(
             [dataclasses.replace(t, optimizer=None, retention=None) for t in self.tables],
             optimizers.SGD(0.0),
@@ -107,7 +114,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
             self._opened = {table.name: self._made(table, var_type) for table in self.tables}
             optimizer = same_rule(self.optimizer, lambda: tf.convert_to_tensor(self.rates.now()))
             self._updater = wrap_optimizer(optimizer)
-            # Now, so that no step that is traced has to make variables.
+            # Create the slots now, because a traced step cannot create variables.
             self._updater._create_slots([table.variable for table in self._opened.values()])
         self._rule = SokRule(self._updater)
         self._policies = {table.name: UpdatePolicy() for table in self.tables}
@@ -123,18 +130,18 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
             initializer="0.0",
             var_type=var_type,
             name=f"slipstream_{table.name}",
-            # Updates happen in the backward pass, not by the model's optimizer.
+            # Gradients are applied through `apply_gradients`, not by the model's optimizer.
             trainable=False,
             **self._settings[table.name],
         )
         return SokTable(table.name, variable, self._sok)
 
     def variable(self, table: str) -> Any:
-        """Returns the `sok.DynamicVariable` of a table: what training added to initial rows."""
+        """Returns a table's `sok.DynamicVariable`, which stores differences to initial rows."""
         return self._table(table).variable
 
     def _with_initial(self, table: str, keys: Any, trained: tf.Tensor) -> tf.Tensor:
-        """Adds the initial rows of keys to what training added to them."""
+        """Adds the initial rows of keys to their trained differences."""
         with tf.device("CPU:0"):
             rows, _ = self._initial.gather(table, keys)
             return rows + trained
@@ -145,7 +152,10 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
     def lookup(
         self, packed: PackedFeatures, training: bool, stacked: bool = False
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
-        """See `EmbeddingStore.lookup`; a collective."""
+        """Looks up and pools the rows of a batch; a collective.
+
+        See `EmbeddingStore.lookup`.
+        """
         layout = self._replicas._layout(packed, stacked)
         routed = exchange_ops.route_keys(self._handles, packed, layout, ranks=1)
         parts = tf.split(routed.keys, routed.sizes[0], num=len(self.tables))
@@ -159,7 +169,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         return pooled, plan if training else None
 
     def _lookup(self, found: SokTable, keys: tf.Tensor) -> tf.Tensor:
-        """Looks rows up as `SokTable.lookup`, and counts the bytes that SOK sends."""
+        """Calls `SokTable.lookup` and counts the bytes that SOK sends."""
         if self._ranks > 1:
             with tf.device("CPU:0"):
                 others = tf.math.count_nonzero(found.spread(keys) != found.rank)
@@ -168,14 +178,17 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         return found.lookup(keys)
 
     def _count_sent(self, nbytes: Any, kind: str) -> None:
-        """Counts bytes, int64, of a kind."""
+        """Adds a number of bytes, int64, to the traffic of a kind."""
         self.comm.count_sent(nbytes, kind, f"slipstream.sok.{kind}")
 
     def apply_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
     ) -> tf.Operation | None:
-        """See `EmbeddingStore.apply_gradients`; averages over the ranks. A collective."""
-        # SOK adds up what the ranks send.
+        """Averages gradients over the ranks and applies them; a collective.
+
+        See `EmbeddingStore.apply_gradients`.
+        """
+        # Divide here, because SOK sums over the ranks.
         shares = [gradient / self._ranks for gradient in gradients]
         collected = exchange_ops.collect_gradients(
             plan, shares, self.rates.now(plan), advance_step=True
@@ -184,7 +197,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         return self._deliver(collected, self._defers.read_value())
 
     def _deliver(self, collected: exchange_ops.SendBuffer, is_deferred: Any) -> tf.Operation | None:
-        """Sends rows of gradients to the ranks that own their keys, which apply them."""
+        """Sends gradient rows to the owners of their keys, which apply them."""
         parts = collected.of_tables([table.dim for table in self.tables])
         pairs = []
         for table, (keys, values) in zip(self._opened.values(), parts, strict=True):
@@ -195,7 +208,10 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
     def _to_owners(
         self, table: SokTable, keys: tf.Tensor, rows: tf.Tensor, is_deferred: Any
     ) -> tf.IndexedSlices:
-        """What the backward pass of SOK's lookup does, for keys that are not those of a lookup."""
+        """Sends gradient rows to their owners, like the gradient of SOK's lookup.
+
+        SOK's gradient function cannot be used, because it accepts only the keys of a lookup.
+        """
         ops, talk = self._sok.raw_ops, self._sok.communication
         selected, order, splits = ops.dist_select(keys, num_splits=table.ranks)
         if table.ranks > 1:
@@ -213,18 +229,18 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         return tf.IndexedSlices(own_rows, own_keys, shape)
 
     def flush(self) -> None:
-        """Sends and applies all deferred gradients of all ranks; a collective."""
+        """Applies all deferred gradients of all ranks; a collective."""
         self._apply_deferred(
             lambda: self._deliver(exchange_ops.collect_deferred(self._handles), True)
         )
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """See `EmbeddingStore.set_update_policy`; a collective if gradients may be deferred.
+        """Sets a table's policy; a collective if gradients may be deferred.
 
         Raises:
-            ValueError: gradients are to be deferred by movement under a rule with slots: a rank
-                decides on the sums of its own batches, before they are sent, and slots would have
-                to be sent to it; or moments are to decay, or ranks to be simulated.
+            ValueError: The policy defers by movement with an optimizer that has slots. A rank
+                decides on the sums of its batches before they are sent, but the slots are stored on
+                the owner. Or the policy decays moments or simulates ranks.
         """
         place = self._place_of(table)
         by_movement = policy.mode == "defer" and policy.trigger == "movement"
@@ -238,7 +254,11 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         self._defers.assign(self._collect_by(table, policy))
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
-        """See `EmbeddingStore.set_row_flags`."""
+        """Replaces the row flags of a table.
+
+        Only as many rows are flagged as the replicas have room for. See
+        `TrackedStore.set_row_flags`.
+        """
         keys, flags = np.asarray(keys, np.int64), np.asarray(flags, np.uint8)
         found, before = self._table(table), self._saturated[table]
         own = found.own(self._replicas.withhold(table, keys, flags))
@@ -247,20 +267,22 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         self._saturated[table] = own
 
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
-        """See `EmbeddingStore.export_table`; of the rows on this rank.
+        """Returns this rank's rows of a table as arrays.
 
         Args:
-            table: name of the table.
-            flush: whether deferred gradients are to be in; else they stay, and are not in.
+            table: Name of the table.
+            flush: Whether to apply deferred gradients first. If False they stay deferred and the
+                rows do not include them.
 
         Returns:
-            The arrays of `ops.table.export_table`, from which a native table can be made, too;
-            "trained", float32 [n, dim], the rows as SOK has them; "powers", float32, what Adam's
-            bias correction goes by. Access counts are those of a single rank, and 0 of several:
-            a rank knows those of its own batches only (`export_accesses`).
+            The arrays of `ops.table.export_table`, which a native table can import. In addition
+            "trained", float32 [n, dim], the values in SOK, and "powers", float32, the powers for
+            Adam's bias correction. With multiple ranks the access counts are 0, because a rank
+            counts only the keys of its batches, see `export_accesses`.
 
         Raises:
-            RuntimeError: deferred gradients are to be in, and one of several ranks has some.
+            RuntimeError: `flush` is True, there are multiple ranks, and this rank has deferred
+                gradients.
         """
         found = self._table(table)
         if flush:
@@ -278,22 +300,25 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         }
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces all of a table by what `export_table` gave, of any ranks and kind of store.
+        """Replaces a table by contents of any store and rank count.
 
-        SOK cannot take keys out: those that the table has and the contents do not start anew, and
-        take room as before. A single rank takes the access counts over. What SOK holds is a row
-        less its initial row: of other stores' contents that difference is rounded, so that a row
-        comes back to within 2^-23 of the two values' magnitudes.
+        SOK cannot remove keys. Keys that are in the table but not in the contents are reset to
+        their initial rows and still take memory. With a single process the access counts are
+        restored too.
+
+        Note: SOK stores the difference to the initial row. For contents of other stores this
+        difference is rounded, so that a row is restored to within 2^-23 of the magnitudes of both
+        values.
 
         Args:
-            table: name of the table.
-            contents: keys that other ranks own are passed over; of a native table's, "trained" and
-                "powers" are missing.
+            table: Name of the table.
+            contents: Result of `export_table`. Keys of other ranks are ignored. "trained" and
+                "powers" are optional; contents of a native table do not have them.
 
         Raises:
-            ValueError: an array is missing, or of another shape, or a key is one that SOK uses.
-                Nothing is changed then.
-            RuntimeError: the table had no room, and SOK evicted rows of the contents.
+            ValueError: An array is missing or has another shape, or SOK reserves one of the keys.
+                The table stays unchanged.
+            RuntimeError: The table is too small, and SOK evicted rows of the contents.
         """
         found = self._table(table)
         own = self._rule.own_part(found, contents, optional=("trained",))
@@ -308,20 +333,25 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
             )
 
     def _trained(self, found: SokTable, own: Mapping[str, np.ndarray]) -> np.ndarray:
-        """What SOK is to hold of rows, float32 [n, dim]: as it held them, or their difference."""
+        """Returns the values to store in SOK, float32 [n, dim].
+
+        The saved "trained" values are used if they reproduce the rows exactly, otherwise the
+        differences to the initial rows.
+        """
         keys, rows = own["keys"], np.asarray(own["rows"], np.float32)
         difference = rows - self._with_initial(found.name, keys, tf.zeros(rows.shape)).numpy()
         if "trained" not in own:
             return difference
-        # Of a table of another seed or initializer the sum would be another row.
+        # With another seed or initializer, "trained" would give another row.
         trained = np.asarray(own["trained"], np.float32)
         sums = self._with_initial(found.name, keys, tf.constant(trained)).numpy()
         return np.where((sums == rows).all(axis=1, keepdims=True), trained, difference)
 
     def _apply_deferred(self, apply: Callable[[], Any]) -> None:
-        """Applies deferred gradients as if they had come with the last update: it counts as none.
+        """Applies deferred gradients without counting an update.
 
-        Of before the first update they are a part of it.
+        Adam's powers are set back by one step meanwhile, so that the gradients are applied as part
+        of the last update. Before the first update, they are applied as part of the first.
         """
         powers = self._rule.powers()
         before = [power.read_value() for power in powers]
@@ -333,20 +363,18 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
             power.assign(value)
 
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:
-        """See `SavedStore.export_accesses`."""
         return self._replicas.export_accesses(table)
 
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
-        """See `SavedStore.import_accesses`; nothing is flagged or deferred then."""
+        """Replaces the access counts; clears flags and deferred gradients."""
         self._replicas.import_accesses(table, accesses)
 
     def decay_counts(self, factor: float) -> None:
-        """See `EmbeddingStore.decay_counts`."""
         self._replicas.decay_counts(factor)
 
 
 def _settings_of(table: Table, var_type: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a table's variable, checked."""
+    """Returns the validated keyword arguments of a table's SOK variable."""
     place = f"table {table.name!r} of SOK's"
     if table.storage != Storage():
         allowed = (

@@ -1,6 +1,6 @@
-"""Files of SOK's own format, of the variables that a `SokStore` watches; nothing is lost.
+"""Reads and writes files in SOK's format for a `SokStore`.
 
-In: a store with its optimizer, and a folder. Out: SOK's files in it, or variables as they were.
+Unlike plain `sok.dump` and `sok.load`, these functions never lose slots silently.
 """
 
 import datetime
@@ -18,19 +18,19 @@ _FIRST = "OptimizerWrapperV1"
 
 
 def dump(store: SokStore, folder: str | os.PathLike[str]) -> None:
-    """Writes variables and slots as `sok.dump` does; a collective, in eager mode.
+    """Writes variables and slots with `sok.dump`; a collective, in eager mode.
 
-    SOK writes the slots of the keys that have any beside those of all keys, and cannot load the
-    files if these differ, as they do once a key was looked up but not updated. The slots that are
-    missing are made before. What the optimizer counts (its iterations) is not in the files.
+    `sok.dump` writes only slots that exist, and `sok.load` fails if a key has a row but no slots,
+    for example because the key was looked up but never updated. Therefore missing slots are created
+    first. The optimizer's iteration count is not saved.
 
     Args:
-        store: deferred gradients are not written: call `flush` first.
-        folder: is made if it is not there; all ranks must see the same one.
+        store: The store. Call `flush` first, because deferred gradients are not saved.
+        folder: Output folder, created if missing. All ranks must see the same folder.
 
     Raises:
-        ValueError: a table is empty, on all ranks, or SOK would pass over the optimizer's slots.
-        RuntimeError: gradients are deferred.
+        ValueError: A table is empty on all ranks, or SOK would not save the optimizer's slots.
+        RuntimeError: The store has deferred gradients.
     """
     sok, optimizer = open_sok(), _optimizer_of(store)
     tables = store.opened
@@ -42,7 +42,7 @@ def dump(store: SokStore, folder: str | os.PathLike[str]) -> None:
                 f"{table.rank}. Call flush() of the store on all ranks first."
             )
         own = tf.constant([table.size()], tf.int64)
-        # SOK finds this out on one rank, and the others wait for it for ever.
+        # SOK would detect this on one rank only, and the other ranks would wait forever.
         if not int(sok.communication.allreduce(own, op="sum")[0]):
             raise invalid("store", 0, f"dump: rows of table {table.name!r}", "one or more")
         if table.is_dynamic:
@@ -53,16 +53,17 @@ def dump(store: SokStore, folder: str | os.PathLike[str]) -> None:
 
 
 def load(store: SokStore, folder: str | os.PathLike[str]) -> None:
-    """Reads what `dump` wrote, at any number of ranks; a collective, in eager mode.
+    """Reads files of `dump`, written with any number of ranks; a collective.
 
-    Rows of other keys stay: load into new variables. Variables must have the names that they had.
+    Runs in eager mode only. Rows of other keys stay unchanged, therefore load into new variables.
+    Variables must have the same names as when they were saved.
 
     Args:
-        store: its optimizer gets the slots.
-        folder: all ranks must see the same one.
+        store: The store. Its optimizer receives the slots.
+        folder: The folder of `dump`. All ranks must see the same folder.
 
     Raises:
-        ValueError: SOK would pass over the optimizer's slots.
+        ValueError: SOK would not load the optimizer's slots.
     """
     variables = [table.variable for table in store.opened]
     open_sok().load(os.fspath(folder), variables, _optimizer_of(store))
@@ -71,23 +72,26 @@ def load(store: SokStore, folder: str | os.PathLike[str]) -> None:
 def written_since(
     store: SokStore, time: datetime.datetime
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns the rows of HKV tables that were changed after a time; a collective.
+    """Returns the rows of HKV tables changed after a time; a collective.
 
-    SOK tells what was written. Rows of masked keys are, once a window, as they are: those of keys
-    that were masked without a break since before the time are left out. Where a key was masked, or
-    updated again, after the time, nobody can tell whether its row has changed besides: it is among
-    them, and so are rows that SOK made after the time because they were looked up.
+    SOK reports every written row, including rows of masked keys, which the store rewrites unchanged
+    once per window. Keys that have been masked without a break since before `time` are excluded.
+
+    Note: the result may contain rows that did not change, because SOK reports only the fact of a
+    write: keys that were masked or unmasked after `time`, and rows that SOK created after `time`
+    for a lookup.
 
     Args:
-        store: its HKV tables are asked; slots are not.
-        time: with a time zone; some seconds earlier than it matters: it is compared with the GPU's
-            clock.
+        store: The store. Only its HKV tables are read, without slots.
+        time: A datetime with a time zone. Choose it a few seconds early, because it is compared
+            with the GPU's clock.
 
     Returns:
-        Table -> keys int64 [n] and rows float32 [n, dim] of all ranks, in no order.
+        A dictionary from table names to keys int64 [n] and rows float32 [n, dim] of all ranks, in
+        no particular order.
 
     Raises:
-        ValueError: the time has no time zone, or no table is in HKV.
+        ValueError: The time has no time zone, or the store has no HKV table.
     """
     if time.tzinfo is None:
         raise invalid("time", time, "written_since", "a datetime with a time zone")
@@ -107,7 +111,7 @@ def written_since(
 
 
 def _optimizer_of(store: SokStore) -> Any:
-    """The optimizer as SOK's functions want it; None: there are no slots."""
+    """Returns the optimizer for `sok.dump` and `sok.load`; None without slots."""
     optimizer = store.optimizer
     names = optimizer.get_slot_names() if hasattr(optimizer, "get_slot_names") else ()
     if not names:

@@ -1,7 +1,7 @@
-"""Settings of HierarchicalKV (HKV) tables, which SOK takes as they come: checked before it does.
+"""Validates settings of HierarchicalKV (HKV) tables and computes their memory.
 
-In: the keyword arguments of `sok.DynamicVariable(..., var_type="hybrid")`. Out: an error that says
-what is allowed, or the memory that such a table takes. Pure: neither SOK nor a GPU is needed.
+SOK does not validate the keyword arguments of `sok.DynamicVariable(..., var_type="hybrid")`. This
+module needs neither SOK nor a GPU.
 """
 
 from collections.abc import Mapping
@@ -9,24 +9,24 @@ from typing import Any, NamedTuple
 
 from slipstream_tf._utils.errors import invalid, require_integer, require_number
 
-# Rows that SOK gives a table without capacities.
+# Number of rows that SOK reserves for a table without capacities.
 DEFAULT_CAPACITY = 64 << 20
 DEFAULT_HBM_GIB = 16
 _CAPACITIES = ("init_capacity", "max_capacity")
 _OTHERS = ("max_hbm_for_vectors", "max_load_factor", "max_bucket_size", "block_size", "io_by_cpu")
 NAMES = (*_CAPACITIES, *_OTHERS)
-# SOK 2.1.0 reads the value of another setting in their place, or none: the program dies.
+# SOK 2.1.0 reads the value of the other setting instead, and crashes if it is missing.
 _MISREAD = {"evict_strategy": "io_by_cpu", "device_id": "block_size"}
-# Of a key, beside its values: the key, its score and its digest.
+# Bytes per key in addition to its values: the key, its score and its digest.
 _KEY_BYTES = 8 + 8 + 1
 
 
 class HkvMemory(NamedTuple):
-    """Bytes that a table of full capacity takes.
+    """Memory of a full table, in bytes.
 
     Attributes:
-        gpu: keys, and as many rows as fit `max_hbm_for_vectors`.
-        host: the other rows.
+        gpu: Keys, and the rows that fit into `max_hbm_for_vectors`.
+        host: The remaining rows.
     """
 
     gpu: int
@@ -34,16 +34,16 @@ class HkvMemory(NamedTuple):
 
 
 def require_settings(settings: Mapping[str, Any], place: str, are_capacities_needed: bool) -> None:
-    """Checks the settings of an HKV table.
+    """Validates the settings of an HKV table.
 
     Args:
-        settings: keyword arguments of `sok.DynamicVariable`, those that go to HKV.
-        place: what they belong to, for errors.
-        are_capacities_needed: whether both capacities must be there.
+        settings: Keyword arguments of `sok.DynamicVariable` that are passed to HKV.
+        place: Name of the table, for error messages.
+        are_capacities_needed: Whether both capacities are required.
 
     Raises:
-        ValueError: a name that SOK would pass over, or misread; a capacity that is no power of two,
-            or missing; a value out of range.
+        ValueError: SOK would ignore or misread a setting, a capacity is missing or not a power of
+            two, or a value is out of range.
     """
     for name in settings:
         if name in _MISREAD:
@@ -83,12 +83,13 @@ def require_power_of_two(name: str, value: Any, place: str) -> None:
 
 
 def memory(settings: Mapping[str, Any], dim: int, slots: int = 0) -> HkvMemory:
-    """Returns the bytes of a table at its full capacity, on each rank.
+    """Returns the memory of a full table on each rank.
 
     Args:
-        settings: as checked by `require_settings`.
-        dim: values per row.
-        slots: of the optimizer: SOK keeps each in a table of its own, with the same settings.
+        settings: Settings that passed `require_settings`.
+        dim: Number of values per row.
+        slots: Number of optimizer slots. SOK stores each slot in a separate table with the same
+            settings.
     """
     capacity = settings.get("max_capacity", DEFAULT_CAPACITY)
     rows = 4 * dim * capacity

@@ -1,8 +1,8 @@
-"""Optimizers of SOK's variables: what they keep of rows, count, and how far they move rows.
+"""Optimizers of SOK variables: slots, steps, and movement of rows.
 
-In: what `sok.wrap_optimizer` returned, and a table. Out: the update rule of this package whose
-slots these are, if there is one; rows, slots, steps and powers, as they are saved and restored;
-lengths of steps.
+Maps an optimizer from `tables.sok.wrap_optimizer` to the equivalent sparse optimizer of this
+package, exports and imports its rows, slots, steps and Adam powers, and computes how far it would
+move a row.
 """
 
 import math
@@ -19,30 +19,30 @@ from slipstream_tf.tables.base import SlotLayout
 from slipstream_tf.tables.sok.table import SokTable, slots_of
 from slipstream_tf.tables.watching import Movements, inner_of
 
-# Of this package's rules: their slots by SOK's names, in the order of a native table's.
+# SOK's slot names for this package's optimizers, in the slot order of native tables.
 SLOTS: Mapping[str, tuple[str, ...]] = {"SGD": (), "Adagrad": ("accumulator",), "Adam": ("m", "v")}
-# Steps after which a power of Adam's is 0 in float32, and tells no more.
+# Number of steps after which a power of Adam's betas is 0 in float32.
 _MANY_STEPS = 1 << 20
 
 
 class SokRule:
-    """The rule of an optimizer of SOK's variables, and what it keeps for it."""
+    """The optimizer of SOK variables, and its state."""
 
     def __init__(self, optimizer: Any) -> None:
-        """Takes the optimizer; None: there is none."""
+        """Wraps an optimizer, or None if there is none."""
         self._optimizer = optimizer
-        # `sok.SGD` has no slots, nor names of any.
+        # `sok.SGD` has no slots and no `get_slot_names`.
         names: list[str] = getattr(optimizer, "get_slot_names", list)()
         self._name = _kind(optimizer)
         self._slots = tuple(sorted(names))
         if sorted(SLOTS.get(self._name, ())) == sorted(names):
             self._slots = SLOTS.get(self._name, ())
         else:
-            # Not those of this package's rule, as of SGD with momentum.
+            # The slots differ from this package's optimizer, for example SGD with momentum.
             self._name = f"{self._name}({', '.join(self._slots)})"
 
     def layout(self, table: SokTable) -> SlotLayout:
-        """Returns the slots of a table's rows; unknown are those of a `sok.Variable`."""
+        """Returns the layout of a table's slots; unknown for a `sok.Variable`."""
         if self._optimizer is None or not table.is_dynamic:
             return SlotLayout(None, np.empty(0, np.float32))
         return SlotLayout(
@@ -50,14 +50,14 @@ class SokRule:
         )
 
     def initial_slots(self) -> list[float]:
-        """Returns the value of each new slot."""
+        """Returns the initial value of each slot."""
         if not self._slots:
             return []
         made = self._optimizer._initial_vals
         return [float(np.ravel(made[name].numpy())[0]) for name in self._slots]
 
     def slots(self, table: SokTable) -> list[Any]:
-        """Returns the variables that are a table's slots; makes them where a step would."""
+        """Returns a table's slot variables, and creates them if necessary."""
         if self._optimizer is None or not table.is_dynamic or not self._slots:
             return []
         self._optimizer._create_slots([table.variable])
@@ -65,7 +65,13 @@ class SokRule:
         return [slots[name] for name in self._slots]
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns steps int64 [2], updates and 0, and the powers of Adam's bias, float32."""
+        """Returns the steps and Adam's powers.
+
+        Returns:
+            steps: int64 [2], the number of updates, and 0. If the optimizer does not count steps,
+                they are computed from Adam's powers.
+            powers: float32, see `powers`.
+        """
         steps = 0
         powers = [float(power.numpy()) for power in self.powers()]
         if hasattr(self._optimizer, "_iterations"):
@@ -78,27 +84,30 @@ class SokRule:
         return np.array([steps, 0]), np.array(powers, np.float32)
 
     def replace(self, contents: Mapping[str, Any]) -> None:
-        """Goes on from the steps and powers of any store's contents; "powers" may be missing."""
+        """Continues from the steps and powers of any store's contents.
+
+        "powers" may be missing.
+        """
         steps, own = int(contents["steps"][0]), self.powers()
         if hasattr(self._optimizer, "_iterations"):
             self._optimizer._iterations.assign(steps)
         powers = contents.get("powers")
         if powers is None or len(powers) != len(own):
-            # Of a store whose optimizer counts in another way.
+            # The contents have no powers, or the powers of another kind of optimizer.
             powers = [beta ** (steps + 1) for beta in self.betas()]
         for variable, value in zip(own, powers, strict=True):
             variable.assign(value)
 
     def powers(self) -> list[Any]:
-        """Returns the variables of Adam's betas to the power of its updates and one, in order.
+        """Returns Adam's power variables, beta ** (updates + 1), in order.
 
-        Those of `tf.compat.v1.train` have them; of others there are none.
+        Only Adam of `tf.compat.v1.train` has them. The list is empty for other optimizers.
         """
         by_name = getattr(self._optimizer, "_non_slot_dict", {}) if self._name == "Adam" else {}
         return [power for _, power in sorted(by_name.items(), key=lambda item: item[0][0])]
 
     def betas(self) -> list[float]:
-        """Returns the numbers that `powers` are of."""
+        """Returns the betas of `powers`, in the same order."""
         if not self.powers():
             return []
         inner = inner_of(self._optimizer)
@@ -106,13 +115,15 @@ class SokRule:
         return [float(value) for value in values]
 
     def export_rows(self, found: SokTable) -> dict[str, np.ndarray]:
-        """Copies this rank's rows; SOK makes slots that are missing.
+        """Returns this rank's rows and slots; SOK creates missing slots.
 
         Args:
-            found: the table.
+            found: The table.
 
         Returns:
-            "keys" int64 [n], ascending; "rows" float32 [n, dim]; "slots" float32 [n, slots * dim].
+            "keys": int64 [n], ascending.
+            "rows": float32 [n, dim].
+            "slots": float32 [n, slots * dim].
         """
         if found.is_dynamic:
             keys, rows = (part.numpy() for part in found.sok.export(found.variable))
@@ -127,15 +138,15 @@ class SokRule:
     def own_part(
         self, found: SokTable, contents: Mapping[str, Any], optional: Sequence[str] = ()
     ) -> dict[str, np.ndarray]:
-        """Returns what contents have of this rank's keys.
+        """Returns the part of the contents that belongs to this rank's keys.
 
         Args:
-            found: the table.
-            contents: "keys", "rows" and "slots" of any ranks' keys.
-            optional: other arrays of one row per key, which may be missing.
+            found: The table.
+            contents: "keys", "rows" and "slots" of keys of any rank.
+            optional: Names of other arrays with one row per key, which may be missing.
 
         Raises:
-            ValueError: a shape does not fit the table, or a key is one that SOK uses itself.
+            ValueError: A shape does not match the table, or SOK reserves a key.
         """
         keys, place = np.asarray(contents["keys"], np.int64), f"table {found.name!r}"
         slots_per_row = len(self.slots(found)) * found.dim
@@ -152,16 +163,18 @@ class SokRule:
         return {name: np.asarray(contents[name])[is_own] for name in names}
 
     def replace_rows(self, found: SokTable, own: Mapping[str, np.ndarray]) -> None:
-        """Writes rows and slots; other keys of the table start anew, as SOK cannot take keys out.
+        """Writes rows and slots, and resets the other keys of the table.
 
-        Those of a `sok.Variable` stay as they are, and so do those whose initial rows are random.
+        SOK cannot remove keys, therefore keys that are not in `own` are set to their initial
+        values. Exception: keys of a `sok.Variable`, and keys with random initial rows, stay
+        unchanged.
 
         Args:
-            found: the table.
+            found: The table.
             own: "keys", "rows" and "slots" of this rank's keys.
 
         Raises:
-            RuntimeError: the table had no room, and SOK evicted some of these rows.
+            RuntimeError: The table is too small, and SOK evicted some of the written rows.
         """
         keys = own["keys"]
         if not found.is_dynamic:
@@ -180,7 +193,8 @@ class SokRule:
                 others.size,
             )
         elif initial is not None:
-            # Before the others: what is written last is evicted last.
+            # Reset these keys before the others are written, because the last written are evicted
+            # last.
             for variable, value in zip(variables, (initial, *self.initial_slots()), strict=True):
                 rows = tf.fill([others.size, found.dim], np.float32(value))
                 found.sok.assign(variable, tf.constant(others, tf.int64), rows)
@@ -192,7 +206,7 @@ class SokRule:
 
 
 def _require_rows(found: SokTable, keys: np.ndarray) -> None:
-    """Raises RuntimeError unless SOK kept the rows that were written just now."""
+    """Raises RuntimeError if SOK evicted rows that were just written."""
     present = found.sok.export(found.variable)[0].numpy()
     lost = np.setdiff1d(keys, present)
     if lost.size:
@@ -208,10 +222,14 @@ def _require_rows(found: SokTable, keys: np.ndarray) -> None:
 
 
 def same_rule(rule: optimizers.SparseOptimizer, rate: Callable[[], tf.Tensor]) -> Any:
-    """Returns the optimizer of TensorFlow that has a rule of this package, for SOK's wrapper.
+    """Returns the TensorFlow optimizer equal to a sparse optimizer, for SOK.
+
+    Args:
+        rule: A sparse optimizer of this package.
+        rate: Returns the present learning rate.
 
     Raises:
-        ValueError: SOK's tables cannot have the rule.
+        ValueError: SOK's tables do not support the optimizer.
     """
     first = tf.compat.v1.train
     kind = type(rule)
@@ -223,7 +241,8 @@ def same_rule(rule: optimizers.SparseOptimizer, rate: Callable[[], tf.Tensor]) -
         return first.GradientDescentOptimizer(rate)
     if isinstance(rule, optimizers.Adagrad) and kind is optimizers.Adagrad:
         start = rule.initial_accumulator_value
-        # TensorFlow's rule has no epsilon: it must not matter beside what is accumulated.
+        # TensorFlow's Adagrad has no epsilon. It can be ignored only if it is tiny compared with
+        # the accumulator.
         if not start > 0.0 or rule.epsilon > 1e-5 * start:
             allowed = "initial_accumulator_value > 0, and epsilon at most 1e-5 times it"
             raise invalid("optimizer", rule, "SOK's tables", allowed)
@@ -235,22 +254,25 @@ def same_rule(rule: optimizers.SparseOptimizer, rate: Callable[[], tf.Tensor]) -
 
 
 class SokMovements(Movements):
-    """Optimizers that update dynamic variables; accumulated squares are read where they are."""
+    """Movements of optimizers of SOK's dynamic variables.
+
+    Adagrad's accumulators are read from SOK's slot tables.
+    """
 
     known = (
         "tf.compat.v1.train.GradientDescentOptimizer or AdagradOptimizer, sok.SGD, or "
         "tf_keras.optimizers.legacy.SGD without momentum or Adagrad"
     )
     _excluded_settings = ("_momentum",)
-    # Of classes of the same names, whose steps are these: TensorFlow's, Keras's and SOK's own.
+    # Packages in which classes of these names have the known update rules.
     _makers = ("tensorflow", "keras", "tf_keras", "sparse_operation_kit")
 
     def prepare(self, optimizer: Any, variables: list[Any]) -> None:
-        """Makes what `of` reads, which a graph cannot make.
+        """Creates the state that `of` reads, because a graph cannot create it.
 
         Args:
-            optimizer: one of the `known`.
-            variables: `sok.DynamicVariable`s that it updates.
+            optimizer: A supported optimizer.
+            variables: The `sok.DynamicVariable`s that it updates.
         """
         inner = inner_of(optimizer)
         with tf.init_scope():
@@ -260,13 +282,12 @@ class SokMovements(Movements):
                 optimizer._create_slots(variables)
 
     def learning_rate(self, optimizer: Any) -> tf.Tensor:
-        """See `Movements.learning_rate`."""
         inner = inner_of(optimizer)
-        if inner is optimizer:  # sok.SGD
+        if inner is optimizer:  # `sok.SGD`
             return tf.cast(optimizer.lr, tf.float32)
-        if not hasattr(inner, "_get_hyper"):  # of tf.compat.v1.train
+        if not hasattr(inner, "_get_hyper"):  # `tf.compat.v1.train`
             return tf.cast(inner._call_if_callable(inner._learning_rate), tf.float32)
-        # As legacy optimizers reckon it, but by the wrapper's count of updates.
+        # The formula of legacy optimizers, with the wrapper's count of updates.
         steps = tf.cast(optimizer._iterations, tf.float32)
         rate = inner._get_hyper("learning_rate", tf.float32)
         if callable(rate):
@@ -274,15 +295,14 @@ class SokMovements(Movements):
         return rate / (1.0 + inner._initial_decay * steps)
 
     def rule(self, optimizer: Any) -> str | None:
-        """See `Movements.rule`."""
         kind, maker = _kind(optimizer), type(inner_of(optimizer)).__module__.split(".")[0]
         return kind if kind in ("SGD", "Adagrad") and maker in self._makers else None
 
     def _by_adagrad(
         self, optimizer: Any, variable: Any, keys: tf.Tensor, sums: tf.Tensor
     ) -> tf.Tensor:
-        # SOK's read makes slots that are missing, as the optimizer's first update of the key would,
-        # with the same values: they are no more keys than the variable has.
+        # This read creates missing slots, with the same values as the optimizer's first update of
+        # the key would. There are never more slots than keys of the variable.
         accumulated = slots_of(optimizer, variable)["accumulator"].sparse_read(keys)
         epsilon = getattr(inner_of(optimizer), "epsilon", 0.0)
         roots = tf.sqrt(accumulated + tf.square(sums)) + epsilon
@@ -290,6 +310,6 @@ class SokMovements(Movements):
 
 
 def _kind(optimizer: Any) -> str:
-    """The name of an optimizer's class, as a rule of this package."""
+    """Returns an optimizer's class name, as named in this package."""
     kind = type(inner_of(optimizer)).__name__.removesuffix("Optimizer")
     return "SGD" if kind == "GradientDescent" else kind

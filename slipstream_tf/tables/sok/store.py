@@ -1,8 +1,8 @@
-"""The SOK store: watches variables of NVIDIA's Sparse Operation Kit in a loop that exists already.
+"""The SOK store, which watches SOK variables of an existing training loop.
 
-Lookups and optimizers stay the user's own. In: the keys of batches, and gradients on their way to
-the optimizer. Out: access counts and hot rows for the saturation engine, and the gradients that are
-to be applied.
+The loop keeps its lookups and its optimizer. It passes the keys of each batch and the gradients to
+the store. The store counts accesses, finds hot keys for the saturation engine, and returns the
+gradients to apply.
 """
 
 import time
@@ -28,24 +28,24 @@ from slipstream_tf.tables.sok.table import (
 )
 from slipstream_tf.tables.watching import WatchedGradients, WatchingStore
 
-# Sums that there is room for at first, in a table of few rows; more as it grows.
+# Minimum size of the buffer for deferred sums. It grows with the table.
 _FEWEST_SUMS = 1 << 16
 
 
 class UnchangedKeys:
-    """Keys that nothing updates, each with the time from which on."""
+    """Keys without updates, each with the time of its last possible update."""
 
     def __init__(self) -> None:
-        """Has no key."""
+        """Starts without keys."""
         self._keys = np.empty(0, np.int64)
         self._since = np.empty(0)
 
     def replace(self, keys: np.ndarray, now: float) -> None:
-        """Says which keys nothing updates from now on; those that were among them keep their time.
+        """Replaces the keys; keys that were included before keep their time.
 
         Args:
-            keys: int64 [n], each once.
-            now: seconds.
+            keys: int64 [n], distinct keys that are not updated from now on.
+            now: Present time, in seconds.
         """
         since = np.full(keys.size, now)
         _, here, before = np.intersect1d(keys, self._keys, return_indices=True)
@@ -53,57 +53,64 @@ class UnchangedKeys:
         self._keys, self._since = keys, since
 
     def forget(self) -> None:
-        """Drops all keys: they may be updated."""
+        """Removes all keys, because they may be updated."""
         self._keys, self._since = np.empty(0, np.int64), np.empty(0)
 
     def since(self, time: float) -> np.ndarray:
-        """Returns int64 [n], the keys that nothing has updated after a time, in seconds."""
+        """Returns the keys without an update after `time`, int64 [n]."""
         return self._keys[self._since <= time]
 
 
 class SokStore(SpreadStore, WatchingStore):
-    """Watches SOK's variables for saturation; it owns no rows and looks none up.
+    """Watches SOK variables for saturation.
 
-    For a training loop that exists already, three calls: `observe` the keys of a batch before (or
-    after) its lookup, `withhold` gradients on their way to the optimizer, and `step` of the
-    `Slipstream` that the store was given to:
+    The store neither owns nor looks up rows. An existing training loop needs three calls: `observe`
+    with the keys of a batch before or after its lookup, `withhold` with the gradients before they
+    reach the optimizer, and `step` of the `Slipstream` that uses the store.
 
-        store = SokStore({"user": user_variable}, optimizer, distributed.init())
-        slipstream = Slipstream(store, config)
-        for keys, labels in data:
-            with tf.GradientTape() as tape:
-                rows = sok.all2all_dense_embedding(user_variable, keys)
-                ...
-            slipstream.observe({"user": keys})
-            gradients = tape.gradient(loss, [user_variable])
-            optimizer.apply_gradients(store.withhold(zip(gradients, [user_variable])))
-            slipstream.step()
+    Example:
 
-    A key belongs to the rank that SOK puts its row on; there, gradients come in summed over the
-    ranks, and are masked or deferred. That saves the update, not the lookup or the exchange before
-    it. Lookups may be `sok.all2all_dense_embedding` or `sok.lookup_sparse`. Keys are counted on the
-    rank that looked them up.
+    ```python
+    store = SokStore({"user": user_variable}, optimizer, distributed.init())
+    slipstream = Slipstream(store, config)
+    for keys, labels in data:
+        with tf.GradientTape() as tape:
+            rows = sok.all2all_dense_embedding(user_variable, keys)
+            ...
+        slipstream.observe({"user": keys})
+        gradients = tape.gradient(loss, [user_variable])
+        optimizer.apply_gradients(store.withhold(zip(gradients, [user_variable])))
+        slipstream.step()
+    ```
 
-    Gradients are deferred by interval under any optimizer; by movement where `optimizer` is given
-    and is one of `SokMovements.known`: its slots then are made with the store, and those of a key
-    when its first gradient comes. `flush` applies what is deferred at the end.
+    Each key is owned by the rank on which SOK stores its row. The owner receives the gradients
+    summed over the ranks, and masks or defers them. Therefore masking saves the update, but not the
+    lookup and not the preceding exchange. Lookups may use `sok.all2all_dense_embedding` or
+    `sok.lookup_sparse`. Accesses are counted on the rank that looks up the key.
 
-    An HKV table that is full evicts the rows that were written longest ago, and those of masked
-    keys are not written: they are, with their slots (give `optimizer`), once a window. Those writes
-    show in `sok.incremental_model_dump`; `sok_files.written_since` knows most of them. A row that
-    was evicted all the same starts anew when it is read; SOK does not tell, and `gather` says of
-    every key that it was found.
+    Deferring by interval works with every optimizer. Deferring by movement requires `optimizer`,
+    one of `SokMovements.known`. Its slot variables are then created together with the store, and
+    the slots of a key with its first gradient. Call `flush` at the end of training to apply the
+    remaining sums.
 
-    What the loop sends through `sok` is not in the communicator's traffic.
+    A full HKV table evicts the rows with the oldest write. Rows of masked keys are not updated,
+    therefore the store rewrites them, and their slots if `optimizer` is given, unchanged once per
+    window. `sok.incremental_model_dump` reports these writes as changes; `sok_files.written_since`
+    excludes most of them.
 
-    Access counts are exact, in host memory, and those of at most `counted_keys` keys of a table,
-    of which the least accessed is evicted for a new one. With `counts_on_device` they are estimates
-    of all keys, made on the table's device; see `ops.hot_keys.HotKeySketch`.
+    Note: a row that SOK evicted is recreated with its initial values when it is read. SOK does not
+    report this, therefore `gather` reports every key as found.
+
+    Messages that the loop sends through SOK are not included in the communicator's traffic.
+
+    By default, access counts are exact, in host memory, for at most `counted_keys` keys per table;
+    the least accessed key is evicted for a new key. With `counts_on_device` they are estimates for
+    all keys, computed on the table's device, see `ops.hot_keys.HotKeySketch`.
 
     Attributes:
-        tables: one per variable, in the order given.
-        optimizer: as given.
-        comm: as given.
+        tables: One table per variable, in the given order.
+        optimizer: The optimizer as passed to the constructor.
+        comm: The communicator as passed to the constructor.
     """
 
     defers_at_owners = True
@@ -117,24 +124,26 @@ class SokStore(SpreadStore, WatchingStore):
         counted_keys: int = 1 << 20,
         counts_on_device: bool = False,
     ):
-        """Starts with counts of zero and no saturated key.
+        """Starts with access counts of zero and no saturated keys.
 
         Args:
-            variables: table name -> `sok.DynamicVariable` or `sok.Variable`; or one variable, whose
-                name the table gets.
-            optimizer: that updates them, as `wrap_optimizer` or `sok.OptimizerWrapper` made it:
-                slots of masked keys are not evicted, and gradients may be deferred by movement.
-                None: slots are left alone.
-            comm: the ranks that SOK spreads its rows over, from `distributed.init()`; None: this
-                process alone.
-            counted_keys: keys of a table whose accesses are counted; at least those of a batch.
-            counts_on_device: whether accesses are estimated where the table is, in 96 bytes for
-                each of `counted_keys` (rounded up to a power of two).
+            variables: Maps table names to `sok.DynamicVariable`s or `sok.Variable`s. A single
+                variable is accepted too; its name becomes the table's name.
+            optimizer: The optimizer of the variables, created by `wrap_optimizer` or
+                `sok.OptimizerWrapper`. Protects slots of masked keys from eviction and is required
+                for deferring by movement. None means that the store does not access slots.
+            comm: Communicator of the ranks over which SOK shards its rows, from
+                `distributed.init()`. None means a single process.
+            counted_keys: Maximum number of counted keys per table. Must be at least the number of
+                keys in a batch.
+            counts_on_device: Whether to estimate access counts on the table's device. Takes 96
+                bytes for each of `counted_keys`, rounded up to a power of two.
 
         Raises:
-            ImportError: SOK cannot be loaded here.
-            ValueError: no variable, one of another kind or with settings that SOK would misread;
-                an optimizer that SOK cannot use; or other ranks than SOK's.
+            ImportError: SOK cannot be loaded.
+            ValueError: There is no variable, a variable has another type or settings that SOK would
+                misread, SOK does not support the optimizer, or `comm` has another number of ranks
+                than SOK.
         """
         require_integer("counted_keys", counted_keys, 1, None, "SokStore")
         if optimizer is not None and wrap_optimizer(optimizer) is not optimizer:
@@ -168,33 +177,35 @@ class SokStore(SpreadStore, WatchingStore):
         return tuple(self._opened.values())
 
     def observe(self, table: str, keys: Any) -> None:
-        """Counts the accesses of a batch; every occurrence of a key counts.
+        """Counts the accesses of a batch, including repeated keys.
 
         Args:
-            table: name of the table.
-            keys: int64 (or int32), a tensor of any shape or a RaggedTensor; -1 is padding.
+            table: Name of the table.
+            keys: int64 or int32, a tensor of any shape or a RaggedTensor. -1 is padding.
         """
         name = self._require(table)
         specs = [FeatureSpec(name, name)]
         self.count_accesses(pack({name: tf.reshape(flat_values(keys), [-1])}, specs))
 
     def count_accesses(self, packed: PackedFeatures) -> None:
-        """Counts the accesses of a batch of several features; `Slipstream.observe` does so.
+        """Counts the accesses of all features of a batch.
+
+        `Slipstream.observe` calls it.
 
         Args:
-            packed: the keys, from `features.pack`.
+            packed: The keys, from `features.pack`.
         """
         self._counter.count(packed)
 
     def withhold(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Masks or defers gradients of watched variables; call it before the optimizer.
+        """Masks or defers gradients of watched variables; call before the optimizer.
 
         Args:
-            grads_and_vars: pairs of gradient and variable. Those of other variables, and gradients
-                of None, are returned as they are.
+            grads_and_vars: Pairs of gradient and variable. Pairs of other variables, and pairs with
+                gradient None, are returned unchanged.
 
         Returns:
-            The pairs, in their order.
+            The pairs in the given order.
         """
         return [
             (gradient, variable)
@@ -204,21 +215,22 @@ class SokStore(SpreadStore, WatchingStore):
         ]
 
     def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Sums the rows of each key, and masks or defers those of saturated keys.
+        """Sums gradients per key, then masks or defers them by the policy.
 
         Args:
-            table: name of the table.
-            gradients: of the table's variable, as SOK gave them: indices of this rank's own rows.
+            table: Name of the table.
+            gradients: Gradients of the table's variable, as returned by SOK. Indices refer to rows
+                of this rank.
 
         Returns:
-            Slices with ascending indices, each once, and the same `dense_shape`: what is to be
-            applied now, deferred gradients that are due included.
+            The gradients to apply now, including deferred gradients that are due: slices with
+                distinct ascending indices and the same `dense_shape`.
 
         Raises:
-            ValueError: there is no such table.
-            TypeError: these are no sparse gradients.
+            ValueError: There is no such table.
+            TypeError: The gradients are not sparse.
         """
-        # What came from other ranks has no shape in a graph.
+        # In a graph, tensors received from other ranks have no static shape.
         shaped = tf.IndexedSlices(
             tf.ensure_shape(gradients.values, [None, self._table(table).dim]),
             tf.ensure_shape(gradients.indices, [None]),
@@ -228,7 +240,7 @@ class SokStore(SpreadStore, WatchingStore):
 
     def _movement(self, table: str, keys: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
         if not self._table(table).is_dynamic:
-            # Of a branch that no policy takes.
+            # No policy takes this branch.
             return tf.fill(tf.shape(keys), np.float32(np.inf))
         return super()._movement(table, keys, sums)
 
@@ -254,23 +266,23 @@ class SokStore(SpreadStore, WatchingStore):
         found, watched = self._table(table), self._watched[self._require(table)]
         before = watched.saturated
         super().set_row_flags(table, keys, flags)
-        # Of the window that ends, too: keys that are no longer masked would else be evicted before
-        # they are written again.
+        # Include the keys of the ended window: they are no longer masked, but could be evicted
+        # before their next update.
         touched = np.union1d(before, watched.saturated)
         found.touch(touched, slots_of(self._updater, found.variable).values())
-        # What was deferred under another policy leaves with the next step.
+        # Sums deferred under an earlier policy still update rows in the next step.
         if watched.masks and not watched.buffer.state().num_deferred:
             self._unchanged[table].replace(np.unique(watched.saturated), time.time())
         else:
             self._unchanged[table].forget()
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """Says whether gradients of saturated keys are masked or deferred, from the next step on.
+        """Sets the policy for gradients of a table, from the next step.
 
         Raises:
-            ValueError: gradients are to be deferred by movement, and nobody knows how far the
-                optimizer would move the rows; or moments are to decay, or ranks to be simulated:
-                the optimizer is not the store's.
+            ValueError: The policy defers by movement, but movement is not defined for the
+                optimizer. Or the policy decays moments or simulates ranks, which requires an
+                optimizer of the store.
         """
         masked = self._watched[self._require(table)].masks
         super().set_update_policy(table, policy)
@@ -293,48 +305,48 @@ class SokStore(SpreadStore, WatchingStore):
 
     def _most_deferred(self, table: str) -> int:
         found = self._table(table)
-        # All the sums that fit the budget would take its memory at once.
+        # Bounded by the table's size, because a buffer for the full budget would be allocated at
+        # once.
         return max(2 * found.size(), _FEWEST_SUMS) if found.is_dynamic else found.size()
 
     def unchanged_since(self, table: str, moment: float) -> np.ndarray:
-        """Returns int64 [n]: keys of this rank whose gradients have been masked since a time.
+        """Returns this rank's keys, int64 [n], masked continuously since a time.
 
-        Their rows were written since, once a window, but as they are.
+        Their rows were rewritten once per window, but unchanged.
 
         Args:
-            table: name of the table.
-            moment: in seconds since 1970.
+            table: Name of the table.
+            moment: Unix time, in seconds.
         """
         return self._unchanged[self._require(table)].since(moment)
 
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `TrackedStore.hot_keys`; of this rank's own batches."""
+        """Returns the keys that this rank's batches access most.
+
+        See `TrackedStore.hot_keys`.
+        """
         return self._counter.hot_keys(self._require(table), k)
 
     def decay_counts(self, factor: float) -> None:
-        """Multiplies the access counts of all tables by `factor`, 0 to 1."""
         self._counter.decay_counts(factor)
 
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:
-        """Returns what this rank's batches accessed of a table, of any rank's keys.
-
-        Returns:
-            "keys" int64 [n], ascending; "counts" float32 [n], decayed, above 0.
-        """
         return self._counter.export_accesses(self._require(table))
 
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
-        """Replaces access counts by what `export_accesses` gave; estimated ones start anew."""
+        """Replaces the access counts; estimated counts are reset instead."""
         self._counter.import_accesses(self._require(table), accesses)
 
     def flush(self, optimizer: Any = None) -> None:
-        """Applies all deferred gradients, as one more update of the optimizer; no collective.
+        """Applies all deferred gradients as one more optimizer update.
+
+        Not a collective.
 
         Args:
-            optimizer: that updates the variables; None: the store's.
+            optimizer: The optimizer of the variables. Defaults to the store's optimizer.
 
         Raises:
-            ValueError: there is none.
+            ValueError: There is no optimizer.
         """
         optimizer = optimizer or self.optimizer
         if optimizer is None:
@@ -348,22 +360,21 @@ class SokStore(SpreadStore, WatchingStore):
         optimizer.apply_gradients(pairs)
 
     def slot_layout(self, table: str) -> SlotLayout:
-        """Returns whose slots the rows of a table have, and how they start."""
         return self._rule.layout(self._table(table))
 
     def export_table(self, table: str, flush: bool = False) -> dict[str, np.ndarray]:
-        """Returns this rank's rows, with the optimizer's slots of dynamic variables.
+        """Returns this rank's rows, and the slots of dynamic variables.
 
         Args:
-            table: name of the table.
-            flush: must be false: deferred gradients are not in; `flush` of the store applies them.
+            table: Name of the table.
+            flush: Must be False. Call the store's `flush` to apply deferred gradients.
 
         Returns:
-            The arrays of `ops.table.export_table`, with counts of 0 (`export_accesses` has them);
-            and "powers", float32, what Adam's bias correction goes by.
+            The arrays of `ops.table.export_table`, with access counts of 0 (see `export_accesses`),
+            and "powers", float32, the powers for Adam's bias correction.
 
         Raises:
-            ValueError: `flush` is true.
+            ValueError: `flush` is True.
         """
         found = self._table(table)
         if flush:
@@ -374,19 +385,20 @@ class SokStore(SpreadStore, WatchingStore):
         return {**contents, "powers": powers}
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces this rank's rows and slots by what `export_table` of any store gave.
+        """Replaces this rank's rows and slots by contents of any store.
 
-        SOK cannot take keys out: those that a dynamic variable has and the contents do not start
-        anew, if its initializer is a number; else they stay. Those of a `sok.Variable` stay.
+        SOK cannot remove keys. Keys of a dynamic variable that are not in the contents are reset if
+        the variable's initializer is a number, and stay unchanged otherwise. Keys of a
+        `sok.Variable` stay unchanged.
 
         Args:
-            table: name of the table.
-            contents: keys that other ranks own are passed over.
+            table: Name of the table.
+            contents: Result of `export_table`. Keys of other ranks are ignored.
 
         Raises:
-            ValueError: an array is of another shape, or a key is one that SOK uses. Nothing is
-                changed then.
-            RuntimeError: the table had no room, and SOK evicted rows of the contents.
+            ValueError: An array has another shape, or SOK reserves one of the keys. The table stays
+                unchanged.
+            RuntimeError: The table is too small, and SOK evicted rows of the contents.
         """
         found = self._table(table)
         self._rule.replace_rows(found, self._rule.own_part(found, contents))

@@ -1,7 +1,7 @@
-"""One of SOK's variables as a table of keys, and stores of such tables.
+"""SOK variables as tables, and the base class of SOK stores.
 
-In: a variable of the user's. Out: a `SokTable`; or an error that says what is allowed. This is the
-only file that imports SOK: when a store is made. It also wraps optimizers for SOK.
+This is the only module that imports SOK, and only when a store is created. It also wraps optimizers
+for SOK.
 """
 
 import functools
@@ -30,20 +30,20 @@ _MISSING = (
 
 
 def open_sok() -> Any:
-    """Imports SOK and, where the program did not, starts it and the Horovod that it talks by.
+    """Imports SOK, and initializes SOK and Horovod unless already initialized.
 
     Raises:
-        ImportError: there is no SOK, or it cannot be loaded here.
+        ImportError: SOK is not installed or cannot be loaded.
     """
     try:
         sok = importlib.import_module("sparse_operation_kit")
-    except Exception as error:  # SOK raises plain Exceptions where its libraries are missing.
+    except Exception as error:  # SOK raises plain Exceptions if libraries are missing.
         raise ImportError(_MISSING.format(error=error)) from error
     talk = sok.communication
     if not talk.hvd.is_initialized():
         talk.hvd.init()
     if talk._COMM_TOOL is None:
-        # Its default replaces tf.keras.optimizers for the whole program.
+        # The default, True, replaces tf.keras.optimizers in the whole process.
         sok.init(use_legacy_optimizer=False)
     return sok
 
@@ -60,14 +60,15 @@ def require_lookup_sparse() -> None:
 
 
 def wrap_optimizer(optimizer: Any) -> Any:
-    """Makes an optimizer able to update `sok.DynamicVariable`s: `sok.OptimizerWrapper`, checked.
+    """Wraps an optimizer so that it can update `sok.DynamicVariable`s.
 
     Args:
-        optimizer: of `tf.compat.v1.train`, or a legacy one of Keras 2. What SOK made already
-            (`sok.SGD`, `sok.OptimizerWrapper`) is returned as it is.
+        optimizer: An optimizer of `tf.compat.v1.train`, or a legacy optimizer of Keras 2.
+            Optimizers of SOK (`sok.SGD`, `sok.OptimizerWrapper`) are returned unchanged.
 
     Raises:
-        ValueError: SOK cannot use it, as the optimizers of Keras 3; the error says which it can.
+        ValueError: SOK does not support the optimizer, for example an optimizer of Keras 3. The
+            error lists the supported optimizers.
     """
     sok = open_sok()
     if type(optimizer).__module__.startswith(sok.__name__ + "."):
@@ -78,55 +79,55 @@ def wrap_optimizer(optimizer: Any) -> Any:
         try:
             return sok.OptimizerWrapper(optimizer)
         except (AttributeError, KeyError):
-            # A legacy optimizer in a program whose tf.keras is Keras 3.
+            # A legacy optimizer, but tf.keras is Keras 3 in this process.
             pass
     kind = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
     raise invalid("optimizer", kind, "SOK's variables", OPTIMIZERS) from None
 
 
 def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
-    """Returns a variable's slots by name; none before the optimizer has made them.
+    """Returns a variable's existing slots, by name.
 
     Args:
-        optimizer: what `wrap_optimizer` returned, or None.
-        variable: a `sok.DynamicVariable`.
+        optimizer: Result of `wrap_optimizer`, or None.
+        variable: A `sok.DynamicVariable`.
     """
-    # SOK's wrappers know what they made; `sok.SGD` has nothing.
+    # SOK's wrappers list their slots. `sok.SGD` has no slots.
     if not hasattr(optimizer, "get_slot_names"):
         return {}
     found = {}
     for name in optimizer.get_slot_names():
         try:
             slot = optimizer.get_slot(variable, name)
-        except KeyError:  # Of the legacy optimizers, before the first step.
+        except KeyError:  # Legacy optimizers raise it before the first step.
             slot = None
         if slot is not None:
             found[name] = slot
     return found
 
 
-# Keys by which its hash tables mark free buckets.
+# Keys that mark free buckets in SOK's hash tables.
 _RESERVED = {"hybrid": (-4, -3, -2, -1), "hbm": (tf.int64.max, tf.int64.min)}
 
 
 class SokTable:
-    """One of SOK's variables as a table of keys.
+    """A SOK variable as a table of keys.
 
     Attributes:
-        name: of the table.
-        variable: `sok.DynamicVariable`, or what `sok.Variable` made.
-        is_dynamic: which of them.
-        sok: the module.
-        rank: of this process.
-        ranks: how many there are.
-        dim: values per row.
-        is_hybrid: whether it is an HKV table, which evicts rows.
-        num_keys: keys that it has rows of, 0 to that number, on all ranks; None: any number of any.
-        reserved_keys: keys by which its hash table marks free buckets, and which have no row.
+        name: Name of the table.
+        variable: A `sok.DynamicVariable`, or a variable created by `sok.Variable`.
+        is_dynamic: Whether it is a `sok.DynamicVariable`.
+        sok: The SOK module.
+        rank: Rank of this process.
+        ranks: Number of ranks.
+        dim: Number of values per row.
+        is_hybrid: Whether it is an HKV table, which evicts rows.
+        num_keys: Number of keys on all ranks if they are 0 to n - 1; None for arbitrary keys.
+        reserved_keys: Keys that mark free buckets in the hash table. They cannot have a row.
     """
 
     def __init__(self, name: str, variable: Any, sok: Any):
-        """Takes a variable, whose kind and settings are checked."""
+        """Wraps a variable of validated type and settings."""
         self.name, self.variable, self.sok = name, variable, sok
         self.is_dynamic = isinstance(variable, sok.DynamicVariable)
         self.rank = int(sok.communication.rank())
@@ -141,15 +142,15 @@ class SokTable:
         return int(self.variable.size[0] if self.is_dynamic else self.variable.shape[0])
 
     def owners(self, keys: np.ndarray) -> np.ndarray:
-        """Returns int64 [n], the rank that owns each key."""
+        """Returns the rank that owns each key, int64 [n]."""
         if self.variable.target_gpu >= 0:
             return np.full(keys.shape, self.variable.target_gpu, np.int64)
         return self.spread(tf.constant(keys, tf.int64)).numpy()
 
     def spread(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns int64 [n], the owner of each key of a table on all ranks; in graphs, too.
+        """Returns each key's owner in a sharded table, int64 [n]; graph-compatible.
 
-        As SOK does it: the remainder of the unsigned number.
+        SOK computes the owner as the unsigned key modulo the number of ranks.
         """
         with tf.device("CPU:0"):
             unsigned = tf.bitcast(keys, tf.uint64)
@@ -160,32 +161,35 @@ class SokTable:
         return keys[self.owners(keys) == self.rank]
 
     def indices(self, own_keys: np.ndarray) -> np.ndarray:
-        """Returns int64 [n], what this rank's gradients have in place of its keys."""
+        """Returns the indices of this rank's keys in its gradients, int64 [n]."""
         return np.asarray(self.variable.key_map(np.asarray(own_keys, np.int64)), np.int64)
 
     def keys_of(self, indices: np.ndarray) -> np.ndarray:
-        """Returns int64 [n], the keys of this rank that have these `indices`."""
+        """Returns the keys of this rank's `indices`, int64 [n]."""
         if self.is_dynamic or self.variable.target_gpu >= 0:
             return np.asarray(indices, np.int64)
         return np.asarray(indices, np.int64) * self.ranks + self.rank
 
     def read(self, own_keys: np.ndarray) -> tf.Tensor:
-        """Returns float32 [n, dim], rows of this rank; SOK makes those that are missing."""
+        """Returns rows of this rank, float32 [n, dim]; SOK creates missing rows."""
         return self.variable.sparse_read(tf.constant(self.indices(own_keys), tf.int64))
 
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [n, dim], rows of any rank's keys, int64 [n]; a collective.
+        """Returns rows of keys of any rank, float32 [n, dim]; a collective.
+
+        Args:
+            keys: int64 [n].
 
         Raises:
-            tf.errors.InvalidArgumentError: a key is one that SOK's table uses itself.
+            tf.errors.InvalidArgumentError: SOK reserves one of the keys.
         """
         return self.sok.all2all_dense_embedding(self.variable, self._checked(keys))
 
     def _checked(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the keys, int64 [n], of which none is one that SOK's table uses itself.
+        """Returns the keys, int64 [n], after a check for reserved keys.
 
-        Its hash tables mark free buckets by such keys. HKV passes over them without a word: what is
-        read is no row; under an hbm table the program dies.
+        SOK does not check them. For a reserved key, an HKV table silently returns values that are
+        no row, and an hbm table crashes the process.
         """
         reserved = self.reserved_keys
         if not reserved:
@@ -204,20 +208,20 @@ class SokTable:
 
     @property
     def initial_value(self) -> float | None:
-        """What all values of a new row are; None: they are random, or given."""
+        """The initial value of row elements; None if random or given."""
         try:
             return float(self.variable.initializer_str) if self.is_dynamic else None
         except (TypeError, ValueError):
             return None
 
     def touch(self, own_keys: np.ndarray, slots: Iterable[Any] = ()) -> None:
-        """Writes rows as they are, so that HKV takes them for young.
+        """Rewrites rows unchanged, so that HKV does not evict them.
 
-        Its lookups do not: a row that is read, but never written, is evicted first.
+        HKV evicts the rows with the oldest write, and lookups do not count as writes.
 
         Args:
             own_keys: int64 [n], keys of this rank.
-            slots: variables of the optimizer, whose rows of these keys are touched as well.
+            slots: Slot variables of the optimizer. Their rows of these keys are rewritten too.
         """
         if not self.is_hybrid or not own_keys.size:
             return
@@ -228,10 +232,10 @@ class SokTable:
 
 
 def open_table(name: str, variable: Any) -> SokTable:
-    """Makes a table of one of SOK's variables, whose settings are checked.
+    """Returns a table for a SOK variable, after validating its settings.
 
     Raises:
-        ValueError: it is none, or has settings that SOK passes over or misreads.
+        ValueError: It is not a SOK variable, or SOK would ignore or misread one of its settings.
     """
     sok = open_sok()
     place = f"table {name!r}"
@@ -260,14 +264,14 @@ def open_table(name: str, variable: Any) -> SokTable:
 
 
 class SpreadStore(UpdatedElsewhere):
-    """Base of the stores whose rows are in SOK: each is on the rank that SOK puts its key on."""
+    """Base of stores with rows that SOK shards over the ranks."""
 
     is_in_sok = True
     is_spread = True
     _opened: Mapping[str, SokTable]
 
     def _require_ranks(self, ranks: int) -> None:
-        """Raises ValueError unless the store was given as many ranks as SOK has."""
+        """Raises ValueError unless `comm` has as many ranks as SOK."""
         if ranks != self._ranks:
             allowed = f"distributed.init(): SOK has {ranks} ranks"
             raise invalid("comm", self.comm, type(self).__name__, allowed)
@@ -280,7 +284,12 @@ class SpreadStore(UpdatedElsewhere):
         return self._opened[self._require(table)]
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
-        """Returns int64 [n]: the rank that SOK puts each key, int64 [n], on."""
+        """Returns the rank on which SOK stores each key, int64 [n].
+
+        Args:
+            table: Name of the table.
+            keys: int64 [n].
+        """
         return self._table(table).owners(np.asarray(keys, np.int64))
 
     def size(self, table: str) -> int:
@@ -291,11 +300,12 @@ class SpreadStore(UpdatedElsewhere):
         """Reads rows of this rank.
 
         Args:
-            table: name of the table.
+            table: Name of the table.
             keys: int64 [n], keys that this rank owns.
 
         Returns:
-            rows float32 [n, dim] and found bool [n], all true: SOK makes a row that is missing.
+            rows: float32 [n, dim].
+            found: bool [n], always True, because SOK creates missing rows.
         """
         keys = np.asarray(keys, np.int64)
         return self._read(self._table(table), keys), tf.ones([keys.size], tf.bool)
@@ -304,9 +314,8 @@ class SpreadStore(UpdatedElsewhere):
         return found.read(keys)
 
     def reserved_keys(self, table: str) -> tuple[int, ...]:
-        """Returns the keys that SOK's table uses itself, and can have no row of."""
+        """Returns the keys that SOK reserves; they cannot have a row."""
         return self._table(table).reserved_keys
 
     def num_keys(self, table: str) -> int | None:
-        """Returns how many keys, from 0, a table has on all ranks; None: any number of any."""
         return self._table(table).num_keys
