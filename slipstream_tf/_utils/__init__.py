@@ -1,1 +1,1 @@
-"""Modules that every part of the package may import and that users do not need."""
+"""Internal helpers that every part of the package may import."""

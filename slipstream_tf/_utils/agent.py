@@ -1,21 +1,22 @@
-"""Keeps a rank's place in a job whose ranks come and go: starts its program anew when they change.
+"""Restarts a program when the ranks of an elastic job change.
 
-In: a command, and what Horovod's elastic launcher has put into the environment. Out: the command's
-exit code.
+Usage:
 
     horovodrun -np 2 --min-np 1 --host-discovery-script ./hosts.sh \\
         slipstream-elastic python train.py
 
-Each start of the command is a rank like that of any other job. When ranks are lost, its collectives
-fail and it ends; when hosts join or leave, it is told, and ends after its next commit. Then the
-agent, which outlives it, asks the launcher for its new place. Horovod's own way is to join anew
-within the process: that ends the process if another rank is lost meanwhile, by an exception in a
-thread of its own.
+The agent runs the command as a rank of the job. If a rank is lost, the collectives of the command
+fail and the command exits. If hosts join or leave, the agent notifies the command, which exits
+after its next commit. Then the agent requests a new rank from the launcher and starts the command
+again. Otherwise the agent exits with the command's exit code.
 
-Needs neither TensorFlow nor Horovod's library, but its launcher's files.
+Horovod's elastic mode rejoins within the process instead. If another rank is lost meanwhile, an
+exception in a background thread terminates that process.
 
-`rank`, `is_elastic` and `is_on_one_host` read the environment that a launcher (horovodrun, mpirun)
-has set for this process.
+The agent needs Horovod's launcher in Python, but neither TensorFlow nor Horovod's compiled library.
+
+`rank`, `is_elastic` and `is_on_one_host` read the environment variables that a launcher
+(horovodrun, mpirun) sets.
 """
 
 from __future__ import annotations
@@ -37,28 +38,31 @@ from typing import Any
 
 # Set by horovodrun (Gloo) and by Open MPI, MPICH or Slurm launchers.
 RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-# "1": Horovod lets ranks come and go.
+# "1" if ranks may join and leave a Horovod job.
 ELASTIC = "HOROVOD_ELASTIC"
 
 
 def rank_variable() -> str | None:
-    """Returns the name of the variable that makes this process a rank; None: it is alone."""
+    """Returns the name of the environment variable with this process's rank.
+
+    None if the process was not started by a launcher.
+    """
     return next((name for name in RANK_VARIABLES if name in os.environ), None)
 
 
 def rank() -> int | None:
-    """Returns the rank of this process in its job, from 0; None: it is in no job."""
+    """Returns this process's rank, from 0, or None without a launcher."""
     variable = rank_variable()
     return None if variable is None else int(os.environ[variable])
 
 
 def is_elastic() -> bool:
-    """Whether Horovod's launcher lets ranks come and go (`horovodrun --host-discovery-script`)."""
+    """Whether ranks may join and leave (`horovodrun --host-discovery-script`)."""
     return os.environ.get(ELASTIC) == "1"
 
 
 def is_on_one_host() -> bool:
-    """Whether the launcher says that all ranks of the job run on this host."""
+    """Whether all ranks of the job run on this host."""
     variable = rank_variable()
     if variable is None:
         return True
@@ -68,47 +72,48 @@ def is_on_one_host() -> bool:
     return local is not None and local == every
 
 
-# Exit codes of a start after which another one is to come: it has saved something, or has not.
+# Exit codes that request a restart: after a commit, and without a commit.
 AGAIN, AGAIN_WITHOUT_COMMIT = 75, 76
-# In the environment of a start: the end of a pipe that has a byte when hosts join or leave.
+# Environment variable with the read end of a pipe, which gets a byte when hosts join or leave.
 _NOTICE = "SLIPSTREAM_ELASTIC_NOTICE"
-# What the launcher tells of a place, in this order.
+# The fields of the launcher's response, in this order.
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-# Starts one after the other that have saved nothing.
+# Maximum number of consecutive starts without a commit.
 _MOST_IN_VAIN = 10
-# How long the launcher may be silent.
+# Timeout for the launcher.
 _PATIENCE_SECONDS = 15
 _PR_SET_PDEATHSIG = 1
 
 
 def is_started_by_agent() -> bool:
-    """Whether this process is a start of an agent's command."""
+    """Whether this process was started by an `Agent`."""
     return _NOTICE in os.environ
 
 
 def is_noticed() -> bool:
-    """Whether this start's agent has heard of hosts that join or leave."""
+    """Whether hosts have joined or left since this process was started."""
     return bool(select.select([int(os.environ[_NOTICE])], [], [], 0)[0])
 
 
 class Agent:
-    """Starts a command again and again, each time with its place among the ranks.
+    """Starts a command repeatedly, each time with its present rank.
 
     Args:
-        command: the program and its arguments.
-        environment: that the launcher has made.
+        command: The program and its arguments.
+        environment: The environment variables set by the launcher.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = list(command)
         self._environment = {**environment}
-        del self._environment[ELASTIC]  # A start stays in the job that it joins.
+        # The agent restarts the command; it must not rejoin by itself.
+        del self._environment[ELASTIC]
         self._process: subprocess.Popen[bytes] | None = None
-        # To be told of hosts, on another thread.
+        # Horovod's notification thread writes to this pipe.
         self._notice, self._lock = os.pipe(), threading.Lock()
 
     def run(self) -> int:
-        """Starts the command until it ends for good; returns its exit code."""
+        """Runs the command until it needs no restart; returns its exit code."""
         manager = importlib.import_module("horovod.runner.elastic.worker")
         listener: Any = manager.WorkerNotificationManager()
         listener.init()
@@ -123,7 +128,8 @@ class Agent:
         in_vain = 0
         while True:
             code = self._start()
-            # What a signal has ended was killed, or could not join since others were lost.
+            # A negative code is a signal: the command was killed, or could not join because other
+            # ranks were lost. Both need a restart.
             if code >= 0 and code not in (AGAIN, AGAIN_WITHOUT_COMMIT):
                 return code
             in_vain = 0 if code == AGAIN else in_vain + 1
@@ -137,7 +143,7 @@ class Agent:
             self._environment.update(place)
 
     def on_hosts_updated(self, timestamp: int, update: Any) -> None:
-        """Is called on another thread when the launcher says that hosts have joined or left."""
+        """Notifies the command; Horovod's thread calls it when hosts change."""
         with self._lock:
             os.write(self._notice[1], b"!")
 
@@ -150,8 +156,13 @@ class Agent:
         return self._process.wait()
 
     def _next_place(self) -> dict[str, str] | None:
-        """Waits until all that are left have asked for their places; None: there is none."""
-        # What is told from now on may have come too late for the new place.
+        """Returns the environment variables of the new rank, or None.
+
+        Waits until all remaining processes have requested a rank. None means that the launcher has
+        ended or has no rank for this process.
+        """
+        # Discard earlier notices, because the new rank takes them into account. A later notice may
+        # not be included, therefore the next start must receive it.
         with self._lock:
             for end in self._notice:
                 os.close(end)
@@ -162,7 +173,8 @@ class Agent:
         launcher = http.client.HTTPConnection(address, int(port), timeout=_PATIENCE_SECONDS)
         try:
             launcher.connect()
-            launcher.sock.settimeout(None)  # Until all have asked, or the launcher is silent.
+            # The response may take long. Keep-alive detects a dead launcher.
+            launcher.sock.settimeout(None)
             _keep_alive(launcher.sock)
             launcher.request("GET", f"/rank_and_size/{who}")
             values = launcher.getresponse().read().decode().split(",")
@@ -176,7 +188,7 @@ class Agent:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if self._process is not None:
             self._process.send_signal(number)
-        # As a process that has no handler ends.
+        # Terminate in the same way as a process without a handler.
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
@@ -185,7 +197,7 @@ class Agent:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Has the kernel break a connection whose other host is silent."""
+    """Makes the kernel close a connection to an unresponsive host."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform.startswith("linux"):
         for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
@@ -194,7 +206,11 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 def _ends_with_parent() -> Any:
-    """What a child does first, so that the kernel ends it with its parent; None: not on Linux."""
+    """Returns a function that ties a child's life to its parent.
+
+    The kernel kills the child when the parent ends. Pass the function as `preexec_fn`. None on
+    systems other than Linux.
+    """
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl
@@ -205,8 +221,8 @@ def run_under_launcher(command: Sequence[str]) -> int:
     """Runs a command under an elastic launcher; returns its exit code.
 
     Args:
-        command: the program and its arguments; under another launcher, or none, it takes this
-            process's place.
+        command: The program and its arguments. Without an elastic launcher, it replaces this
+            process.
     """
     if not is_elastic():
         os.execvp(command[0], list(command))
@@ -214,7 +230,7 @@ def run_under_launcher(command: Sequence[str]) -> int:
 
 
 def entry_point() -> None:
-    """Runs the command that this program's arguments are."""
+    """Runs the command in this program's arguments."""
     if len(sys.argv) < 2 or sys.argv[1] in ("--help", "-h"):
         print(__doc__)
         sys.exit(0 if len(sys.argv) > 1 else 2)

@@ -1,4 +1,4 @@
-"""Collectives over Python values: gather them, compare settings and rows, propagate errors."""
+"""Collectives over Python values: gather JSON, compare settings and rows, propagate errors."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ def gather_json(comm: Communicator, value: Any, name: str) -> list[Any]:
     """Returns every rank's value, rank 0 first; a collective.
 
     Args:
-        comm: the ranks.
-        value: JSON-serialisable; of any size on each rank.
-        name: of the collective.
+        comm: The communicator.
+        value: JSON-serializable. Sizes may differ between ranks.
+        name: Name of the collective.
     """
     if comm.size == 1:
         return [json.loads(json.dumps(value))]
@@ -28,15 +28,14 @@ def gather_json(comm: Communicator, value: Any, name: str) -> list[Any]:
 
 
 def most_known(comm: Communicator, own: int | None, name: str) -> int | None:
-    """Returns the most of the ranks' numbers; a collective.
+    """Returns the maximum over the ranks, or None if any is unknown.
+
+    A collective.
 
     Args:
-        comm: the ranks.
-        own: of this rank, at least 0; None: it does not know.
-        name: of the collective.
-
-    Returns:
-        None: a rank does not know.
+        comm: The communicator.
+        own: This rank's number, at least 0, or None if unknown.
+        name: Name of the collective.
     """
     if comm.size == 1:
         return own
@@ -46,20 +45,20 @@ def most_known(comm: Communicator, own: int | None, name: str) -> int | None:
 
 
 def together(comm: Communicator, work: Callable[[], Any], name: str, what: str) -> list[Any]:
-    """Works on every rank; none goes on before all have done it. A collective at its end.
+    """Runs a function on every rank and waits for all; a collective.
 
     Args:
-        comm: the ranks.
-        work: calls no collective; returns what is JSON-serialisable.
-        name: of the collective.
-        what: the work is, for the error: "write a file".
+        comm: The communicator.
+        work: The function. It must not call collectives. Returns a JSON-serializable value.
+        name: Name of the collective.
+        what: Description of the work for errors, for example "write a file".
 
     Returns:
-        What it returned on each rank, rank 0 first.
+        The result of each rank, rank 0 first.
 
     Raises:
-        RuntimeError: it failed on another rank, which is named. The rank itself raises its own
-            error.
+        RuntimeError: The function failed on another rank; the message names it. A failing rank
+            raises its original error.
     """
     result, error = None, None
     try:
@@ -77,20 +76,20 @@ def together(comm: Communicator, work: Callable[[], Any], name: str, what: str) 
 
 
 def require_same(comm: Communicator, settings: Any, name: str, what: str) -> None:
-    """Checks that all ranks were given the same settings; a collective.
+    """Raises ValueError unless all ranks have the same settings; a collective.
 
     Args:
-        comm: the ranks.
-        settings: JSON-serialisable; tuples count as lists.
-        name: of the collective.
-        what: the settings are for, for the error.
+        comm: The communicator.
+        settings: JSON-serializable. Tuples are compared as lists.
+        name: Name of the collective.
+        what: Description of the settings, for errors.
 
     Raises:
-        ValueError: a rank's differ from those of rank 0; every rank raises it.
+        ValueError: A rank's settings differ from rank 0. Every rank raises it.
     """
     if comm.size == 1:
         return
-    # As texts, in which 1, 1.0 and True differ.
+    # Compare as text, in which 1, 1.0 and True differ.
     texts = gather_json(comm, json.dumps(settings, sort_keys=True, default=repr), name)
     for rank, other in enumerate(texts):
         if other != texts[0]:
@@ -115,18 +114,18 @@ def _first_difference(first: Any, second: Any, place: str) -> tuple[str, Any, An
 
 
 def require_same_rows(store: Any, comm: Communicator) -> None:
-    """Checks that all ranks have the same rows and slots; a collective.
+    """Raises ValueError unless all ranks have equal rows and slots; a collective.
 
-    Counts of accesses are each rank's own. A key without a row counts as having its initial one.
-    Ranks exchange a digest of each table, and more only where it differs. Needs as much memory as
-    the largest table.
+    Access counts may differ. A key without a row is compared by its initial row. Ranks exchange a
+    digest of each table, and further data only for tables that differ. Needs additional memory of
+    the size of the largest table.
 
     Args:
-        store: a `ReplicatedStore` that holds nothing back (`flush`).
-        comm: the ranks.
+        store: A `ReplicatedStore` without deferred gradients; call its `flush` before.
+        comm: The communicator.
 
     Raises:
-        ValueError: a rank's rows differ from those of rank 0; every rank raises it.
+        ValueError: A rank's rows differ from rank 0. Every rank raises it.
     """
     if comm.size == 1:
         return
@@ -138,7 +137,7 @@ def require_same_rows(store: Any, comm: Communicator) -> None:
 
 
 def _digest(contents: dict[str, np.ndarray]) -> str:
-    """Of a table's export, which is sorted by key."""
+    """Returns a hash of a table's export, which is sorted by key."""
     hashed = hashlib.blake2b(digest_size=16)
     for name in ("keys", "rows", "slots"):
         hashed.update(np.ascontiguousarray(contents[name]).data)
@@ -156,7 +155,7 @@ def _compare(store: Any, table: str, comm: Communicator) -> None:
     own_keys = contents["keys"]
     keys = np.unique(_gather(comm, own_keys, "slipstream.rows.keys"))
     rows = _hashes(store.gather(table, keys)[0].numpy())
-    # 0 where this rank has no slots yet.
+    # 0 for keys that have no slots on this rank.
     slots = np.zeros(keys.size, np.int64)
     if contents["slots"].size:
         slots[np.searchsorted(keys, own_keys)] = _hashes(contents["slots"]) | 1
@@ -187,7 +186,11 @@ def _gather(comm: Communicator, values: np.ndarray, name: str) -> np.ndarray:
 
 
 def _hashes(rows: np.ndarray) -> np.ndarray:
-    """Returns int64 [n], a hash of the bits of each row, float32 [n, width]."""
+    """Returns a hash of the bits of each row, int64 [n].
+
+    Args:
+        rows: float32 [n, width].
+    """
     words = np.ascontiguousarray(rows, np.float32).view(np.uint32)
     hashes = np.zeros(len(rows), np.uint64)
     for column in words.T:

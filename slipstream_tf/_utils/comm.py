@@ -1,7 +1,8 @@
-"""The collectives of a job's ranks as an interface, and their form in a single process.
+"""The interface of collectives between ranks, and its single-process version.
 
-In: tensors of one rank. Out: tensors of all. Every method is a collective: every rank must call it,
-in the same order, with no rows if it has none, whether in eager code or in a `tf.function`.
+Note: the methods `sum`, `gather`, `exchange` and `broadcast` are collectives. Every rank must call
+them in the same order, with an empty tensor if it has no rows. Collectives run eagerly and in a
+`tf.function`.
 """
 
 import collections
@@ -16,41 +17,46 @@ import tensorflow as tf
 from slipstream_tf._utils.errors import require_choice, require_integer, require_number
 from slipstream_tf.config import WIRE_DTYPES
 
-# What the values of rows may become between ranks; the ops take their numbers. An int8 is a
-# multiple of a 127th of its row's largest magnitude, which goes with the row as a float.
+# Bytes per value of the wire dtypes; ops refer to a dtype by its position. An int8 value is a
+# multiple of 1/127 of the row's largest magnitude, which is sent with the row as a float32.
 _VALUE_BYTES = dict(zip(WIRE_DTYPES, (4, 2, 2, 1), strict=True))
-# What "auto" chooses among, the most exact first. A float16 takes as long as a bfloat16.
+# Dtypes for "auto", most exact first. No float16, because it takes as long as bfloat16.
 CHOICES = ("float32", "bfloat16", "int8")
-# A dtype that rounds more is to take at most this part of what the one before it takes, and so many
-# seconds less for each value: a training step spends some ten times as much on it.
+# A less exact dtype is chosen only if it takes at most this fraction of the time of the more exact
+# dtype, and saves at least this many seconds per value. For comparison, a training step takes about
+# ten times as long per value.
 _WORTH, _LEAST_SAVED = 0.8, 1e-9
 
 
 def encoded_bytes(dtype: str, floats: float) -> float:
-    """Returns the bytes of a row of so many values, 0 of none, in a dtype of `WIRE_DTYPES`."""
+    """Returns the bytes of an encoded row.
+
+    Args:
+        dtype: One of `WIRE_DTYPES`.
+        floats: Number of values in the row.
+    """
     scale = 4 if dtype == "int8" and floats else 0
     return floats * _VALUE_BYTES[dtype] + scale
 
 
 def copies_of(ranks: int, is_spread: bool) -> float:
-    """Returns how many others each row of a rank goes to, on average.
+    """Returns the average number of other ranks that receive each row.
 
     Args:
-        ranks: of the job.
-        is_spread: whether each row has one owner; else all ranks have all rows.
+        ranks: Number of ranks.
+        is_spread: Whether each row has one owner. If False, all ranks have all rows.
     """
     return (ranks - 1) / ranks if is_spread else ranks - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What a message between ranks takes.
+    """The speed of messages between ranks.
 
     Attributes:
-        bytes_per_second: that a rank sends, while all do.
-        latency: seconds of a message with next to nothing in it.
-        codec_seconds: dtype -> seconds, for a value, of putting it into a message and taking it
-            out.
+        bytes_per_second: Send rate of a rank while all ranks send.
+        latency: Seconds for a message with almost no content.
+        codec_seconds: Seconds per value to encode and decode it, by dtype.
     """
 
     bytes_per_second: float
@@ -62,24 +68,26 @@ class Link:
         require_number("latency", self.latency, 0.0, place="Link")
 
     def seconds(self, rows: float, floats: float, dtype: str, copies: float = 1.0) -> float:
-        """Returns what rows and their keys take in one message, without its latency.
+        """Returns the seconds to send rows with their keys, without latency.
 
         Args:
-            rows: of this rank.
-            floats: values of a row.
-            dtype: of the values, one of `WIRE_DTYPES`.
-            copies: how many others each row goes to.
+            rows: Number of rows that this rank sends.
+            floats: Number of values per row.
+            dtype: The wire dtype, one of `WIRE_DTYPES`.
+            copies: Number of other ranks that receive each row.
         """
         sent = rows * copies * (8 + encoded_bytes(dtype, floats))
         coded = rows * floats * max(copies, 1.0) * self.codec_seconds.get(dtype, 0.0)
         return sent / self.bytes_per_second + coded
 
     def choose(self, floats: float, copies: float = 1.0) -> str:
-        """Returns the most exact of `CHOICES` beside which none that rounds more is worth it.
+        """Returns the wire dtype with the best trade-off of exactness and time.
+
+        A less exact dtype of `CHOICES` is returned only if it saves enough time.
 
         Args:
-            floats: values of a row.
-            copies: see `seconds`.
+            floats: Number of values per row.
+            copies: Number of other ranks that receive each row.
         """
         chosen = CHOICES[0]
         for dtype in CHOICES[1:]:
@@ -93,20 +101,20 @@ class Link:
         return f"{speed} from each rank, {1e3 * self.latency:.2f} ms a message"
 
 
-# What bytes are counted as. "control": counts, digests, states; everything that is not data.
+# Kinds of traffic. "control" is everything that is not data: counts, digests, states.
 KINDS = ("keys", "rows", "gradients", "deferred", "dense", "control")
-# A name, or the scalar tensor of its index, which may change from step to step.
+# A name, or a scalar tensor with its index, which may change from step to step.
 OneKind: TypeAlias = "str | tf.Tensor"
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixed:
-    """The kinds of a message that has several.
+    """The kinds of a message that contains more than one kind.
 
     Attributes:
-        parts: kinds, and as int64 scalars the bytes that are of them: of a tensor that is gathered,
-            all of it; of one that is exchanged, what is meant for others. All other bytes are
-            "control".
+        parts: Pairs of a kind and its number of bytes, an int64 scalar. For a gathered tensor,
+            count all bytes. For an exchanged tensor, count the bytes for other ranks. The remaining
+            bytes count as "control".
     """
 
     parts: "Sequence[tuple[OneKind, tf.Tensor]]"
@@ -117,49 +125,50 @@ Kind: TypeAlias = "OneKind | Mixed"
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """Bytes that this rank gave to the network since the start, by kind.
+    """Bytes that this rank has sent, by kind.
 
-    Counted as payload, as Gloo sends it; MPI may choose other ways:
+    The counts are payload bytes, for Gloo's algorithms. MPI may use other algorithms.
 
-    - sum: around a ring, 2 * (size - 1) / size of the tensor;
-    - gather: around a ring, what each rank has to every other. A rank passes on what others have;
-      here it counts with the rank that has it, so that only the total over ranks is exact where
-      ranks have different numbers of rows;
-    - exchange: what is meant for others, straight to them;
-    - broadcast: down a binomial tree, each rank to those below it;
-    - what SOK sends for this package (`count_sent`): rows count with the rank that requests them,
-      so that only the total over ranks is exact.
+    - sum: a ring sends 2 * (size - 1) / size of the tensor.
+    - gather: a ring sends each rank's part to every other rank. In reality ranks forward the parts
+      of other ranks. Here a part counts for the rank that has it, therefore only the total over
+      ranks is exact if parts differ in size.
+    - exchange: each part is sent directly to its rank.
+    - broadcast: along a binomial tree, each rank sends to its children.
+    - traffic of SOK (`count_sent`): rows count for the rank that requests them, therefore only the
+      total over ranks is exact.
 
-    Not in it: headers of TCP and below, about a twentieth on Ethernet, and what Horovod's ranks say
-    to each other all the time, at every cycle (HOROVOD_CYCLE_TIME, see `init`): 0.7 to 1.3 MB/s per
-    rank where it was measured, with two to four ranks.
+    The counts do not include headers of TCP and lower layers (about 5% on Ethernet), nor Horovod's
+    coordination messages in every cycle (HOROVOD_CYCLE_TIME, see `init`). The latter were measured
+    as 0.7 to 1.3 MB/s per rank, with two to four ranks.
 
     Attributes:
-        bytes: kind (see `KINDS`) -> bytes.
+        bytes: Number of bytes by kind, see `KINDS`.
     """
 
     bytes: Mapping[str, int]
 
     @property
     def total(self) -> int:
-        """Bytes of all kinds."""
+        """The total over all kinds."""
         return sum(self.bytes.values())
 
 
 class Names:
-    """Names of collectives: the same on all ranks, and of one collective under way only.
+    """Generates names of collectives that are equal on all ranks.
 
-    A graph's collectives are numbered within the graph: ranks may trace a function at different
-    times (their last batches differ), but they trace the same one.
+    Collectives that run at the same time must have different names. In a graph, calls are numbered
+    within the graph. Ranks may trace a function at different times, for example because their last
+    batches differ, but they trace the same function and therefore get the same numbers.
     """
 
     _prefixes: ClassVar[collections.Counter[str]] = collections.Counter()
 
     def __init__(self, prefix: str):
-        """Takes a prefix; a second object with the same one gets a number.
+        """Reserves a prefix. If it is used already, a number is appended.
 
         Args:
-            prefix: what the collectives are for.
+            prefix: Purpose of the collectives.
         """
         number = Names._prefixes[prefix]
         Names._prefixes[prefix] += 1
@@ -176,17 +185,18 @@ class Names:
         used = self._used.setdefault(tf.compat.v1.get_default_graph(), collections.Counter())
         number = used[collective]
         used[collective] += 1
-        return f"{name}-{number}" if number else name  # TensorFlow takes it for a scope, too.
+        # "-" because TensorFlow also uses the name as a scope.
+        return f"{name}-{number}" if number else name
 
 
 class Communicator(Protocol):
-    """The ranks of a job.
+    """The ranks of a job and their collectives.
 
     Attributes:
-        rank: of this process, from 0.
-        size: number of ranks.
-        local_rank: of this process among those of its machine.
-        link: what messages take; None: not measured yet (see `distributed.link_of`).
+        rank: Rank of this process, from 0.
+        size: Number of ranks.
+        local_rank: Rank of this process among the ranks on its machine.
+        link: Speed of messages. None if not measured yet, see `distributed.link_of`.
     """
 
     rank: int
@@ -195,132 +205,137 @@ class Communicator(Protocol):
     link: Link | None
 
     def sum(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
-        """Adds up a tensor of the same shape and dtype over all ranks.
+        """Sums a tensor of the same shape and dtype over all ranks.
 
         Args:
-            tensor: any shape.
-            kind: what its bytes are counted as: one of `KINDS`, its index as a tensor, or several.
-            name: the same on all ranks and of no other collective under way.
+            tensor: Any shape.
+            kind: Kind of traffic: a name in `KINDS`, its index as a tensor, or `Mixed`.
+            name: Name of the collective, equal on all ranks. No two running collectives may have
+                the same name.
         """
 
     def gather(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
-        """Puts the ranks' tensors behind each other, rank 0 first.
+        """Concatenates the tensors of all ranks, rank 0 first.
 
         Args:
-            tensor: [n, ...]; n may differ between ranks and be 0.
-            kind: what its bytes are counted as.
-            name: as for `sum`.
+            tensor: [n, ...]. n may differ between ranks and may be 0.
+            kind: Kind of traffic, as in `sum`.
+            name: Name of the collective, as in `sum`.
         """
 
     def exchange(
         self, tensor: Any, splits: Any, kind: Kind, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends each rank its part of a tensor.
+        """Sends each rank its part of a tensor (all-to-all).
 
         Args:
-            tensor: [n, ...]: first what is for rank 0, then for rank 1, ...
-            splits: int32 [size], rows for each rank; they add up to n.
-            kind: what its bytes are counted as.
-            name: as for `sum`.
+            tensor: [n, ...], the parts for rank 0, rank 1, ... in this order.
+            splits: int32 [size], number of rows for each rank. The sum must be n.
+            kind: Kind of traffic, as in `sum`.
+            name: Name of the collective, as in `sum`.
 
         Returns:
-            What the ranks sent to this one, rank 0 first, and int32 [size], rows from each.
+            received: The parts from all ranks, rank 0 first.
+            received_splits: int32 [size], number of rows from each rank.
         """
 
     def broadcast(self, tensor: Any, root: int, kind: Kind, name: str) -> tf.Tensor:
-        """Returns the tensor of rank `root`; the others' have its shape and dtype."""
+        """Returns rank `root`'s tensor; all ranks pass the same shape and dtype."""
 
     def traffic(self) -> Traffic:
-        """Returns the bytes that this rank gave to the network."""
+        """Returns the bytes that this rank has sent."""
 
     def count_sent(self, nbytes: Any, kind: Kind, name: str) -> Any:
-        """Counts bytes that others' code gave to the network for this rank; no collective.
+        """Counts bytes that other code sent for this rank; not a collective.
 
         Args:
             nbytes: int64 scalar.
-            kind: what they are counted as.
-            name: of what was sent, for errors.
+            kind: Kind of traffic, as in `sum`.
+            name: Name of the message, for errors.
 
         Returns:
             The operation in a graph.
         """
 
     def uncounted(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context whose bytes do not count, for what is not part of the training.
+        """Returns a context in which traffic is not counted.
 
-        It must be entered in eager code, and no collective may be under way.
+        Use it for messages that are not part of training. Enter it eagerly, while no collective is
+        running.
         """
 
     def start_timeline(self, path: str) -> None:
-        """Has every collective noted, on rank 0, in a file as Horovod's timeline has it.
+        """Starts to record collectives in a Horovod timeline file, on rank 0.
 
         Args:
-            path: of the file. The environment must have HOROVOD_TIMELINE=DYNAMIC since before
+            path: Path of the file. The environment variable HOROVOD_TIMELINE must be DYNAMIC before
                 `init`.
         """
 
     def stop_timeline(self) -> None:
-        """Ends what `start_timeline` began."""
+        """Stops the recording of `start_timeline`."""
 
 
 class SingleProcess:
-    """A job of one rank: every collective returns its own tensor."""
+    """A communicator for one process; collectives return their input."""
 
     rank, size, local_rank = 0, 1, 0
     link: Link | None = None
 
     def sum(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
-        """See `Communicator.sum`."""
+        """Returns the tensor."""
         indices_of(kind, name)
         return tf.convert_to_tensor(tensor)
 
     def gather(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
-        """See `Communicator.gather`."""
+        """Returns the tensor."""
         indices_of(kind, name)
         return tf.convert_to_tensor(tensor)
 
     def exchange(
         self, tensor: Any, splits: Any, kind: Kind, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `Communicator.exchange`."""
+        """Returns the tensor and the splits."""
         indices_of(kind, name)
         tensor, splits = tf.convert_to_tensor(tensor), tf.convert_to_tensor(splits)
         return tensor, tf.ensure_shape(splits, [1])
 
     def broadcast(self, tensor: Any, root: int, kind: Kind, name: str) -> tf.Tensor:
-        """See `Communicator.broadcast`."""
+        """Returns the tensor."""
         indices_of(kind, name)
         require_integer("root", root, 0, 0, name)
         return tf.convert_to_tensor(tensor)
 
     def traffic(self) -> Traffic:
-        """Returns zeros: nothing leaves the process."""
+        """Returns zeros, because a single process sends no messages."""
         return Traffic(dict.fromkeys(KINDS, 0))
 
     def count_sent(self, nbytes: Any, kind: Kind, name: str) -> Any:
-        """See `Communicator.count_sent`; nothing leaves the process."""
+        """Does not count, because a single process sends no messages."""
         indices_of(kind, name)
 
     def uncounted(self) -> contextlib.AbstractContextManager[None]:
-        """See `Communicator.uncounted`."""
+        """Returns an empty context."""
         return contextlib.nullcontext()
 
     def start_timeline(self, path: str) -> None:
-        """See `Communicator.start_timeline`; there is nothing to note."""
+        """Does nothing; there are no collectives to record."""
 
     def stop_timeline(self) -> None:
-        """See `Communicator.stop_timeline`."""
+        """Does nothing."""
 
 
 def indices_of(kind: Kind, name: str) -> list[Any]:
-    """Returns a kind's number in `KINDS`, where it has parts behind those of theirs.
+    """Returns the indices of a kind in `KINDS`.
+
+    For `Mixed`, these are the indices of its parts, followed by the index of "control".
 
     Args:
-        kind: whose number; that of a tensor is the tensor.
-        name: of the collective, for errors.
+        kind: A name, an index as a tensor (returned unchanged), or `Mixed`.
+        name: Name of the collective, for errors.
 
     Raises:
-        ValueError: there is no such kind.
+        ValueError: There is no such kind.
     """
     if isinstance(kind, Mixed):
         return [*(indices_of(part, name)[0] for part, _ in kind.parts), KINDS.index("control")]

@@ -1,7 +1,7 @@
-"""What is done to a disk where a file must never be half there: write, wait, rename, remove.
+"""Atomic file operations: a file is either complete or absent.
 
-A name appears only after what it names is on the disk: whoever is killed leaves either what was
-there before or what is to be there after.
+Data is synced to disk before the file gets its name. If a process is killed, the disk therefore has
+either the old file or the new file.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ from typing import Any
 
 
 def write(file: Any, data: Any) -> None:
-    """Writes all of some bytes to an unbuffered file.
+    """Writes all bytes of a buffer to an unbuffered file.
 
     Raises:
-        OSError: the disk is full, or failed.
+        OSError: The disk is full or failed.
     """
     view = memoryview(data).cast("B")
     while view.nbytes:
@@ -25,7 +25,7 @@ def write(file: Any, data: Any) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
+    """Syncs a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -34,11 +34,13 @@ def sync(path: Path) -> None:
 
 
 def commit(partial: Path, path: Path) -> None:
-    """Gives a file, or a folder whose files are on the disk, its name, once all of it is there.
+    """Syncs a file or folder, then renames it to its final name.
+
+    The files in a folder must be synced already.
 
     Args:
-        partial: what was written, on the file system of `path`.
-        path: its name; a former file is replaced.
+        partial: The written file or folder, on the file system of `path`.
+        path: The final name. An existing file is replaced.
     """
     sync(partial)
     rename(partial, path)
@@ -47,12 +49,12 @@ def commit(partial: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Gives a path to write to; what lies there becomes `path` if no error is raised.
+    """Yields a temporary path that replaces `path` unless an error is raised.
 
-    The path is the file's own with more behind it, and of this process alone.
+    The temporary name is `path` with a suffix that is unique for this process.
 
     Args:
-        path: of the file, which is replaced; its folder is there.
+        path: The file to write. Its folder must exist.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -64,11 +66,11 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Returns what a JSON file holds.
+    """Returns the contents of a JSON file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is not JSON; the message names it.
+        OSError: The file cannot be read.
+        ValueError: The file is not JSON. The message contains its path.
     """
     with open(path, encoding="utf-8") as file:
         try:
@@ -78,13 +80,16 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file that has all of a text or is not there, under its name."""
+    """Writes a text file atomically: it is complete or absent."""
     with whole_file(path) as partial, open(partial, "wb", buffering=0) as file:
         write(file, text.encode())
 
 
 def link(old: Path, new: Path) -> bool:
-    """Gives a file one name more; returns whether it is there and the file system allows it."""
+    """Creates a hard link; returns False if that fails.
+
+    It fails if `old` is missing, or if the file system does not support links.
+    """
     try:
         os.link(old, new)
     except OSError:
@@ -93,17 +98,17 @@ def link(old: Path, new: Path) -> bool:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Gives a file or folder another name on the same file system."""
+    """Renames a file or folder within a file system."""
     os.replace(old, new)
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder, and those above it that are missing."""
+    """Creates a folder and its missing parents."""
     path.mkdir(parents=True)
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a folder with all that is in it."""
+    """Removes a file, or a folder with its contents."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

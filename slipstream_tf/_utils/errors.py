@@ -1,4 +1,4 @@
-"""How invalid arguments are reported: the value, the place and what is allowed."""
+"""Errors for invalid arguments, with place and allowed values."""
 
 import math
 import numbers
@@ -7,16 +7,16 @@ from typing import Any
 
 
 def invalid(argument: str, value: Any, place: str, allowed: str) -> ValueError:
-    """Builds the error for an argument out of its range.
+    """Returns a ValueError for an argument with an invalid value.
 
     Args:
-        argument: name of the argument as the user wrote it.
-        value: what was given.
-        place: where, e.g. "table 'user'"; may be empty.
-        allowed: what is allowed, e.g. "an integer >= 1".
+        argument: Name of the argument in the public API.
+        value: The given value.
+        place: Where the value is used, for example "table 'user'". May be empty.
+        allowed: Description of the allowed values, for example "an integer >= 1".
 
     Returns:
-        A ValueError to raise.
+        The ValueError, to be raised by the caller.
     """
     where = f" for {place}" if place else ""
     return ValueError(f"Invalid `{argument}`: {value!r}{where}. Allowed: {allowed}.")
@@ -31,10 +31,12 @@ def require_choice(argument: str, value: Any, choices: Sequence[Any], place: str
 def require_integer(
     argument: str, value: Any, minimum: int, maximum: int | None = None, place: str = ""
 ) -> int:
-    """Raises ValueError unless `value` is an integer, NumPy's too, in [minimum, maximum].
+    """Raises ValueError unless `value` is an integer in [minimum, maximum].
+
+    NumPy integers are accepted, bools are not.
 
     Returns:
-        The value as Python's integer.
+        The value as a Python int.
     """
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_integer or value < minimum or (maximum is not None and value > maximum):
@@ -53,10 +55,12 @@ def require_number(
     place: str = "",
     open_minimum: bool = False,
 ) -> float:
-    """Raises ValueError unless `value` is a finite number in range (open: minimum excluded).
+    """Raises ValueError unless `value` is a finite number in range.
+
+    NumPy numbers are accepted, bools are not. With `open_minimum`, the minimum is excluded.
 
     Returns:
-        The value as Python's number: NumPy's are numbers, too.
+        The value as a Python number.
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     low_is_met = is_number and (value > minimum if open_minimum else value >= minimum)

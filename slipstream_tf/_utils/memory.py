@@ -1,4 +1,4 @@
-"""What memory this process can have, as the kernel says: of the machine and of control groups."""
+"""Reads the memory limits of the machine and its control groups."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,17 +8,17 @@ from absl import logging
 
 from slipstream_tf._utils.errors import invalid
 
-_NO_LIMIT = 1 << 60  # control groups of version 1 have such a number where there is none
+_NO_LIMIT = 1 << 60  # Version 1 control groups report at least this number if there is no limit.
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What there is, in bytes.
+    """Memory limits, in bytes, including swap space.
 
     Attributes:
-        total: with what is used already, and swap space.
-        available: without.
-        owner: whose it is, for errors.
+        total: Total memory, used and unused.
+        available: Unused memory.
+        owner: Name of the machine or control group that sets the limit, for errors.
     """
 
     total: int
@@ -27,13 +27,13 @@ class Memory:
 
 
 def read(root: Path = Path("/")) -> Memory | None:
-    """Returns the tightest of the machine's memory and the limits of this process's control groups.
+    """Returns the tightest limit of the machine and this process's control groups.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: Directory that contains `proc` and `sys`.
 
     Returns:
-        None: the kernel does not say (no Linux).
+        The limit, or None if the kernel does not report it (not Linux).
     """
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
@@ -55,19 +55,20 @@ def read(root: Path = Path("/")) -> Memory | None:
 
 
 def require_room(argument: str, value: int, nbytes: int, sum_up: str, place: str) -> None:
-    """Refuses a budget that all memory could not hold; warns of one that what is left cannot.
+    """Raises ValueError if a budget exceeds the total memory.
 
-    Memory is taken as it is used, so that a budget that is never reached does no harm.
+    Logs a warning if it exceeds only the available memory: memory is allocated as it is used,
+    therefore a budget that is never reached is harmless.
 
     Args:
-        argument: name of the budget as the user wrote it.
-        value: of it.
-        nbytes: what it takes when it is used up.
-        sum_up: how that comes about, e.g. "1000 rows x (64 values + 20 index) bytes".
-        place: where, e.g. "table 'user'".
+        argument: Name of the budget in the public API.
+        value: Value of the budget.
+        nbytes: Memory of a fully used budget, in bytes.
+        sum_up: Derivation of `nbytes`, for example "1000 rows x (64 values + 20 index) bytes".
+        place: Where the budget is used, for example "table 'user'".
 
     Raises:
-        ValueError: there can never be so much.
+        ValueError: The budget exceeds the total memory.
     """
     memory = read()
     if memory is None or nbytes <= memory.available:
@@ -83,13 +84,13 @@ def require_room(argument: str, value: int, nbytes: int, sum_up: str, place: str
 
 
 def gib(nbytes: int) -> str:
-    """Returns bytes as a person reads them, e.g. "1.5 GiB"."""
+    """Formats a number of bytes, for example "1.5 GiB"."""
     unit, power = ("GiB", 30) if nbytes >= 1 << 27 else ("MiB", 20)
     return f"{nbytes / (1 << power):,.1f} {unit}"
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """Yields the folders of this process's control groups, with their files of limit and usage."""
+    """Yields folder, limit file and usage file of this process's control groups."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -99,7 +100,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
             limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        # A limit above holds below; within a container only the mount may be there.
+        # A parent's limit applies to its children. In a container only the mount point may exist.
         parts = [part for part in path.split("/") if part not in ("", ".", "..")]
         for depth in range(len(parts), -1, -1):
             yield mount.joinpath(*parts[:depth]), limit, usage
@@ -109,11 +110,11 @@ def _number(path: Path) -> int | None:
     try:
         return int(path.read_text())
     except (OSError, ValueError):
-        return None  # "max", or not there
+        return None  # "max", or the file does not exist
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines of a file; none where it is not there."""
+    """Returns the lines of a file, or an empty list without one."""
     try:
         return path.read_text().splitlines()
     except OSError:
@@ -121,6 +122,6 @@ def _lines(path: Path) -> list[str]:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Bytes of files that the kernel keeps as long as nobody needs the memory."""
+    """Returns the bytes of cached files that the kernel frees on demand."""
     found = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
     return int(found.get("total_inactive_file", found.get("inactive_file", "0")))

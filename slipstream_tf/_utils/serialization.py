@@ -1,4 +1,7 @@
-"""Frozen dataclasses as dictionaries for JSON, and back: of optimizers and row initializers."""
+"""Converts frozen dataclasses to JSON dictionaries and back.
+
+Used for optimizers and row initializers.
+"""
 
 import dataclasses
 from typing import Any
@@ -7,7 +10,10 @@ from slipstream_tf._utils.errors import invalid
 
 
 def serialize(value: Any) -> dict[str, Any]:
-    """Returns {"class_name", "config"} of a frozen dataclass; what is in it in the same form."""
+    """Returns {"class_name", "config"} of a frozen dataclass.
+
+    Nested dataclasses are converted too.
+    """
     config = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return {"class_name": type(value).__name__, "config": config}
 
@@ -23,17 +29,17 @@ def _plain(value: Any) -> Any:
 def deserialize(
     argument: str, identifier: Any, classes: tuple[type, ...], module: str, place: str = ""
 ) -> Any:
-    """Returns an instance of one of some classes, from itself or from what `serialize` made.
+    """Returns an instance from itself or from the result of `serialize`.
 
     Args:
-        argument: as the user wrote it, for the error.
-        identifier: an instance, or the dictionary of one.
-        classes: that are allowed.
-        module: of `slipstream_tf`, that they are in.
-        place: where, for the error.
+        argument: Name of the argument in the public API, for errors.
+        identifier: An instance, or the dictionary of an instance.
+        classes: The allowed classes.
+        module: The module of `slipstream_tf` that contains the classes, for errors.
+        place: Where the value is used, for errors.
 
     Raises:
-        ValueError: the name is unknown or the value is of another type.
+        ValueError: The class name is unknown, or the value has another type.
     """
     by_name = {cls.__name__: cls for cls in classes}
     if isinstance(identifier, classes):
