@@ -113,9 +113,9 @@ class NativeStore(EmbeddingStore):
             gradients: As in `apply_gradients`.
 
         Returns:
-            The gradient rows that the tables' policies neither mask nor defer; sizes int64 [1,
-            tables]. If any gradient is not finite, all values are NaN, so that a
-            `LossScaleOptimizer` skips the step.
+            The gradient rows to apply now: rows that the tables' policies neither mask nor defer,
+            and deferred sums that are due; sizes int64 [1, tables]. If any gradient is not finite,
+            all values are NaN, so that a `LossScaleOptimizer` skips the step.
         """
         return exchange_ops.collect_gradients(
             plan, gradients, self.rates.now(plan), passes_non_finite=True

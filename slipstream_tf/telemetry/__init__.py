@@ -1,6 +1,7 @@
-"""What a run tells: quality of predictions, progress, the record of a run, plain text tables.
+"""Metrics, progress bars, records and reports of training runs.
 
-No Keras in here. In: NumPy arrays and plain values. Out: numbers, JSON files and text.
+The modules take NumPy arrays and plain values and return numbers, JSON files and text. They do not
+depend on Keras.
 """
 
 from slipstream_tf.telemetry.metrics import ClickMetrics, click_metrics

@@ -1,11 +1,15 @@
-"""What a dry run would have saved, and what that is estimated to cost. Pure.
+"""Estimates the savings of a dry run, and their cost in AUC.
 
-In: the settings and the windows' reports. Out: a frozen `DryRunEstimate`, in words and as JSON.
+`estimate_dry_run` is a pure function of the engine's settings and the window reports. The result
+prints as text and converts to JSON.
 
-No run without its controls tells what skipping costs; until they are run, this is what one dry
-run knows. Left out examples and masked rows: quality grows by b for each e-fold of trained
-examples (`engine.steering`), so that training on S of N examples' worth less ends
-b * ln(N / (N - S)) short. Deferred rows: an empirical rule (`policies.gradients`).
+The exact cost of a policy requires a comparison of runs with and without it. These estimates are
+the best that a single dry run can provide:
+
+- Dropped examples and masked rows: AUC grows by b when the number of trained examples grows by a
+  factor of e (`engine.steering`). If the dropped part is worth S of N examples, training therefore
+  loses b * ln(N / (N - S)) of AUC.
+- Deferred rows: an empirical rule (`policies.gradients`).
 """
 
 import dataclasses
@@ -20,22 +24,23 @@ from slipstream_tf.telemetry.exchange_estimate import ExchangeEstimate
 from slipstream_tf.telemetry.ledger import Ledger
 
 _WIDTH = 99
-_Cost = tuple[float | None, float | None, str]  # As of `Saving`: least, most and basis.
+_Cost = tuple[float | None, float | None, str]  # Minimum, maximum and basis, as in `Saving`.
 
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
-    """One way to save.
+    """The savings of one policy.
 
     Attributes:
-        what: "examples" or "gradient rows".
-        saved: of these, after the warm-up.
-        offered: of these, after the warm-up.
-        bytes_saved: of gradient rows and their keys, unpacked, where ranks exchange them.
-        bytes_offered: the same of all.
-        least_cost, most_cost: AUC missing at the end of training by the estimate, a range that does
-            not bound it; None if the estimate has no basis.
-        basis: of the estimate, or why there is none, in words.
+        what: The saved unit: "examples" or "gradient rows".
+        saved: Number of saved units, after the warm-up.
+        offered: Number of all units, after the warm-up.
+        bytes_saved: Bytes of the saved gradient rows, with int64 keys and float32 values. 0 for
+            examples.
+        bytes_offered: Bytes of all gradient rows, as above.
+        least_cost, most_cost: Estimated range of the AUC loss at the end of training. It is not a
+            bound. None if there is no estimate.
+        basis: Explains the estimate, or why there is none.
     """
 
     what: str
@@ -49,7 +54,7 @@ class Saving:
 
     @property
     def share(self) -> float:
-        """Of what was offered, 0 to 1."""
+        """The saved fraction, 0 to 1."""
         return self.saved / self.offered if self.offered else 0.0
 
     def __str__(self) -> str:
@@ -63,18 +68,20 @@ class Saving:
 
 @dataclasses.dataclass(frozen=True)
 class DryRunEstimate:
-    """What a dry run would have saved, each way as if it were the only one.
+    """The savings of a dry run.
+
+    Each policy is estimated as if it were the only policy.
 
     Attributes:
-        savings: by way; empty before the warm-up's end.
-        exchange: of several ranks, what a step's exchange of rows takes.
+        savings: One entry per policy. Empty before the end of the warm-up.
+        exchange: With multiple ranks, the estimated time to exchange the rows of a step.
     """
 
     savings: tuple[Saving, ...]
     exchange: ExchangeEstimate | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns {"savings": [...], "exchange": ...} as JSON-serialisable values."""
+        """Returns {"savings": [...], "exchange": ...} as JSON-serializable values."""
         return {
             "savings": [{**dataclasses.asdict(part), "share": part.share} for part in self.savings],
             "exchange": None if self.exchange is None else self.exchange.to_dict(),
@@ -104,13 +111,14 @@ def estimate_dry_run(
     auc_loss_of_deferring: tuple[float, float] | None = None,
     exchange: ExchangeEstimate | None = None,
 ) -> DryRunEstimate:
-    """Adds up what would have been saved, and estimates what AUC that would have cost.
+    """Sums the savings and estimates their cost in AUC.
 
     Args:
-        settings: of the engine.
-        reports: of its windows, from the first on.
-        auc_loss_of_deferring: (least, most) of deferring by movement, of the tracker.
-        exchange: of several ranks, from `estimate_exchange`.
+        settings: The engine's settings.
+        reports: The reports of all windows, in order.
+        auc_loss_of_deferring: (minimum, maximum) AUC loss of deferring by movement, from the
+            tracker.
+        exchange: With multiple ranks, the result of `estimate_exchange`.
     """
     active = Ledger([report for report in reports if not report.is_warming_up])
     if not active.reports:
@@ -125,7 +133,7 @@ def estimate_dry_run(
             savings.append(Saving("examples", sum(left_out), active.examples_seen, 0, 0, *cost))
             continue
         if policy.loses_gradients:
-            # A masked row is taken to cost what its share of an example does.
+            # Assume that a masked row costs as much as its fraction of an example.
             masked = [r.examples_seen * share_of(r.rows_masked, r.rows_offered) for r in reports]
             cost = _by_curve(reports, masked)
         else:
@@ -139,13 +147,13 @@ def estimate_dry_run(
 def _by_curve(
     reports: Sequence[WindowReport], missing: Sequence[float], is_corrected: bool = False
 ) -> _Cost:
-    """The cost of training on less.
+    """Returns the cost of training on fewer examples, from the learning curve.
 
     Args:
-        reports: of the windows.
-        missing: examples by window.
-        is_corrected: whether what is left stands for them, so that they are worth what the
-            gradients vary more, and no more.
+        reports: The window reports.
+        missing: Number of missing examples per window.
+        is_corrected: Whether the kept examples are reweighted to represent the dropped examples. If
+            so, a dropped example costs only the increased variance of the gradients.
     """
     curve, total = [], 0
     for report in reports:

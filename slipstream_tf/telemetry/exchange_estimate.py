@@ -1,7 +1,7 @@
-"""What the exchange of a step's rows takes on the ranks' link, and what would shorten it. Pure.
+"""Estimates how long ranks take to exchange the rows of a step.
 
-In: a `Link`, and the windows' reports of a run of several ranks. Out: a frozen `ExchangeEstimate`,
-in words and as JSON. What is estimated is one message for each rank and direction, without what
+`estimate_exchange` is a pure function of a `Link` and the window reports of a run with multiple
+ranks. The estimate assumes one message per rank and direction, and does not include other work that
 overlaps with it.
 """
 
@@ -14,25 +14,26 @@ from slipstream_tf._utils.comm import CHOICES, Link, copies_of
 from slipstream_tf.engine.report import WindowReport
 from slipstream_tf.telemetry.ledger import Ledger
 
-# Seconds to add a gradient row to the deferred ones: 2.2 ms for a step of 53,000 rows, as measured
-# in benchmarks/notes.md.
+# Seconds to add one gradient row to the deferred sums. Measured as 2.2 ms for a step of 53,000
+# rows, see benchmarks/notes.md.
 _SECONDS_TO_DEFER = 4e-8
 _WIDTH = 99
 
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeEstimate:
-    """What a step's exchange of rows takes.
+    """The estimated time of exchanging the rows of a step.
 
     Attributes:
-        link: between the ranks.
-        rows: gradient rows of a rank and step.
-        floats: values of a row, on average.
-        ranks: of the job.
-        is_spread: whether each row has one owner, from which it comes to where it is looked up; as
-            many rows as gradients go there.
-        sent_share: of the gradient rows, those that would have been sent; 1: all of them.
-        defers: whether others would have been deferred, which takes time; masking takes none.
+        link: Speed of messages between the ranks.
+        rows: Number of gradient rows per rank and step.
+        floats: Mean number of values per row.
+        ranks: Number of ranks.
+        is_spread: Whether each row has one owner. If so, lookups fetch rows from their owners, as
+            many rows as there are gradient rows.
+        sent_share: Fraction of the gradient rows that would have been sent. 1 means all rows.
+        defers: Whether other rows would have been deferred, which takes time. Masking takes no
+            time.
     """
 
     link: Link
@@ -44,16 +45,16 @@ class ExchangeEstimate:
     defers: bool = False
 
     def seconds(self, dtype: str, sent_share: float = 1.0) -> float:
-        """Returns what a step's messages take.
+        """Returns the seconds of a step's messages.
 
         Args:
-            dtype: of values, one of `link.WIRE_DTYPES`.
-            sent_share: of the gradient rows, those that are sent.
+            dtype: The wire dtype of the values, one of `config.WIRE_DTYPES`.
+            sent_share: Fraction of the gradient rows that are sent.
         """
         gradients = self._of(sent_share * self.rows, dtype)
         if not self.is_spread:
             return self.link.latency + gradients
-        # Keys that ask for rows, then the rows, then the gradients, in turn.
+        # Three consecutive messages: requested keys, rows, gradients.
         return 3 * self.link.latency + self._of(self.rows, dtype) + gradients
 
     def _of(self, rows: float, dtype: str) -> float:
@@ -61,16 +62,16 @@ class ExchangeEstimate:
 
     @property
     def auto(self) -> str:
-        """What `wire_dtype="auto"` takes."""
+        """The dtype that `wire_dtype="auto"` chooses."""
         return self.link.choose(self.floats, copies_of(self.ranks, self.is_spread))
 
     @property
     def seconds_to_defer(self) -> float:
-        """What a step takes longer for deferring, before it sends less; 0 without."""
+        """Seconds per step to defer rows; 0 if no rows are deferred."""
         return self.rows * _SECONDS_TO_DEFER if self.defers else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the link and the seconds of each way as JSON-serialisable values."""
+        """Returns the link and the seconds per dtype as JSON-serializable values."""
         return {
             "bytes_per_second": self.link.bytes_per_second,
             "latency": self.link.latency,
@@ -112,13 +113,16 @@ def _verdict(saved: float) -> str:
 def estimate_exchange(
     reports: Sequence[WindowReport], link: Link | None, ranks: int, is_spread: bool
 ) -> ExchangeEstimate | None:
-    """Estimates a step's exchange by the windows after the warm-up; None: none, or no link.
+    """Estimates the exchange of a step from the windows after the warm-up.
 
     Args:
-        reports: of the windows, from the first on.
-        link: between the ranks; None: it was not measured.
-        ranks: of the job.
-        is_spread: whether each row has one owner.
+        reports: The reports of all windows, in order.
+        link: Speed of messages between the ranks. None if it was not measured.
+        ranks: Number of ranks.
+        is_spread: Whether each row has one owner.
+
+    Returns:
+        The estimate. None if there is no link, no window after the warm-up or no gradient row.
     """
     active = [report for report in reports if not report.is_warming_up]
     before = [report for report in reports if report.is_warming_up]

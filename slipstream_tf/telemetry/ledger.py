@@ -1,6 +1,6 @@
-"""What was offered, sent and skipped, window by window and in all: printable and JSON.
+"""Counts of offered, sent and skipped work, per window and in total.
 
-In: window reports. Out: a frozen `Ledger`, JSON lines.
+A `Ledger` prints as a table and converts to JSON.
 """
 
 import dataclasses
@@ -14,16 +14,16 @@ from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.telemetry.table import format_table
 
-# Of rows that left, and keys that were too rare for one: columns where there were any.
+# Counts of evicted, expired and refused rows. Their columns are shown only if nonzero.
 _OF_RETENTION = ("rows_evicted", "rows_expired", "not_admitted")
 
 
 def _of_tables(report: WindowReport, name: str) -> int:
-    """The sum of a field of `UpdateCounts` over the tables."""
+    """Returns the sum of an `UpdateCounts` field over the tables."""
     return sum(getattr(table.rows, name) for table in report.tables)
 
 
-# Column -> (title, a window's cell).
+# Maps a column to its title and a function that formats a window's cell.
 _CELLS: Mapping[str, tuple[str, Callable[[WindowReport], str]]] = {
     "window": ("window", lambda report: str(report.window)),
     "step": ("step", lambda report: f"{report.step:,}"),
@@ -50,16 +50,16 @@ _TOTALS = (*_SUMS[:4], "skipped_share", "bytes_offered", "bytes_sent", "traffic"
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """Account of the windows that have ended; examples of the present window are not in it.
+    """Totals over all ended windows. The current window is not included.
 
     Attributes:
-        reports: the windows' reports, in order.
-        examples_seen: inputs classified (kept and skipped).
-        examples_skipped: inputs left out of training.
-        examples_skippable: inputs that could have been left out.
-        examples_kept: skippable examples that thinning kept.
-        seconds: time spent at window ends (drift, threshold, hot set).
-        columns: of the printed table.
+        reports: The window reports, in order.
+        examples_seen: Number of classified examples, kept and skipped.
+        examples_skipped: Number of examples that were dropped.
+        examples_skippable: Number of examples that the policy allows to drop.
+        examples_kept: Number of skippable examples that were kept by subsampling.
+        seconds: Time spent at window ends (drift, threshold, hot set).
+        columns: Columns of the printed table.
     """
 
     reports: tuple[WindowReport, ...]
@@ -87,12 +87,15 @@ class Ledger:
 
     @property
     def skipped_share(self) -> float:
-        """Skipped examples as a share of the examples seen, 0 to 1."""
+        """The skipped fraction of the examples seen, 0 to 1."""
         return share_of(self.examples_skipped, self.examples_seen)
 
     @property
     def rows(self) -> UpdateCounts:
-        """Gradient rows of all windows and tables; `deferred_now` is of the last window's end."""
+        """Gradient rows, summed over windows and tables.
+
+        `deferred_now` and `deferred_bytes` are the values at the end of the last window.
+        """
         tables = (table for report in self.reports for table in report.tables)
         total = added_up(dataclasses.asdict(table.rows) for table in tables)
         last = self.reports[-1].tables if self.reports else ()
@@ -102,12 +105,12 @@ class Ledger:
 
     @property
     def traffic(self) -> Mapping[str, int]:
-        """Bytes by kind that the ranks gave to the network; empty for one process."""
+        """Bytes that the ranks sent, by kind; empty for a single process."""
         return added_up(report.traffic for report in self.reports)
 
     @property
     def bytes_offered(self) -> int:
-        """Bytes of all gradient rows: what an exchange without skipping would carry."""
+        """Bytes that an exchange of all gradient rows would send."""
         return sum(t.rows.offered * t.row_bytes for r in self.reports for t in r.tables)
 
     @property
@@ -116,7 +119,7 @@ class Ledger:
         return sum(t.rows.sent * t.row_bytes for r in self.reports for t in r.tables)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the totals and all windows as JSON-serialisable values."""
+        """Returns the totals and all windows as JSON-serializable values."""
         return {
             **{name: getattr(self, name) for name in _TOTALS},
             "rows": dataclasses.asdict(self.rows),
@@ -124,7 +127,7 @@ class Ledger:
         }
 
     def write_json_lines(self, path: str | os.PathLike[str]) -> None:
-        """Writes one JSON object per window to a file, which is replaced."""
+        """Writes one JSON object per window; replaces an existing file."""
         with open(path, "w", encoding="utf-8") as file:
             for report in self.reports:
                 file.write(json.dumps(report.to_dict()) + "\n")

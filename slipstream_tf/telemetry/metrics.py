@@ -1,6 +1,7 @@
-"""Quality of predicted clicks: exact AUC, log loss and calibration. Pure NumPy.
+"""Quality of click predictions: exact AUC, log loss and calibration.
 
-In: labels and logits of a whole test part. Out: numbers; NaN where one is not defined.
+The functions use only NumPy and take the labels and logits of the whole test data. A metric that is
+not defined is NaN.
 """
 
 import dataclasses
@@ -15,15 +16,15 @@ from slipstream_tf.telemetry.run_record import to_json
 
 @dataclasses.dataclass(frozen=True)
 class ClickMetrics:
-    """How good predictions are.
+    """Quality metrics of click predictions.
 
     Attributes:
-        auc: probability that a random click ranks above a random non-click, ties counting half;
-            NaN without a click or without a non-click.
-        log_loss: mean negative log likelihood, nats per example.
-        calibration: mean prediction / mean label; 1 is best; NaN without a click.
-        examples: how many there were.
-        clicks: how many of them have label 1.
+        auc: Probability that a random click is ranked above a random non-click; ties count half.
+            NaN without clicks or without non-clicks.
+        log_loss: Mean negative log likelihood, in nats per example.
+        calibration: Mean prediction / mean label; 1 is best. NaN without clicks.
+        examples: Number of examples.
+        clicks: Number of examples with label 1.
     """
 
     auc: float
@@ -33,12 +34,20 @@ class ClickMetrics:
     clicks: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields; NaN becomes None, which JSON can say."""
+        """Returns all fields. NaN becomes None, because JSON has no NaN."""
         return to_json(dataclasses.asdict(self))
 
 
 def click_metrics(labels: Any, logits: Any) -> ClickMetrics:
-    """Measures predictions given as logits, so that no probability has to be clipped.
+    """Computes the quality metrics of predictions.
+
+    Predictions are logits, so that no probability has to be clipped.
+
+    Example:
+
+    >>> metrics = click_metrics(labels=[1, 0, 1, 0], logits=[2.0, -1.0, 0.5, 1.0])
+    >>> metrics.auc
+    0.75
 
     Args:
         labels: [n], each 0 or 1.
@@ -48,11 +57,11 @@ def click_metrics(labels: Any, logits: Any) -> ClickMetrics:
         The metrics, computed in float64.
 
     Raises:
-        ValueError: shapes differ, nothing is given, a label is neither 0 nor 1, or a logit is not
-            finite.
+        ValueError: The shapes differ, the arrays are empty, a label is neither 0 nor 1, or a logit
+            is not finite.
     """
     is_click, values = _checked(labels, logits, "click_metrics")
-    # log(1 + exp(x)) without overflow; the loss of a click is that of -logit.
+    # log(1 + exp(x)) without overflow. A click with logit x has the loss of a non-click with -x.
     signed = np.where(is_click, -values, values)
     log_loss = float(np.mean(np.logaddexp(0.0, signed)))
     predictions = 0.5 * (1.0 + np.tanh(0.5 * values))
@@ -63,22 +72,24 @@ def click_metrics(labels: Any, logits: Any) -> ClickMetrics:
 
 
 def exact_auc(labels: Any, scores: Any) -> float:
-    """Area under the ROC curve by one sort; pairs with equal scores count half.
+    """Returns the area under the ROC curve; equal scores count half.
+
+    Uses a single sort.
 
     Args:
         labels: [n], each 0 or 1.
-        scores: float [n], finite; only their order matters.
+        scores: float [n], finite. Only their order matters.
 
     Returns:
-        The area, 0 to 1; NaN if all labels are equal.
+        The area, 0 to 1. NaN if all labels are equal.
 
     Raises:
-        ValueError: as `click_metrics`.
+        ValueError: As in `click_metrics`.
     """
     is_click, values = _checked(labels, scores, "exact_auc")
     order = np.argsort(values, kind="stable")
     ordered = values[order]
-    # First position of every run of equal scores.
+    # First position of each run of equal scores.
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
     clicks = np.add.reduceat(is_click[order].astype(np.int64), starts)
     others = np.diff(np.r_[starts, values.size]) - clicks
@@ -86,7 +97,7 @@ def exact_auc(labels: Any, scores: Any) -> float:
     if not num_clicks or not num_others:
         return math.nan
     others_below = np.cumsum(others) - others
-    # Twice the number of pairs in the right order, as an integer: no rounding.
+    # Twice the number of correctly ordered pairs: an integer, therefore exact.
     twice = int(np.dot(clicks, 2 * others_below + others))
     return twice / (2 * num_clicks * num_others)
 

@@ -1,24 +1,27 @@
-"""The bar that a training run shows: loss, AUC, examples/s, share skipped, time left."""
+"""The progress bar of a training run.
+
+Shows loss, AUC, examples per second, the skipped fraction and the time left.
+"""
 
 import sys
 from typing import Any, TextIO
 
 import tqdm
 
-_SECONDS_BETWEEN_LINES = 10.0  # Where the output is no terminal, e.g. a log file.
+_SECONDS_BETWEEN_LINES = 10.0  # Used if the output is not a terminal, for example a log file.
 _SECONDS_BETWEEN_DRAWS = 0.2
 
 
 def open_bar(
     total: int | None, title: str, stream: TextIO | None = None, **options: Any
 ) -> tqdm.tqdm:
-    """Opens a bar that is drawn often on a terminal, and seldom in a log file.
+    """Opens a progress bar that is redrawn less often in log files.
 
     Args:
-        total: of what is counted, or None if that is not known.
-        title: short text in front of the bar.
-        stream: where to; default: standard error.
-        **options: of tqdm.
+        total: Number of items, or None if unknown.
+        title: Short text in front of the bar.
+        stream: Output stream. Defaults to standard error.
+        **options: Options of tqdm.
     """
     stream = sys.stderr if stream is None else stream
     is_terminal = stream.isatty()
@@ -28,15 +31,16 @@ def open_bar(
 
 
 class TrainingBar:
-    """A progress bar over the examples that a run sees, trained and skipped alike.
+    """A progress bar over all examples of a run, trained and skipped.
 
-    Counting skipped examples keeps the time left right: they are part of the work that is planned.
+    Skipped examples count, because they are part of the planned work. Otherwise the time left would
+    be wrong.
 
     Args:
-        planned_inputs: examples that the run will see, or None if that is not known.
-        title: short text in front of the bar.
-        is_shown: whether anything is written.
-        stream: where to; default: standard error.
+        planned_inputs: Number of examples in the run, or None if unknown.
+        title: Short text in front of the bar.
+        is_shown: Whether to write the bar.
+        stream: Output stream. Defaults to standard error.
     """
 
     def __init__(
@@ -55,10 +59,10 @@ class TrainingBar:
         """Shows the state after a step.
 
         Args:
-            examples_seen: since the start: trained and skipped.
-            examples_trained: since the start.
-            loss: mean training loss so far.
-            auc: of the examples trained so far.
+            examples_seen: Number of examples since the start, trained and skipped.
+            examples_trained: Number of trained examples since the start.
+            loss: Mean training loss since the start.
+            auc: AUC of the examples trained since the start.
         """
         skipped = 1.0 - examples_trained / examples_seen if examples_seen else 0.0
         parts = [f"skipped {skipped:.1%}"]

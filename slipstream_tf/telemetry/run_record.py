@@ -1,6 +1,6 @@
-"""The record of a run, `metrics.json`: what ran, on what, how good it was and what it cost.
+"""The record of a run, `metrics.json`: settings, machine, quality and cost.
 
-In: plain values. Out: one JSON file, whole or not there at all.
+The file is written atomically: it is complete or absent.
 """
 
 import importlib.metadata
@@ -25,16 +25,20 @@ _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pyarrow")
 
 
 class PhaseClock:
-    """Adds up the seconds of a run by phase.
+    """Measures the seconds of each phase of a run.
 
-    reading: opening the data, up to the first batch. training: the steps; reading goes on beside
-    them and is in here. window_ends: drift, threshold, hot set. evaluation: the test part, reading
-    included. Phases do not overlap: time spent in an inner phase is not counted for the outer one.
+    - reading: opening the data, until the first batch.
+    - training: the steps. Includes the reading of further batches, which runs in parallel.
+    - window_ends: drift, threshold and hot set.
+    - evaluation: the test data, including its reading.
+
+    Phases do not overlap: use `move` to subtract the time of an inner phase from the outer phase.
     """
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self._began = time.perf_counter()  # What a part of the run before this one took is earlier.
+        # `restore` moves this back by the time of earlier parts of the run.
+        self._began = time.perf_counter()
         self._phase, self._phase_began = "", 0.0
 
     @contextmanager
@@ -49,30 +53,33 @@ class PhaseClock:
 
     @property
     def wall_seconds(self) -> float:
-        """Seconds since the clock was made, with those of the parts of the run before."""
+        """Seconds since the clock was created, plus restored earlier parts."""
         return time.perf_counter() - self._began
 
     def state(self) -> dict[str, Any]:
-        """Returns the seconds so far, of a phase that goes on as well, JSON-serialisable."""
+        """Returns the seconds so far, JSON-serializable.
+
+        Includes the phase that is running.
+        """
         seconds = dict(self.seconds)
         if self._phase:
             seconds[self._phase] += time.perf_counter() - self._phase_began
         return {"seconds": seconds, "wall_seconds": self.wall_seconds}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Adds what `state` gave in a part of the run before this one."""
+        """Adds the seconds that `state` returned earlier in the run."""
         for name, seconds in state["seconds"].items():
             self.seconds[name] += seconds
         self._began -= state["wall_seconds"]
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Counts time measured within the phase `source` for `target` instead."""
+        """Moves measured seconds from phase `source` to phase `target`."""
         self.seconds[source] -= seconds
         self.seconds[target] += seconds
 
 
 def versions() -> dict[str, str]:
-    """Versions of this package, Python and the libraries that decide a run's numbers."""
+    """Returns the versions of this package, Python and important libraries."""
     found = {"slipstream_tf": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -81,7 +88,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine in general words: no name, no path, no address."""
+    """Returns a description of the machine without name, path or address."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     processors = ""
     with suppress(OSError):
@@ -97,14 +104,14 @@ def machine() -> dict[str, Any]:
 
 
 def write_json(path: str, record: Mapping[str, Any]) -> None:
-    """Writes a JSON file that is whole or not there: written aside, synced, then renamed.
+    """Writes a JSON file atomically: it is complete or absent.
 
     Args:
-        path: of the file; its folder is made if need be.
-        record: JSON-serialisable; a float that is not finite becomes null.
+        path: Path of the file. Missing folders are created.
+        record: JSON-serializable. Floats that are not finite become null.
 
     Raises:
-        OSError: the folder cannot be made or written.
+        OSError: The folder cannot be created or written.
     """
     whole = Path(path).absolute()
     whole.parent.mkdir(parents=True, exist_ok=True)
@@ -112,13 +119,13 @@ def write_json(path: str, record: Mapping[str, Any]) -> None:
 
 
 def to_json(value: Any) -> Any:
-    """Returns a value as JSON gives it back.
+    """Converts a value to types that JSON preserves.
 
     Args:
-        value: nested mappings, lists and tuples of what JSON has, and NumPy scalars.
+        value: Nested mappings, lists and tuples of JSON types and NumPy scalars.
 
     Returns:
-        Dictionaries with text as keys, and lists; a float that is not finite becomes None.
+        Dictionaries with string keys, and lists. Floats that are not finite become None.
     """
     if isinstance(value, Mapping):
         return {str(name): to_json(part) for name, part in value.items()}

@@ -1,6 +1,6 @@
-"""What a run saved, or a dry run would have, in words; and why nothing, where that is so.
+"""Reports the savings of a run, or why there are none.
 
-In: the engine's settings and window reports. Out: a frozen `RunReport`, printable and JSON.
+A `RunReport` prints as text and converts to JSON.
 """
 
 import dataclasses
@@ -18,15 +18,15 @@ _AS_OF_ALL = "; weighted_metrics in compile() are as of all."
 
 @dataclasses.dataclass(frozen=True)
 class RunReport:
-    """What a run saved; print it, or use `to_dict`.
+    """The savings of a run; print it or call `to_dict`.
 
     Attributes:
-        settings: of the engine.
-        ledger: of the windows that have ended.
-        warmup_steps: steps before which nothing is saved; None: not known.
-        steps: that were trained.
-        dry_run: what would have been saved; None: it was no dry run.
-        present: what the present window has seen, in words; empty at its start.
+        settings: The engine's settings.
+        ledger: The totals of all ended windows.
+        warmup_steps: Number of steps before the policies take effect. None if unknown.
+        steps: Number of trained steps.
+        dry_run: Estimated savings. None if this is not a dry run.
+        present: Description of the current window. Empty at its start.
     """
 
     settings: EngineSettings
@@ -37,7 +37,7 @@ class RunReport:
     present: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the totals, windows and estimate as JSON-serialisable values."""
+        """Returns totals, windows and estimate as JSON-serializable values."""
         estimate = None if self.dry_run is None else self.dry_run.to_dict()
         return {
             **self.ledger.to_dict(),
@@ -68,7 +68,7 @@ class RunReport:
         return text if self.dry_run is None else f"{text}\n\n{self.dry_run}"
 
     def _lines(self, active: Ledger) -> list[str]:
-        """What was saved after the warm-up, and what is to be noted."""
+        """Returns sentences about the savings after the warm-up, and remarks."""
         is_dry_run, rows, lines = self.settings.dry_run, active.rows, []
         did = "would have" if is_dry_run else "have"
         for policy in self.settings.policies:
@@ -98,7 +98,10 @@ class RunReport:
         return lines
 
     def why_nothing(self) -> str:
-        """Returns why nothing was saved; empty if something was, or nothing was to be."""
+        """Returns why nothing was saved, or an empty string.
+
+        The string is empty if something was saved, or if no policy saves anything.
+        """
         settings, reports = self.settings, self.ledger.reports
         if not any(policy.verb for policy in settings.policies):
             return "" if reports else "No window has ended yet."

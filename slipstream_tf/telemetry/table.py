@@ -1,4 +1,4 @@
-"""Plain text tables, as the programs print them. In: cells as text. Out: aligned lines."""
+"""Formats plain text tables for command-line output."""
 
 from collections.abc import Sequence
 
@@ -10,19 +10,21 @@ _GAP = "  "
 def format_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], left_columns: int = 1
 ) -> str:
-    """Aligns a header and rows; a rule of dashes goes between them.
+    """Formats a header and rows as aligned columns.
+
+    A line of dashes separates the header from the rows.
 
     Args:
-        header: one cell per column.
-        rows: lines of as many cells.
-        left_columns: how many of the first columns are aligned to the left; the rest, numbers, to
-            the right.
+        header: One cell per column.
+        rows: Rows with the same number of cells.
+        left_columns: Number of leading columns that are aligned to the left. The others are aligned
+            to the right.
 
     Returns:
-        The lines, without a newline at the end and without blanks at a line's end.
+        The lines, without trailing spaces and without a final newline.
 
     Raises:
-        ValueError: a row has another number of cells than the header.
+        ValueError: A row has another number of cells than the header.
     """
     for index, row in enumerate(rows):
         if len(row) != len(header):
@@ -41,10 +43,10 @@ def format_table(
 
 
 def number(value: float | None, digits: int) -> str:
-    """Formats a number with a fixed count of decimals; None (not defined) becomes "n/a"."""
+    """Formats a number with fixed decimals; None (undefined) becomes "n/a"."""
     return "n/a" if value is None else f"{value:.{digits}f}"
 
 
 def seconds(value: float) -> str:
-    """Formats a duration in seconds: tenths below 100 s, whole seconds above."""
+    """Formats seconds: one decimal below 100 s, none above."""
     return f"{value:.1f}" if value < 100.0 else f"{value:,.0f}"

@@ -1,4 +1,4 @@
-"""Windows as TensorBoard's scalars and histograms. In: window reports. Out: an event file."""
+"""Writes window reports as TensorBoard scalars and histograms."""
 
 import os
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from slipstream_tf.engine.report import WindowReport, added_up
 from slipstream_tf.telemetry.ledger import Ledger
 
 SUB_FOLDER = "slipstream"
-# What `tf.summary.scalar` and `histogram` write; these need TensorBoard, which not every TensorFlow
-# comes with.
+# Same metadata as `tf.summary.scalar` and `tf.summary.histogram`. These functions are not used,
+# because they need the tensorboard package, which some TensorFlow builds do not include.
 _SCALAR = tf.compat.v1.SummaryMetadata(
     plugin_data={"plugin_name": "scalars"}, data_class="DATA_CLASS_SCALAR"
 )
@@ -21,7 +21,7 @@ _HISTOGRAM = tf.compat.v1.SummaryMetadata(
 
 
 def scalars(report: WindowReport) -> Mapping[str, float]:
-    """The numbers of a window that are worth a curve: name -> value, all finite."""
+    """Returns a window's plotted values by name, all finite."""
     rows = Ledger([report]).rows
     states = added_up(table.states for table in report.tables)
     values: dict[str, float | None] = {
@@ -53,11 +53,11 @@ def scalars(report: WindowReport) -> Mapping[str, float]:
 
 
 def log10_drift(report: WindowReport) -> np.ndarray:
-    """The drift histogram over decimal logarithms, as TensorBoard takes one.
+    """Returns the drift histogram over log10(drift), in TensorBoard's format.
 
     Returns:
-        float64 [buckets, 3]: lower bound, upper bound, keys. The bucket of drifts near 0 has no
-        lower bound; it is made as wide as the others.
+        float64 [buckets, 3]: lower bound, upper bound, number of keys. The bucket of drifts near 0
+            has no lower bound, therefore it gets the width of the other buckets.
     """
     buckets = np.array(report.drift_histogram, np.float64).reshape(-1, 3)
     with np.errstate(divide="ignore"):
@@ -68,21 +68,21 @@ def log10_drift(report: WindowReport) -> np.ndarray:
 
 
 class WindowWriter:
-    """Writes windows, by trained steps, to the sub-folder "slipstream" of a folder.
+    """Writes windows to the sub-folder "slipstream", by number of trained steps.
 
-    Tags begin with "saturation/". Scalars are those of `scalars`; the histogram "log10_drift" has
-    the hot keys' drifts of windows that have any.
+    Tags start with "saturation/". The scalars are the values of `scalars`. The histogram
+    "log10_drift" contains the drifts of the hot keys, for windows that have a histogram.
 
     Args:
-        folder: created if need be; `keras.callbacks.TensorBoard`'s `log_dir` puts them beside its
-            own.
+        folder: Log folder, created if missing. Pass the `log_dir` of `keras.callbacks.TensorBoard`
+            to show both in one TensorBoard.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._writer = tf.summary.create_file_writer(os.path.join(folder, SUB_FOLDER))
 
     def write(self, report: WindowReport) -> None:
-        """Writes one window and flushes."""
+        """Writes one window and flushes the file."""
         with self._writer.as_default(step=report.step):
             for name, value in scalars(report).items():
                 tag, tensor = f"saturation/{name}", tf.constant(value, tf.float32)

@@ -1,4 +1,5 @@
-"""A page, pictures and CSV files from the records of runs. Pure Python and matplotlib.
+"""Writes an HTML page, plots and CSV files that compare recorded runs.
 
-runs -> plots (panels) -> drawing; runs -> summary; all of them -> page and CSV files.
+`runs` reads the records, `plots` extracts the data of each panel, `drawing` draws panels with
+matplotlib, and `writing` writes all files.
 """

@@ -1,7 +1,7 @@
-"""Draws panels with matplotlib: SVG for the page, PNG files that stand on their own.
+"""Draws panels with matplotlib, as SVG elements and PNG files.
 
-One size for both: about as wide as a phone's screen or a third of a desk's, so that its letters are
-as large as the page's in either.
+Both have the same size: about as wide as a phone screen, or a third of a desktop screen. The font
+size therefore matches the page in both formats.
 """
 
 import io
@@ -16,12 +16,12 @@ from slipstream_tf.telemetry.report.plots import Curve, Panel
 _WIDTH, _HEIGHT = 4.2, 2.9  # inches
 _DPI = 150
 _STYLES = ("-", "--", ":", "-.")
-# Told apart by most of those who cannot tell red from green (Okabe and Ito), and dark enough.
+# Distinguishable for most people with red-green blindness (Okabe and Ito), and dark enough.
 _COLORS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00", "#56b4e9", "#111111", "#7a3b8f"),
 )
 _FEW_POINTS = 12
-# Runs that come first are drawn thicker, so that those drawn over them do not hide them.
+# Earlier runs have thicker lines, so that later lines do not hide them.
 _THICKEST, _THINNEST = 2.8, 1.2
 _LONGEST_NAME = 44
 _RC = {
@@ -40,7 +40,7 @@ _RC = {
 
 
 def require_matplotlib() -> None:
-    """Raises an ImportError that tells how to install matplotlib where it is missing."""
+    """Raises ImportError with install instructions if matplotlib is missing."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -63,11 +63,14 @@ def colors(names: Sequence[str]) -> dict[str, str]:
 
 
 def svg(panel: Panel, color_of: Mapping[str, str]) -> str:
-    """Returns an `<svg>` element as wide as what it stands in; runs are named beside it."""
+    """Returns an `<svg>` element that fills its container's width.
+
+    It does not contain the names of the runs. The page lists them next to it.
+    """
     file = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     _save(panel, color_of, file, is_alone=False, format="svg", metadata=metadata)
-    # Without what belongs to a file; ids are those of one element of a page.
+    # Remove parts that only a standalone file needs, and make ids unique within the page.
     text = file.getvalue()
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{panel.name}-", text)
@@ -78,7 +81,7 @@ def svg(panel: Panel, color_of: Mapping[str, str]) -> str:
 
 
 def write_png(panel: Panel, color_of: Mapping[str, str], path: str) -> None:
-    """Writes a picture with its title and the names of the runs."""
+    """Writes a PNG file with title and run names."""
     _save(panel, color_of, path, is_alone=True, format="png", dpi=_DPI)
 
 
@@ -88,7 +91,7 @@ def _save(
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    # The font may lack letters of names; boxes replace them.
+    # The font may lack glyphs of a run's name. matplotlib then draws boxes.
     with rc_context(_RC), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(?s).*[Gg]lyph.*missing from")
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
@@ -175,18 +178,18 @@ def _draw_bars(axes: Any, panel: Panel, color_of: Mapping[str, str]) -> None:
 
 
 def absences(panel: Panel) -> list[str]:
-    """Returns sentences about the runs that have no curve, or more to say than it."""
+    """Returns sentences about runs without a curve, and other notes."""
     missing = [f"Not recorded by {', '.join(panel.missing)}."] if panel.missing else []
     return [*missing, *panel.notes]
 
 
 def runs_of(curves: Sequence[Curve]) -> list[str]:
-    """Returns the names of the runs that are drawn, in order."""
+    """Returns the names of the runs that have curves, in order."""
     return list(dict.fromkeys(curve.run for curve in curves))
 
 
 def _name_runs(figure: Any, panel: Panel, color_of: Mapping[str, str]) -> None:
-    """Writes the names of the runs below a picture, and the sentences about other runs."""
+    """Writes run names and the sentences of `absences` below a plot."""
     from matplotlib.lines import Line2D
 
     if not panel.curves:
@@ -197,7 +200,7 @@ def _name_runs(figure: Any, panel: Panel, color_of: Mapping[str, str]) -> None:
     for line in (line for text in absences(panel) for line in textwrap.wrap(text, 58)):
         handles.append(Line2D([], [], linestyle="none"))
         labels.append(line)
-    # matplotlib ignores a label that begins with an underscore.
+    # matplotlib ignores labels that start with an underscore.
     legend = figure.legend(
         handles, [f" {label}" for label in labels], loc="upper left", bbox_to_anchor=(0.0, 0.0),
         fontsize=8.5, frameon=False, handlelength=1.2, labelspacing=0.25,

@@ -1,4 +1,4 @@
-"""The report's panels: quality and costs of runs, and their windows, filled with numbers."""
+"""The panels of a report: quality, costs and windows of runs."""
 
 import dataclasses
 import functools
@@ -13,12 +13,12 @@ Point = tuple[float | None, float | None]
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """One run's numbers in one panel.
+    """The data of one run in one panel.
 
     Attributes:
-        run: its name.
-        part: which of a run's curves it is; empty where a run has one.
-        points: (x, y); of bars, x is the index of the category.
+        run: Name of the run.
+        part: Name of the curve, if a run has more than one. Empty otherwise.
+        points: (x, y) pairs. For bars, x is the index of the category.
     """
 
     run: str
@@ -31,17 +31,17 @@ class Panel:
     """One plot.
 
     Attributes:
-        group: heading under which it stands.
-        name: stem of its files' names.
-        title: in a few words.
-        caption: one sentence that says what is on the axes, with units.
-        x_label, y_label: of the axes.
-        curves: what is drawn, in the order of the runs.
-        missing: names of the runs whose records do not have it.
-        notes: sentences about single runs.
-        categories: of bars, one below the other; empty: lines are drawn.
-        x_is_log, y_is_log: whether the axis is logarithmic.
-        best: y that a run should come close to, drawn as a line; or None.
+        group: Heading of the section that contains the plot.
+        name: Base name of the plot's files.
+        title: Short title.
+        caption: One sentence about the axes and their units.
+        x_label, y_label: Labels of the axes.
+        curves: The curves, in the order of the runs.
+        missing: Names of the runs that did not record the data.
+        notes: Sentences about single runs.
+        categories: Categories of a bar plot, from top to bottom. Empty for a line plot.
+        x_is_log, y_is_log: Whether the axis is logarithmic.
+        best: The ideal y, drawn as a line. None for no line.
     """
 
     group: str
@@ -60,7 +60,7 @@ class Panel:
 
     @property
     def parts(self) -> list[str]:
-        """The parts that curves have, each once; empty where there is one curve a run."""
+        """The distinct parts of the curves; empty with one curve per run."""
         return list(dict.fromkeys(curve.part for curve in self.curves if curve.part))
 
     def filled(
@@ -69,12 +69,13 @@ class Panel:
         points_of: Callable[[Run], Mapping[str, Sequence[Point]]],
         note_of: Callable[[Run], str] = lambda run: "",
     ) -> "Panel":
-        """Returns the panel with what runs have for it.
+        """Returns a panel of the same settings with the data of runs.
 
         Args:
-            runs: in order.
-            points_of: the points of a run by part; those with a None are left out.
-            note_of: a sentence about a run, which stands for its curves where it has none.
+            runs: The runs, in order.
+            points_of: Returns the points of a run, by part. Points that contain None are dropped.
+            note_of: Returns a sentence about a run, or an empty string. A run without curves and
+                without a note is listed in `missing`.
         """
         curves, missing, notes = [], [], []
         for run in runs:
@@ -97,7 +98,7 @@ class Panel:
 QUALITY, BYTES, TIME = "Quality", "Bytes", "Time"
 SATURATION, SKIPPING = "Saturation", "Skipped and deferred"
 Measure = Callable[[Mapping[str, Any]], float | None]
-# Key of a point on the curve, word for a title, label, meaning.
+# Key of an evaluation's entry, word in the title, label, meaning.
 _AXES = (
     ("examples_trained", "examples", "examples trained", "examples trained"),
     ("seconds", "seconds", "seconds", "seconds of training, evaluations left out"),
@@ -118,17 +119,17 @@ _TRAINING = (
 _MEGA = 1e6
 _KINDS = ("keys", "rows", "gradients", "deferred", "dense", "control")
 _PHASES = ("reading", "training", "window_ends", "evaluation")
-# What a step is made of, of the phases of a run.
+# The phases that are part of a step.
 _STEP_PHASES = ("training", "window_ends")
 _ACROSS = (
     "Across: examples seen, skipped ones included, at a window's end (the last window may be "
     "short); up: "
 )
-_ANY_DRIFT = 1e30  # T where every drift is below it.
+_ANY_DRIFT = 1e30  # Values of T above this mean that every key is saturated.
 
 
 def quality(runs: Sequence[Run]) -> list[Panel]:
-    """Returns the panels of the test part and of the training examples, filled."""
+    """Returns the panels of test quality and training quality."""
     found = []
     for key, title, label, meaning, best in _MEASURES:
         for x_key, word, x_label, x_meaning in _AXES:
@@ -154,7 +155,7 @@ def _along(run: Run, entry: str, x: str, y: str) -> dict[str, list[Point]]:
 
 
 def costs(runs: Sequence[Run]) -> list[Panel]:
-    """Returns the panels of bytes and time, filled."""
+    """Returns the panels of bytes and time."""
     return [
         Panel(
             BYTES, "bytes_by_kind", "Bytes between ranks by kind",
@@ -259,7 +260,7 @@ def _difference(point: Mapping[str, Any], before: Mapping[str, Any], name: str) 
 
 
 def windows(runs: Sequence[Run]) -> list[Panel]:
-    """Returns the panels of the windows, filled: saturation, hot set, skipped and deferred."""
+    """Returns the panels of saturation, hot set, skipping and deferring."""
     found = []
     for group, name, title, y_label, meaning, measures in _WINDOW_PANELS:
         panel = Panel(group, name, title, _ACROSS + meaning, "examples seen", y_label)
@@ -274,7 +275,7 @@ def _over_all_windows(run: Run, measures: Mapping[str, Measure]) -> dict[str, li
 
 
 def over_windows(run: Run, measure: Measure) -> list[Point]:
-    """Returns a measure of each window at the examples seen by its end."""
+    """Returns a measure of each window, by the examples seen so far."""
     points: list[Point] = []
     seen = 0.0
     for window in run.entries("windows"):
@@ -288,13 +289,13 @@ def _field(*names: str) -> Measure:
 
 
 def _where(name: str, measure: Measure) -> Measure:
-    """The measure of windows that have some of what it is a share of."""
+    """Restricts a measure to windows in which the field `name` is nonzero."""
     return lambda window: measure(window) if number(window.get(name)) else None
 
 
 def _threshold(window: Mapping[str, Any]) -> float | None:
     value = number(window.get("threshold"))
-    # Without drifts there was nothing to find one by.
+    # Without hot keys there are no drifts to derive a threshold from.
     if value is None or value > _ANY_DRIFT or not number(window.get("hot_keys")):
         return None
     return value
@@ -309,7 +310,7 @@ def _share(window: Mapping[str, Any], flow: str) -> float | None:
     return None if rows is None or not offered else rows / offered
 
 
-# Group, name, title, label, meaning, and what is drawn of a window, by part.
+# Group, name, title, label, meaning, and the measures by part.
 _WINDOW_PANELS: Sequence[tuple[str, str, str, str, str, Mapping[str, Measure]]] = (
     (SATURATION, "saturated_share", "Saturated share", "share of the hot keys",
      "saturated keys as a share of the hot keys, 0 to 1.",
@@ -349,7 +350,7 @@ _HISTOGRAM = Panel(
 
 
 def _last_buckets(run: Run) -> tuple[Mapping[str, Any], list[tuple[float, float, float]]] | None:
-    """The last window that has a histogram, and (lower, upper, share) of its buckets."""
+    """Returns the window of the histogram and its (lower, upper, fraction) buckets."""
     for window in _longest_last(run.entries("windows")):
         found = window.get("drift_histogram")
         if not isinstance(found, list) or not found:
@@ -366,7 +367,7 @@ def _last_buckets(run: Run) -> tuple[Mapping[str, Any], list[tuple[float, float,
 
 
 def _longest_last(windows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The windows as they should be looked through: full ones first, later ones first."""
+    """Returns the windows by descending length, then from last to first."""
     steps = [number(window.get("step")) or 0.0 for window in windows]
     lengths = [step - before for before, step in zip([0.0, *steps], steps, strict=False)]
     order = sorted(range(len(windows)), key=lambda i: (-lengths[i], -i))

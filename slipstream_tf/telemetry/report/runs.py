@@ -1,8 +1,4 @@
-"""Reads the records of runs, and says what each came to beside the first one.
-
-In: paths. Out: runs with names that differ, checked to be records; the summary's table, and what
-differs in settings.
-"""
+"""Reads the records of runs and compares them with the first run."""
 
 import dataclasses
 import json
@@ -25,58 +21,64 @@ _ALLOWED = f"Allowed: a folder that slipstream-train wrote as --output, or its {
 
 
 class RecordError(Exception):
-    """A path leads to no record that can be read; the message names it and what is allowed."""
+    """A path has no readable record; the message contains path and remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run.
+    """One recorded run.
 
     Attributes:
-        name: short, printable, and of no other run of the report.
-        record: the content of its metrics.json. What a value is made of is not checked.
+        name: Short printable name, distinct within the report.
+        record: Contents of metrics.json. Only the top-level entries are validated.
     """
 
     name: str
     record: Mapping[str, Any]
 
     def value(self, *keys: str) -> Any:
-        """Returns an entry of the record; None where it has none."""
+        """Returns an entry of the record, or None if it is missing."""
         return entry(self.record, *keys)
 
     def number(self, *keys: str) -> float | None:
-        """Returns a finite number of the record; None where it has none."""
+        """Returns a finite number of the record, or None."""
         return number(self.value(*keys))
 
     def entries(self, key: str) -> list[Mapping[str, Any]]:
-        """Returns a list of objects, e.g. the windows; empty where the record has none."""
+        """Returns a list of objects, for example the windows.
+
+        The list is empty if the record lacks it.
+        """
         return entries(self.record, key)
 
     def points(self, key: str, x: str, y: str) -> list[tuple[float | None, float | None]]:
-        """Returns two numbers of each of the objects of a list, None where one is missing."""
+        """Returns two numbers of each object in a list; None if missing."""
         return [(number(point.get(x)), number(point.get(y))) for point in self.entries(key)]
 
     @property
     def training_seconds(self) -> float | None:
-        """Seconds of training, window ends included; None where the record has none."""
+        """Seconds of training including window ends, or None if not recorded."""
         return total([self.number("seconds", phase) for phase in ("training", "window_ends")])
 
 
 def entry(values: Any, *keys: str) -> Any:
-    """Returns what lies in nested objects under these keys; None where nothing does."""
+    """Returns the value at a path of keys, or None if missing."""
     for key in keys:
         values = values.get(key) if isinstance(values, Mapping) else None
     return values
 
 
 def entries(values: Any, *keys: str) -> list[Mapping[str, Any]]:
-    """Returns the objects of the list that lies under these keys; empty where none does."""
+    """Returns the objects of the list at a path of keys.
+
+    The list is empty if the path is missing.
+    """
     found = entry(values, *keys)
     return [e for e in found if isinstance(e, Mapping)] if isinstance(found, list) else []
 
 
 def number(value: Any) -> float | None:
-    """Returns a finite number as float; None for all else."""
+    """Returns a finite number as a float, and None for other values."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -87,20 +89,20 @@ def number(value: Any) -> float | None:
 
 
 def total(counts: Sequence[float | None]) -> float | None:
-    """Returns the sum; None if a number is missing, or all are."""
+    """Returns the sum; None if empty or if a number is missing."""
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
 
 
 def read_runs(paths: Sequence[str]) -> list[Run]:
-    """Reads runs, each from its folder or its metrics.json.
+    """Reads runs from folders or metrics.json files.
 
     Args:
-        paths: at least one. The last part of a folder's path becomes the run's name; more parts
-            where others end alike.
+        paths: At least one path. The last component of a folder becomes the run's name. If names
+            are equal, more components are added.
 
     Raises:
-        RecordError: a path leads to no record of this version, or is given twice.
+        RecordError: A path has no record of this schema version, or is given twice.
     """
     records = [_read(path) for path in paths]
     called = [_called(path) for path in paths]
@@ -111,7 +113,10 @@ def read_runs(paths: Sequence[str]) -> list[Run]:
 
 
 def _called(path: str) -> str:
-    """What a run is called by: the folder of a metrics.json, or the path of a record elsewhere."""
+    """Returns the path from which a run's name is derived.
+
+    It is the folder of a metrics.json, or the path of another file without ".json".
+    """
     path = os.path.realpath(path)
     folder, file = os.path.split(path)
     return folder if file == RECORD and not os.path.isdir(path) else path.removesuffix(".json")
@@ -149,7 +154,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """The shortest ends of the paths that tell them apart."""
+    """Returns the shortest distinct suffixes of the paths."""
     parts = [[part for part in path.split(os.sep) if part] or [os.sep] for path in paths]
     lengths = [1] * len(parts)
     while True:
@@ -162,7 +167,7 @@ def _names(paths: Sequence[str]) -> list[str]:
         if longer == lengths:
             break
         lengths = longer
-    # Paths that differ in nothing that can be printed.
+    # Number the names of paths that differ only in characters that cannot be printed.
     return [f"{n} ({i + 1})" if counts[n] > 1 else n for i, n in enumerate(names)]
 
 
@@ -172,13 +177,13 @@ def _printable(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """A column of the summary.
+    """A column of the summary table.
 
     Attributes:
-        title: with its unit.
-        of: gives a run's value; None where it has none.
-        form: of the value, for str.format.
-        is_relative: whether a difference is told in per cent of the first run's value.
+        title: Title with unit.
+        of: Returns a run's value, or None if it is missing.
+        form: Format of the value for `str.format`.
+        is_relative: Whether differences are shown as percentages of the first run's value.
     """
 
     title: str
@@ -192,7 +197,11 @@ class Measure:
         return NOT_RECORDED if value is None else self.form.format(value)
 
     def difference(self, run: Run, first: Run) -> float | None:
-        """Returns a run's value less that of the first run, or as a share of it less 1."""
+        """Returns the difference of a run's value to the first run's value.
+
+        If `is_relative`, it is a fraction of the first run's value. None if a value is missing, or
+        if the first value is 0 and the difference is relative.
+        """
         value, other = self.of(run), self.of(first)
         if value is None or other is None:
             return None
@@ -201,7 +210,7 @@ class Measure:
         return value - other
 
     def difference_text(self, run: Run, first: Run) -> str:
-        """Returns the difference as text; empty where there is none."""
+        """Returns the difference as text, or an empty string if undefined."""
         found = self.difference(run, first)
         if found is None:
             return ""
@@ -235,7 +244,10 @@ MEASURES = (
 
 
 def csv_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[Any]]]:
-    """Returns the summary's header and rows as numbers, differences behind the values."""
+    """Returns the header and rows of the summary, as numbers.
+
+    Each value is followed by its difference to the first run.
+    """
     header = ["run"]
     rows: list[list[Any]] = [[run.name] for run in runs]
     for measure in MEASURES:
@@ -247,10 +259,13 @@ def csv_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[Any]]]:
 
 
 def differing_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Returns the settings in which runs differ, in the order of the first run's.
+    """Returns the settings that differ between runs.
+
+    They are in the order of the first run's settings.
 
     Returns:
-        (name, text of each run's value); those of the engine are named "engine.NAME".
+        (name, text of each run's value) pairs. Nested settings are named with a dot, for example
+        "engine.NAME".
     """
     flat = [_settings(run) for run in runs]
     found = []
@@ -276,7 +291,7 @@ def _text(value: Any) -> str:
     if value is None or value == []:
         return _NOT_SET
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return ",".join(value)  # As the flag has it: policies.
+        return ",".join(value)  # Same format as the command-line flag, for example of `policies`.
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

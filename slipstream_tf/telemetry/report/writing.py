@@ -1,7 +1,7 @@
-"""Writes a report's folder. In: runs. Out: report.html, png/ and csv/, a file per plot.
+"""Writes a report: report.html, and a PNG and CSV file per plot.
 
-The page is one HTML file that loads nothing. Everything in it that comes from a record or a path is
-escaped; it has no script, and its policy forbids to load or run anything.
+The page is a single HTML file without scripts and external resources, enforced by its content
+security policy. All text from records and paths is escaped.
 """
 
 import csv
@@ -58,19 +58,19 @@ footer { margin-top: 32px; color: #555; font-size: 0.87rem; }
 def write_report(
     runs: Sequence[Run], folder: str, progress: Callable[[list[Panel]], Iterable[Panel]] = iter
 ) -> str:
-    """Writes the report; files of an earlier one are replaced.
+    """Writes the report and replaces the files of an earlier report.
 
     Args:
-        runs: at least one, names all different.
-        folder: made if need be.
-        progress: gives the plots back as they are to be written, and may tell how far that is.
+        runs: At least one run. The names must be distinct.
+        folder: Output folder, created if missing.
+        progress: Wraps the list of plots in an iterator, for example to show progress.
 
     Returns:
-        The page's path.
+        The path of the page.
 
     Raises:
-        OSError: a file cannot be written.
-        ImportError: matplotlib is missing.
+        OSError: A file cannot be written.
+        ImportError: matplotlib is not installed.
     """
     drawing.require_matplotlib()
     pictures, tables = (os.path.join(folder, name) for name in ("png", "csv"))
@@ -102,9 +102,10 @@ def _write_table(path: str, header: Sequence[str], rows: Iterable[Sequence[Any]]
 
 
 def _write_panel(path: str, panel: Panel) -> None:
-    """Writes a panel's points: run, part (where a run has several curves), x, y.
+    """Writes the points of a panel: run, part, x, y.
 
-    The columns of x and y are named as the axes; bars have the column "category" instead of x.
+    "part" distinguishes the curves of a run, if there is more than one. The columns of x and y have
+    the names of the axes. Bar plots have a column "category" instead of "part" and x.
     """
     points = [(curve, x, y) for curve in panel.curves for x, y in curve.points]
     if panel.categories:
@@ -121,13 +122,13 @@ def _page(
     drawings: Mapping[str, str],
     color_of: Mapping[str, str],
 ) -> str:
-    """Returns the page.
+    """Returns the HTML page.
 
     Args:
-        runs: in order; the others are compared with the first.
-        panels: in order; those of a group lie beside each other.
-        drawings: name of a panel -> its `<svg>` element.
-        color_of: name of a run -> #rrggbb.
+        runs: The runs, in order. The others are compared with the first.
+        panels: The panels, in order. Panels of a group are shown side by side.
+        drawings: The `<svg>` element of each panel, by panel name.
+        color_of: The color of each run, #rrggbb, by run name.
     """
     groups = [
         f"<section>\n<h2>{_escape(group)}</h2>\n"
@@ -197,7 +198,7 @@ def _settings(runs: Sequence[Run], color_of: Mapping[str, str]) -> str:
 
 def _figure(panel: Panel, drawing: str, color_of: Mapping[str, str]) -> str:
     key = "".join(f"<li>{_named(run, color_of)}</li>" for run in runs_of(panel.curves))
-    # Without any curve the drawing itself says so.
+    # If there is no curve, the drawing itself contains these sentences.
     absent = "".join(f'<p class="absent">{_escape(text)}</p>' for text in absences(panel))
     return (
         f'<figure id="plot-{panel.name}">\n<h3>{_escape(panel.title)}</h3>\n{drawing}\n'
