@@ -162,7 +162,7 @@ class Agent:
         ended or has no rank for this process.
         """
         # Discard earlier notices, because the new rank takes them into account. A later notice may
-        # not be included, therefore the next start must receive it.
+        # not be included, so the next start must receive it.
         with self._lock:
             for end in self._notice:
                 os.close(end)

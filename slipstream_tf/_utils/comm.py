@@ -131,11 +131,11 @@ class Traffic:
 
     - sum: a ring sends 2 * (size - 1) / size of the tensor.
     - gather: a ring sends each rank's part to every other rank. In reality ranks forward the parts
-      of other ranks. Here a part counts for the rank that has it, therefore only the total over
+      of other ranks. Here a part counts for the rank that has it, so only the total over
       ranks is exact if parts differ in size.
     - exchange: each part is sent directly to its rank.
     - broadcast: along a binomial tree, each rank sends to its children.
-    - traffic of SOK (`count_sent`): rows count for the rank that requests them, therefore only the
+    - traffic of SOK (`count_sent`): rows count for the rank that requests them, so only the
       total over ranks is exact.
 
     The counts do not include headers of TCP and lower layers (about 5% on Ethernet), nor Horovod's

@@ -58,7 +58,7 @@ def require_room(argument: str, value: int, nbytes: int, sum_up: str, place: str
     """Raises ValueError if a budget exceeds the total memory.
 
     Logs a warning if it exceeds only the available memory: memory is allocated as it is used,
-    therefore a budget that is never reached is harmless.
+    so a budget that is never reached is harmless.
 
     Args:
         argument: Name of the budget in the public API.

@@ -1,7 +1,7 @@
 """Base classes of stores, used by the engine, the layers and checkpoints.
 
 Every store derives from one of these classes. A capability that only some stores have is a class
-attribute with a default, therefore callers read the attribute and never test whether a store has a
+attribute with a default, so callers read the attribute and never test whether a store has a
 method.
 """
 
@@ -270,9 +270,9 @@ class SavedStore(TrackedStore):
         return SlotLayout(rule.layout, rule.initial_slots(dim))
 
     def num_keys(self, table: str) -> int | None:
-        """Returns the number of keys 0 to n - 1, or None.
+        """Returns n if keys are 0 to n - 1, or None.
 
-        The number includes the keys of all ranks. None means that a table accepts arbitrary keys.
+        n includes the keys of all ranks. None means that a table accepts arbitrary keys.
         """
         self._require(table)
         return None

@@ -360,7 +360,7 @@ class CollectingStore(SavedStore):
         """
         deferred = NativeStore.export_deferred(self._collector, table)
         if self._collector is not self:
-            # Replicas are never updated, therefore their tables record no learning rate.
+            # Replicas are never updated, so their tables record no learning rate.
             deferred["learning_rate"] = np.float32(self.learning_rate_of(table))
         return deferred
 

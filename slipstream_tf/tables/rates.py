@@ -245,7 +245,7 @@ def _reference_of(rate: Any) -> float:
     """Returns the reference value of a dense rate."""
     reference = float(_dense_rate(rate, 0))
     if _compat.is_schedule(rate):
-        # During warm-up the rate is not representative, therefore take the warm-up's target.
+        # During warm-up the rate is not representative, so take the warm-up's target.
         reference = float(getattr(rate, "warmup_target", None) or reference)
         if not (reference > 0.0 and math.isfinite(reference)):
             place = f"the tables that follow {type(rate).__name__}"

@@ -1,8 +1,8 @@
 """Access counts and replicas for tables with rows on other devices.
 
 The rows are on other ranks or on a GPU. Access counts are exact in host memory, or estimated on the
-GPU. Replicas are stored in a native store of bounded size, which makes lookup plans and masks and
-defers gradients.
+GPU. Replicas are stored in a native store of bounded size. Its lookups return the plans, and it
+masks and defers gradients.
 """
 
 import dataclasses
@@ -88,7 +88,7 @@ class ExactCounts(CountingStore):
 class EstimatedCounts:
     """Estimated access counts on the tables' devices.
 
-    Keys are already on these devices, therefore counting copies nothing to the host. See
+    Keys are already on these devices, so counting copies nothing to the host. See
     `HotKeySketch`.
     """
 
@@ -133,7 +133,7 @@ class EstimatedCounts:
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
         """Resets the counts, because a sketch cannot be restored from keys.
 
-        Keys share counters, therefore the counters of a sketch do not follow from the counts of its
+        Keys share counters, so the counters of a sketch do not follow from the counts of its
         keys.
         """
         self._sketches[table].decay(0.0)

@@ -107,7 +107,7 @@ class KerasMovements(Movements):
     def rule(self, optimizer: Any) -> str | None:
         """Returns "SGD" or "Adagrad", or None for any other update rule.
 
-        A subclass of a Keras optimizer may override `update_step`, therefore the class that defines
+        A subclass of a Keras optimizer may override `update_step`, so the class that defines
         the method decides.
         """
         for base in type(optimizer).__mro__:
@@ -159,7 +159,7 @@ class WatchedGradients:
 
     Buffers for deferred gradients are allocated only while a policy defers. An entry has a sum, its
     key and the step in which the sum was started. Note: every step scans the keys and ages of all
-    entries, therefore a step takes longer with a larger buffer.
+    entries, so a step takes longer with a larger buffer.
 
     Attributes:
         policy: The present policy.
@@ -281,7 +281,10 @@ class WatchedGradients:
         )
 
     def counts(self) -> UpdateCounts:
-        """Returns the counts of gradient rows; in a dry run, estimated counts."""
+        """Returns the counts of gradient rows.
+
+        In a dry run, they count the rows that would have been masked or deferred.
+        """
         offered, masked, state = int(self.offered_rows), int(self.masked_rows), self.buffer.state()
         deferred = state.counts._asdict()
         added = deferred.pop("without_gradient") - deferred["deferred"]
@@ -386,7 +389,10 @@ class WatchingStore(UpdatedElsewhere):
         return self._watched[table].policy
 
     def update_counts(self, table: str) -> UpdateCounts:
-        """Returns a table's counts of gradient rows; estimated in a dry run."""
+        """Returns a table's counts of gradient rows.
+
+        In a dry run, they count the rows that would have been masked or deferred.
+        """
         return self._watched[self._require(table)].counts()
 
     def _known_rate(self) -> Any:

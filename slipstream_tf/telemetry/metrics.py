@@ -97,7 +97,7 @@ def exact_auc(labels: Any, scores: Any) -> float:
     if not num_clicks or not num_others:
         return math.nan
     others_below = np.cumsum(others) - others
-    # Twice the number of correctly ordered pairs: an integer, therefore exact.
+    # Twice the number of correctly ordered pairs: an integer, so exact.
     twice = int(np.dot(clicks, 2 * others_below + others))
     return twice / (2 * num_clicks * num_others)
 

@@ -57,7 +57,7 @@ def log10_drift(report: WindowReport) -> np.ndarray:
 
     Returns:
         float64 [buckets, 3]: lower bound, upper bound, number of keys. The bucket of drifts near 0
-            has no lower bound, therefore it gets the width of the other buckets.
+            has no lower bound, so it gets the width of the other buckets.
     """
     buckets = np.array(report.drift_histogram, np.float64).reshape(-1, 3)
     with np.errstate(divide="ignore"):

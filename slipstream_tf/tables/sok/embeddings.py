@@ -5,7 +5,7 @@ replicas, and pools them there. Gradients are summed, masked or deferred in the 
 remaining gradient rows are sent to the ranks that own the rows, and applied through
 `sok.OptimizerWrapper`.
 
-SOK sends its messages outside of this package's communicator, therefore this module counts their
+SOK sends its messages outside of this package's communicator, so this module counts their
 bytes. For a key of another rank, the requesting rank counts the key and the row of the lookup, and
 the gradient row of the update.
 """
@@ -54,7 +54,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
     existed before. Therefore `gather` reports every key as found.
 
     A full HKV table ("hybrid") evicts the rows with the oldest write. Masked rows would be evicted
-    although they are in use, therefore they and their slots are rewritten unchanged once per
+    although they are in use, so they and their slots are rewritten unchanged once per
     window.
 
     Attributes:

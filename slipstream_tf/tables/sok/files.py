@@ -55,7 +55,7 @@ def dump(store: SokStore, folder: str | os.PathLike[str]) -> None:
 def load(store: SokStore, folder: str | os.PathLike[str]) -> None:
     """Reads files of `dump`, written with any number of ranks; a collective.
 
-    Runs in eager mode only. Rows of other keys stay unchanged, therefore load into new variables.
+    Runs in eager mode only. Rows of other keys stay unchanged, so load into new variables.
     Variables must have the same names as when they were saved.
 
     Args:

@@ -86,7 +86,7 @@ class SokRule:
     def replace(self, contents: Mapping[str, Any]) -> None:
         """Continues from the steps and powers of any store's contents.
 
-        "powers" may be missing.
+        The entry "powers" may be missing.
         """
         steps, own = int(contents["steps"][0]), self.powers()
         if hasattr(self._optimizer, "_iterations"):
@@ -165,7 +165,7 @@ class SokRule:
     def replace_rows(self, found: SokTable, own: Mapping[str, np.ndarray]) -> None:
         """Writes rows and slots, and resets the other keys of the table.
 
-        SOK cannot remove keys, therefore keys that are not in `own` are set to their initial
+        SOK cannot remove keys, so keys that are not in `own` are set to their initial
         values. Exception: keys of a `sok.Variable`, and keys with random initial rows, stay
         unchanged.
 

@@ -94,12 +94,12 @@ class SokStore(SpreadStore, WatchingStore):
     remaining sums.
 
     A full HKV table evicts the rows with the oldest write. Rows of masked keys are not updated,
-    therefore the store rewrites them, and their slots if `optimizer` is given, unchanged once per
+    so the store rewrites them, and their slots if `optimizer` is given, unchanged once per
     window. `sok.incremental_model_dump` reports these writes as changes; `sok_files.written_since`
     excludes most of them.
 
     Note: a row that SOK evicted is recreated with its initial values when it is read. SOK does not
-    report this, therefore `gather` reports every key as found.
+    report this, so `gather` reports every key as found.
 
     Messages that the loop sends through SOK are not included in the communicator's traffic.
 
