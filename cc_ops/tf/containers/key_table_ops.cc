@@ -9,11 +9,11 @@ REGISTER_OP("SlipstreamKeySet")
     .SetIsStateful()
     .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
-Creates an empty set of keys; it lives until the last copy of its handle is gone.
+Creates an empty set of keys. It is deleted with the last copy of its handle.
 
-On a GPU the set has a copy of its content in the GPU's memory.
+On a GPU the set also keeps a copy of its content in GPU memory.
 
-handle: The new set.
+handle: Scalar. The new set.
 )doc");
 
 REGISTER_OP("SlipstreamKeySetAssign")
@@ -22,10 +22,10 @@ REGISTER_OP("SlipstreamKeySetAssign")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n]"))
     .Doc(R"doc(
-Replaces the content of a set of keys. Steps that are running go on with the content they began with.
+Replaces the content of a set of keys. Running steps continue with the content they started with.
 
-handle: Of the set.
-keys: [n]. Any int64 is a legal key; one given twice counts once.
+handle: Scalar. The set.
+keys: [n]. Any int64. A repeated key counts once.
 )doc");
 
 }  // namespace slipstream

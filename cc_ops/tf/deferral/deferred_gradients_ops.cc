@@ -10,12 +10,13 @@ REGISTER_OP("SlipstreamDeferredGradients")
     .SetIsStateful()
     .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
-Makes buffers for deferred gradients of a variable's rows; they live until the last copy of the
-handle is gone. Without room, and by a rule that defers nothing, until
-SlipstreamDeferredGradientsConfigure.
+Creates buffers for the deferred gradients of a variable's rows.
 
-handle: Of the deferred gradients.
-dim: Values per row, 1 to 65536.
+The buffers have no capacity and defer nothing until SlipstreamDeferredGradientsConfigure runs. They
+are deleted with the last copy of their handle.
+
+handle: Scalar. The buffers.
+dim: Number of values per row, 1 to 65536.
 )doc");
 
 REGISTER_OP("SlipstreamDeferredGradientsConfigure")
@@ -29,17 +30,19 @@ REGISTER_OP("SlipstreamDeferredGradientsConfigure")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [], [], []"))
     .Doc(R"doc(
-Says how gradients are deferred from the next step on. What is deferred stays.
+Sets how gradients are deferred from the next step on. Deferred sums stay.
 
-Call it between steps. On a GPU it waits for copies if the room changes.
+Call it between steps. On a GPU it waits for copies to finish if the capacity changes.
 
-handle: Of the deferred gradients.
-capacity: Scalar, from 0. Rows to make room for; there is more if more are deferred.
-max_rows: Scalar, from 0. Rows deferred at most; further gradients leave at once.
-max_age: Scalar, from 1. Steps after which a sum leaves.
-defers: Whether anything more is deferred.
-by_movement: Whether the caller decides which sums may wait; else those of saturated rows may.
-is_shadow: Whether steps are counted only: their own gradients are to be applied.
+handle: Scalar. The buffers.
+capacity: Scalar, at least 0. Number of sums to allocate memory for. The capacity stays larger while
+  more sums are deferred.
+max_rows: Scalar, at least 0. Maximum number of deferred sums. Further gradients are due at once.
+max_age: Scalar, at least 1. Number of steps after which a sum is due.
+defers: Whether further gradients may be deferred.
+by_movement: Whether `may_wait` of SlipstreamTakeDue decides which sums may wait. Otherwise the sums
+  of saturated rows may wait.
+is_shadow: Whether steps only count, and the caller applies the gradients of the step.
 )doc");
 
 REGISTER_OP("SlipstreamDeferredGradientsFlush")
@@ -48,11 +51,11 @@ REGISTER_OP("SlipstreamDeferredGradientsFlush")
     .SetIsStateful()
     .SetShapeFn(Shapes("[]"))
     .Doc(R"doc(
-Makes all sums leave with the next step, in which nothing is deferred.
+Makes all sums due in the next step, which defers nothing.
 
-handle: Of the deferred gradients.
-drops: Whether they are dropped at once instead, as those of shadow mode are, unless they are on
-  their way out. They are counted as flushed.
+handle: Scalar. The buffers.
+drops: Whether the sums are dropped at once instead, unless an earlier call has made them due. They
+  count as flushed. Use it for the sums of a dry run.
 )doc");
 
 REGISTER_OP("SlipstreamDeferredGradientsState")
@@ -64,15 +67,14 @@ REGISTER_OP("SlipstreamDeferredGradientsState")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [6], [], [], []"))
     .Doc(R"doc(
-Says what became of the gradient rows of all steps so far. All outputs are in host memory.
+Returns counts of the gradient rows of all steps. All outputs are in host memory.
 
-handle: Of the deferred gradients.
-counts: [6]. Rows that were added to a sum that stayed; that left because of their movement; sums
-  that left because of their age; because of a flush; rows over budget; sums that left in a step
-  without a gradient for their key.
-num_deferred: Scalar. Sums that are deferred.
-capacity: Scalar. Sums that there is room for: 16 + 4 * dim bytes each.
-flushes: Scalar. Whether all leave with the next step.
+handle: Scalar. The buffers.
+counts: [6]. Rows added to a sum that stayed; rows due by movement; sums due by age; sums flushed;
+  rows over the budget; sums that were due in a step without a gradient of their key.
+num_deferred: Scalar. Number of deferred sums.
+capacity: Scalar. Number of sums that fit into the buffers, at 16 + 4 * dim bytes each.
+flushes: Scalar. Whether all sums are due in the next step.
 )doc");
 
 REGISTER_OP("SlipstreamDeferredGradientsExport")
@@ -83,11 +85,11 @@ REGISTER_OP("SlipstreamDeferredGradientsExport")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [n], [n], [n, d]"))
     .Doc(R"doc(
-Gives the sums that are deferred. All outputs are in host memory; call it between steps.
+Returns the deferred sums. All outputs are in host memory. Call it between steps.
 
-handle: Of the deferred gradients.
-keys: [n]. The oldest first; of one age, ascending.
-ages: [n]. Steps since each sum began.
+handle: Scalar. The buffers.
+keys: [n]. The oldest sums first; sums of equal age by ascending key.
+ages: [n]. Number of steps since each sum began.
 sums: [n, dim].
 )doc");
 
@@ -99,13 +101,12 @@ REGISTER_OP("SlipstreamDeferredGradientsImport")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n], [n], [n, d]"))
     .Doc(R"doc(
-Defers these sums instead of those that are deferred. All inputs are in host memory; call it between
-steps.
+Replaces the deferred sums. All inputs are in host memory. Call it between steps.
 
-handle: Of the deferred gradients.
-keys: [n]. Each once, in any order.
-ages: [n], from 0. Steps since each sum began.
-sums: [n, dim]. There is room for all of them afterwards.
+handle: Scalar. The buffers.
+keys: [n]. Each at most once, in any order.
+ages: [n]. At least 0. Number of steps since each sum began.
+sums: [n, dim]. The capacity grows if necessary.
 )doc");
 
 REGISTER_OP("SlipstreamAddDeferred")
@@ -118,14 +119,15 @@ REGISTER_OP("SlipstreamAddDeferred")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n], [n, d] -> [n], [n, d], []"))
     .Doc(R"doc(
-First half of a step: what the sums would be. It changes nothing.
+Computes the sums of a step, without changing the buffers: the first half of a step.
 
-handle: Of the deferred gradients.
-keys: [n]. Each once, which the CPU checks; on a GPU a gradient may be lost otherwise.
-gradients: [n, dim]. Of each key.
-indices: [n]. For the second half.
-sums: [n, dim]. Each gradient and what is deferred of its key, added.
-by_movement: Scalar, in host memory. Whether the second half will read `may_wait`.
+handle: Scalar. The buffers.
+keys: [n]. Each at most once. Only the CPU checks this; on a GPU, gradients of equal keys may be
+  lost.
+gradients: [n, dim]. One gradient per key.
+indices: [n]. Input of SlipstreamTakeDue.
+sums: [n, dim]. Each gradient plus the deferred sum of its key.
+by_movement: Scalar, in host memory. Whether SlipstreamTakeDue reads `may_wait`.
 )doc");
 
 REGISTER_OP("SlipstreamTakeDue")
@@ -142,22 +144,23 @@ REGISTER_OP("SlipstreamTakeDue")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [], [n], [n], [n, d], [n] -> [due], [due, d], [], []"))
     .Doc(R"doc(
-Second half of a step: defers the sums that may wait, and takes out those that are due.
+Defers the sums that may wait, and returns the sums that are due: the second half of a step.
 
-A sum leaves if it may not wait, has a value that is not finite, has come of age, is over budget,
-or in a flush. On a GPU a step takes memory for n + capacity rows besides.
+A sum is due if it may not wait, has a value that is not finite, reaches the maximum age, or finds
+no room, and in a flush. On a GPU a step allocates temporary memory for n + capacity rows.
 
-handle: Of the deferred gradients.
-saturated: Handle of a SlipstreamKeySet on the same device: the rows that may wait, unless the
-  caller decides.
-keys: [n]. As the first half got them.
-indices: [n]. As the first half gave them, in the same step.
-sums: [n, dim]. As the first half gave them.
-may_wait: [n]. The caller's decision; read only if the first half said so.
+handle: Scalar. The buffers.
+saturated: Scalar. A SlipstreamKeySet on the same device with the rows that may wait. It is read
+  unless the buffers are configured with `by_movement`.
+keys: [n]. The keys that SlipstreamAddDeferred received in the same step.
+indices: [n]. Output of SlipstreamAddDeferred.
+sums: [n, dim]. Output of SlipstreamAddDeferred.
+may_wait: [n]. Whether each sum may wait. It is read only with `by_movement`.
 due_keys: [due]. Ascending, each once.
 due_sums: [due, dim].
-is_shadow: Scalar, in host memory. Whether to apply the step's own gradients instead of the sums.
-defers: Scalar, in host memory. Whether anything will be deferred from now on.
+is_shadow: Scalar, in host memory. Whether the caller must apply the gradients of the step instead
+  of the due sums.
+defers: Scalar, in host memory. Whether further gradients may be deferred.
 )doc");
 
 }  // namespace slipstream

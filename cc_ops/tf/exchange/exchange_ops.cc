@@ -11,12 +11,13 @@ namespace slipstream {
 
 using tensorflow::shape_inference::InferenceContext;
 
-#define SLIPSTREAM_SEND_BUFFER_DOC                                                     \
-  "sizes: [ranks, tables], rows for each rank; with ranks = 1 all rows are for all.\n" \
-  "keys: [n], by rank, then by table; each once.\n"                                    \
-  "values: their rows behind each other, each as wide as its table.\n"                 \
-  "squares: [ranks, tables], the sum of these values squared.\n"                       \
-  "ranks: how many ranks own the keys, by hash.\n"
+#define SLIPSTREAM_SEND_BUFFER_DOC                                                      \
+  "sizes: [ranks, tables]. Number of rows for each rank; with ranks = 1, all rows are " \
+  "for all ranks.\n"                                                                    \
+  "keys: [n]. Each once; by rank, then by table.\n"                                     \
+  "values: The rows in the order of keys, each as wide as its table.\n"                 \
+  "squares: [ranks, tables]. Sum of the squares of these values.\n"                     \
+  "ranks: Number of ranks that own keys. A hash of the key selects the rank.\n"
 
 REGISTER_OP("SlipstreamCollectGradients")
     .Input("plan: variant")
@@ -33,15 +34,19 @@ REGISTER_OP("SlipstreamCollectGradients")
     .SetIsStateful()
     .SetShapeFn(Shapes("[*] -> [ranks, tables], [n], [m], [ranks, tables]"))
     .Doc(
-        "Sums the gradients of each key and gives out what the tables' policies do not defer: the "
-        "sums themselves, or deferred ones that are due. No row changes.\n\n"
-        "plan: scalar, from SlipstreamLookup.\n"
-        "gradients: of its pooled outputs, in their shapes; all must be finite, or pass.\n"
-        "learning_rate: a scalar for all tables, or [tables].\n" SLIPSTREAM_SEND_BUFFER_DOC
-        "advance_step: whether this is an update of the tables; else applying the rows to them "
-        "is.\n"
-        "passes_non_finite: whether a gradient that is not finite is no error; all values are NaN "
-        "then.\n");
+        "Sums the gradients of each key, and returns the sums that the update policies do not"
+        " defer.\n"
+        "\n"
+        "These are sums of this batch and deferred sums that are due. No row changes.\n"
+        "\n"
+        "plan: Scalar, from SlipstreamLookup.\n"
+        "gradients: The gradients of the pooled outputs of the lookup, in their shapes. All "
+        "values must be finite, unless passes_non_finite is set.\n"
+        "learning_rate: Scalar for all tables, or [tables].\n" SLIPSTREAM_SEND_BUFFER_DOC
+        "advance_step: Whether this op counts as an update of the tables. Otherwise "
+        "SlipstreamApplyRows does.\n"
+        "passes_non_finite: Whether gradients that are not finite are accepted. All values "
+        "are NaN then.\n");
 
 REGISTER_OP("SlipstreamCollectDeferred")
     .Input("handles: num_tables * resource")
@@ -54,8 +59,9 @@ REGISTER_OP("SlipstreamCollectDeferred")
     .SetIsStateful()
     .SetShapeFn(Shapes("-> [ranks, tables], [n], [m], [ranks, tables]"))
     .Doc(
-        "Gives out every deferred gradient of the tables, which have none then.\n\n"
-        "handles: scalars.\n" SLIPSTREAM_SEND_BUFFER_DOC);
+        "Returns and removes every deferred gradient of the tables.\n"
+        "\n"
+        "handles: Scalars. The tables.\n" SLIPSTREAM_SEND_BUFFER_DOC);
 
 REGISTER_OP("SlipstreamApplyRows")
     .Input("handles: num_tables * resource")
@@ -69,16 +75,18 @@ REGISTER_OP("SlipstreamApplyRows")
     .SetIsStateful()
     .SetShapeFn(Shapes("[ranks, tables], [n], [m], [*], [s]"))
     .Doc(R"doc(
-Adds the gradient rows of each key, in the order given, and applies its table's rule once.
+Sums the gradient rows of each key and applies the update rule of its table once per key.
 
-handles: scalars.
-sizes: [ranks, tables], rows from each rank.
-keys: [n], by rank, then by table.
-values: their rows behind each other, each as wide as its table; all must be finite.
-learning_rate: a scalar for all tables, or [tables].
-scale: [tables], multiplies the sums; empty: they stay.
-create_missing: whether keys without a row get one; else their gradients are dropped, and
-  counted.
+Rows are added in the order of the input, so that the result does not depend on threads.
+
+handles: Scalars. The tables.
+sizes: [ranks, tables]. Number of rows from each rank for each table.
+keys: [n]. By rank, then by table.
+values: The rows in the order of `keys`, each as wide as its table. All values must be finite.
+learning_rate: Scalar for all tables, or [tables].
+scale: [tables]. Factors on the sums; empty: no scaling.
+create_missing: Whether rows are created for keys without a row. Otherwise the gradients of these
+  keys are dropped and counted.
 )doc");
 
 REGISTER_OP("SlipstreamPackMessages")
@@ -91,15 +99,16 @@ REGISTER_OP("SlipstreamPackMessages")
     .Output("lengths: int32")
     .SetShapeFn(Shapes("[ranks, tables], [n], [m], [] -> [bytes], [ranks]"))
     .Doc(
-        "Puts sizes, keys and values for each rank in one piece, whose length changes seldom from "
-        "call to call.\n\n"
-        "sizes: [ranks, tables], rows for each rank.\n"
-        "keys: [n], by rank, then by table.\n"
-        "values: their rows behind each other, each as wide as its table.\n"
-        "row_floats: [tables], values of a row; 0: keys come without.\n"
-        "messages: to rank 0 first.\n"
-        "lengths: [ranks], bytes of each.\n" SLIPSTREAM_WIRE_DTYPE_DOC
-        "  Int8 values are chosen between the two nearest by chance, drawn from key and values.\n");
+        "Packs sizes, keys and values into one message per rank, whose length rarely changes.\n"
+        "\n"
+        "sizes: [ranks, tables]. Number of rows for each rank.\n"
+        "keys: [n]. By rank, then by table.\n"
+        "values: The rows in the order of keys, each as wide as its table.\n"
+        "row_floats: [tables]. Values per row; 0 for keys without values.\n"
+        "messages: All messages, rank 0 first.\n"
+        "lengths: [ranks]. Bytes of each message.\n" SLIPSTREAM_WIRE_DTYPE_DOC
+        "  Int8 values are rounded stochastically; the random numbers depend on key and "
+        "values only.\n");
 
 REGISTER_OP("SlipstreamUnpackMessages")
     .Input("messages: uint8")
@@ -121,14 +130,14 @@ REGISTER_OP("SlipstreamUnpackMessages")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Gives what SlipstreamPackMessages of each rank put into its message to this one.
+Unpacks the messages that the ranks packed with SlipstreamPackMessages for this rank.
 
-messages: of rank 0 first.
-ranks: how many there are.
-row_floats: [tables], as they were packed.
-sizes: [ranks, tables], rows from each rank.
-keys: [n], by rank, then by table.
-values: their rows behind each other.
+messages: One message per rank, rank 0 first.
+ranks: Number of ranks.
+row_floats: [tables]. Values per row, as in SlipstreamPackMessages.
+sizes: [ranks, tables]. Number of rows from each rank.
+keys: [n]. By rank, then by table.
+values: The rows in the order of `keys`.
 )doc");
 
 REGISTER_OP("SlipstreamMergeRows")
@@ -158,17 +167,18 @@ REGISTER_OP("SlipstreamMergeRows")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Adds up the rows of each key, in the order given, and puts the sums together by owner.
+Sums the rows of each key in the order of the input, and groups the sums by the rank that owns the
+key.
 
-sizes: [parts, tables], rows of each part.
-keys: [n], by part, then by table.
-values: their rows behind each other, each as wide as its table.
-ranks: how many own the keys, by hash.
-row_floats: [tables], values of a row.
+sizes: [parts, tables]. Number of rows of each part.
+keys: [n]. By part, then by table.
+values: The rows in the order of `keys`, each as wide as its table.
+ranks: Number of ranks that own keys. A hash of the key selects the rank.
+row_floats: [tables]. Values per row.
 merged_sizes: [ranks, tables].
-merged_keys: [m], each once; by rank, by table, ascending.
-merged_values: their sums.
-squares: [ranks, tables], the sum of these values squared.
+merged_keys: [m]. Each once; by rank, then by table, then ascending.
+merged_values: The sums in the order of `merged_keys`.
+squares: [ranks, tables]. Sum of the squares of these values.
 )doc");
 
 REGISTER_OP("SlipstreamPullRows")
@@ -185,18 +195,19 @@ REGISTER_OP("SlipstreamPullRows")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [] -> [bytes], [ranks], [ranks]"))
     .Doc(
-        "Reads the rows of keys that ranks request.\n\n"
-        "handles: scalars.\n"
-        "sizes: [ranks, tables], keys of each rank.\n"
-        "keys: [n], by rank, then by table.\n"
-        "with_summary: scalar, whether a number for the slots, if a table has any, goes with each "
-        "row.\n"
-        "create_missing: whether keys without a row get one and each counts as accessed; else they "
-        "give the rows that they would start with.\n"
-        "messages: the rows, to rank 0 first; those that are as they start are left out. Their "
-        "lengths change seldom from call to call.\n"
-        "lengths: [ranks], bytes of each.\n"
-        "row_bytes: [ranks], of these, the rows'.\n" SLIPSTREAM_WIRE_DTYPE_DOC);
+        "Reads the rows of keys that ranks request, and packs one message per rank.\n"
+        "\n"
+        "handles: Scalars. The tables.\n"
+        "sizes: [ranks, tables]. Number of keys from each rank.\n"
+        "keys: [n]. By rank, then by table.\n"
+        "with_summary: Scalar. Whether a number that summarizes the slots accompanies each "
+        "row of a table with slots.\n"
+        "create_missing: Whether rows are created for missing keys and every key counts as "
+        "accessed. Otherwise missing keys return their initial values.\n"
+        "messages: The rows, rank 0 first. Rows with their initial values are not sent. The "
+        "lengths rarely change.\n"
+        "lengths: [ranks]. Bytes of each message.\n"
+        "row_bytes: [ranks]. Bytes of the rows in each message.\n" SLIPSTREAM_WIRE_DTYPE_DOC);
 
 REGISTER_OP("SlipstreamSortKeys")
     .Input("keys: N * int64")
@@ -211,9 +222,9 @@ REGISTER_OP("SlipstreamSortKeys")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Sorts each list of keys.
+Sorts lists of keys, each on its own.
 
-keys: [n], for each list its own n.
+keys: [n], where n may differ between the lists.
 sorted: [n]. Ascending.
 )doc");
 

@@ -29,14 +29,15 @@ REGISTER_OP("SlipstreamRouteKeys")
       return absl::OkStatus();
     })
     .Doc(
-        "Plans the lookup of a batch, and finds the distinct keys whose rows must be requested, by "
-        "owner.\n\n"
-        "handles: scalars, of the tables of replicas that training batches are looked up in.\n"
-        "combiners: per feature, as SlipstreamLookUpPulled has them.\n"
-        "ranks: how many ranks own the keys, by hash.\n"
-        "request_sizes: [ranks, tables], keys for each rank.\n"
-        "requests: [n], by rank, then by table.\n"
-        "plan: scalar, for SlipstreamLookUpPulled.\n" SLIPSTREAM_FEATURE_DOC);
+        "Plans the lookup of a batch, and returns the distinct keys to request from each "
+        "rank.\n"
+        "\n"
+        "handles: Scalars. The tables of replicas for the lookups of training batches.\n"
+        "combiners: For each feature, as in SlipstreamLookUpPulled.\n"
+        "ranks: Number of ranks that own keys. A hash of the key selects the rank.\n"
+        "request_sizes: [ranks, tables]. Number of keys to request from each rank.\n"
+        "requests: [n]. The keys, by rank, then by table.\n"
+        "plan: Scalar. Input of SlipstreamLookUpPulled.\n" SLIPSTREAM_FEATURE_DOC);
 
 REGISTER_OP("SlipstreamLookUpPulled")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS.Input("plan: variant")
@@ -55,13 +56,15 @@ REGISTER_OP("SlipstreamLookUpPulled")
       return LookupShape(c);
     })
     .Doc(
-        "Looks up a batch in the rows that came for it.\n\n"
-        "plan: scalar, from SlipstreamRouteKeys of the same features.\n"
-        "sizes: [ranks, tables], rows from each rank.\n"
-        "requests: [n], their keys, by rank, then by table.\n"
-        "messages: from SlipstreamPullRows of each rank, rank 0 first. Rows that came without a "
-        "number for their slots have slots of 0, beside which a movement is not underestimated.\n"
-        "training: whether accesses are counted, and the rows become replicas, for an update.\n"
-        "looked_up: scalar, the plan for SlipstreamCollectGradients.\n" SLIPSTREAM_LOOKUP_DOC);
+        "Looks up a batch in the rows that the ranks sent for it.\n"
+        "\n"
+        "plan: Scalar, from SlipstreamRouteKeys for the same features.\n"
+        "sizes: [ranks, tables]. Number of rows from each rank.\n"
+        "requests: [n]. The keys of the rows, by rank, then by table.\n"
+        "messages: One message of SlipstreamPullRows per rank, rank 0 first. If a message has"
+        " no summary of the slots, the slots of its rows are 0, so that movements are not "
+        "underestimated.\n"
+        "training: Whether accesses are counted and the rows become replicas for an update.\n"
+        "looked_up: Scalar. The plan for SlipstreamCollectGradients.\n" SLIPSTREAM_LOOKUP_DOC);
 
 }  // namespace slipstream

@@ -14,9 +14,9 @@
 
 namespace slipstream {
 
-#define SLIPSTREAM_WIRE_DTYPE_DOC                                                             \
-  "wire_dtype: scalar, of values: 0 float32, 1 bfloat16, 2 float16, 3 int8 with a scale per " \
-  "row.\n"
+#define SLIPSTREAM_WIRE_DTYPE_DOC                                                     \
+  "wire_dtype: Scalar. Data type of the values: 0 float32, 1 bfloat16, 2 float16, 3 " \
+  "int8 with one scale per row.\n"
 
 // Of messages in each dtype, which differ in length.
 using LengthsByDtype = std::array<SteadyLengths, kRowDtypes>;

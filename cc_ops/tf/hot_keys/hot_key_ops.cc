@@ -10,11 +10,13 @@ REGISTER_OP("SlipstreamHotKeys")
     .SetIsStateful()
     .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
-Makes a sketch of accesses, all 0, whose counters remember a key each; it lives until the last copy
-of its handle is gone.
+Creates a sketch that estimates the access counts of keys in bounded memory.
 
-handle: Of the sketch.
-log2_width: Up to 30. There are 4 rows of 2^log2_width counters, of 24 bytes each.
+Each counter also stores a candidate key. All counts start at 0. The sketch is deleted with the last
+copy of its handle.
+
+handle: Scalar. The sketch.
+log2_width: At most 30. The sketch has 4 rows of 2^log2_width counters of 24 bytes.
 )doc");
 
 REGISTER_OP("SlipstreamCountAccesses")
@@ -25,12 +27,12 @@ REGISTER_OP("SlipstreamCountAccesses")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n], [n]"))
     .Doc(R"doc(
-Counts a batch's accesses. The result depends on the batches only, on no order of threads.
+Counts the accesses of a batch. The result depends on the batches only, on any number of threads.
 
-handle: Of the sketch.
-keys: [n]. One that is given twice counts twice.
-counts: [n]. Whether a key counts; padding does not.
-unit: What an access adds to the counts: what decays must leave of it.
+handle: Scalar. The sketch.
+keys: [n]. A repeated key counts every time.
+counts: [n]. Whether each key counts. Use false for padding.
+unit: Value that one access adds to a count. A larger unit keeps more precision when counts decay.
 )doc");
 
 REGISTER_OP("SlipstreamDecayAccesses")
@@ -39,10 +41,10 @@ REGISTER_OP("SlipstreamDecayAccesses")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], []"))
     .Doc(R"doc(
-Multiplies all counts; each is rounded down.
+Multiplies all counts by a factor. Each result is rounded down.
 
-handle: Of the sketch.
-factor: Scalar, 0 to 1; in steps of 2^-32.
+handle: Scalar. The sketch.
+factor: Scalar, 0 to 1, in steps of 2^-32.
 )doc");
 
 REGISTER_OP("SlipstreamHotKeyCandidates")
@@ -51,11 +53,11 @@ REGISTER_OP("SlipstreamHotKeyCandidates")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [n]"))
     .Doc(R"doc(
-Returns the keys that are remembered: the hottest are almost surely among them.
+Returns the candidate keys of all counters. They contain the most accessed keys with high
+probability.
 
-handle: Of the sketch.
-keys: [4 * 2^log2_width]. A key stands for each counter that remembers it; int64's lowest number for
-  those that remember none.
+handle: Scalar. The sketch.
+keys: [4 * 2^log2_width]. The key of each counter; the lowest int64 for a counter without one.
 )doc");
 
 REGISTER_OP("SlipstreamEstimateAccesses")
@@ -65,11 +67,13 @@ REGISTER_OP("SlipstreamEstimateAccesses")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n] -> [n]"))
     .Doc(R"doc(
-Estimates the accesses of keys: what was counted of each, and of those that share all its counters.
+Estimates the access counts of keys.
 
-handle: Of the sketch.
+The estimate of a key is too high by the counts of other keys that share all of its counters.
+
+handle: Scalar. The sketch.
 keys: [n].
-accesses: [n]. In units; never lower than what was counted, but for rounding by decays.
+accesses: [n]. In units. Never below the true count, except for rounding when counts decay.
 )doc");
 
 }  // namespace slipstream

@@ -28,19 +28,19 @@
       .Attr("feature_names: list(string) = []")
 
 // Text for the .Doc of such an op.
-#define SLIPSTREAM_FEATURE_DOC                                                         \
-  "keys: int64 [batch] or [batch, width], or [total] for a feature with row splits.\n" \
-  "row_splits: int64 [batch + 1].\n"                                                   \
-  "weights: float32, laid out like the keys they belong to.\n"                         \
-  "feature_keys: per feature, the index of its keys tensor.\n"                         \
-  "feature_column: per feature, its column of a [batch, width] tensor (one key per "   \
-  "example), or -1: all of the tensor (a bag).\n"                                      \
-  "feature_splits: per feature, the index of its row splits, or -1.\n"                 \
-  "feature_weights: per feature, the index of its weights, or -1.\n"                   \
-  "feature_table: per feature, the index of its table.\n"                              \
-  "padding_keys: per feature, the key that stands for no key, where has_padding.\n"    \
-  "has_padding: per feature, whether it has such a key.\n"                             \
-  "feature_names: what errors call the features; none: they are numbered.\n"
+#define SLIPSTREAM_FEATURE_DOC                                                            \
+  "keys: int64 [batch] or [batch, width], or [total] for a feature with row splits.\n"    \
+  "row_splits: int64 [batch + 1].\n"                                                      \
+  "weights: float32, in the layout of their keys.\n"                                      \
+  "feature_keys: For each feature, the index of its keys tensor.\n"                       \
+  "feature_column: For each feature, its column of a [batch, width] tensor with one key"  \
+  " per example, or -1 for the whole tensor (a bag).\n"                                   \
+  "feature_splits: For each feature, the index of its row splits, or -1.\n"               \
+  "feature_weights: For each feature, the index of its weights, or -1.\n"                 \
+  "feature_table: For each feature, the index of its table.\n"                            \
+  "padding_keys: For each feature, the key that means 'no key', if has_padding is set.\n" \
+  "has_padding: For each feature, whether it has a padding key.\n"                        \
+  "feature_names: Names of the features for errors; if empty, errors use their numbers.\n"
 
 namespace slipstream {
 

@@ -102,8 +102,9 @@ REGISTER_OP("SlipstreamLookup")
     .SetIsStateful()
     .SetShapeFn(LookupShape)
     .Doc(
-        "Looks up the keys of a training batch: makes missing keys and counts accesses.\n\n"
-        "plan: scalar, for SlipstreamApplyGradients.\n" SLIPSTREAM_LOOKUP_DOC);
+        "Looks up the keys of a training batch. Creates missing rows and counts accesses.\n"
+        "\n"
+        "plan: Scalar. Input of SlipstreamApplyGradients.\n" SLIPSTREAM_LOOKUP_DOC);
 
 REGISTER_OP("SlipstreamEvaluationLookup")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_LOOKUP_ATTRS
@@ -111,8 +112,10 @@ REGISTER_OP("SlipstreamEvaluationLookup")
     .SetIsStateful()
     .SetShapeFn(LookupShape)
     .Doc(
-        "Looks up keys without making or counting any; absent keys give their initial "
-        "rows.\n\n" SLIPSTREAM_LOOKUP_DOC);
+        "Looks up keys without creating rows or counting accesses.\n"
+        "\n"
+        "A key without a row has its initial value.\n"
+        "\n" SLIPSTREAM_LOOKUP_DOC);
 
 REGISTER_OP("SlipstreamApplyGradients")
     .Input("plan: variant")
@@ -122,11 +125,12 @@ REGISTER_OP("SlipstreamApplyGradients")
     .SetIsStateful()
     .SetShapeFn(Shapes("[*]"))
     .Doc(R"doc(
-Sums the gradients of each key in batch order and applies its table's rule once.
+Sums the gradients of each key in batch order and applies the update rule of its table once per key.
 
-plan: scalar, from SlipstreamLookup.
-gradients: of its pooled outputs, in their shapes; all must be finite.
-learning_rate: a scalar for all tables, or [tables], in the order of the lookup's handles.
+plan: Scalar, from SlipstreamLookup.
+gradients: The gradients of the pooled outputs of the lookup, in their shapes. All values must be
+  finite.
+learning_rate: Scalar for all tables, or [tables] in the order of the lookup's handles.
 )doc");
 
 }  // namespace slipstream

@@ -12,13 +12,15 @@
       .Attr("table_dims: list(int) >= 1") SLIPSTREAM_COMBINERS_ATTR.Attr("is_stacked: bool") \
       .Attr("num_outputs: int >= 1")
 
-#define SLIPSTREAM_LOOKUP_DOC                                                                  \
-  "table_dims: the dim of each table.\n"                                                       \
-  "combiners: per feature, how the rows of a bag become one vector; 'none': not at all.\n"     \
-  "is_stacked: one output float32 [batch, features, dim] instead of one [batch, dim] each.\n"  \
-  "handles: scalars, one per table; no table may come twice.\n"                                \
-  "pooled: float32 [batch, dim] per feature, or [batch, features, dim]; of a feature that is " \
-  "not pooled, [number of its keys, padding included, dim].\n" SLIPSTREAM_FEATURE_DOC
+#define SLIPSTREAM_LOOKUP_DOC                                                        \
+  "table_dims: The dim of each table.\n"                                             \
+  "combiners: For each feature, how the rows of a bag are pooled into one vector; "  \
+  "'none': not pooled.\n"                                                            \
+  "is_stacked: Whether there is one output [batch, features, dim] instead of one "   \
+  "[batch, dim] per feature.\n"                                                      \
+  "handles: Scalars. One per table; each table once.\n"                              \
+  "pooled: float32 [batch, dim] for each feature, or [batch, features, dim]. For a " \
+  "feature that is not pooled: [number of keys including padding, dim].\n" SLIPSTREAM_FEATURE_DOC
 
 namespace slipstream {
 

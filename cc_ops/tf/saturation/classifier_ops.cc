@@ -61,21 +61,22 @@ REGISTER_OP("SlipstreamClassifier")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> []"))
     .Doc(R"doc(
-Creates an input classifier; it lives until the last copy of its handle is gone.
+Creates a classifier that decides which examples of a batch can be dropped.
 
-It has the drifts of the tracked keys, a threshold, a uniform sample of the window's inputs and
-counts. At first no key is tracked and nothing is skipped.
+The classifier stores the drifts of tracked keys, a threshold, a uniform sample of the examples of
+the window, and counts. At first no key is tracked and every example is kept. It is deleted with the
+last copy of its handle. Source: Slipstream, arXiv 2404.04270, input classifier.
 
-alpha: Share of an input's lookups that must be saturated: above 0, at most 1. An input (of type
-  double: in float32, ceil(0.6 * 10) is 7) rather than an attribute.
-handle: The new classifier.
-num_tables: Number of tables; keys of different tables are different keys.
-reservoir_size: Most inputs in the sample.
-seed: Seeds the sample, thinning and random skipping.
-pilot: What foresees the inputs' losses: the base rate, a linear model or a factorisation machine of
-  their keys, or the model that is trained.
-pilot_factors: Of `fm`: numbers of a key's factor, 1 to 8.
-pilot_memory_bytes: Of `linear` and `fm`: for what is learnt of the keys, 1,024 or more.
+alpha: Scalar, above 0, at most 1. Fraction of an example's lookups that must be saturated. It is an
+  input of type double because an attribute is a float32, in which ceil(0.6 * 10) is 7.
+handle: Scalar. The new classifier.
+num_tables: Number of tables. Equal keys of different tables are different keys.
+reservoir_size: Maximum number of examples in the sample.
+seed: Seeds the sample, subsampling and random dropping.
+pilot: Model that predicts the losses of examples: the base rate of the label, a linear model or a
+  factorization machine of the keys, or the trained model.
+pilot_factors: For `fm`: number of values of a key's factor, 1 to 8.
+pilot_memory_bytes: For `linear` and `fm`: memory of the pilot, at least 1,024 bytes.
 )doc");
 
 REGISTER_OP("SlipstreamClassifyInputs")
@@ -88,21 +89,24 @@ REGISTER_OP("SlipstreamClassifyInputs")
     .SetIsStateful()
     .SetShapeFn(ClassifyShape)
     .Doc(
-        "Tells which inputs of a batch can be skipped.\n\n"
-        "The skip score of an input with m lookups is its ceil(alpha * m)-th smallest drift, "
-        "untracked keys counting as +inf; +inf for an input without lookups.\n\n"
-        "handle: Of the classifier.\n"  //
-        SLIPSTREAM_FEATURE_DOC
+        "Decides which examples of a batch can be dropped.\n"
+        "\n"
+        "The score of an example with m lookups is its ceil(alpha * m)-th smallest drift, "
+        "where keys without a drift count as +inf. Without lookups it is +inf.\n"
+        "\n"
+        "handle: Scalar. The classifier.\n" SLIPSTREAM_FEATURE_DOC
         "  A feature of table num_tables is ignored.\n"
-        "skippable: [batch]. By drift: whether the score is below the threshold. At random: true "
-        "with the share's probability, determined by the seed and the input's number.\n"
-        "score: [batch]. Skip scores, in the drift's unit.\n"
-        "weight: [batch]. 0: the input is left out. Else the inputs that it stands for: 1, or 1 / "
-        "keep_rate for a skippable one that is kept.\n"
-        "observe: Whether the inputs enter the window's sample and counts.\n"
-        "window_batches: Batches of a window, or 0. Where inputs are observed and nothing may be "
-        "left out (shadow mode, or mode none), as many batches as the sample needs are classified, "
-        "one in 16 at least, and count for the others, whose inputs are not skippable.\n");
+        "skippable: [batch]. Mode drift: whether the score is below the threshold. Mode "
+        "random: true with probability random_share; the random numbers depend on the seed "
+        "and the number of the example.\n"
+        "score: [batch]. In the unit of the drift.\n"
+        "weight: [batch]. 0 drops the example. Otherwise the number of examples that it "
+        "represents: 1, or 1 / keep_rate for a droppable example that is kept.\n"
+        "observe: Whether the examples are added to the sample and the counts of the window.\n"
+        "window_batches: Number of batches of a window, or 0. If examples are observed and "
+        "none may be dropped (a dry run, or mode none), only the batches that the sample "
+        "needs are classified, at least 1 in 16. Their counts represent the other batches, "
+        "whose examples are not droppable.\n");
 
 REGISTER_OP("SlipstreamClassifierSetDrift")
     .Input("handle: resource")
@@ -114,10 +118,11 @@ REGISTER_OP("SlipstreamClassifierSetDrift")
     .Doc(R"doc(
 Replaces the drifts of all tracked keys.
 
-handle: Of the classifier.
+handle: Scalar. The classifier.
 tables: [n]. Index of each key's table.
-keys: [n]. No key of a table may occur twice.
-drift: [n]. At least 0. A key whose drift is not finite is not tracked: it is below no threshold.
+keys: [n]. Each key of a table at most once.
+drift: [n]. At least 0. A key whose drift is not finite is not tracked, because it is below no
+  threshold.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierConfigure")
@@ -130,16 +135,17 @@ REGISTER_OP("SlipstreamClassifierConfigure")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [], [], []"))
     .Doc(R"doc(
-Sets what is skippable from the next batch on.
+Sets which examples can be dropped from the next batch on.
 
-handle: Of the classifier.
-threshold: At least 0. Read by `drift` and `foreseen_loss`: inputs with a lower skip score are
-  skippable.
-random_share: 0 to 1. Read by `random`: the probability of an input to be skippable.
-keep_rate: 0 to below 1. Share of the skippable inputs that is kept, with a weight; not `random`.
-  By `foreseen_loss` above 0: the least probability of an input; else it is score / threshold.
-mode: `none`: nothing is skippable.
-is_shadow: All inputs are kept, with weight 1.
+handle: Scalar. The classifier.
+threshold: Scalar, at least 0. Modes `drift` and `foreseen_loss`: examples with a lower score can be
+  dropped.
+random_share: Scalar, 0 to 1. Mode `random`: probability that an example can be dropped.
+keep_rate: Scalar, 0 to below 1. Probability that a droppable example is kept, with a weight; not
+  with `random`. With `foreseen_loss` and a value above 0, examples are kept with probability
+  score / threshold, but at least with this one.
+mode: `none`: no example can be dropped.
+is_shadow: Whether all examples are kept with weight 1, for a dry run.
 )doc");
 
 REGISTER_OP("SlipstreamRecordLosses")
@@ -151,14 +157,14 @@ REGISTER_OP("SlipstreamRecordLosses")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [batch], [batch], [batch], [?]"))
     .Doc(R"doc(
-Takes in the losses of a batch's inputs: adds them to the window's statistics.
+Adds the losses of a batch to the statistics of the window.
 
-handle: Of the classifier.
-losses: [batch]. Binary cross-entropy of each input before it is trained on. Those that are not
+handle: Scalar. The classifier.
+losses: [batch]. Binary cross-entropy of each example before it is trained on. Losses that are not
   finite are only counted.
-labels: [batch]. 0.5 or more is positive.
-skippable: [batch]. Whether the input could have been skipped.
-weights: [batch], or [0]: all are 1. Inputs that each one stands for.
+labels: [batch]. A label of 0.5 or more is positive.
+skippable: [batch]. Whether each example could have been dropped.
+weights: [batch], or [0] if all are 1. Number of examples that each one represents.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierTakeLossStatistics")
@@ -168,13 +174,15 @@ REGISTER_OP("SlipstreamClassifierTakeLossStatistics")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [6], [2, 511]"))
     .Doc(R"doc(
-Returns the statistics of the losses recorded since the last call.
+Returns the statistics of the losses since the last call, and resets them.
 
-handle: Of the classifier.
-sums: [6]. Count and sum of squared residuals (1 - exp(-loss))^2 of skippable inputs; sum of the
-  weights, weighted sum of the losses and weighted sum of the squared residuals of all inputs;
-  losses that were not finite.
-histogram: [2, bins]. Weights of the inputs by label and predicted probability.
+A residual is 1 - exp(-loss).
+
+handle: Scalar. The classifier.
+sums: [6]. Number of examples that could have been dropped, and the sum of their squared residuals;
+  over all examples, the sum of weights, of weighted losses, and of weighted squared residuals;
+  number of losses that were not finite.
+histogram: [2, bins]. Weights of the examples by label and predicted probability.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierReservoirLosses")
@@ -183,10 +191,10 @@ REGISTER_OP("SlipstreamClassifierReservoirLosses")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [n]"))
     .Doc(R"doc(
-Scores by foreseen loss of the sampled inputs of this window.
+Returns the predicted losses of the sampled examples of the window.
 
-handle: Of the classifier.
-losses: [sampled inputs with one].
+handle: Scalar. The classifier.
+losses: [m]. Only of sampled examples that have a predicted loss.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierExportWindow")
@@ -201,17 +209,17 @@ REGISTER_OP("SlipstreamClassifierExportWindow")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [6], [2, 511], [8], [lookups], [lookups], [inputs], [inputs]"))
     .Doc(R"doc(
-What has come in since the window began, and where random choices are; all of it stays.
+Returns the state of the current window, including the positions of the random streams. It stays.
 
-handle: Of the classifier.
-sums: [6], as SlipstreamClassifierTakeLossStatistics gives them; and
-histogram: [2, bins].
-numbers: [8]. The window's counts, as SlipstreamClassifierEndWindow gives them; inputs observed
-  since the start; inputs offered to the sample since the start and in this window.
-tables: [lookups] of the sampled inputs.
+handle: Scalar. The classifier.
+sums: [6]. As in SlipstreamClassifierTakeLossStatistics.
+histogram: [2, bins]. As in SlipstreamClassifierTakeLossStatistics.
+numbers: [8]. The counts of SlipstreamClassifierEndWindow; examples observed since the start;
+  examples offered to the sample since the start and in this window.
+tables: [lookups]. Table index of each lookup of the sampled examples.
 keys: [lookups].
-ends: [sampled inputs], of their lookups.
-losses: [sampled inputs], their scores by foreseen loss; NaN: none.
+ends: [sampled examples]. End of the lookups of each example.
+losses: [sampled examples]. Predicted loss; NaN if there is none.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierImportWindow")
@@ -226,16 +234,18 @@ REGISTER_OP("SlipstreamClassifierImportWindow")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [?], [?, ?], [?], [?], [?], [?], [?]"))
     .Doc(R"doc(
-Replaces what SlipstreamClassifierExportWindow gives; all or nothing.
+Replaces the state of the current window. After an error nothing has changed.
 
-handle: Of the classifier.
+The inputs are the outputs of SlipstreamClassifierExportWindow.
+
+handle: Scalar. The classifier.
 sums: [6].
 histogram: [2, bins].
 numbers: [8].
 tables: [lookups].
 keys: [lookups].
-ends: [sampled inputs].
-losses: [sampled inputs].
+ends: [sampled examples].
+losses: [sampled examples].
 )doc");
 
 REGISTER_OP("SlipstreamClassifierReservoirScores")
@@ -247,15 +257,15 @@ REGISTER_OP("SlipstreamClassifierReservoirScores")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n], [n], [n] -> [inputs]"))
     .Doc(R"doc(
-Skip scores of the sampled inputs of this window, if the drifts of keys were these.
+Computes the scores of the sampled examples of the window for the given drifts.
 
-The drifts that SlipstreamClassifierSetDrift set do not count, and stay.
+The drifts of SlipstreamClassifierSetDrift are neither read nor changed.
 
-handle: Of the classifier.
+handle: Scalar. The classifier.
 tables: [n]. Index of each key's table.
-keys: [n]. Each key of a table once; those that no sampled input has make no difference.
+keys: [n]. Each key of a table at most once. Keys without a sampled example have no effect.
 drift: [n]. At least 0. A key whose drift is not finite counts as not tracked.
-scores: [sampled inputs]. +inf for an input that is not hot.
+scores: [sampled examples]. +inf for an example that is not hot.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierEndWindow")
@@ -264,11 +274,11 @@ REGISTER_OP("SlipstreamClassifierEndWindow")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [5]"))
     .Doc(R"doc(
-Returns the window's counts and starts the next window with an empty sample.
+Returns the counts of the window, and starts the next window with an empty sample.
 
-handle: Of the classifier.
-counts: [5]. Inputs seen; left out; hot (with a finite skip score); skippable; kept though
-  skippable, by thinning.
+handle: Scalar. The classifier.
+counts: [5]. Examples seen; examples dropped; hot examples, whose score is finite; examples that
+  could be dropped; of these, examples kept by subsampling.
 )doc");
 
 }  // namespace slipstream

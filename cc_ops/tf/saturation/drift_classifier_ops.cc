@@ -14,13 +14,14 @@ REGISTER_OP("SlipstreamRowDrift")
     .Attr("metric: {'linf', 'l2'} = 'linf'")
     .SetShapeFn(Shapes("[n, d], [n, d] -> [n]"))
     .Doc(R"doc(
-Distance of embedding rows from their snapshot (Slipstream, arXiv 2404.04270, snapshot block).
+Computes the distance of each row from its snapshot.
 
-A row with a NaN or an infinity in either input has a non-finite drift.
+The drift of a row is not finite if either input has a NaN or an infinity in the row. Source:
+Slipstream, arXiv 2404.04270, snapshots.
 
-current: [rows, dim]. The rows as they are now.
-snapshot: [rows, dim]. The same rows as they were copied at the start of the window.
-drift: [rows]. One distance per row, not negative.
+current: [rows, dim]. The present rows.
+snapshot: [rows, dim]. The same rows at the start of the window.
+drift: [rows]. One distance per row, at least 0.
 metric: `linf` is max_j |current_j - snapshot_j|, `l2` is ||current - snapshot||.
 )doc");
 
@@ -32,13 +33,15 @@ REGISTER_OP("SlipstreamDriftClassifier")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> []"))
     .Doc(R"doc(
-Makes a classifier that knows no drift and skips nothing; it lives until the last copy of its handle
-is gone.
+Creates a classifier that decides by drift or at random, on the device of the keys.
 
-alpha: Scalar, above 0, at most 1. Share of an input's lookups that must be saturated.
-handle: Of the classifier.
-num_tables: Tables that keys may be of.
-seed: Of thinning, and of skipping at random.
+At first no key is tracked and every example is kept. The classifier is deleted with the last copy
+of its handle.
+
+alpha: Scalar, above 0, at most 1. Fraction of an example's lookups that must be saturated.
+handle: Scalar. The new classifier.
+num_tables: Number of tables.
+seed: Seeds subsampling and random dropping.
 )doc");
 
 REGISTER_OP("SlipstreamDriftClassifierSetDrift")
@@ -51,10 +54,10 @@ REGISTER_OP("SlipstreamDriftClassifierSetDrift")
     .Doc(R"doc(
 Replaces the drifts of all tracked keys. All inputs are in host memory.
 
-handle: Of the classifier.
+handle: Scalar. The classifier.
 tables: [n]. Index of each key's table.
-keys: [n]. Each once in a table.
-drift: [n]. At least 0; a key whose drift is not finite is not tracked.
+keys: [n]. Each key of a table at most once.
+drift: [n]. At least 0. A key whose drift is not finite is not tracked.
 )doc");
 
 REGISTER_OP("SlipstreamDriftClassifierConfigure")
@@ -67,15 +70,15 @@ REGISTER_OP("SlipstreamDriftClassifierConfigure")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [], [], []"))
     .Doc(R"doc(
-Sets what is skippable from the next batch on.
+Sets which examples can be dropped from the next batch on.
 
-handle: Of the classifier.
-threshold: Scalar, at least 0. Read by `drift`: inputs with a lower skip score are skippable.
-random_share: Scalar, 0 to 1. Read by `random`: the probability of an input to be skippable.
-keep_rate: Scalar, 0 to below 1. Share of the skippable inputs that is kept, with a weight; not
-  `random`.
-mode: `none`: nothing is skippable.
-is_shadow: All inputs are kept, with weight 1.
+handle: Scalar. The classifier.
+threshold: Scalar, at least 0. Mode `drift`: examples with a lower score can be dropped.
+random_share: Scalar, 0 to 1. Mode `random`: probability that an example can be dropped.
+keep_rate: Scalar, 0 to below 1. Probability that a droppable example is kept, with a weight; not
+  with `random`.
+mode: `none`: no example can be dropped.
+is_shadow: Whether all examples are kept with weight 1, for a dry run.
 )doc");
 
 REGISTER_OP("SlipstreamClassifyByDrift")
@@ -95,15 +98,15 @@ REGISTER_OP("SlipstreamClassifyByDrift")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Says which inputs of a batch can be skipped. On a GPU nothing is read on the host.
+Decides which examples of a batch can be dropped. On a GPU the host does not wait.
 
-handle: Of the classifier.
-keys: [n]. Of the inputs, one input after the other.
-tables: [n]. Index of each key's table; below 0, a key is padding.
-row_splits: [batch + 1]. Where the keys of each input begin, and n; which the CPU checks.
-skippable: [batch].
-score: [batch]. Skip scores: the drift that a share of alpha of an input's lookups reach at most.
-weight: [batch]. 0: the input is left out; else the number of inputs that it stands for.
+handle: Scalar. The classifier.
+keys: [n]. The keys of all examples, example by example.
+tables: [n]. Index of each key's table; below 0 for padding.
+row_splits: [batch + 1]. Start of each example's keys, and n. Only the CPU checks them.
+skippable: [batch]. Whether each example can be dropped.
+score: [batch]. The score of an example is the ceil(alpha * m)-th smallest drift of its m lookups.
+weight: [batch]. 0 drops the example. Otherwise the number of examples that it represents.
 )doc");
 
 }  // namespace slipstream

@@ -9,11 +9,11 @@ REGISTER_OP("SlipstreamLookAhead")
     .SetIsStateful()
     .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
-Creates what says how far data sets work ahead; it lives until the last copy of its handle is gone.
+Creates an object that limits how far datasets prepare batches in advance.
 
-At first no window ever ends.
+At first there is no limit. It is deleted with the last copy of its handle.
 
-handle: scalar.
+handle: Scalar. The new object.
 )doc");
 
 REGISTER_OP("SlipstreamLookAheadBeginWindow")
@@ -23,11 +23,11 @@ REGISTER_OP("SlipstreamLookAheadBeginWindow")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [], []"))
     .Doc(R"doc(
-Says that a window begins, or goes on: no batch of the next one is made before that begins.
+Starts or continues a window. No batch of the next window is made before the next call.
 
-handle: scalar.
-batches: scalar, at least 0. Batches of the window; 0: it never ends.
-pulled: scalar, at least 0. Those of them that were handed out before.
+handle: Scalar, from SlipstreamLookAhead.
+batches: Scalar, at least 0. Number of batches of the window; 0 means no limit.
+pulled: Scalar, at least 0. Number of these batches that were returned before.
 )doc");
 
 REGISTER_OP("SlipstreamLookAheadSettle")
@@ -35,12 +35,12 @@ REGISTER_OP("SlipstreamLookAheadSettle")
     .SetIsStateful()
     .SetShapeFn(Shapes("[]"))
     .Doc(R"doc(
-Waits until no batch is being made: what its making changes stays as it is until one is pulled.
+Waits until no batch is being made, so that the state that making a batch changes stays constant
+until a batch is requested.
 
-It ends with Cancelled if the step is cancelled. What is made for a reader that is gone is not
-waited for.
+Returns Cancelled if the step is cancelled. Batches for a deleted iterator are not waited for.
 
-handle: scalar.
+handle: Scalar, from SlipstreamLookAhead.
 )doc");
 
 REGISTER_OP("SlipstreamAheadDataset")
@@ -52,14 +52,15 @@ REGISTER_OP("SlipstreamAheadDataset")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [] -> []"))
     .Doc(R"doc(
-The same elements; one is made on another thread while the one before is used.
+Returns the same elements, and makes the next element on another thread while the current one is
+used.
 
-It begins when that one is handed out, unless a window ends in between: then when it is pulled. An
-iterator's checkpoint waits for it and has it.
+Making an element starts when the previous one is returned. If a window ends in between, it starts
+when the element is requested. A checkpoint of an iterator waits for the element and contains it.
 
-input_dataset: scalar.
-handle: scalar, of SlipstreamLookAhead.
-dataset: scalar.
+input_dataset: Scalar.
+handle: Scalar, from SlipstreamLookAhead.
+dataset: Scalar.
 )doc");
 
 }  // namespace slipstream

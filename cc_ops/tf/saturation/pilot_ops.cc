@@ -35,22 +35,26 @@ REGISTER_OP("SlipstreamForeseeInputs")
     .SetIsStateful()
     .SetShapeFn(ForeseeShape)
     .Doc(
-        "Tells which inputs of a batch are kept by their foreseen losses.\n\n"
-        "An input's score is |label - prediction|. It is kept if that is not below the threshold, "
-        "else with probability max(keep_rate, score / threshold), determined by the seed and the "
-        "input's number. The pilot learns from each input that is kept, before the next one.\n\n"
-        "handle: Of the classifier.\n"  //
-        SLIPSTREAM_FEATURE_DOC
+        "Decides which examples of a batch to keep, by the losses that the pilot predicts.\n"
+        "\n"
+        "The score of an example is |label - prediction|. The example is kept if the score is"
+        " at least the threshold, and otherwise with probability max(keep_rate, score / "
+        "threshold). The random numbers depend on the seed and the number of the example. The"
+        " pilot is trained on each kept example before the next one.\n"
+        "\n"
+        "handle: Scalar. The classifier.\n" SLIPSTREAM_FEATURE_DOC
         "  A feature of table num_tables is ignored.\n"
         "labels: [batch]. 0 to 1.\n"
-        "sample_weights: [batch], or [0]: all are 1. Of the inputs, at least 0; by them the pilot "
-        "learns.\n"
-        "predictions: [batch] probabilities, where the pilot is the model; else [0].\n"
-        "rows: [kept]. Of the batch, ascending.\n"
-        "correction: [kept]. Inputs that each one stands for: 1 / its probability to be kept.\n"
-        "offset: [kept]. Log of its probability to be kept with label 1, less the same with label "
-        "0.\n"
-        "skippable: [kept]. Whether it could have been left out.\n");
+        "sample_weights: [batch], at least 0, or [0] if all are 1. Weights for training the "
+        "pilot.\n"
+        "predictions: [batch]. Probabilities of the trained model if it is the pilot; "
+        "otherwise [0].\n"
+        "rows: [kept]. Positions of the kept examples in the batch, ascending.\n"
+        "correction: [kept]. Number of examples that each one represents: 1 / its keep "
+        "probability.\n"
+        "offset: [kept]. Log of the keep probability with label 1, minus the log of that with"
+        " label 0.\n"
+        "skippable: [kept]. Whether the example could have been dropped.\n");
 
 REGISTER_OP("SlipstreamClassifierExportPilot")
     .Input("handle: resource")
@@ -60,12 +64,12 @@ REGISTER_OP("SlipstreamClassifierExportPilot")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [2], [n], [n, w]"))
     .Doc(R"doc(
-What the classifier's pilot has learnt.
+Returns the state of the classifier's pilot.
 
-handle: Of the classifier.
-base: [2]. Base rate, and steps that it is the mean of.
-buckets: [n]. Those that something was learnt in, ascending.
-numbers: [n, width]. Factors, number, accumulators of each.
+handle: Scalar. The classifier.
+base: [2]. Base rate of the label, and the number of steps in this mean.
+buckets: [n]. Indices of the buckets with a trained value, ascending.
+numbers: [n, width]. Factors, weight and accumulators of each bucket.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierImportPilot")
@@ -76,9 +80,9 @@ REGISTER_OP("SlipstreamClassifierImportPilot")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [2], [n], [n, ?]"))
     .Doc(R"doc(
-Replaces what the classifier's pilot has learnt; the arrays are those of SlipstreamClassifierExportPilot.
+Replaces the state of the classifier's pilot with outputs of SlipstreamClassifierExportPilot.
 
-handle: Of the classifier.
+handle: Scalar. The classifier.
 base: [2].
 buckets: [n].
 numbers: [n, width].

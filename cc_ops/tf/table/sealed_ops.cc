@@ -18,18 +18,20 @@ REGISTER_OP("SlipstreamTableSeal")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [], [f], [b], [b], [b], [r], [2], [2], [u]"))
     .Doc(R"doc(
-Writes all rows of a table to the disk, but for those that are there as they are, and tells where.
+Writes all changed rows of a table to disk and returns their positions.
 
-handle: scalar, of a table whose rows spill.
-files: scalar, keeps the files as they are; see SlipstreamSaveSealedFile.
-names: [f], of each file, that no other has.
-file_of: [b], of each block of rows, the index of its file.
-offsets: [b], where it begins there, bytes.
-pages: [b], the number of its first page, which the page repeats.
-counts: [b * rows of a block], decayed access counts; -1: the row is in another block, or gone.
-steps: [2]: updates, lookups so far.
-block: [2]: pages of a block, rows of a block.
-last_used: [b * rows of a block], as of SlipstreamTableExport; else [0].
+Rows that are on disk and unchanged are not written again.
+
+handle: Scalar. A table whose rows spill to disk.
+files: Scalar. Keeps the files in their present state for SlipstreamSaveSealedFile.
+names: [f]. A unique name for each file.
+file_of: [b]. Index of the file of each block of rows.
+offsets: [b]. Position of each block in its file, in bytes.
+pages: [b]. Number of the block's first page. The page repeats this number.
+counts: [b * rows of a block]. Decayed access counts. -1: the row is in another block or removed.
+steps: [2]. Number of updates and of lookups so far.
+block: [2]. Pages of a block, rows of a block.
+last_used: [b * rows of a block] as in SlipstreamTableExport, or [0].
 )doc");
 
 REGISTER_OP("SlipstreamSaveSealedFile")
@@ -41,14 +43,14 @@ REGISTER_OP("SlipstreamSaveSealedFile")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [], [] -> []"))
     .Doc(R"doc(
-Gives a sealed file a path, and waits until it is on the disk.
+Gives a sealed file a path, and waits until the file is on disk.
 
-files: scalar.
-index: scalar, of the file.
-path: scalar; nothing is there.
-copies: whether it is read and written; else the file system is asked to give the file one name
-  more, and may refuse.
-is_saved: scalar, whether it did.
+files: Scalar, from SlipstreamTableSeal.
+index: Scalar. Index of the file.
+path: Scalar. No file may exist there.
+copies: Whether the file is copied. Otherwise the op asks the file system for a hard link, which it
+  may refuse.
+is_saved: Scalar. Whether the file has the path.
 )doc");
 
 REGISTER_OP("SlipstreamReadSealedRows")
@@ -68,15 +70,15 @@ REGISTER_OP("SlipstreamReadSealedRows")
     .Doc(R"doc(
 Reads blocks of a file that SlipstreamSaveSealedFile saved.
 
-path: scalar.
-offsets: [b].
-pages: [b].
-pages_of_block: pages of a block.
-dim: values of a row.
-slots: of the optimizer, values of a row.
-dtype: of the rows.
-slot_dtype: of the slots.
-keys: [n], of all rows of the blocks, whether they count or not.
+path: Scalar.
+offsets: [b]. As returned by SlipstreamTableSeal.
+pages: [b]. As returned by SlipstreamTableSeal.
+pages_of_block: Pages per block.
+dim: Values per row.
+slots: Optimizer values per row.
+dtype: Data type of the rows.
+slot_dtype: Data type of the slots.
+keys: [n]. Keys of all rows of the blocks, including rows with a count of -1.
 rows: [n, dim].
 row_slots: [n, slots].
 )doc");

@@ -27,28 +27,30 @@ REGISTER_OP("SlipstreamTable")
     .SetIsStateful()
     .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
-Makes an embedding table, which lives as long as its last handle.
+Creates an embedding table. It is deleted with the last copy of its handle.
 
-table_name: for messages.
-dim: values per row.
-capacity: most rows; 0 grows without bound.
-eviction: which rows leave a full table: lowest access count or longest unused.
-initializer: how a new key's row starts, a function of (seed, key).
-initializer_a: constant: value; uniform: low; normal: mean.
-initializer_b: uniform: high; normal: standard deviation.
-seed: of the initializer.
-rule: the sparse optimizer, a name of core/update/rules/all_rules.h.
-rule_parameters: of the rule, in the order of its file there.
-transforms: none, or what is done beside the rule, in the order of core/update/rules/row_transforms.h.
-dtype: of a row's values in memory; they are computed on as floats, and rounded by chance.
-slot_dtype: of the optimizer's values beside them.
-memory: bytes of rows in memory where others spill to the disk; 0: all are in memory.
-spill: folder on the disk; empty without memory.
-admit_after: accesses until a key gets a row; until then it reads its initial row.
-expire_after: lookups, or seconds, without an access until a row leaves, at the latest a quarter
-  more; 0: never.
-expires_by_seconds: else by lookups.
-handle: scalar.
+table_name: Name for messages.
+dim: Number of values per row.
+capacity: Maximum number of rows; 0 means unbounded.
+eviction: Rows to evict from a full table: those with the lowest access count (`lfu`), or those not
+  used for the longest time (`lru`).
+initializer: Initial value of a row. It depends only on the seed and the key.
+initializer_a: For `constant` the value, for `uniform` the minimum, for `normal` the mean.
+initializer_b: For `uniform` the maximum, for `normal` the standard deviation.
+seed: Seed of the initializer.
+rule: Name of the update rule, from core/update/rules/all_rules.h.
+rule_parameters: Parameters of the update rule, in the order of its header.
+transforms: Empty, or the parameters of core/update/rules/row_transforms.h, in the order there.
+dtype: Data type of the rows in memory. Updates are computed in float32 and rounded stochastically.
+slot_dtype: Data type of the optimizer's slots.
+memory: Bytes of rows in memory; other rows spill to disk. 0: all rows are in memory.
+spill: Folder for spilled rows; empty without `memory`.
+admit_after: Number of accesses after which a key gets a row. Before that, lookups return its
+  initial value.
+expire_after: Number of lookups, or seconds, without access after which a row is removed, up to a
+  quarter later. 0: never.
+expires_by_seconds: Whether `expire_after` is in seconds.
+handle: Scalar. The new table.
 )doc");
 
 REGISTER_OP("SlipstreamTableGather")
@@ -60,13 +62,13 @@ REGISTER_OP("SlipstreamTableGather")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n] -> [n, dim], [n]"))
     .Doc(R"doc(
-Reads rows by key, without making or counting any.
+Reads rows by key, without creating rows or counting accesses.
 
-handle: scalar.
+handle: Scalar. The table.
 keys: [n].
-dim: that of the table.
-rows: [n, dim]; an absent key gives its initial row.
-found: [n], whether the key is there.
+dim: Values per row of the table.
+rows: [n, dim]. The initial value for a key without a row.
+found: [n]. Whether the key has a row.
 )doc");
 
 REGISTER_OP("SlipstreamTableMeasure")
@@ -80,15 +82,15 @@ REGISTER_OP("SlipstreamTableMeasure")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n], [n, d] -> [n, d], [n], [n]"))
     .Doc(R"doc(
-Reads rows by key as SlipstreamTableGather does, and measures how far they have come.
+Reads rows by key, and computes their drift from a snapshot in the same pass.
 
-handle: scalar.
+handle: Scalar. The table.
 keys: [n].
-snapshot: [n, dim], the rows at the start of the window.
-metric: as in SlipstreamRowDrift.
-rows: [n, dim]; an absent key gives its initial row.
-found: [n], whether the key is there.
-drift: [n]. A row with a NaN or an infinity in either has a non-finite drift.
+snapshot: [n, dim]. The rows at the start of the window.
+metric: As in SlipstreamRowDrift.
+rows: [n, dim]. As in SlipstreamTableGather.
+found: [n]. Whether the key has a row.
+drift: [n]. Not finite if either row has a NaN or an infinity.
 )doc");
 
 REGISTER_OP("SlipstreamTableHotKeys")
@@ -100,13 +102,13 @@ REGISTER_OP("SlipstreamTableHotKeys")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [] -> [m], [m]"))
     .Doc(R"doc(
-The keys with the highest decayed access counts above 0; of equal counts, the smaller keys.
+Returns the keys with the highest decayed access counts above 0.
 
-handle: scalar.
-k: scalar, at most so many.
-keys: [m <= k], by count descending, then key ascending.
+handle: Scalar. The table.
+k: Scalar. Maximum number of keys.
+keys: [m], m <= k. By descending count; keys with equal counts ascend.
 counts: [m].
-by_key: keys are ascending, whatever their counts; that takes less time.
+by_key: Whether the keys ascend instead, which takes less time.
 )doc");
 
 REGISTER_OP("SlipstreamTableDecayCounts")
@@ -115,10 +117,10 @@ REGISTER_OP("SlipstreamTableDecayCounts")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], []"))
     .Doc(R"doc(
-Multiplies all access counts of a table.
+Multiplies all access counts of a table by a factor.
 
-handle: scalar.
-factor: scalar, 0 to 1.
+handle: Scalar. The table.
+factor: Scalar, 0 to 1.
 )doc");
 
 REGISTER_OP("SlipstreamTableStatistics")
@@ -127,12 +129,12 @@ REGISTER_OP("SlipstreamTableStatistics")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [7]"))
     .Doc(R"doc(
-Size of a table.
+Returns the size of a table and counts since its creation.
 
-handle: scalar.
-statistics: [7]: rows; bytes allocated; rows evicted so far; updates dropped because
-  their key was evicted between lookup and update; keys that the index has memory for; rows expired
-  so far; accesses of keys that were too rare to have a row, each batch's of a key once.
+handle: Scalar. The table.
+statistics: [7]. Rows; allocated bytes; evicted rows; updates dropped because the row was evicted
+  between lookup and update; keys that the index has memory for; expired rows; accesses of keys that
+  were too rare for a row, once per batch and key.
 )doc");
 
 REGISTER_OP("SlipstreamTableSpillStatistics")
@@ -141,11 +143,11 @@ REGISTER_OP("SlipstreamTableSpillStatistics")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [6]"))
     .Doc(R"doc(
-Where the rows of a table are, and how many moved since it was made.
+Returns where the rows of a table are, and how many rows were moved since its creation.
 
-handle: scalar.
-statistics: [6]: rows in memory; rows on disk alone; bytes of files; rows read; those of them whose
-  reading had begun before they were needed; rows written.
+handle: Scalar. The table.
+statistics: [6]. Rows in memory; rows on disk only; bytes of files; rows read; of these, rows whose
+  read began before they were needed; rows written.
 )doc");
 
 REGISTER_OP("SlipstreamTableAnnounce")
@@ -154,10 +156,10 @@ REGISTER_OP("SlipstreamTableAnnounce")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n]"))
     .Doc(R"doc(
-Begins to read rows from the disk that a lookup will need; does nothing where rows do not spill.
+Starts to read rows from disk that a later lookup needs. It has no effect if rows do not spill.
 
-handle: scalar.
-keys: [n], any.
+handle: Scalar. The table.
+keys: [n]. Any keys.
 )doc");
 
 REGISTER_OP("SlipstreamTableStep")
@@ -166,10 +168,10 @@ REGISTER_OP("SlipstreamTableStep")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> []"))
     .Doc(R"doc(
-How often a table was updated.
+Returns the number of updates of a table.
 
-handle: scalar.
-step: scalar.
+handle: Scalar. The table.
+step: Scalar.
 )doc");
 
 REGISTER_OP("SlipstreamTableKeys")
@@ -178,10 +180,10 @@ REGISTER_OP("SlipstreamTableKeys")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [n]"))
     .Doc(R"doc(
-The keys that have a row.
+Returns the keys that have a row.
 
-handle: scalar.
-keys: [n], ascending.
+handle: Scalar. The table.
+keys: [n]. Ascending.
 )doc");
 
 REGISTER_OP("SlipstreamTableWrite")
@@ -191,14 +193,14 @@ REGISTER_OP("SlipstreamTableWrite")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n], [n, d]"))
     .Doc(R"doc(
-Replaces the values of rows, and makes those of absent keys; counts no access.
+Replaces the values of rows, and creates rows for missing keys. It counts no access.
 
-Slots, counts and flags of rows that are there stay, their deferred gradients go. A full bounded
+Existing rows keep their slots, counts and flags, and lose their deferred gradients. A full bounded
 table evicts other rows.
 
-handle: scalar.
-keys: [n], each once.
-rows: [n, dim], finite.
+handle: Scalar. The table.
+keys: [n]. Each at most once.
+rows: [n, dim]. Finite.
 )doc");
 
 REGISTER_OP("SlipstreamTableRemove")
@@ -210,9 +212,9 @@ REGISTER_OP("SlipstreamTableRemove")
     .Doc(R"doc(
 Removes rows with their slots, counts, flags and deferred gradients.
 
-handle: scalar.
-keys: [n]; those without a row are ignored.
-removed: scalar, how many rows there were.
+handle: Scalar. The table.
+keys: [n]. Keys without a row are ignored.
+removed: Scalar. Number of removed rows.
 )doc");
 
 REGISTER_OP("SlipstreamTableExport")
@@ -227,17 +229,18 @@ REGISTER_OP("SlipstreamTableExport")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [n], [n, d], [n, s], [n], [?], [2]"))
     .Doc(R"doc(
-All of a table, sorted by key.
+Returns the content of a table, sorted by key.
 
-handle: scalar.
-flushes: whether deferred gradients are applied before; else they stay, and are not in the rows.
+handle: Scalar. The table.
+flushes: Whether deferred gradients are applied first. Otherwise they stay deferred, and the rows do
+  not contain them.
 keys: [n].
 rows: [n, dim].
-slots: [n, slots per row], the optimizer's.
-counts: [n], decayed access counts.
-last_used: [n], number of the last lookup, or seconds since 1970, for tables bounded by LRU or whose
-  rows expire; else [0].
-steps: [2]: updates, lookups so far.
+slots: [n, slots per row]. Values of the optimizer.
+counts: [n]. Decayed access counts.
+last_used: [n] for tables with LRU eviction or expiring rows: number of the last lookup, or seconds
+  since 1970. Otherwise [0].
+steps: [2]. Number of updates and of lookups so far.
 )doc");
 
 REGISTER_OP("SlipstreamTableExportReplicas")
@@ -250,15 +253,16 @@ REGISTER_OP("SlipstreamTableExportReplicas")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [n], [n], [?], [2], [n]"))
     .Doc(R"doc(
-Keys, access counts and flags of a table of replicas, sorted by key; nothing is flushed. The rows are
-not exported, because lookups request them again.
+Returns the keys, access counts and flags of a table of replicas, sorted by key.
 
-handle: scalar.
+Deferred gradients stay. The rows are not exported because lookups request them again.
+
+handle: Scalar. The table.
 keys: [n].
-counts: [n], decayed access counts.
-last_used: [n] or [0], as of SlipstreamTableExport.
-steps: [2]: updates, lookups so far.
-flags: [n], RowFlag bits.
+counts: [n]. Decayed access counts.
+last_used: [n] or [0], as in SlipstreamTableExport.
+steps: [2]. Number of updates and of lookups so far.
+flags: [n]. RowFlag bits.
 )doc");
 
 REGISTER_OP("SlipstreamTableExportChanges")
@@ -277,17 +281,18 @@ REGISTER_OP("SlipstreamTableExportChanges")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [] -> [n], [n, d], [n, s], [n], [?], [2], [?], [?], [], []"))
     .Doc(R"doc(
-What became of a table's rows since this op was run before; nothing is flushed. The table is in
-memory.
+Returns the rows that changed since an earlier run of this op. Deferred gradients stay.
 
-handle: scalar.
-since: scalar, the number of that run; of any but the last one, or another number, all rows come.
-keys, rows, slots, counts, last_used: of rows that changed or are new, as of SlipstreamTableExport.
-steps: [2]: updates, lookups so far.
-removed: [m], keys that have left; some may be back, and in keys.
-decays: [d], factors by which the counts of all other rows were multiplied, in turn.
-is_all: scalar, whether these are all rows, whatever changed.
-number: scalar, of this run.
+All rows of the table must be in memory.
+
+handle: Scalar. The table.
+since: Scalar. `number` of the last run. For any other value the op returns all rows.
+keys, rows, slots, counts, last_used: Changed and new rows, as in SlipstreamTableExport.
+steps: [2]. Number of updates and of lookups so far.
+removed: [m]. Keys that were removed. A key that was created again is also in `keys`.
+decays: [d]. Factors by which the counts of all other rows were multiplied, in order.
+is_all: Scalar. Whether the op returned all rows.
+number: Scalar. The number of this run.
 )doc");
 
 REGISTER_OP("SlipstreamTableExportAdmission")
@@ -297,11 +302,11 @@ REGISTER_OP("SlipstreamTableExportAdmission")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [n], [s]"))
     .Doc(R"doc(
-What a table knows of keys that are too rare to have a row.
+Returns the access counts of keys that are too rare for a row.
 
-handle: scalar.
-counters: [n], of a filter, shard after shard; [0]: there was no such key.
-added: [s], accesses of each shard since its counters were halved.
+handle: Scalar. The table.
+counters: [n]. Counters of a filter, shard by shard; [0] if there was no such key.
+added: [s]. Accesses of each shard since its counters were halved.
 )doc");
 
 REGISTER_OP("SlipstreamTableImportAdmission")
@@ -311,11 +316,12 @@ REGISTER_OP("SlipstreamTableImportAdmission")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n], [s]"))
     .Doc(R"doc(
-Replaces what a table knows of keys that are too rare to have a row. A table where no key is forgets
-it.
+Replaces the access counts of keys that are too rare for a row.
 
-handle: scalar.
-counters: [n], as SlipstreamTableExportAdmission gave them.
+A table that admits every key ignores them.
+
+handle: Scalar. The table.
+counters: [n]. As returned by SlipstreamTableExportAdmission.
 added: [s].
 )doc");
 
@@ -331,12 +337,13 @@ REGISTER_OP("SlipstreamTableImport")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [?], [?, ?], [?, ?], [?], [?], [?]"))
     .Doc(R"doc(
-Replaces all of a table by what SlipstreamTableExport gave; all or nothing.
+Replaces the content of a table with outputs of SlipstreamTableExport. After an error nothing has
+changed.
 
-handle: scalar.
-adds: the rows come beside those that are there, of other keys; of a table whose rows spill to the
-  disk, which may have some of them if there is no room for all.
-keys: [n], each once.
+handle: Scalar. The table.
+adds: Whether the rows are added to existing rows of other keys. If the rows of the table spill to
+  disk and there is no room for all, some of the rows may have been added.
+keys: [n]. Each at most once.
 rows: [n, dim].
 slots: [n, slots per row].
 counts: [n].

@@ -44,20 +44,21 @@ REGISTER_OP("SlipstreamMaskGradients")
     .SetIsStateful()
     .SetShapeFn(MaskGradientsShape)
     .Doc(R"doc(
-Leaves out the gradient rows of the keys in a set: compacted away, not set to zero.
+Removes the gradient rows of masked keys.
 
-A row that is left out is not looked at. The result depends on the inputs only, bit for bit.
+Masked rows are removed from the output, not set to zero, and their values are never read. The
+result depends on the inputs only, bit for bit, on any number of threads.
 
-handle: Of the set.
+handle: Scalar. A SlipstreamKeySet with the masked keys.
 keys: [n]. The key of each row.
-gradients: [n, ...]. One row of any shape per key.
+gradients: [n, ...]. One row per key, of any shape.
 kept_keys: [kept].
 kept_gradients: [kept, ...].
-masked: Scalar, in host memory. Rows left out: offered - kept.
-offered: Scalar, in host memory. Rows before masking: n, or the number of different keys with
-  `deduplicate`.
-deduplicate: Whether the rows of one key are summed first, in the order of the input; the kept keys
-  then ascend. Otherwise every row is its own, and the order of the input is kept.
+masked: Scalar, in host memory. Number of removed rows: offered - kept.
+offered: Scalar, in host memory. Number of rows before masking: n, or the number of different keys
+  with `deduplicate`.
+deduplicate: Whether the rows of equal keys are summed first, in the order of the input. The kept
+  keys then ascend. Otherwise all rows keep the order of the input.
 )doc");
 
 }  // namespace slipstream

@@ -18,24 +18,29 @@ REGISTER_OP("SlipstreamTableSetPolicy")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [], [], []"))
     .Doc(R"doc(
-Says what becomes of the gradients of a table's rows from the next update on.
+Sets the update policy of a table from the next update on.
 
-handle: scalar.
-movement: scalar, in the unit of the rows: a deferred gradient is applied when that would move a
-  value of its row so far (trigger "movement").
-max_age: scalar, in updates: none is deferred longer.
-max_rows: scalar: gradients deferred at most; those of other rows are applied at once.
-mode: "apply" as they come; "mask": those of saturated rows are thrown away; "defer":
-  they are summed per row, and a sum is applied as one gradient when it is due.
-trigger: which rows' gradients are deferred: "movement": any row's; "interval": those of
-  saturated rows.
-decay_skipped: whether the moments of masked rows decay (Adam).
-ranks: simulated ranks that share each batch evenly and defer gradients of their own.
-is_shadow: nothing is masked or deferred, but what would have been is counted, for a sample of
-  one in 16 keys. What was deferred before is applied when the mode, the trigger, the ranks or this
-  changes.
-is_exchanged: deferred gradients leave by SlipstreamCollectGradients and SlipstreamCollectDeferred
-  only; an evaluation, a flush or an eviction leaves them where they are.
+The mode decides how gradients are applied: at once, not at all if the row is saturated, or later as
+a sum. A change of the mode, the trigger, the ranks or `is_shadow` first applies all deferred
+gradients.
+
+handle: Scalar. The table.
+movement: Scalar, at least 0, in the unit of the rows. With trigger "movement", a deferred sum is
+  due when applying it would change a value of its row by this distance.
+max_age: Scalar, at least 1. Maximum number of updates that a gradient is deferred.
+max_rows: Scalar, at least 0. Maximum number of deferred sums. Gradients of other rows are applied
+  at once.
+mode: "apply": every gradient is applied at once. "mask": gradients of saturated rows are dropped.
+  "defer": gradients are summed by row, and each sum is applied as one gradient when it is due.
+trigger: With mode "defer", the rows whose gradients may be deferred. "movement": all rows.
+  "interval": saturated rows.
+decay_skipped: With mode "mask", whether the moments of masked rows decay (Adam).
+ranks: Number of simulated ranks. Each has an equal part of every batch and its own deferred
+  gradients.
+is_shadow: Whether every gradient is applied at once, and the op only counts the gradients that the
+  policy would mask or defer, for a sample of 1 in 16 keys.
+is_exchanged: Whether deferred gradients leave the table only by SlipstreamCollectGradients and
+  SlipstreamCollectDeferred. Evaluation, flushes and evictions then do not apply them.
 )doc");
 
 REGISTER_OP("SlipstreamTableSetRowFlags")
@@ -46,12 +51,13 @@ REGISTER_OP("SlipstreamTableSetRowFlags")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [?], [?]"))
     .Doc(R"doc(
-Replaces the flags of a table's rows.
+Replaces the flags of all rows of a table.
 
-handle: scalar.
-keys: [n]; rows that are not named have no flag.
-flags: [n]; bit 0: saturated.
-create_missing: whether keys without a row that get a flag get a row; else they are skipped.
+handle: Scalar. The table.
+keys: [n]. Rows of other keys have no flags afterwards.
+flags: [n]. Bit 0: the row is saturated.
+create_missing: Whether rows are created for keys that have a flag and no row. Otherwise these keys
+  are ignored.
 )doc");
 
 REGISTER_OP("SlipstreamTableUpdateCounts")
@@ -60,12 +66,15 @@ REGISTER_OP("SlipstreamTableUpdateCounts")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [11]"))
     .Doc(R"doc(
-What became of a table's gradient rows (one per key, update and rank) so far.
+Returns counts of the gradient rows of a table since its creation.
 
-handle: scalar.
-counts: [11]: offered; sent (applied, deferred ones included); masked; deferred (added to a sum that
-  stayed); of those sent: due by movement, due by age, flushed, over budget; deferred gradients
-  whose row was evicted; those deferred now; their bytes.
+A gradient row is the gradient of one key in one update of one rank.
+
+handle: Scalar. The table.
+counts: [11]. Rows offered; rows sent, which are applied, including deferred sums; rows masked; rows
+  deferred, which are added to a sum that stays; of the sent rows, those due by movement, due by
+  age, flushed, and over the budget; deferred sums whose row was evicted; sums deferred now; bytes
+  of these sums.
 )doc");
 
 REGISTER_OP("SlipstreamTableFlush")
@@ -73,9 +82,9 @@ REGISTER_OP("SlipstreamTableFlush")
     .SetIsStateful()
     .SetShapeFn(Shapes("[]"))
     .Doc(R"doc(
-Applies all deferred gradients, each as one.
+Applies all deferred gradients of a table, each sum as one gradient.
 
-handle: scalar.
+handle: Scalar. The table.
 )doc");
 
 REGISTER_OP("SlipstreamTableExportDeferred")
@@ -88,14 +97,14 @@ REGISTER_OP("SlipstreamTableExportDeferred")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [n], [n], [n], [n, d], []"))
     .Doc(R"doc(
-The deferred gradients of a table; they stay.
+Returns the deferred gradients of a table. They stay deferred.
 
-handle: scalar.
-keys: [n], in an order that SlipstreamTableImportDeferred takes.
-ages: [n], updates of the table since the sum began.
-ranks: [n], simulated ranks.
+handle: Scalar. The table.
+keys: [n]. In an order that SlipstreamTableImportDeferred accepts.
+ages: [n]. Number of updates of the table since each sum began.
+ranks: [n]. The simulated rank of each sum.
 sums: [n, dim].
-learning_rate: scalar, of the last update; a flush goes by it.
+learning_rate: Scalar. The learning rate of the last update, which a flush uses.
 )doc");
 
 REGISTER_OP("SlipstreamTableImportDeferred")
@@ -108,14 +117,15 @@ REGISTER_OP("SlipstreamTableImportDeferred")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [?], [?], [?], [?, ?], []"))
     .Doc(R"doc(
-Replaces the deferred gradients of a table; all or nothing.
+Replaces the deferred gradients of a table. After an error nothing has changed.
 
-handle: scalar. The table's policy must defer gradients, unless there are none.
-keys: [n], each once per rank; with a row, unless they are exchanged.
-ages: [n], the oldest first.
-ranks: [n], simulated ranks.
+handle: Scalar. The table. Its policy must defer gradients, unless n is 0.
+keys: [n]. Each at most once per rank. Every key must have a row, unless the policy sets
+  `is_exchanged`.
+ages: [n]. Descending: the oldest sum first.
+ranks: [n]. The simulated rank of each sum.
 sums: [n, dim].
-learning_rate: scalar.
+learning_rate: Scalar. Used by a flush before the next update.
 )doc");
 
 REGISTER_OP("SlipstreamTableRowFlags")
@@ -125,11 +135,11 @@ REGISTER_OP("SlipstreamTableRowFlags")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n] -> [n]"))
     .Doc(R"doc(
-The flags of rows; a row that left the table and came back has none.
+Returns the flags of rows. A row that was removed and created again has no flags.
 
-handle: scalar.
+handle: Scalar. The table.
 keys: [n].
-flags: [n], as SlipstreamTableSetRowFlags takes them; 0 for a key without a row.
+flags: [n]. As in SlipstreamTableSetRowFlags; 0 for a key without a row.
 )doc");
 
 }  // namespace slipstream
