@@ -1,6 +1,7 @@
-// The build stamp. slipstream_tf/ops/_loader.py finds this text in the file before it loads the
-// library: one built for another TensorFlow may load without an error and then misbehave.
-// The C++ ABI is that of libstdc++, whose headers set the macro where the compiler's flags do not.
+// Defines the build stamp. slipstream_tf/ops/_loader.py searches the library file for this text
+// before it loads the library, because a library built for another TensorFlow may load without an
+// error and then misbehave. The C++ ABI is the ABI of libstdc++, whose headers define the macro if
+// the compiler's flags do not.
 #include <string>
 
 #define SLIPSTREAM_TEXT_OF(x) #x

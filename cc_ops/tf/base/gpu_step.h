@@ -1,9 +1,9 @@
-// What GPU kernels share: the op's stream, CUDA's errors as statuses, and outputs whose number of
-// rows the GPU is the first to know.
+// Shared parts of GPU kernels: the stream of the op, CUDA errors as statuses, and outputs with a
+// number of rows that only the GPU computes.
 #ifndef SLIPSTREAM_CC_OPS_TF_BASE_GPU_STEP_H_
 #define SLIPSTREAM_CC_OPS_TF_BASE_GPU_STEP_H_
 
-// EIGEN_USE_GPU must be defined before this or any header of TensorFlow is included.
+// Define EIGEN_USE_GPU before including this or any TensorFlow header.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace slipstream {
 
-// what: what the op could not do.
+// what: The action that failed, for the error message.
 inline absl::Status Checked(tensorflow::OpKernelContext* context, cudaError_t error,
                             const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
@@ -32,12 +32,12 @@ inline cudaStream_t StreamOf(tensorflow::OpKernelContext* context) {
   return context->eigen_device<Eigen::GpuDevice>().stream();
 }
 
-// The number of rows of an output is known to the GPU first. The kernel does not block a thread to
-// wait for it: everything is enqueued, the counts are copied to pinned memory, and a callback of
-// the stream lets another thread cut the outputs to size, without a further launch.
+// Base of kernels whose number of output rows is computed on the GPU. The kernel does not block a
+// thread to wait for that number: it enqueues all work and a copy of the counts to pinned memory.
+// Then a callback of the stream lets another thread slice the outputs, without a further launch.
 class CountedGpuKernel : public tensorflow::AsyncOpKernel {
  public:
-  // What must live until the stream has passed.
+  // Everything that the enqueued work uses; it must live until the work is done.
   class Launch {
    public:
     virtual ~Launch() = default;
@@ -46,7 +46,7 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
     tensorflow::Tensor counts, counts_on_host;  // int64
 
    protected:
-    // Cuts the outputs to the sizes that have arrived in `counts_on_host`.
+    // Slices the outputs to the sizes in `counts_on_host`.
     virtual absl::Status SetOutputs(tensorflow::OpKernelContext* context) const = 0;
 
    private:
@@ -61,7 +61,7 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) final {
     std::unique_ptr<Launch> launch;
     absl::Status status;
-    // What MemoryChecked is to kernels that are not asynchronous.
+    // The counterpart of MemoryChecked, which is for synchronous kernels.
     try {
       status = Enqueue(context, &launch);
     } catch (const std::bad_alloc&) {
@@ -76,8 +76,8 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
     launch->context_ = context;
     launch->done_ = std::move(done);
     Launch* const released = launch.release();
-    // Unlike cudaLaunchHostFunc's, this callback also runs after an error of the device: the step
-    // fails then instead of waiting for ever.
+    // In contrast to a callback of cudaLaunchHostFunc, this callback also runs after an error of
+    // the device, so that the step fails instead of waiting forever.
     const cudaError_t error =
         cudaStreamAddCallback(StreamOf(context), OnStreamReached, released, 0);
     if (error != cudaSuccess) {
@@ -97,7 +97,7 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
         tensorflow::DT_UINT8, tensorflow::TensorShape({static_cast<int64_t>(bytes)}), workspace);
   }
 
-  // On the GPU and in pinned memory, for which a copy does not wait.
+  // On the GPU and in pinned memory, so that the copy is asynchronous.
   static absl::Status AllocateCounts(tensorflow::OpKernelContext* context, int64_t n,
                                      Launch* launch) {
     tensorflow::AllocatorAttributes pinned;
@@ -117,7 +117,7 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
   }
 
  private:
-  // In a thread of the driver, where neither CUDA calls nor long work are allowed.
+  // Runs in a thread of the driver, which must neither call CUDA nor work for long.
   static void CUDART_CB OnStreamReached(cudaStream_t /*stream*/, cudaError_t error, void* data) {
     auto* launch = static_cast<Launch*>(data);
     launch->error_ = error;
@@ -132,7 +132,7 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
     absl::Status status = Checked(context, launch->error_, "failed");
     if (status.ok()) status = launch->SetOutputs(context);
     if (!status.ok()) context->SetStatus(status);
-    launch.reset();  // `done` may end the step, and the context with it
+    launch.reset();  // `done` may end the step and delete the context
     done();
   }
 };

@@ -42,7 +42,7 @@ Parallel ParallelOf(tf::OpKernelContext* context) {
 
 absl::Status CheckInputs(tf::OpKernelContext* context, int first, const char* text,
                          std::initializer_list<KnownSize> known, const std::string* table) {
-  int64_t sizes[26];  // of the letters; -1: not yet known
+  int64_t sizes[26];  // size of each letter; -1: not yet known
   std::fill_n(sizes, 26, -1);
   for (const KnownSize& size : known) sizes[size.name - 'a'] = size.size;
   for (const char* at = text; *at != '\0'; ++first) {
@@ -51,7 +51,7 @@ absl::Status CheckInputs(tf::OpKernelContext* context, int first, const char* te
     const char* const allowed = end_of_name + 2;
     const tf::TensorShape& shape = context->input(first).shape();
     int rank = 0;
-    uint32_t own = 0;  // letters that this input gives their number
+    uint32_t own = 0;  // letters whose size this input determines
     bool fits = true;
     for (at = allowed + 1; *at != ']'; ++rank) {
       at += std::strspn(at, ", ");
@@ -76,7 +76,7 @@ absl::Status CheckInputs(tf::OpKernelContext* context, int first, const char* te
                                        table == nullptr ? "" : " of table '" + *table + "'",
                                        " has shape ", shape.DebugString(), "; allowed: ");
     for (const char* c = allowed; c != at; ++c) {
-      if (*c == ' ') continue;  // as TensorFlow writes shapes
+      if (*c == ' ') continue;  // the format of TensorFlow
       const bool is_known = std::islower(*c) && (own >> (*c - 'a') & 1u) == 0;
       absl::StrAppend(&message, is_known ? std::to_string(sizes[*c - 'a']) : std::string(1, *c));
     }

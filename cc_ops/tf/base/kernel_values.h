@@ -1,4 +1,4 @@
-// What every kernel needs: statuses of the core as TensorFlow's, its threads for the core, and
+// Utilities for all kernels: statuses of the core as TensorFlow statuses, threads for the core, and
 // checked inputs.
 #ifndef SLIPSTREAM_CC_OPS_TF_BASE_KERNEL_VALUES_H_
 #define SLIPSTREAM_CC_OPS_TF_BASE_KERNEL_VALUES_H_
@@ -19,18 +19,18 @@ namespace slipstream {
 
 absl::Status ToAbsl(const Status& status);
 
-// The framework's threads of this device, for the core.
+// Returns the framework's threads of this device, for functions of the core.
 Parallel ParallelOf(tensorflow::OpKernelContext* context);
 
-// The number that a letter stands for in a shape.
+// The size that a letter represents in a shape.
 struct KnownSize {
   char name;
   int64_t size;
 };
 
-// InvalidArgument, which names the input, unless the inputs from `first` on have the shapes that
-// `text` says, for example "keys: [n], sums: [n, d], steps: [2]": a letter is one number wherever
-// it stands, ? may be any number. table: its name, for the error.
+// Returns InvalidArgument, with the name of the input, unless the inputs from `first` on have the
+// shapes in `text`, for example "keys: [n], sums: [n, d], steps: [2]". A letter is the same size
+// everywhere, and ? is any size. `table` is the name of the table for the error, or empty.
 absl::Status CheckInputs(tensorflow::OpKernelContext* context, int first, const char* text,
                          std::initializer_list<KnownSize> known = {},
                          const std::string* table = nullptr);
@@ -46,13 +46,14 @@ absl::Status ReadScalar(tensorflow::OpKernelContext* c, int input, const char* n
   return absl::OkStatus();
 }
 
-// Of an op that does not run in every step: others read their attributes once.
+// Reads an attribute in each call. Use it only in ops that do not run in every step, because it
+// takes longer than reading the attribute in the constructor.
 template <class T>
 absl::Status ReadAttribute(tensorflow::OpKernelContext* c, const char* name, T* value) {
   return tensorflow::GetNodeAttr(c->op_kernel().def(), name, value);
 }
 
-// Allocates output `index` and gives its memory, row-major.
+// Allocates output `index` and returns its memory, row-major.
 template <class T>
 absl::Status Allocate(tensorflow::OpKernelContext* c, int index,
                       const tensorflow::TensorShape& shape, T** values) {
@@ -72,7 +73,7 @@ absl::Status Output(tensorflow::OpKernelContext* c, int index, const tensorflow:
   return absl::OkStatus();
 }
 
-// The same as a vector.
+// Outputs a vector as a tensor of rank 1.
 template <class T>
 absl::Status Output(tensorflow::OpKernelContext* c, int index, const std::vector<T>& values) {
   return Output(c, index, tensorflow::TensorShape({static_cast<int64_t>(values.size())}), values);
@@ -86,7 +87,7 @@ absl::Status OutputScalar(tensorflow::OpKernelContext* c, int index, T value) {
   return absl::OkStatus();
 }
 
-// The values of an input in host memory, row-major.
+// Returns the values of an input in host memory, row-major.
 template <class T>
 const T* Data(tensorflow::OpKernelContext* c, int input) {
   return c->input(input).flat<T>().data();

@@ -1,4 +1,4 @@
-// Kernels that end a step with an error where memory runs out.
+// Reports an error of the step instead of ending the process when memory runs out.
 #ifndef SLIPSTREAM_CC_OPS_TF_BASE_MEMORY_CHECKED_H_
 #define SLIPSTREAM_CC_OPS_TF_BASE_MEMORY_CHECKED_H_
 
@@ -11,8 +11,8 @@
 
 namespace slipstream {
 
-// Wraps a kernel where it is registered: memory that runs out becomes a status. Kernels that know
-// their tables say more themselves; the core's functions say what they leave behind.
+// Wraps a kernel in its registration, so that std::bad_alloc becomes a status. Kernels of tables
+// add the name of the table. The functions of the core document their state after std::bad_alloc.
 template <class Kernel>
 class MemoryChecked final : public Kernel {
  public:
@@ -42,7 +42,8 @@ class MemoryChecked final : public Kernel {
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), \
                           slipstream::MemoryChecked<__VA_ARGS__>)
 
-// host_memory: of inputs and outputs beside `handle`, e.g. .HostMemory("keys").
+// host_memory: Inputs and outputs in host memory in addition to `handle`, for example
+// .HostMemory("keys").
 #define SLIPSTREAM_ON_GPU(name) Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle")
 #define SLIPSTREAM_GPU_KERNEL(name, host_memory, ...)          \
   REGISTER_KERNEL_BUILDER(SLIPSTREAM_ON_GPU(name) host_memory, \

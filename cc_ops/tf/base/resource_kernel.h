@@ -1,5 +1,5 @@
-// Kernels of resources. And resources that steps read while they are replaced: a content never
-// changes, but another takes its place, and steps that are running keep the one they began with.
+// Kernels of resources, and resources with immutable content. Steps read the content while another
+// step may replace it: a running step keeps the content it started with.
 #ifndef SLIPSTREAM_CC_OPS_TF_BASE_RESOURCE_KERNEL_H_
 #define SLIPSTREAM_CC_OPS_TF_BASE_RESOURCE_KERNEL_H_
 
@@ -19,7 +19,7 @@
 
 namespace slipstream {
 
-// Content: default-constructible, with `std::string Describe() const`.
+// Content: A default-constructible class with `std::string Describe() const`.
 template <class Content>
 class ReplacedResource : public tensorflow::ResourceBase {
  public:
@@ -38,8 +38,8 @@ class ReplacedResource : public tensorflow::ResourceBase {
   std::shared_ptr<const Content> content_ = std::make_shared<Content>();
 };
 
-// Gives a new resource away: output 0 is its handle. The same on all devices: only the memory type
-// of the handle differs.
+// Outputs the handle of a new resource as output 0. The function is the same on all devices: only
+// the memory type of the handle differs.
 template <class Resource>
 absl::Status OutputResource(tensorflow::OpKernelContext* context,
                             tensorflow::core::RefCountPtr<Resource> resource) {
@@ -47,24 +47,24 @@ absl::Status OutputResource(tensorflow::OpKernelContext* context,
   tensorflow::AllocatorAttributes on_host;
   on_host.set_on_host(true);
   TF_RETURN_IF_ERROR(context->allocate_output(0, tensorflow::TensorShape({}), &handle, on_host));
-  // The handle takes over the reference.
+  // The handle owns the reference.
   handle->scalar<tensorflow::ResourceHandle>()() =
       tensorflow::ResourceHandle::MakeRefCountingHandle(resource.release(),
                                                         context->device()->name());
   return absl::OkStatus();
 }
 
-// The resource of an input that must be one handle; the kernel's own reference to it.
+// Returns a reference to the resource of an input, which must be a single handle.
 template <class Resource>
 absl::Status FindResource(tensorflow::OpKernelContext* context, int input,
                           tensorflow::core::RefCountPtr<Resource>* resource,
                           const char* shape = "handle: []") {
-  // TensorFlow reads the first handle of a tensor without a look at how many there are.
+  // TensorFlow reads the first handle of a tensor without checking the number of handles.
   TF_RETURN_IF_ERROR(CheckInputs(context, input, shape));
   return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, input), resource);
 }
 
-// The present content of a ReplacedResource.
+// Returns the present content of a ReplacedResource.
 template <class Content>
 absl::Status FindContent(tensorflow::OpKernelContext* context, int input,
                          std::shared_ptr<const Content>* content,
@@ -86,16 +86,16 @@ class FunctionKernel : public tensorflow::OpKernel {
   }
 };
 
-// Makes an empty resource.
+// Creates an empty resource.
 template <class Resource>
 absl::Status CreateResource(tensorflow::OpKernelContext* context) {
   return OutputResource(context, tensorflow::core::RefCountPtr<Resource>(new Resource));
 }
 
-// A kernel on the resource of input 0:
-//   absl::Status kRun(OpKernelContext*, Resource*), or
+// A kernel on the resource of input 0. kRun is one of
+//   absl::Status kRun(OpKernelContext*, Resource*)
 //   absl::Status kRun(OpKernelContext*, Resource*, const Attributes&)
-// with attributes that are read once, by a constructor from an OpKernelConstruction*.
+// where the constructor of Attributes takes an OpKernelConstruction* and reads the attributes once.
 template <auto kRun>
 class ResourceKernel;
 

@@ -31,7 +31,7 @@ std::vector<Shape> Parse(const std::string& text) {
   return shapes;
 }
 
-// The dimension that a name stands for, as far as it is known.
+// Returns the dimension with this name, as far as it is known.
 DimensionHandle Find(InferenceContext* c, const std::string& name,
                      const std::map<std::string, DimensionHandle>& known) {
   if (std::isdigit(name[0])) return c->MakeDim(std::stoll(name));

@@ -1,4 +1,4 @@
-// Shape functions as an op's documentation says them.
+// Shape functions in the notation of the op documentation.
 #ifndef SLIPSTREAM_CC_OPS_TF_BASE_SHAPES_H_
 #define SLIPSTREAM_CC_OPS_TF_BASE_SHAPES_H_
 
@@ -6,10 +6,10 @@
 
 namespace slipstream {
 
-// The shape function of, for example, "[], [n], [n, dim] -> [n], [2, ?]": [] is a scalar; a name
-// is one number wherever it stands, and that of the attribute where the op has one of the name;
-// ? may be any number; [*] is a scalar or a vector. Inputs before those that are named, as lists of
-// handles, are not checked.
+// Returns a shape function for a text such as "[], [n], [n, dim] -> [n], [2, ?]". [] is a scalar. A
+// name is the same size everywhere, and equals the attribute of that name if the op has one. ? is
+// any size, and [*] is a scalar or a vector. The text describes the last inputs: earlier inputs,
+// such as lists of handles, are not checked.
 tensorflow::OpShapeInferenceFn Shapes(const char* text);
 
 }  // namespace slipstream

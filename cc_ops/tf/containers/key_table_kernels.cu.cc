@@ -1,4 +1,4 @@
-// GPU kernels of key sets: copies on the op's own stream, no device code here.
+// GPU kernels of key sets: they copy on the stream of the op.
 #define EIGEN_USE_GPU
 #include "cc_ops/tf/containers/key_table_kernels.h"
 

@@ -17,7 +17,7 @@
 
 namespace slipstream {
 
-// A table of keys that is never changed, only replaced. It is built on the CPU.
+// An immutable table of keys, built on the CPU. A new table replaces it as a whole.
 template <class Table>
 struct KeyTableContent {
   std::string Describe() const { return absl::StrCat("a table of ", table.size(), " keys"); }
@@ -29,7 +29,7 @@ struct KeyTableContent {
 using KeySetContent = KeyTableContent<KeySet>;
 using KeySetResource = ReplacedResource<KeySetContent>;
 
-// Where kernels of the CPU look up: in the table itself. See OnGpu in table_on_gpu.h.
+// CPU kernels look up keys in the table itself. For GPU kernels see OnGpu in table_on_gpu.h.
 struct OnCpu {
   template <class Content>
   static absl::Status CopyEntries(tensorflow::OpKernelContext*, Content*) {
@@ -37,7 +37,7 @@ struct OnCpu {
   }
 };
 
-// Replaces the content of a resource by a table that `build(table)` fills.
+// Replaces the content of a resource with a table that `build(table)` fills.
 template <class Device, class Table, class Resource, class Build>
 absl::Status ReplaceTable(tensorflow::OpKernelContext* context, Resource* resource,
                           const Build& build) {
@@ -48,7 +48,7 @@ absl::Status ReplaceTable(tensorflow::OpKernelContext* context, Resource* resour
   return absl::OkStatus();
 }
 
-// Inputs are in host memory.
+// The inputs are in host memory.
 template <class Device>
 absl::Status AssignKeySet(tensorflow::OpKernelContext* context, KeySetResource* resource) {
   TF_RETURN_IF_ERROR(CheckInputs(context, 1, "keys: [n]"));

@@ -1,4 +1,4 @@
-// Registration of the key sets.
+// Registrations of the ops of key sets.
 #include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
 

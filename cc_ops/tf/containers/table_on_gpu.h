@@ -1,4 +1,4 @@
-// The copy in GPU memory of a table that is built on the CPU.
+// Copies a table that is built on the CPU to GPU memory.
 #ifndef SLIPSTREAM_CC_OPS_TF_CONTAINERS_TABLE_ON_GPU_H_
 #define SLIPSTREAM_CC_OPS_TF_CONTAINERS_TABLE_ON_GPU_H_
 
@@ -6,7 +6,7 @@
 
 namespace slipstream {
 
-// Copies a table's entries: `on_device` becomes uint8 [bytes].
+// Copies the entries of a table: `on_device` becomes uint8 [bytes].
 struct OnGpu {
   template <class Content>
   static absl::Status CopyEntries(tensorflow::OpKernelContext* context, Content* content) {
@@ -15,7 +15,8 @@ struct OnGpu {
     TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_UINT8,
                                               tensorflow::TensorShape({view.bytes()}), copy));
     if (view.bytes() == 0) return absl::OkStatus();
-    // Pageable memory: returns when the entries have been read. Once a window.
+    // The source is pageable memory, so the call returns after the entries are read. It runs once
+    // per window.
     return Checked(context,
                    cudaMemcpyAsync(copy->data(), view.entries, static_cast<size_t>(view.bytes()),
                                    cudaMemcpyHostToDevice, StreamOf(context)),
@@ -23,7 +24,7 @@ struct OnGpu {
   }
 };
 
-// The view of the copy.
+// Returns the view of the copy.
 template <class Content>
 auto ViewOnGpu(const Content& content) {
   auto view = content.table.view();

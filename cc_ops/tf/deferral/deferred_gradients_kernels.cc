@@ -47,7 +47,8 @@ absl::Status TakeDueOnCpu(OpKernelContext* context, DeferredGradientsResource* r
   const DeferredBuffers buffers = resource->tensors.View(resource->dim);
   StepPlan plan;
   TF_RETURN_IF_ERROR(ToAbsl(FindDue(buffers, rule, rows, &plan)));
-  // What is due is nowhere else once the buffers have changed: outputs come first.
+  // The outputs are allocated first, because after the change of the buffers the due sums are
+  // stored nowhere else.
   TF_RETURN_IF_ERROR(Output(context, 0, plan.due_keys));
   TF_RETURN_IF_ERROR(
       Output(context, 1, TensorShape({plan.counts.sent, resource->dim}), plan.due_sums));

@@ -1,4 +1,4 @@
-// GPU kernels of deferred gradients: launches on the op's own stream, no device code here.
+// GPU kernels of deferred gradients: they launch functions of cc_ops/core on the stream of the op.
 #define EIGEN_USE_GPU
 #include "cc_ops/tf/deferral/deferred_gradients_kernels.h"
 
@@ -17,7 +17,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Between steps: it waits for its copies.
+// Used between steps. It waits for its copies.
 struct GpuDevice {
   static constexpr int64_t kMaxCapacity = kMaxDeferredRows;
 
@@ -136,7 +136,7 @@ class TakeDueGpuKernel : public CountedGpuKernel {
                               launch->due_sums.flat<float>().data(),
                               static_cast<StepCounts*>(launch->counts.data())),
                 "could not be launched"));
-    // From here on the buffers are those after the step.
+    // The buffers now hold the state after the step.
     resource->rule.step = rule.step;
     resource->rule.flushes = false;
     TF_RETURN_IF_ERROR(CopyCounts(context, launch));

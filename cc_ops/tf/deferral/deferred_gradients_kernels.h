@@ -1,5 +1,5 @@
-// What the CPU and the GPU kernels of deferred gradients share: resource, checks, and what happens
-// between steps.
+// Shared parts of the CPU and GPU kernels of deferred gradients: the resource, checks, and
+// operations between steps.
 #ifndef SLIPSTREAM_CC_OPS_TF_DEFERRAL_DEFERRED_GRADIENTS_KERNELS_H_
 #define SLIPSTREAM_CC_OPS_TF_DEFERRAL_DEFERRED_GRADIENTS_KERNELS_H_
 
@@ -25,7 +25,7 @@
 
 namespace slipstream {
 
-// The buffers; copies share the memory.
+// The buffers. Copies of this struct share the memory.
 struct DeferredTensors {
   tensorflow::Tensor keys{tensorflow::DT_INT64, tensorflow::TensorShape({0})};     // [capacity]
   tensorflow::Tensor since{tensorflow::DT_INT64, tensorflow::TensorShape({0})};    // [capacity]
@@ -48,25 +48,25 @@ class DeferredGradientsResource : public tensorflow::ResourceBase {
     return absl::StrCat("SlipstreamDeferredGradients, dim ", dim);
   }
 
-  // What a step did; the caller holds the mutex.
+  // Adds the counts of a step. The caller holds the mutex.
   void Add(const StepCounts& step) {
     counts.Add(step);
     counts.num_deferred = step.num_deferred;
   }
 
   const int64_t dim;
-  std::mutex mutex;  // of all below
+  std::mutex mutex;  // guards all members below
   DeferredTensors tensors;
-  // `step` is that of the last one; `flushes` and the rest are of the next one.
+  // `step` is the number of the last step; `flushes` and the other members apply to the next one.
   DeferralRule rule;
   bool is_shadow = false;
-  // So far. On a GPU those of a step arrive after it: they are shown, and no size depends on them.
+  // Counts so far. On a GPU the counts of a step arrive after the step, so no size depends on them.
   StepCounts counts;
 };
 
 using DeferredGradientsRef = tensorflow::core::RefCountPtr<DeferredGradientsResource>;
 
-// The step's rows in the inputs of SlipstreamTakeDue, but for the saturated ones.
+// Reads the rows of a step from the inputs of SlipstreamTakeDue, except the saturated rows.
 inline absl::Status ReadStep(tensorflow::OpKernelContext* context, int64_t dim, StepRows* rows) {
   TF_RETURN_IF_ERROR(CheckInputs(context, 2, "keys: [n], indices: [n], sums: [n, d], may_wait: [n]",
                                  {{'d', dim}}));
@@ -75,7 +75,7 @@ inline absl::Status ReadStep(tensorflow::OpKernelContext* context, int64_t dim, 
   return absl::OkStatus();
 }
 
-// The inputs of SlipstreamAddDeferred, and its outputs.
+// The inputs and outputs of SlipstreamAddDeferred.
 struct AddedRows {
   absl::Status Read(tensorflow::OpKernelContext* context,
                     const DeferredGradientsResource& resource) {
@@ -96,8 +96,8 @@ struct AddedRows {
   float* sums = nullptr;
 };
 
-// Kernels on the resource of input 0 take its mutex. One that runs out of memory (see
-// MemoryChecked) does so before it changes that.
+// Kernels lock the mutex of the resource of input 0. A kernel that runs out of memory (see
+// MemoryChecked) fails before it changes the resource.
 using DeferredLock = std::lock_guard<std::mutex>;
 
 class CreateDeferredKernel : public tensorflow::OpKernel {
@@ -117,10 +117,10 @@ class CreateDeferredKernel : public tensorflow::OpKernel {
   int64_t dim_ = 1;
 };
 
-// What is deferred after the last step. The caller holds the mutex. No step's work: it may wait for
-// the device.
+// Returns the deferred sums after the last step. The caller holds the mutex. This function may wait
+// for the device, because it does not run in a step.
 //
-// Device: ToHost and ToDevice copy a tensor, where that is needed, and wait for it.
+// Device: ToHost and ToDevice copy a tensor if necessary and wait for the copy.
 template <class Device>
 absl::Status ReadBuffers(tensorflow::OpKernelContext* context, DeferredGradientsResource* resource,
                          DeferredContents* contents) {
@@ -132,7 +132,8 @@ absl::Status ReadBuffers(tensorflow::OpKernelContext* context, DeferredGradients
   return absl::OkStatus();
 }
 
-// Gives the resource new buffers with these contents; as ReadBuffers.
+// Replaces the buffers of the resource with new buffers that hold these contents. The conditions of
+// ReadBuffers apply.
 template <class Device>
 absl::Status ReplaceBuffers(tensorflow::OpKernelContext* context, int64_t capacity,
                             const DeferredContents& contents, DeferredGradientsResource* resource) {
@@ -177,7 +178,7 @@ absl::Status ConfigureDeferred(tensorflow::OpKernelContext* context,
   TF_RETURN_IF_ERROR(ReadAttribute(context, "by_movement", &rule.by_movement));
   TF_RETURN_IF_ERROR(ReadAttribute(context, "is_shadow", &is_shadow));
   if (capacity != resource->tensors.capacity()) {
-    // Counted in the buffers: what steps count a GPU knows only after them.
+    // Counted in the buffers, because on a GPU the counts of a step arrive after the step.
     DeferredContents contents;
     TF_RETURN_IF_ERROR(ReadBuffers<Device>(context, resource, &contents));
     TF_RETURN_IF_ERROR(
@@ -195,7 +196,7 @@ absl::Status FlushDeferred(tensorflow::OpKernelContext* context,
   bool drops = false;
   TF_RETURN_IF_ERROR(ReadAttribute(context, "drops", &drops));
   StepCounts& counts = resource->counts;
-  // What is on its way out was deferred in earnest, whatever the policy is now.
+  // Sums that a flush has made due were deferred by a real policy, not by a dry run.
   if (!drops || resource->rule.flushes) {
     resource->rule.flushes = counts.num_deferred > 0;
   } else if (counts.num_deferred > 0) {
@@ -253,7 +254,7 @@ absl::Status ImportDeferred(tensorflow::OpKernelContext* context,
   TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(context, std::max(n, resource->tensors.capacity()),
                                             contents, resource));
   resource->counts.num_deferred = n;
-  // What was on its way out is gone.
+  // The sums that a flush had made due were replaced.
   resource->rule.flushes = false;
   return absl::OkStatus();
 }

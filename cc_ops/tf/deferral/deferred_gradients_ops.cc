@@ -1,4 +1,4 @@
-// Registration of the ops that defer the gradients of a variable's rows until they are due.
+// Registrations of the ops that defer the gradients of a variable's rows.
 #include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
 

@@ -13,7 +13,7 @@
 
 namespace slipstream {
 
-// The inputs sizes, keys and, if there are any, values from `first` on.
+// Reads the inputs sizes, keys and, with `has_values`, values, starting at input `first`.
 inline absl::Status ReadBuffer(tensorflow::OpKernelContext* c, int first, int64_t of_rank,
                                bool has_values, SendBufferView* view) {
   TF_RETURN_IF_ERROR(CheckInputs(c, first, "sizes: [?, r], keys: [?]", {{'r', of_rank}}));
@@ -30,7 +30,7 @@ inline absl::Status ReadBuffer(tensorflow::OpKernelContext* c, int first, int64_
   return absl::OkStatus();
 }
 
-// The inputs "handles" and, behind them, buffer for these tables.
+// The inputs "handles", and the buffer for these tables in the inputs after them.
 struct TablesAndBuffer {
   absl::Status Read(tensorflow::OpKernelContext* c, bool has_values) {
     TF_RETURN_IF_ERROR(ReadTables(c, &resources, &tables));

@@ -1,4 +1,4 @@
-// Kernels that collect gradient rows for other processes and apply theirs.
+// Kernels that collect gradient rows for other processes and apply rows from them.
 #include <algorithm>
 #include <mutex>
 #include <string>
@@ -23,8 +23,8 @@ namespace {
 
 namespace tf = tensorflow;
 
-// The outputs sizes, keys, values and squares. Their memory is taken before rows leave their
-// tables.
+// The outputs sizes, keys, values and squares. Their memory is allocated before rows are removed
+// from their tables, so that no row is lost when memory runs out.
 class RowOutputs {
  public:
   RowOutputs(tf::OpKernelContext* c, int ranks, const std::vector<EmbeddingTable*>& tables)
@@ -64,7 +64,7 @@ class RowOutputs {
   tf::Tensor keys_, values_;
 };
 
-// An op that collects rows: its attribute `ranks`, and its outputs.
+// Base of ops that collect rows: the attribute `ranks` and the outputs.
 class CollectOp : public tf::OpKernel {
  public:
   explicit CollectOp(tf::OpKernelConstruction* c) : OpKernel(c) {
@@ -72,7 +72,7 @@ class CollectOp : public tf::OpKernel {
   }
 
  protected:
-  // collect(options, &buffer) of these tables.
+  // Calls collect(options, &buffer) for these tables.
   template <class Collect>
   void Output(tf::OpKernelContext* c, const std::vector<EmbeddingTable*>& tables,
               CollectOptions options, Collect collect) {
@@ -154,7 +154,7 @@ class PullRowsOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, ReadRowDtype(c, last, &format.dtype));
     PulledRows pulled;
     {
-      // The same op may run for two calls of a function at a time.
+      // Two calls of a function may run the same op at the same time.
       const std::lock_guard<std::mutex> lock(mutex_);
       SteadyLengths* const lengths = &lengths_[static_cast<size_t>(format.dtype)];
       OP_REQUIRES_OK(c, ToAbsl(PullRows(in.tables, in.buffer, options, lengths, &pulled)));

@@ -1,4 +1,4 @@
-// Registrations of the ops that exchange gradient rows and rows with other processes.
+// Registrations of the ops that exchange rows and gradient rows with other processes.
 #include <cstdint>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// Kernels that put what goes to each rank in one piece, and take it apart again.
+// Kernels that pack one message per rank, and unpack the messages of the ranks.
 #include <cstdint>
 #include <mutex>
 #include <numeric>
@@ -44,7 +44,7 @@ class PackMessagesOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, ReadRowDtype(c, 3, &dtype));
     MessageWriter writer(row_floats_, dtype);
     {
-      // The same op may run for two calls of a function at a time.
+      // Two calls of a function may run the same op at the same time.
       const std::lock_guard<std::mutex> lock(mutex_);
       OP_REQUIRES_OK(c, ToAbsl(writer.Take(buffer, &lengths_[static_cast<size_t>(dtype)])));
     }

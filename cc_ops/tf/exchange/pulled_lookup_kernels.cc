@@ -1,4 +1,4 @@
-// Kernels that look up rows of other ranks.
+// Kernels that look up rows from other ranks.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -52,7 +52,7 @@ class RouteKeysOp : public tf::OpKernel {
   const std::shared_ptr<WorkspacePool> pool_ = std::make_shared<WorkspacePool>();
 };
 
-// The inputs sizes, keys and messages from `first` on.
+// Reads the inputs sizes, keys and messages, starting at input `first`.
 absl::Status ReadPulled(tf::OpKernelContext* c, int first, int64_t num_tables,
                         PulledMessages* messages) {
   TF_RETURN_IF_ERROR(ReadBuffer(c, first, num_tables, false, &messages->keys));

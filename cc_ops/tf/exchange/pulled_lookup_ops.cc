@@ -1,4 +1,4 @@
-// Registrations of lookups of other ranks' rows.
+// Registrations of the ops that look up rows from other ranks.
 #include <utility>
 
 #include "cc_ops/tf/base/shapes.h"

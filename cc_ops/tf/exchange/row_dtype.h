@@ -1,4 +1,4 @@
-// The input that says in what dtype rows travel.
+// The input `wire_dtype`: the data type of rows in messages.
 #ifndef SLIPSTREAM_CC_OPS_TF_EXCHANGE_ROW_DTYPE_H_
 #define SLIPSTREAM_CC_OPS_TF_EXCHANGE_ROW_DTYPE_H_
 
@@ -18,10 +18,10 @@ namespace slipstream {
   "wire_dtype: Scalar. Data type of the values: 0 float32, 1 bfloat16, 2 float16, 3 " \
   "int8 with one scale per row.\n"
 
-// Of messages in each dtype, which differ in length.
+// Message lengths for each data type, because messages of different types differ in length.
 using LengthsByDtype = std::array<SteadyLengths, kRowDtypes>;
 
-// The input wire_dtype.
+// Reads the input wire_dtype.
 inline absl::Status ReadRowDtype(tensorflow::OpKernelContext* c, int index, RowDtype* dtype) {
   int32_t number = 0;
   TF_RETURN_IF_ERROR(ReadScalar(c, index, "wire_dtype", &number));

@@ -1,4 +1,5 @@
-// GPU kernels of the sketch of hot keys: launches on the op's own stream, no device code here.
+// GPU kernels of the sketch of hot keys: they launch functions of cc_ops/core
+// on the stream of the op.
 #define EIGEN_USE_GPU
 #include "cc_ops/tf/hot_keys/hot_key_kernels.h"
 
@@ -18,7 +19,7 @@ using tensorflow::Tensor;
 struct GpuDevice {
   static absl::Status Fill(OpKernelContext* context, int64_t value, Tensor* values) {
     const std::vector<int64_t> on_host(static_cast<size_t>(values->NumElements()), value);
-    // Pageable memory: returns when it has been read. Once per sketch.
+    // The source is pageable memory, so the call returns after it is read. It runs once per sketch.
     return Checked(context,
                    cudaMemcpyAsync(values->data(), on_host.data(), values->TotalBytes(),
                                    cudaMemcpyHostToDevice, StreamOf(context)),

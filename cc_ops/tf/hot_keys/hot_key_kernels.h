@@ -1,4 +1,4 @@
-// What the CPU and the GPU kernels of the sketch of hot keys share: resource and checks.
+// Shared parts of the CPU and GPU kernels of the hot-key sketch: the resource and checks.
 #ifndef SLIPSTREAM_CC_OPS_TF_HOT_KEYS_HOT_KEY_KERNELS_H_
 #define SLIPSTREAM_CC_OPS_TF_HOT_KEYS_HOT_KEY_KERNELS_H_
 
@@ -34,16 +34,16 @@ class HotKeysResource : public tensorflow::ResourceBase {
             reinterpret_cast<uint64_t*>(challenges.flat<int64_t>().data())};
   }
 
-  // Counts are added to and decayed by one step at a time.
+  // Only one step at a time changes the counts.
   std::mutex mutex;
-  // int64 [num_counters()] each, on the device.
+  // int64 [num_counters()] each, in device memory.
   tensorflow::Tensor counters, owners, challenges;
 
  private:
   const int log2_width_;
 };
 
-// Of a Device, which calls or launches what cc_ops/core has for it:
+// A Device calls or launches the functions of cc_ops/core for the device:
 //   Fill(context, value, tensor)    sets all values of an int64 tensor of the device
 //   Copy(context, from, to)         copies a tensor of the device
 //   Count(context, hot, keys, counts, n, unit), Decay(context, sketch, factor),
@@ -84,7 +84,7 @@ struct CountAttributes {
   int64_t unit = 1;
 };
 
-// Kernels on the sketch of input 0. Launches of all on a GPU are in the order of one stream.
+// Kernels on the sketch of input 0. On a GPU all launches are in the order of one stream.
 template <class Device>
 absl::Status CountBatch(tensorflow::OpKernelContext* context, HotKeysResource* resource,
                         const CountAttributes& attributes) {

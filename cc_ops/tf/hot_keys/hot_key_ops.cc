@@ -1,4 +1,4 @@
-// Registration of the ops that count accesses, and find the most accessed keys, in bounded memory.
+// Registrations of the ops that count accesses and find the most accessed keys in bounded memory.
 #include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
 

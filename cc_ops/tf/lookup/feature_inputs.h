@@ -1,4 +1,4 @@
-// Reads the keys, row splits and weights of several features from op inputs.
+// Reads the keys, row splits and weights of multiple features from op inputs.
 #ifndef SLIPSTREAM_CC_OPS_TF_LOOKUP_FEATURE_INPUTS_H_
 #define SLIPSTREAM_CC_OPS_TF_LOOKUP_FEATURE_INPUTS_H_
 
@@ -9,7 +9,7 @@
 #include "cc_ops/core/lookup/feature_view.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
-// The inputs and attributes that every op over features registers:
+// The inputs and attributes of every op over features:
 //   REGISTER_OP("X").Input("...") SLIPSTREAM_FEATURE_INPUTS ...
 #define SLIPSTREAM_FEATURE_INPUTS              \
   .Input("keys: num_keys * int64")             \
@@ -44,16 +44,16 @@
 
 namespace slipstream {
 
-// Parsed once in a kernel's constructor; Read() once per step.
+// The features of an op. The constructor of a kernel calls Init once; each step calls Read.
 class FeatureInputs {
  public:
-  // InvalidArgument if the attribute lists differ in length or index beyond
-  // the op's inputs or `num_tables`.
+  // Returns InvalidArgument if the attribute lists differ in length, or an index is beyond the
+  // inputs of the op or `num_tables`.
   absl::Status Init(tensorflow::OpKernelConstruction* context, int num_tables);
 
-  // Views of this step's inputs, one per feature; `batch` gets the number of
-  // examples. Checks ranks, columns, row splits, weights' lengths and that all
-  // features have the same batch size.
+  // Sets `features` to views of this step's inputs, one per feature, and `batch` to the number of
+  // examples. Checks ranks, columns, row splits, the lengths of weights, and that all features
+  // have the same batch size.
   absl::Status Read(tensorflow::OpKernelContext* context, std::vector<FeatureView>* features,
                     int64_t* batch) const;
 
@@ -61,7 +61,7 @@ class FeatureInputs {
   const std::vector<int>& feature_table() const { return feature_table_; }
 
  private:
-  // What errors call a feature.
+  // Returns the name of a feature for errors.
   std::string Name(size_t feature) const;
 
   std::vector<std::string> names_;

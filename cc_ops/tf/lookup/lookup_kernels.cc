@@ -1,4 +1,4 @@
-// Kernels that run in every step: lookups and the update after them.
+// Kernels of every step: lookups and the updates after them.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -91,8 +91,8 @@ absl::Status ReadLearningRates(tf::OpKernelContext* c, int input, LearningRates*
 
 namespace {
 
-// Where a lookup and its backward pass are functions of their own, TensorFlow passes the plan from
-// one to the other as an output and makes a zero gradient for it, which nobody reads.
+// If a lookup and its backward pass are separate functions, TensorFlow passes the plan between them
+// as an output and creates a zero gradient for it. No code reads this gradient.
 absl::Status ZerosLikePlan(tf::OpKernelContext*, const PlanVariant&, PlanVariant* zeros) {
   *zeros = PlanVariant();
   return absl::OkStatus();

@@ -1,4 +1,4 @@
-// What kernels that look up features share.
+// Shared parts of kernels that look up features.
 #ifndef SLIPSTREAM_CC_OPS_TF_LOOKUP_LOOKUP_OP_H_
 #define SLIPSTREAM_CC_OPS_TF_LOOKUP_LOOKUP_OP_H_
 
@@ -15,11 +15,11 @@
 
 namespace slipstream {
 
-// How the features of an op are combined: its attribute "combiners".
+// The attribute "combiners": how the rows of each feature are pooled.
 class FeatureCombiners {
  public:
   absl::Status Init(tensorflow::OpKernelConstruction* context, int num_features);
-  // Takes apart what is not pooled.
+  // Separates features that are not pooled.
   void TakeApart(std::vector<FeatureView>* features) const;
 
   bool is_unpooled(int feature) const { return is_unpooled_[feature]; }
@@ -30,10 +30,10 @@ class FeatureCombiners {
   std::vector<bool> is_unpooled_;
 };
 
-// Keeps the memory of finished lookups for the next ones.
+// Keeps the memory of finished lookups for later lookups.
 class WorkspacePool : public std::enable_shared_from_this<WorkspacePool> {
  public:
-  // A workspace that comes back to this pool when its last owner is gone.
+  // Returns a workspace that returns to this pool when its last owner releases it.
   std::shared_ptr<LookupWorkspace> Take() {
     std::unique_ptr<LookupWorkspace> workspace;
     {
@@ -61,13 +61,13 @@ class WorkspacePool : public std::enable_shared_from_this<WorkspacePool> {
   std::vector<std::unique_ptr<LookupWorkspace>> free_;
 };
 
-// Base of kernels that give pooled vectors of features.
+// Base of kernels that output pooled vectors of features.
 class LookupOpBase : public tensorflow::OpKernel {
  public:
   explicit LookupOpBase(tensorflow::OpKernelConstruction* context);
 
  protected:
-  // The tables, this step's features, and where their vectors go, which are outputs.
+  // The tables, the features of this step, and the outputs for their vectors.
   absl::Status Prepare(tensorflow::OpKernelContext* context, TableResources* resources,
                        std::vector<EmbeddingTable*>* tables, std::vector<FeatureView>* features,
                        std::vector<PooledOutput>* outputs) const;

@@ -1,4 +1,4 @@
-// Registrations of lookups and of the update that belongs to one.
+// Registrations of lookups and of the update after a lookup.
 #include <string>
 #include <vector>
 
@@ -15,7 +15,7 @@ using tf::shape_inference::DimensionHandle;
 using tf::shape_inference::InferenceContext;
 using tf::shape_inference::ShapeHandle;
 
-// The key positions of a feature: of a matrix, all of them or, from a column, one per example.
+// Number of key positions of a feature: all elements of a matrix, or one per example for a column.
 absl::Status KeysOf(InferenceContext* c, ShapeHandle keys, int column, DimensionHandle* count) {
   *count = c->UnknownDim();
   if (!c->RankKnown(keys)) return absl::OkStatus();

@@ -1,4 +1,4 @@
-// What registrations of lookups share.
+// Shared parts of the registrations of lookups.
 #ifndef SLIPSTREAM_CC_OPS_TF_LOOKUP_LOOKUP_SHAPE_H_
 #define SLIPSTREAM_CC_OPS_TF_LOOKUP_LOOKUP_SHAPE_H_
 
@@ -24,7 +24,8 @@
 
 namespace slipstream {
 
-// Inputs: handles, features, then others. Outputs: pooled vectors, then perhaps a plan.
+// Shape function of ops with the inputs handles, features and others, and the outputs pooled
+// vectors and at most one plan.
 absl::Status LookupShape(tensorflow::shape_inference::InferenceContext* context);
 
 }  // namespace slipstream

@@ -1,7 +1,7 @@
-// A tf.data transformation whose next element is made while the one before is used. Unlike
-// `prefetch`, it begins when an element is handed out and never else, only where LookAhead allows
-// it, and training can wait until it is done: state that is changed by making elements is as
-// training needs it.
+// A tf.data transformation that makes the next element while the current one is used. In contrast
+// to `prefetch`, it starts only when an element is returned and only if LookAhead allows it, and
+// training can wait for it to finish. Therefore the state that making an element changes is the
+// same as without the transformation whenever training reads it.
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -42,7 +42,7 @@ using tensorflow::data::IteratorStateWriter;
 using tensorflow::data::SerializationContext;
 using tensorflow::data::UnaryDatasetOpKernel;
 
-// Keys of an iterator's checkpoint.
+// Keys of the checkpoint of an iterator.
 constexpr char kHasElement[] = "has_element";
 constexpr char kIsEnd[] = "is_end";
 constexpr char kErrorCode[] = "error_code";
@@ -83,7 +83,7 @@ class AheadDataset : public DatasetBase {
     Node *input = nullptr, *handle = nullptr;
     TF_RETURN_IF_ERROR(builder->AddInputDataset(context, input_, &input));
     if (context->is_graph_rewrite()) {
-      // A constant would not keep the resource.
+      // A constant would not keep the resource alive.
       TF_RETURN_IF_ERROR(builder->AddPlaceholder(handle_, &handle));
       context->input_list()->emplace_back(handle->name(), handle_);
     } else {
@@ -105,7 +105,7 @@ class AheadDataset::Iterator : public DatasetIterator<AheadDataset> {
   explicit Iterator(const Params& params) : DatasetIterator<AheadDataset>(params) {}
 
   ~Iterator() override {
-    // What is being made is not wanted any more, and nobody is to wait for it.
+    // The element that is being made is discarded, so no caller must wait for it.
     cancellation_.StartCancel();
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -150,7 +150,7 @@ class AheadDataset::Iterator : public DatasetIterator<AheadDataset> {
     *is_end = element.is_end;
     if (!element.status.ok() || element.is_end) return element.status;
     *out = std::move(element.components);
-    // Where there is no thread, elements are made when they are pulled.
+    // Without a thread, elements are made when they are requested.
     if (!EnsureThread(context)) return absl::OkStatus();
     if (dataset()->ahead_->ahead.Pull()) {
       is_making_ = true;
@@ -221,7 +221,7 @@ class AheadDataset::Iterator : public DatasetIterator<AheadDataset> {
     return IteratorContext(std::move(params));
   }
 
-  // Called by one thread at a time: the one that pulls, or `thread_` while `is_making_`.
+  // Called by one thread at a time: the caller of GetNext, or `thread_` while `is_making_`.
   void Make(IteratorContext* context, Element* element) {
     element->status = input_->GetNext(context, &element->components, &element->is_end);
     element->is_there = true;

@@ -1,5 +1,5 @@
-// Inputs and outputs that kernels of both classifiers have: settings, numbers of keys, and what
-// becomes of the inputs of a batch.
+// Inputs and outputs of the kernels of both classifiers: settings, one number per key, and the
+// decisions about a batch.
 #ifndef SLIPSTREAM_CC_OPS_TF_SATURATION_CLASSIFIER_INPUTS_H_
 #define SLIPSTREAM_CC_OPS_TF_SATURATION_CLASSIFIER_INPUTS_H_
 
@@ -14,8 +14,8 @@
 
 namespace slipstream {
 
-// Of the attributes `mode`, whose values the registration limits, and `is_shadow`, and of inputs 1
-// to 3.
+// Reads the attributes `mode` (the registration limits its values) and `is_shadow`, and inputs 1 to
+// 3.
 inline absl::Status ReadSettings(tensorflow::OpKernelContext* context,
                                  ClassifierSettings* settings) {
   std::string mode;
@@ -29,7 +29,7 @@ inline absl::Status ReadSettings(tensorflow::OpKernelContext* context,
   return ReadScalar(context, 3, "keep_rate", &settings->keep_rate);
 }
 
-// Inputs 1 to 3, in host memory: a number per key; [n] each.
+// Inputs 1 to 3, [n] each, in host memory: a table index, a key and a number per key.
 struct NumbersOfKeys {
   absl::Status Read(tensorflow::OpKernelContext* context) {
     TF_RETURN_IF_ERROR(CheckInputs(context, 1, "tables: [n], keys: [n], values: [n]"));

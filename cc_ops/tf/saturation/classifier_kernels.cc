@@ -1,4 +1,4 @@
-// Kernels of the input classifier: checks of shapes, then calls into cc_ops/core.
+// Kernels of the classifier: they check shapes and call cc_ops/core.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -68,7 +68,7 @@ class CreateKernel : public OpKernel {
 
 struct ClassifyAttributes {
   explicit ClassifyAttributes(OpKernelConstruction* context) {
-    // The number of tables belongs to the classifier, which checks it at each call.
+    // The classifier checks the number of tables in each call.
     OP_REQUIRES_OK(context, inputs.Init(context, std::numeric_limits<int>::max()));
     OP_REQUIRES_OK(context, context->GetAttr("observe", &observe));
     OP_REQUIRES_OK(context, context->GetAttr("window_batches", &window_batches));
@@ -128,7 +128,7 @@ absl::Status ReservoirLosses(OpKernelContext* context, ClassifierResource* resou
 
 constexpr int kStatisticsSums = 6;
 
-// All numbers but the histogram, in the order of the ops' `sums`.
+// Visits all numbers except the histogram, in the order of the ops' `sums`.
 template <class Statistics, class Visit>
 void VisitSums(Statistics* statistics, const Visit& visit) {
   visit(statistics->skippable);
@@ -139,8 +139,8 @@ void VisitSums(Statistics* statistics, const Visit& visit) {
   visit(statistics->not_finite);
 }
 
-// Gives the statistics that `take` returns as outputs 0 and 1. It is called when there is memory
-// for them: what was taken is not lost.
+// Outputs the statistics that `take` returns as outputs 0 and 1. It calls `take` after it has
+// allocated the outputs, so that no statistics are lost when memory runs out.
 template <class Take>
 absl::Status OutputStatistics(OpKernelContext* context, const Take& take) {
   double *sums = nullptr, *bins = nullptr;
@@ -152,9 +152,9 @@ absl::Status OutputStatistics(OpKernelContext* context, const Take& take) {
   return absl::OkStatus();
 }
 
-// Sums are finite, counts and bins not negative.
+// Checks that sums are finite, and counts and bins at least 0.
 absl::Status CheckStatistics(const Tensor& sums, const Tensor& histogram) {
-  constexpr double kMostCounted = 9007199254740992.0;  // above it, not all integers are doubles
+  constexpr double kMostCounted = 9007199254740992.0;  // 2^53: above it, doubles skip integers
   for (int i = 0; i < kStatisticsSums; ++i) {
     const double value = sums.flat<double>()(i);
     const bool is_count = i == 0 || i == kStatisticsSums - 1;
@@ -173,7 +173,7 @@ absl::Status CheckStatistics(const Tensor& sums, const Tensor& histogram) {
   return absl::OkStatus();
 }
 
-// The reverse of OutputStatistics; the values are right.
+// The reverse of OutputStatistics, for values that CheckStatistics accepted.
 LossStatistics StatisticsOf(const Tensor& sums, const Tensor& histogram) {
   LossStatistics statistics;
   const double* in = sums.flat<double>().data();
@@ -191,7 +191,7 @@ absl::Status TakeLossStatistics(OpKernelContext* context, ClassifierResource* re
   return OutputStatistics(context, [&] { return resource->classifier.TakeLossStatistics(); });
 }
 
-// In the order of the ops' `counts` and `numbers`.
+// Returns the counts in the order of the ops' `counts` and `numbers`.
 std::array<int64_t, 5> NumbersOf(const ClassifierCounts& counts) {
   return {counts.inputs_seen, counts.inputs_skipped, counts.hot_inputs, counts.inputs_skippable,
           counts.inputs_kept};

@@ -1,5 +1,4 @@
-// Registration of the input classifier's ops (Slipstream, arXiv 2404.04270, input classifier
-// block).
+// Registrations of the classifier's ops (Slipstream, arXiv 2404.04270, input classifier).
 #include "cc_ops/tf/base/shapes.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
 #include "tensorflow/core/framework/op.h"
@@ -12,7 +11,8 @@ using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// Ranks of the keys and row splits; the batch size, where a feature's layout tells it.
+// Checks the ranks of keys and row splits, and finds the batch size if the layout of a feature
+// determines it.
 absl::Status BatchOfFeatures(InferenceContext* c, DimensionHandle* result) {
   ShapeHandle handle;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
@@ -24,7 +24,7 @@ absl::Status BatchOfFeatures(InferenceContext* c, DimensionHandle* result) {
     ShapeHandle keys;
     TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(1 + i), 1, &keys));
     TF_RETURN_IF_ERROR(c->WithRankAtMost(keys, 2, &keys));
-    // A vector may be flat keys with row splits; a matrix has a row per input.
+    // A vector may be flat keys with row splits. A matrix has one row per example.
     if (c->RankKnown(keys) && c->Rank(keys) == 2) {
       TF_RETURN_IF_ERROR(c->Merge(batch, c->Dim(keys, 0), &batch));
     }

@@ -1,4 +1,4 @@
-// The input classifier as a TensorFlow resource.
+// The classifier as a TensorFlow resource.
 #ifndef SLIPSTREAM_CC_OPS_TF_SATURATION_CLASSIFIER_RESOURCE_H_
 #define SLIPSTREAM_CC_OPS_TF_SATURATION_CLASSIFIER_RESOURCE_H_
 
@@ -22,7 +22,8 @@ class ClassifierResource : public tensorflow::ResourceBase {
   InputClassifier classifier;
 };
 
-// The values of an input of the batch, or null if it is empty, which stands for none.
+// Returns the values of a batch's input, or null if the input is empty, which means that it is not
+// given.
 template <class T>
 absl::Status ReadOptional(tensorflow::OpKernelContext* context, int input, const char* name,
                           int64_t batch, const T** values) {

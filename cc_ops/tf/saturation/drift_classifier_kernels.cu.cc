@@ -1,4 +1,5 @@
-// GPU kernels of the classification by drift: launches on the op's own stream, no device code here.
+// GPU kernels of the classification by drift: they launch functions of cc_ops/core
+// on the stream of the op.
 #define EIGEN_USE_GPU
 #include "cc_ops/tf/saturation/drift_classifier_kernels.h"
 
@@ -14,7 +15,7 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 struct ClassifierOnGpu {
-  // They are in the GPU's memory.
+  // The lookups are in GPU memory.
   static absl::Status CheckSplits(const LookupLists& /*lookups*/) { return absl::OkStatus(); }
 
   static absl::Status Classify(OpKernelContext* context, const DriftContent& content,

@@ -1,4 +1,4 @@
-// What the CPU and the GPU kernels of the classification by drift share: resource and checks.
+// Shared parts of the CPU and GPU kernels of the classification by drift: the resource and checks.
 #ifndef SLIPSTREAM_CC_OPS_TF_SATURATION_DRIFT_CLASSIFIER_KERNELS_H_
 #define SLIPSTREAM_CC_OPS_TF_SATURATION_DRIFT_CLASSIFIER_KERNELS_H_
 
@@ -36,7 +36,7 @@ class DriftClassifierResource : public ReplacedResource<DriftContent> {
     classifier_.settings = settings;
   }
 
-  // The rule for a batch, and the number of its first input since the start.
+  // The settings for a batch, and the number of its first example since the start.
   DriftClassifier Begin(int64_t batch, uint64_t* first_number) {
     const std::lock_guard<std::mutex> lock(mutex_);
     *first_number = inputs_;
@@ -63,8 +63,7 @@ absl::Status SetDrifts(tensorflow::OpKernelContext* context, DriftClassifierReso
   });
 }
 
-// Checks what can be known of the inputs without reading them, allocates the outputs and leaves the
-// rest to the device:
+// Checks the shapes of the inputs, allocates the outputs, and calls the device for the rest:
 //   Classify(context, content, classifier, lookups, first_number, result)
 template <class Device>
 absl::Status ClassifyBatch(tensorflow::OpKernelContext* context,
@@ -94,7 +93,7 @@ inline absl::Status ConfigureDriftClassifier(tensorflow::OpKernelContext* contex
   return absl::OkStatus();
 }
 
-// The same on both devices: only the memory type of the handle differs.
+// The function is the same on both devices: only the memory type of the handle differs.
 inline absl::Status CreateDriftClassifier(tensorflow::OpKernelContext* context) {
   int num_tables = 1;
   int64_t seed = 0;

@@ -1,5 +1,5 @@
-// Registration of the drift of rows, and of the ops that classify inputs by drift on the device
-// that their keys are on.
+// Registrations of the drift of rows, and of the ops that classify examples by drift on the device
+// of their keys.
 #include "absl/status/status.h"
 #include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"

@@ -1,4 +1,4 @@
-// GPU kernel of SlipstreamRowDrift: launches on the op's own stream, no device code here.
+// GPU kernels of SlipstreamRowDrift: they launch functions of cc_ops/core on the stream of the op.
 #define EIGEN_USE_GPU
 #include "cc_ops/tf/saturation/drift_kernels.h"
 

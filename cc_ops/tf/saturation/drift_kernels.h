@@ -1,4 +1,4 @@
-// What the CPU and the GPU kernel of SlipstreamRowDrift share: attributes and checks.
+// Shared parts of the CPU and GPU kernels of SlipstreamRowDrift: attributes and checks.
 #ifndef SLIPSTREAM_CC_OPS_TF_SATURATION_DRIFT_KERNELS_H_
 #define SLIPSTREAM_CC_OPS_TF_SATURATION_DRIFT_KERNELS_H_
 

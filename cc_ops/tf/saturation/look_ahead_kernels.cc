@@ -1,4 +1,4 @@
-// Kernels that say how far data sets work ahead.
+// Kernels that limit how far datasets prepare batches in advance.
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -41,7 +41,7 @@ absl::Status Settle(OpKernelContext* context, LookAheadResource* resource) {
     ahead.Cancel(&wait);
   }
   const bool is_settled = ahead.Settle(&wait);
-  // Returns when the callback, if it runs, has ended.
+  // Returns after the callback, if it runs, has ended.
   if (can_be_cancelled) step->DeregisterCallback(token);
   if (is_settled) return absl::OkStatus();
   return absl::CancelledError("the step was cancelled while a batch was being made");

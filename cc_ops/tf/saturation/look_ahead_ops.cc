@@ -1,4 +1,4 @@
-// Registrations of the ops that make a batch while another one trains.
+// Registrations of the ops that make a batch while another batch is trained.
 #include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
 

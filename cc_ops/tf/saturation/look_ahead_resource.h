@@ -1,4 +1,4 @@
-// What a data pipeline and the training loop share, as a TensorFlow resource.
+// The state that a data pipeline and the training loop share, as a TensorFlow resource.
 #ifndef SLIPSTREAM_CC_OPS_TF_SATURATION_LOOK_AHEAD_RESOURCE_H_
 #define SLIPSTREAM_CC_OPS_TF_SATURATION_LOOK_AHEAD_RESOURCE_H_
 

@@ -1,4 +1,4 @@
-// Kernels of the classifier's pilot, which foresees inputs' losses.
+// Kernels of the classifier's pilot, which predicts the losses of examples.
 #include <cstdint>
 #include <limits>
 #include <vector>

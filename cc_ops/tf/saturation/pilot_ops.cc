@@ -1,4 +1,4 @@
-// Registrations of the ops of the classifier's pilot, which foresees inputs' losses.
+// Registrations of the ops of the classifier's pilot, which predicts the losses of examples.
 #include "cc_ops/tf/base/shapes.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
 #include "tensorflow/core/framework/op.h"

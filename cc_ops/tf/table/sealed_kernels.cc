@@ -1,4 +1,4 @@
-// Kernels that checkpoint tables whose rows spill to the disk.
+// Kernels that checkpoint tables with rows on disk.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -21,11 +21,11 @@ namespace {
 
 namespace tf = tensorflow;
 
-// Sealed files as a tensor, which keeps them.
+// Sealed files as a tensor, which keeps the files open.
 struct SealedVariant {
   std::shared_ptr<SealedRows> rows;
 
-  // What tf::Variant asks of its values. Open files cannot leave the process.
+  // The interface that tf::Variant requires. Open files cannot leave the process.
   static std::string TypeName() { return "slipstream::SealedFiles"; }
   std::string DebugString() const { return TypeName(); }
   void Encode(tf::VariantTensorData* data) const { data->set_type_name(TypeName()); }

@@ -1,4 +1,4 @@
-// Registrations of the ops that checkpoint tables whose rows spill to the disk.
+// Registrations of the ops that checkpoint tables with rows on disk.
 #include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
 

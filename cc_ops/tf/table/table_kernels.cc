@@ -1,4 +1,4 @@
-// Kernels that make a table and read or replace its rows.
+// Kernels that create a table and read or replace its rows.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -217,8 +217,8 @@ absl::Status SpillsError(const EmbeddingTable& table) {
                    "' spills its rows to the disk; allowed: a table whose rows are in memory"));
 }
 
-// Writes the rows of the entries to the first six outputs, in the order of the entries; without
-// values, only the four outputs besides rows and slots.
+// Writes the rows of the entries to the first six outputs, in the order of the entries. Without
+// values it writes four outputs: all but rows and slots.
 absl::Status OutputRows(tf::OpKernelContext* c, const EmbeddingTable& table,
                         const std::vector<HashIndex::Entry>& entries, bool with_values = true) {
   const RowStore& rows = table.rows();

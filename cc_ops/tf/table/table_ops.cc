@@ -1,4 +1,4 @@
-// Registrations of the native store's ops on tables.
+// Registrations of the ops on native tables.
 #include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
 

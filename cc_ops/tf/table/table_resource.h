@@ -1,4 +1,4 @@
-// The embedding table as a TensorFlow resource, and what its kernels share.
+// The embedding table as a TensorFlow resource, and shared parts of its kernels.
 #ifndef SLIPSTREAM_CC_OPS_TF_TABLE_TABLE_RESOURCE_H_
 #define SLIPSTREAM_CC_OPS_TF_TABLE_TABLE_RESOURCE_H_
 
@@ -38,16 +38,16 @@ class TableResource : public tensorflow::ResourceBase {
 
 using TableResources = std::vector<tensorflow::core::RefCountPtr<TableResource>>;
 
-// The tables of the inputs "handles", which must be distinct; `resources` keeps them alive.
+// Returns the tables of the inputs "handles", which must be distinct. `resources` keeps them alive.
 absl::Status ReadTables(tensorflow::OpKernelContext* context, TableResources* resources,
                         std::vector<EmbeddingTable*>* tables);
 
-// The dtype in an attribute whose registration allows no other name.
+// Returns the data type in an attribute. The registration allows no other name.
 absl::Status ReadRowDtype(tensorflow::OpKernelConstruction* context, const char* attribute,
                           RowDtype* dtype);
 
-// A function of ResourceKernel that works on the table of input 0, and names it where memory runs
-// out.
+// Turns a function on the table of input 0 into a function for ResourceKernel. If memory runs out,
+// the error names the table.
 template <absl::Status (*kRun)(tensorflow::OpKernelContext*, EmbeddingTable*)>
 absl::Status OnTable(tensorflow::OpKernelContext* context, TableResource* resource) try {
   return kRun(context, resource->table());
@@ -56,7 +56,7 @@ absl::Status OnTable(tensorflow::OpKernelContext* context, TableResource* resour
   return ToAbsl(OutOfMemory("running " + context->op_kernel().type_string(), {resource->table()}));
 }
 
-// CheckInputs whose error names the table; d is its dim.
+// CheckInputs with the name of the table in the error. The letter d is the dim of the table.
 inline absl::Status CheckInputs(tensorflow::OpKernelContext* context, int first, const char* text,
                                 const EmbeddingTable& table) {
   return CheckInputs(context, first, text, {{'d', table.dim()}, {'s', table.slots_per_row()}},
@@ -65,7 +65,7 @@ inline absl::Status CheckInputs(tensorflow::OpKernelContext* context, int first,
 
 }  // namespace slipstream
 
-// kRun: as of OnTable.
+// kRun: A function as for OnTable.
 #define SLIPSTREAM_TABLE_KERNEL(name, kRun) \
   SLIPSTREAM_CPU_KERNEL("SlipstreamTable" name, ResourceKernel<OnTable<kRun>>)
 

@@ -1,5 +1,5 @@
-// GPU kernels of gradient masking: launches on the op's own stream, no device code
-// here.
+// GPU kernels of gradient masking: they launch functions of cc_ops/core on the stream of the
+// op.
 #define EIGEN_USE_GPU
 #include "cc_ops/tf/update/mask_kernels.h"
 

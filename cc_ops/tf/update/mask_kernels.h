@@ -1,4 +1,4 @@
-// What the CPU and the GPU kernels of gradient masking share: checks.
+// Shared checks of the CPU and GPU kernels that mask gradients.
 #ifndef SLIPSTREAM_CC_OPS_TF_UPDATE_MASK_KERNELS_H_
 #define SLIPSTREAM_CC_OPS_TF_UPDATE_MASK_KERNELS_H_
 
@@ -12,7 +12,7 @@
 
 namespace slipstream {
 
-// Shapes of SlipstreamMaskGradients' inputs 1 and 2.
+// Checks the shapes of inputs 1 and 2 of SlipstreamMaskGradients.
 inline absl::Status CheckGradients(const tensorflow::Tensor& keys,
                                    const tensorflow::Tensor& gradients) {
   if (keys.dims() != 1 || gradients.dims() < 1 || gradients.dim_size(0) != keys.dim_size(0)) {
@@ -23,7 +23,7 @@ inline absl::Status CheckGradients(const tensorflow::Tensor& keys,
   return absl::OkStatus();
 }
 
-// Values per row; 1 for gradients of rank 1.
+// Returns the number of values per row; 1 for gradients of rank 1.
 inline int64_t RowSize(const tensorflow::Tensor& gradients) {
   int64_t size = 1;
   for (int d = 1; d < gradients.dims(); ++d) size *= gradients.dim_size(d);

@@ -1,4 +1,4 @@
-// Registration of the masking of sparse gradients.
+// Registration of the op that masks sparse gradients.
 #include "absl/status/status.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"

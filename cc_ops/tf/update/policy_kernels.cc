@@ -1,4 +1,4 @@
-// Kernels on what a table has beside its rows: its update policy, deferred gradients and row flags.
+// Kernels on a table's update policy, deferred gradients and row flags.
 #include <cmath>
 #include <string>
 #include <vector>

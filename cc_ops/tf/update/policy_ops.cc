@@ -1,4 +1,4 @@
-// Registrations of the ops on what a table has beside its rows.
+// Registrations of the ops on a table's update policy, deferred gradients and row flags.
 #include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
 
