@@ -1,7 +1,7 @@
-"""When to change each setting, by hand; `settings_table.py` puts it beside what the code says.
+"""When to change each setting; `settings_table.py` combines these texts with the code's docstrings.
 
-Flags that set a setting are told by it. A test fails on a setting that is missing here, and on one
-that is no more.
+A flag that sets a setting has no entry here: it takes the text of its setting. A test fails if a
+setting has no entry, or an entry has no setting.
 """
 
 from __future__ import annotations
@@ -11,192 +11,201 @@ from collections.abc import Mapping
 # Class of settings -> setting -> when to change it.
 CLASSES: Mapping[str, Mapping[str, str]] = {
     "SkipExamples": {
-        "by": "Always. `ForeseenLoss` for a single pass; over several epochs a shorter schedule is "
-        "the control to beat. `RowDrift` is a baseline.",
-        "share": "By foreseen loss: the lower the click rate, the more is free (0.85 measured at "
-        "2% clicks). With the paper's rule every skipped example costs; lower it, or set "
-        "`max_auc_loss`, which fails on a changing stream.",
-        "keep": "Calibration suffers when examples are skipped by drift.",
+        "by": "Always. Use `ForeseenLoss` for a single pass. Over multiple epochs, compare with a "
+        "shorter schedule, which is hard to beat. `RowDrift` is a baseline.",
+        "share": "With `ForeseenLoss`, a lower click rate allows a larger fraction (0.85 at 2% "
+        "clicks). With the paper's rule every dropped example costs AUC: choose a small fraction, "
+        "or set `max_auc_loss`, which fails on a changing stream.",
+        "keep": "Dropping by drift has damaged the calibration of the model.",
     },
     "ForeseenLoss": {
-        "pilot": "Uniform negative sampling (`label`; a dry run prints its command) is as good. "
-        "`model` where the forward pass is a small part of a step.",
-        "correct": "The model is a `slip.keras.Model` and weights disturb something of your own.",
-        "floor": "What is foreseen wrongly costs quality: higher. Less is to be trained: lower.",
-        "factors": "Memory is short: up to 4 take half of it.",
-        "memory": "There are many more keys than 32 MiB has buckets (half a million).",
+        "pilot": "Compare with uniform negative sampling (`label`; a dry run prints the command), "
+        "which is often as good. Use `model` if the forward pass is a small part of a step.",
+        "correct": "The model is a `slip.keras.Model`, and sample weights conflict with your own.",
+        "floor": "Increase it if wrong predictions of the pilot cost quality. Decrease it to drop "
+        "more examples.",
+        "factors": "Memory is short: up to 4 factors need half of it.",
+        "memory": "The data has many more keys than 32 MiB has buckets (half a million).",
     },
     "RowDrift": {
-        "alpha": "Examples have many fields of rare keys, so that next to none is all saturated: "
-        "0.8.",
+        "alpha": "Examples have many fields with rare keys, so that almost no example has only "
+        "saturated keys: 0.8.",
     },
     "DeferGradients": {
-        "until": "`Interval` for tables in SOK, or for variables under Adam: the store does not "
-        "know how far an update would move a row.",
-        "memory": "The report tells of rows over budget.",
+        "until": "Use `Interval` for tables in SOK and for variables under Adam, because the store "
+        "cannot compute how far an update would move a row.",
+        "memory": "The report counts rows over the budget.",
     },
     "Movement": {
-        "distance": "To send less: a tenth of the rows' learning rate; a whole one cost 0.005 AUC. "
-        "See the curve in [what it can and cannot do](limits.md).",
-        "max_age": "Rare rows should be sent less often: with 1,000, 1% fewer rows were sent.",
+        "distance": "To send fewer rows: a tenth of the rows' learning rate. A whole learning rate "
+        "cost 0.005 AUC; see the curve in [what it can and cannot do](limits.md).",
+        "max_age": "To send rare rows less often: with 1,000, 1% fewer rows were sent.",
     },
     "Interval": {
-        "steps": "How old a deferred gradient may get. Not for native tables: deferring by "
-        "interval cost .0171 AUC on a [changing stream](limits.md#a-changing-stream), and by "
-        "movement .0007.",
-        "share": "How many keys are deferred.",
+        "steps": "To change how long a gradient may be deferred. Not for native tables: deferring "
+        "by interval cost .0171 AUC on a [changing stream](limits.md#a-changing-stream), deferring "
+        "by movement .0007.",
+        "share": "To change how many keys are deferred.",
     },
     "MaskGradients": {
-        "share": "How many keys are masked: each costs.",
-        "decay_moments": "Masks with Adam, if moments that stand still harm.",
+        "share": "To change how many keys are masked. Every masked key costs AUC.",
+        "decay_moments": "With Adam, if constant moments of masked rows harm the model.",
     },
     "Window": {
-        "steps": "Window ends take too long: longer. T is to follow sooner: shorter.",
-        "warmup": "Rows settle sooner or later than after a quarter of the training; the planned "
-        "steps are not known: in steps.",
-        "planned_steps": "A loop of your own, or data that do not know their length.",
-        "sample": "T jumps from window to window (more), or examples have hundreds of lookups and "
-        "memory counts (less).",
-        "seed": "Repeat an experiment: at least three.",
+        "steps": "Increase it if window ends take too long. Decrease it if the threshold should "
+        "adapt faster.",
+        "warmup": "Rows settle earlier or later than after a quarter of training. If the number of "
+        "planned steps is unknown, give the warm-up in steps.",
+        "planned_steps": "You use a custom training loop, or a dataset of unknown length.",
+        "sample": "Increase it if the threshold jumps from window to window. Decrease it if "
+        "examples have hundreds of lookups and memory is short.",
+        "seed": "To repeat an experiment. Use at least three seeds.",
     },
     "HotSet": {
-        "memory": "Memory is short, or window ends take too long: less. The hot set covers too few "
-        "lookups: more.",
-        "table_memory": "One table takes the hot set's room from the others.",
-        "exclude": "A table must see every gradient: small ones, or those of rare labels.",
-        "count_decay": "Popularity changes quickly: nearer to 0. Never changes: nearer to 1.",
+        "memory": "Decrease it if memory is short or window ends take too long. Increase it if the "
+        "hot set covers too few lookups.",
+        "table_memory": "One table takes the memory of the hot set from the others.",
+        "exclude": "A table needs every gradient, for example a small table or one with rare "
+        "labels.",
+        "count_decay": "Use a value closer to 0 if the popularity of keys changes quickly, and "
+        "closer to 1 if it never changes.",
     },
     "Saturation": {
-        "metric": 'The distance matters more than the largest change of a value: "l2".',
-        "threshold": "You know the unit of your rows and want the same T in every run.",
-        "max_threshold": "T by share grows beyond what you call settled.",
-        "revisit_every": "Popularity changes quickly (less); examples with many lookups are hardly "
-        "ever skippable (more, or 0).",
+        "metric": 'Use "l2" if the distance matters more than the largest change of a value.',
+        "threshold": "You know the unit of your rows and want the same threshold in every run.",
+        "max_threshold": "The threshold exceeds the drift of rows that you consider settled.",
+        "revisit_every": "Decrease it if the popularity of keys changes quickly. Increase it, or "
+        "use 0, if examples with many lookups can almost never be dropped.",
     },
     "DryRun": {
-        "estimates_cost": "The model tells losses, and you want to know what skipping would cost.",
+        "estimates_cost": "The training step reports losses, and you want an estimate of the cost "
+        "of dropping examples.",
     },
     "SkipAtRandom": {
-        "shares": "Control runs only.",
+        "shares": "Only for control runs.",
     },
     "Table": {
-        "name": "Always: one per table.",
-        "dim": "Always. The models need one for all tables.",
-        "optimizer": "Tables that differ: a lower rate for small ones, `SGD` for biases.",
-        "combiner": 'Bags of keys: "mean" if their lengths differ much.',
-        "initializer": "As for any embedding; `Constant` or `Zeros` for biases.",
+        "name": "Always. Each table needs a unique name.",
+        "dim": "Always. The models need the same value for all tables.",
+        "optimizer": "Tables need different optimizers, for example a lower rate for small tables "
+        "or `SGD` for biases.",
+        "combiner": 'Use "mean" for bags of keys whose lengths differ a lot.',
+        "initializer": "As for any embedding. Use `Constant` or `Zeros` for biases.",
         "storage": 'Memory is short: `Storage("bfloat16")`; see [memory](using/memory.md).',
-        "retention": "Tables must stay small. Not with replicated tables of several ranks.",
+        "retention": "Tables must stay small. Not with replicated tables of multiple ranks.",
     },
     "Storage": {
-        "dtype": '"bfloat16": half the bytes. "float16": finer, for rows of values below 65,504.',
-        "slot_dtype": '"bfloat16": half the bytes of the optimizer, too.',
+        "dtype": '"bfloat16" halves the bytes. "float16" is more precise, for values below 65,504.',
+        "slot_dtype": '"bfloat16" halves the bytes of the optimizer too.',
         "memory": "Tables are larger than memory.",
-        "spill": "The same: a folder on a local SSD.",
+        "spill": "Tables are larger than memory: a folder on a local SSD.",
     },
     "Retention": {
         "capacity": "Memory must be bounded.",
-        "eviction": 'Keys go out of use for good: "lru".',
-        "admit_after": "Most keys come once: 2.",
-        "expire_after": 'Keys go out of use, and the table is to stay small: "30d".',
+        "eviction": 'Use "lru" if keys go out of use forever.',
+        "admit_after": "Most keys occur only once: 2.",
+        "expire_after": 'Keys go out of use, and the table must stay small: "30d".',
     },
     "FeatureSpec": {
         "name": "Always: the key in the input dictionary.",
-        "table": "Always; features that share ids share a table.",
-        "padding_key": "A key of your data is -1 (None, or another number).",
+        "table": "Always. Features with the same ids share a table.",
+        "padding_key": "-1 is a valid key of your data: use None or another number.",
         "combiner": "As for `Table`.",
     },
 }
 
 OPTIMIZERS: Mapping[str, str] = {
-    "SparseOptimizer.learning_rate": "Always. Rows take larger rates than dense layers.",
-    "SparseOptimizer.follow": "A dense rate that is scheduled or reduced must not touch the rows.",
-    "Adagrad.learning_rate": "Always worth a try: 0.05 to 0.2.",
-    "Adagrad.initial_accumulator_value": "0.1 for the steps of `keras.optimizers.Adagrad`, which "
-    "hardly move rows; SOK needs one above 0.",
-    "Adagrad.epsilon": "To be tuned, from 1e-8 to 1e-5: it shortens first steps of rare rows.",
-    "Adam.learning_rate": "Always worth a try: 0.001 to 0.01.",
+    "SparseOptimizer.learning_rate": "Always. Rows need larger rates than dense layers.",
+    "SparseOptimizer.follow": "A scheduled or reduced dense rate must not change the rate of the "
+    "rows.",
+    "Adagrad.learning_rate": "Always tune it: 0.05 to 0.2.",
+    "Adagrad.initial_accumulator_value": "0.1 gives the steps of `keras.optimizers.Adagrad`, which "
+    "hardly move rows. SOK needs a value above 0.",
+    "Adagrad.epsilon": "Tune it between 1e-8 and 1e-5. It shortens the first steps of rare rows.",
+    "Adam.learning_rate": "Always tune it: 0.001 to 0.01.",
     "Adam.beta_1": "As for any Adam.",
     "Adam.beta_2": "As for any Adam.",
     "Adam.epsilon": "As for any Adam.",
-    "SparseOptimizer.l2": "Several epochs: overfitting.",
+    "SparseOptimizer.l2": "Overfitting over multiple epochs.",
     "SparseOptimizer.clip_value": "Single examples move rows too far.",
-    "SparseOptimizer.clip_norm": "The same.",
-    "SparseOptimizer.weight_decay": "Overfitting, with `Adam`: it does not go through the moments.",
-    "SparseOptimizer.max_norm": "Rows of few examples grow too long.",
-    "SparseOptimizer.decay": "Several epochs over a table of some 100,000 rows, or a weight decay.",
-    "SGD.learning_rate": "Always worth a try: 1 to 100.",
-    "SGD.momentum": "Several epochs; one more value beside each.",
+    "SparseOptimizer.clip_norm": "Single examples move rows too far.",
+    "SparseOptimizer.weight_decay": "Overfitting with `Adam`. The decay bypasses the moments.",
+    "SparseOptimizer.max_norm": "Rows with few examples become too long.",
+    "SparseOptimizer.decay": "Multiple epochs over a table of 100,000 rows, or a weight decay.",
+    "SGD.learning_rate": "Always tune it: 1 to 100.",
+    "SGD.momentum": "Multiple epochs. It stores one additional value per value.",
     "SGD.nesterov": "As for any SGD.",
-    "Adam.bias_correction": "Rows come late, or seldom: `row`.",
-    "Ftrl.learning_rate": "Always worth a try: 0.05 to 0.2.",
-    "Ftrl.follow": "Never: it cannot.",
-    "Ftrl.learning_rate_power": "Hardly ever.",
-    "Ftrl.initial_accumulator_value": "0.1 for the steps of `keras.optimizers.Ftrl`, which forget "
-    "how rows start.",
-    "Ftrl.l1_regularization_strength": "Values that do little are to be 0.",
+    "Adam.bias_correction": "Keys first occur late, or occur rarely: `row`.",
+    "Ftrl.learning_rate": "Always tune it: 0.05 to 0.2.",
+    "Ftrl.follow": "Never: FTRL cannot follow another rate.",
+    "Ftrl.learning_rate_power": "Almost never.",
+    "Ftrl.initial_accumulator_value": "0.1 gives the steps of `keras.optimizers.Ftrl`, which "
+    "discard the initial values of rows.",
+    "Ftrl.l1_regularization_strength": "Values with little effect should be 0.",
     "Ftrl.l2_regularization_strength": "Overfitting.",
     "Ftrl.l2_shrinkage_regularization_strength": "Overfitting.",
-    "Ftrl.beta": "Steps of new rows are too long.",
+    "Ftrl.beta": "The steps of new rows are too long.",
 }
 
 FLAGS: Mapping[str, str] = {
-    "max_auc_loss": "You would rather bound the cost of saving than its amount. The bound held on "
-    "shuffled data and failed on a changing stream: "
+    "max_auc_loss": "You want to bound the cost instead of choosing the amount of savings. The "
+    "bound held on shuffled data and failed on a changing stream: "
     "[both results](using/choosing.md#a-bound-of-the-auc-loss).",
     "data": "Always.",
-    "evaluate_on": "While settings are chosen: always `valid`.",
-    "max_examples": "A short try.",
-    "settings": "Runs share their settings.",
-    "shuffle": "The order of prepared data means something, such as time or the label.",
-    "output": "Always, but for a try: records, controls and reports need it.",
+    "evaluate_on": "Use `valid` for as long as you choose settings.",
+    "max_examples": "For a short trial.",
+    "settings": "Multiple runs share their settings.",
+    "shuffle": "The order of prepared data has a meaning, such as time or the label.",
+    "output": "Always, except for a trial: records, controls and reports need it.",
     "export": "You want to serve the model.",
-    "tensorboard": "You want to look while it runs.",
+    "tensorboard": "You want to watch the run.",
     "trace": "A step takes longer than you expect.",
-    "evaluate_every": "Curves of test quality in the report.",
+    "evaluate_every": "The report should contain curves of the test quality.",
     "checkpoint_every": "Training takes hours, or the machine may be taken away.",
-    "keep_checkpoints": "Disk is short: 1. A run may have to go back further: more.",
-    "elastic": "Machines are taken away, or come, while it trains.",
-    "resume": "Always, in a job that is started again by itself; else after it was ended.",
-    "model": "Data without numbers, or many crosses: `dcn`.",
+    "keep_checkpoints": "Use 1 if disk space is short, and more if a run may have to return to an "
+    "earlier state.",
+    "elastic": "Machines join or leave during training.",
+    "resume": "Always in a job that restarts automatically; otherwise after an interruption.",
+    "model": "Use `dcn` for data without numbers, or with many crosses.",
     "dim": "As for any embedding.",
     "bottom": "As for any MLP.",
     "mlp": "As for any MLP.",
     "cross_layers": "As for any DCN-v2.",
-    "dropout": "Several epochs: overfitting.",
-    "batch_norm": "Several epochs, or wide layers.",
+    "dropout": "Overfitting over multiple epochs.",
+    "batch_norm": "Multiple epochs, or wide layers.",
     "row_dtype": "Memory is short: `bfloat16`.",
     "memory": "The tables are larger than memory.",
     "spill": "With `--memory`.",
-    "slot_dtype": "Memory is still short.",
-    "capacity": "Memory must be bounded. Not with replicated tables of several ranks.",
-    "eviction": "Keys come back after long: `lfu`.",
-    "batch_size": "Per rank: divide by the number of ranks to train the same model.",
+    "slot_dtype": "Memory is short even with `--row_dtype=bfloat16`.",
+    "capacity": "Memory must be bounded. Not with replicated tables of multiple ranks.",
+    "eviction": "Use `lfu` if keys return after a long time.",
+    "batch_size": "The size is per rank: divide by the number of ranks to train the same model.",
     "epochs": "As for any model.",
-    "rows_optimizer": "`rowwise_adagrad` to save memory: one value per row instead of one per "
-    "value. Several epochs: `adam`, beside a lower rate.",
-    "rows_l2": "Several epochs: overfitting.",
-    "rows_decay": "Several epochs over tables of some 100,000 rows: `all`.",
-    "early_stopping": "Several epochs.",
-    "plateau_factor": "With early stopping: 0.1 adds the last thousandth.",
-    "rows_learning_rate": "First thing to tune; what deferring saves is in its unit.",
-    "rows_init": "With the learning rate: smaller for few inputs.",
+    "rows_optimizer": "Use `rowwise_adagrad` to save memory: one slot per row instead of one per "
+    "value. For multiple epochs, `adam` with a lower rate.",
+    "rows_l2": "Overfitting over multiple epochs.",
+    "rows_decay": "Multiple epochs over tables of about 100,000 rows: `all`.",
+    "early_stopping": "Multiple epochs.",
+    "plateau_factor": "With early stopping, 0.1 adds about .001 AUC.",
+    "rows_learning_rate": "Tune it first. The distance of deferring is in its unit.",
+    "rows_init": "Tune it with the learning rate. Use a smaller value for few examples.",
     "learning_rate": "As for any Adam.",
-    "precision": "Processors with bfloat16 units.",
-    "threads": "Several ranks on one machine, or other work beside.",
-    "placement": "Tables do not fit one rank: `sharded`.",
-    "wire_dtype": "The network is what you wait for: `auto`. A dry run tells what each would take.",
-    "prefetch": "Sharded tables and time to hide; memory for one batch more.",
-    "control": "After every skipping run: without its controls it says nothing.",
+    "precision": "Your processor has bfloat16 units.",
+    "threads": "Multiple ranks or other work share the machine.",
+    "placement": "The tables do not fit into one rank: `sharded`.",
+    "wire_dtype": "Training waits for the network: `auto`. A dry run estimates the time of each "
+    "type.",
+    "prefetch": "Sharded tables that wait for the exchange. It needs memory for one more batch.",
+    "control": "After every run that drops examples. Without its controls a run proves little.",
     "match": "With `--control`.",
-    "schedule": "As a [baseline](baselines.md).",
-    "policies": "Always, after a `--dry_run`; then its controls.",
-    "dry_run": "First of all; and whenever data or model have changed.",
-    "watch": "What would be saturated, without any saving.",
-    "warmup_steps": "Windows should begin at the same step in runs of different length.",
+    "schedule": "For a [baseline](baselines.md).",
+    "policies": "Always, after a `--dry_run`. Run its controls afterwards.",
+    "dry_run": "Before anything else, and whenever data or model have changed.",
+    "watch": "You want to see which keys are saturated, without saving.",
+    "warmup_steps": "Windows should start at the same step in runs of different length.",
 }
 
-# Flag -> the setting that it is.
+# Flag -> the setting that it sets.
 FLAGS_OF_SETTINGS: Mapping[str, str] = {
     "skip_by": "SkipExamples.by",
     "skip_share": "SkipExamples.share",
