@@ -1,4 +1,4 @@
-"""The ranks that train together, and what travels between them."""
+"""Distributed training: collectives, stores, optimizers and elastic jobs."""
 
 from slipstream_tf._utils.comm import Communicator, Link, SingleProcess
 from slipstream_tf.checkpoint.manager import JobCheckpoints, SavedJob

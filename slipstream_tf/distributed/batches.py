@@ -1,7 +1,8 @@
-"""Data sets whose batches end at different times on the ranks, or carry the keys of the next one.
+"""Dataset transformations for ranks with different numbers or sizes of batches.
 
-A batch of no inputs trains nothing and counts nowhere, but its rank still takes part in every
-exchange. Skipping inputs makes uneven ends the rule.
+Ranks can run out of data at different steps, because each rank drops its examples independently. A
+rank without data continues with empty batches. An empty batch changes no parameter and no count,
+but its rank takes part in every collective.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,30 +16,34 @@ from slipstream_tf.ops.features import num_rows
 
 KEYS = "keys"
 NEXT_KEYS = "next_keys"
-"""Name of the feature that holds what "keys" of the next batch does."""
+"""Name of the feature with the keys of the next batch."""
 _BATCH_SIZE = Names("scale_loss")
 
 
 def element_of(spec: Any, parts: tuple[Any, ...]) -> Any:
-    """Returns the element that `map` called a function with.
+    """Returns the dataset element for the arguments of a `map` function.
+
+    `Dataset.map` unpacks tuples into separate arguments and passes all other elements unchanged.
 
     Args:
-        spec: `element_spec` of the data set.
-        parts: the function's arguments: `map` unpacks tuples and nothing else.
+        spec: The `element_spec` of the dataset.
+        parts: The positional arguments that `map` passed to the function.
     """
     return parts if isinstance(spec, tuple) else parts[0]
 
 
 def map_in_step(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
-    """`dataset.map(function)` whose elements are made when they are pulled, and no sooner.
+    """Applies `dataset.map(function)` without computing elements ahead of demand.
 
-    tf.data makes those of a map without side effects some elements ahead, by itself, and with them
-    what is upstream: inputs would be classified before a window ends, and ranks would ask each
-    other for batches that nobody has pulled.
+    tf.data runs a `map` without side effects in advance, together with the transformations before
+    it. Examples would then be classified before a window ends, and ranks would call collectives for
+    batches that the training loop has not requested. The side effect in this function prevents
+    that.
     """
 
     def apply(*parts: Any) -> Any:
-        # The time is of no use, but reading it counts as a side effect.
+        # The timestamp is unused. Reading it counts as a side effect, therefore tf.data does not
+        # run ahead.
         with tf.control_dependencies([tf.timestamp()]):
             return tf.nest.map_structure(tf.identity, function(*parts), expand_composites=True)
 
@@ -46,14 +51,14 @@ def map_in_step(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.da
 
 
 def no_inputs(element_spec: Any, place: str) -> Any:
-    """Returns a batch of no inputs.
+    """Returns a batch with zero examples.
 
     Args:
-        element_spec: of a data set's batches, or of a part of them.
-        place: who asks, for errors.
+        element_spec: The `element_spec` of a dataset of batches, or a part of it.
+        place: The name of the caller, for error messages.
 
     Raises:
-        ValueError: a component is neither dense nor ragged nor sparse, or has no batch dimension.
+        ValueError: If a component is not a dense, ragged or sparse tensor with a batch dimension.
     """
 
     def component(spec: Any) -> Any:
@@ -73,7 +78,7 @@ def no_inputs(element_spec: Any, place: str) -> Any:
 
 
 def loosen(element: Any) -> Any:
-    """Forgets the static sizes of batches and of ragged widths, which differ in an empty batch."""
+    """Removes static batch sizes and ragged widths, which differ in an empty batch."""
 
     def loosen_part(part: Any) -> Any:
         if isinstance(part, tf.RaggedTensor):
@@ -97,28 +102,37 @@ def even_ends(
     comm: Communicator,
     note: Callable[[Any, tf.Tensor], Any] | None = None,
 ) -> tf.data.Dataset:
-    """Makes a rank's batches as many as those of the rank that has the most.
+    """Pads the ranks' datasets with empty batches to the same length.
 
-    Put it last, after `Slipstream.apply`; `with_next` and `.prefetch` may follow. Every rank must
-    iterate over it at the same time, to the end, whether for training or evaluation: each batch
-    waits until all ranks ask for theirs. An iteration that ends early (`steps_per_epoch`, a
-    callback that stops) may leave ranks one question apart: the next one would then go wrong or
-    wait.
+    Apply it last, after `Slipstream.apply`. Only `with_next` and `.prefetch` may follow. All ranks
+    must iterate over the dataset at the same time and to its end, in training and in evaluation,
+    because each batch is a collective.
+
+    Note: do not stop an iteration early (`steps_per_epoch`, a callback that stops training). The
+    ranks could then be one collective apart, and the next iteration would fail or hang.
+
+    Example:
+
+    >>> comm = slip.distributed.init()
+    >>> dataset = slip.distributed.even_ends(tf.data.Dataset.range(6).batch(4), comm)
+    >>> [len(batch) for batch in dataset.as_numpy_iterator()]
+    [4, 2]
 
     Args:
-        dataset: of this rank; its elements are batches: nested structures of dense, ragged and
-            sparse tensors.
-        comm: the ranks.
-        note: called like a function for `dataset.map` with each batch and its inputs over the mean
-            of the ranks' batches, float32, returns the batch to hand out:
-            `sampling.notes.note_share`, so that a `keras.LossFeedback` need not ask the ranks in
-            each step.
+        dataset: This rank's dataset. Its elements are batches: nested structures of dense, ragged
+            and sparse tensors.
+        comm: The communicator of the job.
+        note: A function that is called like a function of `dataset.map`, with each batch and the
+            number of its examples divided by the mean over the ranks (a float32 scalar). It returns
+            the batch to yield. For example, `sampling.notes.note_share` stores the ratio in the
+            batch, so that `keras.LossFeedback` needs no collective in each step.
 
     Returns:
-        The same batches, then batches of no inputs until the other ranks' have ended, too.
+        A dataset with the same batches, followed by empty batches until all ranks have reached the
+        end of their data. In a single process, the unchanged dataset.
 
     Raises:
-        ValueError: a component is no such tensor, or has no batch dimension.
+        ValueError: If a component is not a dense, ragged or sparse tensor with a batch dimension.
     """
     spec = dataset.element_spec
     filler = no_inputs(spec, "even_ends")
@@ -127,7 +141,7 @@ def even_ends(
     name = Names("even_ends").of("more")
 
     def with_counts(element: Any, is_real: int) -> Any:
-        """The batch, whether it is one, and its inputs."""
+        """Returns the batch with [1 if it has data or 0, number of examples]."""
         rows = num_rows(tf.nest.flatten(element)[0])
         return element, tf.stack([tf.constant(is_real, tf.int64), rows])
 
@@ -148,19 +162,26 @@ def even_ends(
 
 
 def scale_loss(loss: tf.Tensor, batch_size: Any, comm: Communicator) -> tf.Tensor:
-    """Scales the gradient of a rank's mean loss so that the ranks' average is that of all inputs.
+    """Scales a rank's loss so that averaged gradients weight all examples equally.
 
-    Ranks' batches may differ in size: a plain average of their gradients would give inputs of small
-    batches more weight. A collective.
+    Batches of different ranks can differ in size. A plain average of their gradients would give
+    more weight to the examples of small batches. This function is a collective.
+
+    Example:
+
+    >>> comm = slip.distributed.init()
+    >>> float(slip.distributed.scale_loss(tf.constant(0.5), 32, comm))
+    0.5
 
     Args:
-        loss: float32 scalar, mean over the inputs of this rank's batch; of an empty one, anything.
-        batch_size: inputs of this rank's batch, scalar integer.
-        comm: the ranks.
+        loss: The mean loss over the examples of this rank's batch, a float32 scalar. Any value is
+            accepted for an empty batch.
+        batch_size: The number of examples in this rank's batch, an integer scalar.
+        comm: The communicator of the job.
 
     Returns:
-        The loss (0 for an empty batch), with its gradient scaled by size * batch_size / inputs of
-        all ranks.
+        The loss (0 for an empty batch). Its gradient is multiplied by the number of ranks times
+        `batch_size`, divided by the number of examples on all ranks.
     """
     if comm.size == 1:
         return loss
@@ -170,11 +191,12 @@ def scale_loss(loss: tf.Tensor, batch_size: Any, comm: Communicator) -> tf.Tenso
 
 
 def scale_loss_by(loss: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-    """Does what `scale_loss` does, where it is known what share of the step's inputs a rank has.
+    """Scales the gradient of a loss like `scale_loss`, with a known factor.
 
     Args:
-        loss: as of `scale_loss`.
-        share: scalar, inputs of this rank's batch over the mean of the ranks'.
+        loss: The mean loss over the examples of this rank's batch, a float32 scalar.
+        share: The number of examples in this rank's batch divided by the mean over the ranks, a
+            scalar.
     """
     loss = tf.where(share > 0, loss, tf.zeros_like(loss))
     scaled = loss * share
@@ -182,19 +204,31 @@ def scale_loss_by(loss: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
 
 
 def with_next(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Adds the next batch's keys to each batch: features["next_keys"], laid out as "keys".
+    """Adds the keys of the next batch to each batch as `features["next_keys"]`.
 
-    The last batch gets keys of no inputs. For training data of sharded tables with `prefetch=True`.
-    Put it last, after `Slipstream.apply` and `even_ends`; a `.prefetch` may follow. It asks for
-    each batch one step ahead, as a `.prefetch(1)` would: a new threshold comes one batch later.
+    Use it for training data of sharded tables with `prefetch=True`. The last batch gets the keys of
+    an empty batch. Apply it last, after `Slipstream.apply` and `even_ends`. Only `.prefetch` may
+    follow. Like `.prefetch(1)`, it requests each batch one step early, therefore a new threshold
+    takes effect one batch later.
+
+    Example:
+
+    >>> dataset = tf.data.Dataset.from_tensor_slices({"keys": np.arange(4)}).batch(2)
+    >>> for features in slip.distributed.with_next(dataset):
+    ...     print(features["keys"].numpy(), features["next_keys"].numpy())
+    [0 1] [2 3]
+    [2 3] []
 
     Args:
-        dataset: its elements are batches: features, or a tuple that begins with them. Features are
-            a dictionary with "keys": a dense tensor, a RaggedTensor, or a dictionary of these.
+        dataset: A dataset of batches. A batch is a features dictionary, or a tuple that starts with
+            it. `features["keys"]` is a dense tensor, a RaggedTensor, or a dictionary of these.
+
+    Returns:
+        The dataset with `"next_keys"`, in the same structure as `"keys"`.
 
     Raises:
-        ValueError: there are no such features, they have "next_keys", or a component is neither
-            dense nor ragged, or has no batch dimension.
+        ValueError: If a batch has no features dictionary with `"keys"`, if it already has
+            `"next_keys"`, or if a component is not a tensor with a batch dimension.
     """
     spec = dataset.element_spec
     features = _features(spec)
@@ -210,7 +244,7 @@ def with_next(dataset: tf.data.Dataset) -> tf.data.Dataset:
         complete = (features, *whole[1:]) if isinstance(whole, tuple) else features
         return _tensors(element), complete
 
-    # The first pair is of no batch with the first one.
+    # The first pair combines an empty batch with the first batch, so it is skipped.
     ended = batches.concatenate(tf.data.Dataset.from_tensors(end))
     paired = ended.scan(_tensors(end), pair).skip(1)
     count = int(dataset.cardinality().numpy())
@@ -218,7 +252,7 @@ def with_next(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _tensors(element: Any) -> tuple[tf.Tensor, ...]:
-    # The state of a scan is of dense tensors only.
+    # `Dataset.scan` accepts only dense tensors as its state.
     return tuple(tf.nest.flatten(element, expand_composites=True))
 
 

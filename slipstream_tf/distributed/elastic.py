@@ -1,9 +1,8 @@
-"""Elastic training: a job whose ranks change, its commits, and the batches that are left.
+"""Elastic training: jobs with a changing set of ranks.
 
-`run` starts a training function in a process that `agent` has started, or in any other, and ends
-the process when the ranks change; the agent then starts it again. `BlocksLeft` computes which parts
-of a data set no rank has trained. `ElasticState` commits checkpoints for programs with their own
-training loop.
+`run` calls a training function and ends the process when the set of ranks changes. The `agent` that
+started the process then starts it again. `BlocksLeft` computes the parts of a dataset that no rank
+has trained on. `ElasticState` saves checkpoints for programs with a custom training loop.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ _Result = TypeVar("_Result")
 
 
 class ElasticJob:
-    """The ranks of a start; see `run`.
+    """The set of ranks between two starts of an elastic job; see `run`.
 
     Attributes:
-        comm: the ranks.
+        comm: The communicator of these ranks.
     """
 
     def __init__(self, comm: Communicator) -> None:
-        """Takes the ranks."""
         self.comm = comm
         self._has_committed = False
 
     def committed(self, saved: JobCheckpoints) -> None:
-        """Hears of hosts that join or leave; a collective, after each commit.
+        """Ends the process if hosts joined or left; call it after each commit.
 
-        Does not return if there are such: all ranks end when what was saved is on the disk.
+        This method is a collective. If any host joined or left, all ranks wait until the checkpoint
+        is on disk and then exit, so the call does not return.
 
         Args:
-            saved: what has saved it.
+            saved: The checkpoint manager that saved the commit.
         """
         self._has_committed = True
         if not agent.is_started_by_agent():
@@ -60,7 +59,10 @@ class ElasticJob:
             self._end("Hosts join or leave.")
 
     def _end(self, reason: str) -> NoReturn:
-        """Ends this process at once, so that no rank waits for it; another start comes."""
+        """Exits the process immediately, without waiting for other ranks.
+
+        The exit code requests a restart from the agent.
+        """
         print(f"slipstream_tf: rank {self.comm.rank}: {reason}", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -72,30 +74,32 @@ def run(
     timeout_seconds: float = TIMEOUT_SECONDS,
     link: Link | None = None,
 ) -> _Result:
-    """Trains with the ranks that there are; ends the process when they change.
+    """Calls a training function and ends the process when the set of ranks changes.
 
-    Under `agent`. Started otherwise, by a launcher or not, ranks stay the same, and the loss of one
-    is an error as in any job.
+    Elastic behavior requires that `agent` started this process. Otherwise the set of ranks is
+    fixed, and the loss of a rank is an error.
 
-    Ranks change
+    The set of ranks changes in two cases:
 
-    - when a process or a host is lost: the next collective of each other rank fails, at once if a
-      process has ended, and within the timeout if a host is silent;
-    - when the launcher's script names other hosts: after the next commit.
+    - A process or a host is lost. The next collective of every other rank then fails: immediately
+      if a process has ended, within the timeout if a host does not respond.
+    - The launcher's discovery script lists other hosts. The job then restarts after the next
+      commit.
 
     Args:
-        train: called with the job; goes on from what was saved last, and calls `committed` after
-            each commit.
-        timeout_seconds: at least 1: how long a host may be silent, and how long ranks wait for each
-            other when they start.
-        link: see `init`.
+        train: The training function. It is called with the job, continues from the last checkpoint,
+            and calls `committed` after each commit.
+        timeout_seconds: The maximum time without a response from a host, and the maximum time that
+            ranks wait for each other at the start. At least 1.
+        link: The speed of the network between ranks; see `init`.
 
     Returns:
-        What `train` returned.
+        The return value of `train`.
 
     Raises:
-        ImportError, ValueError: see `init`.
-        Exception: what `train` raised, unless it comes of ranks that were lost.
+        ImportError: See `init`.
+        ValueError: See `init`.
+        Exception: Any exception of `train` that the loss of a rank did not cause.
     """
     job = ElasticJob(horovod.init(timeout_seconds, link))
     try:
@@ -108,20 +112,21 @@ def run(
 
 @dataclasses.dataclass(frozen=True)
 class BlocksLeft:
-    """The blocks that are left: all from `first` on, but `taken`.
+    """The blocks of a dataset that no rank has trained on.
 
-    Block i of those that are left goes to rank i % ranks.
+    These are all blocks from `first` on, except the blocks in `taken`. Remaining block i is
+    assigned to rank i % number of ranks.
 
     Attributes:
-        first: number of the first one.
-        taken: numbers of later ones that are not left, ascending.
+        first: The number of the first remaining block.
+        taken: The numbers of later blocks that have been trained on, ascending.
     """
 
     first: int = 0
     taken: tuple[int, ...] = ()
 
     def of(self, blocks: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns the blocks of a data set that are left; the others are read all the same."""
+        """Returns the remaining blocks of a dataset; skipped blocks are still read."""
         left = blocks.skip(self.first) if self.first else blocks
         if not self.taken:
             return left
@@ -138,10 +143,10 @@ class BlocksLeft:
         return left.enumerate(self.first).filter(is_left).map(block)
 
     def after(self, counts: Sequence[int]) -> BlocksLeft:
-        """Returns what is left when ranks have taken blocks.
+        """Returns the blocks that remain after the ranks trained on further blocks.
 
         Args:
-            counts: how many of its blocks each rank has taken, rank 0 first.
+            counts: The number of blocks that each rank has trained on, rank 0 first.
         """
         ranks = len(counts)
         left = self._first_left(max(counts) * ranks + 1)
@@ -152,26 +157,26 @@ class BlocksLeft:
         return BlocksLeft(first, tuple(np.sort(gone[gone > first]).tolist()))
 
     def _first_left(self, count: int) -> np.ndarray:
-        """Returns the numbers of the first so many blocks that are left, int64."""
+        """Returns the numbers of the first `count` remaining blocks, int64."""
         numbers = np.arange(self.first, self.first + count + len(self.taken))
         return numbers[~np.isin(numbers, self.taken)][:count]
 
 
 _KEPT = 2
-# In the position of a rank.
+# Fields of the position that each rank stores in a checkpoint.
 LEFT, TAKEN = "blocks_left", "blocks_taken"
 
 
 def newest(directory: Path, comm: Communicator) -> tuple[Path | None, Sequence[Any]]:
-    """Finds the newest checkpoint that is whole, as far as sizes of files tell; a collective.
+    """Finds the newest complete checkpoint, judged by file sizes; a collective.
 
     Args:
-        directory: of the checkpoints, as rank 0 sees it.
-        comm: the ranks.
+        directory: The directory of the checkpoints. Only rank 0 reads it.
+        comm: The communicator of the job.
 
     Returns:
-        Its folder, and what each rank that saved it gave as its position; None and nothing: there
-        is none.
+        The folder of the checkpoint, and the positions of the ranks that saved it. `(None, [])` if
+        there is no complete checkpoint.
     """
     found: list[Any] = [None, []]
     if comm.rank == 0:
@@ -184,7 +189,7 @@ def newest(directory: Path, comm: Communicator) -> tuple[Path | None, Sequence[A
 
 
 def left_after(positions: Sequence[Any]) -> BlocksLeft:
-    """Returns the blocks that are left by a checkpoint, of the positions of its ranks."""
+    """Returns the blocks that remain, from the positions stored in a checkpoint."""
     if not positions:
         return BlocksLeft()
     first, taken = positions[0][LEFT]
@@ -192,21 +197,31 @@ def left_after(positions: Sequence[Any]) -> BlocksLeft:
 
 
 def require_restored(last: SavedJob | None, expected: Path | None) -> None:
-    """Raises RuntimeError if another checkpoint was restored than the one that the data go by."""
+    """Raises RuntimeError if the restored checkpoint is not the expected one.
+
+    The data continues from the expected checkpoint, so restoring another one would repeat or lose
+    examples.
+    """
     if (None if last is None else last.path) != expected:
         raise RuntimeError(f"The commit {expected} is damaged. Remove it, and start again.")
 
 
 class ElasticState:
-    """What a start of training commits, and goes on from; see `run_elastic`.
+    """Saves and restores the state of an elastic job; see `run_elastic`.
 
     Attributes:
-        job: the job.
-        comm: the ranks.
+        job: The job of this start.
+        comm: The communicator of the job.
     """
 
     def __init__(self, job: ElasticJob, directory: str | os.PathLike[str], every: int) -> None:
-        """Takes the job, the folder of the commits, and the steps from one to the next."""
+        """Creates the state; nothing is read yet.
+
+        Args:
+            job: The job of this start.
+            directory: The folder of the commits.
+            every: The number of steps between two commits.
+        """
         self.job, self.comm = job, job.comm
         self._directory, self._every = Path(directory), every
         self._left, self._read = BlocksLeft(), None
@@ -216,15 +231,18 @@ class ElasticState:
         self._begun = self._steps = 0
 
     def remaining(self, batches: tf.data.Dataset, as_read: bool = False) -> tf.data.Dataset:
-        """Returns this rank's share of the batches that are left; in place of `shard`.
+        """Returns this rank's part of the batches that remain to be trained on.
 
-        Batches that had been trained by the newest commit are left out, whatever the ranks were;
-        batch i of the others goes to rank i % size. What is left out is read all the same.
+        Use it instead of `Dataset.shard`. Batches that the newest commit covers are skipped, even
+        if another number of ranks trained on them. Skipped batches are still read. Remaining batch
+        i is assigned to rank i % `comm.size`.
 
         Args:
-            batches: of the whole job, the same at every start and on all ranks, in the same order.
-            as_read: whether a batch counts as trained as soon as it is read: where an engine leaves
-                examples out. What waits to fill a batch when ranks change is not trained then.
+            batches: The batches of the whole job, the same at every start and on all ranks, in the
+                same order.
+            as_read: Whether a batch counts as trained when it is read. Pass True if an engine drops
+                examples. Examples that wait to fill a batch when the set of ranks changes are then
+                not trained on.
         """
         self._newest, positions = newest(self._directory, self.comm)
         self._left = left_after(positions)
@@ -244,19 +262,21 @@ class ElasticState:
     def restore(
         self, checkpoint: tf.train.Checkpoint, store: Any, engine: Engine | None = None
     ) -> SavedJob | None:
-        """Goes on from the newest commit; a collective, after `remaining`, before training.
+        """Restores the newest commit; a collective.
+
+        Call it after `remaining` and before training.
 
         Args:
-            checkpoint: as of `JobCheckpoints`.
-            store: likewise.
-            engine: likewise.
+            checkpoint: See `JobCheckpoints`.
+            store: See `JobCheckpoints`.
+            engine: See `JobCheckpoints`.
 
         Returns:
-            The commit; None: there is none, and training begins.
+            The restored commit, or None if there is no commit and training starts from scratch.
 
         Raises:
-            RuntimeError: a commit is damaged.
-            ValueError: see `JobCheckpoints.restore`.
+            RuntimeError: If a commit is damaged.
+            ValueError: See `JobCheckpoints.restore`.
         """
         self._engine = engine
         self._saved = JobCheckpoints(
@@ -268,22 +288,22 @@ class ElasticState:
         return last
 
     def after_step(self, steps: int = 1) -> None:
-        """Counts trained steps, and commits when it is time to; every rank must call it.
+        """Counts trained steps and commits at regular intervals.
 
-        `keras.ElasticCallback` does so in `fit`.
+        Every rank must call it. In `fit`, use `keras.ElasticCallback`.
 
         Args:
-            steps: that were trained since the last call.
+            steps: The number of steps since the last call.
         """
         before, self._steps = self._steps, self._steps + steps
         if before // self._every < self._steps // self._every:
             self.commit()
 
     def commit(self) -> None:
-        """Saves all that was restored, and hears of hosts that join or leave; a collective.
+        """Saves a checkpoint and ends the process if hosts joined or left; a collective.
 
         Raises:
-            RuntimeError: nothing was restored.
+            RuntimeError: If `restore` has not been called.
         """
         if self._saved is None:
             raise RuntimeError("ElasticState: restore() comes before the first step.")
@@ -304,7 +324,20 @@ def run_elastic(
     every: int = 200,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> _Result:
-    """Trains with the ranks that there are, and goes on from the last commit when they change.
+    """Trains with the available ranks and continues when the set of ranks changes.
+
+    Start the program with `slipstream-elastic`, which restarts it when the set of ranks changes:
+
+        horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh \\
+            slipstream-elastic python train.py
+
+    Started in any other way, the set of ranks is fixed. Training continues from the newest commit
+    in both cases. Steps after that commit are repeated.
+
+    A commit contains everything that `JobCheckpoints` saves. Any number of ranks can restore it.
+    Only rows that changed since the previous commit are written.
+
+    A complete training function:
 
         def train(state):
             embeddings = slip.keras.EmbeddingCollection(..., comm=state.comm, placement="sharded")
@@ -317,32 +350,27 @@ def run_elastic(
             model.fit(data, callbacks=[slip.keras.ElasticCallback(state)])
             return model
 
-        slip.distributed.run_elastic(train, "/shared/commits")
+    Example:
 
-    To be started by `slipstream-elastic`, which starts the program again when ranks change:
-
-        horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh \\
-            slipstream-elastic python train.py
-
-    Started otherwise, ranks stay the same, and training goes on from the newest commit all the
-    same. What was trained since that is trained anew.
-
-    A commit has everything that `JobCheckpoints` saves, for any number of ranks, and writes the
-    rows that have changed since the one before.
+    >>> def train(state):
+    ...     return state.comm.size
+    >>> slip.distributed.run_elastic(train, "/tmp/commits")
+    1
 
     Args:
-        train: makes tables, model, engine and data for `state.comm`.
-        directory: of the commits, on a file system that all ranks share; of this training only.
-        every: steps from one commit to the next, at least 1.
-        timeout_seconds: see `run`.
+        train: The training function. It creates tables, model, engine and data for `state.comm`.
+        directory: The folder of the commits, on a file system that all ranks share. No other job
+            may use it.
+        every: The number of steps between two commits, at least 1.
+        timeout_seconds: See `run`.
 
     Returns:
-        What `train` returned.
+        The return value of `train`.
 
     Raises:
-        ValueError: `every` or the timeout is out of range.
-        ImportError: there is a job, but no Horovod.
-        Exception: what `train` raised, unless it comes of ranks that were lost.
+        ValueError: If `every` or the timeout is out of range.
+        ImportError: If a launcher started this process but Horovod is not installed.
+        Exception: Any exception of `train` that the loss of a rank did not cause.
     """
     require_integer("every", every, 1, None, "run_elastic")
     return run(lambda job: train(ElasticState(job, directory, every)), timeout_seconds)

@@ -1,8 +1,8 @@
-"""Keys and rows between ranks: to all, or to their owners, as floats or in fewer bytes.
+"""Exchanges keys and rows between ranks, optionally in a smaller dtype.
 
-In: what `ops.exchange` collected on this rank. Out: what came to this rank. Each call is one
-collective, which every rank must call, with no rows if it has none. `link_of` measures the link
-between ranks; `resolve` chooses the dtype of `wire_dtype="auto"` by it.
+Each exchange is one collective. Every rank must call it, with zero rows if it has none. `link_of`
+measures the network between the ranks, and `resolve` chooses the dtype for `wire_dtype="auto"` from
+the measurement.
 """
 
 import dataclasses
@@ -21,18 +21,21 @@ from slipstream_tf.config import WIRE_DTYPES
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer
 
-# The number of a dtype, or one that changes from step to step.
+# The index of a dtype in `WIRE_DTYPES`. A tensor if the dtype changes from step to step.
 WireDtype: TypeAlias = "int | tf.Tensor"
 
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """How rows travel: each dtype is one of `config.WIRE_DTYPES`.
+    """The dtypes of rows in messages between ranks.
+
+    Each dtype is one of `config.WIRE_DTYPES`.
 
     Attributes:
-        rows: dtype of the rows of sharded tables, from their owners.
-        gradients: dtype of gradients.
-        warmup_steps: updates of the tables for which both are float32.
+        rows: The dtype of rows that owners of sharded tables send.
+        gradients: The dtype of gradient rows.
+        warmup_steps: The number of table updates at the start of training during which both dtypes
+            are float32.
     """
 
     rows: str = "float32"
@@ -46,21 +49,26 @@ class Wire:
 
     @classmethod
     def of(cls, wire_dtype: str, warmup_steps: int = 0) -> "Wire":
-        """Reads a setting.
+        """Parses a `wire_dtype` setting.
 
         Args:
-            wire_dtype: one dtype for both directions, or that of rows and that of gradients, with a
-                comma between them.
-            warmup_steps: see `Wire`.
+            wire_dtype: One dtype for both directions, or the dtype of rows and the dtype of
+                gradients, separated by a comma. For example, "bfloat16,int8".
+            warmup_steps: See `Wire`.
 
         Raises:
-            ValueError: a dtype is not one of `WIRE_DTYPES`, or the steps are below 0.
+            ValueError: If a dtype is not one of `WIRE_DTYPES`, or if `warmup_steps` is negative.
         """
         rows, comma, gradients = str(wire_dtype).partition(",")
         return cls(rows, gradients if comma else rows, warmup_steps)
 
     def dtype_of(self, dtype: str, steps: tf.Tensor) -> WireDtype:
-        """Returns the number of a dtype, or after so few updates that of float32."""
+        """Returns the index of a dtype, or of float32 during warm-up.
+
+        Args:
+            dtype: One of `WIRE_DTYPES`.
+            steps: The number of table updates so far, an integer scalar.
+        """
         number = WIRE_DTYPES.index(dtype)
         if number == 0 or self.warmup_steps == 0:
             return number
@@ -68,7 +76,7 @@ class Wire:
 
 
 def require_one_dtype(wire_dtype: str, place: str) -> None:
-    """Raises ValueError for a pair of dtypes, where rows stay and gradients alone travel."""
+    """Raises ValueError for a pair of dtypes if only gradients are exchanged."""
     if "," in str(wire_dtype):
         allowed = f"one of {', '.join(WIRE_DTYPES)}, auto: only gradients travel"
         raise invalid("wire_dtype", wire_dtype, place, allowed)
@@ -84,20 +92,23 @@ def exchange_rows(
     wire_dtype: WireDtype = 0,
     to_owners: bool = True,
 ) -> SendBuffer:
-    """Sends rows, or keys, to the ranks they are meant for, in one message to each.
+    """Sends keys or rows to other ranks, in one message per rank.
 
     Args:
-        comm: the ranks.
-        own: rows of this rank: sizes [ranks, tables]; or [1, tables], those for all ranks.
-        row_floats: of each table, values of a row; 0: keys come without.
-        names: names the collective.
-        what: the rows are, e.g. "gradients".
-        kind: what the values' bytes are counted as, see `Communicator`; a list: each table's.
-        wire_dtype: of values, from `Wire.dtype_of`; the same on all ranks.
-        to_owners: whether each rank gets its own rows; else every rank gets the rows of all.
+        comm: The communicator of the job.
+        own: The rows of this rank, with sizes [ranks, tables]. With `to_owners=False`, sizes [1,
+            tables].
+        row_floats: The number of values per row for each table. 0 means that only keys are sent.
+        names: The names of the collectives.
+        what: The content of the message for the name of the collective, for example "gradients".
+        kind: The traffic kind of the values, see `Communicator`. A list gives the kind of each
+            table.
+        wire_dtype: The dtype of the values, from `Wire.dtype_of`. It must be the same on all ranks.
+        to_owners: Whether each rank receives only the rows addressed to it. If False, every rank
+            receives the rows of all ranks.
 
     Returns:
-        What came from each: sizes [ranks, tables].
+        The received rows, with sizes [ranks, tables].
     """
     if comm.size == 1 and not to_owners:
         return own
@@ -114,7 +125,7 @@ def exchange_rows(
 def _kinds_of(
     rows: tf.Tensor, row_floats: Sequence[int], kind: Any, wire_dtype: WireDtype
 ) -> Mixed:
-    """The kinds of a message of so many rows of each table."""
+    """Returns the traffic kinds of a message with `rows` rows per table."""
     row_bytes = [[encoded_bytes(dtype, floats) for floats in row_floats] for dtype in WIRE_DTYPES]
     if isinstance(wire_dtype, int):
         sent = rows * tf.constant(row_bytes[wire_dtype], tf.int64)
@@ -127,17 +138,26 @@ def _kinds_of(
 
 
 AUTO = "auto"
-_NAME = "slipstream.link"  # Begins the names of collectives.
-_SHORT, _LONG = 1 << 10, 1 << 21  # Bytes of the messages that are timed.
-_SECONDS = 1.0  # Of long messages; short ones and codecs take less.
-_ROWS, _DIM = 8192, 32  # Of the message whose making and reading is timed.
+_NAME = "slipstream.link"  # Prefix of the names of collectives.
+_SHORT, _LONG = 1 << 10, 1 << 21  # Lengths of the timed messages in bytes.
+_SECONDS = 1.0  # Target time for all long messages. Short messages and codecs take less.
+_ROWS, _DIM = 8192, 32  # Size of the message that is encoded and decoded for timing.
 
 
 def link_of(comm: Communicator) -> Link:
-    """Returns the link of a job of several ranks, measured if it is not known; a collective.
+    """Returns the speed of the network between ranks; measures it if unknown.
+
+    This function is a collective. It requires at least two ranks. A measurement takes about two
+    seconds.
+
+    Args:
+        comm: The communicator of the job.
+
+    Returns:
+        `comm.link`. A measured link is stored there.
 
     Raises:
-        ValueError: ranks were given other links.
+        ValueError: If the ranks passed different links to `init`.
     """
     given = None if comm.link is None else dataclasses.asdict(comm.link)
     require_same(comm, given, f"{_NAME}.given", "distributed.init")
@@ -147,19 +167,19 @@ def link_of(comm: Communicator) -> Link:
 
 
 def resolve(wire_dtype: str, comm: Communicator, floats: float, is_spread: bool) -> str:
-    """Returns a setting of the wire, with "auto" replaced by what is soonest; then a collective.
+    """Returns the wire dtype setting with "auto" replaced by the fastest dtype.
 
-    While a function is traced, which ranks may do more or less often, "auto" goes by a link that is
-    known.
+    With "auto" and eager execution, this function is a collective. Ranks can trace a function
+    different numbers of times, therefore "auto" requires a known link during tracing.
 
     Args:
-        wire_dtype: of `Wire.of`, or "auto"; on all ranks alike.
-        comm: the ranks.
-        floats: values of a row, on average.
-        is_spread: whether each row has one owner.
+        wire_dtype: A setting for `Wire.of`, or "auto". It must be the same on all ranks.
+        comm: The communicator of the job.
+        floats: The average number of values per row.
+        is_spread: Whether each row has one owner.
 
     Raises:
-        ValueError: "auto" while a function is traced, and the link is not known.
+        ValueError: If `wire_dtype` is "auto", a function is being traced, and the link is unknown.
     """
     if wire_dtype != AUTO:
         return wire_dtype
@@ -176,11 +196,13 @@ def resolve(wire_dtype: str, comm: Communicator, floats: float, is_spread: bool)
 
 
 def _measure(comm: Communicator, name: str = _NAME) -> Link:
-    """Measures the link of a job of several ranks, in about two seconds; a collective.
+    """Measures the network between at least two ranks; a collective.
+
+    It takes about two seconds. The bytes are not counted as traffic.
 
     Args:
-        comm: the ranks. Nothing that is sent counts.
-        name: of the collectives.
+        comm: The communicator of the job.
+        name: The prefix of the collectives' names.
 
     Returns:
         The link, the same on all ranks.
@@ -200,7 +222,7 @@ def _measure(comm: Communicator, name: str = _NAME) -> Link:
 
     with comm.uncounted():
         for nbytes in (_SHORT, _LONG):
-            gather(nbytes)  # Horovod agrees on a tensor that it does not know.
+            gather(nbytes)  # Excludes Horovod's negotiation of new tensors.
         (long_once,) = agreed([gather(_LONG)])
         times = int(min(max(_SECONDS / long_once, 3), 30))
         short = statistics.median(gather(_SHORT) for _ in range(30))
@@ -216,7 +238,7 @@ def _measure(comm: Communicator, name: str = _NAME) -> Link:
 
 
 def _coding_in(dtype: str) -> Callable[[], SendBuffer]:
-    """Makes a message of random rows, and takes it apart."""
+    """Returns a function that encodes and decodes a message of random rows."""
     number, random = WIRE_DTYPES.index(dtype), tf.random.Generator.from_seed(0)
     rows = SendBuffer(
         tf.constant([[_ROWS]], tf.int64),

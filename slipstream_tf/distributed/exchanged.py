@@ -1,7 +1,7 @@
-"""What native stores of several ranks share: gradients are collected, then delivered.
+"""Embedding stores of multiple ranks: collect gradients, then deliver them.
 
-A collection runs the tables' policies (mask, defer) and gives out what they pass on; where that
-goes, and is applied, is the placement's matter.
+Collecting gradients applies the tables' policies (mask, defer). The subclasses for replicated and
+sharded tables define the destination of the collected rows.
 """
 
 import dataclasses
@@ -30,20 +30,20 @@ from slipstream_tf.tables.native import CollectingStore, NativeStore
 
 
 class ExchangedStore(CollectingStore, NativeStore):
-    """Base of the stores that ranks train together; with one rank it is a `NativeStore`.
+    """Base class of the stores that multiple ranks train together.
 
-    Gradients are those of a loss that is a mean over the rank's batch, scaled by `scale_loss` where
-    the ranks' batches differ: they are averaged over the ranks, as Horovod does. Deferred gradients
-    are a rank's own.
+    With a single process it behaves like `NativeStore`. Gradients are averaged over the ranks, as
+    in Horovod. The loss must be a mean over the rank's batch, scaled by `scale_loss` if the batches
+    of the ranks differ in size. Each rank defers its gradients independently.
 
     Attributes:
-        comm: the ranks.
-        wire: how rows travel.
+        comm: The communicator of the job.
+        wire: The dtypes of rows in messages.
     """
 
-    _owners = 1  # Ranks that own keys; 1: all rows are everybody's.
-    lists_hot_keys_by_key = False  # Ranks publish the most accessed ones first.
-    takes_tables_at_once = False  # Ranks meet for each, in one order.
+    _owners = 1  # Number of ranks that own keys. 1 if all ranks have all rows.
+    lists_hot_keys_by_key = False  # Ranks publish the most accessed keys first.
+    takes_tables_at_once = False  # Ranks process the tables one by one in the same order.
 
     def __init__(
         self,
@@ -55,21 +55,23 @@ class ExchangedStore(CollectingStore, NativeStore):
         placement: str,
         settings: Mapping[str, Any],
     ):
-        """Makes empty tables; a collective.
+        """Creates empty tables; a collective.
 
         Args:
-            tables: at least one, of distinct names.
-            optimizer: the rule of the tables without one of their own; None: `Adagrad`.
-            comm: the ranks.
-            wire_dtype: of `Wire.of`, or "auto".
-            wire_warmup_steps: see `Wire`.
-            placement: where rows are, for names and errors.
-            settings: others that must be the same on all ranks.
+            tables: At least one table, with unique names.
+            optimizer: The optimizer of tables without an optimizer. None means `Adagrad`.
+            comm: The communicator of the job.
+            wire_dtype: A setting for `Wire.of`, or "auto".
+            wire_warmup_steps: See `Wire`.
+            placement: The placement of rows, for the names of collectives and for errors.
+            settings: Further settings that must be the same on all ranks.
 
         Raises:
-            ValueError: as `NativeStore`; or the ranks' settings differ: the error says in what.
+            ValueError: As `NativeStore`, or if the settings of the ranks differ. The error names
+                the setting.
         """
-        # Before a rank measures the link alone.
+        # Compare the setting first. Otherwise only the ranks with "auto" would call the collectives
+        # of the measurement.
         require_same(comm, [str(wire_dtype)], "slipstream.wire", "wire_dtype of an embedding store")
         floats = sum(table.dim for table in tables) / max(len(tables), 1)
         wire = Wire.of(resolve(wire_dtype, comm, floats, self.is_spread), wire_warmup_steps)
@@ -88,7 +90,7 @@ class ExchangedStore(CollectingStore, NativeStore):
         self._policies = {table.name: UpdatePolicy() for table in self.tables}
         with tf.device("CPU:0"):
             self._kind = tf.Variable(KINDS.index("gradients"), dtype=tf.int64, trainable=False)
-            # Updates of the tables, the same on all ranks.
+            # Number of table updates, the same on all ranks.
             self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     @property
@@ -98,7 +100,7 @@ class ExchangedStore(CollectingStore, NativeStore):
     def _exchanged(
         self, collected: exchange_ops.SendBuffer, what: str, kind: Any, wire_dtype: WireDtype
     ) -> exchange_ops.SendBuffer:
-        """Sends collected rows to where they are applied; returns those that come here."""
+        """Sends collected rows to the ranks that apply them; returns received rows."""
         how = (self._names, what, kind, wire_dtype, self.is_spread)
         return exchange_rows(self.comm, collected, self._dims, *how)
 
@@ -111,7 +113,7 @@ class ExchangedStore(CollectingStore, NativeStore):
     def apply_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
     ) -> tf.Operation | None:
-        """See `EmbeddingStore.apply_gradients`; averages over the ranks. A collective."""
+        """Applies the gradients averaged over the ranks; a collective."""
         if self.comm.size == 1:
             return super().apply_gradients(plan, gradients)
         collected = self._collect(plan, gradients)
@@ -120,13 +122,19 @@ class ExchangedStore(CollectingStore, NativeStore):
     def collect_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
     ) -> exchange_ops.SendBuffer:
-        """See `NativeStore.collect_gradients`; this rank's part of the average."""
+        """Returns this rank's part of the averaged gradients.
+
+        See `NativeStore.collect_gradients`. The gradients are divided by the number of ranks.
+        """
         if self.comm.size == 1:
             return super().collect_gradients(plan, gradients)
         return self._collect(plan, gradients, passes_non_finite=True)
 
     def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
-        """See `NativeStore.share_collected`; a collective. Where rows are spread, of own rows."""
+        """Exchanges collected gradient rows; a collective.
+
+        See `NativeStore.share_collected`. In sharded tables, a rank receives the rows that it owns.
+        """
         if self.comm.size == 1:
             return rows
         dtype = self.wire.dtype_of(self.wire.gradients, self._steps.read_value())
@@ -135,7 +143,7 @@ class ExchangedStore(CollectingStore, NativeStore):
     def apply_collected(
         self, rows: exchange_ops.SendBuffer, scale: Any = ()
     ) -> tf.Operation | None:
-        """See `NativeStore.apply_collected`; on all ranks alike."""
+        """Applies collected rows; call it on all ranks with the same arguments."""
         if self.comm.size > 1:
             self._count_update(rows)
         return super().apply_collected(rows, scale)
@@ -143,8 +151,8 @@ class ExchangedStore(CollectingStore, NativeStore):
     def _collect(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor], passes_non_finite: bool = False
     ) -> exchange_ops.SendBuffer:
-        """This rank's part of the average, of what the policies pass on."""
-        # Before they are deferred, so that a sum moves its row as far as it will when applied.
+        """Returns this rank's part of the average, after the policies are applied."""
+        # Divide before deferring, so that the movement of a deferred sum is estimated correctly.
         shares = [gradient / self.comm.size for gradient in gradients]
         return exchange_ops.collect_gradients(
             plan,
@@ -156,14 +164,15 @@ class ExchangedStore(CollectingStore, NativeStore):
         )
 
     def _count_update(self, collected: exchange_ops.SendBuffer) -> WireDtype:
-        """In what the gradients of this update travel."""
-        # Behind what was collected: a step that has no batch, since its data has ended, stops
-        # there, but runs whatever does not wait for the batch.
+        """Counts an update and returns the wire dtype of its gradients."""
+        # Wait for the collected rows. TensorFlow also runs the operations of a step that do not
+        # depend on its batch, even if the dataset has ended and the step fails. Such a step must
+        # not be counted.
         with tf.control_dependencies([collected.sizes]):
             return self.wire.dtype_of(self.wire.gradients, self._steps.assign_add(1) - 1)
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """See `EmbeddingStore.set_update_policy`; a collective if gradients may be deferred."""
+        """Sets the policy of a table; a collective if gradients can be deferred."""
         self._require(table)
         if self.comm.size == 1:
             return super().set_update_policy(table, policy)
@@ -174,31 +183,31 @@ class ExchangedStore(CollectingStore, NativeStore):
         self._kind.assign(KINDS.index(kind))
 
     def update_counts(self, table: str) -> UpdateCounts:
-        """See `EmbeddingStore.update_counts`; of this rank's gradient rows, and of its rows."""
+        """Returns the counts of this rank's gradient rows and table rows."""
         return dataclasses.replace(super().update_counts(table), **self._rows_left(table))
 
     def flush(self) -> None:
-        """Exchanges and applies all deferred gradients of all ranks; a collective."""
+        """Applies the deferred gradients of all ranks; a collective."""
         if self.comm.size == 1:
             return super().flush()
         deferred = exchange_ops.collect_deferred(self._collector._handles, self._owners)
         if not int(self.comm.sum(tf.size(deferred.keys), "control", self._names.of("deferred"))):
             return
-        # An update, too, as the tables count.
+        # A flush counts as an update, because the tables count it as one.
         self._deliver(deferred, "flush", "deferred", self._count_update(deferred))
 
     @property
     def num_updates(self) -> int:
-        """How often the tables were updated, also by a flush; the same on all ranks."""
+        """Number of table updates, including flushes; the same on all ranks."""
         return int(self._steps)
 
     def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
-        """See `NativeStore.write_rows`; a collective, with the same keys and rows on all ranks."""
+        """Writes rows; a collective, with the same keys and rows on all ranks."""
         self._require_same_rows(table, keys, rows)
         super().write_rows(table, keys, rows)
 
     def remove_rows(self, table: str, keys: np.ndarray) -> int:
-        """See `NativeStore.remove_rows`; a collective, with the same keys on all ranks."""
+        """Removes rows; a collective, with the same keys on all ranks."""
         self._require_same_rows(table, keys)
         return super().remove_rows(table, keys)
 
@@ -207,32 +216,45 @@ class ExchangedStore(CollectingStore, NativeStore):
         require_same(self.comm, told, self._names.of("changed"), "keys and rows that are changed")
 
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
-        """See `NativeStore.export_table`; of the rows on this rank.
+        """Exports the rows of a table that are stored on this rank.
+
+        Args:
+            table: The name of the table.
+            flush: Whether the export must include deferred gradients.
 
         Raises:
-            RuntimeError: deferred gradients are to be in, and this rank has some.
+            RuntimeError: If `flush` is True and this rank has deferred gradients. Call `flush`
+                first.
         """
         if flush:
             self._require_flushed(table)
         return super().export_table(table, flush)
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
-        """See `EmbeddingStore.import_table`; of the rows on this rank."""
+        """Replaces the rows of a table that are stored on this rank."""
         self._require_flushed(table)
         super().import_table(table, contents)
         self._steps.assign(contents["steps"][0])
 
 
 class ReplicatedStore(ExchangedStore):
-    """Embedding tables of which every rank of a job holds all rows.
+    """Embedding tables with all rows on every rank of a job.
 
-    Every rank must take part in every update, `flush` and change of policy; ranks without inputs do
-    so with an empty batch (see `even_ends`). Evaluation lookups, `gather`, `hot_keys` (of this
-    rank's own accesses) and `export_table` are no collectives: an evaluation on one rank is fine.
-    It sees rows as they are, without what ranks defer: `flush` first for the last bit of
-    movement.
+    Rows and slots are bitwise the same on all ranks. Every rank must take part in every update,
+    every `flush` and every change of policy. A rank without examples does so with an empty batch
+    (see `even_ends`).
 
-    Rows and slots of all ranks are bitwise the same.
+    Evaluation lookups, `gather`, `hot_keys` and `export_table` are not collectives, so a single
+    rank can evaluate. `hot_keys` counts the accesses of this rank only.
+
+    Note: evaluation does not include deferred gradients. Call `flush` first for exact values.
+
+    Example:
+
+    >>> comm = slip.distributed.init()
+    >>> store = slip.distributed.ReplicatedStore([slip.Table("item", 2)], None, comm)
+    >>> store.size("item")
+    0
     """
 
     def __init__(
@@ -243,20 +265,21 @@ class ReplicatedStore(ExchangedStore):
         wire_dtype: str = "float32",
         wire_warmup_steps: int = 0,
     ):
-        """Makes empty tables; a collective.
+        """Creates empty tables; a collective.
 
         Args:
-            tables: at least one, of distinct names, without a retention.
-            optimizer: the rule of the tables without one of their own; None: `Adagrad`.
-            comm: the ranks.
-            wire_dtype: of gradient rows on their way, see `Wire`; they are added up in float32.
-                "auto": what is soonest on the ranks' link.
-            wire_warmup_steps: updates of the tables before rows are rounded: rounding disturbs
-                the first ones most.
+            tables: At least one table, with unique names and without a retention. In a single
+                process, a retention is allowed.
+            optimizer: The optimizer of tables without an optimizer. None means `Adagrad`.
+            comm: The communicator of the job.
+            wire_dtype: The dtype of gradient rows in messages, see `Wire`. Gradients are summed in
+                float32. "auto" chooses the fastest dtype for the network between the ranks.
+            wire_warmup_steps: The number of table updates before gradients are rounded. Rounding
+                disturbs the first updates most.
 
         Raises:
-            ValueError: as `NativeStore`; a table has a retention; or the ranks' settings differ, in
-                which case the error says in what.
+            ValueError: As `NativeStore`, if a table has a retention, or if the settings of the
+                ranks differ. The error names the setting.
         """
         for table in tables:
             if table.retention is not None and comm.size > 1:
@@ -267,10 +290,18 @@ class ReplicatedStore(ExchangedStore):
         super().__init__(tables, optimizer, comm, wire_dtype, wire_warmup_steps, "replicated", {})
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `EmbeddingStore.gather`; no row is ever lost, so that every key counts as found.
+        """Returns the rows of keys; every key counts as found.
 
-        A key that this rank has not met yet, but another has, gives its initial row: what it is on
-        all ranks until its first gradient is exchanged.
+        A key can be new on this rank and already trained by another one. Its row on this rank is
+        the initial row, which is correct on all ranks until the first gradient of the key is
+        exchanged.
+
+        Args:
+            table: The name of the table.
+            keys: int64 [n].
+
+        Returns:
+            The rows, float32 [n, dim], and bool [n], True for all keys if there are multiple ranks.
         """
         rows, found = super().gather(table, keys)
         return rows, self._as_found(found)
@@ -278,7 +309,7 @@ class ReplicatedStore(ExchangedStore):
     def measure(
         self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See `NativeStore.measure`; every key counts as found, as in `gather`."""
+        """Measures the drift of rows; every key counts as found, as in `gather`."""
         rows, found, drift = super().measure(table, keys, snapshot, metric)
         return rows, self._as_found(found), drift
 

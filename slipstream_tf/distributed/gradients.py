@@ -1,8 +1,7 @@
-"""Gradients averaged over the ranks, and a gradient tape that gives them.
+"""A gradient tape that masks, defers and averages gradients over ranks.
 
-In: a `tf.GradientTape`, a `VariableStore`, the ranks. Out: gradients of which those of watched
-tables are masked or deferred, averaged over the ranks. Method: Slipstream, arXiv 2404.04270, with
-rows compacted away before they are sent or applied.
+Method: Slipstream, arXiv 2404.04270. Masked and deferred rows are removed from sparse gradients
+before they are sent or applied.
 """
 
 import math
@@ -18,14 +17,14 @@ from slipstream_tf.ops.exchange import SendBuffer
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.tables.variable import VariableStore
 
-# Of a row, for "auto": what is soonest depends little on it.
+# Assumed number of values per row for "auto", because the fastest dtype depends little on it.
 _USUAL_FLOATS = 32
-# Of all tapes: each trace of a step makes one of its own.
+# Shared by all tapes, because each trace of a training step creates a tape.
 _OF_TAPES = Names("gradients")
 
 
 class GradientExchange:
-    """Averages all gradients over the ranks; those of a store's tables are masked or deferred."""
+    """Averages gradients over the ranks, and masks or defers watched gradients."""
 
     def __init__(
         self,
@@ -34,14 +33,16 @@ class GradientExchange:
         wire_dtype: str,
         names: Names,
     ):
-        """Takes the ranks.
+        """Creates the exchange.
 
         Args:
-            comm: the ranks.
-            store: watches the variables whose gradients are masked or deferred, or None.
-            wire_dtype: of sparse rows on their way, one of `link.WIRE_DTYPES`, or "auto".
-            names: names the collectives. An exchange that is made while a function is traced takes
-                one that was there before: other ranks may have traced it more or less often.
+            comm: The communicator of the job.
+            store: The store that watches the variables with masked or deferred gradients, or None.
+            wire_dtype: The dtype of sparse rows in messages, one of `config.WIRE_DTYPES`, or
+                "auto".
+            names: The names of the collectives. An exchange that is created while a function is
+                traced needs an object that existed before, because ranks can trace a function
+                different numbers of times.
         """
         self._comm, self._store = comm, store
         require_one_dtype(wire_dtype, "gradients of variables")
@@ -51,15 +52,15 @@ class GradientExchange:
         self._nothing: dict[str, KeySet] = {}
 
     def average(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        """Returns the gradients to apply: of watched tables what their policies pass on, averaged.
+        """Returns the averaged gradients, after the policies of watched tables.
 
         Args:
-            gradients: of this rank: dense, `tf.IndexedSlices` or None; None must be so on all
-                ranks.
-            sources: what they are the gradients of.
+            gradients: The gradients of this rank: dense tensors, `tf.IndexedSlices` or None. A
+                gradient that is None must be None on all ranks.
+            sources: The differentiated variables, in the same order.
 
         Raises:
-            TypeError: the gradient of a watched variable is dense.
+            TypeError: If the gradient of a watched variable is dense.
         """
         tables = [None if self._store is None else self._store.table_of(s) for s in sources]
         passed = [
@@ -72,7 +73,8 @@ class GradientExchange:
         dense: dict[tf.DType, list[int]] = {}
         sparse = [i for i, gradient in enumerate(passed) if isinstance(gradient, tf.IndexedSlices)]
         for index, (gradient, source) in enumerate(zip(passed, sources, strict=True)):
-            # An anchor's is 0, and there when rows have been exchanged: nothing else waits for it.
+            # The gradient of an anchor is always 0. It only marks that rows have been exchanged, so
+            # it needs no exchange.
             is_anchor = hasattr(source, "slipstream_anchor")
             if gradient is not None and index not in sparse and not is_anchor:
                 dense.setdefault(tf.as_dtype(gradient.dtype), []).append(index)
@@ -88,9 +90,10 @@ class GradientExchange:
         return averaged
 
     def _share(self, gradient: Any) -> Any:
-        """A sparse gradient's part of the average; dense ones are divided when they are summed.
+        """Divides a sparse gradient by the number of ranks.
 
-        Before it is deferred, so that a sum moves its row as far as it will when applied.
+        Dense gradients are divided after the sum. Sparse gradients are divided before deferring, so
+        that the movement of a deferred sum is estimated correctly.
         """
         if self._comm.size == 1 or not isinstance(gradient, tf.IndexedSlices):
             return gradient
@@ -98,7 +101,7 @@ class GradientExchange:
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
     def _kind_of(self, table: str | None) -> Any:
-        """What rows are counted as: as deferred ones while any of the table's may be."""
+        """Returns the traffic kind of a table's rows: "deferred" while it can defer any."""
         if self._store is None or table is None:
             return "gradients"
         deferred, gradients = (
@@ -121,7 +124,7 @@ class GradientExchange:
         return self._store.mask_gradients(table, gradient)
 
     def _average_dense(self, gradients: Sequence[Any], name: str) -> list[tf.Tensor]:
-        """In one sum, so that the order in which ranks' values are added is always the same."""
+        """Averages dense gradients in one sum, so that the order of additions is fixed."""
         flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
         total = self._sum(flat, f"dense.{name}")
         parts = tf.split(
@@ -137,8 +140,8 @@ class GradientExchange:
         name = self._names.of(name)
         if self._comm.size > 2:
             return self._comm.sum(flat, "dense", name)
-        # Of two ranks, as many bytes either way; a gather takes fewer messages, and goes together
-        # with that of the rows.
+        # With two ranks, a sum and a gather send the same number of bytes. The gather needs fewer
+        # messages and is combined with the gather of the sparse rows.
         sent = tf.reshape(tf.bitcast(flat, tf.uint8), [-1])
         both = tf.reshape(self._comm.gather(sent, "dense", name), [2, -1, flat.dtype.size])
         first, second = tf.unstack(tf.bitcast(both, flat.dtype))
@@ -147,7 +150,7 @@ class GradientExchange:
     def _add_rows(
         self, gradients: Sequence[tf.IndexedSlices], kinds: list[Any]
     ) -> list[tf.IndexedSlices]:
-        """The sums of all ranks' rows of each key; all gradients travel in one message."""
+        """Sums sparse gradients over the ranks by key; all gradients share one message."""
         own = [self._add_up(gradient) for gradient in gradients]
         widths = [_row_floats(gradient) for gradient in gradients]
         with tf.device("CPU:0"):
@@ -166,14 +169,14 @@ class GradientExchange:
         return summed
 
     def _add_up(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """The sum of each index's rows, in their order; Horovod would send them all."""
+        """Sums the rows of each index in order, because Horovod sends duplicate rows."""
         device = slices.values.device or "CPU:0"
         nothing = self._nothing.setdefault(device, KeySet(device))
         return mask_gradients(slices, nothing).slices
 
 
 def _row_floats(gradient: tf.IndexedSlices) -> int:
-    """How many values a row of a gradient has."""
+    """Returns the number of values per row of a sparse gradient."""
     count = gradient.values.shape[1:].num_elements()
     if count is None:
         shape = tf.get_static_value(gradient.dense_shape)
@@ -185,10 +188,10 @@ def _row_floats(gradient: tf.IndexedSlices) -> int:
 
 
 def store_of(watched: Any, place: str) -> VariableStore:
-    """Returns the variable store that `watched` is or has as its `store`.
+    """Returns `watched` if it is a variable store, else its attribute `store`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: If neither is a `VariableStore`.
     """
     found = getattr(watched, "store", watched)
     if not isinstance(found, VariableStore):
@@ -198,46 +201,52 @@ def store_of(watched: Any, place: str) -> VariableStore:
 
 
 class DistributedGradientTape:
-    """Wraps a `tf.GradientTape`; use it in its place, eagerly or in a `tf.function`.
+    """A `tf.GradientTape` that masks, defers and averages gradients.
 
-        store = VariableStore({"item": layer.embeddings})
-        with DistributedGradientTape(tf.GradientTape(), store) as tape:
-            loss = ...
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    Use it in place of the tape, in eager code or in a `tf.function`.
 
-    Gradients of the store's variables come back with ascending indices, each once, without the
-    saturated keys; accesses and rows are counted in the store. Other gradients are untouched. The
-    saturated keys are read at run time: a new set retraces nothing.
+    Gradients of the store's variables are returned with unique ascending indices and without
+    saturated keys. The store counts accesses and rows. Other gradients are not masked or deferred.
+    The set of saturated keys is read at run time, so a new set causes no retracing.
 
-    Where the store's policy defers, gradients come back when they are due, as the sum of a row's
-    gradients: of this batch's rows or others. After the last step, `flush_deferred(store,
-        optimizer, comm)` applies what is left. How far a sum would move its row is decided before
-        the optimizer applies it, by its state: build it first
-        (`optimizer.build(model.trainable_variables)`).
+    If the store's policy defers gradients, `gradient` returns the deferred sums that are due. Their
+    rows can differ from the rows of the current batch. Call `flush_deferred(store, optimizer,
+    comm)` after the last step. Deferring by movement uses the optimizer's state before the update,
+    therefore build the optimizer first: `optimizer.build(model.trainable_variables)`.
 
-    With several ranks (`comm`) all gradients come back averaged over them: sparse ones are summed
-    per key and masked, or deferred by each rank, before they are sent. The average is that of the
-    ranks' losses: scale the loss with `scale_loss` where their batches differ in size. Every rank
-    must call `gradient` at every step, with an empty batch if it has no inputs.
+    With multiple ranks (`comm`), all gradients are averaged. Each rank sums sparse gradients by key
+    and masks or defers them before they are sent. The result is the gradient of the mean of the
+    ranks' losses. Scale the loss with `scale_loss` if the batches of the ranks differ in size.
+    Every rank must call `gradient` in every step, with an empty batch if it has no examples.
 
-    What the optimizer does with rows that are absent is the optimizer's matter. Rows and slots of
-    masked keys stay bit for bit what they were with
+    Note: masking keeps rows and slots unchanged only if the optimizer ignores rows without a
+    gradient. These optimizers do:
 
-    - Keras 3: `SGD` without momentum and `Adagrad`, with gradient clipping too;
+    - Keras 3: `SGD` without momentum and `Adagrad`, also with gradient clipping.
     - `tf.compat.v1.train`: `GradientDescentOptimizer`, `MomentumOptimizer`, `AdagradOptimizer`,
-      `RMSPropOptimizer`, `FtrlOptimizer`, `AdadeltaOptimizer` and the proximal ones. They take
-      tf.Variables: of a Keras variable, its `value`.
+      `RMSPropOptimizer`, `FtrlOptimizer`, `AdadeltaOptimizer` and the proximal optimizers. They
+      require a tf.Variable. For a Keras variable, pass its `value`.
 
-    They do not with Keras 3's others, which make sparse gradients dense and so see zeros: slots
-    decay, and with momentum of any kind (`SGD(momentum=...)`, `Adam`, `AdamW`, `Adamax`, `Nadam`,
-    `Lion`, `Lamb`, `Muon`) the rows move too; `Ftrl` sets rows without a gradient so far to zero.
-    The same holds for `tf.compat.v1.train.AdamOptimizer`, and for `weight_decay`, `use_ema` and
-    `gradient_accumulation_steps` of any Keras optimizer. Clipping by norm sees only the rows that
-    are left. A deferred sum is applied as one gradient: with SGD, the row ends where it would have.
+    The other Keras 3 optimizers and `tf.compat.v1.train.AdamOptimizer` convert sparse gradients to
+    dense ones, so masked rows get zero gradients. Slots then decay. Optimizers with momentum
+    (`SGD(momentum=...)`, `Adam`, `AdamW`, `Adamax`, `Nadam`, `Lion`, `Lamb`, `Muon`) also move the
+    rows. `Ftrl` sets rows that never had a gradient to zero. `weight_decay`, `use_ema` and
+    `gradient_accumulation_steps` of a Keras optimizer also affect masked rows.
 
-    Keras 3's `Adagrad` squares the rows of one key apart if it is given them apart, as a plain tape
-    does; here it is given their sum, as `tf.compat.v1.train` and dense gradients have it.
+    Clipping by norm uses only the remaining rows. A deferred sum is applied as one gradient. With
+    SGD, the result equals separate updates.
+
+    Keras 3's `Adagrad` squares duplicate rows of a key separately, as they are returned by a plain
+    tape. This tape returns their sum, which matches `tf.compat.v1.train` and dense gradients.
+
+    Example:
+
+    >>> weight = tf.Variable(3.0)
+    >>> comm = slip.distributed.init()
+    >>> with slip.distributed.DistributedGradientTape(tf.GradientTape(), comm=comm) as tape:
+    ...     loss = weight * weight
+    >>> float(tape.gradient(loss, weight))
+    6.0
     """
 
     def __init__(
@@ -250,15 +259,16 @@ class DistributedGradientTape:
         """Wraps a tape.
 
         Args:
-            tape: not yet entered; persistent or not.
-            store: a `VariableStore`, or an object that has one as its `store`; None: nothing is
-                withheld.
-            comm: the ranks, from `init`; None: gradients stay in this process.
-            wire_dtype: of sparse rows on their way, one of `link.WIRE_DTYPES`, or "auto".
+            tape: A `tf.GradientTape` that has not been entered. It can be persistent.
+            store: A `VariableStore`, or an object with an attribute `store` of this type. None
+                means that no gradient is masked or deferred.
+            comm: The communicator from `init`. None means a single process.
+            wire_dtype: The dtype of sparse rows in messages, one of `config.WIRE_DTYPES`, or
+                "auto".
 
         Raises:
-            ValueError: the tape is no `tf.GradientTape`, there is no such store, or neither a store
-                nor ranks are given.
+            ValueError: If `tape` is not a `tf.GradientTape`, if `store` is of another type, or if
+                both `store` and `comm` are None.
         """
         place = "DistributedGradientTape"
         if not isinstance(tape, tf.GradientTape):
@@ -281,8 +291,8 @@ class DistributedGradientTape:
         self._tape.__exit__(*exception)
 
     def __getattr__(self, name: str) -> Any:
-        # `watch`, `stop_recording`, `reset`, `jacobian`, ... are the tape's own.
-        if name == "_tape":  # before __init__, e.g. in copy.copy
+        # Forward `watch`, `stop_recording`, `reset`, `jacobian` and others to the tape.
+        if name == "_tape":  # `copy.copy` calls this before `__init__`.
             raise AttributeError(name)
         return getattr(self._tape, name)
 
@@ -293,22 +303,24 @@ class DistributedGradientTape:
         output_gradients: Any = None,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """See `tf.GradientTape.gradient`; those of the store's variables may be withheld.
+        """Returns averaged gradients; see `tf.GradientTape.gradient`.
 
-        Every call counts the accesses of its gradients: with a persistent tape, call it once a
+        Every call counts the accesses of its gradients. With a persistent tape, call it once per
         step for the variables of the store.
 
         Args:
-            target: tensor or structure of tensors to differentiate.
-            sources: tensors, tf.Variables or Keras variables, in any structure.
-            output_gradients: of each target; default: ones.
-            unconnected_gradients: what a source without a path to the target gets: None or zeros.
+            target: The tensor or structure of tensors to differentiate.
+            sources: Tensors, tf.Variables or Keras variables, in any structure.
+            output_gradients: The gradient of each target. Defaults to ones.
+            unconnected_gradients: The gradient of sources without a path to the target: None or
+                zeros.
 
         Returns:
-            Gradients in the structure of `sources`.
+            Gradients in the structure of `sources`. Gradients of the store's variables can be
+            masked or deferred.
 
         Raises:
-            TypeError: the gradient of a variable of the store is dense.
+            TypeError: If the gradient of a variable of the store is dense.
         """
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected_gradients)
         exchanged = self._exchange.average(tf.nest.flatten(gradients), tf.nest.flatten(sources))

@@ -1,12 +1,12 @@
-"""The ranks of a Horovod job. The only file that imports Horovod, but for its launcher's files.
+"""The Horovod communicator, and the setup of a rank's process.
 
-In: the environment that a launcher has made. Out: the job's communicator, whose ranks watch each
-other.
+No other module imports Horovod, except for its launcher.
 
-On Linux each rank also keeps to its own processors. Gloo's thread busy-waits for a connection's
-lock until the next tick of the clock, 4 ms later, when it has taken the processor of the thread
-that holds the lock. Threads of two ranks that share two processors preempt each other all the time.
-Therefore Horovod's threads run as SCHED_BATCH and do not preempt others when they wake.
+On Linux, each rank is bound to its part of the host's processors, and Horovod's threads run as
+SCHED_BATCH, which does not preempt other threads on wake-up. Both prevent a stall in Gloo, which
+guards each connection with a lock. If Gloo's thread preempts the thread that holds the lock, it
+busy-waits until the next clock tick, up to 4 ms later. This happens often if threads of different
+ranks share processors.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology"
 
 
 def by_place(processors: Iterable[int], topology: str = _TOPOLOGY) -> list[int]:
-    """Returns processors in an order in which those of a socket, and of a core, are neighbours.
+    """Returns processors sorted by socket and core.
 
     Args:
-        processors: of the machine.
-        topology: path of the folder that tells where a processor is, with "{}" for its number.
+        processors: The numbers of the processors.
+        topology: The path of a processor's topology folder, with "{}" for its number.
     """
 
     def place(processor: int) -> tuple[int, int, int]:
@@ -53,12 +53,13 @@ def by_place(processors: Iterable[int], topology: str = _TOPOLOGY) -> list[int]:
 
 
 def share_of(ordered: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
-    """Returns the processors that a rank of a machine keeps to.
+    """Returns the processors that a rank is bound to.
 
     Args:
-        ordered: processors of the machine, from `by_place`.
-        rank: of the machine's ranks, from 0.
-        ranks: on the machine; all processors, where there are more ranks than these.
+        ordered: The processors of the host, from `by_place`.
+        rank: The local rank on the host, from 0.
+        ranks: The number of ranks on the host. If it exceeds the number of processors, each rank
+            gets all processors.
     """
     if ranks > len(ordered):
         return ordered
@@ -66,17 +67,17 @@ def share_of(ordered: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
 
 
 def keep_to_share(rank: int, ranks: int) -> Sequence[int] | None:
-    """Keeps all threads of this process, and those to come, to its rank's processors.
+    """Binds all threads of this process to the processors of its rank.
 
-    Not where somebody has chosen for it: a launcher that binds processes, `taskset`, or
-    HOROVOD_THREAD_AFFINITY in the environment.
+    New threads inherit the binding. It is not changed if a launcher, `taskset` or the environment
+    variable HOROVOD_THREAD_AFFINITY has already set one.
 
     Args:
-        rank: of the machine's ranks, from 0.
-        ranks: on the machine.
+        rank: The local rank on the host, from 0.
+        ranks: The number of ranks on the host.
 
     Returns:
-        The processors; None: nothing has changed.
+        The processors, or None if the binding has not changed.
     """
     if ranks == 1 or not os.path.isdir(_TASKS) or "HOROVOD_THREAD_AFFINITY" in os.environ:
         return None
@@ -85,14 +86,14 @@ def keep_to_share(rank: int, ranks: int) -> Sequence[int] | None:
     if len(processors) < (os.cpu_count() or 1) or len(own) == len(processors):
         return None
     for thread in threads():
-        # One that has just ended.
+        # The thread can end before the call.
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(thread, own)
     return own
 
 
 def threads() -> set[int]:
-    """Returns the numbers of this process's threads; none where Linux is not."""
+    """Returns the ids of this process's threads; empty if the system is not Linux."""
     if not os.path.isdir(_TASKS):
         return set()
     return {int(name) for name in os.listdir(_TASKS)}
@@ -100,7 +101,7 @@ def threads() -> set[int]:
 
 @contextlib.contextmanager
 def giving_way() -> Iterator[None]:
-    """Has threads that begin within it interrupt none of the others when they wake."""
+    """Makes threads that start in this context not preempt other threads."""
     before = threads()
     yield
     for thread in threads() - before:
@@ -112,40 +113,46 @@ _MISSING = (
     "This process was started as one rank of many ({variable} is set), but Horovod cannot be "
     "imported: {error}. Install it: make horovod, or python build_support/install_horovod.py."
 )
-# How often Horovod looks for work. Exchanges in a row wait for a cycle each: with sharded
-# rows three, a fifth of a step of 5 ms at .5 ms. On a network, where that is less of a step, ranks
-# that have nothing to say talk five times as much at .1 ms.
+# Horovod's cycle time. Each dependent collective waits for a cycle. Sharded rows need three per
+# step: at 0.5 ms, that is a fifth of a step of 5 ms. Across hosts the cycle is a smaller part of a
+# step, and idle ranks send five times as many control messages at 0.1 ms.
 _CYCLE_MS, _CYCLE_MS_OF_HOSTS = "0.1", "0.5"
-# Ranks know a collective by its node's name. Before it TensorFlow puts the scopes of loops and
-# conditions, numbered by what else a graph has.
+# Horovod matches collectives by name. TensorFlow adds the scopes of loops and conditions to the
+# name, and their numbers can differ between ranks.
 _AS_NAMED = {"ignore_name_scope": True}
-# Of the job that `init` has joined: what is done once for a process is done.
+# The communicator of the job that `init` has joined. A process can join only once.
 _job: HorovodCommunicator | None = None
 
 
 class HorovodCommunicator:
-    """The ranks of a Horovod job."""
+    """The communicator of a Horovod job; see `Communicator`."""
 
     def __init__(self, horovod: Any, link: Link | None = None):
-        """Takes an initialised `horovod.tensorflow`, and its link if that is known."""
+        """Creates a communicator.
+
+        Args:
+            horovod: The initialized module `horovod.tensorflow`.
+            link: The speed of the network, or None if unknown.
+        """
         self._hvd, self.link = horovod, link
         self.rank, self.size = int(horovod.rank()), int(horovod.size())
         self.local_rank = int(horovod.local_rank())
         with tf.device("CPU:0"):
-            # int32 has no place on a GPU; int64 counts a lifetime of bytes.
+            # The counter is int64, because TensorFlow does not place int32 variables on a GPU and
+            # because byte counts exceed 32 bits.
             self._bytes = tf.Variable(tf.zeros([len(comm.KINDS)], tf.int64), trainable=False)
             self._zero = tf.Variable(0, trainable=False)
 
     def sum(self, tensor: Any, kind: comm.Kind, name: str) -> tf.Tensor:
-        """See `Communicator.sum`."""
+        """Sums a tensor over the ranks."""
         tensor = self._never_constant(tensor)
-        # Of a ring, whose every rank sends 2 * (size - 1) parts of 1 / size.
+        # In a ring, each rank sends 2 * (size - 1) parts of 1 / size of the tensor.
         nbytes = _nbytes(tensor) * 2 * (self.size - 1) // self.size
         with tf.control_dependencies([self._count(nbytes, kind, name)]):
             return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name, **_AS_NAMED)
 
     def gather(self, tensor: Any, kind: comm.Kind, name: str) -> tf.Tensor:
-        """See `Communicator.gather`."""
+        """Concatenates the tensors of all ranks, rank 0 first."""
         tensor = self._never_constant(tensor)
         with tf.control_dependencies([self._count(_nbytes(tensor), kind, name, self.size - 1)]):
             return self._hvd.allgather(tensor, name=name, **_AS_NAMED)
@@ -153,7 +160,7 @@ class HorovodCommunicator:
     def exchange(
         self, tensor: Any, splits: Any, kind: comm.Kind, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `Communicator.exchange`."""
+        """Sends each rank its part of a tensor."""
         tensor, splits = self._never_constant(tensor), tf.convert_to_tensor(splits)
         row = tf.cast(tf.reduce_prod(tf.shape(tensor)[1:]), tf.int64) * tensor.dtype.size
         others = tf.cast(tf.reduce_sum(splits) - splits[self.rank], tf.int64)
@@ -161,24 +168,24 @@ class HorovodCommunicator:
             return self._hvd.alltoall(tensor, splits=splits, name=name, **_AS_NAMED)
 
     def broadcast(self, tensor: Any, root: int, kind: comm.Kind, name: str) -> tf.Tensor:
-        """See `Communicator.broadcast`."""
+        """Returns the tensor of rank `root`."""
         tensor = self._never_constant(tensor)
         nbytes = _nbytes(tensor) * _ranks_below(self.rank, root, self.size)
         with tf.control_dependencies([self._count(nbytes, kind, name)]):
             return self._hvd.broadcast(tensor, root_rank=root, name=name, **_AS_NAMED)
 
     def traffic(self) -> comm.Traffic:
-        """Returns the bytes that this rank gave to the network."""
+        """Returns the bytes that this rank has sent."""
         counts = self._bytes.numpy()
         return comm.Traffic(dict(zip(comm.KINDS, map(int, counts), strict=True)))
 
     def count_sent(self, nbytes: Any, kind: comm.Kind, name: str) -> Any:
-        """See `Communicator.count_sent`."""
+        """Counts bytes that another library sent for this rank."""
         return self._count(tf.cast(nbytes, tf.int64), kind, name)
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
-        """See `Communicator.uncounted`."""
+        """Returns a context that excludes its bytes from the traffic."""
         before = self._bytes.numpy()
         try:
             yield
@@ -186,30 +193,32 @@ class HorovodCommunicator:
             self._bytes.assign(before)
 
     def start_timeline(self, path: str) -> None:
-        """See `Communicator.start_timeline`."""
+        """Starts Horovod's timeline."""
         self._hvd.start_timeline(path)
 
     def stop_timeline(self) -> None:
-        """See `Communicator.stop_timeline`."""
+        """Stops Horovod's timeline."""
         self._hvd.stop_timeline()
 
     def _never_constant(self, tensor: Any) -> tf.Tensor:
-        """Returns the tensor, uncopied; TensorFlow cannot know its value before it runs a graph.
+        """Returns the tensor such that TensorFlow cannot fold it into a constant.
 
-        Horovod's ops are not stateful: TensorFlow would run one of a constant (the size of a batch
-        of known shape) once, while it optimises a graph on one rank, and then leave it out. It does
-        so behind an identity and a placeholder's default, but not behind a variable.
+        Horovod's ops are not stateful. TensorFlow would run a collective of a constant (for
+        example, the size of a batch of known shape) once during graph optimization on one rank, and
+        then remove it from the graph. An identity or a placeholder with a default value does not
+        prevent that. A dependency on a variable does. No data is copied.
         """
         tensor = tf.convert_to_tensor(tensor)
         if tf.executing_eagerly():
             return tensor
-        # Into its own shape, whose rank depends on the variable: a scalar's would be known.
+        # Reshape to the same shape. The rank of the shape tensor depends on the variable, so that
+        # the value of a scalar is not known statically either.
         passed = tf.reshape(tensor, tf.shape(tensor)[self._zero.read_value() :])
         passed.set_shape(tensor.shape)
         return passed
 
     def _count(self, nbytes: Any, kind: comm.Kind, name: str, times: int = 1) -> Any:
-        """Counts bytes of a kind, or of several, that are sent so many times."""
+        """Counts bytes of one or multiple kinds, each sent `times` times."""
         counts = [nbytes]
         if isinstance(kind, comm.Mixed):
             parts = [part for _, part in kind.parts]
@@ -220,8 +229,9 @@ class HorovodCommunicator:
 
 
 def _ranks_below(rank: int, root: int, size: int) -> int:
-    """Returns to how many others a rank of Gloo's broadcast tree sends."""
-    # In round i, whoever has the tensor, the 2 ** i first from the root, sends it 2 ** i further.
+    """Returns the number of ranks to which a rank forwards in Gloo's broadcast tree."""
+    # In round i, the 2 ** i ranks that have the tensor (the first ones from the root) send it to
+    # the ranks at distance 2 ** i.
     distance = (rank - root) % size
     return sum(distance < 2**i and distance + 2**i < size for i in range(size.bit_length()))
 
@@ -231,47 +241,57 @@ def _nbytes(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm.Communicator:
-    """Joins the job that this process was started in: Horovod's, or one of this process alone.
+    """Joins the Horovod job of this process, or returns a single-process job.
 
-    A process is a rank of a job if a launcher (horovodrun, mpirun) says so in its environment.
-    Calling it again gives the same communicator.
+    A process is a rank of a job if a launcher (horovodrun, mpirun) has set its environment
+    variables. Further calls return the same communicator. Call it before TensorFlow runs any
+    operation, because it binds the process to processors and TensorFlow sizes its thread pools by
+    them.
 
-    Sums are added up in the same order every time: Horovod's fusion, which depends on chance, is
-    off unless the environment has HOROVOD_FUSION_THRESHOLD. Horovod looks for work every tenth of a
-    millisecond, in jobs of several hosts every half (HOROVOD_CYCLE_TIME). Ranks of Open MPI that
-    wait give way (OMPI_MCA_mpi_yield_when_idle). Ranks of one machine share out its processors,
-    where nobody has bound them (see `keep_to_share`): call it before TensorFlow has run
-    anything, so that each takes as many threads as it has processors.
+    It changes these defaults, unless the environment sets them:
 
-    A job that loses a rank ends. From then on the next collective of every other rank raises, and
-    an error that nobody catches is reported as a `watch.PeerLostError` that names the lost rank and
-    the address of its host. A rank is lost
+    - HOROVOD_FUSION_THRESHOLD: 0. Tensor fusion depends on timing, and sums would differ from run
+      to run.
+    - HOROVOD_CYCLE_TIME: 0.1 ms on a single host, 0.5 ms on multiple hosts.
+    - OMPI_MCA_mpi_yield_when_idle: 1, so that waiting Open MPI ranks yield their processor.
+    - The processors of a host are divided among its ranks (see `keep_to_share`).
 
-    - at once, if its program fails, ends before the others, or is killed;
-    - after the timeout and a tenth of it, or a second, if its host or a link is down;
-    - after one and a half times the timeout and five seconds, if its process has stopped.
+    A job ends when it loses a rank. The next collective of every other rank then raises an error.
+    If the program does not catch it, the reported error is a `watch.PeerLostError` with the lost
+    rank and the address of its host. The loss of a rank is detected
+
+    - immediately, if its program fails, exits early or is killed.
+    - after the timeout and an additional tenth of the timeout or one second, if its host or the
+      network fails.
+    - after 1.5 times the timeout and five seconds, if its process is stopped.
 
     A rank that does not end by itself, because it is not in a collective or catches the error, is
-    ended when the timeout has passed once more.
+    terminated after one more timeout.
 
-    Ranks that come and go (see `agent`) are not watched: they are started again.
+    Ranks of elastic jobs (see `agent`) are not watched, because they are restarted.
+
+    Example:
+
+    >>> comm = slip.distributed.init()
+    >>> comm.rank, comm.size
+    (0, 1)
 
     Args:
-        timeout_seconds: at least 1. Gloo's own timeout is set to it as well, rounded up, unless the
-            environment has HOROVOD_GLOO_TIMEOUT_SECONDS; by Gloo, ranks must also start within it
-            of each other. None: Gloo's is left alone, and lost ranks are not named. Only the first
-            call's counts.
-        link: what messages take, for `wire_dtype="auto"` and the estimates of a dry run; None: it
-            is measured, in about two seconds, when it is first asked for. Only the first call's
-            counts.
+        timeout_seconds: The time without a response after which a rank counts as lost, at least 1.
+            It is also used as Gloo's timeout, rounded up, unless HOROVOD_GLOO_TIMEOUT_SECONDS is
+            set. With Gloo, all ranks must start within it. None keeps Gloo's timeout and does not
+            watch ranks. Only the first call's value is used.
+        link: The speed of the network, for `wire_dtype="auto"` and the estimates of a dry run. None
+            measures it when it is first needed, in about two seconds. Only the first call's value
+            is used. It is ignored in a single process.
 
     Returns:
         The communicator.
 
     Raises:
-        ImportError: there is a job, but no Horovod.
-        ValueError: `timeout_seconds` is out of range.
-        ConnectionError: the ranks cannot connect to each other.
+        ImportError: If a launcher started this process but Horovod is not installed.
+        ValueError: If `timeout_seconds` is out of range.
+        ConnectionError: If the ranks cannot connect to each other.
     """
     global _job
     if timeout_seconds is not None:
@@ -289,18 +309,17 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
         os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(timeout_seconds)))
     cycle = _CYCLE_MS if agent.is_on_one_host() else _CYCLE_MS_OF_HOSTS
     os.environ.setdefault("HOROVOD_CYCLE_TIME", cycle)
-    # What Horovod finds waiting at one time it would add up as one tensor, in parts that depend on
-    # what there is: the same job would end with other bits each time.
+    # Fusion sums all waiting tensors as one, in parts that depend on timing. Results would not be
+    # reproducible bit for bit.
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
-    # Open MPI's ranks look for messages without a pause: what waits takes a processor from what
-    # computes.
+    # Waiting Open MPI ranks poll without a pause, which takes processors from computing ranks.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     with giving_way():
         horovod.init()
     keep_to_share(horovod.local_rank(), horovod.local_size())
     is_watched = not agent.is_started_by_agent()
     if timeout_seconds is not None and horovod.size() > 1 and is_watched:
-        # By a communicator of its own, whose bytes nobody counts.
+        # Use a separate communicator, so that these bytes do not count as traffic.
         own = HorovodCommunicator(horovod)
         gather = functools.partial(gather_json, own, name="slipstream_watch")
         watch.start(horovod.rank(), horovod.size(), gather, timeout_seconds)

@@ -1,7 +1,4 @@
-"""A TCP connection between every two ranks, for `watch`.
-
-In: a rank, and a way to gather texts of all ranks. Out: a connection to each other rank.
-"""
+"""TCP connections between all pairs of ranks, for `watch`."""
 
 import concurrent.futures
 import contextlib
@@ -17,25 +14,26 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-# How long one address of several is tried, and who connects may take to say who it is, in seconds.
+# Timeout in seconds for connecting to one address, and for receiving the greeting of a caller.
 _ATTEMPT = 5.0
-# How often it is looked at the time, in seconds.
+# Polling interval in seconds.
 _PAUSE = 0.1
-# Request number of "what is the address of this interface?", from linux/sockios.h.
+# ioctl request for the address of an interface, from linux/sockios.h.
 _SIOCGIFADDR = 0x8915
 _LONGEST_GREETING = 4096
-# Callers that have not said who they are; of more than these, the oldest are turned away.
+# Maximum number of callers without a valid greeting. If there are more, the oldest is rejected.
 _MOST_STRANGERS = 64
-# The address of a peer's host, and a socket that both may send on.
+# The address of a peer's host, and a socket in both directions.
 Connection: TypeAlias = tuple[str, socket.socket]
 
 
 def own_addresses() -> list[str]:
-    """Returns the IPv4 addresses at which other ranks reach this host, and no others.
+    """Returns the IPv4 addresses at which other ranks can reach this host.
 
-    The address of the interface that a launcher has chosen (HOROVOD_GLOO_IFACE); else the one from
-    which this host reaches the launcher (HOROVOD_GLOO_RENDEZVOUS_ADDR). Where there is neither, as
-    under mpirun, those of all interfaces, without the loopback if there is another.
+    It is the address of the interface that a launcher has selected (HOROVOD_GLOO_IFACE), else the
+    local address of the route to the launcher (HOROVOD_GLOO_RENDEZVOUS_ADDR). If neither variable
+    is set, as with mpirun, it returns the addresses of all interfaces. The loopback is included
+    only if there is no other interface.
     """
     chosen = os.environ.get("HOROVOD_GLOO_IFACE")
     names = [name for _, name in socket.if_nameindex()]
@@ -52,20 +50,22 @@ def connect(
 ) -> tuple[str, dict[int, Connection]]:
     """Connects this rank with all others; a collective.
 
-    Others than ranks may connect, too, while it lasts: each of them costs a socket and a few
-    kilobytes for some seconds, and holds nobody up.
+    Other programs can connect to the port while it is open. Each costs a socket and a few kilobytes
+    for some seconds, and does not delay the ranks.
 
     Args:
-        rank: of this process.
-        size: number of ranks.
-        gather: a collective; takes this rank's text, returns those of all ranks, rank 0 first.
-        timeout_seconds: how long to try.
+        rank: The rank of this process.
+        size: The number of ranks.
+        gather: A collective that takes this rank's text and returns the texts of all ranks, rank 0
+            first.
+        timeout_seconds: The maximum time to try.
 
     Returns:
-        This rank's address, as peers know it, and rank -> connection, for all other ranks.
+        This rank's address as peers see it, and a dictionary from each other rank to its
+        connection.
 
     Raises:
-        ConnectionError: a rank cannot be reached, or did not call in time.
+        ConnectionError: If a rank cannot be reached or does not connect in time.
     """
     deadline = time.monotonic() + timeout_seconds
     with contextlib.ExitStack() as opened:
@@ -76,10 +76,11 @@ def connect(
         places = [server.getsockname() for server in servers]
         card = json.dumps({"places": places, "job": secrets.token_hex()})
         cards = [json.loads(text) for text in gather(card)]
-        # Told from any other job, and from strangers, by what rank 0 drew.
+        # The token of rank 0 identifies the job to its ranks.
         job = cards[0]["job"]
         door = _Door(servers, job, rank, size, deadline)
-        # Beside the calls: a queue of strangers that nobody takes in would keep ranks out.
+        # Accept connections in a separate thread, so that other programs in the queue cannot block
+        # the ranks.
         pool = opened.enter_context(concurrent.futures.ThreadPoolExecutor(1, "slipstream_mesh"))
         opened.callback(door.close)
         called = pool.submit(door.wait)
@@ -93,14 +94,15 @@ def connect(
 
 
 def probe_by_keepalive(connection: socket.socket, timeout_seconds: float) -> None:
-    """Makes the kernel break a connection whose other host does not answer.
+    """Makes the kernel close a connection if the other host stops responding.
 
-    The other host's kernel answers, however busy its programs are. Broken after between 0.9 and 1.1
-    of the timeout; of less than ten seconds: up to one second earlier or later.
+    The kernel of the other host responds even if its programs are busy. The connection is closed
+    after 0.9 to 1.1 times the timeout. For timeouts below ten seconds, the deviation is up to one
+    second.
 
     Args:
-        connection: connected.
-        timeout_seconds: how long a host may be silent.
+        connection: A connected socket.
+        timeout_seconds: The maximum time without a response.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform.startswith("linux"):
@@ -112,15 +114,16 @@ def probe_by_keepalive(connection: socket.socket, timeout_seconds: float) -> Non
 
 
 def expect_answer(connection: socket.socket, timeout_seconds: float) -> None:
-    """Makes the kernel break a connection whose other host does not confirm what is sent now.
+    """Shortens the time until the kernel closes a connection without acknowledgment.
 
-    While something that was sent is not confirmed, the kernel does not probe, and would count the
-    whole timeout anew from when it was sent. Broken after a quarter of it, at least two seconds:
-    two probes in a row may remain unanswered, as on a host whose processors are all busy.
+    While sent data is unacknowledged, the kernel does not send probes, and would wait for the full
+    timeout from the time of sending. This function reduces the wait to a quarter of the timeout, at
+    least two seconds. Two lost probes in a row are tolerated, for example on a host with busy
+    processors.
 
     Args:
-        connection: of `probe_by_keepalive`.
-        timeout_seconds: as given there.
+        connection: A socket that was passed to `probe_by_keepalive`.
+        timeout_seconds: The same timeout.
     """
     if sys.platform.startswith("linux"):
         milliseconds = int(max(2.0, timeout_seconds / 4) * 1000)
@@ -128,7 +131,10 @@ def expect_answer(connection: socket.socket, timeout_seconds: float) -> None:
 
 
 def message_of(line: bytes) -> dict[str, Any]:
-    """Returns what a line says; nothing if it is no message: whoever sent it, the job goes on."""
+    """Parses a line as a JSON object; returns {} for an invalid line.
+
+    Another program could have sent the line, so an error must not end the job.
+    """
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
@@ -139,12 +145,12 @@ def message_of(line: bytes) -> dict[str, Any]:
 def _addresses_of(interfaces: Sequence[str]) -> list[str]:
     if not sys.platform.startswith("linux"):
         return []
-    import fcntl  # Not on every platform that this module is imported on.
+    import fcntl  # fcntl does not exist on all platforms.
 
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for name in interfaces:
-            # An interface without an IPv4 address is an error.
+            # The call fails for an interface without an IPv4 address.
             with contextlib.suppress(OSError):
                 request = struct.pack("256s", name.encode())
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
@@ -153,14 +159,14 @@ def _addresses_of(interfaces: Sequence[str]) -> list[str]:
 
 
 def _address_towards(host: str | None) -> list[str]:
-    """Returns the address from which this host reaches another one; none if it does not."""
+    """Returns this host's address on the route to another host, or []."""
     if host is None:
         return []
     with (
         contextlib.suppress(OSError),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent,
     ):
-        unsent.connect((host, 9))  # Of datagrams: asks the kernel for the way, and sends nothing.
+        unsent.connect((host, 9))  # Selects a route; sends no data.
         return [unsent.getsockname()[0]]
     return []
 
@@ -174,7 +180,7 @@ def _call(
         try:
             connection = socket.create_connection((address, port), until - time.monotonic())
             connection.sendall(json.dumps(greeting).encode() + b"\n")
-            # A stranger who listens at this address and port would not know what to answer.
+            # Another program at this address cannot know the token.
             if _answer(connection, until) != greeting["job"]:
                 raise ConnectionError("another program answered")
         except OSError as error:
@@ -190,7 +196,7 @@ def _call(
 
 
 def _answer(connection: socket.socket, until: float) -> str:
-    """Reads a line, and nothing behind it."""
+    """Reads exactly one line."""
     received = b""
     while not received.endswith(b"\n") and len(received) < _LONGEST_GREETING:
         connection.settimeout(max(0.001, until - time.monotonic()))
@@ -203,7 +209,7 @@ def _answer(connection: socket.socket, until: float) -> str:
 
 @dataclasses.dataclass(eq=False)
 class _Caller:
-    """Who has connected and not said yet who it is."""
+    """A connection that has not sent a valid greeting yet."""
 
     connection: socket.socket
     until: float
@@ -211,31 +217,42 @@ class _Caller:
 
 
 class _Door:
-    """Takes in the ranks above this one, and turns strangers away, all at the same time."""
+    """Accepts connections from higher ranks and rejects other programs.
+
+    All connections are handled concurrently.
+    """
 
     def __init__(
         self, servers: Sequence[socket.socket], job: str, rank: int, size: int, deadline: float
     ):
-        """Takes sockets that listen; `job` is what a rank knows and a stranger does not."""
+        """Registers listening sockets.
+
+        Args:
+            servers: Listening sockets.
+            job: The token that only the ranks of this job know.
+            rank: The rank of this process.
+            size: The number of ranks.
+            deadline: The time at which `wait` fails, on the monotonic clock.
+        """
         self._job, self._deadline, self._rank = job, deadline, rank
         self._missing = set(range(rank + 1, size))
         self._links: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
-        self._callers: list[_Caller] = []  # Who came first stands first.
+        self._callers: list[_Caller] = []  # Oldest first.
         self._is_closed = False
         for server in servers:
             server.setblocking(False)
             self._selector.register(server, selectors.EVENT_READ)
 
     def close(self) -> None:
-        """Has `wait` return soon."""
+        """Makes `wait` return soon."""
         self._is_closed = True
 
     def wait(self) -> dict[int, socket.socket]:
-        """Returns the ranks' connections as soon as all have called.
+        """Returns the connections as soon as all higher ranks have connected.
 
         Raises:
-            ConnectionError: some did not in time.
+            ConnectionError: If a rank does not connect before the deadline.
         """
         try:
             while self._missing and not self._is_closed:
@@ -248,7 +265,7 @@ class _Door:
                 for key, _ in self._selector.select(_PAUSE):
                     if key.data is None:
                         self._take_in(key.fileobj)
-                    elif key.data in self._callers:  # Not turned away for one of this round.
+                    elif key.data in self._callers:  # May have been rejected in this round.
                         self._listen_to(key.data)
                 for caller in [c for c in self._callers if c.until < now]:
                     self._turn_away(caller)
@@ -259,7 +276,7 @@ class _Door:
         return self._links
 
     def _take_in(self, server: Any) -> None:
-        with contextlib.suppress(OSError):  # Who has gone again meanwhile.
+        with contextlib.suppress(OSError):  # The caller can disconnect first.
             connection, _ = server.accept()
             connection.setblocking(False)
             caller = _Caller(connection, time.monotonic() + _ATTEMPT)
@@ -288,7 +305,7 @@ class _Door:
         self._turn_away(caller)
 
     def _rank_in(self, greeting: bytes) -> int | None:
-        """Returns which of the missing ranks it is of; None: of a stranger."""
+        """Returns the missing rank that sent the greeting, or None if it is invalid."""
         told = message_of(greeting)
         rank = told.get("rank") if told.get("job") == self._job else None
         return rank if isinstance(rank, int) and rank in self._missing else None

@@ -1,8 +1,4 @@
-"""A Keras optimizer that averages gradients over the ranks; what a store has deferred at the end.
-
-In: a Keras optimizer, a `VariableStore`, the ranks. Out: the same optimizer, which exchanges what
-it is given.
-"""
+"""A Keras optimizer that averages gradients over ranks, and the flush of deferred gradients."""
 
 from typing import Any
 
@@ -23,30 +19,44 @@ def DistributedOptimizer(
     wire_dtype: str = "float32",
     backward_passes_per_step: int = 1,
 ) -> Any:
-    """Returns a Keras optimizer that averages gradients over the ranks before it applies them.
+    """Returns a Keras optimizer that averages gradients over the ranks.
 
-        model.compile(slip.distributed.DistributedOptimizer(keras.optimizers.Adam(), comm), ...)
+    The result is an instance of a subclass of the optimizer's class, with the same configuration
+    and without state. It is saved like the original class.
 
-    It is of a subclass of the optimizer's class, with the same configuration and without state, and
-    is saved as the optimizer is. Rows of the native store are updated in the backward pass and not
-    by it.
+    Note: rows of the native store are updated in the backward pass, not by this optimizer.
+
+    Example:
+
+    >>> comm = slip.distributed.init()
+    >>> optimizer = slip.distributed.DistributedOptimizer(keras.optimizers.SGD(0.5), comm)
+    >>> variable = keras.Variable(3.0)
+    >>> _ = optimizer.apply([tf.constant(2.0)], [variable])
+    >>> float(variable.numpy())
+    2.0
 
     Args:
-        optimizer: a Keras optimizer that has no state yet.
-        comm: the ranks, from `init`.
-        store: a `VariableStore`, or an object that has one as its `store`, whose gradients are
-            masked or deferred before they are sent; it then knows the optimizer (see
-            `VariableStore.use_optimizer`). None: nothing is withheld.
-        wire_dtype: of sparse rows on their way: "float32", "bfloat16", "float16", "int8" with a
-            scale per row, or "auto", what is soonest on the ranks' link
-            (a collective).
-        backward_passes_per_step: steps of `fit` whose gradients each rank adds up before they are
-            exchanged and applied, as their mean (Horovod's `average_aggregated_gradients=True`):
-            the optimizer's `gradient_accumulation_steps`. Rows take part with apply="step".
+        optimizer: A Keras optimizer without state.
+        comm: The communicator from `init`.
+        store: A `VariableStore`, or an object with an attribute `store` of this type. Its gradients
+            are masked or deferred before they are sent. The store then uses this optimizer (see
+            `VariableStore.use_optimizer`). None means that no gradient is masked or deferred.
+        wire_dtype: The dtype of sparse rows in messages: "float32", "bfloat16", "float16", "int8"
+            with a scale per row, or "auto" for the fastest on this network. With "auto", this
+            function is a collective.
+        backward_passes_per_step: The number of steps of `fit` over which each rank accumulates
+            gradients before their mean is exchanged and applied, like Horovod's
+            `average_aggregated_gradients=True`. It sets the optimizer's
+            `gradient_accumulation_steps`. Rows take part if their store was created with
+            apply="step".
+
+    Returns:
+        The wrapped optimizer.
 
     Raises:
-        ValueError: this is no Keras 3 optimizer, it was used before, it accumulates over another
-            number of steps, or the store defers by movement, which is not known under it.
+        ValueError: If `optimizer` is not a Keras 3 optimizer, has state, or has a different
+            `gradient_accumulation_steps`, or if the store defers by movement and cannot estimate
+            the movement under this optimizer.
     """
     place = "DistributedOptimizer"
     base = type(optimizer)
@@ -66,30 +76,31 @@ def DistributedOptimizer(
     exchange = GradientExchange(comm, found, wire_dtype, Names("optimizer"))
 
     class Distributed(base):  # type: ignore[misc, valid-type]
-        """The optimizer, with gradients averaged first."""
+        """The optimizer with gradients averaged over the ranks."""
 
         slipstream_comm = comm
-        # Those whose gradients are averaged when they have been added up, in a step that updates.
+        # The variables whose accumulated gradients are averaged in a step that updates.
         _late: "list[Any] | None" = None
 
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-            """Averages, then applies; see the optimizer's class."""
+            """Averages gradients over the ranks and applies them."""
             variables = trainable_variables
             if variables is None:
                 variables = self._trainable_variables
             elif not self.built:
-                # As the base would below: what may wait is decided by the optimizer's state.
+                # The base class would build it below. Deferring needs the optimizer's state
+                # earlier.
                 with _compat.require_keras().name_scope(self.name, caller=self):
                     self.build(list(variables))
             given, variables = list(grads), list(variables)
             pairs = [(g, v) for g, v in zip(given, variables, strict=True) if g is not None]
-            # Keras adds up dense gradients alone, and none that overwrite their variables.
+            # Keras accumulates only dense gradients of variables that gradients do not overwrite.
             is_plain = not any(
                 isinstance(g, tf.IndexedSlices) or getattr(v, "overwrite_with_gradient", False)
                 for g, v in pairs
             )
             if self.gradient_accumulation_steps and comm.size > 1 and is_plain:
-                # Past Keras, which would track what it is given.
+                # Bypass Keras's attribute tracking.
                 object.__setattr__(self, "_late", [v for _, v in pairs])
                 try:
                     return super().apply(given, trainable_variables)
@@ -98,18 +109,19 @@ def DistributedOptimizer(
             return super().apply(exchange.average(given, variables), trainable_variables)
 
         def _clip_gradients(self, grads: Any) -> Any:
-            """Averages what was added up; then clips. Keras calls it in steps that update."""
+            """Averages accumulated gradients, then clips; Keras calls it in update steps."""
             if self._late is not None:
                 count = len(self._late)
-                # Behind those of weights a `StepOptimizer` has what rows are clipped by, exchanged.
+                # A `StepOptimizer` appends values for clipping rows to the gradients of the
+                # weights. They have been exchanged already.
                 grads = [*exchange.average(list(grads[:count]), self._late), *grads[count:]]
             return super()._clip_gradients(grads)
 
         def apply_averaged(self, grads: Any, trainable_variables: Any) -> Any:
-            """Applies gradients that are averaged already."""
+            """Applies gradients that are already averaged."""
             return super().apply(grads, trainable_variables)
 
-    # Saved, and shown, as the optimizer itself.
+    # Use the original name, so that Keras saves and shows the original class.
     Distributed.__name__, Distributed.__qualname__ = base.__name__, base.__qualname__
     Distributed.__module__ = base.__module__
     made = Distributed.from_config(config)
@@ -120,28 +132,36 @@ def DistributedOptimizer(
 
 
 def flush_deferred(store: Any, optimizer: Any, comm: Communicator | None = None) -> int:
-    """Applies all deferred gradients of a store, each sum as one gradient; a collective, eager.
+    """Applies all deferred gradients of a store; a collective for eager code.
 
-    Call it at the end of training, and before rows are saved; in Keras's `fit`, the callbacks do.
-    The sums of all ranks travel in float32, and the optimizer takes a step of the variables that
-    have any: other rows of theirs see no gradient (see `DistributedGradientTape` for the optimizers
-    that move such rows). Its `iterations` stay as they are.
+    Call it at the end of training and before rows are saved. In `fit`, the callbacks call it. Each
+    deferred sum is applied as one gradient and sent in float32. The optimizer takes one step for
+    the variables with deferred gradients. Their other rows get no gradient (see
+    `DistributedGradientTape` for the optimizers that move such rows). `optimizer.iterations` does
+    not change.
+
+    Example:
+
+    >>> store = slip.tables.VariableStore({"item": tf.Variable(tf.zeros([4, 2]))})
+    >>> slip.distributed.flush_deferred(store, keras.optimizers.SGD())
+    0
 
     Args:
-        store: a `VariableStore`, or an object that has one as its `store`.
-        optimizer: that updates the variables; wrapped by `DistributedOptimizer` or not.
-        comm: the ranks. None: those of the optimizer, if it is wrapped; else this process alone.
+        store: A `VariableStore`, or an object with an attribute `store` of this type.
+        optimizer: The optimizer of the variables, with or without `DistributedOptimizer`.
+        comm: The communicator of the job. None uses the communicator of a `DistributedOptimizer`,
+            or a single process for other optimizers.
 
     Returns:
-        How many sums were applied, of all ranks.
+        The number of applied sums on all ranks.
 
     Raises:
-        ValueError: there is no such store; the optimizer is of other ranks, does not know the
-            variables, or has `gradient_accumulation_steps`, so that the sums would wait in it.
-            What is deferred stays so then.
+        ValueError: If there is no such store, or if the optimizer has another number of ranks, was
+            not built with the variables, or has `gradient_accumulation_steps`, which would delay
+            the sums. The deferred gradients are then unchanged.
     """
     found = store_of(store, "flush_deferred")
-    # Policies, and so this, are the same on all ranks.
+    # All ranks have the same policies, so they take the same branch.
     deferring = [t.name for t in found.tables if found.is_deferring(t.name).numpy()]
     if not deferring:
         return 0
@@ -176,7 +196,7 @@ def flush_deferred(store: Any, optimizer: Any, comm: Communicator | None = None)
         apply(sums, variables)
         optimizer.iterations.assign_sub(1)
     else:
-        # An optimizer of tf.compat.v1.train.
+        # An optimizer from `tf.compat.v1.train`.
         inner = map(_compat.tensorflow_variable, variables)
         optimizer.apply_gradients(zip(sums, inner, strict=True))
     return int(deferred.sum())

@@ -1,7 +1,7 @@
-"""A native store whose rows are spread over the ranks by hash.
+"""An embedding store with rows distributed over the ranks by a hash of the key.
 
-In: each rank's batches. A batch's keys go to their owners, the rows come back and are looked up in
-a table of replicas, gradients go to the owners.
+In each step, keys are sent to their owners, which return the rows. The batch is looked up in a
+table of replicas, and gradients are sent to the owners.
 """
 
 import functools
@@ -38,11 +38,11 @@ _ANNOUNCED_TWICE = (
 
 
 class KeyRequest(NamedTuple):
-    """Keys that are requested of this rank.
+    """The keys that all ranks request from this rank.
 
     Attributes:
-        sizes: int64 [ranks, tables], keys that each rank requests.
-        keys: int64 [n], by rank, then by table.
+        sizes: int64 [ranks, tables], the number of keys that each rank requests.
+        keys: int64 [n], ordered by rank, then by table.
     """
 
     sizes: tf.Tensor
@@ -50,17 +50,18 @@ class KeyRequest(NamedTuple):
 
 
 class AnnouncedKeys:
-    """The request of the batch that comes next, if it was announced.
+    """Stores the key request of the next batch if the batch was announced.
 
-    Whether there is one follows from calls that all ranks make alike, never from a rank's own keys.
+    All ranks announce in the same steps, so the presence of a request never depends on the keys of
+    a rank.
     """
 
     def __init__(self, ranks: int, tables: int):
-        """Makes room for one request.
+        """Allocates the variables of one request.
 
         Args:
-            ranks: of the job.
-            tables: of the store.
+            ranks: The number of ranks.
+            tables: The number of tables of the store.
         """
         with tf.device("CPU:0"):
             self._is_announced = tf.Variable(False, trainable=False)
@@ -72,23 +73,24 @@ class AnnouncedKeys:
             self._request = KeyRequest(sizes, keys)
 
     def announce(self, batch: tf.Tensor, request: Callable[[], KeyRequest]) -> None:
-        """Takes in a batch.
+        """Stores the request of the next batch.
 
         Args:
-            batch: from `identity_of`.
-            request: requests its keys of the other ranks; a collective.
+            batch: The identity of the batch, from `identity_of`.
+            request: A collective that requests the keys of the batch from the other ranks.
 
         Raises:
-            tf.errors.InvalidArgumentError: another one is there.
+            tf.errors.InvalidArgumentError: If another batch is announced already.
         """
         with tf.device("CPU:0"):
             is_taken = self._is_announced.read_value()
             free = tf.debugging.Assert(~is_taken, [_ANNOUNCED_TWICE])
-            # A variable that a graph assigns a value of known size to is taken to have that size
-            # wherever the graph reads it, even before, where it holds another batch. So the size is
-            # one that TensorFlow cannot know before it runs the graph.
+            # If a graph assigns a value of known size to a variable, TensorFlow assumes that size
+            # in the whole graph, even for reads before the assignment, when the variable contains
+            # another batch. Therefore the size must be unknown until the graph runs.
             size = tf.where(is_taken, 0, tf.size(batch))
-            # The batch, too: a step whose data has ended runs what does not wait for it.
+            # Wait for the batch, too. TensorFlow also runs the operations of a step that do not
+            # depend on its batch, even if the dataset has ended and the step fails.
             with tf.control_dependencies([batch] if free is None else [free, batch]):
                 for variable, value in zip(self._request, request(), strict=True):
                     variable.assign(value)
@@ -96,14 +98,15 @@ class AnnouncedKeys:
                 self._is_announced.assign(True)
 
     def take(self, batch: tf.Tensor, request: Callable[[], KeyRequest]) -> KeyRequest:
-        """Gives out the request of a batch; there is none after it.
+        """Returns and removes the request of a batch.
 
         Args:
-            batch: from `identity_of`.
-            request: requests its keys of the other ranks, if no batch was announced; a collective.
+            batch: The identity of the batch, from `identity_of`.
+            request: A collective that requests the keys of the batch. It is called if no batch was
+                announced.
 
         Raises:
-            tf.errors.InvalidArgumentError: another batch was announced.
+            tf.errors.InvalidArgumentError: If another batch was announced.
         """
         with tf.device("CPU:0"):
             announced = self._batch.read_value()
@@ -118,17 +121,19 @@ class AnnouncedKeys:
         return given
 
     def forget(self) -> None:
-        """Lets any batch come next."""
+        """Removes the request, so that any batch can be next."""
         with tf.device("CPU:0"):
             self._is_announced.assign(False)
 
 
 def identity_of(packed: PackedFeatures, feature_table: Sequence[int]) -> tf.Tensor:
-    """Returns int64 [n], equal for batches that request the same keys; weights do not matter.
+    """Returns int64 [n], equal for two batches if they request the same keys.
+
+    Weights are ignored.
 
     Args:
-        packed: the batch.
-        feature_table: per feature, the index of its table.
+        packed: The batch.
+        feature_table: The index of the table of each feature.
     """
     layout = [len(packed.keys), len(packed.row_splits), len(feature_table), *feature_table]
     for name in ("feature_keys", "feature_column", "feature_splits"):
@@ -148,11 +153,11 @@ def _are_equal(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 def _either(
     condition: tf.Tensor, there: Sequence[tf.Tensor], make: Callable[[], Sequence[tf.Tensor]]
 ) -> Sequence[tf.Tensor]:
-    """`tf.cond(condition, lambda: there, make)`, in which collectives keep their names.
+    """`tf.cond(condition, lambda: there, make)` that keeps the names of collectives.
 
-    `tf.cond` becomes nodes of the graph around it, numbered by what else that graph has. It differs
-    between ranks that traced a function for batches of other sizes: they would wait for each
-    other's collectives for ever. Here `make` stays a function of its own.
+    `tf.cond` inlines its branches into the graph and numbers their nodes by the rest of the graph.
+    The numbers differ between ranks that traced a function for batches of other sizes, and these
+    ranks would wait for each other's collectives forever. Here, `make` stays a separate function.
     """
     if tf.executing_eagerly():
         return there if condition else make()
@@ -172,26 +177,35 @@ def _either(
 
 
 class ShardedStore(ReplicatingStore, ExchangedStore):
-    """Embedding tables whose rows are spread over the ranks of a job by a hash of their keys.
+    """Embedding tables with rows distributed over the ranks by a hash of the key.
 
-    Every lookup (evaluation, too), update, `flush` and change of policy is a collective; ranks
-    without inputs take part with an empty batch (see `even_ends`). A lookup reads the rows as their
-    owners have them (rounded, if the wire is). Flags of saturated keys are stored with the
-    replicas, of at most half of them: further keys, and those whose replica was evicted, are
-    not masked until the next window.
+    Every lookup (also in evaluation), update, `flush` and change of policy is a collective. Ranks
+    without examples take part with an empty batch (see `even_ends`). A lookup reads the current
+    rows of their owners, rounded to the wire dtype.
 
-    A rank that defers gradients by movement takes how far a sum would move its row from the
-    replica's slots: of a row's accumulators (Adagrad) or second moments (Adam) only the smallest
-    is sent, beside which the movement is not underestimated (but for the rounding of a bfloat16
-    wire). A gradient of a row of which one value never had one is therefore hardly ever deferred.
-    That number is sent with every row of the store while the policy of one of its tables defers by
-    movement, in shadow mode, too; else only the row's values are.
+    Each rank caches replicas of rows. The flags of saturated keys are stored with at most half of
+    the replicas. Further keys, and keys with an evicted replica, are not masked until the next
+    window.
 
-    With `prefetch=True` a batch's keys can be sent to their owners a step ahead (`announce`),
-    beside what the step before still has to do. Its rows are read at its lookup all the same.
+    Deferring by movement needs the optimizer's slots to estimate the movement of a row. Owners send
+    one number per row for this: the smallest accumulator (Adagrad) or second moment (Adam) of the
+    row. The movement is therefore never underestimated, apart from the rounding of a bfloat16 wire.
+    A row with a value that never had a gradient is hardly ever deferred. While any table of the
+    store defers by movement, also in a dry run, this number is sent with every row of all tables.
 
-    `size`, `gather` and `export_table` are of the rows that this rank owns; `hot_keys` and
-    `update_counts` of this rank's own batches. A table's capacity is that of each rank's part.
+    With `prefetch=True`, the keys of a batch can be sent to their owners one step ahead
+    (`announce`), in parallel with the rest of the previous step. The rows are still read during the
+    lookup.
+
+    `size`, `gather` and `export_table` cover the rows that this rank owns. `hot_keys` and
+    `update_counts` cover this rank's batches. The capacity of a table applies to each rank's part.
+
+    Example:
+
+    >>> comm = slip.distributed.init()
+    >>> store = slip.distributed.ShardedStore([slip.Table("item", 2)], None, comm)
+    >>> store.size("item")
+    0
     """
 
     def __init__(
@@ -204,22 +218,23 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         wire_warmup_steps: int = 0,
         prefetch: bool = False,
     ):
-        """Makes empty tables; a collective.
+        """Creates empty tables; a collective.
 
         Args:
-            tables: at least one, of distinct names.
-            optimizer: the rule of the tables without one of their own; None: `Adagrad`.
-            comm: the ranks.
-            wire_dtype: of rows and gradients on their way, see `Wire.of`; "auto": what is soonest
-                on the ranks' link.
-            cache_bytes: of all replicas on a rank; the distinct keys of a batch must fit.
-            wire_warmup_steps: updates of the tables before rows and gradients are rounded:
-                rounding disturbs the first ones most.
-            prefetch: whether batches may be announced.
+            tables: At least one table, with unique names.
+            optimizer: The optimizer of tables without an optimizer. None means `Adagrad`.
+            comm: The communicator of the job.
+            wire_dtype: The dtype of rows and gradients in messages, see `Wire.of`. "auto" chooses
+                the fastest dtype for the network between the ranks.
+            cache_bytes: The size of all replicas on a rank in bytes. The distinct keys of a batch
+                must fit. Defaults to 256 MiB.
+            wire_warmup_steps: The number of table updates before rows and gradients are rounded.
+                Rounding disturbs the first updates most.
+            prefetch: Whether batches can be announced.
 
         Raises:
-            ValueError: as `NativeStore`; the replicas' budget holds no row; or the ranks' settings
-                differ: the error says in what.
+            ValueError: As `NativeStore`, if `cache_bytes` is less than one row, or if the settings
+                of the ranks differ. The error names the setting.
         """
         rows = rows_within(cache_bytes, tables, optimizer, "ShardedStore")
         settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
@@ -228,7 +243,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         )
         self._replicas, self._owners = Replicas(self.tables, self.optimizer, rows), comm.size
         with tf.device("CPU:0"):
-            # Whether rows travel with the summary of their slots; the same on all ranks.
+            # Whether rows are sent with the summary of their slots. It is the same on all ranks.
             self._with_summary = tf.Variable(False, trainable=False)
         self._announced = AnnouncedKeys(comm.size, len(self.tables))
         self.prefetches = bool(prefetch)
@@ -240,7 +255,13 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     def lookup(
         self, packed: PackedFeatures, training: bool, stacked: bool = False
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
-        """See `EmbeddingStore.lookup`; a collective."""
+        """Looks up a batch; a collective.
+
+        Args:
+            packed: The keys and weights of the batch.
+            training: Whether the lookup is part of a training step.
+            stacked: See `EmbeddingStore.lookup`.
+        """
         if self.comm.size == 1:
             return super().lookup(packed, training, stacked)
         what = "lookup" if training else "evaluation"
@@ -250,7 +271,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             requested = self._announced.take(self._identity_of(packed), request)
         else:
             requested = request()
-        # The rows that others request of this rank are sent, and those come that it requests.
+        # Send the rows that other ranks requested, and receive the rows that this rank requested.
         dtype = self.wire.dtype_of(self.wire.rows, self._steps.read_value())
         messages, lengths, row_bytes = exchange_ops.pull_rows(
             self._handles, *requested, training, self._with_summary.read_value(), dtype
@@ -266,17 +287,16 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     def announce(self, packed: PackedFeatures) -> None:
         """Sends the keys of the next training batch to their owners; a collective.
 
-        The owners begin to read those rows from the disk that are there (`Storage`).
-
-        Call it after the lookup of the batch before. The next training lookup must be of these
-        keys: another one is an error.
+        Owners start to read requested rows from disk if a table spills (`Storage`). Call it after
+        the lookup of the previous batch. The next training lookup must have the same keys,
+        otherwise it raises an error.
 
         Args:
-            packed: the batch's keys; weights are not read.
+            packed: The keys of the batch. Weights are ignored.
 
         Raises:
-            ValueError: the store was made without `prefetch=True`.
-            tf.errors.InvalidArgumentError: a batch is announced already.
+            ValueError: If the store was created without `prefetch=True`.
+            tf.errors.InvalidArgumentError: If a batch is announced already.
         """
         if not self.prefetches:
             raise invalid("prefetch", False, "announce of a ShardedStore", "prefetch=True")
@@ -287,7 +307,10 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         self._announced.announce(self._identity_of(packed), request)
 
     def forget_announced(self) -> None:
-        """Lets any batch come next, as where an epoch ends; call it on all ranks alike."""
+        """Cancels an announcement, for example at the end of an epoch.
+
+        Call it on all ranks.
+        """
         self._announced.forget()
 
     def _identity_of(self, packed: PackedFeatures) -> tf.Tensor:
@@ -296,19 +319,19 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     def _route(
         self, packed: PackedFeatures, stacked: bool = False
     ) -> tuple[LookupLayout, exchange_ops.Routed]:
-        """Plans a lookup."""
+        """Plans a lookup and groups its keys by owner."""
         layout, handles = self._replicas._layout(packed, stacked), self._replicas._handles
         return layout, exchange_ops.route_keys(handles, packed, layout, self.comm.size)
 
     def _request(self, routed: exchange_ops.Routed, what: str) -> KeyRequest:
-        """Tells the owners which rows a batch needs, and hears which ones others need."""
+        """Exchanges the keys of a batch; returns the keys requested from this rank."""
         request = exchange_ops.SendBuffer(routed.sizes, routed.keys, tf.zeros([0]))
         widths = [0] * len(self.tables)
         theirs = exchange_rows(self.comm, request, widths, self._names, f"{what}.keys")
         return KeyRequest(theirs.sizes, theirs.keys)
 
     def _request_ahead(self, routed: exchange_ops.Routed) -> KeyRequest:
-        """Requests the next batch's rows, and begins to read those of others from the disk."""
+        """Requests the rows of the next batch, and starts to read requested rows from disk."""
         request = self._request(routed, "next")
         if not self.spills:
             return request
@@ -321,36 +344,42 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         return request
 
     def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
-        """See `ExchangedStore.share_collected`; where a rank's are not finite, all are NaN."""
+        """Sends collected rows to their owners; returns NaN if any value is not finite."""
         shared = super().share_collected(rows)
         if self.comm.size == 1:
             return shared
-        # A rank that owns none of those keys must not update the others.
+        # All ranks must skip the update, including owners without non-finite rows.
         lost = tf.reduce_sum(tf.cast(~tf.math.is_finite(shared.values), tf.float32))
         is_lost = self.sum_of_parts(lost) > 0
         values = tf.where(is_lost, float("nan"), shared.values)
         return exchange_ops.SendBuffer(shared.sizes, shared.keys, values)
 
     def sum_of_parts(self, values: tf.Tensor) -> tf.Tensor:
-        """See `NativeStore.sum_of_parts`; a collective."""
+        """Sums values over the ranks; a collective."""
         return self.comm.sum(values, "control", self._names.of("parts"))
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """See `EmbeddingStore.set_update_policy`; a collective."""
+        """Sets the policy of a table; a collective."""
         super().set_update_policy(table, policy)
         policies = self._policies.values()
         by_movement = any(p.mode == "defer" and p.trigger == "movement" for p in policies)
         self._with_summary.assign(by_movement)
 
     def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
-        """See `ExchangedStore.write_rows`; replicas of the rows, and what is deferred, go."""
+        """Writes rows at their owners and drops their replicas and deferred gradients.
+
+        This method is a collective, with the same keys and rows on all ranks.
+        """
         self._require_same_rows(table, keys, rows)
         own = self.owners(table, keys) == self.comm.rank
         NativeStore.write_rows(self, table, keys[own], rows[own])
         self._replicas.remove_rows(table, keys)
 
     def remove_rows(self, table: str, keys: np.ndarray) -> int:
-        """See `ExchangedStore.remove_rows`; returns how many rows there were on all ranks."""
+        """Removes rows; returns the number of removed rows on all ranks.
+
+        This method is a collective, with the same keys on all ranks.
+        """
         self._require_same_rows(table, keys)
         own = self.owners(table, keys) == self.comm.rank
         removed = NativeStore.remove_rows(self, table, keys[own])
@@ -358,17 +387,22 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         return int(self.comm.sum(tf.constant(removed), "control", self._names.of("removed")))
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
-        """Returns int64 [n]: the rank that owns each key, int64 [n]."""
+        """Returns int64 [n], the rank that owns each key.
+
+        Args:
+            table: The name of the table.
+            keys: int64 [n].
+        """
         self.index_of(table)
         return owner_of(keys, self.comm.size)
 
     def decay_counts(self, factor: float) -> None:
-        """See `EmbeddingStore.decay_counts`."""
+        """Multiplies the access counts of rows and replicas by a factor."""
         super().decay_counts(factor)
         self._replicas.decay_counts(factor)
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
-        """See `EmbeddingStore.set_row_flags`; on all ranks alike, with the same keys and flags."""
+        """Sets flags of rows; call it on all ranks with the same keys and flags."""
         if self.comm.size == 1:
             return super().set_row_flags(table, keys, flags)
         self._replicas.withhold(table, np.asarray(keys, np.int64), np.asarray(flags, np.uint8))
@@ -379,6 +413,6 @@ def owner_of(keys: np.ndarray, ranks: int) -> np.ndarray:
 
     Args:
         keys: int64 [n].
-        ranks: number of ranks.
+        ranks: The number of ranks.
     """
     return (mix64(hash_keys(keys)) % np.uint64(ranks)).astype(np.int64)

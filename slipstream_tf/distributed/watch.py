@@ -1,12 +1,10 @@
-"""Says which rank was lost when a job ends because of it.
+"""Detects lost ranks and reports which rank ended a job.
 
-Horovod ends every rank of a job that has lost one, but its error does not say which, or names a
-rank that ended only because another had. So every two ranks hold a TCP connection, on which nothing
-is sent while all is well. A process that dies closes it; a host or link that is down leaves the
-kernel's keepalive probes unanswered; a program that fails says why before it ends.
-
-In: this rank's place in the job, and a way to gather texts. Out: a `PeerLostError` with the peer's
-rank and address in the place of Horovod's error.
+Horovod ends all ranks of a job when one is lost, but its error does not name that rank, or names a
+rank that ended as a consequence. Therefore each pair of ranks holds a TCP connection without
+traffic. A process that dies closes the connection. If a host or the network fails, the kernel's
+keepalive probes time out. A program that fails sends the reason first. The error of Horovod is then
+replaced by a `PeerLostError` with the lost rank and its address.
 """
 
 import atexit
@@ -26,37 +24,43 @@ from typing import Any
 
 from slipstream_tf.distributed import mesh
 
-# Of errors that may come from the loss of a rank. TensorFlow has no class for them.
+# Words in errors that the loss of a rank can cause. TensorFlow has no class for them.
 _TELLTALES = ("Horovod", "gloo", "MPI_")
 _ADVICE = "The job cannot go on without it: start it again from its last checkpoint."
 _LONGEST_REASON = 500
-# In bytes; a reason in JSON has up to twelve a character.
+# In bytes. JSON needs up to twelve bytes per character of a reason.
 _LONGEST_MESSAGE = 1 << 14
 
 
 def is_of_collective(error: BaseException) -> bool:
-    """Whether an error may come from a collective that broke off."""
+    """Returns whether an interrupted collective can have caused the error."""
     text = f"{type(error).__name__}: {error}"
     return any(word in text for word in _TELLTALES)
 
 
 class PeerLostError(RuntimeError):
-    """Another rank of the job is gone, so that this one cannot go on.
+    """Raised when another rank of the job is lost.
 
     Attributes:
-        rank: of the peer that was lost first, as far as this rank knows.
-        address: of the peer's host.
+        rank: The peer that was lost first, as far as this rank can see.
+        address: The address of the peer's host.
     """
 
     def __init__(self, message: str, rank: int, address: str):
-        """Takes the whole message, and the peer that it is about."""
+        """Creates the error.
+
+        Args:
+            message: The complete message.
+            rank: The lost peer.
+            address: The address of the peer's host.
+        """
         super().__init__(message)
         self.rank, self.address = rank, address
 
 
 @dataclasses.dataclass
 class _Peer:
-    """What is known of another rank."""
+    """The state of another rank, as seen by this rank."""
 
     rank: int
     address: str
@@ -64,51 +68,52 @@ class _Peer:
     unread: bytes = b""
     has_left: bool = False
     has_answered: bool = False
-    # Of a message to it; reading does not raise it again.
+    # The error of sending a message. Reading does not raise it again.
     error: OSError | None = None
 
 
 class Watch:
-    """Watches the other ranks of a job from a thread of its own."""
+    """Watches the other ranks of a job in a background thread."""
 
     def __init__(
         self, rank: int, address: str, peers: Mapping[int, mesh.Connection], timeout_seconds: float
     ):
-        """Starts to watch.
+        """Starts the thread.
 
         Args:
-            rank: of this process.
-            address: of this process's host, as peers are told.
-            peers: rank -> connection and address.
-            timeout_seconds: how long a host may leave probes unanswered.
+            rank: The rank of this process.
+            address: The address of this host.
+            peers: A dictionary from rank to the peer's address and connection.
+            timeout_seconds: The maximum time without a response to keepalive probes.
         """
         self._rank, self._address, self._timeout = rank, address, timeout_seconds
         self._peers = {number: _Peer(number, *peer) for number, peer in peers.items()}
-        # Rank -> why it is lost; what came first stands first.
+        # Lost rank -> reason, in the order of detection.
         self._lost: dict[int, str] = {}
         self._changed = threading.Condition()
-        self._is_over = False  # Peers know that this rank ends.
+        self._is_over = False  # Peers were notified that this rank ends.
         self._is_explained = False  # The main thread reports the loss.
         self._is_closed = False
         self._selector = selectors.DefaultSelector()
         for peer in self._peers.values():
             mesh.probe_by_keepalive(peer.connection, timeout_seconds)
             self._selector.register(peer.connection, selectors.EVENT_READ, peer)
-        # A child must not hold the connections open when this process has died.
+        # A forked child must not keep the connections open after this process dies.
         os.register_at_fork(after_in_child=self.close)
         threading.Thread(target=self._run, name="slipstream_watch", daemon=True).start()
 
     def explain(self, error: BaseException) -> PeerLostError | None:
-        """Says whether an error comes from the loss of a rank.
+        """Returns the `PeerLostError` behind an error, or None.
 
-        Blocks until every peer is lost, has left or has answered, at most for half of the timeout
-        and five seconds. If none is lost by then, those that have not answered count as lost.
+        It blocks until every peer is lost, has left or has answered, for at most half of the
+        timeout plus five seconds. If no peer is lost by then, peers without an answer count as
+        lost.
 
         Args:
-            error: what a collective, or the function it is in, raised.
+            error: The exception that a collective raised.
 
         Returns:
-            The error to report in its place; None: it has another cause.
+            The error to report instead, or None if the exception has another cause.
         """
         if self._is_over or not is_of_collective(error):
             return None
@@ -125,16 +130,16 @@ class Watch:
             return self._verdict()
 
     def fail(self, error: BaseException) -> None:
-        """Tells all peers that this rank ends by an error."""
+        """Notifies all peers that this rank ends with an error."""
         text = f"{type(error).__name__}: {error}"
         self._end({"event": "failed", "reason": text[:_LONGEST_REASON]})
 
     def leave(self) -> None:
-        """Tells all peers that this rank's program has come to its end."""
+        """Notifies all peers that this rank's program has finished."""
         self._end({"event": "left"})
 
     def close(self) -> None:
-        """Stops to watch, without a word to peers."""
+        """Stops watching without notifying peers."""
         self._is_over = self._is_closed = True
         for peer in self._peers.values():
             peer.connection.close()
@@ -150,9 +155,10 @@ class Watch:
             _send(peer, line)
 
     def _tell_urgently(self, message: dict[str, Any]) -> None:
-        # Collectives have waited for the timeout already, or a peer is lost: others may be, too.
+        # Collectives have already waited for the timeout, or a peer is lost and others can be lost,
+        # too.
         for peer in self._peers.values():
-            with contextlib.suppress(OSError):  # Closed; reading says so.
+            with contextlib.suppress(OSError):  # Closed; reading reports it.
                 mesh.expect_answer(peer.connection, self._timeout)
         self._tell(message)
 
@@ -180,7 +186,7 @@ class Watch:
     def _run(self) -> None:
         end = math.inf
         while True:
-            # A connection that is broken, by its peer or by keepalive, can be read.
+            # A broken connection becomes readable.
             wait = None if end == math.inf else max(0.0, end - time.monotonic())
             ready = self._selector.select(wait)
             if self._is_closed:
@@ -203,7 +209,7 @@ class Watch:
                 return
 
     def _report(self) -> None:
-        # Now, not only when this rank ends: a launcher may be quicker in killing it.
+        # Report immediately, because a launcher can kill this rank before it ends by itself.
         with self._changed:
             if not self._is_explained:
                 print(f"slipstream_tf: {self._verdict()}", file=sys.stderr, flush=True)
@@ -220,7 +226,7 @@ class Watch:
                 if not peer.has_left:
                     self._lose(peer.rank, self._reason(peer))
             *lines, rest = (peer.unread + data).split(b"\n")
-            # Of a longer one, which nobody sends, what is cut off makes it no message.
+            # No rank sends a longer message. A truncated one is not valid JSON and is ignored.
             peer.unread = rest[:_LONGEST_MESSAGE]
             for line in lines:
                 self._hear(peer, mesh.message_of(line))
@@ -249,7 +255,7 @@ class Watch:
             self._lost.setdefault(rank, f"{reason} (seen by rank {peer.rank})")
 
     def _lose(self, rank: int, reason: str) -> None:
-        # Told at once, so that peers know of it before they hear that this rank ends.
+        # Notify peers immediately, before they learn that this rank ends.
         if rank not in self._lost:
             self._lost[rank] = reason
             self._tell_urgently({"event": "lost", "rank": rank, "reason": reason})
@@ -259,28 +265,28 @@ def _send(peer: _Peer, line: bytes) -> None:
     try:
         peer.connection.send(line, socket.MSG_DONTWAIT)
     except BlockingIOError:
-        pass  # It does not read what it is sent: nobody waits for that.
+        pass  # The peer does not read its messages; do not wait for it.
     except OSError as error:
-        # A peer that cannot be told is gone, which the thread notices by itself.
+        # The peer is gone. The thread detects that when it reads.
         peer.error = error
 
 
 def start(
     rank: int, size: int, gather: Callable[[str], Sequence[str]], timeout_seconds: float
 ) -> Watch:
-    """Connects all ranks and watches from now to the end of the process; a collective.
+    """Connects all ranks and watches them until the process ends; a collective.
 
-    An exception that ends this process is told to the peers; one that comes from the loss of a
-    peer is reported as the `PeerLostError` that it caused.
+    It installs an exception hook. An exception that ends this process is sent to the peers. An
+    exception that the loss of a peer caused is reported as a `PeerLostError`.
 
     Args:
-        rank: of this process.
-        size: number of ranks, at least 2.
-        gather: see `mesh.connect`.
-        timeout_seconds: how long a host may be silent.
+        rank: The rank of this process.
+        size: The number of ranks, at least 2.
+        gather: See `mesh.connect`.
+        timeout_seconds: The maximum time without a response from a host.
 
     Raises:
-        ConnectionError: see `mesh.connect`.
+        ConnectionError: See `mesh.connect`.
     """
     watch = Watch(rank, *mesh.connect(rank, size, gather, timeout_seconds), timeout_seconds)
     report = sys.excepthook
@@ -295,6 +301,7 @@ def start(
             report(PeerLostError, lost, None)
 
     sys.excepthook = hook
-    # Before Horovod's own, which was registered earlier: who ends is told before Horovod notices.
+    # atexit runs in reverse order: peers are notified before Horovod's handler, registered earlier,
+    # ends the job.
     atexit.register(watch.leave)
     return watch
