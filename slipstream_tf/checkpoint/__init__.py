@@ -1,7 +1,7 @@
-"""Checkpoints of a job: the manager that saves and restores them, and their file format.
+"""Checkpoints of a training job: the manager and the file format.
 
-A checkpoint is a folder with a manifest and, for each rank and table, a file of checked blocks.
-It contains no pickle, and nothing in it is ever executed.
+A checkpoint is a folder with a manifest, the files of a `tf.train.Checkpoint`, and one file of
+checksummed blocks per rank and table. It contains no pickle, and no content is ever executed.
 """
 
 from slipstream_tf.checkpoint.array_file import CheckpointError, CheckpointMismatchError

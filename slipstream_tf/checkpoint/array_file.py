@@ -1,16 +1,16 @@
-"""Files of named arrays in checked blocks: written and read block by block, never executed.
+"""A file format for named arrays in checksummed blocks.
 
     8 bytes     b"slipckp2"
-    uint32      bytes of the header
+    uint32      length of the header in bytes
     uint32      CRC-32 of the header
-    header      JSON: {"checkpoint": which one the file is of, "meta": {...}, "block_rows": 65536,
-                "groups": [{"name": "rows", "rows": 123,
+    header      JSON: {"checkpoint": identity of the checkpoint, "meta": {...},
+                "block_rows": 65536, "groups": [{"name": "rows", "rows": 123,
                             "columns": [["keys", "<i8", []], ["rows", "<f4", [16]]]}]}
-    blocks      group by group, at most `block_rows` rows each: the bytes of each column in turn,
-                then uint32, their CRC-32
+    blocks      for each group, blocks of at most `block_rows` rows: the bytes of each column in
+                turn, then their CRC-32 as uint32
 
-Integers are little-endian. The header tells the size of the file to the byte; it is compared before
-anything is allocated.
+Integers are little-endian. The header determines the exact size of the file, which is checked
+before any memory is allocated. Files are read block by block, and no content is executed.
 """
 
 import dataclasses
@@ -29,11 +29,17 @@ from slipstream_tf._utils import disk
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is damaged; nothing of it was restored.
+    """Raised when a checkpoint is damaged; no state was restored.
+
+    Example:
+
+    >>> error = slip.checkpoint.CheckpointError("table-000", "is missing", "Copy the file again.")
+    >>> print(error)
+    table-000: is missing. Copy the file again.
 
     Attributes:
-        path: the file.
-        offset: bytes from its start to where it is wrong; None: the file as a whole is.
+        path: The path of the file.
+        offset: The position of the damage in bytes, or None if it affects the whole file.
     """
 
     def __init__(
@@ -43,13 +49,13 @@ class CheckpointError(ValueError):
         remedy: str = "Restore another checkpoint, or copy the file again from where it is whole.",
         offset: int | None = None,
     ) -> None:
-        """Says what is wrong.
+        """Creates the error.
 
         Args:
-            path: the file.
-            problem: what is wrong with it, without a full stop.
-            remedy: what the user can do.
-            offset: see above.
+            path: The path of the file.
+            problem: A description of the damage, without a full stop.
+            remedy: A suggestion for the user.
+            offset: The position of the damage in bytes, or None.
         """
         self.path, self.offset = os.fspath(path), offset
         where = self.path if offset is None else f"{self.path}, offset {offset}"
@@ -57,7 +63,10 @@ class CheckpointError(ValueError):
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint is whole, but not of this program or version; an older one is no remedy."""
+    """Raised when an intact checkpoint does not match this program or version.
+
+    Restoring an older checkpoint of the same program does not help.
+    """
 
 
 MAGIC = b"slipckp2"
@@ -73,12 +82,12 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Arrays of one length, which are split into blocks of rows together.
+    """The layout of arrays with the same length, split into the same blocks.
 
     Attributes:
-        rows: their length.
-        columns: name of each array -> dtype, little-endian, with the shape of one row.
-        offset: bytes from the file's start to the first block.
+        rows: The length of the arrays.
+        columns: Name of each array -> little-endian dtype with the shape of one row.
+        offset: The position of the first block in bytes.
     """
 
     rows: int
@@ -87,7 +96,7 @@ class Group:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row of all columns."""
+        """Size of one row of all columns in bytes."""
         return sum(column.itemsize for column in self.columns.values())
 
 
@@ -98,21 +107,22 @@ def write(
     groups: Mapping[str, Mapping[str, np.ndarray]],
     block_rows: int = BLOCK_ROWS,
 ) -> int:
-    """Writes a file and waits until it is on the disk.
+    """Writes a file and waits until it is on disk.
 
     Args:
-        path: of the file, which is replaced.
-        checkpoint: what the file belongs to.
-        meta: JSON-serialisable.
-        groups: group -> column -> array [rows of the group, ...], of a number or bool dtype.
-        block_rows: most rows of a block.
+        path: The path of the file. An existing file is replaced.
+        checkpoint: The identity of the checkpoint.
+        meta: JSON-serializable metadata.
+        groups: Group -> column -> array [rows of the group, ...] of a numeric or bool dtype.
+        block_rows: The maximum number of rows per block.
 
     Returns:
-        The bytes of the file.
+        The size of the file in bytes.
 
     Raises:
-        OSError: the disk is full, the folder may not be written to, ...
-        ValueError: arrays of a group differ in length.
+        OSError: If writing fails, for example because the disk is full.
+        ValueError: If the arrays of a group differ in length.
+        TypeError: If the dtype of an array is not supported, or if an array is a scalar.
     """
     little = {
         name: {n: _little_endian(array) for n, array in columns.items()}
@@ -150,22 +160,23 @@ def write(
 
 
 class ArrayFile:
-    """A file that `write` made, whose header is sound and whose size is what the header says.
+    """A reader for files from `write`, with a checked header and file size.
 
     Attributes:
-        meta: as written.
-        groups: name -> layout.
+        meta: The metadata of the file.
+        groups: Name of each group -> its layout.
     """
 
     def __init__(self, path: Path, checkpoint: str) -> None:
-        """Reads the header.
+        """Reads and checks the header.
 
         Args:
-            path: of the file.
-            checkpoint: that it must be of.
+            path: The path of the file.
+            checkpoint: The expected identity of the checkpoint.
 
         Raises:
-            CheckpointError: it is missing, damaged, or of another checkpoint.
+            CheckpointError: If the file is missing, damaged, or belongs to another checkpoint.
+            CheckpointMismatchError: If the file has another format version.
         """
         self._path = path
         if not path.is_file() and os.path.lexists(path):
@@ -211,7 +222,7 @@ class ArrayFile:
                 if dtype not in _DTYPES:
                     raise ValueError(f"dtype {dtype!r} is none of {sorted(_DTYPES)}")
                 shape = tuple(_count(size, 0) for size in sizes)
-                # Of no bytes if one of them is 0, which the file's size does not bound.
+                # The file size does not bound the shape of an array with a dimension of 0.
                 if math.prod(max(size, 1) for size in (rows, *shape)) > _MOST_VALUES:
                     raise ValueError(f"array {name!r} has shape {[rows, *shape]}")
                 columns[name] = np.dtype((dtype, shape))
@@ -225,10 +236,10 @@ class ArrayFile:
         return groups
 
     def blocks(self, group: str) -> Iterator[Arrays]:
-        """Yields the arrays of a group block by block; each block's checksum is compared before.
+        """Yields the arrays of a group block by block, after checking each checksum.
 
         Raises:
-            CheckpointError: the group is missing or a block is damaged.
+            CheckpointError: If the group is missing or a block is damaged.
         """
         layout = self._group(group)
         with open(self._path, "rb") as file:
@@ -246,10 +257,10 @@ class ArrayFile:
                 yield _split(content, layout, rows)
 
     def read(self, group: str) -> Arrays:
-        """Returns the arrays of a group.
+        """Returns the complete arrays of a group.
 
         Raises:
-            CheckpointError: as `blocks`.
+            CheckpointError: If the group is missing or a block is damaged.
         """
         layout = self._group(group)
         arrays = {

@@ -1,15 +1,13 @@
-"""Checkpoints of a job, which its ranks write together and go on from when it is started again.
+"""Saves and restores the checkpoints of a job with one or multiple ranks.
 
-In: a `tf.train.Checkpoint`, the ranks, their store and the saturation engine. Out: a folder per
-checkpoint, whose manifest tells a whole one from one whose writers were lost or whose files are
-damaged; see the room `checkpoint` for its files.
+The manifest of a checkpoint identifies incomplete checkpoints and damaged files.
 
     DIRECTORY/checkpoint-000007/manifest.json
                                 rank-0/state.index, state.data-...   the tf.train.Checkpoint
                                 rank-0/table-000, table-001, ...     rows, slots, counts, gradients
-                                rank-0/table-000-before-0, ...       rows unchanged since then
+                                rank-0/table-000-before-0, ...       unchanged rows, earlier files
                                 rank-0/engine                        the saturation engine
-                                rank-0/own.index, own.data-...       what is this rank's alone
+                                rank-0/own.index, own.data-...       state of this rank only
                                 rank-1/...
 """
 
@@ -40,33 +38,40 @@ from slipstream_tf.tables.base import SavedStore
 
 
 class Engine(Protocol):
-    """What is saved of a `Slipstream`."""
+    """The part of `Slipstream` that checkpoints use."""
 
     @property
     def policies(self) -> Mapping[str, UpdatePolicy]:
-        """What becomes of gradients, by table."""
+        """The policy for gradients of each table."""
 
     def state(self) -> dict[str, Any]:
-        """Returns all that it knows: nested dictionaries, lists, numbers and arrays."""
+        """Returns the complete state: nested dictionaries, lists, numbers and arrays."""
 
     def check(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ValueError if `restore` cannot take the ranks' states."""
+        """Raises ValueError if `restore` cannot use the states of the ranks."""
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on from what `state` gave on each rank."""
+        """Restores the states that `state` returned on each rank."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedJob:
-    """A checkpoint.
+    """A checkpoint of a job, as returned by `JobCheckpoints`.
+
+    Example:
+
+    >>> last = slip.distributed.SavedJob("checkpoint-000007", 100, 1, "replicated")
+    >>> last.step
+    100
 
     Attributes:
-        path: its folder.
-        step: that `JobCheckpoints.save` was given.
-        world_size: number of ranks that saved it.
-        placement: "replicated", "sharded" or, of tables in SOK, "spread".
-        position: in the input, as this rank gave it; None: it gave none, or had no such number.
-        rng: likewise, the state of random numbers.
+        path: The folder of the checkpoint.
+        step: The step that was passed to `JobCheckpoints.save`.
+        world_size: The number of ranks that saved it.
+        placement: "replicated", "sharded", or "spread" for tables in SOK.
+        position: The position in the input that this rank passed to `save`. None if it passed none,
+            or if fewer ranks saved the checkpoint.
+        rng: The state of random numbers that this rank passed to `save`. None in the same cases.
     """
 
     path: Path
@@ -78,7 +83,49 @@ class SavedJob:
 
 
 class JobCheckpoints:
-    """Saves the state of a job every now and then, and restores the newest that is whole.
+    """Saves the state of a job and restores the newest complete checkpoint.
+
+    A checkpoint contains everything that the `tf.train.Checkpoint` reaches: the model, its
+    optimizer and variables of the program. The tables of the store (rows, slots, counts, deferred
+    gradients) and the engine (key states, threshold, hot set, snapshots, windows) are stored in
+    separate files. Any number of ranks can restore them, with replicated or sharded tables, and
+    with another kind of store: native tables, a `VariableStore`, or tables in SOK.
+
+    With the same number of ranks, training continues as if it had not been interrupted. Deferred
+    gradients are saved, not flushed. With another number of ranks,
+
+    - the deferred gradients of a rank move to another rank.
+    - the window's sample of examples is drawn again.
+    - the replicas of sharded tables start empty, together with their access counts, from which the
+      next hot set is selected.
+    - the state in `own` is not restored.
+
+    `save` returns when all data has been copied. The memory must hold a copy of all rows, slots and
+    counts in addition to the tables, and temporarily another copy of the largest table. The
+    `tf.train.Checkpoint` is written before `save` returns.
+
+    **Incremental files.** For native tables, only rows that changed since the previous checkpoint
+    are written. The files of the previous checkpoint are hard-linked into the new one, so each
+    folder can be copied or removed independently. Damage to a shared file affects all checkpoints
+    that share it. All rows are written
+
+    - in the first checkpoint, after a failed one and after `restore`.
+    - after eight files with changes, or when these have more rows than the first file.
+    - if all rows decay in each step, if more rows were removed than the table contains, or if the
+      file system does not support hard links.
+
+    One rank writes the rows of a replicated table. The access counts of the other ranks and of
+    replicas are written completely. Rows of tables that spill to disk are written to their spill
+    files first, and the checkpoint links these files. They need no memory for a copy.
+
+    **Tables in SOK.** Every rank writes its rows. A `SokEmbeddingStore` writes each row twice: its
+    value for other stores, and the difference from its initial value, which SOK stores. A row from
+    another kind of store is rounded to that difference. SOK does not report the eviction order, so
+    all rows have the same age after a restart. SOK cannot remove keys. Restore into new tables,
+    otherwise keys that are not in the checkpoint start from scratch. Estimated access counts
+    (`SokStore(..., counts_on_device=True)`) also start from scratch.
+
+    A training loop:
 
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
         saved = JobCheckpoints("checkpoints", checkpoint, comm, embeddings.store, engine=slipstream)
@@ -89,38 +136,19 @@ class JobCheckpoints:
                 saved.save(step + 1)
         saved.wait()
 
-    What the `tf.train.Checkpoint` reaches is saved: a model with its layers, the optimizer,
-    variables of the program. The tables of the store (rows, slots, counts, deferred
-    gradients) and the engine (states of keys, T, hot set, snapshots, windows) are in files of their
-    own, which any number of ranks may restore, replicated or sharded, and a store of another kind:
-    native tables, a `VariableStore`, tables in SOK. As many ranks as saved them go on as if never
-    stopped: deferred gradients are saved as they are, not flushed.
+    Example:
 
-    With another number of ranks, what was deferred by a rank goes to another; the sample of the
-    window's inputs is drawn anew; copies that sharded tables had are made anew, and with them the
-    accesses by which the next hot set is chosen; what `own` reaches is not restored.
-
-    Of tables in SOK every rank writes its own rows; `SokEmbeddingStore` twice:
-    as others read them, and as SOK holds them, less their initial rows. What others wrote is
-    rounded to that difference. SOK does not tell in which order rows would be evicted: after a
-    restart they are as young as one another. It takes no keys out: restore into new tables, or keys
-    that are not in the checkpoint start anew. Estimated access counts
-    (`SokStore(..., counts_on_device=True)`) start anew, too.
-
-    `save` returns as soon as what is to be written has been copied: beside the tables there must be
-    room for a copy of their rows, slots and counts, and for a moment for another one of the largest
-    table. What the `tf.train.Checkpoint` reaches is written before it returns.
-
-    Of native tables it writes the rows that have changed since its checkpoint before. The files of
-    that one become the new one's, too, under one name more, so that a folder may be copied or
-    removed by itself; what damages such a file damages all checkpoints that share it. All rows are
-    written by the first checkpoint, after a failed one and after `restore`; after eight with
-    changes, or when these have more rows than the table had; always where all rows decay in each
-    step, where more rows left than the table holds, or where the file system gives a file one name
-    only. Replicated tables are written by one rank each. The counts of the others are written
-    whole, as are those of replicas, whose rows are not written. Rows of
-    tables that spill are written to their own files, as far as they have changed, and the
-    checkpoint keeps these: no room is needed for a copy.
+    >>> import tempfile
+    >>> weight = tf.Variable(1.0)
+    >>> checkpoint = tf.train.Checkpoint(weight=weight)
+    >>> comm = slip.distributed.init()
+    >>> saved = slip.distributed.JobCheckpoints(tempfile.mkdtemp(), checkpoint, comm, store=None)
+    >>> _ = saved.save(step=100)
+    >>> _ = weight.assign(5.0)
+    >>> saved.restore().step
+    100
+    >>> float(weight.numpy())
+    1.0
     """
 
     def __init__(
@@ -135,24 +163,26 @@ class JobCheckpoints:
         background: bool = True,
         evicts: bool = False,
     ) -> None:
-        """Takes what to save and where; nothing is read or written yet.
+        """Creates a manager; nothing is read or written yet.
 
         Args:
-            directory: of all checkpoints, on a file system that all ranks share; it is made. One
-                job at a time may save there.
-            checkpoint: of this rank; of rank 0 it is written, and read by all.
-            comm: the ranks.
-            store: the embedding store; None: there is none.
-            keep: whole checkpoints that are kept; older ones are removed.
-            engine: the `Slipstream` of the job, if there is one.
-            own: what is this rank's alone, e.g. `tf.train.Checkpoint(inputs=iter(dataset))`, so
-                that the data go on where they were, with the inputs that wait to fill a batch.
-            background: whether `save` returns before all is on the disk.
-            evicts: whether `restore` leaves out rows for which a table with a capacity has no room,
-                as where fewer ranks go on: the least valuable ones. Else that is an error.
+            directory: The folder of all checkpoints, on a file system that all ranks share. It is
+                created by the first `save`. Only one job at a time can save there.
+            checkpoint: The `tf.train.Checkpoint` of this rank. Rank 0 writes it, and all ranks read
+                it.
+            comm: The communicator of the job.
+            store: The embedding store, or None.
+            keep: The number of complete checkpoints to keep, at least 1. Older ones are removed.
+            engine: The `Slipstream` of the job, or None.
+            own: State of this rank only. For example, with
+                `tf.train.Checkpoint(inputs=iter(dataset))` the data continues from its position,
+                including the examples that wait to fill a batch.
+            background: Whether `save` returns before all files are on disk.
+            evicts: Whether `restore` drops the least valuable rows if a table exceeds its capacity,
+                for example when fewer ranks continue. If False, that is an error.
 
         Raises:
-            ValueError: `keep` is no integer >= 1, or the store is no embedding store.
+            ValueError: If `keep` is not an integer >= 1, or if `store` is not an embedding store.
         """
         require_integer("keep", keep, 1, None, "JobCheckpoints")
         if store is not None and not isinstance(store, SavedStore):
@@ -167,33 +197,36 @@ class JobCheckpoints:
         self._rank = store_parts.Rank(comm.rank, comm.size, self._placement)
         self._names = Names("checkpoints")
         self._background, self._evicts = background, evicts
-        # Python waits for its thread before it ends.
+        # Python waits for this thread at exit.
         self._thread = futures.ThreadPoolExecutor(1, "slipstream-checkpoint")
         self._work: futures.Future[None] | None = None
-        # What the next checkpoint may go on from; and the one after, when this one is whole.
+        # The files that the current and the next checkpoint can extend. `_before_next` replaces
+        # `_before` when the current checkpoint is complete.
         self._before_next: Mapping[str, table_parts.FilesBefore] = {}
         self._before: Mapping[str, table_parts.FilesBefore] = {}
-        # Of replicated tables, by name, the rank that writes its rows.
+        # The rank that writes the rows of each replicated table, by table name.
         self._writers: dict[str, int] = {}
 
     def save(self, step: int, position: Any = None, rng: Any = None) -> SavedJob:
-        """Writes a checkpoint, once the one before is written; a collective.
+        """Writes a checkpoint after the previous one is complete; a collective.
 
-        A job that ends at any time in it leaves the earlier checkpoints as they are.
+        An interruption at any time leaves earlier checkpoints unchanged.
 
         Args:
-            step: how far training is, the same on all ranks.
-            position: of this rank in its input, e.g. the batches it has taken; JSON-serialisable.
-            rng: likewise, the state of random numbers that no variable holds.
+            step: The number of trained steps, the same on all ranks.
+            position: The position of this rank in its input, for example the number of batches
+                read. JSON-serializable.
+            rng: The state of random numbers that no variable contains. JSON-serializable.
 
         Returns:
-            The checkpoint; with `background` it is whole only after `wait`.
+            The checkpoint. With `background`, it is complete only after `wait`.
 
         Raises:
-            ValueError: `step` is no integer >= 0, or the ranks' steps or placements differ.
-            TypeError: `position` or `rng` is not JSON-serialisable.
-            OSError: this rank could not write, now or the checkpoint before. The others raise a
-                RuntimeError that names it.
+            ValueError: If `step` is not an integer >= 0, or if the ranks' steps or placements
+                differ.
+            TypeError: If `position` or `rng` is not JSON-serializable.
+            OSError: If this rank failed to write this checkpoint or the previous one. The other
+                ranks raise a RuntimeError that names this rank.
         """
         require_integer("step", step, 0, None, "a checkpoint")
         same = {"step": step, "placement": self._placement}
@@ -215,14 +248,15 @@ class JobCheckpoints:
         return SavedJob(path, step, self._comm.size, self._placement, position, rng)
 
     def wait(self) -> None:
-        """Waits until what `save` began is on the disk; a collective.
+        """Waits until the last checkpoint is on disk; a collective.
 
         Raises:
-            OSError: this rank could not write it. The others raise a RuntimeError that names it.
+            OSError: If this rank failed to write. The other ranks raise a RuntimeError that names
+                this rank.
         """
         work = self._work
         if work is not None:
-            # Nothing else may be written before, even if the wait is interrupted.
+            # Even an interrupted wait must not allow a second write at the same time.
             futures.wait([work])
             self._before = {}
         self._work = None
@@ -231,20 +265,20 @@ class JobCheckpoints:
             self._before = {name: files.written() for name, files in self._before_next.items()}
 
     def restore(self) -> SavedJob | None:
-        """Restores the newest whole checkpoint; a collective, to be called before training.
+        """Restores the newest complete checkpoint; a collective.
 
-        Model and optimizer must have their variables already (`optimizer.build(...)`). Checkpoints
-        that are not whole are passed over with a warning that says why. Tables and engine are read
-        and checked by all ranks before anything of them is replaced on any.
+        Call it before training. Model and optimizer must already have their variables
+        (`optimizer.build(...)`). Incomplete checkpoints are skipped with a warning that gives the
+        reason. All ranks read and check tables and engine before any rank replaces its state.
 
         Returns:
-            What was restored; None: the directory has no checkpoint, and nothing has changed.
+            The restored checkpoint, or None if the directory contains no checkpoint.
 
         Raises:
-            RuntimeError: there are checkpoints, but none is whole.
-            ValueError: the newest whole one is of other tables, dimensions, update rules or
-                variables, or has what these tables cannot; `checkpoint.CheckpointMismatchError` if
-                it is of another version.
+            RuntimeError: If all checkpoints are incomplete.
+            ValueError: If the newest complete checkpoint has other tables, dimensions, update rules
+                or variables, or content that the tables do not support.
+                `checkpoint.CheckpointMismatchError` if it has another version.
         """
         self.wait()
         listed = gather_json(self._comm, writing.names(self._directory), self._names.of("listed"))
@@ -271,7 +305,7 @@ class JobCheckpoints:
         return together(self._comm, work, self._names.of("done"), what)
 
     def _begin(self) -> list[Any]:
-        """Of rank 0: a name, an identity, and who writes which table, from the first time on."""
+        """On rank 0, returns a name, an identity and the writers of the tables."""
         if self._comm.rank > 0:
             return []
         writers = self._writers
@@ -281,7 +315,7 @@ class JobCheckpoints:
         return [writing.stage(self._directory), uuid.uuid4().hex, writers]
 
     def _own_parts(self, manifest: Manifest) -> list[str]:
-        """The `tf.train.Checkpoint` that is this rank's alone, if it is there and to be read."""
+        """Returns the prefix of this rank's `own` files if they must be read, else none."""
         own = f"rank-{self._comm.rank}/own"
         is_there = any(name.startswith(f"{own}.") for name in manifest.files)
         is_wanted = self._own is not None and manifest.world_size == self._comm.size
@@ -291,7 +325,7 @@ class JobCheckpoints:
         return contextlib.nullcontext() if self._store is None else kept_apart(self._store)
 
     def _cut(self, position: Any, rng: Any) -> writing.RankFiles:
-        """Writes what TensorFlow writes, and copies the rest."""
+        """Writes the `tf.train.Checkpoint` files and copies all other state."""
         told = json.loads(json.dumps([position, rng]))
         folder = self._directory / writing.STAGING / f"rank-{self._comm.rank}"
         folder.mkdir()
@@ -313,13 +347,16 @@ class JobCheckpoints:
         return writing.RankFiles(self._comm.rank, parts, rates, state, *told)
 
     def _write(self, name: str, manifest: Manifest, files: writing.RankFiles) -> None:
-        """Writes this rank's files; on rank 0, then makes a checkpoint of all ranks'."""
+        """Writes this rank's files; rank 0 also completes the checkpoint."""
         writing.write_rank(self._directory / writing.STAGING, manifest.checkpoint, files)
         if self._comm.rank == 0:
             writing.finish_with_all(self._directory, name, manifest, self._keep)
 
     def _prepare(self, path: Path, ready: "list[_Ready]") -> str | None:
-        """Reads a checkpoint without a change to anything; returns why it is not whole."""
+        """Reads and checks a checkpoint; returns the reason if it is incomplete.
+
+        It changes no state except `ready`, to which it appends the result.
+        """
         try:
             manifest = read_manifest(path)
             for prefix in ["rank-0/state", *self._own_parts(manifest)]:
@@ -402,11 +439,11 @@ class _Ready:
     """A checkpoint that was read and checked.
 
     Attributes:
-        path: its folder.
-        manifest: of it.
-        tables: for this rank's store.
-        rates: of the store, or None.
-        states: of the engine on all ranks that saved it; empty if there was none.
+        path: The folder of the checkpoint.
+        manifest: The manifest of the checkpoint.
+        tables: The tables for this rank's store.
+        rates: The learning rates of the store, or None.
+        states: The engine states of all ranks that saved the checkpoint. Empty without an engine.
     """
 
     path: Path

@@ -1,7 +1,6 @@
-"""The manifest of a checkpoint: what it is of, and which files make it whole. Plain JSON.
+"""The JSON manifest of a checkpoint: its metadata and its list of files.
 
-In: a checkpoint's folder. Out: a `Manifest` whose entries are sound, and what is wrong with the
-files that it names. It is written last, so that a folder without one is none.
+It is written last, therefore a folder without a manifest is not a checkpoint.
 """
 
 import dataclasses
@@ -30,20 +29,22 @@ _SAVE_AGAIN = "Restore another checkpoint; this one was changed after it was wri
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is.
+    """The metadata and the files of a checkpoint.
 
     Attributes:
-        checkpoint: its identity, which its files repeat: files of two are never mixed.
-        step: how far training was.
-        world_size: ranks that saved it.
-        placement: "replicated", "sharded" or, of tables in SOK, "spread".
-        tables: per table "name", "dim", "dtype", "slots" (values per row), "rule" (class name of
-            the update rule, or None) and "rows" (of all ranks).
-        files: name below the folder -> {"bytes"} and, unless its blocks have checksums, "sha256".
-        positions: of each rank, where it was in its input, as the program gave it; JSON.
-        rng: of each rank, likewise, the state of its random numbers.
-        saturation: in short, what the saturation engine knew; None: there was no engine.
-        versions: "slipstream_tf" and "tensorflow" that wrote it.
+        checkpoint: The identity of the checkpoint. Its files repeat it, so that files of two
+            checkpoints are never mixed.
+        step: The number of trained steps.
+        world_size: The number of ranks that saved it.
+        placement: "replicated", "sharded", or "spread" for tables in SOK.
+        tables: An entry per table: "name", "dim", "dtype", "slots" (values per row), "rule" (the
+            class name of the update rule, or None) and "rows" (on all ranks).
+        files: The path below the folder -> {"bytes"} and "sha256". Files with checksummed blocks
+            have no "sha256".
+        positions: The position of each rank in its input, as JSON from the program.
+        rng: The state of random numbers of each rank, as JSON from the program.
+        saturation: A summary of the saturation engine, or None without an engine.
+        versions: The versions of "slipstream_tf" and "tensorflow" that wrote the checkpoint.
     """
 
     checkpoint: str
@@ -58,15 +59,15 @@ class Manifest:
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Writes it into a folder, and waits until it is on the disk."""
+        """Writes the manifest to a folder and waits until it is on disk."""
         values = sealed({"format": FORMAT, **vars(self)})
-        # A line each. `indent` would be slow: positions may be long.
+        # One line per field. `indent` would be slow, because positions can be long.
         lines = (f" {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
         disk.write_text(folder / NAME, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what is written of a manifest: its values with a checksum of them all."""
+    """Returns the values of a manifest with a checksum of all values."""
     others = {name: value for name, value in values.items() if name != "checksum"}
     text = json.dumps(others, sort_keys=True, separators=(",", ":"))
     return {**others, "checksum": hashlib.sha256(text.encode()).hexdigest()}
@@ -77,7 +78,7 @@ _KINDS: dict[str, type] = {
     for name, hint in typing.get_type_hints(Manifest).items()
     if name != "saturation"
 }
-# Of an entry of `tables` and of `files`.
+# Types of the fields in an entry of `tables` and of `files`.
 _TABLE_KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("name", "dtype"), str),
     **dict.fromkeys(("dim", "slots", "rows"), int),
@@ -87,11 +88,11 @@ _FILE_KINDS: dict[str, type | tuple[type, ...]] = {"bytes": int, "sha256": str}
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Returns the manifest of a checkpoint; its files are not looked at.
+    """Reads the manifest of a checkpoint, without checking its files.
 
     Raises:
-        CheckpointMismatchError: it is of another format.
-        CheckpointError: it is missing or damaged, or names a file outside the folder.
+        CheckpointMismatchError: If the manifest has another format.
+        CheckpointError: If the manifest is missing or damaged, or names a file outside the folder.
     """
     path = folder / NAME
     try:
@@ -119,7 +120,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _problems(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what is wrong with a manifest; each check relies on those before it."""
+    """Yields the problems of a manifest; each check relies on the previous ones."""
     for name, kind in _KINDS.items():
         if not _is(values.get(name), kind):
             yield f"is damaged (`{name}` is {values.get(name)!r})"
@@ -134,7 +135,7 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
     size, names = values["world_size"], {field.name for field in dataclasses.fields(Manifest)}
     if size < 1 or values["step"] < 0 or set(values) != names:
         yield f"is damaged (has {sorted(values)}, {size} ranks)"
-    # All that is told of ranks is of as many, before any is read.
+    # Check that all fields describe the same number of ranks before any field is used.
     with_files = {int(name.partition("/")[0].removeprefix("rank-")) for name in values["files"]}
     if len(with_files) != size or max(with_files) != size - 1:
         ranks = sorted(with_files)[:9]
@@ -158,13 +159,13 @@ def _text_of(path: Path) -> str:
 
 
 def require_whole(folder: Path, manifest: Manifest, parts: Collection[str] = ()) -> None:
-    """Raises CheckpointError unless all files are there, of their sizes.
+    """Raises CheckpointError unless all files exist with their recorded sizes.
 
     Args:
-        folder: of the checkpoint.
-        manifest: of it.
-        parts: folders in it whose files are read and compared with their checksums, but for files
-            of checked blocks, which are compared as they are read.
+        folder: The folder of the checkpoint.
+        manifest: The manifest of the checkpoint.
+        parts: Subfolders with files to read and compare with their checksums. Files of checksummed
+            blocks are excluded, because reading them checks each block.
     """
     for name, entry in manifest.files.items():
         path = folder / name
@@ -181,14 +182,14 @@ def require_whole(folder: Path, manifest: Manifest, parts: Collection[str] = ())
 
 
 def require_named(folder: Path, manifest: Manifest, prefix: str) -> None:
-    """Raises CheckpointError unless a manifest names all files of a `tf.train.Checkpoint`.
+    """Raises CheckpointError unless the manifest lists a complete `tf.train.Checkpoint`.
 
-    TensorFlow is to read none that has not been compared with a checksum.
+    TensorFlow must not read a file without a verified checksum.
 
     Args:
-        folder: of the checkpoint.
-        manifest: of it.
-        prefix: of the files, e.g. "rank-0/state".
+        folder: The folder of the checkpoint.
+        manifest: The manifest of the checkpoint.
+        prefix: The prefix of the files, for example "rank-0/state".
     """
     found = {n.removeprefix(prefix): e for n, e in manifest.files.items() if n.startswith(prefix)}
     shards = [match.groups() for match in map(_SHARD.fullmatch, found) if match]
@@ -207,14 +208,14 @@ def _is(value: Any, kind: type | tuple[type, ...]) -> bool:
 
 
 def _has_kinds(entry: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> bool:
-    """Whether an entry is an object of some of these values, of their kinds, and no others."""
+    """Returns whether an entry has only known fields with valid types."""
     return isinstance(entry, dict) and all(
         name in kinds and _is(value, kinds[name]) for name, value in entry.items()
     )
 
 
 def entry_of(path: Path) -> dict[str, Any]:
-    """Returns what a manifest says of a file."""
+    """Returns the manifest entry of a file."""
     digest, size = hashlib.sha256(), path.stat().st_size
     if has_rows(path.name):
         return {"bytes": size}

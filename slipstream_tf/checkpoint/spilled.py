@@ -1,9 +1,9 @@
-"""Rows of a table that spill to the disk, in a checkpoint: its files are kept, not read.
+"""Checkpoints of tables that spill to disk: links the spill files without reading them.
 
-Beside the file of a table, RANK/table-000, lie those of its rows, RANK/table-000-rows-NAME. Where
-the file system allows it, they are the files that the rows were spilled to, under one name more; or
-those of an earlier checkpoint; else they are copied. What lies in them never changes, so that a
-checkpoint costs what has changed since the one before. The table's file tells which rows count.
+The file of a table, RANK/table-000, is accompanied by files of rows, RANK/table-000-rows-NAME. If
+the file system supports it, these are hard links to the spill files or to files of an earlier
+checkpoint, otherwise copies. Their content never changes, therefore a checkpoint costs only the
+rows that changed since the previous one. The table's file lists the valid rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,20 +27,20 @@ _LAST_USED = {"last_used": np.dtype("<i8")}
 
 
 def has_rows(name: str) -> bool:
-    """Whether a file, by its name, is one of rows, whose pages have checksums."""
+    """Returns whether a file, by its name, contains rows in checksummed pages."""
     return _INFIX in name
 
 
 def save_files(sealed: SealedRows, path: Path, earlier: Sequence[Path]) -> None:
-    """Writes the files of a table's rows beside the table's own.
+    """Links or copies the row files of a table next to the table's file.
 
     Args:
-        sealed: the rows.
-        path: of the table's file.
-        earlier: folders that have a rank's files of earlier checkpoints.
+        sealed: The rows of the table.
+        path: The path of the table's file.
+        earlier: The folders of this rank in earlier checkpoints.
 
     Raises:
-        OSError: the disk is full, ...
+        OSError: If writing fails, for example because the disk is full.
     """
     for index, name in enumerate(sealed.names):
         target = path.with_name(f"{path.name}{_INFIX}{name}")
@@ -51,7 +51,7 @@ def save_files(sealed: SealedRows, path: Path, earlier: Sequence[Path]) -> None:
 
 
 def described(sealed: SealedRows, storage: Storage) -> tuple[dict[str, Any], dict[str, Arrays]]:
-    """Returns what a table's file says of such rows: meta, and groups of columns."""
+    """Returns the metadata and the groups of columns that describe spilled rows."""
     meta = {
         "names": list(sealed.names),
         "pages_of_block": sealed.pages_of_block,
@@ -68,23 +68,23 @@ def described(sealed: SealedRows, storage: Storage) -> tuple[dict[str, Any], dic
 
 
 class SavedRows:
-    """The rows of a table's file that are in files of their own.
+    """The rows of a saved table in separate row files.
 
     Attributes:
-        rows: that count.
+        rows: The number of valid rows.
     """
 
     def __init__(self, path: Path, file: ArrayFile, dim: int, slots: int) -> None:
-        """Checks what the table's file says of them.
+        """Checks the description in the table's file.
 
         Args:
-            path: of the table's file.
-            file: it.
-            dim: values of a row.
-            slots: values of a row's slots.
+            path: The path of the table's file.
+            file: The reader of the table's file.
+            dim: The number of values per row.
+            slots: The number of slot values per row.
 
         Raises:
-            CheckpointError: it is damaged, or a file is missing.
+            CheckpointError: If the description is damaged or a row file is missing.
         """
         self._path, self._file, self._dim, self._slots = path, file, dim, slots
         try:
@@ -110,10 +110,10 @@ class SavedRows:
                 raise CheckpointError(rows_path, "is missing")
 
     def blocks(self) -> Iterator[Arrays]:
-        """Yields keys, rows, slots and counts of the rows, some at a time.
+        """Yields the keys, rows, slots and counts of the rows in blocks.
 
         Raises:
-            CheckpointError: a file is damaged.
+            CheckpointError: If a file is damaged.
         """
         layout = self._file.read(BLOCKS)
         of_rows = {

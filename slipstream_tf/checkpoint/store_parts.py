@@ -1,7 +1,7 @@
-"""What a checkpoint gives to a store: rows, deferred gradients, replicas.
+"""Converts the tables of a checkpoint for a rank's store and imports them.
 
-In: the files of any number of ranks and any kind of store. Out: tables that are made ready before
-the store is touched, of one process or of a rank.
+The checkpoint can have another number of ranks and another kind of store. All tables are read,
+checked and converted before the store changes.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ _LONGEST = 1 << 40
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """Whose part it is.
+    """A rank of the job that restores or saves a table.
 
     Attributes:
-        number: of the rank.
-        size: ranks in all.
-        placement: "replicated", "sharded" or, of tables in SOK, "spread".
+        number: The rank.
+        size: The number of ranks.
+        placement: "replicated", "sharded", or "spread" for tables in SOK.
     """
 
     number: int
@@ -42,28 +42,29 @@ class Rank:
 
     @property
     def has_a_part(self) -> bool:
-        """Whether other ranks have rows that this one has not."""
+        """Whether other ranks store rows that this rank does not have."""
         return self.size > 1 and self.placement != "replicated"
 
 
 def file_name(rank: int, index: int) -> str:
-    """Returns the name, below a checkpoint's folder, of a rank's part of a table."""
+    """Returns the path of a rank's table file below the checkpoint's folder."""
     return f"rank-{rank}/table-{index:03d}"
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadyTable:
-    """A table that is read, checked and made to fit, to replace one of a store.
+    """A checked table, converted for the `import_*` methods of a store.
 
     Attributes:
-        name: of the table.
-        contents: for `import_table`.
-        blocks: for `add_rows` after that, each before the next is made; None: none are.
-        admission: for `import_admission`, or None.
-        accesses: for `import_accesses`, of a store that counts apart from its rows; or None.
-        replicas: for `import_copies`, or None.
-        deferred: for `import_deferred`.
-        saved: whose `num_deferred`, `is_shadow` and `is_leaving` say what they are.
+        name: The name of the table.
+        contents: Arrays for `import_table`.
+        blocks: Further rows for `add_rows`, produced one by one, or None.
+        admission: Arrays for `import_admission`, or None.
+        accesses: Arrays for `import_accesses`, or None if the store keeps counts with its rows.
+        replicas: Arrays for `import_copies`, or None.
+        deferred: Arrays for `import_deferred`.
+        saved: The saved table. Its `num_deferred`, `is_shadow` and `is_leaving` describe the
+            deferred gradients.
     """
 
     name: str
@@ -79,22 +80,22 @@ class ReadyTable:
 def prepare(
     folder: Path, manifest: Manifest, store: SavedStore, rank: Rank, evicts: bool = False
 ) -> list[ReadyTable]:
-    """Reads a checkpoint's tables for a rank of any job; the store is not touched.
+    """Reads and converts the tables of a checkpoint without changing the store.
 
-    Rows of a table that spills are read and checked, a part by each rank, and read once more when
-    they are added.
+    Rows of a table that spills are read twice: once to check them, divided among the ranks, and
+    again when they are added.
 
     Args:
-        folder: of the checkpoint.
-        manifest: of it.
-        store: that is to have them.
-        rank: whose store it is.
-        evicts: whether rows beyond a table's capacity are left out, the least valuable ones.
+        folder: The folder of the checkpoint.
+        manifest: The manifest of the checkpoint.
+        store: The store to restore.
+        rank: The rank of the store.
+        evicts: Whether the least valuable rows are dropped if a table exceeds its capacity.
 
     Raises:
-        CheckpointMismatchError: tables, dimensions or update rules differ, or a capacity is too
-            small.
-        CheckpointError: a file is damaged.
+        CheckpointMismatchError: If tables, dimensions or update rules differ, or if a capacity is
+            too small.
+        CheckpointError: If a file is damaged.
     """
     place = str(folder / NAME)
     entries = {entry.get("name"): (i, entry) for i, entry in enumerate(manifest.tables)}
@@ -119,15 +120,15 @@ def prepare(
 
 @dataclasses.dataclass(frozen=True)
 class _Target:
-    """A table of the program that a checkpoint is to go into.
+    """A table of the program that receives a saved table.
 
     Attributes:
-        store: whose table it is.
-        table: the table.
-        rank: of the store.
-        place: the manifest's file, for errors.
-        takes_slots: whether the saved slots are those of the table's rule.
-        evicts: whether rows beyond the capacity are left out.
+        store: The store of the table.
+        table: The table.
+        rank: The rank of the store.
+        place: The path of the manifest, for errors.
+        takes_slots: Whether the saved slots match the update rule of the table.
+        evicts: Whether rows beyond the capacity are dropped.
     """
 
     store: SavedStore
@@ -138,16 +139,16 @@ class _Target:
     evicts: bool = False
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
-        """Returns bool [n]: whether this rank owns keys, int64 [n]."""
+        """Returns bool [n], whether this rank owns the keys, int64 [n]."""
         return self.store.owners(self.table.name, keys) == self.rank.number
 
     @property
     def rule(self) -> SparseOptimizer | None:
-        """Of a table whose rows the store makes itself."""
+        """The optimizer of a table with rows that the store creates, else None."""
         return None if self.store.is_in_sok else self.store.rule_of(self.table.name)
 
     def with_initial_rows(self, contents: Arrays, keys: np.ndarray) -> Arrays:
-        """Adds the rows of keys that are not in the contents, as before their first gradient."""
+        """Adds the initial rows of keys that are not in the contents."""
         missing = np.setdiff1d(keys, contents["keys"])
         assert self.rule is not None
         in_memory = dataclasses.replace(self.table, storage=self.table.storage.in_memory())
@@ -161,7 +162,7 @@ def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool)
     spills, admits = store.spills_rows(name), target.table.admits and not store.is_in_sok
     owns = target.owns if rank.has_a_part else None
     if spills:
-        # They are read twice, as there is no room for them until others go.
+        # Read them twice, because there is no memory for them until the old rows are removed.
         saved.check(rank.number, rank.size)
     contents = saved.without_rows() if spills else saved.contents(owns)
     if is_same_job and rank.has_a_part:
@@ -178,7 +179,7 @@ def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool)
     accesses: Arrays | None = None
     blocks: Iterator[Arrays] | None = None
     if store.is_in_sok:
-        # It makes rows of keys that have none, and counts accesses apart.
+        # SOK creates missing rows, and access counts are stored separately.
         keys, counts = saved.accesses(rank.number, rank.size)
         accesses = {"keys": keys, "counts": counts}
         if saved.powers is not None:
@@ -214,9 +215,10 @@ def _blocks(
     keeps_slots: bool,
     deferred_keys: np.ndarray,
 ) -> Iterator[Arrays]:
-    """Yields the rows of a table that spills, as `add_rows` takes them; see `_prepare_table`.
+    """Yields the rows of a spilling table for `add_rows`; see `_prepare_table`.
 
-    The last ones, of keys without a row, are made when the others have been added.
+    The last block contains keys without a saved row. It is created after the other blocks have been
+    added.
     """
     store, rank, name = target.store, target.rank, target.table.name
     initial = store.slot_layout(name).initial
@@ -244,41 +246,41 @@ def _blocks(
 def _counts_apart(
     target: _Target, saved: tables.SavedTable
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns keys and counts of a rank of a native job; None: they are with its rows."""
+    """Returns separately stored keys and counts, or None if rows include them."""
     rank = target.rank
     if not saved.has_counts_apart and (rank.has_a_part or not saved.is_replicated):
         return None
     if not saved.has_counts_apart and saved.world_size == rank.size == 1:
         return None
-    # An owner counts what all ranks access of its rows.
+    # An owner counts the accesses of all ranks to its rows.
     return saved.accesses(*((0, 1) if rank.has_a_part else (rank.number, rank.size)))
 
 
 def _with_accesses(target: _Target, contents: Arrays, saved: tables.SavedTable) -> Arrays:
-    """Returns contents with the access counts that a rank of a native job has with its rows."""
+    """Replaces the access counts in the contents by separately stored counts."""
     rank, accesses = target.rank, _counts_apart(target, saved)
     if accesses is None:
         return contents
     if rank.size > 1 and not rank.has_a_part and target.rule is not None:
-        # A rank has met keys that rank 0 has not, whose gradients are deferred.
+        # A rank can have keys without a row on rank 0, if their gradients are still deferred.
         contents = target.with_initial_rows(contents, accesses[0])
     return {**contents, "counts": counts_of(contents["keys"], *accesses)}
 
 
 def _with_deferred_rows(target: _Target, contents: Arrays, keys: np.ndarray) -> Arrays:
-    """Adds rows of keys with deferred gradients: a rank may hold some that no rank has yet."""
+    """Adds rows of keys with deferred gradients but without a row on any rank."""
     missing, capacity = np.setdiff1d(keys, contents["keys"]), target.table.capacity
     if not missing.size:
         return contents
     if capacity is not None and len(contents["keys"]) <= capacity:
-        # As when the sums are applied: rows leave for those that are new.
+        # Evict rows for the new ones, as applying the sums would.
         most = capacity - missing.size
         contents = tables.without_least(contents, most, keys, target.table.eviction)
     return target.with_initial_rows(contents, keys)
 
 
 def _require_fit(target: _Target, keys: np.ndarray, deferred_keys: np.ndarray) -> None:
-    """Raises CheckpointMismatchError if the table cannot have the rows or deferred gradients."""
+    """Raises CheckpointMismatchError if the table does not support the keys."""
     table, capacity = target.table, target.table.capacity
     all_keys = np.concatenate([keys, deferred_keys])
     reserved = target.store.reserved_keys(table.name)
@@ -310,9 +312,9 @@ def _require_fit(target: _Target, keys: np.ndarray, deferred_keys: np.ndarray) -
 
 
 def replace(store: SavedStore, ready: list[ReadyTable]) -> None:
-    """Replaces rows, slots and counts of all tables; nothing is deferred then."""
+    """Replaces rows, slots and counts of all tables and removes deferred gradients."""
     for table in ready:
-        # What a live store deferred belongs to the rows that it had.
+        # Deferred gradients of the live store belong to its old rows.
         nothing = {name: values[:0] for name, values in table.deferred.items() if np.ndim(values)}
         store.import_deferred(table.name, {**table.deferred, **nothing})
         store.import_table(table.name, table.contents)
@@ -325,14 +327,14 @@ def replace(store: SavedStore, ready: list[ReadyTable]) -> None:
 
 
 def replace_replicas(store: SavedStore, ready: list[ReadyTable], is_in_window: bool) -> None:
-    """Replaces replicas of other ranks' rows, if as many ranks have saved theirs.
+    """Restores replicas of other ranks' rows if the number of ranks is the same.
 
     Args:
-        store: whose rows the engine has flagged for the present window already. Replicas that are
-            given back have the flags that they had.
-        ready: the tables.
-        is_in_window: whether an engine has restored the window in which replicas were flagged;
-            else no flag of theirs would ever end.
+        store: A store with restored rows. The engine has already set its flags for the current
+            window. Restored replicas keep their saved flags.
+        ready: The tables.
+        is_in_window: Whether the engine continues the window in which the replicas were flagged. If
+            False, flags are dropped, because no window end would reset them.
     """
     for table in ready:
         # `SokStore` has no replicas.
@@ -346,19 +348,20 @@ def defer(
     policies: Mapping[str, UpdatePolicy],
     together: Callable[[Callable[[], Any], str], Any],
 ) -> None:
-    """Gives a store its deferred gradients; where its policy defers none, they are applied.
+    """Restores deferred gradients; applies them if the current policy defers none.
 
-    Those of a dry run are deferred where it goes on, and left out elsewhere: their gradients were
-    applied when they came. Those that were to leave with the next step do so.
+    Deferred gradients of a dry run were already applied. They are restored if the dry run
+    continues, and dropped otherwise. Gradients that were due in the next step are applied in the
+    next step, or immediately if the store supports that.
 
-    With several ranks a collective.
+    With multiple ranks, this function is a collective.
 
     Args:
-        store: whose rows are replaced already.
-        ready: the tables.
-        policies: that hold now, by table; tables not named apply everything.
-        together: calls what is no collective, and says what it does; raises on all ranks if one
-            failed.
+        store: A store with restored rows.
+        ready: The tables.
+        policies: The current policies by table name. Other tables apply all gradients.
+        together: Calls a function that is not a collective. Its second argument describes the call
+            for errors. It raises on all ranks if a call fails on one.
     """
     for table in ready:
         saved, policy = table.saved, policies.get(table.name, UpdatePolicy())
@@ -380,14 +383,15 @@ def defer(
                 "%d deferred gradients of table %r are applied %s, as its policy defers none, or "
                 "does so in a dry run only.", saved.num_deferred, table.name, when,
             )  # fmt: skip
-        # They are deferred by a policy of another kind than the one to come, until that begins.
+        # Import them under a policy of a different kind than the final one. The change of policy
+        # then applies them.
         can_tell_movement = store.updates_rows and not store.is_in_sok
         trigger = "movement" if can_tell_movement and policy.trigger != "movement" else "interval"
         until = UpdatePolicy("defer", trigger, max_age=_LONGEST, max_rows=saved.num_deferred)
         store.set_update_policy(table.name, until)
         together(functools.partial(_import_deferred, store, table, 1), told)
         if store.is_in_sok and not is_late:
-            # The policy to come may be of the same kind, and keep them.
+            # The final policy can be of the same kind and would keep them.
             store.flush()
         store.set_update_policy(table.name, policy)
 

@@ -1,8 +1,9 @@
-"""A store's state as named NumPy arrays, and back. Used by Keras's weight files and checkpoints.
+"""Converts the state of a store to named NumPy arrays and back.
 
-The arrays carry a manifest (tables, dimensions, update rule), so that state of other tables is
-refused before anything is overwritten. `choose` decides which tables of a file a store takes: all
-of the same tables, or within `tables_by_name` the tables that both have.
+Keras weight files and `tf.train.Checkpoint` use it. The arrays include a manifest (tables,
+dimensions, update rules), which is checked before any row is overwritten. `choose` selects the
+tables to load: all tables of the file, or within `tables_by_name` the tables that file and store
+share.
 """
 
 import contextlib
@@ -28,12 +29,12 @@ REMEDY = (
 
 @dataclasses.dataclass(frozen=True)
 class SavedAs:
-    """What a file says of a table.
+    """The description of a table in a file.
 
     Attributes:
-        name: of the table.
-        dim: values of a row.
-        rule: class name of its update rule; None: nobody knows it.
+        name: The name of the table.
+        dim: The number of values per row.
+        rule: The class name of the update rule, or None if unknown.
     """
 
     name: str
@@ -46,12 +47,18 @@ _is_by_name = False
 
 @contextlib.contextmanager
 def tables_by_name() -> Iterator[None]:
-    """Within it, files of other tables may be loaded: tables go by their names.
+    """Returns a context in which files load the tables that match by name.
 
-    For `load_weights` (with `skip_mismatch=True` where dense layers have changed, too),
-    `tf.train.Checkpoint` and `distributed.JobCheckpoints`. Tables that only one side has, or that
-    have another dimension, stay as they are. Where the rule differs, rows and access counts are
-    taken, and slots start anew. The log says what was taken and what was not.
+    It applies to `load_weights` (pass `skip_mismatch=True` if dense layers have changed),
+    `tf.train.Checkpoint` and `distributed.JobCheckpoints`. Tables are unchanged if only the file or
+    only the store has them, or if their dimensions differ. If the update rule differs, rows and
+    access counts are loaded, and slots get their initial values. The log lists the loaded and
+    skipped tables.
+
+    Example:
+
+    >>> with slip.checkpoint.tables_by_name():
+    ...     pass  # For example, model.load_weights("model.weights.h5")
     """
     global _is_by_name
     before, _is_by_name = _is_by_name, True
@@ -62,20 +69,20 @@ def tables_by_name() -> Iterator[None]:
 
 
 def is_active() -> bool:
-    """Whether tables go by their names now."""
+    """Returns whether the `tables_by_name` context is active."""
     return _is_by_name
 
 
 def choose(saved: Sequence[SavedAs], store: Any, place: str) -> Mapping[str, str]:
-    """Returns the tables that a store takes, and whether `WHOLE` or `WITHOUT_SLOTS`.
+    """Returns the tables to load, with `WHOLE` or `WITHOUT_SLOTS`, by name.
 
     Args:
-        saved: the tables of a file.
-        store: that is to have them.
-        place: what is being loaded, for errors and the log.
+        saved: The tables of a file.
+        store: The store that loads them.
+        place: The name of the loaded object, for errors and the log.
 
     Raises:
-        CheckpointMismatchError: tables, dimensions or rules differ outside `tables_by_name`.
+        CheckpointMismatchError: If tables, dimensions or rules differ outside of `tables_by_name`.
     """
     if not _is_by_name:
         _require_same(saved, store, place)
@@ -123,19 +130,19 @@ def _require_same(saved: Sequence[SavedAs], store: Any, place: str) -> None:
         raise CheckpointMismatchError(place, problem, f"Restore it into {remedy}, {REMEDY}.")
 
 
-# A value of this one key stands for an array, the name of which it gives.
+# A dictionary with only this key represents an array. The value is the name of the array.
 _ARRAY = "__array__"
 
 
 def flatten(tree: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    """Takes the arrays out of a tree.
+    """Separates a tree into a JSON-serializable structure and arrays.
 
     Args:
-        tree: dictionaries with names for keys, lists, and leaves: JSON-serialisable values or
-            arrays of at least one dimension.
+        tree: Dictionaries with string keys, lists, and leaves. Leaves are JSON-serializable values
+            or arrays with at least one dimension.
 
     Returns:
-        The tree with a reference for each array, JSON-serialisable; and the arrays by name.
+        The tree with a reference in place of each array, and the arrays by name.
     """
     arrays: dict[str, np.ndarray] = {}
 
@@ -150,10 +157,10 @@ def flatten(tree: Any) -> tuple[Any, dict[str, np.ndarray]]:
 
 
 def unflatten(skeleton: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Puts the arrays back.
+    """Restores a tree from the results of `flatten`.
 
     Raises:
-        KeyError: an array is missing.
+        KeyError: If an array is missing.
     """
 
     def put_back(value: dict[str, Any]) -> Any:
@@ -165,20 +172,20 @@ def unflatten(skeleton: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 FORMAT = 1
 _MANIFEST = "manifest"
 _RATES = ("learning_rate", "followed_rate")
-# What stores of tables in SOK export of a table for themselves.
+# Additional arrays that stores of tables in SOK export.
 _OF_SOK = ("trained", "powers")
 
 
 def export_state(store: Any) -> dict[str, np.ndarray]:
-    """Copies everything a store holds.
+    """Copies the complete state of a store.
 
     Args:
-        store: an embedding store.
+        store: An embedding store.
 
     Returns:
         Arrays by name: "manifest" (JSON as uint8), "learning_rate" and, for table i,
-        "table_<i>_keys", "table_<i>_rows", "table_<i>_slots", "table_<i>_counts" and so on, as
-        `store.export_table` names them.
+        "table_<i>_keys", "table_<i>_rows", "table_<i>_slots", "table_<i>_counts" and the other
+        arrays of `store.export_table`.
     """
     manifest = {
         "format": FORMAT,
@@ -203,19 +210,19 @@ def export_state(store: Any) -> dict[str, np.ndarray]:
 
 
 def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
-    """Replaces everything a store holds by what `export_state` copied.
+    """Replaces the state of a store by arrays from `export_state`.
 
-    Within `tables_by_name` tables that only one side has are left as they are.
+    Within `tables_by_name`, tables that only one side has are unchanged.
 
     Args:
-        store: an embedding store with the same tables and update rules. Values of a rule other
-            than the learning rate (epsilon, betas) stay as the store has them.
-        arrays: as `export_state` returned them.
-        place: what is being loaded, for errors.
+        store: An embedding store with the same tables and update rules. Settings of a rule other
+            than the learning rate (epsilon, betas) keep their current values.
+        arrays: The arrays from `export_state`.
+        place: The name of the loaded object, for errors.
 
     Raises:
-        ValueError: the tables, a dimension or an update rule differ; the error names both. The
-            store is unchanged then.
+        ValueError: If the tables, a dimension or an update rule differ. The error names both sides,
+            and the store is unchanged.
     """
     if _MANIFEST not in arrays:
         raise ValueError(
@@ -251,7 +258,7 @@ _apart: set[int] = set()
 
 @contextlib.contextmanager
 def kept_apart(store: Any) -> Iterator[None]:
-    """Leaves a store out of any `tf.train.Checkpoint`, as its tables are in files of their own."""
+    """Excludes a store from `tf.train.Checkpoint`, because separate files contain it."""
     _apart.add(id(store))
     try:
         yield
@@ -260,11 +267,11 @@ def kept_apart(store: Any) -> Iterator[None]:
 
 
 class StoreState(tf.train.experimental.PythonState):
-    """Lets `tf.train.Checkpoint` save and restore a store.
+    """Makes a store part of a `tf.train.Checkpoint`.
 
     Args:
-        store: an embedding store.
-        place: what it belongs to, for errors.
+        store: An embedding store.
+        place: The name of the store's owner, for errors.
     """
 
     def __init__(self, store: Any, place: str) -> None:
@@ -274,20 +281,20 @@ class StoreState(tf.train.experimental.PythonState):
         self._listeners: list[Callable[[], None]] = []
 
     def when_restored(self, listener: Callable[[], None]) -> None:
-        """Calls a function whenever the tables have been replaced."""
+        """Registers a function that is called after the tables have been replaced."""
         self._listeners.append(listener)
 
     def serialize(self) -> bytes:
-        """Returns the store's state as the bytes of an .npz file; none if it is kept apart."""
+        """Returns the store's state as an .npz file, or b"" within `kept_apart`."""
         if id(self._store) in _apart:
             return b""
         return to_bytes(export_state(self._store))
 
     def deserialize(self, string_value: bytes) -> None:
-        """Replaces the store's state by what `serialize` returned.
+        """Replaces the store's state by the result of `serialize`.
 
         Raises:
-            ValueError: it is of other tables, or they were kept apart, and now are not.
+            ValueError: If the state has other tables, or if separate files contain the tables.
         """
         if id(self._store) in _apart:
             return
@@ -302,16 +309,16 @@ class StoreState(tf.train.experimental.PythonState):
 
 
 def tree_to_bytes(state: Any) -> bytes:
-    """Returns nested dictionaries, as `flatten` takes them, as the bytes of an .npz file."""
+    """Returns a tree for `flatten` as the bytes of an .npz file."""
     skeleton, arrays = flatten(state)
     return to_bytes({_MANIFEST: np.frombuffer(json.dumps(skeleton).encode(), np.uint8), **arrays})
 
 
 def tree_from_bytes(content: bytes, place: str) -> Any:
-    """Returns what `tree_to_bytes` was given.
+    """Returns the tree that was passed to `tree_to_bytes`.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: If the bytes are damaged.
     """
     arrays = from_bytes(content, place)
     try:
@@ -328,10 +335,10 @@ def to_bytes(arrays: Mapping[str, Any]) -> bytes:
 
 
 def from_bytes(content: bytes, place: str) -> dict[str, np.ndarray]:
-    """Returns the arrays of an .npz file.
+    """Returns the arrays of an .npz file by name.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: If the file is damaged.
     """
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:

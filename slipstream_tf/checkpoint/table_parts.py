@@ -1,8 +1,7 @@
-"""What a rank writes of its tables: all rows, or those that changed since its checkpoint before.
+"""Copies and writes a rank's tables: all rows, or the rows that changed.
 
-In: a store, of one process or of a rank. Out: files of checked blocks. A file of changes goes on
-from those of earlier checkpoints, back to one with all rows. These are kept, not written anew:
-RANK/table-000-before-0, -1, ... are the same files under one name more.
+A file with changes extends the files of earlier checkpoints, back to a file with all rows. The
+earlier files are hard-linked into the new checkpoint as RANK/table-000-before-0, -1, ...
 """
 
 import contextlib
@@ -24,21 +23,21 @@ from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.base import SavedStore, table_contents
 from slipstream_tf.tables.replicas import counts_of
 
-# A file with all rows comes again after so many with changes, or when these have more rows.
+# Write all rows after this many files with changes, or when these have more rows than the first.
 _MOST_BEFORE = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class FilesBefore:
-    """The files of a table that the next checkpoint may go on from.
+    """The files of a table that the next checkpoint can extend.
 
     Attributes:
-        folder: of a rank's files of its newest checkpoint.
-        name: of the newest file.
-        checkpoints: that the files are of, the one with all rows first.
-        sizes: of the files in bytes.
-        rows: that each has.
-        number: of the changes that the newest has.
+        folder: The folder of the rank in its newest checkpoint.
+        name: The name of the newest file.
+        checkpoints: The identities of the files' checkpoints, starting with the file of all rows.
+        sizes: The sizes of the files in bytes.
+        rows: The number of rows in each file.
+        number: The number of the change set in the newest file.
     """
 
     folder: Path
@@ -50,13 +49,14 @@ class FilesBefore:
 
     @property
     def are_too_many(self) -> bool:
-        """Whether all rows are to be written again."""
+        """Whether the next file must contain all rows."""
         return len(self.rows) > _MOST_BEFORE or sum(self.rows[1:]) > self.rows[0]
 
     def written(self) -> "FilesBefore":
-        """Returns the same with the size of the newest file, once it is there.
+        """Adds the size of the newest file after it has been written.
 
-        Where a file system shows that late, no size fits, and all rows are written again.
+        If the file system does not show the file yet, the size is -1. It never matches, so all rows
+        are written again.
         """
         size = -1
         with contextlib.suppress(OSError):
@@ -64,9 +64,10 @@ class FilesBefore:
         return dataclasses.replace(self, sizes=(*self.sizes, size))
 
     def link(self, folder: Path) -> bool:
-        """Gives them names in another folder, beside a file of the same name; all or none.
+        """Hard-links all files into another folder, or none.
 
-        Returns whether they have them: no if one is missing, or not as long as when it was written.
+        Returns:
+            Whether the files were linked. False if a file is missing or its size has changed.
         """
         targets = [name_before(folder / self.name, index) for index in range(len(self.sizes))]
         sources = [self.folder / path.name for path in targets[:-1]] + [self.folder / self.name]
@@ -80,30 +81,32 @@ class FilesBefore:
 
 @dataclasses.dataclass(frozen=True)
 class TablePart:
-    """What one rank has of one table.
+    """The data of one table on one rank.
 
     Attributes:
-        name: of the table.
-        dim: values of a row.
-        slots: values of a row's slots.
-        rule: class name of the update rule; None: the rows are not the store's to update.
-        contents: of the rows on this rank, as `store.export_table(name, flush=False)`; None: they
-            are the same as on the rank that writes them.
-        sealed: the rows on this rank, if they spill to the disk; the contents have none then.
-        rows: on this rank, wherever they are; 0: another rank writes them.
-        removed: keys int64 [n] that have left since the files before.
-        decays: float32 [n], what the counts of all other rows were multiplied by since, in turn.
-        before: what the contents are changes of; none: they are all rows.
-        number: of these changes; 0: later ones cannot go on from them.
-        accesses: keys int64 [n] and counts float32 [n] of this rank where its contents do not have
-            them, or it has none.
-        deferred: gradients, as `store.export_deferred` gives them.
-        replicas: of other ranks' rows, with this rank's accesses, as `store.export_copies(name)`;
-            or None.
-        is_shadow: whether the sums are shadow mode's, whose gradients were applied when they came.
-        is_leaving: whether they all leave with the next step.
-        storage: of the table.
-        admission: what a table that admits knows of keys without a row; or None.
+        name: The name of the table.
+        dim: The number of values per row.
+        slots: The number of slot values per row.
+        rule: The class name of the update rule. None if the store does not update the rows.
+        contents: The rows on this rank, from `store.export_table(name, flush=False)`. None if
+            another rank writes the same rows.
+        accesses: Keys int64 [n] and counts float32 [n] of this rank if the contents do not include
+            them, else None.
+        deferred: Deferred gradients, from `store.export_deferred`.
+        replicas: Replicas of other ranks' rows with this rank's access counts, from
+            `store.export_copies(name)`, or None.
+        is_shadow: Whether the deferred gradients belong to a dry run, which has already applied
+            them.
+        is_leaving: Whether all deferred gradients are due in the next step.
+        storage: The storage of the table.
+        sealed: The rows on this rank if they spill to disk. The contents are then empty.
+        rows: The number of rows on this rank, in memory and on disk. 0 if another rank writes them.
+        removed: Keys int64 [n] that were removed since the earlier files.
+        decays: float32 [n], the factors that the counts of all unchanged rows were multiplied by
+            since the earlier files, in order.
+        before: The earlier files that the contents extend. None if the contents are all rows.
+        number: The number of this change set. 0 if later files cannot extend it.
+        admission: Counters of keys without a row for a table with admission, or None.
     """
 
     name: str
@@ -126,15 +129,19 @@ class TablePart:
     admission: Arrays | None = None
 
     def entry(self) -> dict[str, Any]:
-        """Returns what a manifest says of the table, if it is all of the table."""
+        """Returns the manifest entry of the table if this part contains all its rows."""
         of_table = {name: getattr(self, name) for name in META}
         return {**of_table, "dtype": self.storage.dtype, "rows": self.rows}
 
     def write(self, path: Path, checkpoint: str, rank: int, earlier: Sequence[Path] = ()) -> int:
-        """Writes it to a file that is a rank's, and returns the bytes.
+        """Writes the table's file and returns its size in bytes.
 
-        Rows that spill are in files beside it, which may be those of earlier checkpoints, in the
-        folders `earlier` of the rank.
+        Args:
+            path: The path of the file.
+            checkpoint: The identity of the checkpoint.
+            rank: The rank that writes the file.
+            earlier: The folders of this rank in earlier checkpoints. Row files of spilled tables
+                are linked from there.
         """
         groups: dict[str, Arrays] = {}
         meta: dict[str, Any] = {
@@ -179,13 +186,16 @@ class TablePart:
 
 
 def writers_of(store: SavedStore, ranks: int) -> dict[str, int]:
-    """Returns the rank that writes each table whose rows are the same on all.
+    """Assigns each replicated table to a rank that writes its rows.
 
-    Each gets about as many values to write.
+    The number of values to write is balanced over the ranks.
 
     Args:
-        store: of one rank.
-        ranks: in all.
+        store: The store of one rank.
+        ranks: The number of ranks.
+
+    Returns:
+        Table name -> rank.
     """
     values = {
         table.name: (store.size(table.name) + 1)
@@ -207,19 +217,20 @@ def cut(
     before: Mapping[str, FilesBefore] | None = None,
     writers: Mapping[str, int] | None = None,
 ) -> list[TablePart]:
-    """Copies all tables as they are now, as far as files before do not have them.
+    """Copies the current tables, without rows that earlier files contain.
 
-    Nothing is flushed. Needs as much memory as the rows, slots and counts take that are copied,
-    until they are written, and as much as those of the largest table once more while it is copied.
-    Rows of a table that spills are written to its disk instead, those that changed.
+    Deferred gradients are not flushed. The memory must hold the copied rows, slots and counts until
+    they are written, and temporarily a second copy of the largest table. Changed rows of a table
+    that spills are written to its spill files instead.
 
     Args:
-        store: whose tables they are.
-        rank: whose.
-        policies: of now, by table; those of tables not named are no dry run.
-        folder: where the rank's files will be; the files before get names there.
-        before: of tables, by name, what `next_before` returned; others are copied whole.
-        writers: of replicated tables, by name, the rank that copies them; 0: of those not named.
+        store: The store to copy.
+        rank: The rank of the store.
+        policies: The current policies by table name. Other tables are not in a dry run.
+        folder: The folder for the rank's files. Earlier files are linked there.
+        before: The files to extend by table name, from `next_before`. Other tables are copied
+            completely.
+        writers: The rank that copies each replicated table, by table name. Defaults to rank 0.
     """
     is_apart = rank.size > 1 or store.is_in_sok
     has_replicas = rank.placement != "replicated" and is_apart and store.has_replicas
@@ -239,7 +250,8 @@ def cut(
             rule=store.slot_layout(name).rule,
             deferred=deferred,
             replicas=store.export_copies(name) if has_replicas else None,
-            # What is on its way out was deferred in earnest, whatever the policy is now.
+            # Gradients that are due in the next step were not deferred by a dry run, regardless of
+            # the current policy.
             is_shadow=policy.is_shadow and not is_leaving,
             is_leaving=is_leaving,
             storage=table.storage,
@@ -253,12 +265,14 @@ def cut(
 def next_before(
     parts: Sequence[TablePart], folder: Path, checkpoint: str
 ) -> dict[str, FilesBefore]:
-    """Returns, by table, what the next checkpoint may go on from once its files are `written`.
+    """Returns the files that the next checkpoint can extend, by table name.
+
+    Call `FilesBefore.written` on each result after the files have been written.
 
     Args:
-        parts: of the newest one, all of its tables.
-        folder: where a rank's files of it will be.
-        checkpoint: its identity.
+        parts: All tables of the newest checkpoint.
+        folder: The folder of the rank's files in the newest checkpoint.
+        checkpoint: The identity of the newest checkpoint.
     """
     found = {}
     for index, part in enumerate(parts):
@@ -272,8 +286,8 @@ def next_before(
 
 
 def _accesses_of(store: SavedStore, name: str) -> dict[str, Any]:
-    """Returns those of a `TablePart`'s attributes that tell of rows, of a table of another's."""
-    # Of all keys, though some have been accessed by others alone: rows are made for them.
+    """Returns the row attributes of a `TablePart` for a table that another rank writes."""
+    # Include all keys, also without an access on this rank, because each has a row.
     keys = store.keys_of(name)
     own = {"keys": keys, "counts": counts_of(keys, **store.export_accesses(name))}
     return {"slots": store.slot_layout(name).initial.size, "contents": None, "accesses": own}
@@ -285,7 +299,7 @@ def _rows_of(
     before: FilesBefore | None,
     folder: Path | None,
 ) -> dict[str, Any]:
-    """Returns those of a `TablePart`'s attributes that tell of rows, of a rank's table."""
+    """Returns the row attributes of a `TablePart` for a table that this rank writes."""
     name, slots = table.name, store.slot_layout(table.name).initial.size
     accesses = store.export_accesses(name) if store.is_in_sok else None
     if store.spills_rows(name):
@@ -300,7 +314,7 @@ def _rows_of(
     if changes.is_all or before is None or folder is None:
         before = None
     elif not before.link(folder):
-        # Somebody has removed them, or the file system gives a file one name.
+        # The files were removed, or the file system does not support hard links.
         before, changes = None, store.export_changes(name, 0)
     contents = changes.contents
     return {
@@ -316,9 +330,9 @@ def _rows_of(
 
 
 def _narrowed(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Returns values as they lie in a table of a dtype, if they are what it can hold.
+    """Converts values to the table's dtype if that is lossless.
 
-    Those of rows that lie divided by a scale, since all of them decay, are not.
+    Rows that are stored divided by a scale, because all rows decay, are not exact in that dtype.
     """
     if dtype == "float32" or values.dtype != np.float32:
         return values

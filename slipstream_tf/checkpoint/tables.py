@@ -1,8 +1,8 @@
-"""A table in a checkpoint: what a rank makes of the files that the ranks of any job wrote.
+"""Reads a saved table and redistributes it over any number of ranks.
 
-In: files of checked blocks. Out: arrays for a store. They hold (key, row, slots, access count)
-whatever the store and the number of ranks, so that each rank takes the rows that it owns from the
-files of all. Rows that spill to the disk are in files of their own.
+The arrays have the same format (key, row, slots, access count) for all stores and numbers of ranks.
+Each rank reads the files of all ranks and selects the rows that it owns. Rows that spill to disk
+are stored in separate files.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays, CheckpointErr
 from slipstream_tf.tables.watching import added_up
 
 _ROW_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
-# Of each group of a file, its columns.
+# The columns of each group in a file.
 KINDS = {
     "contents": {**_ROW_KINDS, "trained": "<f4"},
     "copies": {"keys": "<i8", "counts": "<f4", "last_used": "<i8", "marks": "|u1"},
@@ -26,45 +26,48 @@ KINDS = {
     "pending": {"keys": "<i8", "ages": "<i8", "ranks": "<i4", "sums": "<f4"},
     "admission": {"counters": "|u1"},
 }
-# Columns that a file need not have.
+# Optional columns.
 _OPTIONAL = ("last_used", "marks", "trained")
-# Columns that lie as they do in a narrow table, as float16 or the upper half of a float32.
+# Additional dtypes for tables with a narrow dtype: float16, or the upper half of a float32
+# (bfloat16).
 _NARROW = {"rows": ("<f2", "<u2"), "slots": ("<u2",)}
 META = ("name", "dim", "slots", "rule")
 
 
 class SavedTable:
-    """The files of one table of a checkpoint, one per rank that saved it.
+    """The files of one table in a checkpoint, one per rank that saved it.
 
     Attributes:
-        name: of the table.
-        dim: values of a row.
-        slots: values of a row's slots.
-        world_size: ranks that saved it.
-        is_replicated: whether one rank has written all rows.
-        has_counts_apart: whether accesses are not with their rows: each rank counted those of its
-            batches.
-        powers: what Adam's bias correction goes by in SOK, float32; None: steps tell it.
-        num_deferred: gradient sums that all ranks together deferred.
-        is_shadow: whether these are of a dry run, whose gradients were applied when they came.
-        is_leaving: whether these were all to leave with the next step.
+        name: The name of the table.
+        dim: The number of values per row.
+        slots: The number of slot values per row.
+        world_size: The number of ranks that saved it.
+        is_replicated: Whether one rank wrote all rows.
+        has_counts_apart: Whether access counts are stored separately from rows. Each rank then
+            counted the accesses of its batches.
+        powers: The powers of Adam's betas for its bias correction in SOK, float32. None if the
+            number of steps determines them.
+        num_deferred: The number of deferred gradient sums on all ranks.
+        is_shadow: Whether the deferred gradients belong to a dry run, which has already applied
+            them.
+        is_leaving: Whether all deferred gradients are due in the next step.
     """
 
     def __init__(self, paths: Sequence[Path], checkpoint: str, entry: Mapping[str, Any]) -> None:
-        """Reads the headers.
+        """Reads and checks the headers of the files.
 
         Args:
-            paths: of the files, rank 0's first.
-            checkpoint: that they are of.
-            entry: of the table in the manifest.
+            paths: The paths of the files, rank 0 first.
+            checkpoint: The identity of the checkpoint.
+            entry: The manifest entry of the table.
 
         Raises:
-            CheckpointError: a file is damaged, or does not have what the manifest says.
+            CheckpointError: If a file is damaged or does not match the manifest.
         """
         self._paths = list(paths)
         self._files = [ArrayFile(path, checkpoint) for path in self._paths]
         self.name, self.dim, self.slots = entry["name"], entry["dim"], entry["slots"]
-        # Values of a row in each column that has more than one.
+        # The number of values per row in columns with more than one value.
         self._widths = {**dict.fromkeys(("rows", "trained", "sums"), self.dim), "slots": self.slots}
         self._entry, self._before = entry, list[list[ArrayFile]]()
         for rank, (path, file) in enumerate(zip(self._paths, self._files, strict=True)):
@@ -82,7 +85,7 @@ class SavedTable:
             raise CheckpointError(self._paths[0], f"{problem} {entry['rows']}")
         groups, metas = [f.groups for f in self._files], [f.meta for f in self._files]
         self.world_size = len(self._files)
-        # Ranks that have written rows.
+        # The ranks that wrote rows.
         self._writers = [r for r, found in enumerate(groups) if "contents" in found] or [0]
         self.is_replicated = len(self._writers) == 1
         self.has_counts_apart = any({"contents", "accesses"} <= set(found) for found in groups)
@@ -93,7 +96,7 @@ class SavedTable:
         self.is_leaving = any(meta.get("pending_is_leaving", False) for meta in metas)
 
     def _files_before(self, path: Path, file: ArrayFile, rank: int) -> list[ArrayFile]:
-        """Returns the files that have the rows which a file does not have, oldest first."""
+        """Returns the earlier files that a file extends, oldest first."""
         found = []
         before = file.meta.get("before", [])
         if not isinstance(before, list) or not isinstance(file.meta.get("rows", 0), int):
@@ -109,7 +112,7 @@ class SavedTable:
         return found
 
     def _require_meta(self, path: Path, file: ArrayFile) -> None:
-        """Raises CheckpointError unless a file is of this table, and has columns of its kinds."""
+        """Raises CheckpointError unless a file has this table's metadata and columns."""
         for name in META:
             if file.meta.get(name) != self._entry[name]:
                 told = f"has {name} {file.meta.get(name)!r}, but the manifest {self._entry[name]!r}"
@@ -118,7 +121,7 @@ class SavedTable:
             self._require_columns(path, file, group)
 
     def _require_columns(self, path: Path, file: ArrayFile, group: str) -> None:
-        """Raises CheckpointError unless a group, if it is there, has columns of its kinds."""
+        """Raises CheckpointError unless a group, if present, has columns of valid dtypes."""
         if group not in file.groups:
             if group == "pending":
                 raise CheckpointError(path, f"has no {group!r}")
@@ -132,7 +135,7 @@ class SavedTable:
                 raise CheckpointError(path, problem, offset=file.groups[group].offset)
 
     def _joined(self, group: str, blocks: Sequence[Arrays]) -> Arrays:
-        """Returns blocks of a group as one; an optional column only if all blocks have it."""
+        """Concatenates blocks of a group; drops optional columns that a block lacks."""
         widths = self._widths
         return {
             name: np.concatenate(
@@ -146,15 +149,15 @@ class SavedTable:
         }
 
     def contents(self, owns: Callable[[np.ndarray], np.ndarray] | None = None) -> Arrays:
-        """Returns the rows of some keys, sorted by key, as `store.import_table` takes them.
+        """Returns rows sorted by key, in the format of `store.import_table`.
 
-        Those of tables in SOK have "trained" besides.
+        For tables in SOK, it includes the column "trained".
 
         Args:
-            owns: of keys int64 [n]: bool [n], which to take; None: all.
+            owns: A function from keys int64 [n] to bool [n] that selects keys. None selects all.
 
         Raises:
-            CheckpointError: a file is damaged, or a key comes twice.
+            CheckpointError: If a file is damaged or contains a key twice.
         """
         joined = self._joined("contents", list(self.content_blocks(owns)))
         order = np.argsort(joined["keys"], kind="stable")
@@ -167,10 +170,14 @@ class SavedTable:
         return {**joined, "steps": self.steps}
 
     def check(self, rank: int, size: int) -> None:
-        """Reads the rows of the files that are a rank's of `size` to check.
+        """Reads rows to verify their checksums, divided among the ranks.
+
+        Args:
+            rank: The rank of this process.
+            size: The number of ranks.
 
         Raises:
-            CheckpointError: one is damaged.
+            CheckpointError: If a file is damaged.
         """
         for saved in range(rank, len(self._files), size):
             if "contents" in self._files[saved].groups:
@@ -179,22 +186,22 @@ class SavedTable:
 
     @property
     def steps(self) -> np.ndarray:
-        """Updates and lookups of the rank that had most, int64 [2]."""
+        """Maximum number of updates and of lookups over the ranks, int64 [2]."""
         found = [self._files[rank].meta["contents_steps"] for rank in self._writers]
         return np.max(np.asarray(found, np.int64), axis=0)
 
     def without_rows(self) -> Arrays:
-        """Returns what `contents` does, but no row."""
+        """Returns the arrays of `contents` with zero rows."""
         empty = {**self._joined("contents", []), "last_used": np.empty(0, np.int64)}
         return {**empty, "steps": self.steps}
 
     def content_blocks(
         self, owns: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> Iterator[Arrays]:
-        """Yields the rows of some keys, some at a time, in any order; see `contents`.
+        """Yields rows in blocks, in any order; see `contents`.
 
         Raises:
-            CheckpointError: a file is damaged.
+            CheckpointError: If a file is damaged.
         """
         for rank in self._writers:
             for block in self._blocks(rank, "contents"):
@@ -202,7 +209,7 @@ class SavedTable:
                 yield {name: widened(values[taken]) for name, values in block.items()}
 
     def _blocks(self, rank: int, group: str) -> Iterator[Arrays]:
-        """Yields the blocks of a group of a rank's, wherever they are."""
+        """Yields the blocks of a rank's group from all files that contain them."""
         if group == "contents" and self._before[rank]:
             yield from self._blocks_with_before(rank)
             return
@@ -212,7 +219,7 @@ class SavedTable:
             yield from saved.blocks()
 
     def _blocks_with_before(self, rank: int) -> Iterator[Arrays]:
-        """Yields each row of a rank's as the newest of its files has it."""
+        """Yields each row of a rank from the newest file that contains it."""
         newer, decays, read = np.empty(0, np.int64), np.empty(0, np.float32), 0
         oldest_last = (self._files[rank], *reversed(self._before[rank]))
         for file in oldest_last:
@@ -235,14 +242,14 @@ class SavedTable:
             raise CheckpointError(self._paths[rank], told)
 
     def lookup_steps(self, rank: int) -> int:
-        """Returns the lookups of a rank that has rows, so far."""
+        """Returns the number of lookups of a rank that wrote rows."""
         return int(self._files[rank].meta["contents_steps"][1])
 
     def accesses(self, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns keys int64 [n] and counts float32 [n] of what a rank of `size` has accessed.
+        """Returns keys int64 [n] and access counts float32 [n] of a rank.
 
-        Where another number of ranks saved them, the counts of each go to the rank of its number
-        modulo `size`.
+        If another number of ranks saved the checkpoint, the counts of saved rank r are assigned to
+        rank r % `size`.
         """
         blocks: list[Arrays] = []
         for saved in range(rank, len(self._files), size):
@@ -255,9 +262,11 @@ class SavedTable:
         return merged, total[:, 0]
 
     def admission(self, rank: int | None) -> Arrays | None:
-        """Returns what a rank knew of keys without a row; None: of all ranks together, each key's.
+        """Returns the admission counters of keys without a row.
 
-        Of several, each key was counted by one; a count may be too high then, but not too low.
+        Args:
+            rank: The saved rank, or None to merge all ranks. Merging takes the maximum, because one
+                rank counted each key. Counts are then never too low, but can be too high.
         """
         files = self._files if rank is None else [self._files[rank]]
         files = [file for file in files if "admission" in file.groups]
@@ -271,7 +280,7 @@ class SavedTable:
         return {"counters": most, "added": np.max(added, axis=0)}
 
     def replicas(self, rank: int) -> Arrays | None:
-        """Returns a rank's replicas of other ranks' rows, for `store.import_copies`, or None."""
+        """Returns a rank's replicas of other ranks' rows for `import_copies`, or None."""
         file = self._files[rank]
         if "copies" not in file.groups:
             return None
@@ -281,16 +290,16 @@ class SavedTable:
     def deferred(
         self, rank: int, size: int, owns: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> Arrays:
-        """Returns the sums that a rank of `size` is to defer, for `store.import_deferred`.
+        """Returns the deferred sums of a rank for `store.import_deferred`.
 
-        Nothing that was deferred is lost: where another number of ranks saved them, the sums of
-        each go to the rank of its number modulo `size`; of one key they are added up.
+        No sum is lost. If another number of ranks saved the checkpoint, the sums of saved rank r
+        are assigned to rank r % `size`. Sums of the same key are added.
 
         Args:
-            rank: that is to defer them.
-            size: ranks in all.
-            owns: of keys int64 [n]: bool [n], whose sums the rank takes, of any rank's; None: it
-                defers sums of any keys.
+            rank: The rank of this process.
+            size: The number of ranks.
+            owns: A function from keys int64 [n] to bool [n] that selects keys. The rank then takes
+                the sums of all saved ranks for these keys. None assigns sums by saved rank.
         """
         assigned = self._files[rank::size] if owns is None else self._files
         parts = [file.read("pending") for file in assigned]
@@ -302,12 +311,12 @@ class SavedTable:
 
 
 def name_before(path: Path, index: int) -> Path:
-    """Returns the path of file `index` of those that a table's file goes on from, oldest first."""
+    """Returns the path of the earlier file `index` of a table's file, oldest first."""
     return path.with_name(f"{path.name}-before-{index}")
 
 
 def _are_in(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Returns bool [n]: which keys are among others, ascending."""
+    """Returns bool [n], which keys are in `among`, a sorted array."""
     if not among.size:
         return np.zeros(keys.size, bool)
     at = np.searchsorted(among, keys)
@@ -316,31 +325,31 @@ def _are_in(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
 
 
 def _rows_of(file: ArrayFile) -> int:
-    """Returns the rows that a file stands for, with those of the files before."""
+    """Returns the number of rows in a file and the earlier files that it extends."""
     here = file.groups["contents"].rows if "contents" in file.groups else 0
     return int(file.meta.get("rows", here))
 
 
 def widened(values: np.ndarray) -> np.ndarray:
-    """Returns values that lie as in a narrow table as float32; others as they are."""
+    """Returns values of a narrow dtype as float32, and other values unchanged."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32) if values.dtype == np.float16 else values
 
 
 def require_rank(path: Path, file: ArrayFile, rank: int) -> None:
-    """Raises CheckpointError if a file is another rank's."""
+    """Raises CheckpointError if another rank wrote a file."""
     found = file.meta.get("rank")
     if found != rank:
         raise CheckpointError(path, f"is a file of rank {found}, not {rank}")
 
 
 def on_ranks(deferred: Arrays, ranks: int) -> Arrays:
-    """Returns sums for so many simulated ranks: those of others join rank number modulo `ranks`.
+    """Reassigns sums to simulated ranks; rank r becomes r % `ranks`.
 
     Args:
-        deferred: as `SavedTable.deferred` returns it.
-        ranks: from 1.
+        deferred: Arrays from `SavedTable.deferred`.
+        ranks: The number of simulated ranks, at least 1.
     """
     if not (deferred["ranks"] >= ranks).any():
         return deferred
@@ -348,13 +357,13 @@ def on_ranks(deferred: Arrays, ranks: int) -> Arrays:
 
 
 def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str) -> Arrays:
-    """Returns contents of at most so many rows, without the least valuable ones.
+    """Drops the least valuable rows until at most `most` rows remain.
 
     Args:
-        contents: sorted by key.
-        most: rows that may be left; more are if they are pinned.
-        pinned: int64 [n], keys whose rows stay.
-        eviction: "lfu" or "lru", as of a table.
+        contents: Arrays sorted by key.
+        most: The maximum number of rows. Pinned rows can exceed it.
+        pinned: int64 [n], the keys of rows that must be kept.
+        eviction: "lfu" or "lru", as for a table.
     """
     excess = len(contents["keys"]) - max(most, 0)
     if excess <= 0:
@@ -370,13 +379,13 @@ def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str
 
 
 def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: np.ndarray) -> Arrays:
-    """Returns contents with rows of further keys, which have not been accessed.
+    """Adds rows of further keys with an access count of 0.
 
     Args:
-        contents: sorted by key.
-        keys: int64 [n], none of which is in the contents.
+        contents: Arrays sorted by key.
+        keys: int64 [n], keys that are not in the contents.
         rows: float32 [n, dim].
-        initial: float32 [slots per row], their slots.
+        initial: float32 [slots per row], the initial slots of the new rows.
     """
     added = {
         "keys": keys,
@@ -392,7 +401,7 @@ def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: np.
 
 
 def _added_up(deferred: Arrays) -> Arrays:
-    """Returns sums of which each rank has one per key, the oldest first."""
+    """Adds the sums with the same key and rank; sorts by age, oldest first."""
     owners = np.stack([deferred["keys"], deferred["ranks"].astype(np.int64)])
     merged, ages, sums = added_up(owners, deferred["ages"], deferred["sums"])
     order = np.argsort(-ages, kind="stable")

@@ -1,11 +1,10 @@
-"""How the ranks' files become a checkpoint, without a word over the network.
+"""Combines the files of all ranks into a checkpoint without network communication.
 
     DIRECTORY/checkpoint-000007/manifest.json, rank-0/..., rank-1/...
 
-What is being written lies in DIRECTORY/.saving, and gets its name when all of it is on the disk.
-In: what each rank copied. Out: its files, and a note of them in that folder; rank 0 waits for the
-notes of all, writes the manifest and gives the folder its name. So a thread may do it while the
-ranks train.
+Each rank writes its files and a note that lists them to DIRECTORY/.saving. Rank 0 waits for the
+notes of all ranks, writes the manifest and renames the folder to its final name. The ranks
+communicate only through files, so this can run in a background thread during training.
 """
 
 import contextlib
@@ -28,8 +27,8 @@ from slipstream_tf.checkpoint.table_parts import TablePart
 from slipstream_tf.checkpoint.tables import require_rank
 
 _PAUSE_SECONDS = 0.02
-# How often a rank that writes gives a sign of life, and how long rank 0 waits without one: some
-# file systems show others' changes a minute late.
+# Interval at which a writing rank updates its folder's time, and the maximum time that rank 0 waits
+# for an update. Some file systems show changes of other hosts a minute late.
 _BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 150.0
 _ENGINE = "engine"
@@ -38,7 +37,10 @@ _NAME = re.compile(r"checkpoint-(\d{6,})")
 
 
 def names(directory: Path) -> list[str]:
-    """Returns the names of a directory's checkpoints, whole or not, the newest first."""
+    """Returns the names of all checkpoints in a directory, newest first.
+
+    Incomplete checkpoints are included.
+    """
     if not directory.is_dir():
         return []
     found = [path.name for path in directory.iterdir() if _NAME.fullmatch(path.name)]
@@ -46,7 +48,7 @@ def names(directory: Path) -> list[str]:
 
 
 def stage(directory: Path) -> str:
-    """Makes an empty folder for what is to be written; returns the name that it will get."""
+    """Creates an empty staging folder; returns the name of the new checkpoint."""
     staging = directory / STAGING
     if staging.exists():
         disk.remove(staging)
@@ -57,15 +59,15 @@ def stage(directory: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class RankFiles:
-    """What one rank copied, to be written.
+    """The copied state of one rank, ready to be written.
 
     Attributes:
-        rank: its number.
-        tables: of its store.
-        rates: of its store, as `stores.rates.Rates.export` gave them; or None.
-        state: of its saturation engine, or None.
-        position: in its input, JSON.
-        rng: of its random numbers, JSON.
+        rank: The rank.
+        tables: The tables of the rank's store.
+        rates: The learning rates of the store, from `Rates.export`, or None.
+        state: The state of the saturation engine, or None.
+        position: The position in the input, as JSON.
+        rng: The state of random numbers, as JSON.
     """
 
     rank: int
@@ -77,15 +79,16 @@ class RankFiles:
 
 
 def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
-    """Writes a rank's files beside those that lie in its folder, and the note that tells of all.
+    """Writes a rank's files and the note that lists all files of the rank.
 
     Args:
-        staging: folder of what is not whole yet.
-        checkpoint: that the files are of.
-        files: what to write.
+        staging: The staging folder.
+        checkpoint: The identity of the checkpoint.
+        files: The state to write.
 
     Raises:
-        OSError: the disk is full, ...; the note tells of it, too.
+        OSError: If writing fails, for example because the disk is full. The note then contains the
+            error.
     """
     folder = staging / f"rank-{files.rank}"
     note: dict[str, Any] = {"checkpoint": checkpoint}
@@ -103,14 +106,14 @@ def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
             written = sorted(folder.iterdir())
             of_parts = {Path(file_name(0, i)).name for i in range(len(files.tables))}
             for path in [*written, folder]:
-                if path.name not in of_parts:  # On the disk already.
+                if path.name not in of_parts:  # Already on disk.
                     disk.sync(path)
             note["files"] = {f"{folder.name}/{path.name}": entry_of(path) for path in written}
             note["tables"] = [part.entry() for part in files.tables]
             note["position"], note["rng"] = files.position, files.rng
             note["saturation"] = _summary(files)
         except Exception as error:
-            # Rank 0 waits for the note: it needs room on a disk that may be full.
+            # Rank 0 waits for the note. Free some space for it, because the disk can be full.
             with contextlib.suppress(OSError):
                 disk.remove(folder)
             note = {"checkpoint": checkpoint, "error": f"{type(error).__name__}: {error}"}
@@ -120,16 +123,16 @@ def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
 
 
 def finish_with_all(directory: Path, name: str, manifest: Manifest, keep: int) -> None:
-    """Makes a checkpoint of what all ranks have written, as soon as they have; on rank 0.
+    """Completes a checkpoint when all ranks have written their files; on rank 0.
 
     Args:
-        directory: of all checkpoints.
-        name: that the checkpoint gets.
-        manifest: its identity, step, ranks, placement and versions.
-        keep: whole checkpoints that are left, this one included, as far as sizes of files tell.
+        directory: The folder of all checkpoints.
+        name: The name of the new checkpoint.
+        manifest: A manifest with identity, step, number of ranks, placement and versions.
+        keep: The number of complete checkpoints to keep, including this one, judged by file sizes.
 
     Raises:
-        RuntimeError: another rank could not write, or gave no sign of life for too long.
+        RuntimeError: If another rank failed to write or stopped updating its folder.
     """
     staging = directory / STAGING
     notes = [
@@ -153,18 +156,18 @@ def finish_with_all(directory: Path, name: str, manifest: Manifest, keep: int) -
     disk.commit(staging, directory / name)
     found = 0
     for other in names(directory):
-        # Damaged ones stay as long as they are newer than one that is kept: to be looked at.
+        # Keep damaged checkpoints that are newer than a kept one, so that users can inspect them.
         if found < keep:
             found += other == name or is_whole(directory / other)
             continue
-        # The manifest first: what is half removed is no checkpoint.
+        # Remove the manifest first, so that a partly removed folder is not a checkpoint.
         with contextlib.suppress(FileNotFoundError):
             disk.remove(directory / other / NAME)
         disk.remove(directory / other)
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a checkpoint is whole, as far as sizes of files tell."""
+    """Returns whether a checkpoint is complete, judged by file sizes."""
     try:
         require_whole(path, read_manifest(path))
     except CheckpointError:
@@ -175,10 +178,10 @@ def is_whole(path: Path) -> bool:
 def read_engines(
     folder: Path, manifest: Manifest
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Returns the rates of rank 0's store, and the engine's state of each rank.
+    """Reads the rates of rank 0's store and the engine states of all ranks.
 
     Raises:
-        CheckpointError: a file is damaged.
+        CheckpointError: If a file is damaged.
     """
     states, rates = [], None
     for rank in range(manifest.world_size):
@@ -198,7 +201,7 @@ def read_engines(
 
 
 def _wait_for(path: Path, checkpoint: str, rank: int) -> dict[str, Any]:
-    """Returns a rank's note; waits for it as long as the rank gives signs of life."""
+    """Returns a rank's note; waits while the rank updates its folder."""
     folder = path.with_suffix("")
     seen, deadline = _changed(folder), time.monotonic() + _PATIENCE_SECONDS
     while not path.exists():
@@ -221,7 +224,10 @@ def _wait_for(path: Path, checkpoint: str, rank: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _signs_of_life(folder: Path) -> Iterator[None]:
-    """Changes the time of a folder now and then, which needs no room on its disk."""
+    """Returns a context that regularly updates the modification time of a folder.
+
+    This needs no free space on disk.
+    """
     has_ended = threading.Event()
 
     def beat() -> None:
@@ -239,7 +245,7 @@ def _signs_of_life(folder: Path) -> Iterator[None]:
 
 
 def _changed(folder: Path) -> int | None:
-    """When a folder changed last, by the clock of its file system; None: it is not there."""
+    """Returns the modification time of a folder in ns, or None if it is missing."""
     try:
         return folder.stat().st_mtime_ns
     except OSError:
@@ -251,7 +257,7 @@ def _note(staging: Path, rank: int) -> Path:
 
 
 def _summary(files: RankFiles) -> dict[str, Any] | None:
-    """The engine's state in short, for readers of the manifest."""
+    """Returns a summary of the engine's state for readers of the manifest."""
     if files.state is None:
         return None
     tracker = files.state["tracker"]
