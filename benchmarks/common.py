@@ -1,4 +1,4 @@
-"""What benchmarks of slipstream-train share: their flags' values, records, numbers in tables."""
+"""Shared helpers of the benchmarks: flags of slipstream-train, records and statistics."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from slipstream_tf.cli.flag_set import USAGE_ERROR
 from slipstream_tf.telemetry.run_record import write_json
 
 RECORD, FLAGS = "metrics.json", "flags.json"
-# Arguments of a Python that runs slipstream-train of this process's package: from the working
-# folder, which `-c` puts first, it would import sources without an op library.
+# Arguments for a Python process that runs slipstream-train from this process's package. `-c` puts
+# the working folder first on the path, from which Python would import sources without the op
+# library.
 _IMPORTS = f"import sys; sys.path[:] = {[p for p in sys.path if p]!r}; "
 TRAIN = ("-c", f"{_IMPORTS}from slipstream_tf.cli.train import entry_point; entry_point()")
 
-# What Open MPI asks for, where root starts it.
+# Open MPI requires these variables when root starts it.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
-# Settings by which results on globo were measured before `tuning.py`: found by hand, when there was
-# no validation part, on the test part.
+# Settings of the globo results from before `tuning.py`. They were chosen by hand on the test part,
+# because the data had no validation part.
 GLOBO_BY_HAND: Mapping[str, Any] = {
     "model": "dlrm", "mlp": "128,64", "rows_optimizer": "adagrad", "rows_learning_rate": 0.1,
     "rows_init": 0.2, "learning_rate": 0.003, "dim": 16, "dropout": 0.0,
 }  # fmt: skip
-# Of the search globo_49 of `tuning.py`, without its rates, which depend on how much is trained.
+# Result of the search globo_49 of `tuning.py`, without the learning rates, which depend on the
+# number of trained examples.
 GLOBO_49: Mapping[str, Any] = {
     "model": "dlrm", "mlp": "128,64", "dim": 32,
     "rows_optimizer": "adam", "rows_init": 0.05, "dropout": 0.1,
@@ -41,10 +43,10 @@ GLOBO_49: Mapping[str, Any] = {
 EXAMPLES_49: Mapping[str, Any] = {"negatives": 49, "clicks": 200_000}
 
 
-# File of each data set that a program in datasets/ prepares.
+# Name of the source file of each data set. A program in datasets/ prepares it.
 DATASETS = {"globo": "globo_clicks.npz", "frappe": "frappe_x1.npz"}
 
-# Student's t for a 95% interval, from one degree of freedom on.
+# Quantiles of Student's t for a 95% interval, starting at one degree of freedom.
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -52,12 +54,19 @@ _T = (
 
 
 def rates(rate: float, rows_rate: float | None = None) -> dict[str, float]:
-    """Flags of both learning rates."""
+    """Returns the flags of both learning rates."""
     return {"learning_rate": rate, "rows_learning_rate": rate if rows_rate is None else rows_rate}
 
 
 def thinned(share: float, **others: Any) -> dict[str, Any]:
-    """Flags of a run that leaves out a share of the examples after a twentieth of the run."""
+    """Returns the flags of a run that drops a fraction of the examples.
+
+    Dropping starts after a twentieth of the run.
+
+    Args:
+        share: The fraction of the examples to drop.
+        **others: Further flags.
+    """
     return {
         "policies": "skip_examples", "skip_by": "foreseen_loss", "skip_share": share,
         "window_steps": 100, "warmup": 0.05, **others,
@@ -65,22 +74,22 @@ def thinned(share: float, **others: Any) -> dict[str, Any]:
 
 
 def by_hand(data: str) -> Mapping[str, Any]:
-    """Returns the settings of earlier results on a data set, which differ from its file's."""
+    """Returns the hand-chosen settings of earlier results on a data set."""
     return {**GLOBO_BY_HAND, "rows_l2": 0} if "globo" in os.path.basename(data) else {}
 
 
 def prepared(name: str, **options: Any) -> dict[str, str]:
-    """Prepares a data set of DATASETS, unless its folder is there.
+    """Prepares a data set of DATASETS, unless it is already prepared.
 
     Args:
-        name: of the data set.
-        options: flags of its program in datasets/.
+        name: The name of the data set.
+        **options: Flags of its program in datasets/.
 
     Returns:
         The flags --data and --settings of slipstream-train.
 
     Raises:
-        SystemExit: the program failed; it has printed the reason.
+        SystemExit: If the program failed. It has printed the reason.
     """
     programs = Path(__file__).parent / "datasets"
     folder = Path("runs", "prepared", "-".join([name, *(f"{n}_{v}" for n, v in options.items())]))
@@ -94,13 +103,13 @@ def prepared(name: str, **options: Any) -> dict[str, str]:
 
 
 def opened(data: str, seed: int = 0, **options: Any) -> dict[str, str]:
-    """Returns the flags of slipstream-train that open data.
+    """Returns the flags of slipstream-train that open a data set.
 
     Args:
-        data: name in DATASETS, which is prepared first, or a value of --data. A folder whose name
-            begins with that of a data set is opened with the settings of this data set.
-        seed: of a run; draws the negatives and the split of globo.
-        options: see `prepared`.
+        data: A name in DATASETS, which is prepared first, or a value of --data. If the folder's
+            name begins with the name of a data set, the settings of this data set are used.
+        seed: The seed of the run. For globo, it selects the negatives and the split.
+        **options: See `prepared`.
     """
     if data in DATASETS:
         seeded = {"seed": seed} if data == "globo" and seed else {}
@@ -110,13 +119,13 @@ def opened(data: str, seed: int = 0, **options: Any) -> dict[str, str]:
 
 
 def in_data_folder(file: str) -> str:
-    """Returns where a data set's file is looked for: in $SLIPSTREAM_DATA, else ../shared/data."""
+    """Returns the path of a file in $SLIPSTREAM_DATA, or in ../shared/data by default."""
     folder = os.environ.get("SLIPSTREAM_DATA") or os.path.join("..", "shared", "data")
     return os.path.join(folder, file)
 
 
 def extra_flags(texts: Sequence[str]) -> dict[str, str]:
-    """Splits name=value."""
+    """Splits texts of the form name=value."""
     pairs = [text.removeprefix("--").partition("=") for text in texts]
     for name, equals, _ in pairs:
         if not equals:
@@ -125,7 +134,7 @@ def extra_flags(texts: Sequence[str]) -> dict[str, str]:
 
 
 def integers(flag: str, texts: Sequence[str]) -> list[int]:
-    """Returns the values of a flag that takes a list of integers."""
+    """Parses a flag that takes a list of integers."""
     try:
         return [int(text) for text in texts]
     except ValueError:
@@ -133,10 +142,10 @@ def integers(flag: str, texts: Sequence[str]) -> list[int]:
 
 
 def finished(folder: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the record that a run with these flags has left in a folder; None: it has not run.
+    """Returns the record of a finished run with these flags, or None.
 
     Raises:
-        SystemExit: a run with other flags has.
+        SystemExit: If the folder contains a run with other flags.
     """
     record, told = folder / RECORD, folder / FLAGS
     if not record.exists():
@@ -153,13 +162,13 @@ def finished(folder: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:
 def train(
     given: Mapping[str, Any], folder: Path, match: Path | None = None, ranks: int = 1
 ) -> dict[str, Any]:
-    """Runs slipstream-train, if it has not run yet; returns its record.
+    """Runs slipstream-train unless the run is finished; returns its record.
 
     Args:
-        given: its flags.
-        folder: of the record.
-        match: the record of the run that a control repeats.
-        ranks: number of simulated ranks that gradient rows are counted for.
+        given: The flags.
+        folder: The folder of the record.
+        match: The record of the run that a control repeats.
+        ranks: The number of simulated ranks for which gradient rows are counted.
     """
     before = finished(folder, given)
     if before is not None:
@@ -180,17 +189,17 @@ def train(
 
 
 def difference(value: float | None, other: float | None) -> float | None:
-    """Returns value - other; None where one is not known."""
+    """Returns value - other, or None if one of them is None."""
     return None if value is None or other is None else value - other
 
 
 def spread(values: Sequence[float]) -> float:
-    """Standard deviation; 0 for one value."""
+    """Returns the standard deviation; 0 for one value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the 95% interval of a mean, by Student's t; None of one value."""
+    """Returns the 95% confidence interval of the mean; None for one value."""
     if len(values) < 2:
         return None
     mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
@@ -199,7 +208,12 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def horovodrun(ranks: int, controller: str) -> list[str]:
-    """Returns what starts ranks on this host, before their command; controller: gloo or mpi."""
+    """Returns the command prefix that starts ranks on this host.
+
+    Args:
+        ranks: The number of ranks.
+        controller: "gloo" or "mpi".
+    """
     launcher = str(Path(sys.executable).parent / "horovodrun")
     return [launcher, "-np", str(ranks), f"--{controller}", "-H", f"localhost:{ranks}"]
 
@@ -207,14 +221,24 @@ def horovodrun(ranks: int, controller: str) -> list[str]:
 def zipf_keys(
     rng: np.random.Generator, rows: int, shape: Sequence[int], exponent: float
 ) -> np.ndarray:
-    """Draws keys 0 .. rows - 1 with probability proportional to 1 / (key + 1)^exponent; int64."""
+    """Draws keys from a Zipf distribution.
+
+    Args:
+        rng: The random generator.
+        rows: The number of distinct keys. Keys are 0 .. rows - 1.
+        shape: The shape of the result.
+        exponent: The probability of a key is proportional to 1 / (key + 1)^exponent.
+
+    Returns:
+        int64 array of the given shape.
+    """
     weights = 1.0 / np.arange(1, rows + 1) ** exponent
     edges = np.cumsum(weights / weights.sum())
     return np.minimum(np.searchsorted(edges, rng.random(shape)), rows - 1).astype(np.int64)
 
 
 def pyplot(file: str) -> Any:
-    """Returns matplotlib's pyplot without a screen; None, and says so, where it is missing."""
+    """Returns pyplot with a non-interactive backend; prints a hint if it is missing."""
     try:
         import matplotlib
 

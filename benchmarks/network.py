@@ -1,8 +1,8 @@
-"""Bytes and seconds of ranks that train one model, plain and with gradients or rows kept back.
+"""Bytes and seconds of multi-rank training, plain and with reduced communication.
 
-Every run is one of slipstream-train, one after the other: under horovodrun, or with --rate as ranks
-on hosts of their own (Linux network namespaces) with shaped links. A run whose metrics.json is
-there is not run again, so that the program can be stopped and started.
+Each run is a job of slipstream-train, one after the other. Ranks run on this host under horovodrun,
+or, with --rate, on simulated hosts (Linux network namespaces) with shaped links. A run with an
+existing metrics.json is not repeated, so the program can be interrupted and restarted.
 
     python benchmarks/network.py --seeds=0,1,2
     python benchmarks/network.py --rate=1gbit --runs=defer --repeats=5
@@ -67,7 +67,7 @@ _EXTRA = flags.DEFINE_multi_string(
 _TIMEOUT = flags.DEFINE_float("timeout", 7200.0, "Seconds after which a run has failed.")
 _RECORDS = flags.DEFINE_string("records", "runs/network", "Folder of the runs' metrics.json.")
 
-# What is run without --runs. A name is made of parts: see `flags_of`.
+# The default runs. For the parts of a name, see `flags_of`.
 RUNS: Mapping[str, Sequence[str]] = {
     "replicated": (
         *("plain", "plain_bf16", "mask", "defer", "defer_0.01", "defer_0.015"),
@@ -87,7 +87,8 @@ _NAME = re.compile(
 )
 _WIRES = {"bf16": "bfloat16", "int8": "int8", "auto": "auto"}
 _SKIPS: Mapping[str, Mapping[str, Any]] = {
-    # Watched for the traffic of its windows, with next to no hot keys, of which their ends tell.
+    # Watched to record the traffic per window. The hot set is tiny, so that the report of a window
+    # has almost no keys.
     "plain": {"watch": True, "hot_set_memory": "10KiB", "window_steps": 100},
     "unwatched": {},
     "fae": {"schedule": "fae"},
@@ -95,20 +96,20 @@ _SKIPS: Mapping[str, Mapping[str, Any]] = {
     "mask": {"policies": "mask_gradients"},
     "defer": {"policies": "defer_gradients"},
 }
-# A rank has one core of a small machine; --train_flag=threads=N for others.
+# A rank has one core on a small machine. Use --train_flag=threads=N for others.
 _SEVERAL = {"threads": 1}
 
 
 def flags_of(name: str, placement: str) -> dict[str, Any]:
-    """Returns the flags of slipstream-train that a run's name stands for.
+    """Returns the flags of slipstream-train for the name of a run.
 
-    A name is plain, unwatched (plain, but without the engine, whose windows tell what plain sends),
-    fae or hotline (baselines, of sharded tables), mask, defer or defer_M (--defer_movement=M);
-    then _ageA (--defer_max_age=A); _bf16, _int8 or _auto (--wire_dtype); _prefetch, of sharded
-    tables.
+    A name starts with plain, unwatched (plain without the engine, therefore without traffic per
+    window), fae or hotline (baselines for sharded tables), mask, defer or defer_M
+    (--defer_movement=M). It can continue with _ageA (--defer_max_age=A), then _bf16, _int8 or _auto
+    (--wire_dtype), then _prefetch (sharded tables).
 
     Raises:
-        UsageError: it is none.
+        UsageError: If the name is invalid.
     """
     found = _NAME.fullmatch(name)
     if found is None:
@@ -131,12 +132,12 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
 
 
 def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) -> list[Case]:
-    """Returns what is run for each seed: plain training of one process, then by placement.
+    """Returns the runs of each seed: a single process, then runs by placement.
 
     Args:
-        names: of runs, or empty: those in `RUNS`.
-        placements: of rows.
-        ranks: numbers of ranks.
+        names: The names of runs. If empty, the runs in `RUNS`.
+        placements: The placements of rows.
+        ranks: The numbers of ranks.
     """
     for placement in placements:
         if placement not in RUNS:
@@ -163,7 +164,15 @@ def _needs_sharded(name: str) -> bool:
 def all_flags(
     case: Case, data: Mapping[str, str], seed: int, batch: int, extra: Mapping[str, Any]
 ) -> dict:
-    """Returns all flags of slipstream-train but --output; `data` are --data and --settings."""
+    """Returns all flags of slipstream-train except --output.
+
+    Args:
+        case: The run.
+        data: The flags --data and --settings.
+        seed: The seed of the run.
+        batch: The global batch size.
+        extra: The flags from --train_flag.
+    """
     given = {**data, "seed": seed, "batch_size": batch // case.ranks}
     if case.ranks == 1:
         return {**given, **extra, **_SKIPS["plain"]}
@@ -175,9 +184,9 @@ class Launcher:
     """Starts the ranks of a run.
 
     Attributes:
-        rate: of each rank's link; None: under horovodrun, on this host.
-        controller: of ranks on this host, gloo or mpi.
-        timeout: in seconds.
+        rate: The rate of each rank's link. None runs the ranks on this host with horovodrun.
+        controller: "gloo" or "mpi", for ranks on this host.
+        timeout: The timeout of a run in seconds.
     """
 
     rate: str | None
@@ -188,8 +197,8 @@ class Launcher:
         """Runs slipstream-train.
 
         Returns:
-            The exit code, what was written, and the bytes that each rank's host has sent by its
-            kernel's count, of evaluation and all headers, too (without links of their own: None).
+            The exit code, the output, and the bytes that the kernel of each rank's host has
+            counted, including evaluation and all headers. The bytes are None if ranks share a host.
         """
         program = [*common.TRAIN, *arguments]
         if ranks == 1 or self.rate is None:
@@ -219,7 +228,7 @@ class Launcher:
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
-    """Ends a process that still runs; horovodrun, asked to, ends its ranks."""
+    """Terminates a running process; horovodrun then terminates its ranks."""
     if process.poll() is not None:
         return ""
     process.terminate()
@@ -231,7 +240,7 @@ def _stop(process: subprocess.Popen[str]) -> str:
 
 
 def _hosts() -> ModuleType:
-    """Returns tests/parallel/hosts.py, which makes hosts of network namespaces."""
+    """Returns tests/parallel/hosts.py, which creates hosts as network namespaces."""
     name = "slipstream_hosts"
     if name not in sys.modules:
         path = Path(__file__).resolve().parents[1] / "tests" / "parallel" / "hosts.py"
@@ -245,7 +254,7 @@ def _hosts() -> ModuleType:
 
 
 def train(launcher: Launcher, ranks: int, given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Runs slipstream-train, if it has not run yet; returns its record."""
+    """Runs slipstream-train unless the run is finished; returns its record."""
     given = {**common.by_hand(str(given["data"])), **given}
     record, sent_bytes = common.finished(folder, given), folder / "sent_bytes.json"
     if record is None:
@@ -253,7 +262,7 @@ def train(launcher: Launcher, ranks: int, given: Mapping[str, Any], folder: Path
         write_json(str(folder / common.FLAGS), given)
         code, output, sent = launcher.run(ranks, [*arguments, f"--output={folder.resolve()}"])
         if code:
-            # What ranks said comes before the launcher's traceback.
+            # The output of the ranks precedes the launcher's traceback.
             lines = output.splitlines()
             said = [line for line in lines if line.startswith("[")]
             tail = "\n".join([*said[-10:], *lines[-10:]])
@@ -270,20 +279,20 @@ def train(launcher: Launcher, ranks: int, given: Mapping[str, Any], folder: Path
 
 
 def locate(value: str, seed: int = 0) -> tuple[str, dict[str, str]]:
-    """Returns the name of the data set, and the flags of slipstream-train that open it."""
+    """Returns the name of the data set, and the flags that open it."""
     found = common.opened(value, seed)
     try:
         name = train_data.name_of(found["data"])
     except UsageError as error:
         raise app.UsageError(str(error)) from None
-    # Hosts of their own see the same files, but not from another folder.
+    # Simulated hosts share the file system, but have another working folder.
     absolute = {n: os.path.abspath(path) for n, path in found.items() if os.path.exists(path)}
     return name, {**found, **absolute}
 
 
 @contextlib.contextmanager
 def ends_on_sigterm() -> Iterator[None]:
-    """Makes SIGTERM an exception, so that ranks and hosts are removed."""
+    """Converts SIGTERM to an exception, so that ranks and hosts are removed."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         yield
@@ -292,7 +301,7 @@ def ends_on_sigterm() -> Iterator[None]:
 
 
 def check() -> list[int]:
-    """Refuses what cannot work; returns the numbers of ranks."""
+    """Raises UsageError for impossible flags; returns the numbers of ranks."""
     if _RATE.value and _CONTROLLER.value != "gloo":
         raise app.UsageError("--controller=mpi: with --rate, ranks on hosts of their own use Gloo.")
     ranks = common.integers("ranks", _RANKS.value)
@@ -314,8 +323,8 @@ def write(title: str, trials: Sequence[tuple[Case, int, int, Mapping[str, Any]]]
     """Writes a part for each placement and number of ranks; returns the page.
 
     Args:
-        title: data, link and flags of all runs.
-        trials: as of `network_report.collect`.
+        title: The data, link and flags of all runs.
+        trials: See `network_report.collect`.
     """
     figures, page = network_report.collect(trials), ""
     places = dict.fromkeys((f["placement"], f["ranks"]) for f in figures if f["ranks"] > 1)
@@ -330,14 +339,14 @@ def write(title: str, trials: Sequence[tuple[Case, int, int, Mapping[str, Any]]]
 
 
 def _page(runs: Set[str]) -> str:
-    """Returns the name of the page that has such runs."""
+    """Returns the name of the page for these runs."""
     of_host = "network" if _CONTROLLER.value == "gloo" else "network_shared_memory"
     name = "network_links" if _RATE.value else of_host
     return name if runs.isdisjoint(BASELINES) else f"{name}_baselines"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs what has not run yet, then writes and prints the comparison."""
+    """Runs missing runs; prints and writes the comparison."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     ranks = check()
@@ -352,8 +361,8 @@ def main(arguments: Sequence[str]) -> None:
         extra["max_examples"] = _MAX_INPUTS.value
     launcher = Launcher(_RATE.value, _CONTROLLER.value, _TIMEOUT.value)
     base = Path(_RECORDS.value) / name
-    # Seed by seed, so that a program that is stopped leaves whole comparisons; within a repeat,
-    # all runs take turns, so that a machine that gets slower does not fall on one of them.
+    # Complete one seed after the other, so that an interrupted program leaves full comparisons.
+    # Within a repeat the runs take turns, so that a change of the machine's speed affects all runs.
     turns = [
         (seed, repeat, case) for seed in seeds for repeat in range(_REPEATS.value) for case in cases
     ]

@@ -1,7 +1,7 @@
-"""Libraries that benchmarks measure beside this one: their virtual environments and processes.
+"""Runs other libraries for comparison, each in its own environment and process.
 
-Each peer runs in its own environment, made on first use (pip, from PyPI), as a process that waits
-without taking time until it is told to make steps; see embedding_peers/worker.py.
+An environment is created on first use with pip from PyPI. A process waits idle until it receives a
+command to run steps. See embedding_peers/worker.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _OTHER_BUILD = flags.DEFINE_string(
 )
 
 _PROGRAMS = "embedding_peers"
-# What pip installs, call by call. TFRA's wheel asks for a TensorFlow that has no CPU build of the
-# same version, and torchrec for FBGEMM's GPU build: hence --no-deps.
+# Packages for each call of pip. --no-deps is needed because TFRA's wheel requires a TensorFlow
+# without a CPU build of the same version, and torchrec requires the GPU build of FBGEMM.
 ENVIRONMENTS: Mapping[str, Sequence[Sequence[str]]] = {
     "torch": (
         ("torch==2.14.1", "fbgemm-gpu-cpu==1.9.0", "numpy"),
@@ -33,7 +33,7 @@ ENVIRONMENTS: Mapping[str, Sequence[Sequence[str]]] = {
     ),
     # The last release of Intel's extension.
     "ipex": (("torch==2.8.0", "intel-extension-for-pytorch==2.8.0", "numpy"),),
-    # Keras 3 does not train with parameter servers.
+    # Keras 3 does not support parameter servers.
     "tf_keras": (("tensorflow-cpu==2.21.*", "tf-keras==2.21.*"),),
     "fuxictr": (("torch==2.13.0", "numpy"), ("fuxictr==2.3.10",)),
     "tfra": (
@@ -48,11 +48,11 @@ class Peer:
     """A library, or one way to use it.
 
     Attributes:
-        label: in tables.
-        environment: of `ENVIRONMENTS`; None: the Python that runs the benchmark.
-        program: in embedding_peers/, with its arguments.
-        rules: update rules that it has, of embedding_step.py.
-        is_other_build: it is this library, as it lies in --other_build.
+        label: The name in tables.
+        environment: A name in `ENVIRONMENTS`, or None for the Python that runs the benchmark.
+        program: A program in embedding_peers/ with its arguments.
+        rules: The supported update rules of embedding_step.py.
+        is_other_build: Whether it is the build of this library in --other_build.
     """
 
     label: str
@@ -63,11 +63,11 @@ class Peer:
 
 
 def python_of(environment: str | None, folder: Path) -> str:
-    """Returns an environment's Python; makes the environment if it is not whole.
+    """Returns the Python of an environment; creates an incomplete environment.
 
     Args:
-        environment: of `ENVIRONMENTS`, or None.
-        folder: where environments lie.
+        environment: A name in `ENVIRONMENTS`, or None.
+        folder: The folder of the environments.
     """
     if environment is None:
         return sys.executable
@@ -85,15 +85,15 @@ def python_of(environment: str | None, folder: Path) -> str:
 
 
 class Worker:
-    """A peer's process; a context manager that ends it."""
+    """The process of a peer; as a context manager, it kills the process on exit."""
 
     def __init__(self, peer: Peer, folder: Path, threads: int):
         """Starts the process.
 
         Args:
-            peer: which.
-            folder: where environments lie.
-            threads: that the peer may use.
+            peer: The library to run.
+            folder: The folder of the environments.
+            threads: The number of threads that the peer can use.
         """
         programs = Path(__file__).resolve().parent / _PROGRAMS
         answers, told = os.pipe()
@@ -110,7 +110,7 @@ class Worker:
                 raise SystemExit(f"{peer.label} needs --other_build, the folder of that build.")
             other = Path(_OTHER_BUILD.value).resolve()
             environment["PYTHONPATH"] = str(other)
-            # A source tree has programs for its own version.
+            # A source tree contains programs that match its version.
             own = other / "benchmarks" / _PROGRAMS
             programs = own if own.is_dir() else programs
         command = [python_of(peer.environment, folder), str(programs / peer.program[0])]
@@ -131,20 +131,20 @@ class Worker:
         self._answers.close()
 
     def make(self, settings: Mapping[str, Any]) -> dict[str, str]:
-        """Makes tables; returns the versions of what the peer is made of."""
+        """Creates tables; returns the versions of the libraries in use."""
         return self._ask({"make": dict(settings)})["versions"]
 
     def run(self, steps: int) -> list[float]:
-        """Makes steps; returns the milliseconds of each."""
+        """Runs steps; returns the milliseconds of each."""
         return self._ask({"run": steps})["ms"]
 
     def losses(self, steps: int) -> list[float]:
-        """Makes steps; returns the loss of each."""
+        """Runs steps; returns the loss of each."""
         return self._ask({"run": steps})["losses"]
 
     def _ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # There is no answer then.
+        with contextlib.suppress(BrokenPipeError):  # The missing answer is handled below.
             print(json.dumps(command), file=self._process.stdin, flush=True)
         answer = self._answers.readline()
         if not answer:
@@ -164,17 +164,17 @@ def take_turns(
     runs: int,
     steps: Mapping[str, int],
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Lets libraries make their steps one after the other, again and again.
+    """Runs the steps of all libraries in turns.
 
     Args:
-        peers: by name.
-        settings: that each makes its tables by; "threads" is how many it may use.
-        folder: where environments lie.
-        runs: turns of each; one before them does not count.
-        steps: of a turn, by name.
+        peers: The libraries by name.
+        settings: The settings of the tables. "threads" is the number of threads.
+        folder: The folder of the environments.
+        runs: The number of measured turns. One warm-up turn is not counted.
+        steps: The number of steps per turn, by name.
 
     Returns:
-        Per peer the milliseconds of each turn; and versions.
+        The milliseconds of each turn by name, and the versions.
     """
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}

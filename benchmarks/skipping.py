@@ -1,8 +1,9 @@
-"""Skipping examples beside tuned plain training and its controls: quality, examples, seconds.
+"""Skipping examples compared with tuned plain training and controls.
 
-Every run is one of slipstream-train in a process of its own, one after the other; a run whose
-metrics.json is there is not run again. Settings were chosen on the validation part. Along a run the
-test part is measured some times, for the curves; seconds are without that.
+It compares quality, trained examples and seconds. Each run is a process of slipstream-train, one
+after the other. A run with an existing metrics.json is not repeated. Settings were chosen on the
+validation part. The test part is evaluated at intervals during a run for the curves, and seconds
+exclude these evaluations.
 
     python benchmarks/skipping.py --task=globo_49 --seeds=0,1,2,3,4
     python benchmarks/skipping.py --task=frappe --seeds=0,1,2,3,4
@@ -35,7 +36,7 @@ _POINTS = flags.DEFINE_integer("points", 12, "Measurements along a run.", lower_
 _THIN = flags.DEFINE_multi_string("thin_flag", [], "The same, for runs with a policy.")
 
 PLAIN = "plain"
-# Shares of what plain training gains over chance, that runs are timed to.
+# Fractions of plain training's AUC gain over chance to which runs are timed.
 _GAINS = (0.95, 0.98, 0.99, 1.0)
 _DRAWN = (PLAIN, "fm", "uniform", "random", "stop")
 
@@ -45,8 +46,8 @@ class Run:
     """A row of the table.
 
     Attributes:
-        flags: of slipstream-train, beside the task's.
-        match: the run that a control repeats.
+        flags: Flags of slipstream-train in addition to the task's flags.
+        match: The run that a control repeats.
     """
 
     flags: Mapping[str, Any]
@@ -55,13 +56,13 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What thinning by the pilot "fm" is to reach.
+    """Targets for the run "fm", which drops examples by the pilot "fm".
 
     Attributes:
-        share: most examples that it may train, of plain's, 0 to 1.
-        tolerance: most AUC that it may lose.
-        seconds: most time that it may take, of plain's.
-        ahead: least AUC that it must be ahead of random skipping and of stopping.
+        share: Maximum number of trained examples, as a fraction of plain training, 0 to 1.
+        tolerance: Maximum loss of AUC.
+        seconds: Maximum training time, as a fraction of plain training.
+        ahead: Minimum AUC advantage over random dropping and over stopping early.
     """
 
     share: float
@@ -72,17 +73,17 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Data, and what is run on it.
+    """A data set and its runs.
 
     Attributes:
-        data: name of a data set that is prepared first, or of generated data.
-        examples: that a run sees: those of its training part that make whole batches. 0: it stops
-            by a validation part, which is measured along a run instead of the test part: it has no
-            curves.
-        flags: of slipstream-train, of every run.
-        runs: by name; "plain" is what the others are compared with.
-        asked: of "fm"; None: nothing.
-        options: of the program that prepares the data.
+        data: The name of a data set to prepare, or of generated data.
+        examples: The number of examples per run: the training examples in full batches. 0 means
+            that the run stops by the validation part, which is then also evaluated instead of the
+            test part, so there are no curves.
+        flags: Flags of slipstream-train for all runs.
+        runs: The runs by name. The others are compared with "plain".
+        asked: The targets of "fm", or None.
+        options: Options of the program that prepares the data.
     """
 
     data: str
@@ -99,16 +100,17 @@ def runs_of(
     """Returns all runs of a task.
 
     Args:
-        share: of the examples to leave out.
-        plain: flags of plain training.
-        kept: the same where most examples are left out.
-        others: plain training with other batches.
+        share: The fraction of the examples to drop.
+        plain: Flags of plain training.
+        kept: Flags of runs that drop examples.
+        others: Plain training with other batch sizes.
     """
     found = {PLAIN: Run(plain)}
     found.update({f"plain_{run.flags['batch_size']}": run for run in others})
     for name, pilot in (("fm", "fm"), ("uniform", "label"), ("linear", "linear")):
         found[name] = Run(common.thinned(share, pilot=pilot, **kept))
-    # It does not refill: of such a batch about as many are trained as of the others.
+    # This run does not refill batches. With this batch size, about as many examples of a batch are
+    # trained as in the other runs.
     whole = 2 ** round(math.log2(kept["batch_size"] / (1 - share)))
     found["model"] = Run(common.thinned(share, pilot="model", **{**kept, "batch_size": whole}))
     double = 2 * kept["batch_size"]
@@ -126,12 +128,13 @@ _GLOBO_1 = {
     "model": "dcn", "mlp": "128,64", "dim": 32, "rows_optimizer": "adagrad",
     "rows_init": 0.2, "rows_l2": 2.9e-6, "dropout": 0.0,
 }  # fmt: skip
-# The whole schedule follows the validation part: which, measured more often, makes it shorter.
+# The schedule depends on the validation part, and more frequent evaluation makes it shorter.
 _FRAPPE = {
     PLAIN: Run({"batch_size": 4096}),
     "plain_2_in_1": Run({"batch_size": 4096, "evaluate_every": 25}),
     "fm": Run(common.thinned(0.5, pilot="fm", batch_size=4096, window_steps=25)),
-    # It does not refill: of a batch about as many are trained as of the others.
+    # This run does not refill batches. About as many examples of a batch are trained as in the
+    # others.
     "model": Run(common.thinned(0.5, pilot="model", batch_size=8192, window_steps=25)),
     "random": Run({"control": "random"}, "fm"),
 }
@@ -149,7 +152,7 @@ TASKS: Mapping[str, Task] = {
     "globo_49": Task(
         "globo", 8_998_912, common.GLOBO_49, _GLOBO_49_RUNS, _RARE, common.EXAMPLES_49
     ),
-    # Negatives of the click's own hour are harder.
+    # Negatives from the hour of the click are harder.
     "globo_49_hour": Task(
         "globo",
         8_998_912,
@@ -163,7 +166,7 @@ TASKS: Mapping[str, Task] = {
         _RARE,
         {**common.EXAMPLES_49, "negatives_from": "hour"},
     ),
-    # Few examples are easy: what a user sees who thins them all the same.
+    # Few examples are easy here. Shows the effect of dropping examples in that case.
     "globo_1": Task(
         "globo",
         2_699_264,
@@ -222,16 +225,19 @@ TASKS: Mapping[str, Task] = {
 
 
 def steps_between(examples: int, given: Mapping[str, Any]) -> int:
-    """Returns --evaluate_every of a run of these flags: --points of them fall into it.
+    """Returns --evaluate_every for about --points evaluations per run.
 
-    Tens of steps, of which slipstream-train makes one call.
+    It is a multiple of ten steps, which slipstream-train runs in one call.
     """
     kept = 1.0 - given.get("skip_share", 0.0) * (1.0 - given.get("warmup", 0.0))
     return 10 * max(1, round(examples * kept / given["batch_size"] / _POINTS.value / 10))
 
 
 def choose(runs: Mapping[str, Run], names: Sequence[str]) -> dict[str, Run]:
-    """Returns the named runs (none: all), plain training and those that controls repeat."""
+    """Returns the named runs, plain training and the runs that controls repeat.
+
+    Without names, it returns all runs.
+    """
     for name in names:
         if name not in runs:
             raise app.UsageError(f"--runs: {name!r} is unknown. Allowed: {', '.join(runs)}.")
@@ -241,7 +247,7 @@ def choose(runs: Mapping[str, Run], names: Sequence[str]) -> dict[str, Run]:
 
 
 def figures_of(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, float]:
-    """Returns what a run came to, beside plain training of the same seed."""
+    """Returns the results of a run compared with plain training of the same seed."""
     trained, seconds = record["examples"]["trained"], seconds_of(record)
     return {
         "auc": record["test"]["auc"],
@@ -255,12 +261,12 @@ def figures_of(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str,
 
 
 def seconds_of(record: Mapping[str, Any]) -> float:
-    """Returns the seconds of training, ends of windows and building graphs included."""
+    """Returns the seconds of training, including window ends and graph building."""
     return record["seconds"]["training"] + record["seconds"]["window_ends"]
 
 
 def table_of(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Any]:
-    """Returns the columns: a row for each run."""
+    """Returns the columns of the table with a row for each run."""
 
     def of_seeds(name: str) -> list[list[float]]:
         return [[seed[name] for seed in seeds] for seeds in figures.values()]
@@ -272,7 +278,7 @@ def table_of(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Any]:
         common.interval([seed["auc - plain"] for seed in seeds]) for seeds in figures.values()
     ]
     texts = [None if b is None else f"{b[0]:+.4f} to {b[1]:+.4f}" for b in bounds]
-    texts[0] = None  # Plain training itself.
+    texts[0] = None  # Plain training.
     seconds = [f"{statistics.fmean(s):.1f} ± {common.spread(s):.1f}" for s in of_seeds("seconds")]
     return [
         summary.column("run", list(figures)),
@@ -283,11 +289,11 @@ def table_of(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Any]:
     ]  # fmt: skip
 
 
-Records = Mapping[str, Sequence[Mapping[str, Any]]]  # By run, of the seeds.
+Records = Mapping[str, Sequence[Mapping[str, Any]]]  # By run, then by seed.
 
 
 def reaching_of(records: Records) -> list[Any]:
-    """Returns the columns: what each run took to shares of plain's gain over chance."""
+    """Returns the columns with the cost of reaching fractions of plain's AUC gain."""
     ends = [record["test"]["auc"] for record in records[PLAIN]]
     found = [summary.column("run", list(records))]
     for share in _GAINS:
@@ -298,7 +304,7 @@ def reaching_of(records: Records) -> list[Any]:
 
 
 def ahead_at_equal_seconds(records: Records) -> list[float]:
-    """Returns the AUC of "fm" at its end less the best of plain training's at that time."""
+    """Returns the final AUC of "fm" minus the best AUC of plain runs at that time."""
     return [
         fm["test"]["auc"]
         - max(
@@ -316,7 +322,7 @@ def claims_of(
     figures: Mapping[str, Sequence[Mapping[str, float]]],
     records: Records,
 ) -> dict[str, Any]:
-    """Returns what is asked of "fm", and whether it holds; seconds beside the fastest plain run."""
+    """Returns the claims for "fm"; seconds are relative to the fastest plain run."""
     asked = task.asked
     if asked is None or "fm" not in figures:
         return {}
@@ -342,7 +348,7 @@ def claims_of(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs what has not run yet, then writes and prints the comparison."""
+    """Runs missing runs; prints and writes the comparison."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     name = _TASK.value
@@ -352,7 +358,7 @@ def main(arguments: Sequence[str]) -> None:
     runs = choose(task.runs, _RUNS.value)
     seeds = common.integers("seeds", _SEEDS.value)
     kept: dict[str, list[dict[str, Any]]] = {run: [] for run in runs}
-    # Seed by seed, so that a program that is stopped leaves whole comparisons.
+    # Complete one seed after the other, so that an interrupted program leaves full comparisons.
     for number, seed in enumerate(seeds):
         records: dict[str, Any] = {}
         data = common.opened(_DATA.value or task.data, seed, **task.options)
@@ -360,7 +366,7 @@ def main(arguments: Sequence[str]) -> None:
             done = number * len(runs) + index + 1
             print(f"[{done}/{len(runs) * len(seeds)}] {name}, seed {seed}: {label}", flush=True)
             folder = Path(_RECORDS.value) / name / f"seed{seed}"
-            # A control repeats the flags of the run that it is compared with.
+            # A control takes the flags of the run that it repeats from the record.
             shared = {**data, "seed": seed, **task.flags}
             if run.match is None and task.examples:
                 shared["max_examples"] = task.examples

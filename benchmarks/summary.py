@@ -1,8 +1,8 @@
-"""What a program has measured, in few numbers: results/PROGRAM.json and the page drawn from it.
+"""Writes the summary of a benchmark: results/PROGRAM.json and a Markdown page.
 
-A summary has claims (a number beside its target) and parts: one for each data set, shape or link.
-A call of a program replaces the parts that it has measured and keeps the others. A part has tables,
-by column. Single steps, and repeated calls, are not kept.
+A summary has claims (a value and its target) and parts, one for each data set, shape or link. A
+part contains tables, stored by column. Running a program replaces the parts that it measured and
+keeps the others. Single steps and repeated calls are not stored.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def write(
     libraries: Mapping[str, str] | None = None,
     made: Mapping[str, Any] | None = None,
 ) -> str:
-    """Writes PROGRAM.json, with this part instead of an earlier one of its name, and PROGRAM.md.
+    """Writes PROGRAM.json and PROGRAM.md; replaces a part with the same name.
 
     Args:
-        program: the name of its file, without an ending.
-        part: its heading.
-        tables: columns by the table's heading ("": none).
-        claims: by name; those that are None are left out.
-        libraries: versions of what this process has not imported.
-        made: commit, command, machine, date and versions; None: those of this process.
+        program: The base name of the files.
+        part: The heading of the part.
+        tables: Columns by the heading of the table. "" means no heading.
+        claims: Claims by name. Claims that are None are omitted.
+        libraries: Versions of libraries that this process has not imported.
+        made: Commit, command, machine, date and versions. None uses the values of this process.
 
     Returns:
         The page.
 
     Raises:
-        ValueError: the summary is larger than `LIMIT`. The page has been printed then.
+        ValueError: If the summary exceeds `LIMIT`. The page has then been printed.
     """
     on = machine()
     text = f"{on['processor']}, {on['cores']} cores, {on['memory_gib']} GiB"

@@ -1,7 +1,8 @@
-"""Masked and deferred gradients, and the paper's rule: quality, examples, rows, bytes, seconds.
+"""Masked and deferred gradients, and the paper's rule, compared with plain training.
 
-Every run is one of slipstream-train in a process of its own, one after the other. A run whose
-metrics.json is there is not run again, so that the program can be stopped and started.
+It compares quality, examples, rows, bytes and seconds. Each run is a process of slipstream-train,
+one after the other. A run with an existing metrics.json is not repeated, so the program can be
+interrupted and restarted.
 
     python benchmarks/withholding.py --data=globo --seeds=0,1,2
 """
@@ -38,13 +39,13 @@ _EXTRA = flags.DEFINE_multi_string(
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One row of the table.
+    """A row of the table.
 
     Attributes:
-        name: of the run.
-        flags: of slipstream-train, beside data and seed.
-        match: the run that a control repeats.
-        ranks: number of simulated ranks.
+        name: The name of the run.
+        flags: Flags of slipstream-train in addition to data and seed.
+        match: The run that a control repeats.
+        ranks: The number of simulated ranks.
     """
 
     name: str
@@ -56,14 +57,14 @@ class Run:
 def _controls(matched: str) -> tuple[Run, ...]:
     return (
         Run(f"random_{matched}", {"control": "random"}, matched),
-        # Tracked for the count of its rows.
+        # The run is watched to count its rows.
         Run(f"stop_{matched}", {"control": "stop", "watch": True}, matched),
     )
 
 
 _PLAIN = (
     Run("plain", {}),
-    # The same training; counts the rows that the others are compared with.
+    # The same training. It counts the rows that the other runs are compared with.
     Run("plain_rows", {"watch": True}),
     Run("plain_rows_4", {"watch": True}, ranks=4),
 )
@@ -79,7 +80,10 @@ _MASK = (Run("mask_4", _MASK_FLAGS, ranks=4),)
 
 
 def _fae(hot_set_memory: str) -> tuple[Run, ...]:
-    """Takes a memory that not every key fits; the default holds all of tables this small."""
+    """Returns a run with a memory that does not fit all keys.
+
+    The default memory holds all rows of tables this small.
+    """
     flag_values = {"schedule": "fae", "hot_set_memory": hot_set_memory, "watch": True}
     return (Run("fae", flag_values),)
 
@@ -101,7 +105,7 @@ _DEFER = (
 )
 _BOTH_FLAGS = {**_BY_DRIFT, "policies": "skip_examples,defer_gradients", "defer_movement": 0.01}
 _BOTH = (Run("both_4", _BOTH_FLAGS, ranks=4),)
-# The paper's rule, a mask and deferring with `max_auc_loss`.
+# The paper's rule, masking and deferring with `max_auc_loss`.
 _BOUND = {"max_auc_loss": withholding_report.MOST_AUC_LOSS}
 _BUDGET = (
     Run("budget_paper", {**_BY_DRIFT, "skip_keep": 0.5, **_BOUND}),
@@ -112,7 +116,7 @@ _WITHHOLD = (*_MASK, _defer(0.005, 4), _defer(0.01, 4), *_BOTH)
 RUNS: Mapping[str, tuple[Run, ...]] = {
     "globo": (*_PLAIN, *_PAPER, *_MASK, *_DEFER, *_BOTH, *_fae("0.5MiB"), *_BUDGET),
     "frappe_short": (*_PLAIN, *_PAPER, *_WITHHOLD, *_fae("0.15MiB"), *_BUDGET),
-    # The default movement, a twentieth of the rows' learning rate, is another here.
+    # The default movement is a twentieth of the rows' learning rate, which differs for this data.
     "generated": (
         *_PLAIN,
         *_PAPER,
@@ -122,7 +126,7 @@ RUNS: Mapping[str, tuple[Run, ...]] = {
         *_BUDGET,
     ),
 }
-# Settings of the kept results, found by hand.
+# Settings of the stored results, chosen by hand.
 _FRAPPE = {
     "model": "dcn", "dim": 20, "mlp": "400,400", "cross_layers": 3, "dropout": 0.5,
     "batch_norm": False, "batch_size": 512, "rows_optimizer": "adagrad",
@@ -139,7 +143,7 @@ DATA = {"globo": "globo", "frappe_short": "frappe", "generated": "generated:2000
 
 
 def name_of(value: str) -> str:
-    """Returns the name in RUNS of --data."""
+    """Returns the name in RUNS for a value of --data."""
     if value in DATA:
         return value
     try:
@@ -153,7 +157,10 @@ def name_of(value: str) -> str:
 
 
 def choose(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
-    """Returns the named runs (none: all) with those they need, in the table's order."""
+    """Returns the named runs and the runs they depend on, in the table's order.
+
+    Without names, it returns all runs.
+    """
     by_name = {run.name: run for run in runs}
     for name in names:
         if name not in by_name:
@@ -179,7 +186,7 @@ def flags_of(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs what has not run yet, then writes and prints the comparison."""
+    """Runs missing runs; prints and writes the comparison."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     name = name_of(_DATA.value)
@@ -187,7 +194,7 @@ def main(arguments: Sequence[str]) -> None:
     shared = {**COMMON[name], **common.extra_flags(_EXTRA.value)}
     seeds = common.integers("seeds", _SEEDS.value)
     records: dict[str, dict[int, Any]] = {run.name: {} for run in runs}
-    # Seed by seed, so that a program that is stopped leaves whole comparisons.
+    # Complete one seed after the other, so that an interrupted program leaves full comparisons.
     for number, seed in enumerate(seeds):
         data = common.opened(DATA.get(_DATA.value, _DATA.value), seed)
         for place, run in enumerate(runs):
