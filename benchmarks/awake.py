@@ -1,9 +1,9 @@
-"""Keeps processors from being halted while something is measured.
+"""Keeps processors awake during a measurement.
 
-A virtual machine halts a processor that has nothing to do, and its host may take a millisecond to
-run it again: parallel sections of that length then take several times as long, those of libraries
-whose threads spin between them less so. With `--awake` an idle-priority process per processor
-spins, which every other process interrupts at once.
+A virtual machine halts an idle processor, and its host can take a millisecond to resume it. Short
+parallel sections then take much longer, but less so in libraries with threads that spin between
+sections. With `--awake`, an idle-priority process spins on each processor. Any other process
+preempts it immediately.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ while os.getppid() == parent:
 
 
 def keep() -> bool:
-    """Keeps all processors that this process may use awake until it ends, if `--awake` asks for it.
+    """Keeps all usable processors awake until the process ends, if `--awake` is set.
 
     Returns:
-        Whether it does.
+        Whether `--awake` is set.
     """
     if _AWAKE.value:
         for processor in os.sched_getaffinity(0):

@@ -1,8 +1,8 @@
-"""The least that a step of two ranks takes for its messages: its collectives, and no computing.
+"""Minimum communication time of a step with two ranks: collectives without computation.
 
-Tensors have the sizes of a step; each rank has one thread. Horovod runs as it starts by itself, and
-as `slipstream_tf.distributed.init` has it. Beside it stand Gloo (by PyTorch) and MPI without
-Horovod, where nothing is negotiated.
+The tensors have the sizes of a training step, and each rank has one thread. Horovod is measured
+with its default settings and with the settings of `slipstream_tf.distributed.init`. Gloo (with
+PyTorch) and MPI without Horovod, which need no negotiation, are measured for comparison.
 
     python benchmarks/collectives.py
     python benchmarks/collectives.py --dense=114000 --keys=130000 --values=1040000
@@ -35,7 +35,7 @@ _FOLDER = flags.DEFINE_string("folder", "runs/peers", "Folder of the peers' envi
 _PEERS = flags.DEFINE_list("peers", ["gloo", "mpi"], "What is measured beside Horovod.")
 
 _RANKS = 2
-# Heading -> whether threads run as `init` has them, milliseconds of a cycle, and who carries.
+# Heading -> (whether threads are set up as in `init`, cycle time in ms, controller).
 _WAYS = {
     "Horovod, 1 ms": (False, 1.0, "gloo"),
     "Horovod, 0.1 ms": (False, 0.1, "gloo"),
@@ -49,7 +49,7 @@ _SUM, _GATHER = "sum of the weights' gradients", "gather of one message"
 
 
 def horovod(as_init: bool, cycle: float, controller: str) -> dict[str, float]:
-    """Returns the milliseconds of a step by case."""
+    """Returns the milliseconds per step for each case with Horovod."""
     with tempfile.TemporaryDirectory() as folder:
         output = os.path.join(folder, "times.json")
         given = {
@@ -64,7 +64,7 @@ def horovod(as_init: bool, cycle: float, controller: str) -> dict[str, float]:
 
 
 def gloo() -> dict[str, float] | None:
-    """Returns what Gloo takes without Horovod."""
+    """Returns the milliseconds per step for each case with Gloo and without Horovod."""
     python = peers.python_of("torch", Path(_FOLDER.value))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -86,7 +86,7 @@ def gloo() -> dict[str, float] | None:
 
 
 def mpi() -> dict[str, float] | None:
-    """Returns what MPI takes without Horovod; None, and says so, where it is not installed."""
+    """Returns the results of MPI without Horovod; None if MPI is not installed."""
     if shutil.which("mpicxx") is None or shutil.which("mpirun") is None:
         print("No MPI here: its row is left out.", flush=True)
         return None
@@ -113,7 +113,7 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures all ways in turn, writes and prints."""
+    """Measures all variants in turn; prints and writes the results."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     measures = {"gloo": gloo, "mpi": mpi}

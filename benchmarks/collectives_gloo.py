@@ -1,8 +1,8 @@
-"""A rank of `collectives.py`: what Gloo takes without Horovod, by PyTorch.
+"""A rank of `collectives.py` that measures Gloo without Horovod, using PyTorch.
 
     collectives_gloo.py RANK RANKS PORT DENSE_BYTES MESSAGE_BYTES LOOPS ROUNDS
 
-Rank 0 writes the medians of all rounds, in milliseconds, as JSON. PyTorch must be installed.
+Rank 0 prints the medians over all rounds in milliseconds as JSON. PyTorch must be installed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A rank of `collectives.py`: exchanges tensors of given sizes and computes nothing.
+"""A rank of `collectives.py` that exchanges tensors without computation.
 
     collectives_rank.py SETTINGS
 
-SETTINGS: JSON: bytes of "dense", "keys" and "values", "loops" of a call, "rounds", "as_init":
-whether threads run as `distributed.init` has them, "output" of rank 0. Written there: milliseconds
-of a step, by case, the median of all rounds.
+SETTINGS is JSON: the sizes "dense", "keys" and "values" in bytes, the "loops" per call, "rounds",
+"as_init" (whether threads are set up as in `distributed.init`), and the "output" file of rank 0.
+The output contains the milliseconds per step for each case, as the median over all rounds.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Tensors = list[tf.Tensor]
 
 
 class Collectives:
-    """The collectives of a training step, with tensors of its sizes.
+    """The collectives of a training step, with tensors of realistic sizes.
 
     Args:
-        dense: bytes of the weights' gradients.
-        keys: bytes of a rank's keys.
-        values: bytes of their rows.
+        dense: The size of the weights' gradients in bytes.
+        keys: The size of a rank's keys in bytes.
+        values: The size of the rows of these keys in bytes.
     """
 
     def __init__(self, dense: int, keys: int, values: int) -> None:
@@ -47,7 +47,7 @@ class Collectives:
         self._calls = tf.Variable(0)
 
     def cases(self) -> dict[str, Callable[[], Tensors]]:
-        """What is timed: by name, a function of a graph that gives what came."""
+        """Returns the functions to time by name; each returns the received tensors."""
         return {
             "nothing": lambda: [tf.identity(self._dense)],
             "sum of the weights' gradients": lambda: [self._sum()],
@@ -98,28 +98,28 @@ class Collectives:
         return self._three(self._values[self._calls.assign_add(1) % 7 :], "varied.three", after)
 
     def _in_turn(self) -> Tensors:
-        """A question whether there are more batches, the batch's size, rows, weights."""
+        """Returns four dependent collectives: more batches?, batch size, rows, weights."""
         first = self._count("more")
         rows = self._varied_three([self._count("size", [first])])
         return [self._sum("last", rows), *rows]
 
 
 def _behind(tensor: Any, after: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The tensor, when what comes before has come."""
+    """Returns the tensor with a data dependency on other tensors."""
     if not after:
         return tf.identity(tensor)
-    # Dependencies alone are left out, where nobody looks at what came; so are integers times 0. No
-    # value is below 0.
+    # TensorFlow removes control dependencies on unused values, and folds integers times 0. All
+    # values are nonnegative, so the minimum with 0 is always 0.
     first = [tf.cast(tf.reshape(came, [-1])[0], tf.float32) for came in after]
     zeros = [tf.cast(tf.minimum(value, 0.0), tensor.dtype) for value in first]
     return tf.add_n([tf.identity(tensor), *(tf.broadcast_to(z, tf.shape(tensor)) for z in zeros)])
 
 
 def looped(case: Callable[[], Tensors], loops: int) -> Any:
-    """Returns a function that makes a case's collectives so many times, one after the other."""
+    """Returns a function that runs a case `loops` times in sequence."""
 
     def body(index: tf.Tensor, seen: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        # What nobody looks at, TensorFlow would not exchange.
+        # TensorFlow would remove a collective with an unused result.
         first = [tf.cast(tf.reshape(tensor, [-1])[0], tf.float32) for tensor in case()]
         return index + 1, tf.add_n([seen, *first])
 
@@ -131,7 +131,7 @@ def looped(case: Callable[[], Tensors], loops: int) -> Any:
 
 
 def main() -> None:
-    """Times all cases in turn, so many rounds."""
+    """Times all cases in turn for the given number of rounds."""
     given = json.loads(sys.argv[1])
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)

@@ -1,4 +1,4 @@
-"""What the seeds of a run took to a level of quality, and a picture of their curves."""
+"""Examples and seconds until a run reaches a quality, and plots of quality curves."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from common import pyplot
 
 from slipstream_tf.telemetry.curves import CHANCE, EXAMPLES, SECONDS, Curve, curve, standing
 
-# Names of runs for which a plot has room.
+# Maximum number of runs in a legend inside the plot.
 _MOST_WITHIN = 8
 
 
 def level(best: float, share: float) -> float:
-    """Returns the AUC that is a share of the way from chance to `best`."""
+    """Returns the AUC at a fraction of the way from chance to `best`."""
     return CHANCE + share * (best - CHANCE)
 
 
 def reaching(points: Curve, auc: float) -> float | None:
-    """Returns where a curve first reaches an AUC, linear between its points; None: it does not."""
+    """Returns the position where a curve first reaches an AUC, or None.
+
+    Between its points, the curve is linear.
+    """
     for (before, low), (after, high) in itertools.pairwise(points):
         if high >= auc:
             return before + (after - before) * (auc - low) / (high - low)
@@ -31,10 +34,11 @@ def reaching(points: Curve, auc: float) -> float | None:
 
 
 def with_even_rest(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a record whose steps behind its last whole part take as long as the others.
+    """Returns a record with the time of its incomplete last interval extrapolated.
 
-    Of some programs these few steps took half a minute, of others none: what ends there is the
-    reading of the data, or the program.
+    The steps after the last complete interval get the mean time of all earlier steps. Their
+    measured time is not comparable: for some programs it includes the end of reading the data or of
+    the program, which took up to half a minute.
     """
     points, every = record["evaluations"], record["settings"]["every"]
     if len(points) < 2 or points[-1]["steps"] - points[-2]["steps"] >= every:
@@ -45,14 +49,14 @@ def with_even_rest(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reach_cell(records: Sequence[Mapping[str, Any]], levels: Sequence[float]) -> str | None:
-    """Returns what the seeds of a run took to a level: mean of examples and of seconds.
+    """Returns the mean examples and seconds until the seeds of a run reach a level.
 
     Args:
-        records: of the seeds.
-        levels: an AUC for each.
+        records: The records of the seeds.
+        levels: The AUC to reach for each seed.
 
     Returns:
-        E.g. "0.41 M, 3.2 s (4 of 5)"; None: no seed reached it.
+        A text, for example "0.41 M, 3.2 s (4 of 5)". None if no seed reaches its level.
     """
     found = []
     for record, auc in zip(records, levels, strict=True):
@@ -69,13 +73,13 @@ def reach_cell(records: Sequence[Mapping[str, Any]], levels: Sequence[float]) ->
 def plot(
     title: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, least: float
 ) -> None:
-    """Draws mean AUC against examples trained and against seconds.
+    """Plots mean AUC against trained examples and against seconds.
 
     Args:
-        title: of the picture.
-        runs: records of the seeds by name of the run.
-        path: of the picture.
-        least: lowest AUC that is shown.
+        title: The title of the plot.
+        runs: The records of the seeds by name of the run.
+        path: The path of the image.
+        least: The lowest AUC on the axis.
     """
     plots = pyplot(path.name)
     if plots is None:
@@ -87,7 +91,7 @@ def plot(
     for side, (axis, (label, unit)) in zip(sides, units.items(), strict=True):
         for index, (name, records) in enumerate(runs.items()):
             at, means = mean_curve([curve(record, axis) for record in records])
-            # There are ten colours: the next ten have the other kind of line.
+            # Matplotlib's cycle has ten colors. The next ten runs use dashed lines.
             line = "-" if (index + index // 10) % 2 == 0 else "--"
             side.plot(at * unit, means, line, color=f"C{index}", label=name)
             side.plot(at[-1] * unit, means[-1], "o", color=f"C{index}", markersize=4)
@@ -106,7 +110,7 @@ def plot(
 
 
 def mean_curve(of_seeds: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where, and the means there; each seed is stretched to the mean's length."""
+    """Returns positions and mean AUCs; seeds are scaled to the mean length."""
     ends = [points[-1][0] for points in of_seeds]
     at = np.linspace(0.0, 1.0, 61)
     each = [

@@ -1,9 +1,9 @@
-"""Inputs per second of a whole DLRM training step, beside PyTorch with FBGEMM's embeddings.
+"""Examples per second of a complete DLRM training step, compared with PyTorch + FBGEMM.
 
-Criteo's shape: 13 numbers, 26 tables x 16, MLPs 13-512-256-64-16 and 512-256-1, batch 2,048, one
-Zipf 1.05 key per table, Adagrad. Every library is a process of its own, with the same batches, rows
-and weights to start from; first all must come to the same loss, then they take turns (A B C A B C
-...), and what counts is the ratio within a turn.
+The model has Criteo's shape: 13 numbers, 26 tables x 16, MLPs 13-512-256-64-16 and 512-256-1, batch
+2,048, one Zipf 1.05 key per table, Adagrad. Each library runs in its own process with the same
+batches, rows and initial weights. First, all must reach the same loss. Then they take turns (A B C
+A B C ...), and ratios are computed within a turn.
 
     python benchmarks/dlrm_step.py --runs=7
     python benchmarks/dlrm_step.py --quality
@@ -78,46 +78,53 @@ WAYS: Mapping[str, Peer] = {
     ),
 }
 _OURS = ("step", "fit")
-# The same rows in each step, with gradients that nobody takes: what a step is without its tables.
+# Variants that use the same rows in each step and discard their gradients. They measure a step
+# without its tables.
 _LAYERS = {"step": "layers", "compiled": "compiled_layers"}
-# Ways in which the optimizer gets the gradients of rows, too; beside "fit", not beside others.
+# Variants in which the optimizer also receives the gradients of rows. They are compared with "fit"
+# only.
 _COLLECTED = ("collected", "clipped")
 _DTYPE_CHOICES = ("float32", "mixed_bfloat16")
-# How many times as many inputs per second as the others in float32, by our dtype.
+# Minimum ratio of examples per second to other libraries in float32, by our dtype.
 TARGETS = {"float32": 1.15, "mixed_bfloat16": 2.0}
-# How much longer a step of `fit` may be with a norm of all gradients.
+# Maximum ratio of a step of `fit` with a global gradient norm to a step without.
 MOST_CLIPPED = 1.1
-# Largest loss of AUC in mixed_bfloat16, with --quality.
+# Maximum loss of AUC in mixed_bfloat16, with --quality.
 MOST_DIFFERENCE = 0.0005
-# Losses are means over a turn. Sums in another order, and bfloat16's 8 bits, take training slightly
-# elsewhere.
+# Losses are means over a turn. They differ slightly because of the order of sums and the 8 bits of
+# bfloat16.
 TOLERANCE = {"float32": 1e-3, "mixed_bfloat16": 5e-3}
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Side:
-    """What takes turns: a way in a dtype."""
+    """A variant in a dtype, which takes turns with others."""
 
     dtype: str
     way: str
 
     @property
     def label(self) -> str:
-        """Returns it in words."""
+        """The name in tables."""
         return f"{WAYS[self.way].label}, {self.dtype.removeprefix('mixed_')}"
 
     @property
     def is_ours(self) -> bool:
-        """Returns whether it is slipstream_tf."""
+        """Whether the variant is slipstream_tf."""
         return self.way in _OURS
 
 
 def make_inputs(cardinalities: Sequence[int], steps: int, batch: int) -> dict[str, np.ndarray]:
-    """Draws batches whose labels can be learned: of hidden weights of keys and numbers.
+    """Draws batches with labels from a hidden model, so that they can be learned.
+
+    Args:
+        cardinalities: The number of rows of each table.
+        steps: The number of batches.
+        batch: The batch size.
 
     Returns:
-        keys int64 [steps, batch, tables], dense float32 [steps, batch, 13], labels float32 [steps,
-        batch].
+        keys int64 [steps, batch, tables], dense float32 [steps, batch, 13] and labels float32
+        [steps, batch].
     """
     rng = np.random.default_rng(_SEED)
     shape = (steps, batch)
@@ -131,10 +138,10 @@ def make_inputs(cardinalities: Sequence[int], steps: int, batch: int) -> dict[st
 
 
 def sides_agree(losses: Mapping[Side, Sequence[float]]) -> None:
-    """Compares the losses of sides after the last turn with the first one's.
+    """Compares the final losses of all sides with the first side.
 
     Raises:
-        SystemExit: a difference is above the tolerance, or the loss has not fallen.
+        SystemExit: If a difference exceeds the tolerance, or if a loss has not decreased.
     """
     reference = next(iter(losses), None)
     for side, found in losses.items():
@@ -154,10 +161,10 @@ def sides_agree(losses: Mapping[Side, Sequence[float]]) -> None:
 def measure(
     sides: Sequence[Side], settings: Mapping[str, Any]
 ) -> tuple[dict[Side, list[float]], dict[str, str]]:
-    """Lets all sides learn the same, then take turns.
+    """Trains all sides on the same batches, then times them in turns.
 
     Returns:
-        Per side the milliseconds of a step, turn by turn; versions.
+        The milliseconds of a step by side, for each turn, and the versions.
     """
     with contextlib.ExitStack() as stack:
         workers, versions, losses = {}, {}, {}
@@ -179,7 +186,7 @@ def measure(
 
 
 def comparisons(found: Mapping[Side, Sequence[float]]) -> dict[tuple[Side, Side], list[float]]:
-    """Returns how many times as many inputs per second our sides train as others, by turn."""
+    """Returns the ratio of examples per second, ours to theirs, for each turn."""
     return {
         (ours, theirs): [b / a for a, b in zip(found[ours], found[theirs], strict=True)]
         for ours in found if ours.is_ours
@@ -188,13 +195,13 @@ def comparisons(found: Mapping[Side, Sequence[float]]) -> dict[tuple[Side, Side]
 
 
 def parts_of(found: Mapping[Side, Sequence[float]]) -> dict[Side, Side]:
-    """Returns the sides whose layers ran alone, too, and these."""
+    """Returns the sides that were also measured without tables, with those sides."""
     pairs = {side: Side(side.dtype, _LAYERS.get(side.way, "")) for side in found}
     return {side: alone for side, alone in pairs.items() if alone in found}
 
 
 def tables_of(found: Mapping[Side, Sequence[float]], batch: int) -> dict[str, Any]:
-    """Returns the tables: ratios, and milliseconds of every turn."""
+    """Returns the tables of ratios and of milliseconds for each turn."""
     compared, parts = comparisons(found), parts_of(found)
     alone = [list(found[layers]) for layers in parts.values()]
     tables = [
@@ -222,7 +229,7 @@ def tables_of(found: Mapping[Side, Sequence[float]], batch: int) -> dict[str, An
 
 
 def claims_of(found: Mapping[Side, Sequence[float]]) -> dict[str, Any]:
-    """Returns the claims: our ways in both dtypes beside float32 of the others."""
+    """Returns the claims: our variants in both dtypes against others in float32."""
     claims = {
         f"{'' if ours.way == 'step' else f'{ours.way}_'}{ours.dtype.removeprefix('mixed_')}_over_"
         f"{theirs.way}": summary.claim(ratios, TARGETS[ours.dtype], "higher")
@@ -238,7 +245,8 @@ def claims_of(found: Mapping[Side, Sequence[float]]) -> dict[str, Any]:
         name = f"{side.way}_{side.dtype.removeprefix('mixed_')}_over_fit"
         claims[name] = summary.claim(ratios, target, "lower")
     for dtype in _DTYPE_CHOICES:
-        # What no table could exceed: the others' whole step beside our layers.
+        # The upper bound for any table implementation: the others' complete step against our dense
+        # layers.
         whole, layers = found.get(Side(dtype, "compiled")), found.get(Side(dtype, "layers"))
         if whole and layers:
             ratios = [theirs / own for theirs, own in zip(whole, layers, strict=True)]
@@ -248,10 +256,10 @@ def claims_of(found: Mapping[Side, Sequence[float]]) -> dict[str, Any]:
 
 
 def choose(ways: Sequence[str], dtypes: Sequence[str]) -> list[Side]:
-    """Returns what takes turns.
+    """Returns the sides to measure.
 
     Raises:
-        app.UsageError: a name is unknown.
+        app.UsageError: If a name is unknown.
     """
     for flag, texts, allowed in (("ways", ways, WAYS), ("dtypes", dtypes, _DTYPE_CHOICES)):
         for text in texts:
@@ -261,10 +269,10 @@ def choose(ways: Sequence[str], dtypes: Sequence[str]) -> list[Side]:
 
 
 def cardinalities_of(texts: Sequence[str], tables: int) -> list[int]:
-    """Returns the rows of each table.
+    """Returns the number of rows of each table.
 
     Raises:
-        app.UsageError: not one number, nor one for each table.
+        app.UsageError: If there is neither one number nor one number per table.
     """
     rows = common.integers("cardinalities", texts)
     if len(rows) not in (1, tables) or min(rows) < 1:
@@ -278,15 +286,15 @@ def cardinalities_of(texts: Sequence[str], tables: int) -> list[int]:
 def compare_quality(
     data: str | None, seeds: Sequence[int], shared: Mapping[str, Any], records: Path
 ) -> None:
-    """Compares the AUC of both dtypes, seed by seed, in runs of slipstream-train.
+    """Compares the AUC of both dtypes for each seed, using slipstream-train.
 
-    A run whose metrics.json is there is not run again.
+    A run with an existing metrics.json is not repeated.
 
     Args:
-        data: of slipstream-train; None: globo, which is prepared first.
-        seeds: of the runs.
-        shared: flags of slipstream-train for all runs.
-        records: folder of the runs.
+        data: A value of slipstream-train --data. None uses globo, which is prepared first.
+        seeds: The seeds of the runs.
+        shared: Flags of slipstream-train for all runs.
+        records: The folder of the runs.
     """
     found: dict[str, dict[int, Mapping[str, Any]]] = {dtype: {} for dtype in _DTYPE_CHOICES}
     for seed in seeds:
@@ -316,7 +324,7 @@ def quality_of(found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> tuple[An
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures, prints and writes."""
+    """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     if _QUALITY.value:

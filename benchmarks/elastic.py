@@ -1,15 +1,17 @@
-"""What it costs a job that ranks may come and go, and that they do.
+"""Cost of elastic training, and recovery time when ranks are lost or join.
 
     python benchmarks/elastic.py --part=cost
     python benchmarks/elastic.py --part=events --sequences=20 --events=4
 
-cost: two ranks by Gloo, with `--elastic` and a checkpoint every 400 steps: how long 200 steps take
-with a checkpoint among them, written in the background as it is, and the 200 before and after it
-without; replicated and sharded. events: hosts of network namespaces; ranks and agents are killed,
-hosts are silenced, leave and join at random, with replicated and sharded tables in turn; seconds
-until training goes on, and what became of the examples. Its AUC is compared with that of
-undisturbed jobs of two and of four ranks: more ranks make fewer, larger steps. A job that has ended
-lies in --records, and is not run again.
+cost: Two ranks train with Gloo, `--elastic` and a checkpoint every 400 steps, written in the
+background. The time of 200 steps with a checkpoint is compared with the 200 steps before and after
+it, for replicated and sharded tables.
+
+events: Hosts are network namespaces. At random, ranks and agents are killed, and hosts are
+disconnected, leave or join. Jobs alternate between replicated and sharded tables. It measures the
+seconds until training continues and the number of lost examples. The AUC is compared with
+undisturbed jobs of two and of four ranks, because more ranks train fewer, larger steps. A job with
+a record in --records is not repeated.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ _EVENTS = flags.DEFINE_integer("events", 4, "Of each job.", lower_bound=1)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of undisturbed jobs.")
 _EXAMPLES = flags.DEFINE_integer("examples_of_events", 2_600_000, "Of each job.", lower_bound=1)
 _RECORDS = flags.DEFINE_string("records", "runs/elastic", "Folder of jobs that have ended.")
-# Of undisturbed jobs: the fewest and most that a disturbed one begins with and may have.
+# Numbers of ranks of undisturbed jobs: the initial and the maximum number of a disturbed job.
 _RANKS = (2, 4)
-# Of which the cost of a checkpoint is told.
+# Number of steps over which the cost of a checkpoint is measured.
 _STEPS = 200
 _ASKED = {"kill": 30.0, "kill agent": 30.0, "silence": 60.0}
 
@@ -75,7 +77,7 @@ def undisturbed(folder: Path, arguments: Sequence[str], ranks: int = 2) -> dict[
 
 
 def measure_cost() -> str:
-    """Trains with checkpoints; writes the part."""
+    """Trains with checkpoints; writes the part "cost"."""
     shown: dict[str, list[list[float]]] = {"with": [], "without": []}
     claims, placements = {}, ("replicated", "sharded")
     for placement in placements:
@@ -104,10 +106,12 @@ def measure_cost() -> str:
 
 
 def seconds_beside(progress: Sequence[Mapping[str, float]]) -> list[tuple[float, float]]:
-    """Returns seconds of steps with a checkpoint among them, and of as many around without.
+    """Returns pairs: seconds of steps with a checkpoint and without.
+
+    The time without a checkpoint is the mean of as many steps before and after.
 
     Args:
-        progress: of a run with a checkpoint every 2 * _STEPS.
+        progress: The progress of a run with a checkpoint every 2 * _STEPS.
     """
     steps, seconds = ([point[name] for point in progress] for name in ("step", "seconds"))
 
@@ -123,7 +127,7 @@ def seconds_beside(progress: Sequence[Mapping[str, float]]) -> list[tuple[float,
 
 
 def measure_events() -> str:
-    """Disturbs jobs at random; writes the part."""
+    """Runs jobs with random events; writes the part "events"."""
     hosts, cluster = module("hosts"), module("elastic_cluster")
     if (reason := hosts.unavailable()) is not None:
         raise app.UsageError(f"--part=events is not possible here: {reason}.")
@@ -171,10 +175,10 @@ def calmly(arguments: Sequence[str], ranks: int) -> dict[str, Any]:
 
 
 def once(name: str, given: Mapping[str, Any], run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Returns what a job of these settings came to; runs it if it has not ended before.
+    """Returns the result of a job; runs the job unless it is finished.
 
     Raises:
-        SystemExit: one of other settings has.
+        SystemExit: If a job with other settings has used the folder.
     """
     folder = Path(_RECORDS.value) / name
     ended = common.finished(folder, given)
@@ -195,7 +199,7 @@ def tables_of(
     ends: Mapping[str, Sequence[Mapping[str, Any]]],
     calm: Mapping[tuple[str, int], Sequence[float]],
 ) -> dict[str, Any]:
-    """Returns the tables of events, and of how the jobs ended."""
+    """Returns the tables of events and of the jobs' results."""
     kinds = sorted(took)
     ways = [way for way in ends if ends[way]]
     examples = [[ended["examples"] for ended in ends[way]] for way in ways]
@@ -235,7 +239,7 @@ def tables_of(
 
 
 def claims_of(took: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Returns the claims: the longest of each kind of event."""
+    """Returns the claims: the longest recovery from each kind of event."""
     return {
         f"longest_{kind.replace(' ', '_')}": summary.claim([max(took[kind])], target, "lower")
         for kind, target in _ASKED.items()
@@ -244,7 +248,7 @@ def claims_of(took: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures a part."""
+    """Measures one part."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     awake.keep()

@@ -1,15 +1,16 @@
-"""Milliseconds of one embedding step, beside other libraries: lookup, gradient sum, update.
+"""Milliseconds of an embedding step (lookup, gradient sum, update) by library.
 
-26 tables of 100,000 rows x 16 and 8 of 1,000,000 x 64, batch 2,048, one Zipf key per table. Every
-library is a process of its own, on the same keys; they take turns (A B C A B C ...), and what
-counts is the ratio within a turn.
+Shapes are 26 tables of 100,000 rows x 16 and 8 of 1,000,000 x 64, with batch 2,048 and one Zipf key
+per table. Each library runs in its own process on the same keys. They take turns (A B C A B C ...),
+and ratios are computed within a turn.
 
     python benchmarks/embedding_step.py --runs=7
     python benchmarks/embedding_step.py --shapes=26x100000x16 --peers=fbgemm --rules=adagrad
     python benchmarks/embedding_step.py --peers=fit,build,build_fit --other_build=FOLDER
 
-The limit is memory: `copy` moves as many bytes as a step must (see embedding_peers/copying.py), and
-`RULE_share_of_copy` is how much of that speed our ops reach.
+Memory bandwidth is the limit: `copy` moves as many bytes as a step must (see
+embedding_peers/copying.py), and `RULE_share_of_copy` is the fraction of its speed that our ops
+reach.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ _ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of the
 _ZIPF = 1.05
 _RATE = 0.01
 _ALL = tuple(rules.RULES)
-# Without what stands beside a rule: that is measured beside the rule alone, as ops.
+# Rules without extra work per step. The extra work of other rules is measured only for our ops, as
+# the ratio to the plain rule.
 _BARE = tuple(rule for rule in _ALL if rule not in rules.ALONE)
 OURS = Peer("slipstream_tf, ops", None, ["native.py"], _ALL)
 PEERS: Mapping[str, Peer] = {
@@ -80,28 +82,28 @@ PEERS: Mapping[str, Peer] = {
     "build": Peer("another build, ops", None, ["native.py"], _ALL, is_other_build=True),
     "build_fit": Peer("another build, fit", None, ["native.py", "fit"], _ALL, is_other_build=True),
 }
-# Of these a step is a whole turn.
+# For these peers, one call runs a whole turn.
 _WHOLE = ("ops", "fit", "alone", "copy", "build", "build_fit")
-# How many times as long as our ops others are to take. Those beside TFRA and Keras were set by
-# what Adagrad had taken.
+# Minimum ratio of the others' time to our ops. The targets for TFRA and Keras were derived from the
+# results of Adagrad.
 TARGETS = {
     ("sgd", "fbgemm"): 2.0, ("adagrad", "fbgemm"): 4.0, ("rowwise_adagrad", "fbgemm"): 8.0,
     **{(rule, "tfra"): 10.0 for rule in ("sgd", "adagrad")},
     **{(rule, "tfra"): 8.0 for rule in ("momentum", "adam", "ftrl")},
     **{(rule, "keras"): 30.0 for rule in ("sgd", "adagrad")},
 }  # fmt: skip
-# How much of the copy's speed is to be reached, by the values of a row; and how much longer a step
-# may be with what is done beside a rule.
+# Minimum fraction of the copy's speed by row dimension, and maximum ratio of a step with extra work
+# to the plain rule.
 SHARES, MOST_BESIDE = {16: 0.45, 64: 0.6}, 1.1
 
 
 def compare(
     peers: Mapping[str, Peer], settings: Mapping[str, Any], folder: Path
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Lets the libraries take turns.
+    """Times the libraries in turns.
 
     Returns:
-        Per peer the mean milliseconds of a step, turn by turn; and versions.
+        The mean milliseconds of a step by peer, for each turn, and the versions.
     """
     steps = {name: 1 if name in _WHOLE else _STEPS.value for name in peers}
     found, versions = take_turns(peers, settings, folder, _RUNS.value, steps)
@@ -109,7 +111,7 @@ def compare(
 
 
 def table_of(found: Mapping[str, Mapping[str, Sequence[float]]]) -> list[dict[str, Any]]:
-    """Returns the columns of a shape: by rule and library, milliseconds of every turn."""
+    """Returns the columns of a shape: milliseconds for each turn by rule and library."""
     names = [(rule, name) for rule, by_name in found.items() for name in by_name]
     ratios = [None if name == "ops" else times_as_long(found[rule], name) for rule, name in names]
     labels = [(OURS if name == "ops" else PEERS[name]).label for _, name in names]
@@ -123,12 +125,12 @@ def table_of(found: Mapping[str, Mapping[str, Sequence[float]]]) -> list[dict[st
 
 
 def times_as_long(found: Mapping[str, Sequence[float]], name: str) -> list[float]:
-    """Returns the ratios to our ops, turn by turn."""
+    """Returns the ratios of a library's time to our ops, for each turn."""
     return [theirs / ours for theirs, ours in zip(found[name], found["ops"], strict=True)]
 
 
 def claims_of(dim: int, found: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Any]:
-    """Returns the claims of a shape; those of rows of 16 have no ending."""
+    """Returns the claims of a shape; names for rows of 16 have no suffix."""
     ending = "" if dim == 16 else f"_d{dim}"
     claims = {
         f"{_short(rule)}_over_{name}{ending}": summary.claim(
@@ -154,7 +156,7 @@ def _short(rule: str) -> str:
 
 
 def read_shape(text: str) -> tuple[int, int, int]:
-    """Reads tables x rows x values."""
+    """Parses TABLESxROWSxVALUES."""
     try:
         tables, rows, dim = (int(part) for part in text.split("x"))
     except ValueError:
@@ -166,7 +168,7 @@ def choose(names: Sequence[str], rules: Sequence[str]) -> dict[str, dict[str, Pe
     """Returns the peers of each rule.
 
     Raises:
-        app.UsageError: a name is unknown.
+        app.UsageError: If a name is unknown.
     """
     for flag, texts, allowed in (("peers", names, PEERS), ("rules", rules, _ALL)):
         for text in texts:
@@ -179,7 +181,7 @@ def choose(names: Sequence[str], rules: Sequence[str]) -> dict[str, dict[str, Pe
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures, prints and writes."""
+    """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     shapes = {text: read_shape(text) for text in _SHAPES.value}
@@ -203,7 +205,7 @@ def main(arguments: Sequence[str]) -> None:
                             "keys": str(file)}  # fmt: skip
                 found[rule], told = compare(chosen, settings, folder)
                 versions.update(told)
-                # A measurement that is stopped leaves what it has measured.
+                # Write after each rule, so that an interrupted benchmark keeps its results.
                 columns, claims = table_of(found), claims_of(dim, found)
                 page = summary.write("embedding_step", part, {"": columns}, claims, versions)
                 print(page, flush=True)

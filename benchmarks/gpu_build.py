@@ -1,4 +1,4 @@
-"""Compiles and links what runs on a GPU, for gpu_launchers.py: by nvcc and g++ alone."""
+"""Compiles and links the GPU programs for gpu_launchers.py, using only nvcc and g++."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _RECORD_SOURCE = "benchmarks/gpu/record.cc"
 
 
 def find_toolkit() -> dict[str, str]:
-    """Returns where CUDA is; see build_support/find_cuda.py.
+    """Returns the paths of the CUDA toolkit; see build_support/find_cuda.py.
 
     Raises:
-        SystemExit: there is none.
+        SystemExit: If there is no toolkit.
     """
     toolkit = find_cuda()
     if not toolkit:
@@ -44,10 +44,10 @@ def find_toolkit() -> dict[str, str]:
 
 
 def find_folder(flag: str, path: str, file: str, folders: Sequence[str]) -> Path:
-    """Returns the folder below a path, one of some, that has a file.
+    """Returns the first candidate folder below a path that contains a file.
 
     Raises:
-        SystemExit: none has it.
+        SystemExit: If no folder contains the file.
     """
     for folder in folders:
         if (Path(path) / folder / file).is_file():
@@ -57,7 +57,7 @@ def find_folder(flag: str, path: str, file: str, folders: Sequence[str]) -> Path
 
 
 def ask_smi(what: str) -> list[str]:
-    """Returns what nvidia-smi says of each GPU; nothing where it is missing or fails."""
+    """Returns a property of each GPU from nvidia-smi; [] if nvidia-smi fails."""
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
@@ -66,18 +66,20 @@ def ask_smi(what: str) -> list[str]:
 
 
 def version_of(compiler: str) -> str:
-    """Returns the line of `--version` that has the version."""
+    """Returns the line of `--version` with the version."""
     told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
     lines = told.stdout.strip().splitlines() or ["unknown"]
     return next((line for line in lines if re.search(r"\d\.\d", line)), lines[0])
 
 
 class Build:
-    """Compiles and links; an object is made again only if its command or a source has changed.
+    """Compiles and links incrementally.
+
+    An object is rebuilt only if its command or a source has changed.
 
     Args:
-        given: the command line.
-        toolkit: where CUDA is.
+        given: The command line.
+        toolkit: The paths of the CUDA toolkit.
     """
 
     def __init__(self, given: argparse.Namespace, toolkit: Mapping[str, str]):
@@ -103,13 +105,13 @@ class Build:
         self._headers = digest.hexdigest()
 
     def run(self) -> tuple[Path, list[Path]]:
-        """Makes all programs.
+        """Builds all programs.
 
         Returns:
-            The program of the cases; those of the tests.
+            The program of the cases, and the test programs.
 
         Raises:
-            SystemExit: a compiler or a linker failed; with what all of them said.
+            SystemExit: If a compiler or a linker fails. It contains the output of all failures.
         """
         core = {f"cc_ops/{source}": self._host for source in self._lists["CORE_SRCS"]}
         core.update({f"cc_ops/{source}": self._device for source in self._lists["GPU_SRCS"]})
@@ -133,7 +135,7 @@ class Build:
         return self._folder / PROGRAM, [self._folder / Path(test).stem for test in tests]
 
     def _cases(self) -> dict[str, list[str]]:
-        """Commands for benchmarks/gpu by source."""
+        """Returns the compile commands of benchmarks/gpu by source."""
         return {
             str(path.relative_to(ROOT)): (
                 self._device if path.name.endswith(".cu.cc") else self._host
@@ -142,7 +144,7 @@ class Build:
         }
 
     def _testing(self) -> tuple[list[str], dict[str, list[str]]]:
-        """The command for a test; commands for what has their main function, by source."""
+        """Returns the test compile command, and the commands of the main function by source."""
         if self._gtest:
             home = find_folder("--gtest", self._gtest, "include/gtest/gtest.h", (".", "googletest"))
             headers, sources = home / "include", ["src/gtest-all.cc", "src/gtest_main.cc"]
@@ -153,7 +155,7 @@ class Build:
         return testing, {str(home / source): [*testing, f"-I{home}"] for source in sources}
 
     def _compile(self, units: Mapping[str, Sequence[str]]) -> dict[str, Path]:
-        """Returns the object of each source."""
+        """Returns the object file of each source."""
         objects = {}
         for source, command in units.items():
             text = "\0".join([self._versions, self._headers, *command, source])
@@ -163,7 +165,7 @@ class Build:
         (self._folder / "objects").mkdir(parents=True, exist_ok=True)
         if missing:
             print(f"Compiling {len(missing)} file(s) with {self._nvcc} ...", flush=True)
-        # nvcc takes longest: those first.
+        # Start with nvcc, because it takes longest.
         missing.sort(key=lambda source: not source.endswith(".cu.cc"))
         self._all(
             lambda source: self._make([*units[source], str(ROOT / source)], objects[source]),
@@ -179,7 +181,7 @@ class Build:
 
     @staticmethod
     def _make(command: Sequence[str], target: Path) -> str:
-        """Makes a file, whole or not at all; returns what is wrong."""
+        """Creates a file atomically; returns the error output."""
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             made = Path(scratch, target.name)
             command = [*command, "-o", str(made)]

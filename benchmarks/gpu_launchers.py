@@ -1,18 +1,18 @@
-"""Builds, tests and measures everything that runs on a GPU, with python3, nvcc and g++ alone.
+"""Builds, tests and measures all GPU code, using only python3, nvcc and g++.
 
-Compiles the CUDA launchers of cc_ops/core with their CPU references, the GPU tests and
-benchmarks/gpu. Needs neither TensorFlow, Bazel, a Python package nor the network, so that a copy of
-the source tree runs anywhere. Then, on the current GPU:
+It compiles the CUDA launchers of cc_ops/core with their CPU references, the GPU tests and
+benchmarks/gpu. It needs neither TensorFlow, Bazel, Python packages nor network access, so it runs
+in any copy of the source tree. Then, on the current GPU:
 
-1. --parts=cases: each launcher and a device-to-device copy of as many bytes take turns
-   (A B A B ...), timed by CUDA events. Every result is first compared with the CPU's.
+1. --parts=cases: each launcher and a device-to-device copy of the same number of bytes take turns
+(A B A B ...), timed by CUDA events. Every result is first compared with the CPU.
 2. --parts=tests: runs the GPU tests.
-3. --parts=sanitizers: runs the GPU tests under compute-sanitizer, if it is found.
+3. --parts=sanitizers: runs the GPU tests under compute-sanitizer, if it is installed.
 
-A wrong case stops only itself. Writes one JSON and one page, unless --parts names only some parts.
---results also appends every record to a file as soon as it is known. The exit code is 1 if a result
-is wrong, a test does not pass or a tool reports an error. Without a GPU everything is compiled, and
-nothing is written.
+A wrong case does not stop the others. The results are written as JSON and as a page, unless --parts
+selects only some parts. --results also appends every record to a file as soon as it is complete.
+The exit code is 1 if a result is wrong, a test does not pass or a tool reports an error. Without a
+GPU, everything is compiled and no results are written.
 
     python benchmarks/gpu_launchers.py
     python benchmarks/gpu_launchers.py --compile_only --architectures=90
@@ -39,24 +39,24 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-# With every flag of python, -I too, which leaves a program's own folder out.
+# Add this program's folder explicitly, because python -I excludes it.
 sys.path[:0] = [str(HERE), str(HERE.parent / "build_support")]
 
 import pages  # noqa: E402
 from gpu_build import PROGRAM, SMALL_GTEST, Build, ask_smi, find_toolkit, version_of  # noqa: E402
 
-TARGET = 0.8  # Of a copy's bytes per second.
+TARGET = 0.8  # Fraction of a copy's bytes per second.
 PARTS = ("cases", "tests", "sanitizers")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# Seconds, so that all ends within ten minutes.
+# Timeouts in seconds. All parts together take at most ten minutes.
 MOST_OF_CASES, MOST_OF_A_TEST, MOST_OF_TOOLS = 240.0, 60.0, 120.0
 _GOOGLETEST = "/usr/src/googletest"
 _NO_GPU = 3  # See gpu/main.cc.
-_ON_GPU_AT_ONCE = 4  # Test programs: they leave most of a GPU idle.
+_ON_GPU_AT_ONCE = 4  # Number of concurrent test programs. One program leaves most of a GPU idle.
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Returns the command line."""
+    """Returns the parsed command line."""
     parser = argparse.ArgumentParser(
         prog=f"{PROGRAM}.py", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -92,7 +92,7 @@ def parse_arguments() -> argparse.Namespace:
 
 @dataclasses.dataclass
 class Cases:
-    """What the program of the cases has printed, and what went wrong."""
+    """The output of the cases program, and its errors."""
 
     device: dict[str, Any] = dataclasses.field(default_factory=dict)
     launchers: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -100,7 +100,7 @@ class Cases:
 
 
 def append(results: Path | None, record: Mapping[str, Any]) -> None:
-    """Appends a record to the JSON Lines file, if there is one."""
+    """Appends a record to the JSON Lines file, if --results is set."""
     if results is not None:
         with results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
@@ -110,7 +110,7 @@ def run_cases(program: Path, runs: int, is_quick: bool, results: Path | None) ->
     """Runs the cases and prints the name of each when it ends.
 
     Raises:
-        SystemExit: there is no GPU.
+        SystemExit: If there is no GPU.
     """
     found = Cases()
     command = [str(program), str(runs), "quick" if is_quick else "full"]
@@ -148,30 +148,30 @@ def run_cases(program: Path, runs: int, is_quick: bool, results: Path | None) ->
 
 @dataclasses.dataclass
 class Tested:
-    """What became of the tests of a program."""
+    """The results of a test program."""
 
     passed: int = 0
     skipped: int = 0
     failed: int = 0
     seconds: float = 0.0
-    # By tool of compute-sanitizer; None: not finished.
+    # By tool of compute-sanitizer. None if the tool did not finish.
     errors: dict[str, int | None] = dataclasses.field(default_factory=dict)
 
     @property
     def not_passed(self) -> int:
-        """Tests that did not; a program without tests counts as one."""
+        """Number of tests that did not pass; a program without tests counts as one."""
         return self.skipped + self.failed or int(self.passed == 0)
 
 
 def run_tests(programs: Sequence[Path], results: Path | None) -> dict[str, Tested]:
-    """Runs the test programs and prints the output of those that did not pass."""
+    """Runs the test programs; prints the output of programs that did not pass."""
 
     def run_one(program: Path) -> Tested:
         start = time.monotonic()
         code, text = run_within([str(program)], MOST_OF_A_TEST)
         ends = re.findall(r"^\[ +(OK|SKIPPED|FAILED) +\] .* \(\d+ ms\)$", text, re.MULTILINE)
         found = Tested(*map(ends.count, ("OK", "SKIPPED", "FAILED")), time.monotonic() - start)
-        if code and not found.failed:  # It ended before a test did.
+        if code and not found.failed:  # The program ended before a test did.
             found.failed = 1
         if found.not_passed:
             print(f"{program.name}: exit code {code}\n{text}", flush=True)
@@ -186,7 +186,7 @@ def run_tools(
     sanitizer: str, programs: Sequence[Path], tools: Sequence[str], tests: dict[str, Tested],
     results: Path | None,
 ) -> None:  # fmt: skip
-    """Runs the test programs under compute-sanitizer and adds the number of errors to `tests`."""
+    """Runs the test programs under compute-sanitizer; adds error counts to `tests`."""
     last = time.monotonic() + MOST_OF_TOOLS
 
     def run_one(tool_and_program: tuple[str, Path]) -> int | None:
@@ -217,7 +217,7 @@ def run_tools(
 
 
 def run_within(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
-    """Returns a program's exit code, None if it took too long, and what it said."""
+    """Returns the exit code and the output of a program; the code is None on timeout."""
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -229,7 +229,7 @@ def run_within(command: Sequence[str], seconds: float) -> tuple[int | None, str]
 
 
 def find_sanitizer(toolkit: Mapping[str, str]) -> str | None:
-    """Returns the path of compute-sanitizer: beside nvcc, in the toolkit or on PATH."""
+    """Returns the path of compute-sanitizer: next to nvcc, in the toolkit or on PATH."""
     home = Path(toolkit["home"])
     for folder in (Path(toolkit["nvcc"]).parent, home / "bin", home / "compute-sanitizer"):
         if (folder / "compute-sanitizer").is_file():
@@ -238,12 +238,12 @@ def find_sanitizer(toolkit: Mapping[str, str]) -> str | None:
 
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
-    """Of each turn."""
+    """Returns the ratio for each turn."""
     return [a / b for a, b in zip(over, under, strict=True)]
 
 
 def launcher_table(records: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The launchers beside a copy, by column."""
+    """Returns the columns of the launchers compared with a copy."""
     shares = [ratios(record["copy_seconds"], record["seconds"]) for record in records]
     reached = [
         statistics.median(share) >= TARGET if record["has_target"] else None
@@ -266,7 +266,7 @@ def launcher_table(records: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def test_table(tests: Mapping[str, Tested]) -> list[Any]:
-    """The tests and what compute-sanitizer says of them, by column."""
+    """Returns the columns of the tests and the compute-sanitizer results."""
     each = list(tests.values())
     tools = dict.fromkeys(tool for one in each for tool in one.errors)
 
@@ -285,7 +285,7 @@ def test_table(tests: Mapping[str, Tested]) -> list[Any]:
 
 
 def claims_of(cases: Cases, tests: Mapping[str, Tested], is_quick: bool) -> dict[str, Any]:
-    """The numbers beside their targets; of several inputs the worst median."""
+    """Returns the claims; with multiple inputs, the worst median counts."""
     claims = {"tests_not_passed": pages.claim([one.not_passed for one in tests.values()], 0,
                                               middle=max)}  # fmt: skip
     errors = [count for one in tests.values() for count in one.errors.values() if count is not None]
@@ -305,12 +305,12 @@ def claims_of(cases: Cases, tests: Mapping[str, Tested], is_quick: bool) -> dict
 
 
 def slug(text: str) -> str:
-    """A text as part of a claim's name."""
+    """Returns a text as part of a claim's name."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
 def describe_machine(gpu: str) -> str:
-    """The machine in general words."""
+    """Returns a general description of the machine."""
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     model = re.search(r"^model name\s*: (.*)$", cpu, re.MULTILINE)
     processor = model[1] if model else platform.machine()
@@ -343,7 +343,7 @@ def write(given: argparse.Namespace, cases: Cases, tests: Mapping[str, Tested], 
 
 
 def main() -> int:
-    """Compiles, measures, tests, prints and writes; returns the exit code."""
+    """Compiles, measures and tests; prints and writes the results, returns the exit code."""
     given = parse_arguments()
     toolkit = find_toolkit()
     start = time.monotonic()
@@ -354,7 +354,7 @@ def main() -> int:
         return 0
     print(told, flush=True)
     cases, tests = Cases(), dict[str, Tested]()
-    if "cases" in given.parts:  # First: nothing else is on the GPU.
+    if "cases" in given.parts:  # First, while the GPU is otherwise idle.
         cases = run_cases(program, given.runs, given.quick, given.results)
     if "tests" in given.parts:
         tests = run_tests(test_programs, given.results)

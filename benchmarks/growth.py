@@ -1,14 +1,14 @@
-"""One table from 100,000 to 50,000,000 keys: time per key, bytes per row, and steps while it grows.
+"""A table from 100,000 to 50,000,000 keys: time per key, bytes per row and growth.
 
-Keys are hashed numbers. An op call takes 26 x 2,048 of them, all different, present and drawn
-evenly. At every size the table and a small one take turns (A B A B ...), and what counts is the
-ratio within a turn.
+Keys are hashed numbers. Each op call takes 26 x 2,048 distinct keys, drawn uniformly from the
+table. At every size, the table and a small table take turns (A B A B ...), and ratios are computed
+within a turn.
 
     python benchmarks/growth.py --runs=7
     python benchmarks/growth.py --memory=1GB --spill=/local/disk --runs=3 --steps=5
 
-With --memory the other rows are on disk; drawn evenly and not announced, most of them are read. An
-evaluation comes after an update of the same rows.
+With --memory, the other rows are on disk. Keys are drawn uniformly and not announced, so most rows
+are read from disk. An evaluation follows an update of the same rows.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _NEW = flags.DEFINE_list("new", ["1", "0.1"], "Shares of new keys in a step that
 
 _OPS = {"lookup": "lookup (training)", "update": "update (Adagrad)", "evaluation": "evaluation"}
 _TABLE = "keys"
-# What a process with TensorFlow and these batches takes beside the table.
+# Memory of a process with TensorFlow and the batches, without the table.
 _BESIDE = 2 * 2**30
 MOST_TIMES_AS_LONG, MOST_BYTES, MOST_TIMES_MEDIAN = 4.0, 24.0, 10.0
-# Memory comes in huge pages: with few keys in 64 shards their unused parts are most of it.
+# Memory is allocated in huge pages. With few keys in 64 shards, most of it would be unused.
 _ENOUGH_KEYS = 1_000_000
-# Edges of the histogram of steps, in medians.
+# Edges of the histogram of step times, as multiples of the median.
 _EDGES = (0.0, 0.75, 1.25, 2.0, 3.0, 5.0, 10.0, np.inf)
 
 
@@ -68,14 +68,14 @@ class Size:
     """The table at one size.
 
     Attributes:
-        keys: that it has.
-        nanoseconds: by op, per key and turn.
-        ratios: by op, per turn, to the small table's nanoseconds.
-        load: keys per place of the index.
-        resident_beyond_payload: bytes that the process has grown by for each row after the
-            first batch of them, beyond values and slots; None: the system does not tell.
-        allocated_beyond_payload: the same of what the table has asked for; pages that it has not
-            touched yet are in.
+        keys: The number of keys.
+        nanoseconds: Time per key for each op and turn.
+        ratios: Time relative to the small table for each op and turn.
+        load: The number of keys per slot of the index.
+        resident_beyond_payload: Growth of the process's resident memory per row, excluding values
+            and slots, after the first batch of rows. None if the system does not report it.
+        allocated_beyond_payload: The same for the memory that the table has allocated, including
+            untouched pages.
     """
 
     keys: int
@@ -86,17 +86,17 @@ class Size:
     allocated_beyond_payload: float
 
 
-# Share of new keys -> seconds of the steps of each growth, which all have the same keys.
+# Fraction of new keys -> seconds of the steps of each growth. All growths have the same keys.
 Growths = Mapping[float, Sequence[Sequence[float]]]
 
 
 def hashed(numbers: np.ndarray) -> np.ndarray:
-    """Keys for numbers: int64 of all 64 bits, all different (the finalizer of splitmix64)."""
+    """Returns a distinct 64-bit key for each number, with splitmix64's finalizer."""
     return hash_keys(numbers).view(np.int64)
 
 
 def distinct(rng: np.random.Generator, keys: int, count: int) -> np.ndarray:
-    """Draws `count` different numbers below `keys`, evenly, in random order."""
+    """Draws `count` distinct numbers below `keys` uniformly, in random order."""
     if 4 * count >= keys:
         return rng.permutation(keys)[:count]
     found = np.unique(rng.integers(0, keys, count))
@@ -106,19 +106,20 @@ def distinct(rng: np.random.Generator, keys: int, count: int) -> np.ndarray:
 
 
 def bytes_needed(keys: int, payload: int) -> int:
-    """Memory for a table of so many keys, its payload in bytes a row, and all beside it.
+    """Returns the memory for a table and the process.
 
-    Beyond the payload 24 bytes a row are allowed; slabs of rows may be half empty for a moment.
+    It allows 24 bytes per row in addition to the payload. The slabs of rows can temporarily be half
+    empty.
+
+    Args:
+        keys: The number of keys.
+        payload: The bytes per row of values and slots.
     """
     return keys * (payload + 24) + keys * payload // 8 + _BESIDE
 
 
 def require_memory(keys: int, payload: int, available: int | None) -> None:
-    """Refuses what would not fit.
-
-    Raises:
-        app.UsageError: with the arithmetic.
-    """
+    """Raises app.UsageError, with the calculation, if the table does not fit."""
     needed = bytes_needed(keys, payload)
     if available is not None and needed > available:
         gib = 2**30
@@ -130,12 +131,12 @@ def require_memory(keys: int, payload: int, available: int | None) -> None:
 
 
 def largest_that_fits(payload: int, available: int) -> int:
-    """Returns the most keys that `require_memory` lets pass; at least 0."""
+    """Returns the maximum number of keys that `require_memory` accepts, at least 0."""
     return max(0, (available - _BESIDE) // (payload + 24 + payload // 8 + 1))
 
 
 def available_memory() -> int | None:
-    """Bytes that can be taken without swapping; None where the system does not tell."""
+    """Returns the bytes available without swapping; None if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:
@@ -147,10 +148,14 @@ def available_memory() -> int | None:
 
 
 class Table:
-    """A table with Adagrad and its ops, called one by one."""
+    """A table with Adagrad; its ops are called one by one."""
 
     def __init__(self, storage: slip.Storage | None = None) -> None:
-        """Makes an empty one; storage: None: in memory."""
+        """Creates an empty table.
+
+        Args:
+            storage: The storage of the rows. None keeps them in memory.
+        """
         storage = slip.Storage() if storage is None else storage
         self.store = NativeStore(
             [slip.Table(_TABLE, _DIM.value, storage=storage)],
@@ -163,7 +168,7 @@ class Table:
         self.made = 0
 
     def step(self, keys: tf.Tensor) -> tuple[float, float]:
-        """Looks up and updates; returns the seconds of both."""
+        """Looks up and updates rows; returns the seconds of both."""
         packed = features.pack(keys, self._specs)
         start = time.perf_counter()
         _, plan = self.store.lookup(packed, training=True, stacked=True)
@@ -172,22 +177,26 @@ class Table:
         return between - start, time.perf_counter() - between
 
     def evaluate(self, keys: tf.Tensor) -> float:
-        """Looks up without training; returns the seconds."""
+        """Looks up rows without training; returns the seconds."""
         packed = features.pack(keys, self._specs)
         start = time.perf_counter()
         self.store.lookup(packed, training=False, stacked=True)
         return time.perf_counter() - start
 
     def grow_to(self, keys: int, rng: np.random.Generator, new: float) -> list[float]:
-        """Makes steps with a share of new keys until the table has so many; returns their seconds.
+        """Runs steps with a fraction of new keys until the table has `keys` keys.
 
-        The last step may have fewer new keys. The others are present and different.
+        The other keys of a step are distinct and exist in the table. The last step can have fewer
+        new keys.
+
+        Returns:
+            The seconds of each step.
         """
         width = _BATCH.value * _FEATURES.value
         seconds = []
         while self.made < keys:
             fresh = min(max(1, round(new * width)), keys - self.made, width)
-            # A table with fewer keys than a batch: some come twice.
+            # If the table has fewer keys than a batch, some keys repeat.
             old = rng.integers(0, max(self.made, 1), width - fresh)
             if self.made >= len(old):
                 old = distinct(rng, self.made, len(old))
@@ -198,7 +207,7 @@ class Table:
         return seconds
 
     def batches(self, rng: np.random.Generator) -> list[tf.Tensor]:
-        """Batches of present keys, all different within a batch."""
+        """Returns batches of existing keys, distinct within a batch."""
         width = _BATCH.value * _FEATURES.value
         return [
             tf.constant(hashed(distinct(rng, self.made, width)).reshape(_BATCH.value, -1))
@@ -206,13 +215,13 @@ class Table:
         ]
 
     def turn(self, batches: Sequence[tf.Tensor]) -> dict[str, float]:
-        """Calls the ops with every batch; returns nanoseconds per key of each op, the medians."""
+        """Calls the ops with every batch; returns the median nanoseconds per key by op."""
         seconds: dict[str, list[float]] = {op: [] for op in _OPS}
         for batch in batches:
             lookup, update = self.step(batch)
             seconds["lookup"].append(lookup)
             seconds["update"].append(update)
-        # Afterwards: what a step has just used is in a cache.
+        # Evaluate afterwards, because the rows of the latest step are in a CPU cache.
         seconds["evaluation"] = [self.evaluate(batch) for batch in batches]
         width = _BATCH.value * _FEATURES.value
         return {op: 1e9 * statistics.median(found) / width for op, found in seconds.items()}
@@ -220,11 +229,13 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """A table with a batch of rows, after a turn: all memory that does not grow with rows is there.
+    """A table with one batch of rows, after a turn.
+
+    All memory that does not grow with the rows has been allocated.
 
     Attributes:
-        keys: that it has.
-        resident: bytes of the process; None: the system does not tell.
+        keys: The number of keys.
+        resident: The resident memory of the process in bytes. None if unknown.
     """
 
     keys: int
@@ -232,7 +243,7 @@ class Begun:
 
 
 def begin(storage: slip.Storage) -> tuple[Table, Begun]:
-    """Makes a table of one batch of rows."""
+    """Creates a table with one batch of rows."""
     table, rng = Table(storage), np.random.default_rng(0)
     table.grow_to(_BATCH.value * _FEATURES.value, rng, 1.0)
     table.turn(table.batches(rng))
@@ -241,7 +252,7 @@ def begin(storage: slip.Storage) -> tuple[Table, Begun]:
 
 
 def measure_size(table: Table, small: Table, begun: Begun, payload: int) -> Size:
-    """Measures the table beside the small one, and its memory."""
+    """Measures time and memory of the table against the small table."""
     rng = np.random.default_rng(table.made)
     batches, of_small = table.batches(rng), small.batches(rng)
     table.turn(batches)
@@ -250,7 +261,7 @@ def measure_size(table: Table, small: Table, begun: Begun, payload: int) -> Size
     ratios: dict[str, list[float]] = {op: [] for op in _OPS}
     for _ in range(_RUNS.value):
         if _SPILL.value is not None:
-            # Not those of the turn before, which are in memory.
+            # Draw other batches, because the previous ones are in memory.
             batches = table.batches(rng)
         beside, found = small.turn(of_small), table.turn(batches)
         for op in _OPS:
@@ -274,12 +285,12 @@ def measure_size(table: Table, small: Table, begun: Begun, payload: int) -> Size
 
 
 def grow(new: float, keys: int) -> list[list[float]]:
-    """Lets fresh tables grow, one after the other; returns the seconds of each one's steps."""
+    """Grows new tables one after the other; returns the seconds of each table's steps."""
     growths = []
     for number in range(_GROWTHS.value):
         print(f"growth {number + 1} of {_GROWTHS.value}, {new:.0%} new keys ...", flush=True)
         table = Table()
-        # The same keys every time: what is the table's own comes back in the same step.
+        # The same keys in each growth, so that delays caused by the table occur in the same step.
         growths.append(table.grow_to(keys, np.random.default_rng(0), new))
         del table
         gc.collect()
@@ -288,10 +299,10 @@ def grow(new: float, keys: int) -> list[list[float]]:
 
 
 def read_settings() -> tuple[list[int], list[float]]:
-    """Returns sizes and shares of new keys.
+    """Returns the sizes and the fractions of new keys.
 
     Raises:
-        app.UsageError: a flag is out of range.
+        app.UsageError: If a flag is out of range.
     """
     try:
         sizes = [int(float(text)) for text in _SIZES.value]
@@ -314,7 +325,7 @@ def read_settings() -> tuple[list[int], list[float]]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures, prints and writes."""
+    """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     sizes, shares = read_settings()
@@ -345,7 +356,7 @@ def main(arguments: Sequence[str]) -> None:
     gc.collect()
     growths: dict[float, Sequence[Sequence[float]]] = {}
     for share in shares:
-        # A measurement that is stopped leaves what it has measured.
+        # Write after each growth, so that an interrupted benchmark keeps its results.
         write(found, growths)
         growths[share] = grow(share, sizes[-1])
     print(f"\n{write(found, growths)}")
@@ -362,7 +373,7 @@ def write(found: Sequence[Size], growths: Growths) -> str:
 
 
 def claims_of(sizes: Sequence[Size], growths: Growths) -> dict[str, Any]:
-    """Returns the claims: of the largest size, and of the slowest step."""
+    """Returns the claims for the largest size and for the slowest step."""
     enough = [size.resident_beyond_payload for size in sizes if size.keys >= _ENOUGH_KEYS]
     claims = {
         f"{op}_times_as_long": summary.claim(sizes[-1].ratios[op], MOST_TIMES_AS_LONG)
@@ -382,12 +393,12 @@ def claims_of(sizes: Sequence[Size], growths: Growths) -> dict[str, Any]:
 
 
 def in_medians(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Returns steps' times as multiples of their median."""
+    """Returns step times as multiples of their median."""
     return np.asarray(seconds) / np.median(seconds)
 
 
 def tables_of(sizes: Sequence[Size], growths: Growths) -> dict[str, Any]:
-    """Returns the tables: times, bytes, and steps while the table grows from empty."""
+    """Returns the tables of times, bytes and steps during growth."""
     cells = [(size, op) for size in sizes for op in _OPS]
     tables = {
         "Time per key": [

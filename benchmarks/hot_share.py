@@ -1,10 +1,11 @@
-"""What share of the accesses the hottest rows serve: of real data, and of the generator's.
+"""Fraction of accesses to the most accessed rows, for real and generated data.
 
     python benchmarks/hot_share.py
 
-The method's paper says that a hot part of 500 MB takes three quarters of the accesses of tables of
-gigabytes. Counts are of the training part, in hindsight: no choice of rows serves more.
-A row has 16 float32 values; its optimizer's are not counted, as in the paper.
+The method's paper states that a hot part of 500 MB receives three quarters of the accesses to
+tables of gigabytes. Accesses are counted in hindsight on the training part, so no other selection
+of rows receives more. A row has 16 float32 values. The optimizer's slots are not counted, as in the
+paper.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _SHARES = (1, 5, 10, 25, 50)
 
 
 def counts_of(data: str) -> np.ndarray:
-    """Returns the accesses of every key of the training part, highest first."""
+    """Returns the number of accesses of each key in the training part, descending."""
     if data in common.DATASETS:
         reader: Reader = PreparedReader(common.prepared(data)["data"], _AT_ONCE, "train")
     else:
@@ -57,7 +58,7 @@ def counts_of(data: str) -> np.ndarray:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Counts, prints and writes."""
+    """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     names, sizes, hot, accesses = [], [], [], []

@@ -1,10 +1,10 @@
-"""How long training steps wait for their input, with the next batch made beside them and without.
+"""Time that training steps wait for input, with and without preparing batches ahead.
 
-A DLRM of Criteo's shape (13 numbers, 26 keys; `prepare_rate.py`'s lines) trains on batches of 2,048
-whose saturated inputs are skipped: read, hashed, classified and refilled by `Slipstream.apply`,
-with `ahead` and without. Data are text or what `slipstream-prepare` makes of it. What is
-measured is the time in which a loop of its own waits for `next(batches)`; beside it stands the
-control, a batch that is in memory and ready. All take turns in one process.
+A DLRM of Criteo's shape (13 numbers, 26 keys, the lines of `prepare_rate.py`) trains on batches of
+2,048 and skips saturated examples. `Slipstream.apply` reads, hashes, classifies and refills the
+batches, with and without `ahead`. The data is text, or the output of `slipstream-prepare`. A custom
+loop measures the time of `next(batches)`. The control is a batch in memory. All variants take turns
+in one process.
 
     python benchmarks/input_waits.py --awake --runs=5
 """
@@ -36,7 +36,7 @@ from slipstream_tf.data.readers.prepared import PreparedReader
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import DLRM
 
-# `--lines`, `--threads`, `--runs` and `--folder` are those of `prepare_rate`.
+# `prepare_rate` defines `--lines`, `--threads`, `--runs` and `--folder`.
 _STEPS = flags.DEFINE_integer("steps", 100, "Steps of a run.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
 _WINDOW = flags.DEFINE_integer("window", 50, "Steps of a window.", lower_bound=1)
@@ -45,17 +45,17 @@ _SOURCES = flags.DEFINE_list("sources", ["text", "prepared"], "Data to read.")
 _DENSE, _DIM = 13, 16
 _BOTTOM, _TOP = (512, 256, 64, _DIM), (512, 256, 1)
 _SKIP_SHARE = 0.3
-# Windows before states are in force.
+# Number of windows until key states take effect.
 _WINDOWS_BEFORE = 3
 _QUANTILES = {0.5: "median", 0.95: "95%", 0.99: "99%", 1.0: "longest"}
 _WAYS = ("ahead", "at the pull", "ready")
 
 
 class Training:
-    """A model, and batches that are made in one of the ways."""
+    """A model with batches from one of the variants."""
 
     def __init__(self, path: str, way: str) -> None:
-        """Opens the data and trains until inputs are skipped."""
+        """Opens the data and trains until examples are skipped."""
         keras.utils.set_random_seed(0)
         opened = PreparedReader if os.path.isdir(path) else registry.open_data
         train = opened(path, part="train", batch_size=_BATCH.value)
@@ -81,7 +81,10 @@ class Training:
             self.step()
 
     def step(self) -> tuple[float, float]:
-        """Trains a step; returns milliseconds of waiting and of the step, without windows' ends."""
+        """Trains a step; returns milliseconds of waiting and of the step.
+
+        Both exclude window ends.
+        """
         start = time.perf_counter()
         features, label = next(self.batches)
         pulled = time.perf_counter()
@@ -97,7 +100,7 @@ class Training:
 
 
 def measure(source: str, path: str) -> list[dict[str, Any]]:
-    """Measures the ways on a source, in turn."""
+    """Measures the variants on a source, in turns."""
     trainings = {way: Training(path, way) for way in _WAYS}
     steps: dict[str, list[list[tuple[float, float]]]] = {way: [] for way in _WAYS}
     for _ in range(flags.FLAGS.runs):
@@ -140,7 +143,7 @@ def results_of(results: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
 
 
 def make_sources(folder: Path) -> dict[str, str]:
-    """Writes the lines, and prepares them where that is asked for; returns paths by name."""
+    """Writes the lines and prepares them if requested; returns paths by name."""
     text = folder / "lines.tsv"
     if not text.exists():
         prepare_rate.write_lines(text, flags.FLAGS.lines)
@@ -153,7 +156,7 @@ def make_sources(folder: Path) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures, prints and writes."""
+    """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     unknown = set(_SOURCES.value) - {"text", "prepared"}

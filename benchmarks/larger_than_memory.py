@@ -1,13 +1,14 @@
-"""A table that is larger than its memory: what a step takes, by how much of it fits.
+"""Step time of a table that exceeds its memory budget, by the fraction in memory.
 
     python benchmarks/larger_than_memory.py --spill=/local/disk
     python benchmarks/larger_than_memory.py --spill=/local/disk --keys=160000000 --memory=4GB \\
         --steps=10000
 
-2,048 examples of 26 keys of one table of rows of 32 with Adagrad's sums, Zipf 1.05. Every case is a
-process of its own. A step is compared with that of a table in memory, and with what the disk can
-give: the rows that are not in memory over the 4-KiB random reads a second that fio reaches, 32 at
-once, before and after. RocksDB stands beside it, used directly, with a cache as large.
+Each step trains 2,048 examples with 26 keys of one table, with rows of 32 values, Adagrad and Zipf
+1.05. Each case runs in its own process. A step is compared with a table in memory, and with the
+limit of the disk: the number of rows that are not in memory, divided by the rate of 4-KiB random
+reads that fio reaches with 32 concurrent reads, before and after. RocksDB with a cache of the same
+size is measured for comparison.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ _ROUNDS = flags.DEFINE_integer("rounds", 3, "In which ours and RocksDB alternate
 _HERE = Path(__file__).resolve().parent
 _DIM, _THREADS = 32, 2
 ROW_BYTES = Storage().row_bytes(_DIM, _DIM)
-# Times the larger of both bounds; beside a step in memory where 98% are served.
+# Maximum ratio to the larger of both bounds; maximum ratio to a step in memory if 98% of the rows
+# are in memory; minimum ratio of RocksDB's time to ours.
 MOST_OVER_BOUND, MOST_OVER_MEMORY, LEAST_OVER_ROCKSDB = 1.3, 2.0, 5.0
 _FIO_BYTES = "8G"
 
 
 def reads_per_second() -> float:
-    """Returns the random reads of 4 KiB that fio reaches, 32 at once."""
+    """Returns the rate of 4-KiB random reads that fio reaches with 32 concurrent reads."""
     command = [
         "fio", "--name=read", f"--filename={_SPILL.value}/fio", f"--size={_FIO_BYTES}",
         "--rw=randread", "--bs=4k", "--direct=1", "--ioengine=io_uring", "--iodepth=32",
@@ -62,7 +64,12 @@ def reads_per_second() -> float:
 
 
 def ours(keys: int, memory: int) -> dict[str, Any]:
-    """Runs a case of our table; memory 0: all of it is there."""
+    """Runs a case with our table.
+
+    Args:
+        keys: The number of keys.
+        memory: The memory of the rows in bytes. 0 keeps all rows in memory.
+    """
     case = {
         "keys": keys, "dim": _DIM, "memory": memory, "spill": _SPILL.value, "seed": 1,
         "warmup": _WARMUP.value, "steps": _STEPS.value, "announces": True,
@@ -75,7 +82,7 @@ def ours(keys: int, memory: int) -> dict[str, Any]:
 
 
 def rocksdb(keys: int, memory: int) -> dict[str, Any]:
-    """Runs the case on RocksDB."""
+    """Runs the case with RocksDB."""
     with tempfile.TemporaryDirectory(dir=_SPILL.value) as folder:
         program = f"{folder}/program"
         source = str(_HERE / "larger_than_memory_rocksdb.cc")
@@ -95,7 +102,7 @@ def rocksdb(keys: int, memory: int) -> dict[str, Any]:
 def table_of(
     names: Sequence[str], cases: Sequence[Mapping[str, Any]], reads: float
 ) -> list[dict[str, Any]]:
-    """Returns the columns of the cases, the first of which is in memory."""
+    """Returns the columns of the cases; the first case is in memory."""
     in_memory = cases[0]["median_ms"]
 
     def of(name: str, factor: float = 1.0) -> list[float | None]:
@@ -120,7 +127,7 @@ def table_of(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures, prints and writes."""
+    """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     if shutil.which("fio") is None:
@@ -139,7 +146,7 @@ def main(arguments: Sequence[str]) -> None:
     names = [f"all of {in_memory:,}", *budgets]
     columns = table_of(names, cases, rate)
     over_bound = columns[5]["values"][1:]
-    # Of one budget, or of the worst of several.
+    # The claims use one budget, or the worst of multiple budgets.
     which = "" if _MEMORY.value is not None else "curve_"
     slowest = [max(case["p99_9_ms"] / case["median_ms"] for case in cases[1:])]
     claims = {

@@ -1,9 +1,9 @@
-"""One case of larger_than_memory.py: fills a table, trains it, tells what a step took.
+"""A case of larger_than_memory.py: fills a table, trains it and measures a step.
 
     python larger_than_memory_case.py '{"keys": 1000000, ...}'
 
-Prints JSON on its last line. Keys are drawn by a power law, p(k) ~ the integral of x^-zipf over
-[k, k + 1], which needs no table of all keys; key k is rank k.
+The last line of the output is JSON. Keys follow a power law: p(k) is proportional to the integral
+of x^-zipf over [k, k + 1], which needs no array of all keys. Key k has rank k.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def draw(generator: np.random.Generator, keys: int) -> np.ndarray:
 
 
 def batches(keys: int, seed: int) -> Iterator[tf.Tensor]:
-    """Yields batches without end, drawn on a thread of their own."""
+    """Yields an endless sequence of batches, drawn in a background thread."""
     made: queue.Queue[tf.Tensor] = queue.Queue(AHEAD)
 
     def make() -> None:
@@ -53,7 +53,7 @@ def batches(keys: int, seed: int) -> Iterator[tf.Tensor]:
 
 
 def cached_bytes() -> int:
-    """Returns what the page cache has of this process's nameless files."""
+    """Returns the bytes of this process's unlinked files in the page cache."""
     libc, cached = ctypes.CDLL(None, use_errno=True), 0
     for name in os.listdir("/proc/self/fd"):
         path = f"/proc/self/fd/{name}"
@@ -78,7 +78,7 @@ def cached_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Returns the memory that this process has."""
+    """Returns the resident memory of this process in bytes."""
     with open("/proc/self/status", encoding="utf-8") as lines:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
 
@@ -87,7 +87,8 @@ def run(case: Mapping[str, Any]) -> dict[str, Any]:
     """Runs a case.
 
     Args:
-        case: keys, dim, memory (bytes; 0: all), spill (folder), warmup, steps, seed, announces.
+        case: keys, dim, memory (bytes; 0 means all rows), spill (folder), warmup, steps, seed,
+            announces.
     """
     keys, dim = case["keys"], case["dim"]
     storage = slip.Storage()
@@ -98,7 +99,8 @@ def run(case: Mapping[str, Any]) -> dict[str, Any]:
     specs = [features.FeatureSpec(f"f{i}", "t") for i in range(FEATURES)]
     rows = np.random.default_rng(0).normal(size=(_FILL_AT_ONCE, dim)).astype(np.float32) * 0.01
     start = time.perf_counter()
-    # From the coldest on: what is written last is in memory when training begins.
+    # Start with the coldest keys. The rows that are written last are in memory when training
+    # begins.
     for end in range(keys, 0, -_FILL_AT_ONCE):
         part = np.arange(max(0, end - _FILL_AT_ONCE), end)
         store.write_rows("t", part, rows[: part.size])

@@ -1,4 +1,4 @@
-"""What the runs of network.py come to. In: their metrics.json. Out: figures, tables and a plot."""
+"""Computes figures, tables and claims from the records of network.py."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from common import difference
 
 EMBEDDING = ("keys", "rows", "gradients", "deferred")
 _KINDS = (*EMBEDDING, "dense", "control")
-# Schedules of others, of sharded tables.
+# Schedules of other systems, for sharded tables.
 BASELINES = ("fae", "hotline")
-# What is asked of the bytes of runs that defer, in float32 and rounded, of the seconds of runs on
-# links of their own, and of AUC.
+# Targets: bytes of runs that defer in float32 and rounded, seconds of runs on shaped links, and
+# loss of AUC.
 SHARES, SECONDS, AUC_LOSS = (0.6, 0.3), 0.75, 0.0005
 
 Figures = Sequence[Mapping[str, Any]]
@@ -25,12 +25,12 @@ Figures = Sequence[Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is run for each seed.
+    """A run of each seed.
 
     Attributes:
-        run: its name.
-        placement: of embedding rows; "alone" for one process.
-        ranks: number of processes.
+        run: The name of the run.
+        placement: The placement of embedding rows; "alone" for a single process.
+        ranks: The number of processes.
     """
 
     run: str
@@ -45,19 +45,20 @@ ALONE = Case("plain", "alone", 1)
 
 
 def collect(trials: Iterable[tuple[Case, int, int, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Draws the figures of every run from its record.
+    """Computes the figures of every run from its record.
 
-    Bytes are those of all ranks from the first step after the run's warm-up to the end of training,
-    the exchange of what was held until then included. What plain training sends is counted over the
-    same steps, by its windows (in parts, where its windows are others). Plain training has windows
-    for nothing else: the time of their ends is not in its seconds. Of a run without windows all
-    bytes count.
+    Bytes are summed over all ranks from the first step after the run's warm-up to the end of
+    training, including the final exchange of deferred gradients. The bytes of plain training are
+    counted over the same steps, using its windows (proportionally if the windows differ). Plain
+    training has windows only for this purpose, therefore its seconds exclude window ends. For a run
+    without windows, all bytes are counted.
 
     Args:
-        trials: case, seed, repeat, metrics.json; `ALONE` and the plain runs are among them.
+        trials: Tuples of case, seed, repeat and record. They must include `ALONE` and the plain
+            runs.
 
     Returns:
-        For each trial its case, seed, repeat and figures; None where there is none.
+        For each trial its case, seed, repeat and figures. A figure is None if it is not available.
     """
     trials = list(trials)
     records = {(case, seed, repeat): record for case, seed, repeat, record in trials}
@@ -84,7 +85,7 @@ def collect(trials: Iterable[tuple[Case, int, int, Mapping[str, Any]]]) -> list[
 
 
 def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Bytes per step after the warm-up, and as a share of plain training's."""
+    """Returns the bytes per step after the warm-up, and their ratio to plain training."""
     names = ("bytes_per_step", "steps_after_warmup", "bytes_share", "bytes_share_with_control")
     start = _first_step(record) if record["windows"] else 0
     steps = _steps(record) - start
@@ -99,12 +100,15 @@ def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, A
 
 
 def seconds_per_step(record: Mapping[str, Any]) -> float | None:
-    """Returns the mean after the warm-up; without ends of windows that are there to count bytes."""
+    """Returns the mean time of a step after the warm-up.
+
+    The ends of windows are excluded if the windows only count bytes.
+    """
     seconds, windows = record["seconds_per_step_after_warmup"], record["windows"]
-    # A policy needs the windows that it decides in.
+    # A policy requires its windows, so their ends are included.
     if seconds is None or not windows or record["settings"]["policies"]:
         return seconds
-    # The timer begins after the warm-up. A last window that is not whole is ended outside of it.
+    # The timer starts after the warm-up. It does not include the end of an incomplete last window.
     before = max(1, _first_step(record))
     interval = record["settings"]["window_steps"]
     timed = [w["seconds"] for w in windows if w["step"] > before and not w["step"] % interval]
@@ -112,25 +116,29 @@ def seconds_per_step(record: Mapping[str, Any]) -> float | None:
 
 
 def _steps(record: Mapping[str, Any]) -> int:
-    """Returns the steps of training."""
-    # Inputs are read ahead: the record leaves out a last window whose inputs came before it.
+    """Returns the number of training steps."""
+    # Batches are read ahead. The examples in the record exclude a last window with batches that
+    # were read before it.
     batch = record["settings"]["batch_size"] * record["ranks"]["size"]
     steps = math.ceil(record["examples"]["trained"] / batch)
     return max([steps, *(window["step"] for window in record["windows"][-1:])])
 
 
 def _first_step(record: Mapping[str, Any]) -> int:
-    """Steps before gradients are masked or deferred; in a plain run, those of the warm-up."""
+    """Returns the number of warm-up steps.
+
+    With a policy, no gradient is masked or deferred in these steps.
+    """
     if not record["settings"]["policies"]:
         return record["engine"]["window"]["config"]["warmup"]
     return max((w["step"] for w in record["windows"] if w["is_warming_up"]), default=0)
 
 
 def sent_after(record: Mapping[str, Any], start: int) -> dict[str, float]:
-    """Returns the bytes by kind that all ranks sent in training after so many steps.
+    """Returns the bytes by kind that all ranks sent after `start` training steps.
 
-    Of a window that began before, the part of its steps that came after is counted; what no window
-    has, came after the last one.
+    If a window contains `start`, the bytes of its later steps are estimated proportionally. Bytes
+    outside of all windows were sent after the last window.
     """
     sent: dict[str, float] = dict(record["ranks"]["bytes"])
     begin = 0
@@ -151,9 +159,10 @@ def results_of(figures: Figures, label: str, is_shaped: bool) -> tuple[Any, Any]
     """Returns the table and the claims of one placement and number of ranks.
 
     Args:
-        figures: of `collect`, all of one placement and number of ranks, or of one process.
-        label: begins the names of claims.
-        is_shaped: the link: seconds are claimed instead of bytes and AUC.
+        figures: The figures from `collect` for one placement and number of ranks, and for a single
+            process.
+        label: The prefix of the claims' names.
+        is_shaped: Whether links are shaped. Claims are then about seconds instead of bytes.
     """
     by_run: dict[str, list[Mapping[str, Any]]] = collections.defaultdict(list)
     for trial in figures:
@@ -201,5 +210,5 @@ def results_of(figures: Figures, label: str, is_shaped: bool) -> tuple[Any, Any]
 
 
 def _of_repeats(values: list[float] | None) -> list[float] | float | None:
-    """Returns one value where all are the same, as bytes and AUC of repeats are."""
+    """Returns a single value if all values are equal, as for bytes and AUC of repeats."""
     return values[0] if values and len(set(values)) == 1 else values

@@ -1,8 +1,9 @@
-"""How much of what a step waits for other ranks is hidden behind computing, by traces.
+"""Fraction of communication time that is hidden behind computation, from traces.
 
-Plain training and Hotline's schedule, with sharded tables on two hosts of their own (Linux network
-namespaces) whose links are shaped. 32 steps of each are traced (`slipstream-train --trace`): what
-Horovod has under way on rank 0, and what that rank computes meanwhile. They take turns.
+Plain training and Hotline's schedule train sharded tables on two simulated hosts (Linux network
+namespaces) with shaped links, in turns. 32 steps of each are traced with `slipstream-train
+--trace`. A trace contains Horovod's operations in progress on rank 0 and the computation of that
+rank.
 
     python benchmarks/overlap.py --rate=1gbit --turns=3
 """
@@ -25,21 +26,21 @@ from network_report import Case
 
 from slipstream_tf.cli.tracing import STEPS
 
-# `--data`, `--global_batch` and `--rate` are those of `network`.
+# `network` defines `--data`, `--global_batch` and `--rate`.
 _TURNS = flags.DEFINE_integer("turns", 3, "Traces of each schedule.", lower_bound=1)
 _DIM = flags.DEFINE_integer("dim", 64, "Values of a row.", lower_bound=1)
 _HOT = flags.DEFINE_string("hot_set_memory", "32MiB", "Of Hotline's hot rows.")
 _RANKS, _SCHEDULES = 2, ("plain", "hotline")
-# In the names of operations, and of what Horovod does with a tensor.
+# Words in the names of compute operations and of Horovod's activities.
 _COMPUTES = ("MatMul", "Slipstream", "Relu", "Segment", "Gather", "Transpose")
 _SENDS = "ALLTOALL"
-# Below are processes, above are tensors.
+# Track ids below this value are processes, the others are tensors.
 _FIRST_TENSOR = 1000
 Span = tuple[float, float]
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Returns the same time as spans that do not touch, in order."""
+    """Returns the union of spans as disjoint spans in order."""
     found: list[Span] = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
@@ -50,17 +51,17 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def length(spans: Iterable[Span]) -> float:
-    """Returns how long they are together."""
+    """Returns the total length of spans."""
     return sum(end - begin for begin, end in spans)
 
 
 def common_length(one: Sequence[Span], other: Sequence[Span]) -> float:
-    """Returns how long both last at once; each is a `union`."""
+    """Returns the length of the intersection of two unions."""
     return length(one) + length(other) - length(union([*one, *other]))
 
 
 def read(path: Path) -> tuple[list[Span], list[Span]]:
-    """Returns when rows were under way and when rank 0 computed, in microseconds."""
+    """Returns the spans of row exchanges and of computation on rank 0, in microseconds."""
     sent: list[Span] = []
     computed: list[Span] = []
     begun: dict[int, float] = {}
@@ -76,7 +77,7 @@ def read(path: Path) -> tuple[list[Span], list[Span]]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Traces, prints and writes."""
+    """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     network.check()

@@ -1,9 +1,9 @@
-"""Draws README's picture: a step of the tables beside other libraries, and AUC along a run.
+"""Draws the README's figure: step time compared with other libraries, and AUC of a run.
 
     python benchmarks/overview.py
 
-In: results/embedding_step.json, and the records that time_to_quality.py has left of Criteo's shape.
-Out: results/overview.png.
+It reads results/embedding_step.json and the records of time_to_quality.py for Criteo's shape, and
+writes results/overview.png.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LIBRARIES = {
     "TFRA, dynamic embedding": "TFRA",
     "Keras 3, Embedding": "Keras",
 }
-# Of the records; the line's style beside the library's color.
+# Systems in the records. The line style is combined with the library's color.
 _SYSTEMS = {
     "slipstream_bfloat16": ("slipstream_tf, bfloat16", "C0", "--"),
     "slipstream": ("slipstream_tf", "C0", "-"),
@@ -62,7 +62,7 @@ def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Returns the records of the seeds by system.
 
     Raises:
-        SystemExit: there are none of a system.
+        SystemExit: If a system has no records.
     """
     found = {}
     for name in _SYSTEMS:
@@ -75,7 +75,7 @@ def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Draws."""
+    """Draws the figure."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     of_step, of_runs = steps(Path(_STEPS.value)), records(Path(_RUNS.value))

@@ -1,4 +1,4 @@
-"""The file and the page of a summary, by the standard library alone; see summary.py."""
+"""Writes a summary as JSON and Markdown with the standard library; see summary.py."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-LIMIT = 20_000  # Bytes of a summary.
+LIMIT = 20_000  # Maximum size of a summary in bytes.
 CLAIM = ("value", "target", "n", "interval", "better", "part")
 MADE = ("commit", "command", "machine", "date")
 _DIGITS = 6
-# Flags that say where files lie are no part of what was measured.
+# Flags with paths. They are omitted from the recorded command.
 _PLACES = ("--output=", "--records=", "--environments=", "--folder=", "--build=")
-# It says that there is a disk, and not where.
+# Replaces the path of the disk in the recorded command.
 _DISK = "--spill=/local/disk"
 
 Column = Mapping[str, Any]
@@ -31,11 +31,12 @@ def column(name: str, values: Sequence[Any], form: str = "{}", show: str = "") -
     """Returns a column of a table.
 
     Args:
-        name: of the column.
-        values: of each row: a text, a truth value, a number, a list of numbers (of seeds, turns or
-            runs), or None.
-        form: of a number.
-        show: of a list, any of "mean" (± standard deviation), "median" and "each"; "": each.
+        name: The heading of the column.
+        values: A value for each row: a text, a bool, a number, a list of numbers (of seeds, turns
+            or runs), or None.
+        form: The format of a number.
+        show: For lists, any of "mean" (± standard deviation), "median" and "each". "" shows each
+            number.
     """
     said = {key: text for key, text in (("form", form), ("show", show)) if text not in ("{}", "")}
     return {"name": name, **said, "values": _rounded(values, form)}
@@ -47,13 +48,13 @@ def claim(
     better: str = "lower",
     middle: Callable[[Sequence[float]], float] = statistics.median,
 ) -> dict[str, Any] | None:
-    """Returns a claim; None where a value is not known.
+    """Returns a claim, or None if a value is None.
 
     Args:
-        values: of the turns, runs or seeds.
-        target: that the value must reach; None: it is only shown.
+        values: The values of the turns, runs or seeds.
+        target: The value to reach. None means that the value is only shown.
         better: "lower" or "higher".
-        middle: what becomes the value.
+        middle: The function that aggregates the values.
     """
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
@@ -64,7 +65,7 @@ def claim(
 
 
 def reached(found: Claim) -> bool | None:
-    """Returns whether a claim's value is as good as its target; None: it has none."""
+    """Returns whether a claim reaches its target; None without a target."""
     if found["target"] is None:
         return None
     ahead = found["target"] - found["value"]
@@ -79,21 +80,21 @@ def write(
     claims: Mapping[str, Claim | None],
     made: Mapping[str, Any],
 ) -> str:
-    """Writes PROGRAM.json, with this part instead of an earlier one of its name, and PROGRAM.md.
+    """Writes PROGRAM.json and PROGRAM.md; replaces a part with the same name.
 
     Args:
-        folder: where to.
-        program: the name of its file, without an ending.
-        part: its heading.
-        tables: columns by the table's heading ("": none).
-        claims: by name; those that are None are left out.
-        made: commit, command, machine, date and versions; see `made_by`.
+        folder: The output folder.
+        program: The base name of the files.
+        part: The heading of the part.
+        tables: Columns by the heading of the table. "" means no heading.
+        claims: Claims by name. Claims that are None are omitted.
+        made: Commit, command, machine, date and versions, from `made_by`.
 
     Returns:
         The page.
 
     Raises:
-        ValueError: the summary is larger than `LIMIT`. The page has been printed then.
+        ValueError: If the summary exceeds `LIMIT`. The page has then been printed.
     """
     path = folder / f"{program}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -113,7 +114,7 @@ def write(
 
 
 def draw(summary: Mapping[str, Any]) -> str:
-    """Returns the page of a summary, in Markdown."""
+    """Returns the Markdown page of a summary."""
     lines = [f"# {summary['program']}", ""]
     claims = summary["claims"]
     if claims:
@@ -176,7 +177,7 @@ def _range(interval: Sequence[float] | None) -> str:
 
 
 def _rounded(value: Any, form: str = "") -> Any:
-    """Returns it as JSON has it, numbers with two decimals more than their form shows."""
+    """Returns a JSON value; numbers keep two decimals more than their format shows."""
     if isinstance(value, (list, tuple)):
         return [_rounded(one, form) for one in value]
     if value is None or isinstance(value, (str, bool, int)):
@@ -192,7 +193,7 @@ def _rounded(value: Any, form: str = "") -> Any:
 
 
 def _dump(value: Any) -> str:
-    """Returns JSON with a line for what is short, so that a change shows in few lines."""
+    """Returns JSON with short values on one line, so that diffs are small."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if len(text) <= 160 or not isinstance(value, (dict, list)):
         return text
@@ -203,11 +204,11 @@ def _dump(value: Any) -> str:
 
 
 def made_by(machine: str, versions: Mapping[str, str]) -> dict[str, Any]:
-    """Returns how this process makes results: commit, command, machine, date and versions.
+    """Returns commit, command, machine, date and versions of this process.
 
     Args:
-        machine: in general words.
-        versions: of what decides the numbers.
+        machine: A general description of the machine.
+        versions: The versions of the libraries that determine the results.
     """
     place = Path(__file__).resolve().parent
     describe = ["git", "-C", str(place), "describe", "--always", "--dirty", "--exclude=*"]

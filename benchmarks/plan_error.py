@@ -1,10 +1,11 @@
-"""How far slipstream-plan is from what happens: memory, reads and a step of tables it has planned.
+"""Accuracy of slipstream-plan: planned against measured memory, reads and step time.
 
     python benchmarks/plan_error.py --spill=/local/disk
 
-Clicks of eight fields whose keys are as skewed as 1 / rank, prepared; the plan of a memory for all
-rows, and for parts of it. Then tables with the settings that it prints: a pass over the training
-part makes the rows, and 400 steps are measured, lookups and updates alone, each batch announced.
+The data is clicks with eight fields and keys with a frequency of 1 / rank. slipstream-plan plans
+for a memory that fits all rows, and for fractions of it. Tables with the planned settings are then
+trained: a pass over the training part creates the rows, and 400 steps are measured. A step consists
+of lookups and updates only, and each batch is announced.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _DIM, _BATCH, _STEPS, _FIELDS = 32, 2048, 400, 8
 
 
 def write_clicks(folder: str) -> list[str]:
-    """Writes clicks as Parquet, and their schema; returns flags of slipstream-prepare."""
+    """Writes clicks as Parquet and their schema; returns flags of slipstream-prepare."""
     generator = np.random.default_rng(0)
     names = [f"f{i}" for i in range(_FIELDS)]
     columns: dict[str, np.ndarray] = {"click": generator.integers(0, 2, _CLICKS.value)}
@@ -56,7 +57,7 @@ def write_clicks(folder: str) -> list[str]:
 
 
 def plan_of(folder: str, memory: int) -> dict[str, Any]:
-    """Returns what slipstream-plan says."""
+    """Returns the output of slipstream-plan."""
     command = [
         sys.executable, "-m", "slipstream_tf.cli.plan", f"--data={folder}", f"--memory={memory}",
         f"--spill={_SPILL.value}", f"--dim={_DIM}", "--json",
@@ -67,7 +68,7 @@ def plan_of(folder: str, memory: int) -> dict[str, Any]:
 
 
 def batches(folder: str, names: Sequence[str]) -> Iterator[dict[str, tf.Tensor]]:
-    """Yields the keys of the training part, again and again."""
+    """Yields the keys of the training part, repeatedly."""
     while True:
         for features, *_ in PreparedReader(folder, _BATCH, "train").dataset().prefetch(2):
             keys = features["keys"]
@@ -78,7 +79,7 @@ def batches(folder: str, names: Sequence[str]) -> Iterator[dict[str, tf.Tensor]]
 
 
 def run(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, float]:
-    """Trains the tables of a plan; returns what a step took, and what they take."""
+    """Trains the tables of a plan; returns step time, reads and memory."""
     names = list(plan["tables"])
     tables = [
         slip.Table(
@@ -106,7 +107,7 @@ def run(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, float]:
 
         return store, train
 
-    # What a process takes beside tables.
+    # Exclude the memory of the process without tables.
     batch = next(source)
     make([slip.Table(name, _DIM) for name in names])[1](batch, batch)
     begun = resident_bytes()
@@ -138,7 +139,7 @@ def run(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, float]:
 
 
 def run_apart(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, float]:
-    """Does `run` in a process of its own: what it takes is the tables'."""
+    """Calls `run` in a separate process, so that its memory is due to the tables."""
     case = json.dumps({"folder": folder, "plan": plan, "steps": steps})
     command = [sys.executable, __file__, f"--spill={_SPILL.value}", f"--case={case}"]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
@@ -146,7 +147,7 @@ def run_apart(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, flo
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures, prints and writes."""
+    """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     if _CASE.value is not None:
@@ -163,7 +164,7 @@ def main(arguments: Sequence[str]) -> None:
         whole = plan_of(data, 1 << 40)
         rows = sum(table["rows"] for table in whole["tables"].values())
         examples = PreparedReader(data, _BATCH, "train").spec.num_examples
-        # Rows are made in a pass over the data.
+        # The rows are created in one pass over the data.
         steps = -(-int(examples or 0) // _BATCH)
         plans, runs = [], []
         for share in _SHARES.value:

@@ -1,8 +1,9 @@
-"""How fast `slipstream-prepare` is: Criteo lines per second, from generated lines to statistics.
+"""Speed of `slipstream-prepare`: generated Criteo lines per second.
 
-Lines per second are those of wall time and of processor time (of all threads together). Lines have
-Criteo's form: 13 counts, 26 keys of eight hexadecimal digits whose fields have 10 to 1,000,000
-keys, Zipf 1.05; a tenth of the values is missing.
+The rate is given per second of wall time and per second of processor time (summed over threads),
+for each phase from reading lines to statistics. Lines have Criteo's format: 13 counts and 26 keys
+of eight hexadecimal digits. Fields have 10 to 1,000,000 keys with a Zipf exponent of 1.05. A tenth
+of the values is missing.
 
     python benchmarks/prepare_rate.py --lines=2000000 --threads=2
 """
@@ -31,13 +32,13 @@ _SHARD_ROWS = flags.DEFINE_integer("shard_rows", 1_000_000, "Lines per shard.", 
 _RUNS = flags.DEFINE_integer("runs", 1, "Measured runs.", lower_bound=1)
 _FOLDER = flags.DEFINE_string("folder", None, "Folder for the files; default: a temporary one.")
 
-_BLOCK = 100_000  # Lines drawn; the file repeats them with other keys.
+_BLOCK = 100_000  # Number of drawn lines. The file repeats them with other keys.
 _ZIPF, _MISSING = 1.05, 0.1
 _CARDINALITIES = np.geomspace(10, 1_000_000, 26).astype(np.int64)
 
 
 def write_lines(path: Path, count: int) -> None:
-    """Writes `count` lines of Criteo's form."""
+    """Writes `count` lines in Criteo's format."""
     rng = np.random.default_rng(0)
     with open(path, "w", encoding="ascii") as file:
         for first in range(0, count, _BLOCK):
@@ -62,7 +63,8 @@ def measure(folder: Path) -> dict[str, tuple[float, float]]:
     """Prepares generated lines once and prints the sizes.
 
     Returns:
-        By phase, lines per second of wall time and of processor time until its end.
+        For each phase, lines per second of wall time and of processor time until the end of the
+        phase.
     """
     path = folder / "lines.tsv"
     if not path.exists():
@@ -105,7 +107,7 @@ def results_of(runs: Sequence[dict[str, tuple[float, float]]]) -> tuple[Any, Any
 
 
 def main(arguments: list[str]) -> None:
-    """Measures, prints and writes."""
+    """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
         raise app.UsageError(f"Unexpected argument {arguments[1]!r}.")
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,10 +1,11 @@
-"""Frappe_x1 beside FuxiCTR: its layers, loop and stopping, with settings of published models.
+"""Quality on Frappe_x1 compared with FuxiCTR, using settings of published models.
 
     python benchmarks/published_quality.py
 
-Both read the same files, from three seeds each; the test part is measured once a run, at the best
-epoch by the validation part. Ours are slipstream-train's settings for this data, which were chosen
-by tuning.py. Runs that are there are not run again.
+FuxiCTR uses its layers, training loop and early stopping. Both programs read the same files and
+train with three seeds. The test part is evaluated once per run, at the best epoch on the validation
+part. Our settings are slipstream-train's settings for this data, chosen by tuning.py. Finished runs
+are not repeated.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from slipstream_tf.telemetry.run_record import write_json
 
 MOST_BEHIND = 0.0005
 MODELS = ("dcn", "deepfm")
-# Of the leaderboard's models of this size: rows of 10, three layers of 400, Adam, all rows
-# penalised, a tenth of the rate where an epoch gains nothing, the end after two of them.
+# Settings of the leaderboard's models of this size: rows of 10, three layers of 400, Adam, a
+# penalty on all rows. The rate is multiplied by 0.1 after an epoch without improvement, and
+# training stops after two such epochs.
 PUBLISHED = {
     "dim": 10, "mlp": [400, 400, 400], "cross_layers": 3, "dropout": 0.2, "batch_size": 10_000,
     "learning_rate": 1e-3, "embedding_regularizer": 0.05,
@@ -38,7 +40,7 @@ _ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of the
 
 
 def by_fuxictr(data: str, model: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Trains by FuxiCTR, if it has not run yet; returns quality, examples and seconds."""
+    """Trains with FuxiCTR unless finished; returns quality, examples and seconds."""
     given = {"data": data, "model": model, "seed": seed, **PUBLISHED}
     before = common.finished(folder, given)
     if before is not None:
@@ -54,7 +56,7 @@ def by_fuxictr(data: str, model: str, seed: int, folder: Path) -> dict[str, Any]
 
 
 def by_us(data: Mapping[str, str], model: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Trains by slipstream-train with its settings for this data."""
+    """Trains with slipstream-train and its settings for this data."""
     record = common.train({**data, "model": model, "seed": seed}, folder)
     quality = {measure: record["test"][measure] for measure in ("auc", "log_loss")}
     trained, seconds = record["examples"]["trained"], record["seconds"]["training"]

@@ -1,10 +1,10 @@
-"""How near plain training comes to the best AUC that generated data allows, by examples.
+"""Progress of plain training towards the best possible AUC on generated data.
 
     python benchmarks/reaching_best.py
 
-The generator knows its own law: no model ranks better than the law's own click probabilities. What
-is told is the way from 0.5 to that AUC, in one pass over so many examples. Runs that are there are
-not run again.
+The generator defines the click probabilities, and no model can rank better than by these. The
+result is the fraction of the way from 0.5 to that AUC after one pass, for different numbers of
+examples. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TRAIN_FLAGS = flags.DEFINE_multi_string("train_flag", [], "Of slipstream-train,
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of the models; examples are the same.")
 _RECORDS = flags.DEFINE_string("records", "runs/reaching_best", "Folder of the runs.")
 
-# The law is one of weights and of products of neighbouring fields, which a cross layer can write.
+# The generator uses weights and products of neighboring fields, which a cross layer can represent.
 # Rates and widths were chosen on validation parts.
 MODEL = {
     "model": "dcn", "dim": 4, "cross_layers": 1, "mlp": "16", "batch_size": 1024, "rows_init": 0.3,

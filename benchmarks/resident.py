@@ -1,4 +1,4 @@
-"""Memory that this process holds, as the system counts it (Linux)."""
+"""Resident memory of this process on Linux."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 
 
 def resident_bytes() -> int | None:
-    """Returns the process's resident memory; None where the system does not tell."""
+    """Returns the resident memory of the process in bytes; None if unknown."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -17,8 +17,8 @@ def resident_bytes() -> int | None:
 
 
 def return_free_memory() -> int | None:
-    """Gives what the C library keeps for later back to the system; returns `resident_bytes`."""
-    # Other C libraries than glibc have no such function.
+    """Returns freed memory to the system, then returns `resident_bytes`."""
+    # Only glibc has this function.
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     return resident_bytes()

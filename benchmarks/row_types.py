@@ -1,11 +1,11 @@
-"""Rows in 16 bits beside rows of float32: AUC, bytes and milliseconds of a step.
+"""16-bit rows compared with float32 rows: AUC, bytes and milliseconds of a step.
 
     python benchmarks/row_types.py --part=auc
     python benchmarks/row_types.py --part=step
 
-The AUC is of slipstream-train with its settings for the data, from the same seeds, so that the runs
-of a seed are compared. A step is the two ops, as in embedding_step.py, and its ratio is that within
-a turn. Runs that are there are not run again.
+The AUC is measured with slipstream-train and its settings for the data. Runs with the same seed are
+compared. A step consists of the two ops, as in embedding_step.py, and its ratio is computed within
+a turn. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DATA = flags.DEFINE_list("data", list(common.DATASETS), "Data sets, which are p
 _RECORDS = flags.DEFINE_string("records", "runs/row_types", "Folder of the runs.")
 _RUNS = flags.DEFINE_integer("runs", 9, "Turns of each comparison.", lower_bound=1)
 
-# Of rows, of slots.
+# Dtype of rows and dtype of slots.
 KINDS: Mapping[str, Storage] = {
     "float32": Storage(),
     "bfloat16": Storage("bfloat16"),
@@ -38,13 +38,13 @@ KINDS: Mapping[str, Storage] = {
     "bfloat16_both": Storage("bfloat16", "bfloat16"),
 }
 MOST_LOST = 0.0005
-# Tables, rows, dim -> how long a step may take, beside that of float32.
+# (tables, rows, dim) -> maximum ratio of a step to float32.
 SHAPES = {(26, 100_000, 16): 1.0, (8, 1_000_000, 64): 1.0}
 _BATCH, _STEPS, _THREADS, _RATE, _ZIPF = 2048, 50, 2, 0.01, 1.05
 
 
 def differences(name: str, seeds: Sequence[int]) -> None:
-    """Trains on one data set, prints and writes its part."""
+    """Trains on one data set; prints and writes its part."""
     aucs: dict[str, list[float]] = {}
     for kind, storage in KINDS.items():
         aucs[kind] = []
@@ -73,18 +73,18 @@ def differences(name: str, seeds: Sequence[int]) -> None:
 
 
 def most_lost(differences: Sequence[float]) -> float:
-    """Returns the upper end of the 95% interval of a mean."""
+    """Returns the upper end of the 95% interval of the mean."""
     found = common.interval(differences)
     return differences[0] if found is None else found[1]
 
 
 def told(storage: Storage) -> str:
-    """Names both dtypes."""
+    """Returns the names of both dtypes."""
     return f"{storage.dtype}, {storage.slot_dtype}"
 
 
 def steps(tables: int, rows: int, dim: int, most: float) -> None:
-    """Measures one shape, prints and writes its part."""
+    """Measures one shape; prints and writes its part."""
     keys = common.zipf_keys(np.random.default_rng(0), rows, (_STEPS, _BATCH, tables), _ZIPF)
     chosen = {
         kind: peers.Peer(kind, None, ["native.py", f"{storage.dtype},{storage.slot_dtype}"])
@@ -98,7 +98,7 @@ def steps(tables: int, rows: int, dim: int, most: float) -> None:
             "tables": tables, "rows": rows, "dim": dim, "batch": _BATCH, "slots": slots,
             "rule": "adagrad", "learning_rate": _RATE, "threads": _THREADS, "keys": str(file),
         }  # fmt: skip
-        # A run is as many steps as there are batches.
+        # A turn consists of one pass over the batches.
         turns = dict.fromkeys(chosen, 1)
         found, versions = peers.take_turns(chosen, settings, Path(), _RUNS.value, turns)
     ratios = {
@@ -133,7 +133,7 @@ def steps(tables: int, rows: int, dim: int, most: float) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures, prints and writes."""
+    """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     if _PART.value == "auc":

@@ -1,7 +1,7 @@
 """Runs slipstream-train and counts gradient rows as if multiple ranks shared each batch.
 
-The tables of the process split each batch evenly among simulated ranks. Each rank defers gradients
-separately, in as much memory as one process has for them.
+The tables of the process split each batch evenly among simulated ranks. Each simulated rank defers
+gradients separately. Together they use the deferral memory of one process.
 
     python benchmarks/simulated_ranks.py RANKS --data=generated --watch
 """
@@ -23,7 +23,7 @@ def train(ranks: int) -> None:
     """Runs slipstream-train with the arguments of this process; does not return.
 
     Args:
-        ranks: number of simulated ranks, 2 to 64.
+        ranks: The number of simulated ranks, 2 to 64.
     """
     simulate_ranks(NativeStore, ranks)
     entry_point()

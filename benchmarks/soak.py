@@ -1,14 +1,14 @@
-"""Two ranks train for hours while one of them is killed every few minutes.
+"""Two ranks train for hours while one is killed every few minutes.
 
-Supervises `horovodrun -np 2 slipstream-train`, sharded, deferring, with bounded tables and a
-checkpoint every minute; kills a random rank with SIGKILL, waits for the job to end by itself, and
-starts it again with --resume. Measures kills, seconds to the end and to the first step after it,
-steps trained again and whether their losses are what they were, resident memory and its slope,
-hangs. The summary, notes of every step and a plot go to --output, where no earlier soak may be.
+It supervises `horovodrun -np 2 slipstream-train` with sharded tables of bounded capacity, deferred
+gradients and a checkpoint every minute. It kills a random rank with SIGKILL, waits for the job to
+end by itself, and restarts it with --resume. It measures kills, seconds to the end and to the first
+step after it, repeated steps and the difference of their losses, resident memory and its slope, and
+hangs. The summary, a log of every step and a plot are written to --output, which must be empty.
 
     python benchmarks/soak.py --minutes=120 --kill_every=5 --step_seconds=0.5 --output=runs/soak
 
-A step takes at least --step_seconds, so that what the ranks do not need is left to others.
+A step takes at least --step_seconds, so that idle processor time is available to other programs.
 """
 
 from __future__ import annotations
@@ -59,19 +59,22 @@ _POLL = 0.5
 
 @dataclasses.dataclass
 class Part:
-    """One start of the job and its end. Times are `time.time()`, in seconds.
+    """One start of the job and its end; times are `time.time()` in seconds.
 
     Attributes:
-        number: from 0.
-        started, ended: of the launcher.
-        seconds_to_first_step: from its start, of the slower rank; None: there was no step.
-        killed_rank: by the supervisor; None: none.
-        killed: when.
-        seconds_to_exit: from the kill to the launcher's end; None: it did not end by itself.
-        names_peer: whether its output says which rank was lost.
-        is_hang: whether it stood still, or did not end, and was ended.
-        is_unexpected: whether it ended without a kill.
-        code: exit code of the launcher.
+        number: The number of the part, from 0.
+        started: The start time of the launcher.
+        ended: The end time of the launcher.
+        seconds_to_first_step: The time from the start to the first step of the slower rank. None if
+            there was no step.
+        killed_rank: The rank that the supervisor killed, or None.
+        killed: The time of the kill.
+        seconds_to_exit: The time from the kill to the end of the launcher. None if it did not end
+            by itself.
+        names_peer: Whether the output names the lost rank.
+        is_hang: Whether the job made no progress or did not end, and was killed.
+        is_unexpected: Whether the job ended without a kill.
+        code: The exit code of the launcher.
     """
 
     number: int
@@ -88,21 +91,21 @@ class Part:
 
 
 class Soak:
-    """Starts, samples, kills and starts again.
+    """Starts the job, samples its memory, kills ranks and restarts the job.
 
     Args:
-        output: folder, which exists.
+        output: An existing folder.
     """
 
     def __init__(self, output: Path) -> None:
         self._output, self._notes = output, output / "notes"
         self._random = random.Random(_SEED.value)
-        self._end = math.inf  # Until the first step.
+        self._end = math.inf  # Set at the first step.
         self.parts: list[Part] = []
         self.memory: list[dict[str, Any]] = []
 
     def run(self) -> dict[str, bool]:
-        """Runs to the end; returns the verdicts."""
+        """Runs until the end; returns the verdicts."""
         verdicts: dict[str, bool] = {}
         while time.time() < self._end:
             part = Part(len(self.parts), time.time())
@@ -148,7 +151,7 @@ class Soak:
         ]  # fmt: skip
 
     def _watch(self, job: subprocess.Popen[bytes], part: Part) -> None:
-        """Samples memory, kills a rank when it is time to, and returns when the job has ended."""
+        """Samples memory and kills a rank at a random time; returns when the job has ended."""
         next_sample, due, last_step = 0.0, None, time.time()
         while job.poll() is None:
             time.sleep(_POLL)
@@ -193,7 +196,7 @@ class Soak:
                 self.memory.append({**sample, "bytes": size})
 
     def _write(self) -> dict[str, bool]:
-        """Writes the summary of what has happened so far; returns the verdicts."""
+        """Writes the summary so far; returns the verdicts."""
         notes = soak_report.read_notes(self._notes)
         events = [dataclasses.asdict(part) for part in self.parts]
         found = soak_report.summarise(notes, events, self.memory, _WARM_UP.value, _FLAT.value)
@@ -204,7 +207,7 @@ class Soak:
 
 
 def _resident_bytes(pid: int) -> int | None:
-    """Returns a process's resident memory; None if it is gone."""
+    """Returns the resident memory of a process; None if the process has ended."""
     try:
         fields = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
     except OSError:
@@ -214,7 +217,7 @@ def _resident_bytes(pid: int) -> int | None:
 
 
 def _end_all(job: subprocess.Popen[bytes], ranks: Sequence[int]) -> None:
-    """Ends the launcher and the ranks, if they have not ended."""
+    """Kills the launcher and the ranks, if they are still running."""
     for pid in ranks:
         if f"{HERE / 'soak_rank.py'}".encode() in _command_line(pid):
             os.kill(pid, signal.SIGKILL)
@@ -231,7 +234,7 @@ def _command_line(pid: int) -> bytes:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the soak."""
+    """Runs the soak test."""
     if len(arguments) > 1:
         raise app.UsageError(f"Unexpected argument {arguments[1]!r}.")
     output = summary.output().resolve()

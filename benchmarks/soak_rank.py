@@ -1,9 +1,9 @@
-"""A rank of `soak.py`: slipstream-train at a given pace, with a note of every step.
+"""A rank of `soak.py`: runs slipstream-train at a limited speed and logs every step.
 
     soak_rank.py NOTES STEP_SECONDS FLAGS...
 
-NOTES: folder for `rank-R-PID.jsonl`: first what this process is, then a line per step.
-STEP_SECONDS: a step takes at least so long; what is left of it is left to others.
+NOTES is a folder for `rank-R-PID.jsonl`: a line that describes the process, then a line per step.
+STEP_SECONDS is the minimum time of a step. The process sleeps for the rest of that time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from slipstream_tf.cli import train
 
 
 class Notes(keras.callbacks.Callback):
-    """Writes loss and AUC so far after each step, and waits.
+    """Logs loss and AUC after each step, then sleeps.
 
     Args:
-        folder: for the file of this process.
-        step_seconds: least duration of a step.
+        folder: The folder for the file of this process.
+        step_seconds: The minimum time of a step.
     """
 
     def __init__(self, folder: Path, step_seconds: float) -> None:
@@ -40,12 +40,12 @@ class Notes(keras.callbacks.Callback):
         self._write({"rank": rank, "pid": os.getpid(), "time": time.time()})
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts the clock of a step."""
+        """Stores the start time of the step."""
         del batch, logs
         self._begun = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the step, whose number is counted over all parts of the run."""
+        """Logs the step; its number continues over all parts of the run."""
         values = {name: float((logs or {})[name]) for name in ("loss", "auc", "trained")}
         self._write({"step": batch + 1, "time": time.time(), **values})
         time.sleep(max(0.0, self._step_seconds - (time.monotonic() - self._begun)))

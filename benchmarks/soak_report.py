@@ -1,7 +1,4 @@
-"""What a soak has shown: parts of a run, its kills and its samples of memory become a verdict.
-
-In: what `soak.py` noted. Out: a summary and a plot. Nothing here starts or kills anything.
-"""
+"""Evaluates a soak test: summary, verdicts and a plot from the logs of `soak.py`."""
 
 from __future__ import annotations
 
@@ -15,19 +12,19 @@ import numpy as np
 import summary
 
 MIB = 2**20
-# Of the loss of a step that is trained again, relative to what it was.
+# Maximum relative difference of the loss of a repeated step.
 TOLERANCE = 1e-5
 
 
 def read_notes(folder: Path) -> list[dict[str, Any]]:
-    """Reads what the processes of a soak noted, in the order in which they started.
+    """Reads the step logs of all processes, in the order of their start.
 
     Args:
-        folder: of their files.
+        folder: The folder of the logs.
 
     Returns:
-        Per process: rank, pid, time (of its start, seconds) and steps, a list of step, time, loss,
-        auc, trained. A line that a kill has torn is left out.
+        For each process: rank, pid, time (of its start, in seconds) and steps, a list of step,
+        time, loss, auc and trained. Incomplete lines of killed processes are skipped.
     """
     processes = []
     for path in folder.rglob("rank-*.jsonl"):
@@ -43,13 +40,13 @@ def read_notes(folder: Path) -> list[dict[str, Any]]:
 
 
 def slope_of(groups: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:
-    """Returns the least-squares slope that lines share whose levels are their own.
+    """Returns the least-squares slope of lines with separate intercepts.
 
     Args:
-        groups: (times in seconds, bytes) of a process each.
+        groups: (times in seconds, bytes) for each process.
 
     Returns:
-        MiB per hour; None where no group has two times.
+        The slope in MiB per hour. None if no group has two times.
     """
     above = below = 0.0
     for times, sizes in groups:
@@ -62,14 +59,14 @@ def slope_of(groups: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float
 
 
 def continuity(parts: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, Any]]:
-    """Compares the steps that a part trains again with what they were.
+    """Compares the steps that a part repeats with the original steps.
 
     Args:
-        parts: of one rank, in order; the steps of each.
+        parts: The steps of each part of one rank, in order.
 
     Returns:
-        Per part that has steps, but for the first: its first step, how many it repeated, the
-        largest relative difference of their losses, and whether no step is missing.
+        For each part with steps, except the first: its first step, the number of repeated steps,
+        the maximum relative difference of their losses, and whether no step is missing.
     """
     known: dict[int, float] = {}
     found = []
@@ -102,14 +99,14 @@ def summarise(
     warm_up_seconds: float,
     flat_mib_per_hour: float,
 ) -> dict[str, Any]:
-    """Makes the summary.
+    """Computes the summary.
 
     Args:
-        notes: of `read_notes`.
-        events: per part of the run: see `soak.Part`.
-        memory: samples: pid, rank, time, bytes (resident).
-        warm_up_seconds: of a process after its first step, in which memory may grow.
-        flat_mib_per_hour: slope up to which memory counts as flat.
+        notes: The logs from `read_notes`.
+        events: The parts of the run, see `soak.Part`.
+        memory: Samples of pid, rank, time and bytes (resident).
+        warm_up_seconds: The time after the first step of a process in which memory can grow.
+        flat_mib_per_hour: The maximum slope that counts as flat.
     """
     first_steps = {p["pid"]: p["steps"][0]["time"] for p in notes if p["steps"]}
     groups = []
@@ -117,7 +114,7 @@ def summarise(
         warm = [m for m in memory if m["pid"] == pid and m["time"] >= begun + warm_up_seconds]
         groups.append(([m["time"] for m in warm], [m["bytes"] for m in warm]))
     slope = slope_of(groups)
-    # A leak in what is saved and restored would show from process to process.
+    # A leak in the saved state would increase memory from process to process.
     means = [
         (float(np.mean(times)), float(np.mean(sizes))) for times, sizes in groups if len(times) > 1
     ]
@@ -169,8 +166,8 @@ def results_of(found: Mapping[str, Any], flat_mib_per_hour: float) -> tuple[Any,
     """Returns the table and the claims.
 
     Args:
-        found: of `summarise`.
-        flat_mib_per_hour: as there.
+        found: The result of `summarise`.
+        flat_mib_per_hour: See `summarise`.
     """
     targets = {
         "hangs": 0, "kills_without_named_peer": 0, "unexpected_ends": 0, "steps_missing": 0,
@@ -190,7 +187,7 @@ def results_of(found: Mapping[str, Any], flat_mib_per_hour: float) -> tuple[Any,
 def plot(
     notes: Sequence[Mapping[str, Any]], memory: Sequence[Mapping[str, Any]], path: Path
 ) -> None:
-    """Draws loss by step, a line per part, and memory by time, a line per process."""
+    """Plots loss by step with a line per part, and memory by time with a line per process."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,10 +1,10 @@
-"""A table on disk trains for an hour: does its memory stay flat, and its disk within its bound?
+"""Trains a table on disk for an hour and checks that memory and disk use stay bounded.
 
     python benchmarks/spill_soak.py --spill=/local/disk --minutes=60
 
-Keys come and go: the hot ones are others every minute, and a row that is not accessed for long
-leaves. A checkpoint every few minutes keeps files of rows; two are kept. At the end the last one is
-restored into a table in memory and compared, row by row.
+The set of hot keys changes every minute, and rows expire after a long time without access. A
+checkpoint every few minutes keeps files of rows, and two checkpoints are kept. At the end, the last
+checkpoint is restored into a table in memory and compared row by row.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _WARM_UP = flags.DEFINE_float("warm_up_minutes", 15.0, "Before memory must be fl
 
 _DIM, _BATCH, _FEATURES, _KEYS, _LIFE = 32, 1024, 8, 4_000_000, 4_000
 _KEEP = 2
-# Of the documentation: at most five thirds of the rows and their keys, and three files more, each a
-# 64th of all.
+# Limits from the documentation: at most five thirds of the rows and their keys, plus three files,
+# each 1/64 of all rows.
 MOST_DISK, MOST_SLOPE = 5 / 3 + 3 / 64, 32.0
 
 
@@ -51,9 +51,9 @@ def table_of(memory: str | None) -> slip.Table:
 
 
 def distinct_bytes(folder: Path) -> int:
-    """Returns the bytes of the files in a folder, each once however many names it has."""
+    """Returns the bytes of the files in a folder; hard links count once."""
     found = {}
-    # It goes over folders that leave meanwhile.
+    # Folders can be removed during the iteration.
     for path in (Path(root, name) for root, _, names in os.walk(folder) for name in names):
         try:
             status = path.stat()
@@ -64,7 +64,7 @@ def distinct_bytes(folder: Path) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Trains, samples, prints and writes."""
+    """Trains and samples; prints and writes the results."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     store = NativeStore([table_of(_MEMORY.value)], slip.optimizers.Adagrad(0.01, 0.1))

@@ -1,8 +1,9 @@
-"""A drifting stream: what releasing keys, or thinning, is worth, by predicting before training.
+"""Masking, deferring and dropping on a changing stream, by prediction before training.
 
-In time order the keys of a click log change: articles are born and go out of fashion. A test part
-at its end says little (almost half of its articles are new), so every input is predicted before the
-model is trained on it, skipped inputs too, and the AUC of these predictions is compared.
+In a click log in time order, the keys change: articles appear and lose popularity. A test part at
+the end is not representative, because almost half of its articles are new. Therefore every example
+is predicted before the model trains on it, including dropped examples. The AUC of these predictions
+is compared.
 
     python benchmarks/stream.py --task=globo_1 --seeds=0,1,2
     python benchmarks/stream.py --task=globo_49 --seeds=0,1,2,3,4
@@ -46,21 +47,21 @@ _MASK = {"policies": "mask_gradients"}
 _INPUTS = {"policies": "skip_examples", "skip_by": "row_drift"}
 _DEFER = {"policies": "defer_gradients"}
 _BUDGET = {"max_auc_loss": 0.0005}
-# The plain run is watched, for its gradient rows.
+# The plain run is watched to count its gradient rows.
 _WATCHED = {"watch": True}
 _THINNED = common.thinned(0.85, batch_size=1024, **common.rates(0.0028))
-# What a control does with the examples, without the engine.
+# Kinds of controls. They do not use the engine.
 RANDOM, STOP = "random", "stop"
 
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """A run that trains as many examples as another one, beside the flags of plain training.
+    """A plain run that trains on as many examples as another run.
 
     Attributes:
-        match: the other run, which comes before.
-        way: RANDOM: examples are left out at random, after the other's warm-up; STOP: training
-            stops, and the rest of the stream is predicted only.
+        match: The other run, which is listed earlier.
+        way: RANDOM drops examples at random after the warm-up of the other run. STOP stops
+            training, and only predicts the rest of the stream.
     """
 
     match: str
@@ -69,12 +70,12 @@ class Control:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A stream, and what is run on it.
+    """A stream and its runs.
 
     Attributes:
-        options: of datasets/globo.py, without --split.
-        flags: of slipstream-train, of every run.
-        runs: flags by name; "plain" is what the others are compared with.
+        options: Options of datasets/globo.py, without --split.
+        flags: Flags of slipstream-train for all runs.
+        runs: Flags by name of the run. The others are compared with "plain".
     """
 
     options: Mapping[str, Any]
@@ -101,7 +102,8 @@ TASKS: Mapping[str, Task] = {
         {"negatives": 49, "clicks": 100_000},
         common.GLOBO_49,
         {
-            # As warm as the others: what is predicted before counts in none.
+            # The same warm-up as the other runs, because predictions during the warm-up are not
+            # counted.
             "plain": {**_WATCHED, "warmup": 0.05, "batch_size": 1024, **common.rates(0.0014)},
             "fm": {**_THINNED, "pilot": "fm"},
             "uniform": {**_THINNED, "pilot": "label"},
@@ -114,7 +116,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def settings_of(data: Mapping[str, str], seed: int, flag_values: Mapping[str, Any]) -> Settings:
-    """Returns the settings that slipstream-train would have with these flags."""
+    """Returns the settings of slipstream-train for these flags."""
     given = {**data, "shuffle": "none", "seed": seed, **flag_values}
     arguments = [f"--{name}={value}" for name, value in given.items()]
     flag_set = train.make_flags()
@@ -123,12 +125,12 @@ def settings_of(data: Mapping[str, str], seed: int, flag_values: Mapping[str, An
 
 
 def run(settings: Settings, way: str = "", trains: int = 0) -> dict[str, Any]:
-    """Trains once over the stream; returns the quality after the warm-up and the counts.
+    """Trains one pass over the stream; returns quality after warm-up and counts.
 
     Args:
-        settings: of the run.
-        way: of a control; "": it is none.
-        trains: examples that a control trains.
+        settings: The settings of the run.
+        way: The kind of control. "" if the run is not a control.
+        trains: The number of examples that a control trains on.
     """
     import keras
     import tensorflow as tf
@@ -157,7 +159,7 @@ def run(settings: Settings, way: str = "", trains: int = 0) -> dict[str, Any]:
         labels.append(np.ravel(label))
 
     def predicted(features: Any, label: Any) -> Any:
-        # Before the engine decides: as the rows are when the input arrives.
+        # Predict before the engine decides, with the rows as they are when the example arrives.
         done = tf.py_function(
             lambda keys, label: note(predict(keys), label), [features["keys"], label], []
         )
@@ -179,14 +181,14 @@ def run(settings: Settings, way: str = "", trains: int = 0) -> dict[str, Any]:
         model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return logit
 
-    # A lookup for prediction applies what is held back, and would undo deferring: where every
-    # input is trained, the training step's own predictions are those before the update.
+    # A lookup for prediction flushes deferred gradients and would disable deferring. If every
+    # example is trained on, use the predictions of the training step, which precede the update.
     if skips_examples:
         dataset = dataset.map(predicted)
     if way == RANDOM:
         dataset = _thinned(dataset, settings, planned, trains)
     trained, start = 0, time.perf_counter()
-    # What is upstream predicts as it is read: nothing may be read ahead.
+    # The upstream dataset predicts when it is read, so it must not be read ahead.
     kept = slipstream.apply(dataset, batch_size=settings.batch_size, ahead=False)
     for features, label, *weight in kept:
         if way == STOP and trained >= trains:
@@ -200,7 +202,7 @@ def run(settings: Settings, way: str = "", trains: int = 0) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     slipstream.end_window()
     begin = min(slipstream.tracker.warmup_steps or 0, len(logits) - 1)
-    # Batches are full: as many inputs as the warm-up had are left out of every run alike.
+    # All batches are full, therefore the same number of examples is excluded in every run.
     quality = click_metrics(np.concatenate(labels[begin:]), np.concatenate(logits[begin:]))
     reports = [report for report in slipstream.tracker.reports if report.examples_seen]
     active = [table.rows for r in reports if not r.is_warming_up for table in r.tables]
@@ -217,7 +219,7 @@ def run(settings: Settings, way: str = "", trains: int = 0) -> dict[str, Any]:
 def _thinned(
     dataset: tf.data.Dataset, settings: Settings, planned: int, trains: int
 ) -> tf.data.Dataset:
-    """Leaves out examples at random after a twentieth, so that as many stay as asked."""
+    """Drops examples at random after a twentieth of the run, so that `trains` remain."""
     import tensorflow as tf
 
     from slipstream_tf.sampling.batches import chosen_rows
@@ -271,7 +273,7 @@ def results_of(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs what has not run yet, then writes and prints the comparison."""
+    """Runs missing runs; prints and writes the comparison."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     if _TASK.value not in TASKS:

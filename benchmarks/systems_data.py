@@ -1,7 +1,7 @@
-"""The data of time_to_quality.py as files of rows, which every system reads alike.
+"""Writes the data of time_to_quality.py to files that every system can read.
 
-See systems/task.py for what lies in them. Keys are numbered from 0 on in each field, as tables of
-fixed size need it; the numbers of the test part's own keys are among them.
+systems/task.py describes the format. Keys are numbered from 0 in each field, as tables of fixed
+size require. The numbering includes keys that occur only in the test part.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _READ_AT_ONCE = 65536
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """A data set and the model that trains on it.
+    """A data set and its model.
 
     Attributes:
-        told: in words.
-        data: name of a data set that is prepared first, or of generated data.
-        options: of the program that prepares it.
-        epochs: passes.
-        model: "dim", "bottom", "top", "batch".
-        skip_share: of the examples that are left out where some are.
+        told: A description.
+        data: The name of a data set to prepare, or of generated data.
+        options: Options of the program that prepares the data.
+        epochs: The number of passes.
+        model: "dim", "bottom", "top" and "batch".
+        skip_share: The fraction of examples that skipping systems drop.
     """
 
     told: str
@@ -77,14 +77,14 @@ DATA: Mapping[str, Data] = {
 def files_of(
     name: str, folder: Path, seeds: Iterable[int], examples: int | None
 ) -> dict[int, dict[str, Any]]:
-    """Writes the files of some seeds, if they are not there; returns each task's settings.
+    """Writes missing files for some seeds; returns the task settings of each seed.
 
     Args:
-        name: of `DATA`.
-        folder: of the files.
-        seeds: of the order of the training part.
-        examples: at most, of the training part; None: all. The other parts of generated data are
-            a tenth of it each.
+        name: A name in `DATA`.
+        folder: The folder of the files.
+        seeds: The seeds of the order of the training part.
+        examples: The maximum number of training examples. None uses all. For generated data, each
+            other part has a tenth of it.
     """
     data, files = DATA[name], folder / "data"
     files.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,11 @@ def files_of(
 
 
 def _read(data: Data, part: str, most: int | None) -> dict[str, np.ndarray]:
-    """Reads a part: "keys" int64 [n, fields], "dense" float32 [n, numbers], "label" float32 [n]."""
+    """Reads a part of the data set.
+
+    Returns:
+        "keys" int64 [n, fields], "dense" float32 [n, numbers] and "label" float32 [n].
+    """
     if data.data in common.DATASETS:
         folder = common.prepared(data.data, **data.options)["data"]
         found_part = PreparedReader(folder, _READ_AT_ONCE, part)
@@ -131,7 +135,7 @@ def _read(data: Data, part: str, most: int | None) -> dict[str, np.ndarray]:
 
 
 def _number(parts: Mapping[str, dict[str, np.ndarray]]) -> list[int]:
-    """Replaces keys by numbers from 0 on in each field, in place; returns how many there are."""
+    """Numbers the keys from 0 in each field, in place; returns the counts."""
     ends = np.cumsum([len(parts[part]["label"]) for part in _PARTS])[:-1]
     counts = []
     for field in range(parts["train"]["keys"].shape[1]):
@@ -154,7 +158,7 @@ def _write_train(rows: np.ndarray, path: Path, data: Data, seed: int) -> None:
     with unfinished.open("wb") as file:
         for _ in range(data.epochs):
             rows[random.permutation(len(rows))].tofile(file)
-        # Whole batches.
+        # Use only full batches.
         block = data.model["batch"] * rows.shape[1] * rows.itemsize
         file.truncate(file.tell() // block * block)
     os.replace(unfinished, path)

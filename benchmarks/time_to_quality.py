@@ -1,12 +1,12 @@
-"""Seconds to equal AUC beside other systems: each a real program, on the same processors and data.
+"""Seconds until different systems reach the same AUC, on the same processors and data.
 
     python benchmarks/time_to_quality.py --data=criteo --minutes=140
     python benchmarks/time_to_quality.py --data=criteo --report
 
-First the rates of each system are tuned on the validation part, with as many trials each and the
-same draws, on a quarter of the examples. Then all train from three seeds, one after the other, seed
-by seed, and the test part is measured along their runs. All read the same file of rows. What has
-run is not run again: the same command goes on where it was broken off, or where --minutes ended.
+First, the rates of each system are tuned on the validation part, with the same number of trials and
+the same random draws, on a quarter of the examples. Then all systems train with three seeds, seed
+by seed, and are evaluated on the test part during their runs. All read the same file of rows.
+Finished runs are not repeated. The same command continues after an interruption or after --minutes.
 """
 
 from __future__ import annotations
@@ -48,21 +48,22 @@ _RECORDS = flags.DEFINE_string("records", "runs/time_to_quality", "Folder of dat
 _ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of their Pythons.")
 _PROCESSORS = flags.DEFINE_string("processors", "0,1", "That all of a system's processes may use.")
 _THREADS = 2
-# Of the gain over chance of the system that ends lowest of those that train everything.
+# Fractions of the AUC gain over chance. The reference is the lowest final AUC of the systems that
+# train on all examples.
 _LEVELS = (0.98, 0.995)
 
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """What trains.
+    """A system to compare.
 
     Attributes:
-        label: in tables.
-        environment: of `peers.ENVIRONMENTS`.
-        program: in systems/, with its arguments.
-        tuned: the system whose rates it takes; None: it has its own trials.
-        trains_all: whether it leaves nothing out.
-        ranks: processes, started by Open MPI.
+        label: The name in tables.
+        environment: A name in `peers.ENVIRONMENTS`, or None.
+        program: A program in systems/ with its arguments.
+        tuned: The system with the tuned rates to use. None means separate trials.
+        trains_all: Whether it trains on all examples.
+        ranks: The number of processes, started with Open MPI.
     """
 
     label: str
@@ -116,7 +117,8 @@ SYSTEMS: Mapping[str, System] = {
     "tfra": System("TFRA", "tfra", ["tfra_system.py"]),
     "keras": System("Keras Embedding layers", None, ["keras_system.py"]),
 }
-# Claims: the systems of which the fastest counts, and how many times as long they are to take.
+# Claims: the systems to compare with (the fastest counts), and the minimum ratio of their time to
+# ours.
 ASKED: Mapping[str, tuple[Sequence[str], float | None]] = {
     "over_parameter_server": (("parameter_server",), 2.0),
     "over_intel_dlrm": (
@@ -135,21 +137,21 @@ _NEEDS_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 
 
 class OutOfTime(Exception):
-    """There is no time for another run."""
+    """Raised when there is no time for another run."""
 
 
 class Runs:
-    """Runs systems, each in a folder of its own; what has run is read."""
+    """Runs systems, each in a separate folder; reads the records of finished runs."""
 
     def __init__(self, folder: Path, ends: float) -> None:
         self._folder, self._ends = folder, ends
 
     def record(self, name: str, label: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what a system's run has come to; runs it if it has not.
+        """Returns the record of a system's run; runs it unless it is finished.
 
         Raises:
-            OutOfTime: it has not, and no time is left.
-            SystemExit: it failed, or ran with other settings.
+            OutOfTime: If the run is missing and no time is left.
+            SystemExit: If the run failed or used other settings.
         """
         folder = self._folder / name / label
         before = common.finished(folder, settings)
@@ -197,7 +199,7 @@ def trial_rates(trial: int) -> dict[str, float]:
 
 
 def rates_of(name: str, shared: Mapping[str, Any], runs: Runs) -> dict[str, float]:
-    """Returns the rates of a system that end highest on the validation part."""
+    """Returns the rates of a system with the highest final AUC on the validation part."""
     name = SYSTEMS[name].tuned or name
     found = []
     for trial in range(_TRIALS.value):
@@ -212,7 +214,7 @@ def rates_of(name: str, shared: Mapping[str, Any], runs: Runs) -> dict[str, floa
 def run_all(
     names: Sequence[str], seeds: Sequence[int], folder: Path
 ) -> dict[str, dict[int, dict[str, Any]]]:
-    """Tunes and trains, as far as time allows; returns the records by system and seed."""
+    """Tunes and trains while time is left; returns the records by system and seed."""
     minutes = 0.0 if _REPORT.value else _MINUTES.value
     runs = Runs(folder / "runs", time.monotonic() + 60 * minutes)
     kept: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in names}
@@ -242,16 +244,16 @@ def _settings(of_data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_bfloat16() -> bool:
-    """Whether these processors multiply bfloat16."""
+    """Returns whether the processors support bfloat16 multiplication."""
     told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     return any(flag in told for flag in _NEEDS_BFLOAT16)
 
 
 def choose(names: Sequence[str]) -> list[str]:
-    """Returns the systems that run.
+    """Returns the systems to run.
 
     Raises:
-        app.UsageError: a name is unknown.
+        app.UsageError: If a name is unknown.
     """
     for name in names:
         if name not in SYSTEMS:
@@ -267,7 +269,7 @@ Kept = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
 
 def levels_of(kept: Kept) -> list[float]:
-    """Returns the AUCs that systems are timed to."""
+    """Returns the AUCs to which systems are timed."""
     ends = [
         statistics.median(record["evaluations"][-1]["auc"] for record in kept[name].values())
         for name in kept
@@ -277,12 +279,12 @@ def levels_of(kept: Kept) -> list[float]:
 
 
 def seconds_to(record: Mapping[str, Any], level: float) -> float | None:
-    """Returns the seconds to an AUC; None: it is not reached."""
+    """Returns the seconds until an AUC is reached, or None."""
     return curves.reaching(curve(record, SECONDS), level)
 
 
 def ratios(kept: Kept, theirs: Sequence[str], ours: str, level: float) -> list[float] | None:
-    """Returns how many times as long others take, the fastest of them, by seed; None: not known."""
+    """Returns the ratio of the fastest other system's time to ours by seed, or None."""
     found = []
     for seed, own in kept.get(ours, {}).items():
         others = [seconds_to(kept[n][seed], level) for n in theirs if seed in kept.get(n, {})]
@@ -293,7 +295,7 @@ def ratios(kept: Kept, theirs: Sequence[str], ours: str, level: float) -> list[f
 
 
 def tables_of(kept: Kept, levels: Sequence[float]) -> dict[str, Any]:
-    """Returns what each system took, and how much of it the parts of ours make."""
+    """Returns the table of times by system, and the table of ratios to our systems."""
     records = [list(of_seeds.values()) for of_seeds in kept.values()]
     taken = [summary.column("system", [SYSTEMS[name].label for name in kept])]
     for level in levels:
@@ -328,7 +330,10 @@ def tables_of(kept: Kept, levels: Sequence[float]) -> dict[str, Any]:
 
 
 def claims_of(kept: Kept, level: float) -> dict[str, Any]:
-    """Returns the claims: beside what of ours is fastest, of those that most seeds bring there."""
+    """Returns the claims for our fastest system that reaches the level.
+
+    Systems that reach the level with more seeds are preferred.
+    """
     found = {}
     for claim, (theirs, target) in ASKED.items():
         of_ours = [ratios(kept, theirs, ours, level) for ours in OURS if ours in kept]
@@ -340,7 +345,7 @@ def claims_of(kept: Kept, level: float) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs what has not run, prints and writes."""
+    """Runs missing runs; prints and writes the comparison."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     names, seeds = choose(_SYSTEMS.value), common.integers("seeds", _SEEDS.value)

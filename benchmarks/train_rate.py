@@ -1,9 +1,9 @@
-"""How near slipstream-train comes to bare steps: examples per second, from its start to its end.
+"""Examples per second of slipstream-train compared with bare training steps.
 
-A run is a process of slipstream-train, with its start, reading, metrics and evaluation. Before and
-after it another process trains the same model on batches that lie ready in memory, in turns: bare
-steps, the same steps with the program's metrics, and `fit` with 16 steps per execution. Asked: 90%
-of bare steps' rate in a run of ten minutes.
+A run is a process of slipstream-train including its start, reading, metrics and evaluation. Before
+and after it, another process trains the same model on batches in memory, in turns: bare steps, the
+same steps with the program's metrics, and `fit` with 16 steps per execution. The target is 90% of
+the rate of bare steps in a run of ten minutes.
 
     python benchmarks/train_rate.py --examples=60000000
     python benchmarks/train_rate.py --examples=2000000 --seconds=5 --train_flag=batch_size=2048
@@ -42,19 +42,19 @@ _SECONDS = flags.DEFINE_float("seconds", 20.0, "Of each turn of bare steps.", lo
 _EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-train, for all.")
 _BARE = flags.DEFINE_bool("bare", False, "Only trains bare steps and prints their rates.")
 
-# Batches are of whole executions, as turns are.
+# The number of batches is a multiple of the steps per execution, as are the turns.
 _STEPS_PER_EXECUTION, _BATCHES, _LEAST = 16, 13 * 16, 0.9
 _BARE_WAY, _METRICS_WAY, _FIT_WAY = "bare steps", "with metrics", "fit, 16 steps per execution"
 
 
 def train_arguments() -> list[str]:
-    """Flags of slipstream-train, of all that is measured."""
+    """Returns the flags of slipstream-train that all measurements share."""
     given = common.extra_flags(_EXTRA.value)
     return [f"--data={_DATA.value}", *(f"--{name}={value}" for name, value in given.items())]
 
 
 def bare_rates() -> dict[str, list[float]]:
-    """Trains in turns; returns the examples per second of each turn, by way."""
+    """Trains in turns; returns the examples per second of each turn by variant."""
     settings = prepare(*make_flags().parse(train_arguments())).settings
     from slipstream_tf.cli import build
     from slipstream_tf.distributed import SingleProcess
@@ -79,7 +79,7 @@ def bare_rates() -> dict[str, list[float]]:
             ways[way] = functools.partial(fit, model, batches)
         else:
             ways[way] = stepping(model, batches)
-        # Graphs are built, and all rows are there.
+        # Build the graphs and create all rows.
         ways[way](_BATCHES)
     rates: dict[str, list[float]] = {way: [] for way in ways}
     steps = dict.fromkeys(ways, _BATCHES)
@@ -90,14 +90,14 @@ def bare_rates() -> dict[str, list[float]]:
             rate = steps[way] / (time.perf_counter() - start)
             executions = max(1, round(rate * _SECONDS.value / _STEPS_PER_EXECUTION))
             steps[way] = executions * _STEPS_PER_EXECUTION
-            # The first turn told how long turns are to be.
+            # The first turn only determines the number of steps of the next turns.
             if turn:
                 rates[way].append(rate * settings.batch_size)
     return rates
 
 
 def stepping(model: Any, batches: Any) -> Callable[[int], None]:
-    """Returns what trains so many steps by the model's function of a step."""
+    """Returns a function that trains steps with the model's step function."""
     model.train_on_batch(*next(iter(batches)))
     model.make_train_function()
     iterator = iter(batches)
@@ -112,12 +112,12 @@ def stepping(model: Any, batches: Any) -> Callable[[int], None]:
 
 
 def fit(model: Any, batches: Any, steps: int) -> None:
-    """Trains so many steps by `fit`."""
+    """Trains steps with `fit`."""
     model.fit(batches, steps_per_epoch=steps, verbose=0)
 
 
 def bare_process() -> dict[str, float]:
-    """Returns the rates of bare steps in a process of their own: medians of its turns."""
+    """Runs bare steps in a separate process; returns the median rates of its turns."""
     arguments = [f"--data={_DATA.value}", f"--seconds={_SECONDS.value}", "--bare"]
     arguments += [f"--train_flag={text}" for text in _EXTRA.value]
     command = [sys.executable, __file__, *arguments]
@@ -127,7 +127,7 @@ def bare_process() -> dict[str, float]:
 
 
 def train_process() -> tuple[float, dict[str, Any]]:
-    """Runs slipstream-train; returns its seconds from start to end, and its record."""
+    """Runs slipstream-train; returns its total seconds and its record."""
     epochs = math.ceil(_EXAMPLES.value / data_examples())
     arguments = [*train_arguments(), f"--epochs={epochs}", f"--max_examples={_EXAMPLES.value}"]
     with tempfile.TemporaryDirectory() as folder:
@@ -140,7 +140,7 @@ def train_process() -> tuple[float, dict[str, Any]]:
 
 
 def data_examples() -> int:
-    """Returns the examples of a pass."""
+    """Returns the number of examples in one pass."""
     settings = prepare(*make_flags().parse(train_arguments())).settings
     found = data.open_parts(settings).num_examples
     if found is None:
@@ -149,7 +149,7 @@ def data_examples() -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures, prints and writes."""
+    """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     if _BARE.value:

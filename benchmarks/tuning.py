@@ -1,12 +1,12 @@
-"""Random search of settings for a data set, by its validation part alone; then the test part, once.
+"""Random search of settings on the validation part, then one evaluation on the test part.
 
     python benchmarks/tuning.py --search=frappe_dcn --trials=20
     python benchmarks/tuning.py --search=frappe_dcn --final
 
 A trial is a run of slipstream-train with --evaluate_on=valid, which does not open the test part.
-Trials that have run are not run again: the same command goes on where it was broken off, and more
---trials add to those before. --final trains the best trial's settings from three seeds and measures
-the test part. After it a search is closed: its test part has been looked at.
+Finished trials are not repeated: the same command continues after an interruption, and a larger
+--trials adds trials. --final trains the best trial's settings with three seeds and evaluates the
+test part. The search is then closed, because its test part has been used.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ Draw = Callable[[np.random.Generator], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What is searched.
+    """A search space.
 
     Attributes:
-        data: name of the data set, which is prepared first.
-        options: of the program that prepares it.
-        trial_options: further options of that program, for trials.
-        fixed: flags of every trial.
-        draw: gives a trial's other flags.
-        known: other flags of the first trials, to compare with. They may have been chosen by
-            the test part, once, and so they are never chosen here.
-        seed: of the draws.
-        targets: of the mean over seeds on the test part, by measure: the value, and what is better.
+        data: The name of the data set, which is prepared first.
+        options: Options of the program that prepares the data.
+        trial_options: Further options of that program for trials.
+        fixed: Flags of every trial.
+        draw: A function that draws the other flags of a trial.
+        known: The other flags of the first trials, for comparison. They may have been chosen on the
+            test part, so they are never selected.
+        seed: The seed of the draws.
+        targets: The target of the mean over seeds on the test part by measure: the value, and
+            "lower" or "higher".
     """
 
     data: str
@@ -66,7 +67,7 @@ class Search:
 
 
 def rounded(value: float) -> float:
-    """Two digits tell a rate apart."""
+    """Rounds to two digits, which suffice to distinguish rates."""
     return float(f"{value:.1e}")
 
 
@@ -79,7 +80,7 @@ def one_of(random: np.random.Generator, *choices: Any) -> Any:
 
 
 def frappe(random: np.random.Generator) -> dict[str, Any]:
-    """Adam on all parts, all rows penalised, as published models of these tables are trained."""
+    """Draws settings with Adam and a penalty on all rows, as in published models."""
     rate = log_uniform(random, 5e-4, 4e-3)
     return {
         "dim": one_of(random, 10, 16, 20),
@@ -98,7 +99,7 @@ def frappe_dcn(random: np.random.Generator) -> dict[str, Any]:
 
 
 def globo(random: np.random.Generator) -> dict[str, Any]:
-    """A single pass."""
+    """Draws settings for a single pass."""
     rule = one_of(random, "adagrad", "rowwise_adagrad", "adam")
     low, high = (5e-4, 1e-2) if rule == "adam" else (0.03, 0.4)
     found = {
@@ -144,7 +145,7 @@ SEARCHES: Mapping[str, Search] = {
 
 
 def trial_flags(name: str, trial: int) -> dict[str, Any]:
-    """Returns the flags of a trial: always the same."""
+    """Returns the flags of a trial; deterministic."""
     search = SEARCHES[name]
     if trial < len(search.known):
         return {**search.fixed, **search.known[trial], "seed": 0}
@@ -153,7 +154,7 @@ def trial_flags(name: str, trial: int) -> dict[str, Any]:
 
 
 def run_trials(name: str, count: int, folder: Path) -> list[dict[str, Any]]:
-    """Runs trials, if they have not run; returns flags and quality of each."""
+    """Runs missing trials; returns flags and quality of each trial."""
     search, found = SEARCHES[name], []
     data = common.prepared(search.data, **search.options, **search.trial_options)
     for trial in range(count):
@@ -171,7 +172,7 @@ def run_trials(name: str, count: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def outcome(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what counts of a run."""
+    """Returns the relevant results of a run."""
     quality = {measure: record["test"][measure] for measure in ("auc", "log_loss")}
     trained = record["examples"]["trained"]
     return {**quality, "examples": trained, "seconds": record["seconds"]["training"]}
@@ -199,7 +200,7 @@ def _text(value: Any) -> str:
 
 
 def finish(name: str, trials: list[dict[str, Any]], folder: Path) -> None:
-    """Trains the best settings from each seed, measures the test part, and closes the search."""
+    """Trains the best settings with each seed, evaluates the test part and closes the search."""
     search = SEARCHES[name]
     drawn = trials[len(search.known) :]
     best = max(drawn, key=lambda one: one["auc"])["flags"]
@@ -224,7 +225,7 @@ def main(_: Any) -> None:
     count = _TRIALS.value
     chosen = folder / CHOSEN
     if chosen.exists():
-        # More trials after a look at the test part would be chosen by it.
+        # Selecting from more trials after an evaluation on the test part would overfit to it.
         count = len(list(folder.glob("trial_*/metrics.json")))
         print(f"The search is closed: {chosen} has been measured on the test part.")
     trials = run_trials(name, count, folder)

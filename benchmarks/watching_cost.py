@@ -1,10 +1,11 @@
-"""What it costs to watch: a DLRM in a dry run (all but the saving) beside the same one, plain.
+"""Cost of a dry run: step time of a watched DLRM compared with plain training.
 
-Criteo's shape: 13 numbers, 26 tables of 100,000 rows x 16, batch 2,048, one Zipf 1.05 key per
-table. A run is a window of the default length with its end. Both models train in one process and
-take turns of a few steps (A B B A ...), as a busy host's speed changes within a second. Asked: at
-most 1.02, of it 0.005 for the window's end, and memory within its budgets. With --live the policy
-acts: a step that defers gradients is asked to be at most 1.05 times as long as a plain one.
+The model has Criteo's shape: 13 numbers, 26 tables of 100,000 rows x 16, batch 2,048, one Zipf 1.05
+key per table. A run is a window of the default length including its end. Both models train in one
+process and take turns of a few steps (A B B A ...), because the speed of a busy host changes within
+a second. The target ratio is at most 1.02, including 0.005 for the window's end, with memory within
+its budgets. With --live, the policy is active: a step that defers gradients should take at most
+1.05 times as long as a plain step.
 
     python benchmarks/watching_cost.py --runs=3 --awake
     python benchmarks/watching_cost.py --runs=3 --awake --live --policies=defer_gradients
@@ -38,7 +39,7 @@ from slipstream_tf.models import DLRM
 from slipstream_tf.ops import features
 from slipstream_tf.policies.base import Policy
 
-# Of training whose length is not small.
+# Default window length for long training.
 _DEFAULT_WINDOW = slip.Window().length(planned_steps=1_000_000)
 _RUNS = flags.DEFINE_integer("runs", 3, "Measured windows of each model.", lower_bound=1)
 _WINDOW = flags.DEFINE_integer("window", _DEFAULT_WINDOW, "Steps of a window.", lower_bound=1)
@@ -61,8 +62,8 @@ _QUICK = flags.DEFINE_bool("quick", False, "A small model for seconds: shows tha
 _TABLES, _DENSE, _DIM, _ZIPF = 26, 13, 16, 1.05
 _BOTTOM, _TOP = (512, 256, 64, _DIM), (512, 256, 1)
 _QUICK_VALUES = {"runs": 2, "window": 12, "batches": 4, "rows": 500, "batch": 64}
-# The first window has no snapshot and the second none of a full one: states are in force after.
-# They end after as many steps as there are batches.
+# The first window has no snapshot and the second has an incomplete one. States take effect
+# afterwards. These windows end after as many steps as there are batches.
 _WINDOWS_BEFORE = 3
 _MOST_TIMES, _MOST_TIMES_LIVE, _MOST_OF_WINDOW = 1.02, 1.05, 0.005
 _BY_DRIFT = ("row_drift", "mask_gradients")
@@ -70,7 +71,7 @@ _LEAVE_OUT = ("foreseen_loss", "row_drift")
 
 
 def make_batches() -> tf.data.Dataset:
-    """Random inputs in memory, again and again: ({"keys", "dense"}, label)."""
+    """Returns an endless dataset of random batches: ({"keys", "dense"}, label)."""
     rng = np.random.default_rng(0)
     shape = (_BATCHES.value, _BATCH.value)
     parts = (
@@ -86,7 +87,7 @@ def make_batches() -> tf.data.Dataset:
 
 
 def make_model() -> Any:
-    """A compiled DLRM whose tables have all their rows."""
+    """Returns a compiled DLRM with all rows of its tables created."""
     keras.utils.set_random_seed(0)
     tables = [slip.Table(f"t{i}", _DIM) for i in range(_TABLES)]
     embeddings = EmbeddingCollection(tables, slip.optimizers.Adagrad(0.01))
@@ -100,12 +101,12 @@ def make_model() -> Any:
 
 
 class Arm:
-    """One of the two sides: a model in training, as `model.fit` has it train."""
+    """One of the two compared models, trained as in `model.fit`."""
 
     def __init__(
         self, batches: tf.data.Dataset, policy: Policy | None, metric: str | None = None
     ) -> None:
-        """Trains the model until states are in force; policy None is the plain side."""
+        """Trains the model until key states take effect; policy None is the plain side."""
         self.model = make_model()
         self.slipstream, callbacks = None, []
         if policy is not None:
@@ -118,13 +119,13 @@ class Arm:
                 saturation=None if metric is None else slip.Saturation(metric),
             )
             callbacks = [self.slipstream.callback()]
-        # It makes what the train function must find.
+        # Creates the variables that the train function requires.
         self.model.train_on_batch(*next(iter(batches)))
         self.model.make_train_function()
         self._callbacks = keras.callbacks.CallbackList(callbacks, model=self.model, epochs=1)
         self._callbacks.on_train_begin()
         self._callbacks.on_epoch_begin(0)
-        # Ready before they are pulled, as those that `apply` makes.
+        # Prefetch, as `apply` does.
         applied = batches.prefetch(1) if self.slipstream is None else self.slipstream.apply(batches)
         self._batches, self._step = iter(applied), 0
         for _ in range(_WINDOWS_BEFORE):
@@ -133,10 +134,10 @@ class Arm:
                 self.slipstream.end_window()
 
     def turn(self, steps: int) -> tuple[float, float]:
-        """Trains some steps; a window that gets full in them ends.
+        """Trains some steps; a window that becomes full during them ends.
 
         Returns:
-            Milliseconds, and milliseconds of processors.
+            Wall time and processor time in milliseconds.
         """
         start, processors_start = time.perf_counter(), time.process_time()
         for _ in range(steps):
@@ -149,10 +150,10 @@ class Arm:
 
 
 def run_window(arms: Sequence[Arm]) -> np.ndarray:
-    """Trains a window of each side, in turns; the first of a pair of turns goes second in the next.
+    """Trains a window on each side in turns; the order alternates.
 
     Returns:
-        Milliseconds, float64 [sides, turns, 2]: of each turn, and of processors in it.
+        float64 [sides, turns, 2], wall time and processor time of each turn in milliseconds.
     """
     turns: list[list[tuple[float, float]]] = [[] for _ in arms]
     order = list(range(len(arms)))
@@ -174,7 +175,7 @@ def policies() -> dict[str, Policy]:
 
 
 def measure(policy: str, metric: str | None, batches: tf.data.Dataset) -> dict[str, Any]:
-    """Measures one way of watching beside plain training."""
+    """Measures a policy and metric compared with plain training."""
     start = return_free_memory()
     plain = Arm(batches, None)
     between = return_free_memory()
@@ -200,7 +201,7 @@ def measure(policy: str, metric: str | None, batches: tf.data.Dataset) -> dict[s
         "processor_ratios": list(processor_ratios),
         "ratios_without_ends": without_ends,
         "window_end_milliseconds": ends,
-        # As if all turns were of a window that is as long as the default one.
+        # The ratio for windows of the default length.
         "ratios_at_default_window": list(ratios - saved),
         "hot_keys": reports[-1].hot_keys,
         "snapshot_bytes": max(report.snapshot_bytes for report in reports),
@@ -214,17 +215,17 @@ def measure(policy: str, metric: str | None, batches: tf.data.Dataset) -> dict[s
 
 
 def standard_error(runs: Sequence[np.ndarray], ends: Sequence[float]) -> float:
-    """Standard error of the ratio of all runs, by the differences of the pairs of turns."""
+    """Returns the standard error of the ratio, from the differences of paired turns."""
     pairs = [run[:, :, 0].copy() for run in runs]
     for run, end in zip(pairs, ends, strict=True):
-        run[1, -1] -= end  # It is in the last turn, and no noise.
+        run[1, -1] -= end  # The window's end is part of the last turn, and is not noise.
     plain, watched = np.concatenate(pairs, axis=1)
     differences = watched - plain * (watched.sum() / plain.sum())
     return float(np.std(differences) / np.sqrt(len(plain)) / plain.mean())
 
 
 def tables_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the tables: times and memory."""
+    """Returns the tables of times and memory."""
 
     def of(name: str, figure: str, form: str, show: str = "", unit: float = 1.0) -> dict[str, Any]:
         found = [result[figure] for result in results]
@@ -258,7 +259,7 @@ def tables_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def claims_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the claims: the ratio at windows of the default length, and budgets."""
+    """Returns the claims: ratios at windows of the default length, and budgets."""
     claims = {}
     for result in results:
         name = f"{result['policy']}_{result['metric']}".removesuffix("_none")
@@ -277,7 +278,7 @@ def claims_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures, prints and writes."""
+    """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     for name in _POLICIES.value:
@@ -293,7 +294,7 @@ def main(arguments: Sequence[str]) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(_THREADS.value)
     batches = make_batches()
     awake.keep()
-    # What TensorFlow takes once must not count for the first side that is measured.
+    # Do not charge TensorFlow's one-time memory to the first measured side.
     Arm(batches, None)
     results: list[dict[str, Any]] = []
     part = f"windows of {_WINDOW.value:,} steps, {_ROWS.value:,} rows a table"
@@ -302,10 +303,10 @@ def main(arguments: Sequence[str]) -> None:
         for metric in _METRICS.value if policy in _BY_DRIFT else (None,):
             print(f"policy={policy}, metric={metric} ...", flush=True)
             results.append(measure(policy, metric, batches))
-            # A measurement that is stopped leaves what it has measured.
+            # Write after each result, so that an interrupted benchmark keeps its results.
             tables, claims = tables_of(results), claims_of(results)
             print(summary.write("watching_cost", part, tables, claims), flush=True)
-            # Two models are held at a time, not all of them.
+            # Release the models, so that only two exist at a time.
             keras.backend.clear_session()
             gc.collect()
 

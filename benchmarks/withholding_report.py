@@ -1,4 +1,4 @@
-"""What runs of withholding.py come to. In: metrics.json by run and seed. Out: table, plot."""
+"""Computes figures, a table and a plot from the records of withholding.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEAR = 0.003
 
 
 def baseline(ranks: int) -> str:
-    """Name of the plain run whose rows are counted as those of so many ranks."""
+    """Returns the name of the plain run with the row counts for this number of ranks."""
     return "plain_rows" if ranks == 1 else f"plain_rows_{ranks}"
 
 
@@ -27,18 +27,19 @@ def collect(
     matches: Mapping[str, str],
     ranks: Mapping[str, int],
 ) -> dict[str, dict[int, dict[str, Any]]]:
-    """Draws the figures of every run from its record.
+    """Computes the figures of every run from its record.
 
-    Rows are counted after the warm-up: the run's own, a control's that of the run it repeats. What
-    plain training offers is counted over the same inputs with as many ranks.
+    Rows are counted after the warm-up of the run. For a control, it is the warm-up of the run that
+    it repeats. The rows of plain training are counted over the same examples with the same number
+    of ranks.
 
     Args:
-        records: run -> seed -> metrics.json; "plain" and the baselines are among them.
-        matches: control -> the run it repeats.
+        records: run -> seed -> record. They must include "plain" and the baselines.
+        matches: control -> the run that it repeats.
         ranks: run -> its number of simulated ranks.
 
     Returns:
-        run -> seed -> figure -> value; None where a run has no windows.
+        run -> seed -> figure -> value. Row figures are None for runs without windows.
     """
     figures: dict[str, dict[int, dict[str, Any]]] = {}
     for name, by_seed in records.items():
@@ -69,11 +70,14 @@ def _rows(
     timed_by: Mapping[str, Any],
     plain: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Rows and bytes after the warm-up of `timed_by`; `plain` counts the rows of all inputs."""
+    """Returns rows and bytes after the warm-up of `timed_by`.
+
+    `plain` provides the row counts of all examples.
+    """
     if not record["windows"]:
         names = ("rows_offered", "rows_sent", "bytes_offered", "bytes_sent", "rows_share")
         return dict.fromkeys(names)
-    # Nothing is skipped before: these windows have the same inputs in all runs.
+    # No example is dropped during the warm-up, so these windows have the same examples in all runs.
     warming_up = sum(window["is_warming_up"] for window in timed_by["windows"])
     counts = _sums(record["windows"][warming_up:])
     for name, flushed in _last_flush(record).items():
@@ -84,7 +88,10 @@ def _rows(
 
 
 def _last_flush(record: Mapping[str, Any]) -> dict[str, int]:
-    """What was still held when training ended: evaluation flushes it, and no window counts it."""
+    """Returns the deferred rows at the end of training.
+
+    Evaluation flushes them, and no window counts them.
+    """
     rows = nbytes = 0
     for table in record["windows"][-1]["tables"]:
         left = record["gradient_rows"][table["table"]]["sent"] - sum(
@@ -109,7 +116,7 @@ def _sums(windows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def table_of(figures: Figures) -> list[dict[str, Any]]:
-    """Returns the columns: a row for each run, with the values of its seeds."""
+    """Returns the columns with a row for each run and the values of its seeds."""
 
     def of(name: str, figure: str, form: str, show: str = "mean") -> Any:
         found = [[seed[figure] for seed in by_seed.values()] for by_seed in figures.values()]
@@ -126,7 +133,7 @@ def table_of(figures: Figures) -> list[dict[str, Any]]:
 
 
 def claims_of(data: str, figures: Figures) -> dict[str, Any]:
-    """Returns the change of AUC of some runs; those with `max_auc_loss` have a target."""
+    """Returns the claims on AUC; runs with `max_auc_loss` have a target."""
     return {
         f"{data}_{name}_auc_minus_plain": summary.claim(
             [figures[name][seed]["auc_difference"] for seed in figures[name]],
@@ -140,14 +147,14 @@ def claims_of(data: str, figures: Figures) -> dict[str, Any]:
 
 
 def plot(data: str, figures: Figures, path: Path) -> None:
-    """Draws the change of AUC over the share of rows sent, both against plain training."""
+    """Plots the change of AUC over the fraction of rows sent, relative to plain training."""
     plots = pyplot(path.name)
     if plots is None:
         return
     figure, panels = plots.subplots(1, 2, figsize=(14, 6), layout="constrained")
     for axes in panels:
         axes.axhline(0.0, color="gray", linewidth=0.8)
-        axes.set_prop_cycle(color=plots.get_cmap("tab20").colors)  # as many as there are runs
+        axes.set_prop_cycle(color=plots.get_cmap("tab20").colors)  # one color per run
         axes.set_xlabel("gradient rows sent after warm-up, as a share of plain training's")
         _draw(axes, figures)
     panels[0].set_ylabel("test AUC, difference to plain training")
