@@ -1,8 +1,8 @@
 """Keeps processors awake during a measurement.
 
 A virtual machine halts an idle processor, and its host can take a millisecond to resume it. Short
-parallel sections then take much longer, but less so in libraries with threads that spin between
-sections. With `--awake`, an idle-priority process spins on each processor. Any other process
+parallel sections then take much longer. Libraries with threads that spin between sections are less
+affected. With `--awake`, an idle-priority process spins on each processor. Any other process
 preempts it immediately.
 """
 

@@ -57,7 +57,8 @@ _TABLE = "keys"
 # Memory of a process with TensorFlow and the batches, without the table.
 _BESIDE = 2 * 2**30
 MOST_TIMES_AS_LONG, MOST_BYTES, MOST_TIMES_MEDIAN = 4.0, 24.0, 10.0
-# Memory is allocated in huge pages. With few keys in 64 shards, most of it would be unused.
+# Minimum number of keys for a claim about memory. Memory is allocated in huge pages, and with fewer
+# keys in 64 shards the pages are mostly unused.
 _ENOUGH_KEYS = 1_000_000
 # Edges of the histogram of step times, as multiples of the median.
 _EDGES = (0.0, 0.75, 1.25, 2.0, 3.0, 5.0, 10.0, np.inf)

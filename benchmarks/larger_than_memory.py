@@ -146,7 +146,7 @@ def main(arguments: Sequence[str]) -> None:
     names = [f"all of {in_memory:,}", *budgets]
     columns = table_of(names, cases, rate)
     over_bound = columns[5]["values"][1:]
-    # The claims use one budget, or the worst of multiple budgets.
+    # With --memory, the claims cover one budget. Otherwise they cover the worst of all budgets.
     which = "" if _MEMORY.value is not None else "curve_"
     slowest = [max(case["p99_9_ms"] / case["median_ms"] for case in cases[1:])]
     claims = {

@@ -197,8 +197,10 @@ class Launcher:
         """Runs slipstream-train.
 
         Returns:
-            The exit code, the output, and the bytes that the kernel of each rank's host has
-            counted, including evaluation and all headers. The bytes are None if ranks share a host.
+            The exit code, the output, and the bytes that each rank's host has sent. The bytes are
+            None if ranks share a host.
+
+            Note: the kernel counts these bytes. They include evaluation and all headers.
         """
         program = [*common.TRAIN, *arguments]
         if ranks == 1 or self.rate is None:

@@ -3,7 +3,7 @@
     python benchmarks/plan_error.py --spill=/local/disk
 
 The data is clicks with eight fields and keys with a frequency of 1 / rank. slipstream-plan plans
-for a memory that fits all rows, and for fractions of it. Tables with the planned settings are then
+for a memory that fits all rows, and for smaller memories. Tables with the planned settings are then
 trained: a pass over the training part creates the rows, and 400 steps are measured. A step consists
 of lookups and updates only, and each batch is announced.
 """

@@ -1,7 +1,7 @@
 """Runs slipstream-train and counts gradient rows as if multiple ranks shared each batch.
 
 The tables of the process split each batch evenly among simulated ranks. Each simulated rank defers
-gradients separately. Together they use the deferral memory of one process.
+gradients separately and has the deferral memory of one process.
 
     python benchmarks/simulated_ranks.py RANKS --data=generated --watch
 """

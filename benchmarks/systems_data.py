@@ -84,7 +84,7 @@ def files_of(
         folder: The folder of the files.
         seeds: The seeds of the order of the training part.
         examples: The maximum number of training examples. None uses all. For generated data, each
-            other part has a tenth of it.
+            other part has a tenth as many.
     """
     data, files = DATA[name], folder / "data"
     files.mkdir(parents=True, exist_ok=True)

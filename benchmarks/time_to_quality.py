@@ -279,7 +279,7 @@ def levels_of(kept: Kept) -> list[float]:
 
 
 def seconds_to(record: Mapping[str, Any], level: float) -> float | None:
-    """Returns the seconds until an AUC is reached, or None."""
+    """Returns the seconds until a run reaches an AUC; None if it does not."""
     return curves.reaching(curve(record, SECONDS), level)
 
 

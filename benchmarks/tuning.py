@@ -6,7 +6,9 @@
 A trial is a run of slipstream-train with --evaluate_on=valid, which does not open the test part.
 Finished trials are not repeated: the same command continues after an interruption, and a larger
 --trials adds trials. --final trains the best trial's settings with three seeds and evaluates the
-test part. The search is then closed, because its test part has been used.
+test part.
+
+Note: --final closes the search, because its test part has been used. Later calls run no new trials.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 
 
 class ElasticJob:
-    """The set of ranks between two starts of an elastic job; see `run`.
+    """One start of an elastic job, with a fixed set of ranks; see `run`.
 
     Attributes:
         comm: The communicator of these ranks.
@@ -208,6 +208,15 @@ def require_restored(last: SavedJob | None, expected: Path | None) -> None:
 
 class ElasticState:
     """Saves and restores the state of an elastic job; see `run_elastic`.
+
+    Example:
+
+    >>> import tempfile
+    >>> def train(state):
+    ...     batches = tf.data.Dataset.range(6).batch(2)
+    ...     return len(list(state.remaining(batches)))
+    >>> slip.distributed.run_elastic(train, tempfile.mkdtemp())
+    3
 
     Attributes:
         job: The job of this start.

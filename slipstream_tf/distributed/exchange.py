@@ -222,7 +222,7 @@ def _measure(comm: Communicator, name: str = _NAME) -> Link:
 
     with comm.uncounted():
         for nbytes in (_SHORT, _LONG):
-            gather(nbytes)  # Excludes Horovod's negotiation of new tensors.
+            gather(nbytes)  # Warm up: Horovod negotiates new tensors.
         (long_once,) = agreed([gather(_LONG)])
         times = int(min(max(_SECONDS / long_once, 3), 30))
         short = statistics.median(gather(_SHORT) for _ in range(30))

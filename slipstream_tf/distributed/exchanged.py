@@ -292,8 +292,8 @@ class ReplicatedStore(ExchangedStore):
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows of keys; every key counts as found.
 
-        A key can be new on this rank and already trained by another one. Its row on this rank is
-        the initial row, which is correct on all ranks until the first gradient of the key is
+        Another rank can have looked up a key that is new on this rank. The key then returns its
+        initial row, which is the same on all ranks until the first gradient of the key is
         exchanged.
 
         Args:

@@ -1,6 +1,6 @@
 """The Horovod communicator, and the setup of a rank's process.
 
-No other module imports Horovod, except for its launcher.
+Only this module imports the Horovod library. `agent` imports Horovod's launcher.
 
 On Linux, each rank is bound to its part of the host's processors, and Horovod's threads run as
 SCHED_BATCH, which does not preempt other threads on wake-up. Both prevent a stall in Gloo, which

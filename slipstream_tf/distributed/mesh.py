@@ -21,7 +21,8 @@ _PAUSE = 0.1
 # ioctl request for the address of an interface, from linux/sockios.h.
 _SIOCGIFADDR = 0x8915
 _LONGEST_GREETING = 4096
-# Maximum number of callers without a valid greeting. If there are more, the oldest is rejected.
+# Maximum number of callers without a valid greeting, in addition to the expected ranks. If there
+# are more, the oldest is rejected.
 _MOST_STRANGERS = 64
 # The address of a peer's host, and a socket in both directions.
 Connection: TypeAlias = tuple[str, socket.socket]

@@ -153,11 +153,12 @@ def _are_equal(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 def _either(
     condition: tf.Tensor, there: Sequence[tf.Tensor], make: Callable[[], Sequence[tf.Tensor]]
 ) -> Sequence[tf.Tensor]:
-    """`tf.cond(condition, lambda: there, make)` that keeps the names of collectives.
+    """Calls `make` unless a condition holds, and keeps the names of collectives.
 
-    `tf.cond` inlines its branches into the graph and numbers their nodes by the rest of the graph.
-    The numbers differ between ranks that traced a function for batches of other sizes, and these
-    ranks would wait for each other's collectives forever. Here, `make` stays a separate function.
+    It replaces `tf.cond(condition, lambda: there, make)`. `tf.cond` inlines its branches into the
+    graph and numbers their nodes by the rest of the graph. The numbers differ between ranks that
+    traced a function for batches of other sizes, and these ranks would wait for each other's
+    collectives forever. Here, `make` stays a separate function.
     """
     if tf.executing_eagerly():
         return there if condition else make()
@@ -255,13 +256,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     def lookup(
         self, packed: PackedFeatures, training: bool, stacked: bool = False
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
-        """Looks up a batch; a collective.
-
-        Args:
-            packed: The keys and weights of the batch.
-            training: Whether the lookup is part of a training step.
-            stacked: See `EmbeddingStore.lookup`.
-        """
+        """Looks up a batch like `EmbeddingStore.lookup`; a collective."""
         if self.comm.size == 1:
             return super().lookup(packed, training, stacked)
         what = "lookup" if training else "evaluation"
@@ -344,7 +339,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         return request
 
     def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
-        """Sends collected rows to their owners; returns NaN if any value is not finite."""
+        """Sends collected rows to their owners; all are NaN if any value is not finite."""
         shared = super().share_collected(rows)
         if self.comm.size == 1:
             return shared
