@@ -31,7 +31,7 @@ while os.getppid() == parent:
 
 
 def keep() -> bool:
-    """Keeps all usable processors awake until the process ends, if `--awake` is set.
+    """Keeps processors awake until the process ends, if `--awake` is set.
 
     Returns:
         Whether `--awake` is set.

@@ -64,7 +64,7 @@ def horovod(as_init: bool, cycle: float, controller: str) -> dict[str, float]:
 
 
 def gloo() -> dict[str, float] | None:
-    """Returns the milliseconds per step for each case with Gloo and without Horovod."""
+    """Returns milliseconds per step for each case of plain Gloo."""
     python = peers.python_of("torch", Path(_FOLDER.value))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -86,7 +86,7 @@ def gloo() -> dict[str, float] | None:
 
 
 def mpi() -> dict[str, float] | None:
-    """Returns the results of MPI without Horovod; None if MPI is not installed."""
+    """Returns milliseconds per step of plain MPI; None if not installed."""
     if shutil.which("mpicxx") is None or shutil.which("mpirun") is None:
         print("No MPI here: its row is left out.", flush=True)
         return None

@@ -59,7 +59,7 @@ def rates(rate: float, rows_rate: float | None = None) -> dict[str, float]:
 
 
 def thinned(share: float, **others: Any) -> dict[str, Any]:
-    """Returns the flags of a run that drops a fraction of the examples.
+    """Returns flags that drop a fraction of the examples.
 
     Dropping starts after a twentieth of the run.
 
@@ -119,7 +119,10 @@ def opened(data: str, seed: int = 0, **options: Any) -> dict[str, str]:
 
 
 def in_data_folder(file: str) -> str:
-    """Returns the path of a file in $SLIPSTREAM_DATA, or in ../shared/data by default."""
+    """Returns the path of a file in the data folder.
+
+    The folder is $SLIPSTREAM_DATA, or ../shared/data by default.
+    """
     folder = os.environ.get("SLIPSTREAM_DATA") or os.path.join("..", "shared", "data")
     return os.path.join(folder, file)
 
@@ -238,7 +241,10 @@ def zipf_keys(
 
 
 def pyplot(file: str) -> Any:
-    """Returns pyplot with a non-interactive backend; prints a hint if it is missing."""
+    """Returns matplotlib's pyplot with a non-interactive backend.
+
+    It prints a hint and returns None if matplotlib is missing.
+    """
     try:
         import matplotlib
 

@@ -1,4 +1,4 @@
-"""Examples and seconds until a run reaches a quality, and plots of quality curves."""
+"""Quality curves: examples and seconds until a quality, and plots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_WITHIN = 8
 
 
 def level(best: float, share: float) -> float:
-    """Returns the AUC at a fraction of the way from chance to `best`."""
+    """Returns the AUC at a fraction of the gain over chance."""
     return CHANCE + share * (best - CHANCE)
 
 
@@ -49,7 +49,7 @@ def with_even_rest(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reach_cell(records: Sequence[Mapping[str, Any]], levels: Sequence[float]) -> str | None:
-    """Returns the mean examples and seconds until the seeds of a run reach a level.
+    """Returns the mean examples and seconds until a level, as text.
 
     Args:
         records: The records of the seeds.

@@ -1,4 +1,4 @@
-"""Examples per second of a complete DLRM training step, compared with PyTorch + FBGEMM.
+"""Examples per second of a DLRM step, compared with PyTorch + FBGEMM.
 
 The model has Criteo's shape: 13 numbers, 26 tables x 16, MLPs 13-512-256-64-16 and 512-256-1, batch
 2,048, one Zipf 1.05 key per table, Adagrad. Each library runs in its own process with the same
@@ -115,7 +115,7 @@ class Side:
 
 
 def make_inputs(cardinalities: Sequence[int], steps: int, batch: int) -> dict[str, np.ndarray]:
-    """Draws batches with labels from a hidden model, so that they can be learned.
+    """Draws batches with labels from a hidden model.
 
     Args:
         cardinalities: The number of rows of each table.
@@ -186,7 +186,7 @@ def measure(
 
 
 def comparisons(found: Mapping[Side, Sequence[float]]) -> dict[tuple[Side, Side], list[float]]:
-    """Returns the ratio of examples per second, ours to theirs, for each turn."""
+    """Returns our examples per second relative to others, per turn."""
     return {
         (ours, theirs): [b / a for a, b in zip(found[ours], found[theirs], strict=True)]
         for ours in found if ours.is_ours
@@ -310,7 +310,7 @@ def compare_quality(
 
 
 def quality_of(found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> tuple[Any, Any]:
-    """Returns the table and the claim of the quality by dtype and seed."""
+    """Returns the table and the claim of the AUC comparison."""
     aucs = [[quality["auc"] for quality in found[dtype].values()] for dtype in _DTYPE_CHOICES]
     differences = [ours - theirs for theirs, ours in zip(*aucs, strict=True)]
     columns = [

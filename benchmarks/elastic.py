@@ -1,4 +1,4 @@
-"""Cost of elastic training, and recovery time when ranks are lost or join.
+"""Cost of elastic training, and recovery times after changes of ranks.
 
     python benchmarks/elastic.py --part=cost
     python benchmarks/elastic.py --part=events --sequences=20 --events=4
@@ -175,7 +175,7 @@ def calmly(arguments: Sequence[str], ranks: int) -> dict[str, Any]:
 
 
 def once(name: str, given: Mapping[str, Any], run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Returns the result of a job; runs the job unless it is finished.
+    """Returns the result of a job; runs it unless finished.
 
     Raises:
         SystemExit: If a job with other settings has used the folder.

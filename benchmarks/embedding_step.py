@@ -111,7 +111,7 @@ def compare(
 
 
 def table_of(found: Mapping[str, Mapping[str, Sequence[float]]]) -> list[dict[str, Any]]:
-    """Returns the columns of a shape: milliseconds for each turn by rule and library."""
+    """Returns the table of a shape by rule and library."""
     names = [(rule, name) for rule, by_name in found.items() for name in by_name]
     ratios = [None if name == "ops" else times_as_long(found[rule], name) for rule, name in names]
     labels = [(OURS if name == "ops" else PEERS[name]).label for _, name in names]
@@ -125,12 +125,15 @@ def table_of(found: Mapping[str, Mapping[str, Sequence[float]]]) -> list[dict[st
 
 
 def times_as_long(found: Mapping[str, Sequence[float]], name: str) -> list[float]:
-    """Returns the ratios of a library's time to our ops, for each turn."""
+    """Returns a library's time relative to our ops, per turn."""
     return [theirs / ours for theirs, ours in zip(found[name], found["ops"], strict=True)]
 
 
 def claims_of(dim: int, found: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Any]:
-    """Returns the claims of a shape; names for rows of 16 have no suffix."""
+    """Returns the claims of a shape.
+
+    The names of claims for rows of 16 have no suffix.
+    """
     ending = "" if dim == 16 else f"_d{dim}"
     claims = {
         f"{_short(rule)}_over_{name}{ending}": summary.claim(

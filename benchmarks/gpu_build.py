@@ -1,4 +1,4 @@
-"""Compiles and links the GPU programs for gpu_launchers.py, using only nvcc and g++."""
+"""Builds the programs of gpu_launchers.py with only nvcc and g++."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Build:
         }
 
     def _testing(self) -> tuple[list[str], dict[str, list[str]]]:
-        """Returns the test compile command, and the commands of the main function by source."""
+        """Returns compile commands for tests and for their main function."""
         if self._gtest:
             home = find_folder("--gtest", self._gtest, "include/gtest/gtest.h", (".", "googletest"))
             headers, sources = home / "include", ["src/gtest-all.cc", "src/gtest_main.cc"]

@@ -1,4 +1,4 @@
-"""Builds, tests and measures all GPU code, using only python3, nvcc and g++.
+"""Builds, tests and measures GPU code with python3, nvcc and g++.
 
 It compiles the CUDA launchers of cc_ops/core with their CPU references, the GPU tests and
 benchmarks/gpu. It needs neither TensorFlow, Bazel, Python packages nor network access, so it runs
@@ -159,12 +159,15 @@ class Tested:
 
     @property
     def not_passed(self) -> int:
-        """Number of tests that did not pass; a program without tests counts as one."""
+        """Number of tests that did not pass.
+
+        A program without tests counts as one.
+        """
         return self.skipped + self.failed or int(self.passed == 0)
 
 
 def run_tests(programs: Sequence[Path], results: Path | None) -> dict[str, Tested]:
-    """Runs the test programs; prints the output of programs that did not pass."""
+    """Runs the test programs; prints the output of failed ones."""
 
     def run_one(program: Path) -> Tested:
         start = time.monotonic()
@@ -217,7 +220,7 @@ def run_tools(
 
 
 def run_within(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
-    """Returns the exit code and the output of a program; the code is None on timeout."""
+    """Returns exit code and output; the code is None on timeout."""
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -229,7 +232,10 @@ def run_within(command: Sequence[str], seconds: float) -> tuple[int | None, str]
 
 
 def find_sanitizer(toolkit: Mapping[str, str]) -> str | None:
-    """Returns the path of compute-sanitizer: next to nvcc, in the toolkit or on PATH."""
+    """Returns the path of compute-sanitizer, or None.
+
+    It can be next to nvcc, in the toolkit or on PATH.
+    """
     home = Path(toolkit["home"])
     for folder in (Path(toolkit["nvcc"]).parent, home / "bin", home / "compute-sanitizer"):
         if (folder / "compute-sanitizer").is_file():
@@ -343,7 +349,7 @@ def write(given: argparse.Namespace, cases: Cases, tests: Mapping[str, Tested], 
 
 
 def main() -> int:
-    """Compiles, measures and tests; prints and writes the results, returns the exit code."""
+    """Runs all selected parts; returns the exit code."""
     given = parse_arguments()
     toolkit = find_toolkit()
     start = time.monotonic()

@@ -1,4 +1,4 @@
-"""A table from 100,000 to 50,000,000 keys: time per key, bytes per row and growth.
+"""Time per key, memory and growth of tables up to 50,000,000 keys.
 
 Keys are hashed numbers. Each op call takes 26 x 2,048 distinct keys, drawn uniformly from the
 table. At every size, the table and a small table take turns (A B A B ...), and ratios are computed
@@ -185,7 +185,7 @@ class Table:
         return time.perf_counter() - start
 
     def grow_to(self, keys: int, rng: np.random.Generator, new: float) -> list[float]:
-        """Runs steps with a fraction of new keys until the table has `keys` keys.
+        """Runs steps with new keys until the table has `keys` keys.
 
         The other keys of a step are distinct and exist in the table. The last step can have fewer
         new keys.
@@ -216,7 +216,10 @@ class Table:
         ]
 
     def turn(self, batches: Sequence[tf.Tensor]) -> dict[str, float]:
-        """Calls the ops with every batch; returns the median nanoseconds per key by op."""
+        """Calls the ops with every batch; returns nanoseconds by op.
+
+        Nanoseconds are per key, as the median over batches.
+        """
         seconds: dict[str, list[float]] = {op: [] for op in _OPS}
         for batch in batches:
             lookup, update = self.step(batch)
@@ -286,7 +289,7 @@ def measure_size(table: Table, small: Table, begun: Begun, payload: int) -> Size
 
 
 def grow(new: float, keys: int) -> list[list[float]]:
-    """Grows new tables one after the other; returns the seconds of each table's steps."""
+    """Grows new tables in sequence; returns the seconds of each step."""
     growths = []
     for number in range(_GROWTHS.value):
         print(f"growth {number + 1} of {_GROWTHS.value}, {new:.0%} new keys ...", flush=True)

@@ -1,4 +1,4 @@
-"""Fraction of accesses to the most accessed rows, for real and generated data.
+"""Fraction of accesses to the hottest rows, for real and generated data.
 
     python benchmarks/hot_share.py
 
@@ -40,7 +40,7 @@ _SHARES = (1, 5, 10, 25, 50)
 
 
 def counts_of(data: str) -> np.ndarray:
-    """Returns the number of accesses of each key in the training part, descending."""
+    """Returns the accesses per key in the training part, descending."""
     if data in common.DATASETS:
         reader: Reader = PreparedReader(common.prepared(data)["data"], _AT_ONCE, "train")
     else:

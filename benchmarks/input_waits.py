@@ -1,4 +1,4 @@
-"""Time that training steps wait for input, with and without preparing batches ahead.
+"""Time that training steps wait for input, with and without `ahead`.
 
 A DLRM of Criteo's shape (13 numbers, 26 keys, the lines of `prepare_rate.py`) trains on batches of
 2,048 and skips saturated examples. `Slipstream.apply` reads, hashes, classifies and refills the

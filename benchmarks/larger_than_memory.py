@@ -1,4 +1,4 @@
-"""Step time of a table that exceeds its memory budget, by the fraction in memory.
+"""Step time of tables that exceed their memory budget.
 
     python benchmarks/larger_than_memory.py --spill=/local/disk
     python benchmarks/larger_than_memory.py --spill=/local/disk --keys=160000000 --memory=4GB \\
@@ -50,7 +50,7 @@ _FIO_BYTES = "8G"
 
 
 def reads_per_second() -> float:
-    """Returns the rate of 4-KiB random reads that fio reaches with 32 concurrent reads."""
+    """Returns fio's rate of 4-KiB random reads, 32 at once."""
     command = [
         "fio", "--name=read", f"--filename={_SPILL.value}/fio", f"--size={_FIO_BYTES}",
         "--rw=randread", "--bs=4k", "--direct=1", "--ioengine=io_uring", "--iodepth=32",

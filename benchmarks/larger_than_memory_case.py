@@ -1,4 +1,4 @@
-"""A case of larger_than_memory.py: fills a table, trains it and measures a step.
+"""A case of larger_than_memory.py: fills, trains and measures a table.
 
     python larger_than_memory_case.py '{"keys": 1000000, ...}'
 

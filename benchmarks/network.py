@@ -132,7 +132,7 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
 
 
 def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) -> list[Case]:
-    """Returns the runs of each seed: a single process, then runs by placement.
+    """Returns the runs of each seed.
 
     Args:
         names: The names of runs. If empty, the runs in `RUNS`.
@@ -281,7 +281,7 @@ def train(launcher: Launcher, ranks: int, given: Mapping[str, Any], folder: Path
 
 
 def locate(value: str, seed: int = 0) -> tuple[str, dict[str, str]]:
-    """Returns the name of the data set, and the flags that open it."""
+    """Returns the data set's name and the flags that open it."""
     found = common.opened(value, seed)
     try:
         name = train_data.name_of(found["data"])
@@ -322,7 +322,7 @@ def check() -> list[int]:
 
 
 def write(title: str, trials: Sequence[tuple[Case, int, int, Mapping[str, Any]]]) -> str:
-    """Writes a part for each placement and number of ranks; returns the page.
+    """Writes a part per placement and number of ranks; returns the page.
 
     Args:
         title: The data, link and flags of all runs.

@@ -85,7 +85,7 @@ def collect(trials: Iterable[tuple[Case, int, int, Mapping[str, Any]]]) -> list[
 
 
 def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the bytes per step after the warm-up, and their ratio to plain training."""
+    """Returns bytes per step after the warm-up, also relative to plain."""
     names = ("bytes_per_step", "steps_after_warmup", "bytes_share", "bytes_share_with_control")
     start = _first_step(record) if record["windows"] else 0
     steps = _steps(record) - start
@@ -135,7 +135,7 @@ def _first_step(record: Mapping[str, Any]) -> int:
 
 
 def sent_after(record: Mapping[str, Any], start: int) -> dict[str, float]:
-    """Returns the bytes by kind that all ranks sent after `start` training steps.
+    """Returns the bytes that all ranks sent after `start` steps, by kind.
 
     If a window contains `start`, the bytes of its later steps are estimated proportionally. Bytes
     outside of all windows were sent after the last window.
@@ -156,7 +156,7 @@ def _ratio(value: float | None, other: float | None) -> float | None:
 
 
 def results_of(figures: Figures, label: str, is_shaped: bool) -> tuple[Any, Any]:
-    """Returns the table and the claims of one placement and number of ranks.
+    """Returns table and claims of a placement and number of ranks.
 
     Args:
         figures: The figures from `collect` for one placement and number of ranks, and for a single
@@ -210,5 +210,8 @@ def results_of(figures: Figures, label: str, is_shaped: bool) -> tuple[Any, Any]
 
 
 def _of_repeats(values: list[float] | None) -> list[float] | float | None:
-    """Returns a single value if all values are equal, as for bytes and AUC of repeats."""
+    """Returns a single value if all values are equal.
+
+    Bytes and AUC do not differ between repeats.
+    """
     return values[0] if values and len(set(values)) == 1 else values

@@ -61,7 +61,10 @@ def common_length(one: Sequence[Span], other: Sequence[Span]) -> float:
 
 
 def read(path: Path) -> tuple[list[Span], list[Span]]:
-    """Returns the spans of row exchanges and of computation on rank 0, in microseconds."""
+    """Returns spans of row exchanges and of computation on rank 0.
+
+    Spans are in microseconds.
+    """
     sent: list[Span] = []
     computed: list[Span] = []
     begun: dict[int, float] = {}

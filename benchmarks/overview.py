@@ -1,4 +1,4 @@
-"""Draws the README's figure: step time compared with other libraries, and AUC of a run.
+"""Draws the README's figure: step times and AUC of a run.
 
     python benchmarks/overview.py
 

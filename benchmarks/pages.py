@@ -1,4 +1,4 @@
-"""Writes a summary as JSON and Markdown with the standard library; see summary.py."""
+"""Writes summaries as JSON and Markdown, with the standard library only."""
 
 from __future__ import annotations
 
@@ -177,7 +177,10 @@ def _range(interval: Sequence[float] | None) -> str:
 
 
 def _rounded(value: Any, form: str = "") -> Any:
-    """Returns a JSON value; numbers keep two decimals more than their format shows."""
+    """Returns a JSON value with rounded numbers.
+
+    Numbers keep two decimals more than their format shows.
+    """
     if isinstance(value, (list, tuple)):
         return [_rounded(one, form) for one in value]
     if value is None or isinstance(value, (str, bool, int)):
@@ -193,7 +196,10 @@ def _rounded(value: Any, form: str = "") -> Any:
 
 
 def _dump(value: Any) -> str:
-    """Returns JSON with short values on one line, so that diffs are small."""
+    """Returns JSON with short values on one line.
+
+    This keeps diffs small.
+    """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if len(text) <= 160 or not isinstance(value, (dict, list)):
         return text

@@ -85,7 +85,10 @@ def python_of(environment: str | None, folder: Path) -> str:
 
 
 class Worker:
-    """The process of a peer; as a context manager, it kills the process on exit."""
+    """The process of a peer, as a context manager.
+
+    The process is killed on exit.
+    """
 
     def __init__(self, peer: Peer, folder: Path, threads: int):
         """Starts the process.

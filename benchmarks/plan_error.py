@@ -139,7 +139,10 @@ def run(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, float]:
 
 
 def run_apart(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, float]:
-    """Calls `run` in a separate process, so that its memory is due to the tables."""
+    """Calls `run` in a separate process.
+
+    The measured memory is then due to the tables.
+    """
     case = json.dumps({"folder": folder, "plan": plan, "steps": steps})
     command = [sys.executable, __file__, f"--spill={_SPILL.value}", f"--case={case}"]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)

@@ -1,4 +1,4 @@
-"""16-bit rows compared with float32 rows: AUC, bytes and milliseconds of a step.
+"""16-bit rows compared with float32: AUC, bytes and step time.
 
     python benchmarks/row_types.py --part=auc
     python benchmarks/row_types.py --part=step

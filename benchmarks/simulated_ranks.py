@@ -1,4 +1,4 @@
-"""Runs slipstream-train and counts gradient rows as if multiple ranks shared each batch.
+"""Runs slipstream-train with gradient rows counted for simulated ranks.
 
 The tables of the process split each batch evenly among simulated ranks. Each simulated rank defers
 gradients separately and has the deferral memory of one process.

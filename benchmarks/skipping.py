@@ -247,7 +247,7 @@ def choose(runs: Mapping[str, Run], names: Sequence[str]) -> dict[str, Run]:
 
 
 def figures_of(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the results of a run compared with plain training of the same seed."""
+    """Returns results relative to plain training of the same seed."""
     trained, seconds = record["examples"]["trained"], seconds_of(record)
     return {
         "auc": record["test"]["auc"],
@@ -293,7 +293,7 @@ Records = Mapping[str, Sequence[Mapping[str, Any]]]  # By run, then by seed.
 
 
 def reaching_of(records: Records) -> list[Any]:
-    """Returns the columns with the cost of reaching fractions of plain's AUC gain."""
+    """Returns the table of times to reach plain's AUC gain."""
     ends = [record["test"]["auc"] for record in records[PLAIN]]
     found = [summary.column("run", list(records))]
     for share in _GAINS:
@@ -304,7 +304,10 @@ def reaching_of(records: Records) -> list[Any]:
 
 
 def ahead_at_equal_seconds(records: Records) -> list[float]:
-    """Returns the final AUC of "fm" minus the best AUC of plain runs at that time."""
+    """Returns AUC of "fm" minus plain training at equal seconds.
+
+    It compares the end of "fm" with the best plain run at that time.
+    """
     return [
         fm["test"]["auc"]
         - max(
@@ -322,7 +325,10 @@ def claims_of(
     figures: Mapping[str, Sequence[Mapping[str, float]]],
     records: Records,
 ) -> dict[str, Any]:
-    """Returns the claims for "fm"; seconds are relative to the fastest plain run."""
+    """Returns the claims for "fm".
+
+    Seconds are relative to the fastest plain run.
+    """
     asked = task.asked
     if asked is None or "fm" not in figures:
         return {}

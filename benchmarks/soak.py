@@ -59,7 +59,9 @@ _POLL = 0.5
 
 @dataclasses.dataclass
 class Part:
-    """One start of the job and its end; times are `time.time()` in seconds.
+    """One start of the job and its end.
+
+    Times are `time.time()` in seconds.
 
     Attributes:
         number: The number of the part, from 0.
@@ -151,7 +153,7 @@ class Soak:
         ]  # fmt: skip
 
     def _watch(self, job: subprocess.Popen[bytes], part: Part) -> None:
-        """Samples memory and kills a rank at a random time; returns when the job has ended."""
+        """Samples memory and kills a rank; returns at the job's end."""
         next_sample, due, last_step = 0.0, None, time.time()
         while job.poll() is None:
             time.sleep(_POLL)
@@ -207,7 +209,7 @@ class Soak:
 
 
 def _resident_bytes(pid: int) -> int | None:
-    """Returns the resident memory of a process; None if the process has ended."""
+    """Returns the resident memory of a process; None if ended."""
     try:
         fields = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
     except OSError:

@@ -1,4 +1,4 @@
-"""A rank of `soak.py`: runs slipstream-train at a limited speed and logs every step.
+"""A rank of `soak.py`: slipstream-train with limited speed and step logs.
 
     soak_rank.py NOTES STEP_SECONDS FLAGS...
 

@@ -1,4 +1,4 @@
-"""Evaluates a soak test: summary, verdicts and a plot from the logs of `soak.py`."""
+"""Evaluates the logs of `soak.py`: summary, verdicts and plot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 
 
 def read_notes(folder: Path) -> list[dict[str, Any]]:
-    """Reads the step logs of all processes, in the order of their start.
+    """Reads the step logs of all processes, ordered by start.
 
     Args:
         folder: The folder of the logs.
@@ -187,7 +187,10 @@ def results_of(found: Mapping[str, Any], flat_mib_per_hour: float) -> tuple[Any,
 def plot(
     notes: Sequence[Mapping[str, Any]], memory: Sequence[Mapping[str, Any]], path: Path
 ) -> None:
-    """Plots loss by step with a line per part, and memory by time with a line per process."""
+    """Plots loss by step and memory by time.
+
+    There is a line per part and a line per process.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

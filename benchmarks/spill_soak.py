@@ -1,4 +1,4 @@
-"""Trains a table on disk for an hour and checks that memory and disk use stay bounded.
+"""Trains a table on disk and checks bounded memory and disk use.
 
     python benchmarks/spill_soak.py --spill=/local/disk --minutes=60
 
@@ -51,7 +51,7 @@ def table_of(memory: str | None) -> slip.Table:
 
 
 def distinct_bytes(folder: Path) -> int:
-    """Returns the bytes of the files in a folder; hard links count once."""
+    """Returns the bytes of a folder; hard links count once."""
     found = {}
     # Folders can be removed during the iteration.
     for path in (Path(root, name) for root, _, names in os.walk(folder) for name in names):

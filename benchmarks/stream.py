@@ -219,7 +219,7 @@ def run(settings: Settings, way: str = "", trains: int = 0) -> dict[str, Any]:
 def _thinned(
     dataset: tf.data.Dataset, settings: Settings, planned: int, trains: int
 ) -> tf.data.Dataset:
-    """Drops examples at random after a twentieth of the run, so that `trains` remain."""
+    """Drops examples at random after the warm-up, until `trains` remain."""
     import tensorflow as tf
 
     from slipstream_tf.sampling.batches import chosen_rows
@@ -239,7 +239,7 @@ def _thinned(
 def results_of(
     task: str, figures: Mapping[str, Mapping[str, Mapping[str, Any]]]
 ) -> tuple[Any, Any]:
-    """Returns the table and the claims of the figures by run and seed."""
+    """Returns the table and the claims by run and seed."""
     plain = figures["plain"]
     differences = [
         None if name == "plain" else [run["auc"] - plain[seed]["auc"] for seed, run in runs.items()]

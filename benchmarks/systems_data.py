@@ -77,7 +77,7 @@ DATA: Mapping[str, Data] = {
 def files_of(
     name: str, folder: Path, seeds: Iterable[int], examples: int | None
 ) -> dict[int, dict[str, Any]]:
-    """Writes missing files for some seeds; returns the task settings of each seed.
+    """Writes missing files; returns the task settings of each seed.
 
     Args:
         name: A name in `DATA`.
@@ -135,7 +135,7 @@ def _read(data: Data, part: str, most: int | None) -> dict[str, np.ndarray]:
 
 
 def _number(parts: Mapping[str, dict[str, np.ndarray]]) -> list[int]:
-    """Numbers the keys from 0 in each field, in place; returns the counts."""
+    """Numbers each field's keys from 0, in place; returns the counts."""
     ends = np.cumsum([len(parts[part]["label"]) for part in _PARTS])[:-1]
     counts = []
     for field in range(parts["train"]["keys"].shape[1]):

@@ -1,4 +1,6 @@
-"""Seconds until different systems reach the same AUC, on the same processors and data.
+"""Seconds until different systems reach the same AUC.
+
+All use the same processors and data.
 
     python benchmarks/time_to_quality.py --data=criteo --minutes=140
     python benchmarks/time_to_quality.py --data=criteo --report
@@ -141,13 +143,13 @@ class OutOfTime(Exception):
 
 
 class Runs:
-    """Runs systems, each in a separate folder; reads the records of finished runs."""
+    """Runs systems in separate folders; reads records of finished runs."""
 
     def __init__(self, folder: Path, ends: float) -> None:
         self._folder, self._ends = folder, ends
 
     def record(self, name: str, label: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the record of a system's run; runs it unless it is finished.
+        """Returns the record of a run; runs it unless finished.
 
         Raises:
             OutOfTime: If the run is missing and no time is left.
@@ -199,7 +201,7 @@ def trial_rates(trial: int) -> dict[str, float]:
 
 
 def rates_of(name: str, shared: Mapping[str, Any], runs: Runs) -> dict[str, float]:
-    """Returns the rates of a system with the highest final AUC on the validation part."""
+    """Returns a system's rates with the highest AUC on validation data."""
     name = SYSTEMS[name].tuned or name
     found = []
     for trial in range(_TRIALS.value):
@@ -214,7 +216,7 @@ def rates_of(name: str, shared: Mapping[str, Any], runs: Runs) -> dict[str, floa
 def run_all(
     names: Sequence[str], seeds: Sequence[int], folder: Path
 ) -> dict[str, dict[int, dict[str, Any]]]:
-    """Tunes and trains while time is left; returns the records by system and seed."""
+    """Tunes and trains while time is left; returns the records."""
     minutes = 0.0 if _REPORT.value else _MINUTES.value
     runs = Runs(folder / "runs", time.monotonic() + 60 * minutes)
     kept: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in names}
@@ -279,12 +281,15 @@ def levels_of(kept: Kept) -> list[float]:
 
 
 def seconds_to(record: Mapping[str, Any], level: float) -> float | None:
-    """Returns the seconds until a run reaches an AUC; None if it does not."""
+    """Returns the seconds until a run reaches an AUC, or None."""
     return curves.reaching(curve(record, SECONDS), level)
 
 
 def ratios(kept: Kept, theirs: Sequence[str], ours: str, level: float) -> list[float] | None:
-    """Returns the ratio of the fastest other system's time to ours by seed, or None."""
+    """Returns the fastest other system's time relative to ours, by seed.
+
+    None if the level was not reached.
+    """
     found = []
     for seed, own in kept.get(ours, {}).items():
         others = [seconds_to(kept[n][seed], level) for n in theirs if seed in kept.get(n, {})]
@@ -295,7 +300,7 @@ def ratios(kept: Kept, theirs: Sequence[str], ours: str, level: float) -> list[f
 
 
 def tables_of(kept: Kept, levels: Sequence[float]) -> dict[str, Any]:
-    """Returns the table of times by system, and the table of ratios to our systems."""
+    """Returns the tables of times and of ratios to our systems."""
     records = [list(of_seeds.values()) for of_seeds in kept.values()]
     taken = [summary.column("system", [SYSTEMS[name].label for name in kept])]
     for level in levels:

@@ -54,7 +54,7 @@ def train_arguments() -> list[str]:
 
 
 def bare_rates() -> dict[str, list[float]]:
-    """Trains in turns; returns the examples per second of each turn by variant."""
+    """Trains in turns; returns examples per second by variant."""
     settings = prepare(*make_flags().parse(train_arguments())).settings
     from slipstream_tf.cli import build
     from slipstream_tf.distributed import SingleProcess
@@ -117,7 +117,7 @@ def fit(model: Any, batches: Any, steps: int) -> None:
 
 
 def bare_process() -> dict[str, float]:
-    """Runs bare steps in a separate process; returns the median rates of its turns."""
+    """Returns the median rates of bare steps in a separate process."""
     arguments = [f"--data={_DATA.value}", f"--seconds={_SECONDS.value}", "--bare"]
     arguments += [f"--train_flag={text}" for text in _EXTRA.value]
     command = [sys.executable, __file__, *arguments]

@@ -1,4 +1,4 @@
-"""Random search of settings on the validation part, then one evaluation on the test part.
+"""Random search on the validation part, then one test evaluation.
 
     python benchmarks/tuning.py --search=frappe_dcn --trials=20
     python benchmarks/tuning.py --search=frappe_dcn --final
@@ -82,7 +82,7 @@ def one_of(random: np.random.Generator, *choices: Any) -> Any:
 
 
 def frappe(random: np.random.Generator) -> dict[str, Any]:
-    """Draws settings with Adam and a penalty on all rows, as in published models."""
+    """Draws settings like published models: Adam, penalty on all rows."""
     rate = log_uniform(random, 5e-4, 4e-3)
     return {
         "dim": one_of(random, 10, 16, 20),
@@ -202,7 +202,7 @@ def _text(value: Any) -> str:
 
 
 def finish(name: str, trials: list[dict[str, Any]], folder: Path) -> None:
-    """Trains the best settings with each seed, evaluates the test part and closes the search."""
+    """Evaluates the best settings on the test part; closes the search."""
     search = SEARCHES[name]
     drawn = trials[len(search.known) :]
     best = max(drawn, key=lambda one: one["auc"])["flags"]

@@ -1,4 +1,4 @@
-"""Cost of a dry run: step time of a watched DLRM compared with plain training.
+"""Step time of a watched DLRM compared with plain training.
 
 The model has Criteo's shape: 13 numbers, 26 tables of 100,000 rows x 16, batch 2,048, one Zipf 1.05
 key per table. A run is a window of the default length including its end. Both models train in one
@@ -106,7 +106,10 @@ class Arm:
     def __init__(
         self, batches: tf.data.Dataset, policy: Policy | None, metric: str | None = None
     ) -> None:
-        """Trains the model until key states take effect; policy None is the plain side."""
+        """Trains the model until key states take effect.
+
+        With policy None, it is the plain side.
+        """
         self.model = make_model()
         self.slipstream, callbacks = None, []
         if policy is not None:
@@ -215,7 +218,7 @@ def measure(policy: str, metric: str | None, batches: tf.data.Dataset) -> dict[s
 
 
 def standard_error(runs: Sequence[np.ndarray], ends: Sequence[float]) -> float:
-    """Returns the standard error of the ratio, from the differences of paired turns."""
+    """Returns the ratio's standard error from differences of paired turns."""
     pairs = [run[:, :, 0].copy() for run in runs]
     for run, end in zip(pairs, ends, strict=True):
         run[1, -1] -= end  # The window's end is part of the last turn, and is not noise.

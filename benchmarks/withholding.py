@@ -157,7 +157,7 @@ def name_of(value: str) -> str:
 
 
 def choose(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
-    """Returns the named runs and the runs they depend on, in the table's order.
+    """Returns the named runs and their dependencies, in the table's order.
 
     Without names, it returns all runs.
     """

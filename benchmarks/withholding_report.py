@@ -18,7 +18,7 @@ _NEAR = 0.003
 
 
 def baseline(ranks: int) -> str:
-    """Returns the name of the plain run with the row counts for this number of ranks."""
+    """Returns the plain run that counts rows for these ranks."""
     return "plain_rows" if ranks == 1 else f"plain_rows_{ranks}"
 
 
@@ -116,7 +116,7 @@ def _sums(windows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def table_of(figures: Figures) -> list[dict[str, Any]]:
-    """Returns the columns with a row for each run and the values of its seeds."""
+    """Returns the columns with a row for each run."""
 
     def of(name: str, figure: str, form: str, show: str = "mean") -> Any:
         found = [[seed[figure] for seed in by_seed.values()] for by_seed in figures.values()]
@@ -147,7 +147,7 @@ def claims_of(data: str, figures: Figures) -> dict[str, Any]:
 
 
 def plot(data: str, figures: Figures, path: Path) -> None:
-    """Plots the change of AUC over the fraction of rows sent, relative to plain training."""
+    """Plots the change of AUC over the fraction of rows sent."""
     plots = pyplot(path.name)
     if plots is None:
         return

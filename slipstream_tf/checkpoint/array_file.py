@@ -82,7 +82,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The layout of arrays with the same length, split into the same blocks.
+    """The layout of arrays with the same length and block boundaries.
 
     Attributes:
         rows: The length of the arrays.
@@ -160,7 +160,7 @@ def write(
 
 
 class ArrayFile:
-    """A reader for files from `write`, with a checked header and file size.
+    """Reads files from `write` after checking their header and size.
 
     Attributes:
         meta: The metadata of the file.
@@ -236,7 +236,7 @@ class ArrayFile:
         return groups
 
     def blocks(self, group: str) -> Iterator[Arrays]:
-        """Yields the arrays of a group block by block, after checking each checksum.
+        """Yields a group block by block, after checking each checksum.
 
         Raises:
             CheckpointError: If the group is missing or a block is damaged.

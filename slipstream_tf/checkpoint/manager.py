@@ -1,4 +1,4 @@
-"""Saves and restores the checkpoints of a job with one or multiple ranks.
+"""Saves and restores the checkpoints of a job.
 
 The manifest of a checkpoint identifies incomplete checkpoints and damaged files.
 
@@ -305,7 +305,7 @@ class JobCheckpoints:
         return together(self._comm, work, self._names.of("done"), what)
 
     def _begin(self) -> list[Any]:
-        """On rank 0, returns a name, an identity and the writers of the tables."""
+        """Returns name, identity and writers of tables, on rank 0."""
         if self._comm.rank > 0:
             return []
         writers = self._writers
@@ -315,7 +315,7 @@ class JobCheckpoints:
         return [writing.stage(self._directory), uuid.uuid4().hex, writers]
 
     def _own_parts(self, manifest: Manifest) -> list[str]:
-        """Returns the prefix of this rank's `own` files if they must be read, else none."""
+        """Returns the prefix of this rank's `own` files, if needed."""
         own = f"rank-{self._comm.rank}/own"
         is_there = any(name.startswith(f"{own}.") for name in manifest.files)
         is_wanted = self._own is not None and manifest.world_size == self._comm.size

@@ -1,4 +1,4 @@
-"""The JSON manifest of a checkpoint: its metadata and its list of files.
+"""The JSON manifest of a checkpoint: metadata and files.
 
 It is written last, therefore a folder without a manifest is not a checkpoint.
 """
@@ -59,7 +59,7 @@ class Manifest:
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Writes the manifest to a folder and waits until it is on disk."""
+        """Writes the manifest and waits until it is on disk."""
         values = sealed({"format": FORMAT, **vars(self)})
         # One line per field. `indent` would be slow, because positions can be long.
         lines = (f" {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
@@ -120,7 +120,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _problems(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the problems of a manifest; each check relies on the previous ones."""
+    """Yields problems of a manifest; each check relies on previous ones."""
     for name, kind in _KINDS.items():
         if not _is(values.get(name), kind):
             yield f"is damaged (`{name}` is {values.get(name)!r})"

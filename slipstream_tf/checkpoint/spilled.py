@@ -1,4 +1,4 @@
-"""Checkpoints of tables that spill to disk: links the spill files without reading them.
+"""Checkpoints of spilled tables, without reading the spill files.
 
 The file of a table, RANK/table-000, is accompanied by files of rows, RANK/table-000-rows-NAME. If
 the file system supports it, these are hard links to the spill files or to files of an earlier
@@ -32,7 +32,7 @@ def has_rows(name: str) -> bool:
 
 
 def save_files(sealed: SealedRows, path: Path, earlier: Sequence[Path]) -> None:
-    """Links or copies the row files of a table next to the table's file.
+    """Links or copies the row files next to the table's file.
 
     Args:
         sealed: The rows of the table.

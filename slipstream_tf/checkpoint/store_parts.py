@@ -1,4 +1,4 @@
-"""Converts the tables of a checkpoint for a rank's store and imports them.
+"""Converts the tables of a checkpoint and imports them.
 
 The checkpoint can have another number of ranks and another kind of store. All tables are read,
 checked and converted before the store changes.
@@ -144,7 +144,7 @@ class _Target:
 
     @property
     def rule(self) -> SparseOptimizer | None:
-        """The optimizer of a table with rows that the store creates, else None."""
+        """The optimizer if the store creates the rows, else None."""
         return None if self.store.is_in_sok else self.store.rule_of(self.table.name)
 
     def with_initial_rows(self, contents: Arrays, keys: np.ndarray) -> Arrays:
@@ -268,7 +268,7 @@ def _with_accesses(target: _Target, contents: Arrays, saved: tables.SavedTable) 
 
 
 def _with_deferred_rows(target: _Target, contents: Arrays, keys: np.ndarray) -> Arrays:
-    """Adds rows of keys with deferred gradients but without a row on any rank."""
+    """Adds missing rows of keys with deferred gradients."""
     missing, capacity = np.setdiff1d(keys, contents["keys"]), target.table.capacity
     if not missing.size:
         return contents
@@ -327,7 +327,7 @@ def replace(store: SavedStore, ready: list[ReadyTable]) -> None:
 
 
 def replace_replicas(store: SavedStore, ready: list[ReadyTable], is_in_window: bool) -> None:
-    """Restores replicas of other ranks' rows if the number of ranks is the same.
+    """Restores replicas if the same number of ranks saved them.
 
     Args:
         store: A store with restored rows. The engine has already set its flags for the current

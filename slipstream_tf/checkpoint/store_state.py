@@ -47,7 +47,7 @@ _is_by_name = False
 
 @contextlib.contextmanager
 def tables_by_name() -> Iterator[None]:
-    """Returns a context in which files load the tables that match by name.
+    """Returns a context in which files are loaded by table name.
 
     It applies to `load_weights` (pass `skip_mismatch=True` if dense layers have changed),
     `tf.train.Checkpoint` and `distributed.JobCheckpoints`. Tables are unchanged if only the file or

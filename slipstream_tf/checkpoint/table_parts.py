@@ -1,4 +1,4 @@
-"""Copies and writes a rank's tables: all rows, or the rows that changed.
+"""Copies and writes a rank's tables: all rows or only changed rows.
 
 A file with changes extends the files of earlier checkpoints, back to a file with all rows. The
 earlier files are hard-linked into the new checkpoint as RANK/table-000-before-0, -1, ...
@@ -129,7 +129,7 @@ class TablePart:
     admission: Arrays | None = None
 
     def entry(self) -> dict[str, Any]:
-        """Returns the manifest entry of the table if this part contains all its rows."""
+        """Returns the manifest entry, for a part with all rows."""
         of_table = {name: getattr(self, name) for name in META}
         return {**of_table, "dtype": self.storage.dtype, "rows": self.rows}
 
@@ -286,7 +286,7 @@ def next_before(
 
 
 def _accesses_of(store: SavedStore, name: str) -> dict[str, Any]:
-    """Returns the row attributes of a `TablePart` for a table that another rank writes."""
+    """Returns attributes of a `TablePart` if another rank writes its rows."""
     # Include all keys, also without an access on this rank, because each has a row.
     keys = store.keys_of(name)
     own = {"keys": keys, "counts": counts_of(keys, **store.export_accesses(name))}
@@ -299,7 +299,7 @@ def _rows_of(
     before: FilesBefore | None,
     folder: Path | None,
 ) -> dict[str, Any]:
-    """Returns the row attributes of a `TablePart` for a table that this rank writes."""
+    """Returns attributes of a `TablePart` if this rank writes its rows."""
     name, slots = table.name, store.slot_layout(table.name).initial.size
     accesses = store.export_accesses(name) if store.is_in_sok else None
     if store.spills_rows(name):

@@ -35,7 +35,7 @@ META = ("name", "dim", "slots", "rule")
 
 
 class SavedTable:
-    """The files of one table in a checkpoint, one per rank that saved it.
+    """The files of a table in a checkpoint, one per rank.
 
     Attributes:
         name: The name of the table.
@@ -209,7 +209,7 @@ class SavedTable:
                 yield {name: widened(values[taken]) for name, values in block.items()}
 
     def _blocks(self, rank: int, group: str) -> Iterator[Arrays]:
-        """Yields the blocks of a rank's group from all files that contain them."""
+        """Yields a rank's group from all files that contain it."""
         if group == "contents" and self._before[rank]:
             yield from self._blocks_with_before(rank)
             return
@@ -219,7 +219,7 @@ class SavedTable:
             yield from saved.blocks()
 
     def _blocks_with_before(self, rank: int) -> Iterator[Arrays]:
-        """Yields each row of a rank from the newest file that contains it."""
+        """Yields each row of a rank from its newest file."""
         newer, decays, read = np.empty(0, np.int64), np.empty(0, np.float32), 0
         oldest_last = (self._files[rank], *reversed(self._before[rank]))
         for file in oldest_last:
@@ -311,7 +311,10 @@ class SavedTable:
 
 
 def name_before(path: Path, index: int) -> Path:
-    """Returns the path of the earlier file `index` of a table's file, oldest first."""
+    """Returns the path of the earlier file `index` of a table.
+
+    Index 0 is the oldest file.
+    """
     return path.with_name(f"{path.name}-before-{index}")
 
 
@@ -325,7 +328,7 @@ def _are_in(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
 
 
 def _rows_of(file: ArrayFile) -> int:
-    """Returns the number of rows in a file and the earlier files that it extends."""
+    """Returns the number of rows including the extended earlier files."""
     here = file.groups["contents"].rows if "contents" in file.groups else 0
     return int(file.meta.get("rows", here))
 
@@ -401,7 +404,10 @@ def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: np.
 
 
 def _added_up(deferred: Arrays) -> Arrays:
-    """Adds the sums with the same key and rank; sorts by age, oldest first."""
+    """Adds sums with the same key and rank.
+
+    The result is sorted by age, oldest first.
+    """
     owners = np.stack([deferred["keys"], deferred["ranks"].astype(np.int64)])
     merged, ages, sums = added_up(owners, deferred["ages"], deferred["sums"])
     order = np.argsort(-ages, kind="stable")

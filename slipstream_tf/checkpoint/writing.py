@@ -79,7 +79,7 @@ class RankFiles:
 
 
 def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
-    """Writes a rank's files and the note that lists all files of the rank.
+    """Writes a rank's files, and a note that lists them.
 
     Args:
         staging: The staging folder.
@@ -123,7 +123,7 @@ def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
 
 
 def finish_with_all(directory: Path, name: str, manifest: Manifest, keep: int) -> None:
-    """Completes a checkpoint when all ranks have written their files; on rank 0.
+    """Completes a checkpoint after all ranks have written; on rank 0.
 
     Args:
         directory: The folder of all checkpoints.
@@ -178,7 +178,7 @@ def is_whole(path: Path) -> bool:
 def read_engines(
     folder: Path, manifest: Manifest
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Reads the rates of rank 0's store and the engine states of all ranks.
+    """Reads the store's rates and the engine states of all ranks.
 
     Raises:
         CheckpointError: If a file is damaged.
@@ -245,7 +245,7 @@ def _signs_of_life(folder: Path) -> Iterator[None]:
 
 
 def _changed(folder: Path) -> int | None:
-    """Returns the modification time of a folder in ns, or None if it is missing."""
+    """Returns a folder's modification time in ns, or None if missing."""
     try:
         return folder.stat().st_mtime_ns
     except OSError:

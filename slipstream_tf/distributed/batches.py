@@ -78,7 +78,10 @@ def no_inputs(element_spec: Any, place: str) -> Any:
 
 
 def loosen(element: Any) -> Any:
-    """Removes static batch sizes and ragged widths, which differ in an empty batch."""
+    """Removes static batch sizes and ragged widths from a batch.
+
+    Both differ in an empty batch.
+    """
 
     def loosen_part(part: Any) -> Any:
         if isinstance(part, tf.RaggedTensor):
@@ -141,7 +144,7 @@ def even_ends(
     name = Names("even_ends").of("more")
 
     def with_counts(element: Any, is_real: int) -> Any:
-        """Returns the batch with [1 if it has data or 0, number of examples]."""
+        """Returns the batch with [1 or 0 for empty, number of examples]."""
         rows = num_rows(tf.nest.flatten(element)[0])
         return element, tf.stack([tf.constant(is_real, tf.int64), rows])
 

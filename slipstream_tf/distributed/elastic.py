@@ -31,7 +31,9 @@ _Result = TypeVar("_Result")
 
 
 class ElasticJob:
-    """One start of an elastic job, with a fixed set of ranks; see `run`.
+    """One start of an elastic job with a fixed set of ranks.
+
+    See `run`.
 
     Attributes:
         comm: The communicator of these ranks.
@@ -42,7 +44,9 @@ class ElasticJob:
         self._has_committed = False
 
     def committed(self, saved: JobCheckpoints) -> None:
-        """Ends the process if hosts joined or left; call it after each commit.
+        """Ends the process if hosts joined or left.
+
+        Call it after each commit.
 
         This method is a collective. If any host joined or left, all ranks wait until the checkpoint
         is on disk and then exit, so the call does not return.
@@ -74,7 +78,7 @@ def run(
     timeout_seconds: float = TIMEOUT_SECONDS,
     link: Link | None = None,
 ) -> _Result:
-    """Calls a training function and ends the process when the set of ranks changes.
+    """Calls a training function; ends the process when the ranks change.
 
     Elastic behavior requires that `agent` started this process. Otherwise the set of ranks is
     fixed, and the loss of a rank is an error.
@@ -240,7 +244,7 @@ class ElasticState:
         self._begun = self._steps = 0
 
     def remaining(self, batches: tf.data.Dataset, as_read: bool = False) -> tf.data.Dataset:
-        """Returns this rank's part of the batches that remain to be trained on.
+        """Returns this rank's part of the untrained batches.
 
         Use it instead of `Dataset.shard`. Batches that the newest commit covers are skipped, even
         if another number of ranks trained on them. Skipped batches are still read. Remaining batch
@@ -309,7 +313,9 @@ class ElasticState:
             self.commit()
 
     def commit(self) -> None:
-        """Saves a checkpoint and ends the process if hosts joined or left; a collective.
+        """Saves a checkpoint; ends the process if hosts joined or left.
+
+        This method is a collective.
 
         Raises:
             RuntimeError: If `restore` has not been called.
@@ -333,7 +339,7 @@ def run_elastic(
     every: int = 200,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> _Result:
-    """Trains with the available ranks and continues when the set of ranks changes.
+    """Trains with the available ranks and continues when they change.
 
     Start the program with `slipstream-elastic`, which restarts it when the set of ranks changes:
 

@@ -172,7 +172,10 @@ class ExchangedStore(CollectingStore, NativeStore):
             return self.wire.dtype_of(self.wire.gradients, self._steps.assign_add(1) - 1)
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """Sets the policy of a table; a collective if gradients can be deferred."""
+        """Sets the policy of a table.
+
+        It is a collective if gradients can be deferred.
+        """
         self._require(table)
         if self.comm.size == 1:
             return super().set_update_policy(table, policy)
@@ -202,12 +205,12 @@ class ExchangedStore(CollectingStore, NativeStore):
         return int(self._steps)
 
     def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Writes rows; a collective, with the same keys and rows on all ranks."""
+        """Writes the same keys and rows on all ranks; a collective."""
         self._require_same_rows(table, keys, rows)
         super().write_rows(table, keys, rows)
 
     def remove_rows(self, table: str, keys: np.ndarray) -> int:
-        """Removes rows; a collective, with the same keys on all ranks."""
+        """Removes the same keys on all ranks; a collective."""
         self._require_same_rows(table, keys)
         return super().remove_rows(table, keys)
 
@@ -309,7 +312,7 @@ class ReplicatedStore(ExchangedStore):
     def measure(
         self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Measures the drift of rows; every key counts as found, as in `gather`."""
+        """Measures the drift of rows; every key counts as found."""
         rows, found, drift = super().measure(table, keys, snapshot, metric)
         return rows, self._as_found(found), drift
 

@@ -101,7 +101,7 @@ class GradientExchange:
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
     def _kind_of(self, table: str | None) -> Any:
-        """Returns the traffic kind of a table's rows: "deferred" while it can defer any."""
+        """Returns "deferred" while the table can defer, else "gradients"."""
         if self._store is None or table is None:
             return "gradients"
         deferred, gradients = (
@@ -124,7 +124,10 @@ class GradientExchange:
         return self._store.mask_gradients(table, gradient)
 
     def _average_dense(self, gradients: Sequence[Any], name: str) -> list[tf.Tensor]:
-        """Averages dense gradients in one sum, so that the order of additions is fixed."""
+        """Averages dense gradients over the ranks in one sum.
+
+        The order of additions is then always the same.
+        """
         flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
         total = self._sum(flat, f"dense.{name}")
         parts = tf.split(
@@ -150,7 +153,10 @@ class GradientExchange:
     def _add_rows(
         self, gradients: Sequence[tf.IndexedSlices], kinds: list[Any]
     ) -> list[tf.IndexedSlices]:
-        """Sums sparse gradients over the ranks by key; all gradients share one message."""
+        """Sums sparse gradients over the ranks by key.
+
+        All gradients share one message.
+        """
         own = [self._add_up(gradient) for gradient in gradients]
         widths = [_row_floats(gradient) for gradient in gradients]
         with tf.device("CPU:0"):
@@ -169,7 +175,10 @@ class GradientExchange:
         return summed
 
     def _add_up(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Sums the rows of each index in order, because Horovod sends duplicate rows."""
+        """Sums the rows of each index, in order.
+
+        Otherwise Horovod would send duplicate rows.
+        """
         device = slices.values.device or "CPU:0"
         nothing = self._nothing.setdefault(device, KeySet(device))
         return mask_gradients(slices, nothing).slices

@@ -93,7 +93,7 @@ def keep_to_share(rank: int, ranks: int) -> Sequence[int] | None:
 
 
 def threads() -> set[int]:
-    """Returns the ids of this process's threads; empty if the system is not Linux."""
+    """Returns the ids of this process's threads on Linux, else none."""
     if not os.path.isdir(_TASKS):
         return set()
     return {int(name) for name in os.listdir(_TASKS)}
@@ -229,7 +229,10 @@ class HorovodCommunicator:
 
 
 def _ranks_below(rank: int, root: int, size: int) -> int:
-    """Returns the number of ranks to which a rank forwards in Gloo's broadcast tree."""
+    """Returns how many ranks a rank forwards to in a broadcast.
+
+    Gloo's broadcast uses a binomial tree.
+    """
     # In round i, the 2 ** i ranks that have the tensor (the first ones from the root) send it to
     # the ranks at distance 2 ** i.
     distance = (rank - root) % size

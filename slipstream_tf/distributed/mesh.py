@@ -132,7 +132,7 @@ def expect_answer(connection: socket.socket, timeout_seconds: float) -> None:
 
 
 def message_of(line: bytes) -> dict[str, Any]:
-    """Parses a line as a JSON object; returns {} for an invalid line.
+    """Parses a line as a JSON object; returns {} if invalid.
 
     Another program could have sent the line, so an error must not end the job.
     """
@@ -306,7 +306,7 @@ class _Door:
         self._turn_away(caller)
 
     def _rank_in(self, greeting: bytes) -> int | None:
-        """Returns the missing rank that sent the greeting, or None if it is invalid."""
+        """Returns the missing rank that sent the greeting, or None."""
         told = message_of(greeting)
         rank = told.get("rank") if told.get("job") == self._job else None
         return rank if isinstance(rank, int) and rank in self._missing else None

@@ -1,4 +1,4 @@
-"""A Keras optimizer that averages gradients over ranks, and the flush of deferred gradients."""
+"""A Keras optimizer for multiple ranks, and the flush of deferred gradients."""
 
 from typing import Any
 

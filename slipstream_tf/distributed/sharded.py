@@ -1,4 +1,4 @@
-"""An embedding store with rows distributed over the ranks by a hash of the key.
+"""An embedding store with rows distributed over the ranks by hash.
 
 In each step, keys are sent to their owners, which return the rows. The batch is looked up in a
 table of replicas, and gradients are sent to the owners.
@@ -50,7 +50,7 @@ class KeyRequest(NamedTuple):
 
 
 class AnnouncedKeys:
-    """Stores the key request of the next batch if the batch was announced.
+    """Stores the key request of the next batch after its announcement.
 
     All ranks announce in the same steps, so the presence of a request never depends on the keys of
     a rank.
@@ -127,7 +127,9 @@ class AnnouncedKeys:
 
 
 def identity_of(packed: PackedFeatures, feature_table: Sequence[int]) -> tf.Tensor:
-    """Returns int64 [n], equal for two batches if they request the same keys.
+    """Returns a tensor that identifies the keys of a batch.
+
+    The result is int64 [n]. It is equal for two batches if they request the same keys.
 
     Weights are ignored.
 
@@ -178,7 +180,7 @@ def _either(
 
 
 class ShardedStore(ReplicatingStore, ExchangedStore):
-    """Embedding tables with rows distributed over the ranks by a hash of the key.
+    """Embedding tables with rows distributed over the ranks by key hash.
 
     Every lookup (also in evaluation), update, `flush` and change of policy is a collective. Ranks
     without examples take part with an empty batch (see `even_ends`). A lookup reads the current
@@ -280,7 +282,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         return pooled, plan if training else None
 
     def announce(self, packed: PackedFeatures) -> None:
-        """Sends the keys of the next training batch to their owners; a collective.
+        """Sends the next training batch's keys to their owners; a collective.
 
         Owners start to read requested rows from disk if a table spills (`Storage`). Call it after
         the lookup of the previous batch. The next training lookup must have the same keys,
@@ -319,14 +321,14 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         return layout, exchange_ops.route_keys(handles, packed, layout, self.comm.size)
 
     def _request(self, routed: exchange_ops.Routed, what: str) -> KeyRequest:
-        """Exchanges the keys of a batch; returns the keys requested from this rank."""
+        """Exchanges keys; returns the keys requested from this rank."""
         request = exchange_ops.SendBuffer(routed.sizes, routed.keys, tf.zeros([0]))
         widths = [0] * len(self.tables)
         theirs = exchange_rows(self.comm, request, widths, self._names, f"{what}.keys")
         return KeyRequest(theirs.sizes, theirs.keys)
 
     def _request_ahead(self, routed: exchange_ops.Routed) -> KeyRequest:
-        """Requests the rows of the next batch, and starts to read requested rows from disk."""
+        """Requests the next batch's rows; starts to read rows from disk."""
         request = self._request(routed, "next")
         if not self.spills:
             return request
@@ -339,7 +341,10 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         return request
 
     def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
-        """Sends collected rows to their owners; all are NaN if any value is not finite."""
+        """Sends collected rows to their owners.
+
+        If any value on any rank is not finite, all results are NaN.
+        """
         shared = super().share_collected(rows)
         if self.comm.size == 1:
             return shared
@@ -397,14 +402,14 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         self._replicas.decay_counts(factor)
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
-        """Sets flags of rows; call it on all ranks with the same keys and flags."""
+        """Sets row flags; use the same arguments on all ranks."""
         if self.comm.size == 1:
             return super().set_row_flags(table, keys, flags)
         self._replicas.withhold(table, np.asarray(keys, np.int64), np.asarray(flags, np.uint8))
 
 
 def owner_of(keys: np.ndarray, ranks: int) -> np.ndarray:
-    """Returns int64 [n], the rank that owns each key of a sharded table.
+    """Returns the owners of keys of a sharded table, int64 [n].
 
     Args:
         keys: int64 [n].
