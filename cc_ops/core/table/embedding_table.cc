@@ -59,7 +59,7 @@ Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64
     if (!status.ok()) return status;
   }
   if (rows_.spilled() != nullptr) {
-    // They stay in memory.
+    // Rows with flags must stay in memory.
     std::vector<int64_t> kept;
     for (int64_t i = 0; i < n; ++i) {
       if (flags[i] != 0) kept.push_back(keys[i]);
@@ -93,7 +93,7 @@ void EmbeddingTable::Leave(const std::vector<int64_t>& keys) {
 void EmbeddingTable::ForgetFlags(const std::vector<int64_t>& keys) noexcept {
   for (const int64_t key : keys) {
     uint32_t index = 0;
-    // Rows with flags are in memory.
+    // Rows with flags are in memory, therefore Find does not miss any.
     if (rows_.Find(key, &index) != nullptr) flags_.Clear(key, index);
   }
 }

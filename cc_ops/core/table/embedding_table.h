@@ -1,4 +1,12 @@
-// One embedding table of the native store: rows by key, their flags, the state of their updates.
+// An embedding table: rows by key, their flags and the state of their updates.
+//
+// The table combines three parts that share one mutex. `RowStore` stores values, optimizer slots
+// and access counts. `RowFlags` marks saturated rows. `UpdateState` has the update policy, the
+// deferred gradients and the counters. This class keeps the parts consistent: a row that is removed
+// loses its flags and deferred gradients, too.
+//
+// A lookup calls `BeginLookup`, then reads and creates rows through `rows()`. An update calls
+// `BeginUpdate` and then changes rows in parallel, one thread per shard.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_EMBEDDING_TABLE_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_EMBEDDING_TABLE_H_
 
@@ -15,7 +23,7 @@
 
 namespace slipstream {
 
-// Callers hold `mutex()`: shared for const members, exclusive for the others.
+// Callers hold `mutex()`: shared for const members, exclusively for the others.
 class EmbeddingTable {
  public:
   // `options` must be valid.
@@ -26,8 +34,8 @@ class EmbeddingTable {
 
   const TableOptions& options() const { return options_; }
   int64_t dim() const { return options_.dim; }
-  // Makes what rows that spill to the disk need; to be called once, before anything else.
-  // InvalidArgument if no file can be made there.
+  // Opens the files of a table that spills to disk. Call it once, before all other functions.
+  // Returns InvalidArgument if no file can be created in the folder.
   Status Open();
 
   int64_t slots_per_row() const { return rows_.layout().slots; }
@@ -41,53 +49,54 @@ class EmbeddingTable {
   UpdateState& updates() { return updates_; }
   const UpdateState& updates() const { return updates_; }
 
-  // Whether updates of a shard's rows need more than gradients and rows.
+  // Whether the update of a shard must consult the update policy.
   bool UpdatesByPolicy(int64_t shard) const {
     const UpdatePolicy& policy = updates_.policy();
     return policy.IsActive() && policy.Samples(shard);
   }
 
-  // InvalidArgument if nothing would be left of the rows in an update of this rate.
+  // Returns InvalidArgument if the weight decay at this rate would leave nothing of the rows.
   Status CheckRate(float learning_rate) const;
-  // Begins the next update, whose rate was checked: all rows decay, where they do.
+  // Begins the next update with a rate that passed CheckRate, and decays all rows if configured.
   StepRates BeginUpdate(float learning_rate);
 
-  // Begins a lookup of a batch: rows that expired leave.
+  // Begins the lookup of a batch and removes expired rows.
   void BeginLookup();
 
-  // Sets the flags of rows; see RowFlags::Set. Rows that are created may evict others of a bounded
-  // table. InvalidArgument for bits that are no flags, ResourceExhausted if the keys do not fit in
-  // the capacity: nothing has changed then.
+  // Sets the flags of rows; see RowFlags::Set. Rows that are created may evict others from a
+  // bounded table. Returns InvalidArgument for unknown flag bits and ResourceExhausted if the keys
+  // do not fit in the capacity; the table is unchanged then.
   Status SetFlags(const int64_t* keys, const uint8_t* flags, int64_t n, const Parallel& parallel,
                   bool create_missing = false);
 
-  // Removes the least valuable rows for `incoming` new keys, never one of `pinned` (sorted); see
+  // Removes the least valuable rows for `incoming` new keys, none of `pinned` (sorted); see
   // RowStore::KeysToEvict. Pinned and incoming keys together must fit in the capacity. Throws
-  // std::bad_alloc, changing nothing.
+  // std::bad_alloc and then changes nothing.
   void Evict(int64_t incoming, const std::vector<int64_t>& pinned);
 
-  // Replaces the values of rows; those of absent keys are made, as by a lookup that counts no
-  // access, and may evict others of a bounded table. Slots, counts and flags of rows that are there
-  // stay; their deferred gradients go.
-  //   keys: [n]. rows: [n, dim].
-  // InvalidArgument for a key that comes twice or a value that is not finite, ResourceExhausted if
-  // the keys do not fit in the capacity: nothing has changed then. Throws std::bad_alloc: no value
-  // has changed then, but some keys may have got their rows.
+  // Replaces the values of rows. keys: [n]. rows: [n, dim]. An absent key gets a row without
+  // counting an access, which may evict others from a bounded table. Slots, counts and flags of
+  // existing rows do not change. Deferred gradients of the keys are dropped.
+  //
+  // Returns InvalidArgument for a repeated key or a value that is not finite, and ResourceExhausted
+  // if the keys do not fit in the capacity; the table is unchanged then. Throws std::bad_alloc; no
+  // value has changed then, but a part of the missing rows may have been created.
   Status Write(const int64_t* keys, const float* rows, int64_t n,
                const Parallel& parallel = Parallel());
-  // Removes the rows of keys with their slots, counts and flags, and the keys' deferred gradients.
-  // Returns how many rows there were. Throws std::bad_alloc, changing nothing.
+  // Removes rows with their slots, counts, flags and deferred gradients. Returns the number of
+  // removed rows. Throws std::bad_alloc and then changes nothing.
   int64_t Remove(const int64_t* keys, int64_t n);
 
-  // status: an error of reading from the disk; what is exported is not whole then.
+  // Exports all rows. An error of reading from disk is stored in `status`; the contents are
+  // incomplete then.
   TableContents Export(Status* status = nullptr) const;
-  // Replaces all rows; see RowStore::Import. Flags and deferred gradients go.
+  // Replaces all rows; see RowStore::Import. Drops flags and deferred gradients.
   Status Import(const TableContents& contents);
 
  private:
-  // Removes rows that are there, but for deferred gradients that are to be exchanged.
+  // Removes existing rows. Keeps deferred gradients that still have to be exchanged.
   void Leave(const std::vector<int64_t>& keys);
-  // Of rows that leave, ahead of them.
+  // Clears the flags of rows that are about to be removed.
   void ForgetFlags(const std::vector<int64_t>& keys) noexcept;
 
   const TableOptions options_;

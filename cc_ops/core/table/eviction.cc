@@ -7,7 +7,7 @@
 namespace slipstream {
 namespace {
 
-// Of sorted keys, those that have no row and get none by as many accesses as they come times.
+// Removes keys that have no row and would not be admitted after their repeats in the sorted list.
 void LeaveOutRare(const RowStore& rows, std::vector<int64_t>* keys) {
   if (!rows.admits()) return;
   auto kept = keys->begin();

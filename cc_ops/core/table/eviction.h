@@ -1,4 +1,4 @@
-// Evicts rows of bounded tables for those that a batch needs.
+// Evicts rows of bounded tables to make room for the rows of a batch.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_EVICTION_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_EVICTION_H_
 
@@ -11,21 +11,21 @@
 
 namespace slipstream {
 
-// Whether so many more keys, if all are distinct and new, do not fit in a bounded table.
+// Whether `keys` more keys could exceed the capacity, if all are distinct and new.
 inline bool MayOverflow(const EmbeddingTable& table, int64_t keys) {
   const int64_t capacity = table.options().capacity;
   return capacity > 0 && table.rows().size() + keys > capacity;
 }
 
 struct WantedKeys {
-  EmbeddingTable* table;      // bounded
-  std::vector<int64_t> keys;  // that are to have rows at once; may come several times
-  bool is_access = false;     // whether keys that are too rare get no row
+  EmbeddingTable* table;      // Must be bounded.
+  std::vector<int64_t> keys;  // Keys that need rows at the same time; may repeat.
+  bool is_access = false;     // Whether rare keys get no row.
 };
 
-// Evicts as many rows as the keys need, none of a key that is wanted. who: for
-// the error, e.g. "a batch needs". ResourceExhausted if a table cannot hold its keys:
-// nothing is changed then. The caller holds the tables' mutexes.
+// Evicts as many rows as the wanted keys need, but no wanted key. `who` starts the error message,
+// for example "a batch needs". Returns ResourceExhausted if a table cannot hold its keys; nothing
+// is changed then. The caller holds the mutexes of the tables.
 Status EvictFor(std::vector<WantedKeys> wanted, const std::string& who);
 
 }  // namespace slipstream

@@ -1,4 +1,4 @@
-// What is said where memory ran out while tables were at work.
+// Builds the error for failed allocations during work on tables.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_OUT_OF_MEMORY_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_OUT_OF_MEMORY_H_
 
@@ -10,9 +10,9 @@
 
 namespace slipstream {
 
-// ResourceExhausted that names the table that could not grow or, where it was none, the largest
-// tables; with their rows and bytes. To be called where std::bad_alloc is caught; the caller holds
-// the tables' mutexes. doing: e.g. "looking up a batch".
+// Returns ResourceExhausted that names the table that could not grow, with its rows and bytes. If
+// the failure has no table, it names the largest tables. Call it in the handler of std::bad_alloc
+// while holding the mutexes of the tables. doing: the action, for example "looking up a batch".
 Status OutOfMemory(const std::string& doing, const std::vector<EmbeddingTable*>& tables);
 
 }  // namespace slipstream

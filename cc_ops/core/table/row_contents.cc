@@ -1,4 +1,4 @@
-// All rows of a store, as arrays and back.
+// Exports all rows of a store to arrays, and imports them.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -43,7 +43,7 @@ Status RowStore::Export(const std::vector<HashIndex::Entry>& entries,
 
 Status RowStore::ExportSpilled(const std::vector<HashIndex::Entry>& entries,
                                const ContentsRoom& room) const {
-  // Rows come as they lie on the disk.
+  // Rows arrive in the order of the disk, not of the keys.
   const auto is_before = [](const HashIndex::Entry& a, const HashIndex::Entry& b) {
     return a.key < b.key;
   };
@@ -77,7 +77,7 @@ RowChanges RowStore::TakeChanges(int64_t since) {
   if (changes.is_all) ChangeAll();
   changes.removed.swap(removed_);
   changes.decays.swap(decays_);
-  // Unless there is memory for what follows.
+  // Tracking stays off if one of the following allocations throws.
   all_changed_ = true;
   for (RowShard& shard : shards_) shard.changed.assign(touches_all ? 0 : shard.arena.end(), 0);
   tracks_changes_ = !touches_all;
@@ -203,7 +203,7 @@ Status RowStore::Import(const TableContents& contents) {
   auto index_memory = std::make_unique<IndexMemory>(kNumShards);
   std::vector<RowShard> shards = EmptyShards(memory.get(), index_memory.get());
   if (spilled_ != nullptr) {
-    // There is no room for both.
+    // The limit of memory and disk has no room for old and new rows at the same time.
     spilled_->Clear();
   } else {
     ImportRows(contents, 0, contents.keys.size(), Now(contents.lookup_step), &shards);

@@ -64,7 +64,7 @@ std::vector<uint32_t> RowFlags::IndicesOf(const View& list, bool create_missing,
 
 void RowFlags::Set(const int64_t* keys, const uint8_t* flags, int64_t n, const Parallel& parallel,
                    bool create_missing, RowStore* rows) {
-  // Whatever needs memory comes first.
+  // Allocate first, so that a failure changes no flag.
   const View wanted = {keys, flags, n};
   const bool are_changes = !create_missing && last_generation_ == rows->generation();
   const List changes = are_changes ? ChangesTo(wanted) : List();
@@ -73,7 +73,7 @@ void RowFlags::Set(const int64_t* keys, const uint8_t* flags, int64_t n, const P
       IndicesOf(list, create_missing, are_changes, parallel, rows);
   const bool is_remembered = Remember(wanted, create_missing);
 
-  // A shard's flags are set by one task, in the order of the keys.
+  // One task sets the flags of a shard, in the order of the keys.
   parallel.run(parallel.threads, [&](int task) {
     const TaskRange own = RangeOf(task, parallel.threads, kNumShards);
     for (int64_t s = own.begin; s < own.end; ++s) {

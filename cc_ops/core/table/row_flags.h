@@ -1,4 +1,7 @@
-// Flags of a table's rows, which window ends set.
+// One byte of flags per row, set at the end of a window.
+//
+// `kSaturated` is the only flag. The update reads it for every row, therefore the flags are stored
+// by index within a shard and not by key. A row with a flag stays in memory if the table spills.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_FLAGS_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_FLAGS_H_
 
@@ -13,16 +16,16 @@
 namespace slipstream {
 
 enum RowFlag : uint8_t {
-  kSaturated = 1,  // its gradients are masked, or deferred by Trigger::kInterval
+  kSaturated = 1,  // Gradients of the row are masked, or deferred by Trigger::kInterval.
 };
 
 constexpr uint8_t kAllFlags = kSaturated;
 
-// Of the rows of one shard.
+// The flags of the rows of one shard.
 class ShardFlags {
  public:
   uint8_t Of(uint32_t index) const { return index < flags_.size() ? flags_[index] : 0; }
-  // False: no row has any.
+  // Returns false if no row of the shard has a flag.
   bool any() const { return !flags_.empty(); }
   SLIPSTREAM_PREFETCHES void Prefetch(uint32_t index) const {
     if (index < flags_.size()) __builtin_prefetch(&flags_[index], 1);
@@ -30,13 +33,13 @@ class ShardFlags {
 
  private:
   friend class RowFlags;
-  // rows: of the shard. Throws std::bad_alloc, changing nothing.
+  // Makes room for `index` among `rows` rows. Throws std::bad_alloc and then changes nothing.
   void Reserve(uint32_t index, int64_t rows);
 
-  std::vector<uint8_t> flags_;  // by index; those beyond its end have no flags
+  std::vector<uint8_t> flags_;  // By index. Rows beyond the end have no flags.
 };
 
-// Callers hold the table's mutex, as for RowStore.
+// The flags of a table. Callers hold the mutex of the table as for RowStore.
 class RowFlags {
  public:
   RowFlags() : shards_(kNumShards) {}
@@ -45,20 +48,22 @@ class RowFlags {
   ShardFlags* shard(int64_t s) { return &shards_[s]; }
   const ShardFlags* shard(int64_t s) const { return &shards_[s]; }
 
-  // keys, flags (RowFlag bits): [n]. Replaces all flags. create_missing: whether keys without a row
-  // that get a flag get a row, too; else they are ignored. Takes little where most flags stay as
-  // they were, keys are ascending, all that got a flag last had a row, and none has left since;
-  // else all are set anew.
-  // EmbeddingTable::SetFlags checks what comes from outside.
-  // Throws std::bad_alloc: no flag has changed then, but some keys may have got their rows.
+  // Replaces all flags. keys: [n]. flags: [n], RowFlag bits. Keys without a row are ignored, unless
+  // `create_missing` creates a row for each of them that has a flag.
+  //
+  // The call compares with the previous list, which is fast if most flags are unchanged, the keys
+  // ascend, all previous keys had rows, and no row was removed since. Otherwise it sets all flags.
+  //
+  // EmbeddingTable::SetFlags validates untrusted input. Throws std::bad_alloc; no flag is changed
+  // then, but a part of the missing rows may have been created.
   void Set(const int64_t* keys, const uint8_t* flags, int64_t n, const Parallel& parallel,
            bool create_missing, RowStore* rows);
-  // Of a row that leaves.
+  // Clears the flags of a row that is removed.
   void Clear(int64_t key, uint32_t index) noexcept;
-  // Of all rows, which are being replaced.
+  // Clears all flags because all rows are replaced.
   void Clear() noexcept;
 
-  // flags: [n], RowFlag bits; 0 for a key without a row.
+  // Reads flags. flags: [n], RowFlag bits; 0 for a key without a row.
   void Get(const int64_t* keys, int64_t n, const RowStore& rows, uint8_t* flags) const;
 
  private:
@@ -78,19 +83,19 @@ class RowFlags {
   };
   static constexpr int64_t kNever = -1;
 
-  // Flags that differ from `last_`. Of a key that comes again, whatever the order of the keys,
-  // the last flags that are not 0 hold, as where all are set anew.
+  // Returns the flags that differ from `last_`. For a repeated key, the last nonzero flags count,
+  // whatever the order of the keys, as when all flags are set.
   List ChangesTo(const View& wanted) const;
-  // The index of each key of a list in its shard, with room for its flags, or HashIndex::kEmpty.
+  // Returns the index of each key in its shard, with room for its flags, or HashIndex::kEmpty.
   std::vector<uint32_t> IndicesOf(const View& list, bool create_missing, bool takes_zeros,
                                   const Parallel& parallel, RowStore* rows);
-  // Copies a list to `last_`, valid once `last_generation_` is set. False if the next Set cannot go
-  // by it: its keys are not ascending, or it creates rows.
+  // Copies a list to `last_`, which becomes valid when `last_generation_` is set. Returns false if
+  // the next Set cannot use it, because its keys do not ascend or it creates rows.
   bool Remember(const View& list, bool create_missing);
 
   std::vector<ShardFlags> shards_;
-  List last_;                         // of the last Set, keys ascending
-  int64_t last_generation_ = kNever;  // of the rows that have the flags of `last_`
+  List last_;                         // List of the last Set, keys ascending.
+  int64_t last_generation_ = kNever;  // Generation of the rows that have the flags of `last_`.
 };
 
 }  // namespace slipstream

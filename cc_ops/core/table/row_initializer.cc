@@ -8,7 +8,7 @@
 namespace slipstream {
 namespace {
 
-// Uniform on [0, 1) with 24 bits, which a float holds exactly.
+// Returns a uniform number in [0, 1) with 24 bits, which a float represents exactly.
 float UnitFloat(uint64_t bits) { return static_cast<float>(bits >> 40) * 0x1p-24f; }
 
 }  // namespace
@@ -32,7 +32,7 @@ void RowInitializer::Fill(int64_t key, int64_t dim, float* row) const {
     if (kind == Kind::kUniform) {
       row[j] = a + UnitFloat(bits) * (b - a);
     } else {
-      // Box-Muller; 1 - u keeps the logarithm's argument above zero.
+      // Box-Muller transform; 1 - u keeps the argument of the logarithm above zero.
       const double u = 1.0 - static_cast<double>(bits >> 40) * 0x1p-24;
       const double v = static_cast<double>((bits >> 16) & 0xffffff) * 0x1p-24;
       const double z = std::sqrt(-2.0 * std::log(u)) * std::cos(6.283185307179586 * v);

@@ -1,5 +1,7 @@
-// How a new key's row starts: a pure function of (seed, key), so independent of
-// arrival order and of the number of threads.
+// Computes the initial values of a row.
+//
+// They are a pure function of (seed, key). Therefore they do not depend on the order in which keys
+// arrive, on the number of threads or on evictions.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_INITIALIZER_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_INITIALIZER_H_
 
@@ -10,8 +12,8 @@ namespace slipstream {
 struct RowInitializer {
   enum class Kind { kZeros, kConstant, kUniform, kNormal };
   Kind kind = Kind::kZeros;
-  float a = 0.f;  // constant: value; uniform: low; normal: mean
-  float b = 0.f;  // uniform: high; normal: standard deviation
+  float a = 0.f;  // Constant: value. Uniform: lower bound. Normal: mean.
+  float b = 0.f;  // Uniform: upper bound. Normal: standard deviation.
   uint64_t seed = 0;
 
   // Writes `dim` values to `row`.

@@ -30,7 +30,7 @@ void RoundTo(RowDtype dtype, int64_t n, float* values) {
   }
 }
 
-// To the nearest in 24 bits: of a value, and of a float that lends 8.
+// Round to nearest in 24 bits: a 16-bit value with borrowed bits, and a float that lends 8 bits.
 uint32_t RoundValue(RowDtype dtype, float value) {
   const uint32_t bits = BitsOf(value);
   return dtype == RowDtype::kBfloat16 ? Bfloat16Rounding::Round<8>(bits, kToNearest)
@@ -39,7 +39,7 @@ uint32_t RoundValue(RowDtype dtype, float value) {
 uint32_t RoundLender(float value) {
   constexpr uint32_t kInfinity = 0x7f800000u;
   const uint32_t bits = BitsOf(value), up = bits + kHalfOfLent;
-  // The largest numbers stay finite.
+  // Do not round the largest finite numbers up to infinity.
   return ((up & kInfinity) == kInfinity ? bits : up) & ~kLentBits;
 }
 
@@ -71,7 +71,7 @@ void RowLayout::WriteValues(const float* values, StoredRow* stored) const {
     const auto half = static_cast<uint16_t>((bits + kHalfOfLent) >> 8);
     const auto lent = static_cast<uint8_t>(bits & kLentBits);
     std::memcpy(Bytes(stored) + 2 * j, &half, sizeof(half));
-    // The first byte is the lowest.
+    // The lowest byte comes first (little endian).
     Bytes(stored)[value_bytes() + 4 * j] = lent;
   }
 }

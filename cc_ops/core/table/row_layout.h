@@ -1,5 +1,13 @@
-// How a row lies in memory: its values, then its optimizer's slots, as floats, in 16 bits, or both
-// in 24.
+// The encoding of a row in memory: its values, followed by the slots of its optimizer.
+//
+// Values are float32, bfloat16 or float16, slots are float32 or bfloat16. Updates compute in
+// float32. A float32 row is updated in place. Other rows are decoded, updated and written back with
+// stochastic rounding, so that small steps are not lost. The random bits are a hash of the key and
+// the update, therefore a repeated run gives the same bits.
+//
+// A 16-bit value with a float32 slot borrows the lowest 8 bits of that slot. The value then has 24
+// bits, its steps are rounded 256 times finer, and the row needs no more memory. Lookups read the
+// nearest 16-bit value.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_LAYOUT_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_LAYOUT_H_
 
@@ -15,64 +23,59 @@
 
 namespace slipstream {
 
-// A row is computed on as floats, in place where it lies so, else in a copy that is rounded by
-// chance when it is written back: small steps are not lost, but taken now and then. The chance is
-// that of a key in an update, so the same run gives the same bits.
-//
-// Where each value in 16 bits has a float as a slot, that one lends it its lowest 8: steps are
-// rounded 256 times finer, and the row takes no more memory. Lookups read the nearest 16 bits.
+// Describes and converts the stored form of a row. See the top of the file.
 struct RowLayout {
-  RowDtype dtype = RowDtype::kFloat32;       // of the values; not int8
-  RowDtype slot_dtype = RowDtype::kFloat32;  // float32 or bfloat16: sums need the range
+  RowDtype dtype = RowDtype::kFloat32;       // Type of the values; not int8.
+  RowDtype slot_dtype = RowDtype::kFloat32;  // float32 or bfloat16, because sums need its range.
   int64_t dim = 0;
   int64_t slots = 0;
-  uint64_t seed = 0;  // tells tables apart
+  uint64_t seed = 0;  // Makes the rounding of tables independent.
 
   bool is_floats() const { return dtype == RowDtype::kFloat32 && slot_dtype == RowDtype::kFloat32; }
-  // Whether the first `dim` slots lend values bits.
+  // Whether the first `dim` slots lend bits to the values.
   bool lends() const {
     return dtype != RowDtype::kFloat32 && slot_dtype == RowDtype::kFloat32 && slots >= dim;
   }
   int64_t value_bytes() const { return EncodedBytes(dtype, dim); }
   int64_t slot_bytes() const { return EncodedBytes(slot_dtype, slots); }
-  // In steps of 16, so that whole rows share cache lines where their size allows it.
+  // Rounded up to a multiple of 16, so that rows share cache lines where their size allows it.
   int64_t bytes() const { return (value_bytes() + slot_bytes() + 15) / 16 * 16; }
-  // Floats of a row that is computed on.
+  // Number of floats in a decoded row.
   int64_t floats() const { return dim + slots; }
 
-  // Where is_floats().
+  // Requires is_floats().
   static float* Floats(StoredRow* row) { return reinterpret_cast<float*>(row); }
   static const float* Floats(const StoredRow* row) { return reinterpret_cast<const float*>(row); }
 
-  // What an update computes on, and what a checkpoint keeps: all bits. values: [dim],
-  // slots: [slots].
+  // Decodes all bits of a row, for updates and checkpoints. values: [dim]. slots: [slots].
   void Read(const StoredRow* stored, float* values, float* slots) const;
-  // As lookups read them. values: [dim].
+  // Decodes the values as lookups see them. values: [dim].
   void ReadValues(const StoredRow* stored, float* values) const;
-  // slots: [slots].
+  // Decodes the slots. slots: [slots].
   void ReadSlots(const StoredRow* stored, float* slots) const;
-  // Rounded by chance; rounding: of the update (StepRates).
+  // Writes a decoded row with stochastic rounding. rounding: StepRates::rounding of the update.
   void Write(const float* row, int64_t key, uint64_t rounding, StoredRow* stored) const;
-  // Rounded to the nearest: what comes from outside.
+  // Write values or slots from outside an update, rounded to nearest.
   void WriteValues(const float* values, StoredRow* stored) const;
   void WriteSlots(const float* slots, StoredRow* stored) const;
-  // What lookups read of values, [dim], and what is read of slots, [slots], that were written.
+  // Round values ([dim]) or slots ([slots]) to what is read after they were written.
   void Round(float* values) const;
   void RoundSlots(float* values) const;
 
-  // The row as floats, to be changed: itself, or a copy in `copy`, [floats()].
+  // Returns the row as floats to be changed: the row itself, or a decoded copy in `copy`
+  // ([floats()]).
   float* Open(StoredRow* stored, float* copy) const {
     if (is_floats()) return Floats(stored);
     Read(stored, copy, copy + dim);
     return copy;
   }
-  // Writes a row back that was opened and changed.
+  // Writes a row back that Open returned.
   void Close(const float* opened, int64_t key, uint64_t rounding, StoredRow* stored) const {
     if (!is_floats()) Write(opened, key, rounding, stored);
   }
 
-  // Read and Write for functions that are compiled for several instruction sets and know how much
-  // there is.
+  // Read and Write with dimensions as arguments. Functions that are compiled for multiple
+  // instruction sets inline them with constants.
   SLIPSTREAM_ALWAYS_INLINE void ReadInline(const StoredRow* stored, int64_t of_dim,
                                            int64_t of_slots, float* values, float* slots_to) const {
     const auto* const bytes = reinterpret_cast<const uint8_t*>(stored);
@@ -98,7 +101,7 @@ struct RowLayout {
     uint8_t* const of_first_slot = bytes + EncodedWidth(dtype) * of_dim;
     if (!lends()) {
       WritePart(dtype, row, of_dim, chance, 0, bytes);
-      // Behind all chances of values.
+      // The offset keeps the random bits of slots apart from those of values.
       return WritePart(slot_dtype, row + of_dim, of_slots, chance, (of_dim + 31) / 32 * 32,
                        of_first_slot);
     }

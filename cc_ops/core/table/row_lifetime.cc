@@ -1,4 +1,4 @@
-// Which keys get rows, and which rows leave for their age.
+// Admission of keys and expiry of rows.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace slipstream {
 namespace {
 
-// All rows are looked at once in this part of the time that they may be without an access.
+// A full scan for expired rows takes this fraction of `expire_after`.
 constexpr int64_t kRoundsOfLife = 4;
 
 }  // namespace
@@ -44,7 +44,8 @@ std::vector<int64_t> RowStore::NextLookupStep() {
   now_ = Now(lookup_step_);
   std::vector<int64_t> expired;
   if (options_.expire_after == 0) return expired;
-  // A shard at a time, by the clock alone: whoever restarts goes on with the same.
+  // Scan one shard at a time. The choice depends only on the clock, so that a restarted process
+  // continues with the same shard.
   const int64_t round = std::max<int64_t>(1, options_.expire_after / kRoundsOfLife);
   const auto turns = [&](int64_t time) {
     return time / round * kNumShards + time % round * kNumShards / round;
@@ -64,7 +65,7 @@ int64_t RowStore::LastUsedOf(const TableContents& contents, size_t i, int64_t no
   if (options_.expire_after == 0) {
     return contents.last_used.empty() ? 0 : contents.last_used[i];
   }
-  // Times of a table that counts by other units are none.
+  // Ignore times of a table that counted in the other unit.
   constexpr int64_t kLeastSeconds = 1000000000;
   if (contents.last_used.empty()) return now;
   const int64_t time = contents.last_used[i];

@@ -1,4 +1,4 @@
-// One of the parts that a table's keys fall into.
+// One of the 64 parts into which a table divides its keys.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_SHARD_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_SHARD_H_
 
@@ -15,16 +15,16 @@
 
 namespace slipstream {
 
-// A part of the keys with its own index and rows; touched by one thread at a time.
+// A subset of a table's keys with its index and rows. Only one thread at a time touches it.
 struct RowShard {
   RowShard(int number, int64_t stride, SlabAllocator* memory, IndexMemory* index_memory)
       : index(index_memory, number), arena(stride, memory) {}
   HashIndex index;
   RowArena arena;
-  std::vector<int64_t> last_used;  // by index; LRU tables only
-  std::vector<uint8_t> changed;    // by index, while RowStore tracks changes
+  std::vector<int64_t> last_used;  // By index; empty unless RowStore::tracks_use.
+  std::vector<uint8_t> changed;    // By index; used while RowStore tracks changes.
 
-  // What a lookup reads first; the arena's chunks need this to have come.
+  // Prefetches the members that a lookup reads first.
   SLIPSTREAM_PREFETCHES void Prefetch() const {
     __builtin_prefetch(&index);
     __builtin_prefetch(&arena);
@@ -32,7 +32,7 @@ struct RowShard {
   }
 };
 
-// Calls fn(shard) for all shards, several at the same time.
+// Calls fn(shard) for all shards, in parallel.
 template <class Fn>
 void ForEachShard(const Parallel& parallel, const Fn& fn) {
   parallel.run(parallel.threads, [&](int task) {

@@ -182,7 +182,7 @@ StoredRow* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* index) 
 }
 
 float RowStore::DecayValues(double kept) {
-  // Far from the ends of float's range.
+  // Far from the smallest float, so that stored values stay finite.
   constexpr double kSmallest = 1e-12;
   if (scale_ < kSmallest) {
     std::vector<float> copy(static_cast<size_t>(layout_.floats()));
@@ -261,7 +261,7 @@ void RowStore::HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel,
   counts->clear();
   k = std::min(k, size());
   if (k <= 0) return;
-  // Keeps at most 2k candidates: when full, only the best k stay.
+  // Keep at most 2k candidates. When the list is full, only the best k stay.
   const size_t most = static_cast<size_t>(k), limit = std::max<size_t>(2 * most, 1024);
   const auto prune = [most](std::vector<Hot>* hot) {
     if (hot->size() <= most) return;
@@ -306,7 +306,7 @@ void RowStore::HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel,
 
 void RowStore::DecayCounts(float factor) {
   if (tracks_changes_ && !all_changed_) {
-    // Readers apply each to all rows.
+    // Readers apply each decay to all rows.
     constexpr size_t kMostDecays = 64;
     if (decays_.size() == kMostDecays) {
       ChangeAll();
@@ -323,7 +323,7 @@ std::vector<int64_t> RowStore::KeysToEvict(int64_t incoming,
                                            const std::vector<int64_t>& pinned) const {
   const int64_t needed = size() + incoming - options_.capacity;
   if (options_.capacity == 0 || needed <= 0) return {};
-  // Value first, then the hash of the key: ties fall the same way everywhere.
+  // Compare values first, then hashes of keys, so that ties are broken alike on all ranks.
   struct Candidate {
     double value;
     float count;
@@ -333,8 +333,9 @@ std::vector<int64_t> RowStore::KeysToEvict(int64_t incoming,
       return std::tie(value, count, hash) < std::tie(other.value, other.count, other.hash);
     }
   };
-  // Keeps at most twice the rows to leave. When full, only the best of them stay, and from then on
-  // most rows cost one comparison: neither a hash nor a search among the pinned ones.
+  // Keep at most twice the number of rows to evict. When the list is full, only the best candidates
+  // stay. From then on most rows cost one comparison, without a hash or a search among the pinned
+  // keys.
   const auto leaving = static_cast<size_t>(std::max(needed, options_.capacity / 64));
   std::vector<Candidate> candidates;
   candidates.reserve(std::min(2 * leaving, static_cast<size_t>(size())));
@@ -386,7 +387,7 @@ void RowStore::NoteRemoved(const std::vector<int64_t>& keys) noexcept {
     return ChangeAll();
   }
   if (static_cast<int64_t>(removed_.size()) <= size() + options_.capacity) return;
-  // Nobody seems to ask any more.
+  // No reader seems to be left.
   ChangeAll();
   tracks_changes_ = false;
   for (RowShard& shard : shards_) std::vector<uint8_t>().swap(shard.changed);

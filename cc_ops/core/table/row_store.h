@@ -1,5 +1,34 @@
-// The rows of a table by key, in 64 shards by hash: values with optimizer slots beside them, and
-// decayed access counts.
+// The rows of one embedding table, stored by key in memory and optionally on disk.
+//
+// # Layout
+//
+// A table is divided into `kNumShards` (64) shards by `ShardOf(key)`. Each shard (`RowShard`) has a
+// hash index and an arena. The index maps a key to an entry (key, index, access count). The index
+// number addresses a row in the arena. A row contains the values, then the optimizer slots, encoded
+// as `RowLayout` describes.
+//
+//   RowStore
+//     shards_[s].index   key -> {index, count}
+//     shards_[s].arena   index -> values [dim], slots [slots]
+//     spilled_           rows on disk, if TableOptions::spill is set; null otherwise
+//
+// A row keeps its address until it is removed or spilled. `generation()` and `addresses()` report
+// whether that may have happened, so that a caller can validate row pointers that it saved.
+//
+// # Invariants
+//
+// - A key has at most one row. A row that is not in memory is in the log of its shard on disk. The
+//   index of its entry then satisfies `IsOnDisk`.
+// - In memory, values are divided by `scale()`. A weight decay of all rows therefore changes one
+//   number per step instead of every row.
+// - If an allocation fails, the rows keep their contents, and `TableOutOfMemory` or
+//   `std::bad_alloc` is thrown. Functions that throw say so.
+//
+// # Thread safety
+//
+// The mutex of the table (`EmbeddingTable::mutex()`) guards the store: hold it shared to call const
+// members and exclusively to call the others. The holder of an exclusive lock may run multiple
+// threads on different shards, because a shard is touched by one thread at a time.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_STORE_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_STORE_H_
 
@@ -31,30 +60,31 @@ struct TableOptions {
   enum class Eviction { kLfu, kLru };
   std::string name;
   int64_t dim = 0;
-  int64_t capacity = 0;  // most rows; 0: no bound
+  int64_t capacity = 0;  // Maximum number of rows; 0 means unbounded.
   Eviction eviction = Eviction::kLfu;
   RowInitializer initializer;
   UpdateRule rule;
-  RowDtype dtype = RowDtype::kFloat32;       // of the values; see RowLayout
-  RowDtype slot_dtype = RowDtype::kFloat32;  // of the slots
-  int64_t memory = 0;                        // bytes of rows in memory, where others spill
-  std::string spill;                         // folder on the disk; empty: all rows are in memory
-  int64_t admit_after = 1;                   // accesses until a key gets a row
-  int64_t expire_after = 0;                  // without an access, until a row leaves; 0: never
-  bool expires_by_seconds = false;           // else by lookups
-  int64_t (*clock)() = SystemSeconds;        // seconds since 1970
+  RowDtype dtype = RowDtype::kFloat32;       // Type of the values; see RowLayout.
+  RowDtype slot_dtype = RowDtype::kFloat32;  // Type of the optimizer slots.
+  int64_t memory = 0;                        // Maximum bytes of rows in memory if `spill` is set.
+  std::string spill;        // Folder for rows on disk; empty keeps all rows in memory.
+  int64_t admit_after = 1;  // Number of accesses after which a key gets a row.
+  // Evict a row after this many lookups or seconds without access; 0 means never.
+  int64_t expire_after = 0;
+  bool expires_by_seconds = false;     // Whether `expire_after` counts seconds instead of lookups.
+  int64_t (*clock)() = SystemSeconds;  // Returns seconds since 1970; tests replace it.
 
   RowLayout layout() const {
     return {dtype, slot_dtype, dim, rule.SlotsPerRow(dim), initializer.seed};
   }
 };
 
-// InvalidArgument naming the option, its value and what is allowed.
+// Returns InvalidArgument with the option, its value and the allowed values.
 Status ValidateTableOptions(const TableOptions& options);
 
 class RowStore;
 
-// Thrown where a table's rows cannot grow; they are intact.
+// Thrown if a table cannot allocate memory. Its rows are unchanged.
 class TableOutOfMemory : public std::bad_alloc {
  public:
   explicit TableOutOfMemory(const RowStore* rows) : rows_(rows) {}
@@ -70,78 +100,81 @@ struct TableContents {
   std::vector<float> rows;         // [n, dim]
   std::vector<float> slots;        // [n, slots per row]
   std::vector<float> counts;       // [n]
-  std::vector<int64_t> last_used;  // [n]: when it was accessed last; see RowStore::tracks_use
+  std::vector<int64_t> last_used;  // [n]; time of the last access, see RowStore::tracks_use.
   int64_t update_step = 0;
   int64_t lookup_step = 0;
 };
 
-// Room for the arrays of as many rows; see TableContents.
+// Destination arrays of an export, sized as the arrays of TableContents.
 struct ContentsRoom {
   int64_t* keys;
-  float* rows;  // null: neither rows nor slots are asked for
+  float* rows;  // Null if neither rows nor slots are requested.
   float* slots;
   float* counts;
-  int64_t* last_used;  // of a table that tracks use
+  int64_t* last_used;  // Used only if the table tracks use.
 };
 
-// What became of a table's rows since RowStore::TakeChanges was called before.
+// Changes of a table's rows since the previous call to RowStore::TakeChanges.
 struct RowChanges {
-  std::vector<HashIndex::Entry> rows;  // that changed or are new, ascending by key
-  std::vector<int64_t> removed;        // keys that have left; some may be back, and in `rows`
-  std::vector<float> decays;           // what the counts of all others were multiplied by, in turn
-  bool is_all = true;                  // it is not known, and all rows are in `rows`
-  int64_t number = 0;                  // of this call
+  std::vector<HashIndex::Entry> rows;  // New or changed rows, ascending by key.
+  std::vector<int64_t> removed;  // Removed keys. A key that was inserted again is in `rows`, too.
+  std::vector<float> decays;     // Factors that multiplied the counts of all other rows, in order.
+  bool is_all = true;  // Whether `rows` contains all rows because the changes are unknown.
+  int64_t number = 0;  // Number of this call; pass it to the next one.
 };
 
-// Callers hold the table's mutex: shared for const members, exclusive for the others.
+// See the top of the file for the contract. Callers hold the mutex of the table.
 class RowStore {
  public:
-  // `options` must be valid, and outlive the store.
+  // `options` must be valid and must outlive the store.
   explicit RowStore(const TableOptions& options);
-  // Makes what a table with a folder needs; to be called once, before anything else.
-  // InvalidArgument if no file can be made there.
+  // Opens the files of rows on disk if `TableOptions::spill` is set. Call it once, before all other
+  // functions. Returns InvalidArgument if no file can be created in the folder.
   Status OpenSpill();
 
   const RowLayout& layout() const { return layout_; }
   int64_t size() const;
   int64_t bytes() const;
-  // Entries that the shards' indexes have memory for; size() over it is their load.
+  // Number of entries that the indexes have memory for. Their load is size() divided by it.
   int64_t index_capacity() const;
-  // Changes when a row leaves the table or all are replaced.
+  // Changes when a row is removed or all rows are replaced.
   int64_t generation() const { return generation_; }
-  // The same where rows leave memory, too: row pointers from before may then belong to other keys.
+  // Changes also when rows move from memory to disk. Row pointers saved under another value may
+  // belong to other keys.
   int64_t addresses() const {
     return generation_ + (spilled_ == nullptr ? 0 : spilled_->evictions());
   }
   int64_t lookup_step() const { return lookup_step_; }
   int64_t num_evicted() const { return num_evicted_; }
-  // Rows that expired, and were not accessed before this lookup, are to leave.
+  // Starts the next lookup. Returns the keys of expired rows, which the caller must remove before
+  // the lookup accesses them.
   std::vector<int64_t> NextLookupStep();
   int64_t num_expired() const { return num_expired_; }
   void CountExpired(int64_t rows) { num_expired_ += rows; }
-  // Rows lie in memory divided by this, so that all of them can decay at once; 1 until they do.
+  // Factor by which stored values must be multiplied. It lets all rows decay at once and is 1 until
+  // the first decay.
   float scale() const { return static_cast<float>(scale_); }
-  // Multiplies the values of all rows, without touching them but once in a long while. kept: above
-  // 0. Returns the scale that rows lie in memory by until then.
+  // Multiplies the values of all rows by `kept`, which must be positive. It changes only the scale
+  // and rewrites the rows when the scale gets too small. Returns the scale before the call.
   float DecayValues(double kept);
   RowShard* shard(int64_t s) { return &shards_[s]; }
   const RowShard* shard(int64_t s) const { return &shards_[s]; }
 
-  // Whether a key has a row, wherever it is.
+  // Returns whether a key has a row, in memory or on disk.
   bool Has(int64_t key) const { return shards_[ShardOf(key)].index.Find(key) != nullptr; }
 
-  // Null unless rows spill to the disk. Those that are there have to be brought in before any of
-  // the functions below finds them.
+  // Null unless rows spill to disk. Note: rows on disk must be loaded with BringIn before the
+  // functions below find them.
   SpilledRows* spilled() { return spilled_.get(); }
   const SpilledRows* spilled() const { return spilled_.get(); }
-  // Brings in the rows that keys have, and keeps them there until the next use begins. Does nothing
-  // where rows do not spill. Errors as SpilledRows::Load, and ResourceExhausted if they are more
-  // than there is memory for; who: that needs them, for the error. reads: they are only read: a
-  // full disk is no error.
+  // Loads the existing rows of keys into memory and keeps them there until the next use begins.
+  // Does nothing if the table does not spill. Returns the errors of SpilledRows::Load, and
+  // ResourceExhausted if the rows exceed the memory. `who` names the rows in that error. With
+  // `reads`, the caller does not change the rows, therefore a full disk is not an error.
   Status BringIn(const int64_t* keys, int64_t n, bool reads, const std::string& who,
                  const Parallel& parallel);
-  // Calls fn(begin, end) for parts of the keys, one after the other, whose rows are in memory then:
-  // one part, unless rows spill. Errors as BringIn.
+  // Calls fn(begin, end) for consecutive ranges of keys after it loaded their rows into memory.
+  // There is one range unless rows spill. Returns the errors of BringIn.
   template <class Fn>
   Status ForPartsInMemory(const int64_t* keys, int64_t n, bool reads, const std::string& who,
                           const Parallel& parallel, const Fn& fn) {
@@ -154,22 +187,22 @@ class RowStore {
     }
     return OkStatus();
   }
-  // So many keys are brought in at once where there are more than fit.
+  // Maximum number of keys that ForPartsInMemory loads at once.
   int64_t KeysAtOnce() const;
-  // A row in memory is about to change.
+  // Call it before a row in memory changes.
   void Change(int shard, uint32_t index) {
     if (spilled_ != nullptr) spilled_->Change(shard, index);
     if (tracks_changes_) shards_[shard].changed[index] = 1;
   }
-  // Whether Change has to be called.
+  // Whether callers must call Change.
   bool hears_of_changes() const { return spilled_ != nullptr || tracks_changes_; }
 
-  // The row of a key as it lies in memory, see scale(), or nullptr if it is not there.
+  // Returns the row of a key as it is stored (see scale()), or nullptr if it is absent or on disk.
   StoredRow* Find(int64_t key) const {
     uint32_t index = 0;
     return Find(key, &index);
   }
-  // The same; `index` identifies the row within its shard.
+  // Same, and sets `index` to the number of the row within its shard.
   StoredRow* Find(int64_t key, uint32_t* index) const {
     const RowShard& shard = shards_[ShardOf(key)];
     const HashIndex::Entry* entry = shard.index.Find(key);
@@ -181,29 +214,30 @@ class RowStore {
     shards_[ShardOf(key)].index.Prefetch(KeyedHash(key));
   }
 
-  // The row of a key, made if need be, and `accesses` more of them counted. Of a row on the disk
-  // these are counted: it returns nullptr, and an index that IsOnDisk. Calls for different shards
-  // may run at the same time. Throws TableOutOfMemory, changing nothing.
+  // Returns the row of a key, creates it if it is absent, and adds `accesses` to its count. For a
+  // row on disk it only adds the accesses, returns nullptr and sets an index that satisfies
+  // IsOnDisk. Calls for different shards may run concurrently. Throws TableOutOfMemory and then
+  // changes nothing.
   StoredRow* FindOrInsert(int64_t key, float accesses, uint32_t* index);
 
-  // The same for an access where a key may be too rare to have a row: of one that is, it returns
-  // nullptr, and an index of HashIndex::kEmpty.
+  // Same, for tables with admission. If the key has too few accesses for a row, returns nullptr and
+  // sets the index to HashIndex::kEmpty.
   StoredRow* FindOrAdmit(int64_t key, float accesses, uint32_t* index);
-  // Whether so many accesses more would give a key without a row one.
+  // Whether `accesses` more accesses would give the key a row, if it has none.
   bool WouldAdmit(int64_t key, int64_t accesses) const {
     return !admits() || Filter(key).Count(key) + accesses >= options_.admit_after;
   }
-  // Whether keys get a row only after some accesses.
+  // Whether keys get a row only after `TableOptions::admit_after` accesses.
   bool admits() const { return options_.admit_after > 1; }
-  // Accesses of keys that had no row then, each batch's of a key once.
+  // Number of accesses to keys that had no row. A batch counts a key once.
   int64_t num_not_admitted() const;
-  // Of the shards; empty unless the table admits.
+  // One filter per shard; empty unless the table admits keys.
   const std::vector<CountFilter>& filters() const { return filters_; }
   std::vector<CountFilter>& filters() { return filters_; }
 
-  // The same as FindOrInsert in a shard by a key's KeyedHash, for one whose entry is in the first
-  // line of the index that is looked at; else prefetches the second one and returns nullptr,
-  // leaving index as it was.
+  // Fast path of FindOrInsert with `hash` = KeyedHash(key): handles only a key whose entry is in
+  // the first cache line of its probe sequence. Otherwise prefetches the second line, returns
+  // nullptr and does not change `index`.
   StoredRow* FindAtOnce(RowShard* shard, int64_t key, uint64_t hash, float accesses,
                         uint32_t* index) const {
     HashIndex::Entry* const entry = shard->index.FindAtHome(key, hash);
@@ -218,24 +252,25 @@ class RowStore {
     if (tracks_changes_) shard->changed[*index] = 1;
     return shard->arena.Row(*index);
   }
-  // A row in memory is accessed: it was brought in.
+  // Records an access to a row that is in memory.
   void SetLastUsed(int shard, uint32_t index) {
     if (tracks_use()) shards_[shard].last_used[index] = now_;
   }
 
-  // A key that VisitRows comes to.
+  // A key that VisitRows visits.
   struct Visited {
-    const StoredRow* row;  // nullptr: not there
+    const StoredRow* row;  // Null if the key has no row in memory.
     int shard;
-    uint32_t index;  // within the shard
+    uint32_t index;  // Number of the row within its shard.
   };
-  // Calls see(i, visited) for the keys [begin, end), in order, and ahead of it prefetch(visited)
-  // for those that are there: what `see` will read. `prefetch` is to be SLIPSTREAM_LAMBDA_INLINE.
+  // Calls see(i, visited) for the keys [begin, end) in order. Before that, it calls
+  // prefetch(visited) for each row in memory, so that `see` finds its data in the cache. Declare
+  // `prefetch` with SLIPSTREAM_LAMBDA_INLINE.
   template <typename PrefetchVisited, typename See>
   void VisitRows(const int64_t* keys, int64_t begin, int64_t end, PrefetchVisited prefetch,
                  See see) const {
     constexpr int64_t kIndexAhead = 16, kRowAhead = 8;
-    Visited ahead[kRowAhead];  // of keys [i, i + kRowAhead), from i % kRowAhead on
+    Visited ahead[kRowAhead];  // Ring buffer of the keys [i, i + kRowAhead).
     for (int64_t i = begin - kRowAhead; i < end; ++i) {
       Visited* const visited = &ahead[(i - begin + kRowAhead) % kRowAhead];
       if (i >= begin) see(i, *visited);
@@ -247,111 +282,112 @@ class RowStore {
       if (visited->row != nullptr) prefetch(*visited);
     }
   }
-  // The values of a row, or, where there is none, those of a new one. values: [dim].
+  // Copies the values of a row to `values` ([dim]), or the initial values if `found` is null.
   void CopyRow(int64_t key, const StoredRow* found, float* values) const;
-  // The values of a key without a row as they would lie in memory, see scale(). values: [dim].
+  // Writes the initial values of a key, divided by scale(), to `values` ([dim]).
   void NewAsStored(int64_t key, float* values) const {
     FillNew(key, values);
     DivideByScale(values);
   }
-  // Replaces the values of a row. values: [dim].
+  // Replaces the values of a row by `values` ([dim]).
   void WriteRow(const float* values, StoredRow* row) const;
-  // Values and slots of a key's new row, as they are when read back. row: [layout().floats()].
+  // Writes the initial values and slots of a key, rounded as if stored and read back, to `row`
+  // ([layout().floats()]).
   void MakeNewRow(int64_t key, float* row) const;
-  // keys: [n]. rows: [n, dim], found: [n]; the row of an absent key is what its
-  // initializer would give.
+  // Reads rows. keys: [n]. rows: [n, dim]. found: [n]. An absent key gets the values of its
+  // initializer.
   void Gather(const int64_t* keys, int64_t n, const Parallel& parallel, float* rows,
               bool* found) const;
 
-  // The at most k keys with the highest access counts above 0 (ties: the smaller key), by count
-  // descending, then key ascending; or, which takes less time, by key alone.
+  // Returns at most k keys with the highest positive access counts; ties prefer the smaller key.
+  // They are sorted by descending count, then by key, or only by key, which is faster.
   enum class HotKeyOrder { kByCount, kByKey };
   void HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel, std::vector<int64_t>* keys,
                std::vector<float>* counts) const;
 
   void DecayCounts(float factor);
 
-  // The least valuable keys that must leave for `incoming` new ones, never one of `pinned`
-  // (sorted); empty where there is room. At least 1/64 of the capacity leaves at once where that
-  // many may, so that a full table doesn't search at every step. Throws std::bad_alloc.
+  // Returns the least valuable keys that must be evicted for `incoming` new keys, none of `pinned`
+  // (sorted). Empty if there is room. It selects at least 1/64 of the capacity where possible, so
+  // that a full table does not search at every step. Throws std::bad_alloc.
   std::vector<int64_t> KeysToEvict(int64_t incoming, const std::vector<int64_t>& pinned) const;
-  // Removes keys that are there; pointers to their rows are void, see generation().
+  // Removes existing keys and invalidates pointers to their rows; see generation().
   void Remove(const std::vector<int64_t>& keys) noexcept;
   void CountEvicted(int64_t rows) { num_evicted_ += rows; }
 
-  // All keys, ascending.
+  // Returns all keys, ascending.
   std::vector<int64_t> Keys() const;
 
-  // All rows, or those that are marked as changed, ascending by key.
+  // Returns the entries of all rows, or of changed rows, ascending by key.
   std::vector<HashIndex::Entry> Entries(bool only_changed = false) const;
-  // Rows of entries of this table, whose room it fills. Errors of reading from the disk.
+  // Copies the rows of `entries` to `room`. Returns the errors of reading from disk.
   Status Export(const std::vector<HashIndex::Entry>& entries, const ContentsRoom& room) const;
-  // All but the number of updates, which is not the rows'.
-  // status: an error of reading from the disk; what is exported is not whole then.
+  // Exports everything except the update step, which UpdateState counts. An error of reading from
+  // disk is stored in `status`; the contents are incomplete then.
   TableContents Export(Status* status = nullptr) const;
-  // What became of the rows since the call with this number. All rows come if that was not the last
-  // call, or none. For a table in memory: from the first call on it keeps track, at a byte a row.
-  // It stops when more rows have left since than it has room for.
+  // Returns the changes since the call with number `since`, or all rows if `since` was not the last
+  // call. For tables in memory only. The first call starts the tracking, at one byte per row.
+  // Tracking stops when more rows were removed than the table can hold, because then no reader
+  // seems to be left.
   RowChanges TakeChanges(int64_t since);
-  // Writes all rows to the disk, where they spill, and tells where they are.
+  // Writes all rows of a table that spills to disk and returns their positions.
   Status Seal(const Parallel& parallel, SealedRows* sealed) {
     return spilled_->Seal(parallel, sealed);
   }
-  // Replaces everything. InvalidArgument on a key that comes twice, on more keys
-  // than the capacity, on arrays of the wrong length, and on a row, slot or count that is not
-  // finite or, of counts and times of use, negative; nothing is changed then. Throws
-  // std::bad_alloc, changing nothing.
+  // Replaces all rows. Returns InvalidArgument for a repeated key, for more keys than the capacity,
+  // for arrays of the wrong length, for values that are not finite, and for negative counts or
+  // times. The table is unchanged then. Throws std::bad_alloc and then changes nothing.
   Status Import(const TableContents& contents);
-  // Adds rows of keys that are not there to a table whose rows spill; the steps of the contents do
-  // not matter. Errors as Import; and ResourceExhausted if the disk is full: some rows are there
+  // Adds rows of new keys to a table that spills and ignores the steps in `contents`. Returns the
+  // errors of Import, and ResourceExhausted if the disk is full; part of the rows are in the table
   // then.
   Status Add(const TableContents& contents);
 
-  // Whether the table knows when its rows were accessed last: by lookups, or by seconds.
+  // Whether the table records when a row was accessed last, in lookups or seconds.
   bool tracks_use() const { return is_lru() || options_.expire_after > 0; }
 
  private:
   bool is_lru() const {
     return options_.capacity > 0 && options_.eviction == TableOptions::Eviction::kLru;
   }
-  // The time that rows are accessed at now.
+  // Time of an access in the given lookup, in the unit of `last_used`.
   int64_t Now(int64_t lookup_step) const {
     return options_.expires_by_seconds ? options_.clock() : lookup_step;
   }
-  // When a row was accessed last; index: as in the hash index.
+  // Time of the last access to a row; `index` as in the hash index.
   int64_t LastUsed(int shard, uint32_t index) const {
     return IsOnDisk(index) ? spilled_->LastUsed(shard, index) : shards_[shard].last_used[index];
   }
-  // When a row was that is imported.
+  // Time of the last access to row i of imported contents.
   int64_t LastUsedOf(const TableContents& contents, size_t i, int64_t now) const;
   const CountFilter& Filter(int64_t key) const {
     return filters_[static_cast<size_t>(ShardOf(key))];
   }
-  // Errors of Import, and of Add beside the rows that are there.
+  // Returns the errors of Import, or those of Add if `adds`.
   Status Check(const TableContents& contents, bool adds) const;
-  // Of arrays of the right length.
+  // Checks the values in arrays that have the right lengths.
   Status CheckValues(const TableContents& contents) const;
   std::vector<RowShard> EmptyShards(SlabAllocator* memory, IndexMemory* index_memory) const;
   Status ExportSpilled(const std::vector<HashIndex::Entry>& entries,
                        const ContentsRoom& room) const;
-  // Of n rows, which are still to be set.
+  // Returns contents with arrays of n rows that are still unset.
   TableContents EmptyContents(size_t n) const;
   void ExportRow(int shard, const HashIndex::Entry& entry, const StoredRow* row, size_t i,
                  const ContentsRoom& room) const;
-  // From here on all rows count as changed.
+  // Marks all rows as changed.
   void ChangeAll() noexcept;
   void NoteRemoved(const std::vector<int64_t>& keys) noexcept;
-  // Writes row i of contents, which were checked.
+  // Writes row i of valid contents.
   void ImportRow(const TableContents& contents, size_t i, StoredRow* row) const;
-  // Those rows of contents, into shards that have none of their keys. now: for rows that were never
-  // accessed.
+  // Writes the rows [begin, end) of contents to shards that have none of their keys. now: last
+  // access of rows without a recorded access.
   void ImportRows(const TableContents& contents, size_t begin, size_t end, int64_t now,
                   std::vector<RowShard>* shards);
-  // Rows and counts of contents that were checked, beside those that are there.
+  // Adds the rows and counts of valid contents to the existing rows.
   Status AddChecked(const TableContents& contents);
-  // Values, [dim], to what lies in memory of them.
+  // Converts values ([dim]) to their stored form.
   void DivideByScale(float* values) const;
-  // The values of a new row.
+  // Writes the initial values of a key.
   void FillNew(int64_t key, float* values) const;
   StoredRow* InsertRow(RowShard* shard, int64_t key, float count, uint32_t* index);
 
@@ -364,9 +400,9 @@ class RowStore {
   int64_t generation_ = 0;
   int64_t num_evicted_ = 0, num_expired_ = 0;
   int64_t lookup_step_ = 0;
-  int64_t now_ = 0;  // see Now(), of the last lookup
+  int64_t now_ = 0;  // Now() of the last lookup.
   std::vector<CountFilter> filters_;
-  std::vector<int64_t> not_admitted_;  // by shard
+  std::vector<int64_t> not_admitted_;  // One count per shard.
   double scale_ = 1.0;
   bool tracks_changes_ = false, all_changed_ = true;
   std::vector<int64_t> removed_;

@@ -1,4 +1,4 @@
-// All spilled rows of a table: visited, or sealed for a checkpoint.
+// Visits all rows of a table that spills, and seals them for a checkpoint.
 #include <algorithm>
 #include <cstdint>
 #include <functional>
@@ -9,7 +9,7 @@
 namespace slipstream {
 namespace {
 
-// Pages that are read at once where all rows are.
+// Number of pages that are read at once to visit all rows.
 constexpr size_t kPagesAtOnce = 1024;
 
 }  // namespace
@@ -21,7 +21,7 @@ Status SpilledRows::WriteChanged(int shard) {
   for (uint32_t index = 0; index < spill.used.size(); ++index) {
     if (spill.used[index] == 0 || spill.home[index] != kNoHome) continue;
     if (room-- == 0) {
-      // A block at a time: more would all be in memory at once.
+      // Reserve one block at a time, so that the rows to write are not all buffered in memory.
       room = spill.log.RowsOfBlock() - 1;
       const Status status = spill.log.Reserve(spill.log.RowsOfBlock());
       if (!status.ok()) return OfTable(status);
@@ -43,7 +43,7 @@ Status SpilledRows::Seal(const Parallel& parallel, SealedRows* sealed) {
   if (!status.ok()) return OfTable(status);
   sealed->pages_of_block = files_->block_bytes() / layout_.bytes;
   sealed->rows_of_block = shards_[0].log.RowsOfBlock();
-  std::vector<std::vector<int64_t>> at(kNumShards);  // by block of a log, in `sealed`
+  std::vector<std::vector<int64_t>> at(kNumShards);  // By block of a log: its number in `sealed`.
   for (int s = 0; s < kNumShards; ++s) {
     shards_[s].log.ForEachBlock([&](uint32_t page, const Extent& extent, int64_t) {
       const auto block = static_cast<size_t>(page / sealed->pages_of_block);

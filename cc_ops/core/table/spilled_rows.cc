@@ -12,13 +12,13 @@
 namespace slipstream {
 namespace {
 
-// Blocks of a log: large writes, and yet little of the memory.
+// Size of the blocks of a log: large writes, but a small part of the memory.
 constexpr int64_t kMostBlockBytes = 256 << 10, kBlocksOfMemory = 16;
-// Pages that were read ahead, of the memory.
+// Memory for pages that are read ahead: this fraction of the limit, but at least 1 MiB.
 constexpr int64_t kPartAhead = 8, kLeastAhead = 1 << 20;
-// Rows that are looked at for each that leaves, and how many leave at once.
+// Candidates per evicted row, and the number of rows that are evicted at once.
 constexpr int64_t kCandidates = 8, kMostLeaving = 256, kPartLeaving = 64;
-// Blocks of a shard that are compacted in one step where there is too much room by far.
+// Maximum number of blocks per shard and step if compaction has to catch up.
 constexpr int kMostCompacted = 8;
 }  // namespace
 
@@ -133,8 +133,8 @@ Status SpilledRows::CheckPage(const Transfer& transfer, uint32_t number) const {
 }
 
 double SpilledRows::ValueOf(const RowShard& shard, const ShardSpill& spill, uint32_t index) const {
-  // A row that has not been used for as long as it takes for all rows to be exchanged is worth
-  // half.
+  // The value of a row halves each time the shard has loaded as many rows as it holds without a use
+  // of the row.
   const double age = clock_ - spill.used[index];
   const int64_t read = std::max<int64_t>(1, spill.rows_read);
   const double turns =
@@ -168,7 +168,7 @@ Status SpilledRows::Evict(int shard, int64_t rows) {
     std::nth_element(leaving.begin(), leaving.begin() + rows, leaving.end());
     leaving.resize(static_cast<size_t>(rows));
   }
-  // Pages hold rows of like value.
+  // Sorting puts rows of similar value on the same page, so that they are loaded together.
   std::sort(leaving.begin(), leaving.end());
   const auto is_changed = [&](const Leaving& one) { return spill.home[one.index] == kNoHome; };
   int64_t changed = std::count_if(leaving.begin(), leaving.end(), is_changed);
@@ -195,7 +195,7 @@ Status SpilledRows::Evict(int shard, int64_t rows) {
 
 void SpilledRows::ChooseCompaction() {
   const auto has_some = [](const ShardSpill& spill) { return !spill.to_compact.empty(); };
-  // Three quarters of the room are to be of rows, but for that of two files.
+  // Rows must fill three quarters of the room, not counting two files.
   constexpr int64_t kFew = 2;
   const int64_t rows_of_block = shards_[0].log.RowsOfBlock();
   int64_t live = 0;
@@ -302,15 +302,16 @@ void SpilledRows::PutInMemory(int shard, int64_t key, uint32_t position, const c
 Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool must_fit,
                          const Parallel& parallel) {
   struct FromPages {
-    std::vector<Coming> rows;      // by page
-    std::vector<PageId> pages;     // each once
-    std::vector<PageAhead> ahead;  // of these, without a batch: to be read
+    std::vector<Coming> rows;   // Rows in the order of their pages.
+    std::vector<PageId> pages;  // Distinct pages.
+    // Pages that were read ahead, and still have to be read if they have no batch.
+    std::vector<PageAhead> ahead;
   };
   std::vector<FromPages> found(kNumShards);
   ChooseCompaction();
   std::vector<Status> statuses(kNumShards);
-  // Rows of a block that is compacted move: that comes first. What is in memory still is there at
-  // once; of the others, which pages are to be read?
+  // Compaction moves rows, therefore it runs first. Rows on buffered pages are loaded at once. For
+  // the others, collect the pages to read.
   ForEachShard(parallel, [&](int s) { statuses[s] = Compact(s); });
   if (!keys.empty()) {
     ForEachShard(parallel, [&](int s) {
@@ -351,7 +352,7 @@ Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool mus
     }
   }
   batch->Begin();
-  // Meanwhile others leave.
+  // Evict other rows while the disk reads.
   ForEachShard(parallel, [&](int s) {
     if (!statuses[s].ok()) return;
     const Status room = MakeRoom(s, static_cast<int64_t>(found[s].rows.size()));

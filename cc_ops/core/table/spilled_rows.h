@@ -1,5 +1,21 @@
-// Where the rows of a table are that do not all fit in memory: the more valuable ones there, the
-// others on disk.
+// Moves the rows of a table between memory and disk.
+//
+// Each shard keeps its most valuable rows in its arena and the others in a `RowLog` on disk. The
+// hash index keeps an entry for every row. The entry of a row on disk contains `kOnDisk` plus its
+// position in the log instead of an index in the arena.
+//
+// A batch calls `BeginUse` and then `Load` with its keys. Rows that are used in the batch, or for
+// which the `KeepIf` function returns true, stay in memory. `Load` evicts the least valuable of the
+// others. The value of a row is its access count, halved for each period of disuse in which the
+// table replaces about all rows in memory.
+//
+// A row in memory that equals its version on disk remembers that position (`home`), so that it can
+// be evicted without a write. `Change` forgets the position. Logs are append-only. Compaction
+// rewrites the remaining rows of files that are mostly unused, so that at most a third more room
+// than the rows need stays on disk, apart from two files.
+//
+// Any disk error is returned as a status. All rows are intact then, in memory or on disk, unless
+// the status is DataLoss. Pages have checksums; a page that fails its check is never used.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_SPILLED_ROWS_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_SPILLED_ROWS_H_
 
@@ -21,92 +37,93 @@
 
 namespace slipstream {
 
-// A row in memory has an index in its shard's arena; one on disk has a position in its shard's log,
-// which stands in the hash index instead.
+// Indices from here on are positions in the log of a shard. Smaller ones are indices in its arena.
 constexpr uint32_t kOnDisk = RowLog::kPositions;
 inline bool IsOnDisk(uint32_t index) { return index >= kOnDisk; }
 
 struct SpillStatistics {
   int64_t rows_in_memory = 0;
   int64_t rows_on_disk = 0;
-  int64_t disk_bytes = 0;    // of files
-  int64_t rows_read = 0;     // from the disk, since the table was made
-  int64_t rows_written = 0;  // to it, by compaction, too
-  int64_t reads_ahead = 0;   // of rows_read, those that had been announced
+  int64_t disk_bytes = 0;    // Size of the files.
+  int64_t rows_read = 0;     // Rows read since the table was created.
+  int64_t rows_written = 0;  // Rows written, including by compaction.
+  int64_t reads_ahead = 0;   // Rows in `rows_read` that Announce requested.
 };
 
-// All rows of a table as they were at one time, on the disk.
+// All rows of a table at one time, in files on disk.
 struct SealedRows {
   SealedFiles files;
   int64_t pages_of_block = 0, rows_of_block = 0;
-  // Of each block: its file, where it begins there, and the number of its first page.
+  // Per block: its file, its offset there, and the number of its first page.
   std::vector<int32_t> file_of;
   std::vector<int64_t> offsets, pages;
-  // Of each row of each block, how often it was accessed; -1: the row is somewhere else, or gone.
+  // Per row of each block: the access count; -1 if the row was moved or removed.
   std::vector<float> counts;
-  std::vector<int64_t> last_used;  // of each, where it is known
+  std::vector<int64_t> last_used;  // Per row of each block; empty if the table does not track use.
 };
 
-// Callers hold the table's mutex exclusively, but for Announce. Calls for different shards may run
-// at the same time where they take one.
+// Callers hold the mutex of the table exclusively, except for Announce. Functions with a `shard`
+// argument may run concurrently for different shards.
 class SpilledRows {
  public:
-  // memory: bytes of rows, at least one page of each shard. row_bytes: of a row in the arenas.
-  // tracks_use: whether the shards know when their rows were accessed last.
+  // Opens files in `folder`. memory: maximum bytes of rows in memory. row_bytes: bytes of a row in
+  // the arenas. tracks_use: whether the shards record the last access to their rows.
   static Status Make(const std::string& table, int64_t memory, const std::string& folder,
                      int64_t row_bytes, bool tracks_use, std::vector<RowShard>* shards,
                      std::unique_ptr<SpilledRows>* spilled);
 
-  // Most rows in memory, but for those of a batch that do not spread evenly over the shards.
+  // Maximum number of rows in memory, except for batches that hit the shards unevenly.
   int64_t most_rows() const { return most_rows_; }
-  // Changes when rows leave memory.
+  // Changes when rows are evicted from memory.
   int64_t evictions() const { return evictions_; }
   int64_t bytes() const;
   SpillStatistics statistics() const;
 
-  // Rows for which this holds stay in memory.
+  // Keeps rows in memory for which `keeps` returns true.
   void KeepIf(std::function<bool(int shard, uint32_t index)> keeps) { keeps_ = std::move(keeps); }
 
-  // What is used from now on, until the next time, stays in memory.
+  // Begins the next use. Rows used from now on stay in memory until the next call.
   void BeginUse() { ++clock_; }
-  // A row in memory is used.
+  // Marks a row in memory as used.
   void Use(int shard, uint32_t index) { shards_[shard].used[index] = clock_; }
-  // When a row on disk was accessed last, where that is known.
+  // Returns the last access to a row on disk, if the table tracks use.
   int64_t LastUsed(int shard, uint32_t index) const {
     return shards_[shard].last_used[index - kOnDisk];
   }
-  // A row in memory is new; it was made, or its key changed. Throws std::bad_alloc.
+  // Adds a row in memory that is new or has a new key. Throws std::bad_alloc.
   void Add(int shard, uint32_t index, int64_t key);
-  // A row in memory is no longer what is on disk.
+  // Records that a row in memory no longer equals its version on disk.
   void Change(int shard, uint32_t index) {
     ShardSpill& spill = shards_[shard];
     if (spill.home[index] == kNoHome) return;
     spill.log.Drop(spill.home[index]);
     spill.home[index] = kNoHome;
   }
-  // A row leaves the table; index: as in the hash index.
+  // Removes a row from the table; `index` as in the hash index.
   void Forget(int shard, uint32_t index);
-  // All do.
+  // Removes all rows.
   void Clear();
 
-  // Brings the rows of keys, which are on disk, into memory: keys by shard, each once. Others leave
-  // for them, the least valuable first. ResourceExhausted if the disk is full, DataLoss if it
-  // does not give back what was written: all rows are where they were, or on disk, and in
-  // memory, whole. must_fit: false brings them in though the disk is full, beyond the memory: where
-  // they are only read, they can leave again.
+  // Loads rows from disk into memory, `keys` by shard without repeats, and evicts the least
+  // valuable other rows. Returns ResourceExhausted if the disk is full, and DataLoss if a page
+  // cannot be read back. Each row keeps its contents, in memory or on disk.
+  //
+  // With must_fit = false, rows are loaded even if the disk is full, beyond the memory limit. Use
+  // it for rows that are only read, because they can be evicted again without a write.
   Status Load(const std::vector<std::vector<int64_t>>& keys, bool must_fit,
               const Parallel& parallel);
-  // Lets rows leave memory until no more are there than may be.
+  // Evicts rows until the memory limit holds.
   Status Shrink(const Parallel& parallel) { return Load({}, true, parallel); }
-  // Begins to read the rows of keys, wherever they are: Load will find them sooner. The caller
-  // holds the table's mutex, shared.
+  // Starts reading the rows of keys, so that a later Load finds them sooner. The keys may be absent
+  // or in memory. The caller holds the mutex of the table shared.
   void Announce(const int64_t* keys, int64_t n);
 
-  // Writes what has changed since it was read or written, and tells where all rows are. Rows in
-  // memory stay there. Errors as Load.
+  // Writes all rows that differ from disk and returns the positions of all rows. Rows stay in
+  // memory. Returns the errors of Load.
   Status Seal(const Parallel& parallel, SealedRows* sealed);
 
-  // visit(key, entry, row) of all rows of a shard, wherever they are, in any order. Errors as Load.
+  // Calls visit(entry, row) for all rows of a shard, in memory and on disk, in any order. Returns
+  // the errors of Load.
   Status ForEachRow(int shard,
                     const std::function<void(const HashIndex::Entry&, const StoredRow*)>& visit);
 
@@ -116,17 +133,18 @@ class SpilledRows {
   struct ShardSpill {
     explicit ShardSpill(RowLog of_shard) : log(std::move(of_shard)) {}
     RowLog log;
-    // By index in the arena.
+    // By index in the arena:
     std::vector<int64_t> key_of;
-    std::vector<uint32_t> home;       // its position, if it is on disk as it is; else kNoHome
-    std::vector<uint32_t> used;       // when it was used last
-    std::vector<uint32_t> last_used;  // by position, of rows that are on disk alone
-    uint32_t hand = 0;                // where the search for rows to leave goes on
+    std::vector<uint32_t> home;       // Position of an identical version on disk, or kNoHome.
+    std::vector<uint32_t> used;       // Clock of the last use; 0 if the index is free.
+    std::vector<uint32_t> last_used;  // Last access by position, for rows that are only on disk.
+    uint32_t hand = 0;                // Index at which the next search for rows to evict starts.
     int64_t in_memory = 0;
-    std::vector<std::pair<uint32_t, uint32_t>> to_compact;  // first page of a block, version
+    // First page of each block, and its version.
+    std::vector<std::pair<uint32_t, uint32_t>> to_compact;
     int64_t rows_read = 0, rows_written = 0, reads_ahead = 0;
   };
-  // A row that is to come.
+  // A row to be loaded.
   struct Coming {
     int64_t key;
     uint32_t position;
@@ -136,28 +154,28 @@ class SpilledRows {
               int64_t block_pages, std::vector<RowShard>* shards,
               std::unique_ptr<SpillFiles> files);
 
-  // An error of the core's, naming the table.
+  // Adds the name of the table to an error of the spill files.
   Status OfTable(const Status& status) const;
-  // DataLoss unless a page was read as it was written.
+  // Returns DataLoss unless a page was read as it was written.
   Status CheckPage(const Transfer& transfer, uint32_t number) const;
-  // How soon a row may leave: the least value first.
+  // Value of a row in memory. Rows with low values are evicted first.
   double ValueOf(const RowShard& shard, const ShardSpill& spill, uint32_t index) const;
-  // Lets rows leave a shard until it has room for so many.
+  // Evicts rows of a shard until it has room for `incoming` more.
   Status MakeRoom(int shard, int64_t incoming);
-  // Lets the least valuable rows of a shard leave, so many as far as they may; of those that have
-  // to be written, none if the disk is full.
+  // Evicts up to `rows` of the least valuable rows of a shard. If the disk is full, evicts only
+  // rows that need no write and returns the error.
   Status Evict(int shard, int64_t rows);
-  // Chooses the files with the fewest rows for their room, if there is more room than should be:
-  // their rows are to move to other files, until they go.
+  // If the files have too much unused room, chooses the emptiest files for compaction. Their
+  // remaining rows move to other files.
   void ChooseCompaction();
-  // Moves some of a shard's.
+  // Compacts a part of the chosen blocks of a shard.
   Status Compact(int shard);
   Status EndCompaction(int shard, bool waits);
-  // Writes the rows of a shard that are not on the disk as they are in memory.
+  // Writes the rows of a shard whose version on disk is missing or outdated.
   Status WriteChanged(int shard);
-  // Remembers when a row was accessed last that is on disk alone now.
+  // Records the last access to a row that is now only on disk.
   void SetLastUsed(ShardSpill* spill, uint32_t position, int64_t time) const;
-  // Puts a row into memory.
+  // Copies a row that was read from disk into the arena.
   void PutInMemory(int shard, int64_t key, uint32_t position, const char* row);
 
   const std::string table_;
@@ -169,7 +187,8 @@ class SpilledRows {
   std::vector<ShardSpill> shards_;
   PageReads reads_;
   std::function<bool(int, uint32_t)> keeps_ = [](int, uint32_t) { return false; };
-  bool is_behind_ = false;  // whether there is too much room by far
+  // Whether the unused room is far too large, so that compaction has to catch up.
+  bool is_behind_ = false;
   uint32_t clock_ = 1;
   std::atomic<int64_t> evictions_{0};
 };

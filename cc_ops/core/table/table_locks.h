@@ -1,4 +1,4 @@
-// Locks several tables at once, in an order that cannot deadlock.
+// Locks multiple tables in a fixed order, so that threads cannot deadlock.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_TABLE_LOCKS_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_TABLE_LOCKS_H_
 
@@ -13,8 +13,8 @@
 
 namespace slipstream {
 
-// Lock is std::unique_lock or std::shared_lock of std::shared_mutex. The tables
-// must be distinct.
+// Locks tables in the order of their addresses. Lock is std::unique_lock or std::shared_lock of
+// std::shared_mutex. The tables must be distinct.
 template <class Lock>
 class TableLocks {
  public:
@@ -36,7 +36,8 @@ inline bool AnySpilled(const std::vector<EmbeddingTable*>& tables) {
   });
 }
 
-// For reading: shared, unless rows have to be brought in from the disk, which is for one at a time.
+// Locks tables for reading: shared, or exclusively if a table spills, because reading then loads
+// rows from disk.
 class ReadingTableLocks {
  public:
   explicit ReadingTableLocks(const std::vector<EmbeddingTable*>& tables) {
