@@ -1,4 +1,4 @@
-// The upper half of a float, and back.
+// Conversions between float and bfloat16, the upper half of a float.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_BFLOAT16_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_BFLOAT16_H_
 
@@ -8,7 +8,7 @@
 
 namespace slipstream {
 
-// To the nearest bfloat16, ties to even; a NaN stays one.
+// Rounds to the nearest bfloat16, ties to even. A NaN remains a NaN.
 inline uint16_t RoundToBfloat16(float value) {
   const uint32_t bits = BitsOf(value);
   if (value != value) return static_cast<uint16_t>((bits >> 16) | 0x40u);

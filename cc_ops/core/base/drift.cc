@@ -9,8 +9,8 @@
 namespace slipstream {
 namespace {
 
-// The bit patterns of non-negative floats are ordered like their values, with NaN above infinity:
-// an integer maximum keeps a NaN, where std::max and std::fmax would drop it.
+// The bit patterns of non-negative floats are ordered like their values, with NaN above infinity.
+// An integer maximum therefore keeps a NaN, which std::max and std::fmax would drop.
 SLIPSTREAM_ALWAYS_INLINE float MaxAbsDifference(const float* a, const float* b, int64_t dim) {
   uint32_t largest = 0;
   for (int64_t j = 0; j < dim; ++j) {
@@ -19,7 +19,7 @@ SLIPSTREAM_ALWAYS_INLINE float MaxAbsDifference(const float* a, const float* b, 
   return FloatOf(largest);
 }
 
-// Four partial sums let the compiler use vector registers without reordering anything.
+// Four partial sums let the compiler use vector registers without reordering additions.
 constexpr int64_t kLanes = 4;
 
 template <typename Term>

@@ -32,7 +32,7 @@ TEST(RowDrift, L2IsTheEuclideanDistance) {
 }
 
 TEST(RowDrift, NanAnywhereInARowIsNotFinite) {
-  constexpr int64_t kDim = 11;  // longer than one vector register, with a remainder
+  constexpr int64_t kDim = 11;  // Longer than a vector register, with a remainder.
   for (DriftMetric metric : kMetrics) {
     for (int64_t position = 0; position < kDim; ++position) {
       std::vector<float> clean(kDim, 1.0f), dirty(kDim, 2.0f);

@@ -1,4 +1,4 @@
-// Halves of IEEE 754, and back.
+// Conversions between float and IEEE 754 half precision.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_FLOAT16_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_FLOAT16_H_
 
@@ -9,12 +9,14 @@
 
 namespace slipstream {
 
-// To the nearest half, ties to even; a finite value stays finite (up to 65504), a NaN one.
+// Rounds to the nearest half, ties to even. Finite values stay finite (at most 65504); a NaN
+// remains a NaN.
 inline uint16_t RoundToFloat16(float value) {
   constexpr uint32_t kInfinity = 0x7f800000u, kLeastNormal = 113u << 23, kLargest = 0x7bffu;
   const uint32_t bits = BitsOf(value), magnitude = bits & 0x7fffffffu;
-  // The last bit of a float next to .5 is 2^-24, as that of a half below 2^-14. Of all others the
-  // sum is not used; it is made all the same, so that no branch stands in the way of vectors.
+  // Halves below 2^-14 are multiples of 2^-24, which is the last bit of a float near .5. The
+  // addition therefore rounds small values. It is computed for all values, because a branch would
+  // prevent vectorization.
   const float beside_half = FloatOf(std::min(magnitude, kLeastNormal)) + .5f;
   const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
   const uint32_t is_small = 0u - static_cast<uint32_t>(magnitude < kLeastNormal);
@@ -26,15 +28,15 @@ inline uint16_t RoundToFloat16(float value) {
   return static_cast<uint16_t>((bits >> 16 & 0x8000u) | half);
 }
 
-// Makes no subnormal float in between: threads may take those for 0.
+// Creates no subnormal float as an intermediate, because threads may flush subnormals to 0.
 inline float FromFloat16(uint16_t half) {
   constexpr uint32_t kInfinity = 0x7c00u, kLeastNormal = 0x400u;
   const uint32_t magnitude = half & 0x7fffu;
-  // Below the least normal one halves are multiples of 2^-24. Of all others the product is not
-  // used; it is made all the same, so that no branch stands in the way of vectors.
+  // Halves below the smallest normal are multiples of 2^-24. The product is computed for all
+  // values, because a branch would prevent vectorization.
   const uint32_t small = BitsOf(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
   const uint32_t is_small = 0u - static_cast<uint32_t>(magnitude < kLeastNormal);
-  // The largest exponent of a half is that of a float, too.
+  // Map the largest exponent of a half (infinity, NaN) to the largest exponent of a float.
   const uint32_t beyond = (0u - static_cast<uint32_t>(magnitude >= kInfinity)) & (112u << 23);
   const uint32_t large = (magnitude << 13) + (112u << 23) + beyond;
   const uint32_t bits = (is_small & small) | (~is_small & large);

@@ -1,4 +1,4 @@
-// The bit pattern of a float, and the float of a bit pattern.
+// Conversions between a float and its bit pattern.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_FLOAT_BITS_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_FLOAT_BITS_H_
 

@@ -1,5 +1,8 @@
-// The hashes of keys, which spread any int64 over 64 bits: HashKey is the same everywhere, and its
-// top bits choose a key's shard; KeyedHash goes by a seed. And random numbers made of them.
+// Hashes of int64 keys, and random numbers derived from them.
+//
+// `HashKey` is the same in every process; its top bits choose the shard of a key. `KeyedHash`
+// depends on a seed that is drawn at process start. It places keys in hash tables, so that nobody
+// can choose keys that collide.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_HASH_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_HASH_H_
 
@@ -10,7 +13,7 @@
 
 namespace slipstream {
 
-// A bijection on 64 bits (the finaliser of SplitMix64).
+// A bijection on 64 bits (the finalizer of SplitMix64).
 SLIPSTREAM_HOST_DEVICE inline uint64_t Mix64(uint64_t x) {
   x += 0x9e3779b97f4a7c15ULL;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -22,17 +25,17 @@ SLIPSTREAM_HOST_DEVICE inline uint64_t HashKey(int64_t key) {
   return Mix64(static_cast<uint64_t>(key));
 }
 
-// Drawn when the process starts.
+// Drawn at process start.
 inline const uint64_t kHashSeed = (uint64_t{std::random_device()()} << 32) | std::random_device()();
 
-// Where a key lies in an open-addressing table: nobody can choose keys that all lie in one line.
-// Nothing but the time of a search may depend on the seed.
+// Hash for open-addressing tables. Note: results must not depend on the seed; only the time of a
+// search may.
 SLIPSTREAM_HOST_DEVICE inline uint64_t KeyedHash(int64_t key, uint64_t seed) {
   return Mix64(static_cast<uint64_t>(key) ^ seed);
 }
 inline uint64_t KeyedHash(int64_t key) { return KeyedHash(key, kHashSeed); }
 
-// A hash as a place among n: its top bits count. Below n.
+// Maps a hash to [0, n) by its top bits.
 SLIPSTREAM_HOST_DEVICE inline uint64_t ScaleHash(uint64_t hash, uint64_t n) {
 #ifdef __CUDA_ARCH__
   return __umul64hi(hash, n);
@@ -41,8 +44,8 @@ SLIPSTREAM_HOST_DEVICE inline uint64_t ScaleHash(uint64_t hash, uint64_t n) {
 #endif
 }
 
-// Random number `counter` of the stream `seed`: needs no state, so that results depend on
-// neither threads nor call sizes.
+// Returns random number `counter` of the stream `seed`. It has no state, so that results depend
+// neither on threads nor on the sizes of calls.
 SLIPSTREAM_HOST_DEVICE inline uint64_t CounterRandom(uint64_t seed, uint64_t counter) {
   return Mix64(Mix64(seed) ^ Mix64(counter + 0x632be59bd9b4e019ULL));
 }

@@ -1,5 +1,6 @@
-// Floats in 16 bits, or in 24 of which others lend 8, rounded by chance, and back: to be inlined
-// into functions that are compiled for several instruction sets.
+// Conversion of floats to 16 or 24 bits with stochastic rounding, and back.
+//
+// All functions are inlined into functions that are compiled for multiple instruction sets.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_NARROW_FLOATS_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_NARROW_FLOATS_H_
 
@@ -11,7 +12,7 @@
 
 namespace slipstream {
 
-// Vectors are asked for: left to find them, compilers take narrower ones than processors have.
+// Explicit vectors, because auto-vectorization chooses narrower vectors than the processor has.
 template <class Value>
 struct VectorOf16 {
   typedef Value Type __attribute__((vector_size(16 * sizeof(Value))));
@@ -29,9 +30,9 @@ SLIPSTREAM_ALWAYS_INLINE To SameBits(From from) {
   return to;
 }
 
-// Below, Bits is uint32_t or Bits16.
+// Below, `Bits` is uint32_t or Bits16.
 
-// A bijection on 32 bits (the finaliser of MurmurHash3).
+// A bijection on 32 bits (the finalizer of MurmurHash3).
 template <class Bits>
 SLIPSTREAM_ALWAYS_INLINE Bits Mix32(Bits x) {
   x = (x ^ (x >> 16)) * 0x85ebca6bu;
@@ -39,23 +40,24 @@ SLIPSTREAM_ALWAYS_INLINE Bits Mix32(Bits x) {
   return x ^ (x >> 16);
 }
 
-// What tells the values of a row apart.
+// Decorrelates the random bits of the values in a row.
 template <class Bits>
 SLIPSTREAM_ALWAYS_INLINE Bits SpreadIndex(Bits index) {
   return index * 0x9e3779b1u;
 }
 
-// 16 even bits for value `index` of a row. A hash has those of two values, 16 apart, so that of
-// whole vectors every other one costs none.
+// Returns 16 uniform random bits for value `index` of a row. One hash serves two values that are 16
+// apart, so that every second vector needs no hash.
 inline uint32_t ChanceOf(uint32_t seed, uint32_t index) {
   const uint32_t both = Mix32(SpreadIndex(index / 32 * 16 + index % 16) + seed);
   return index / 16 % 2 == 0 ? both & 0xffffu : both >> 16;
 }
 
-// bits: of floats, which are rounded to one of their two neighbours, such that the mean, over
-// evenly drawn 16 bits of `chance`, is the value. What is representable stays. What is beyond the
-// largest becomes infinite, and what is not finite stays so. In the lower 16 + kMore bits of the
-// result: kMore, 0 or 8, are bits of precision. Only the upper 16 - kMore bits of a chance matter.
+// Rounds floats, given as bits, to one of their two neighbors. Over uniform 16-bit values of
+// `chance`, the mean of the result is the input. Representable values do not change. Values beyond
+// the largest become infinite; infinities and NaNs are preserved. The result is in the lower 16 +
+// kMore bits. kMore is 0 or 8 additional bits of precision. Only the upper 16 - kMore bits of
+// `chance` matter.
 struct Bfloat16Rounding {
   template <int kMore, class Bits>
   static SLIPSTREAM_ALWAYS_INLINE Bits Round(Bits bits, Bits chance) {
@@ -72,15 +74,15 @@ struct Float16Rounding {
   static SLIPSTREAM_ALWAYS_INLINE Bits16 Min(Bits16 a, uint32_t b) {
     return a < b ? a : b + Bits16{};
   }
-  // value >= least, as a mask.
+  // Returns value >= least as a mask.
   static SLIPSTREAM_ALWAYS_INLINE uint32_t AtLeast(uint32_t value, uint32_t least) {
     return 0u - static_cast<uint32_t>(value >= least);
   }
   static SLIPSTREAM_ALWAYS_INLINE Bits16 AtLeast(Bits16 value, uint32_t least) {
     return SameBits<Bits16>(value >= least);
   }
-  // `per_unit` times a float below 2^20 of these, and `more` of one, rounded down; and back. What
-  // is above that is not used.
+  // Convert a float to multiples of 1 / per_unit, plus `parts` times `part`, rounded down; and
+  // back. Valid below 2^20 multiples; larger results are not used.
   static SLIPSTREAM_ALWAYS_INLINE uint32_t ToSteps(uint32_t bits, float per_unit, uint32_t parts,
                                                    float part) {
     const float more = static_cast<float>(static_cast<int32_t>(parts)) * part;
@@ -105,8 +107,9 @@ struct Float16Rounding {
     constexpr uint32_t kLeastNormal = 113u << 23, kInfinity = 0x7c00u << kMore;
     chance >>= 16 - kDropped;
     const Bits magnitude = bits & 0x7fffffffu;
-    // Below the least normal half the halves lie 2^-24 apart: fewer than 2^(10 + kMore) of them,
-    // which with the bits of the chance fill no float. A larger one would not fit an integer.
+    // Halves below the smallest normal are 2^-24 apart. There are fewer than 2^(10 + kMore) of
+    // them, which together with the random bits fit in a float. Larger values would overflow the
+    // integer and are masked.
     const Bits is_normal = AtLeast(magnitude, kLeastNormal);
     constexpr float kPerUnit = kMore == 0 ? 0x1p24f : 0x1p32f;
     constexpr float kPart = 1.f / static_cast<float>(1 << kDropped);
@@ -115,13 +118,13 @@ struct Float16Rounding {
     return (bits >> (16 - kMore) & (0x8000u << kMore)) | (small & ~is_normal) |
            (normal & is_normal);
   }
-  // Makes no subnormal float in between: threads may take those for 0.
+  // Creates no subnormal float as an intermediate, because threads may flush subnormals to 0.
   template <int kMore, class Bits>
   static SLIPSTREAM_ALWAYS_INLINE Bits Widen(Bits narrow) {
     constexpr uint32_t kSign = 0x8000u << kMore, kInfinity = 0x7c00u << kMore;
     constexpr uint32_t kLeastNormal = 0x400u << kMore;
     const Bits magnitude = narrow & (kSign - 1), is_normal = AtLeast(magnitude, kLeastNormal);
-    // The largest exponent of a half is that of a float, too.
+    // Map the largest exponent of a half (infinity, NaN) to the largest exponent of a float.
     const Bits beyond = AtLeast(magnitude, kInfinity) & (112u << 23);
     const Bits large = (magnitude << (13 - kMore)) + (112u << 23) + beyond;
     constexpr float kUnit = kMore == 0 ? 0x1p-24f : 0x1p-32f;
@@ -130,7 +133,7 @@ struct Float16Rounding {
   }
 };
 
-// Halves, which may lie anywhere, as floats.
+// Decodes n halves at any address to floats.
 template <class Rounding>
 SLIPSTREAM_ALWAYS_INLINE void ReadHalves(const uint8_t* bytes, int64_t n, float* values) {
   const int64_t whole = n / 16 * 16;
@@ -147,7 +150,8 @@ SLIPSTREAM_ALWAYS_INLINE void ReadHalves(const uint8_t* bytes, int64_t n, float*
   }
 }
 
-// Value i by chance number first + i of the row's `seed`; first: a multiple of 32.
+// Encodes n floats as halves. Value i uses random number first + i of the row's `seed`; `first`
+// must be a multiple of 32.
 template <class Rounding>
 SLIPSTREAM_ALWAYS_INLINE void WriteHalves(const float* values, int64_t n, uint32_t seed,
                                           int64_t first, uint8_t* bytes) {
@@ -173,9 +177,9 @@ SLIPSTREAM_ALWAYS_INLINE void WriteHalves(const float* values, int64_t n, uint32
   }
 }
 
-// A value in 24 bits has the nearest 16 among the halves, as above, and its lowest 8 in those of a
-// float, a word, that lends them and has 24 bits then, too. A half may be one above the value's
-// upper 16 bits: the lowest count as from -128 to 127.
+// A 24-bit value is stored as the nearest 16-bit half and its lowest 8 bits. These replace the
+// lowest 8 bits of a float slot (the lender), which then has 24 bits, too. Rounding to the nearest
+// half may round up, therefore the lowest 8 bits count as -128 to 127.
 constexpr uint32_t kLentBits = 0xffu, kHalfOfLent = 0x80u;
 
 template <class Rounding>
@@ -201,7 +205,8 @@ SLIPSTREAM_ALWAYS_INLINE void ReadLent(const uint8_t* halves, const uint8_t* wor
   for (int64_t i = whole; i < n; ++i) read(i, uint16_t{0}, uint32_t{0});
 }
 
-// Value and lender i by chance number first + i of the row's `seed`; first: a multiple of 32.
+// Encodes values and lenders. Pair i uses random number first + i of the row's `seed`; `first` must
+// be a multiple of 32.
 template <class Rounding>
 SLIPSTREAM_ALWAYS_INLINE void WriteLent(const float* values, const float* lenders, int64_t n,
                                         uint32_t seed, int64_t first, uint8_t* halves,
@@ -211,7 +216,7 @@ SLIPSTREAM_ALWAYS_INLINE void WriteLent(const float* values, const float* lender
     decltype(chance) value, word;
     std::memcpy(&value, values + i, sizeof(value));
     std::memcpy(&word, lenders + i, sizeof(word));
-    // Each by bits of the chance that the other does not use.
+    // Value and lender use different bits of `chance`.
     value = Rounding::template Round<8>(value, chance);
     word = ((word + (chance & kLentBits)) & ~kLentBits) | (value & kLentBits);
     std::memcpy(words + 4 * i, &word, sizeof(word));
@@ -235,7 +240,7 @@ SLIPSTREAM_ALWAYS_INLINE void WriteLent(const float* values, const float* lender
   }
 }
 
-// The chance with which what is dropped is rounded to the nearest.
+// As `chance`, rounds to the nearest.
 constexpr uint32_t kToNearest = 0x8000u;
 
 }  // namespace slipstream

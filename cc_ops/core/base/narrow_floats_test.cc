@@ -42,7 +42,7 @@ float Rounded(float value, uint32_t chance) {
       Rounding::template Widen<kMore>(Rounding::template Round<kMore>(BitsOf(value), chance)));
 }
 
-// Ties go up.
+// Rounds to nearest; ties are rounded up.
 template <class Rounding>
 float Nearest(float value) {
   return FloatOf(
@@ -54,7 +54,7 @@ class NarrowFloats : public testing::Test {};
 using Formats = testing::Types<Bfloat16, LentBfloat16, Float16, LentFloat16>;
 TYPED_TEST_SUITE(NarrowFloats, Formats);
 
-// Of all sizes that rows have.
+// Values of all magnitudes that rows have.
 std::vector<float> Values() {
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
@@ -78,7 +78,7 @@ TYPED_TEST(NarrowFloats, TheMeanOverAllChancesIsTheValue) {
     const double step = *seen.rbegin() - *seen.begin();
     EXPECT_LE(*seen.begin(), value);
     EXPECT_GE(*seen.rbegin(), value);
-    // Of a chance's 16 bits there are 5 at least.
+    // At least 5 of the 16 random bits matter.
     EXPECT_NEAR(sum / kChances, value, step / 30) << value;
   }
 }
@@ -144,7 +144,7 @@ TYPED_TEST(NarrowFloats, VectorsAreLikeTheirValues) {
       const uint32_t chance = ChanceOf(99, static_cast<uint32_t>(64 + i));
       EXPECT_EQ(back[i], Rounded<TypeParam>(values[i], chance)) << values[i];
       if (TypeParam::kMore == 0) continue;
-      // The nearest; beyond the middle of the last one and infinity, that.
+      // Expects the nearest value; above the middle between the largest one and infinity, infinity.
       const float nearest = Nearest<Rounding>(back[i]);
       EXPECT_EQ(halves[i], nearest) << back[i];
       const uint32_t lender = BitsOf(lenders[i]) + (chance & kLentBits);
@@ -153,7 +153,7 @@ TYPED_TEST(NarrowFloats, VectorsAreLikeTheirValues) {
   }
 }
 
-// Neighbours, and the same value in the next update, are rounded apart.
+// The random bits of neighbors, and of a value in successive updates, are independent.
 TEST(ChanceOf, BitsAreEvenAndApart) {
   int ones[16] = {};
   int ups = 0;

@@ -1,4 +1,4 @@
-// How the core is given threads: the op layer passes the framework's pool in.
+// Interface through which the op layer passes its thread pool to the core.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_PARALLEL_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_PARALLEL_H_
 
@@ -11,17 +11,18 @@
 namespace slipstream {
 
 struct Parallel {
-  // Useful number of tasks, at least 1. Results never depend on it.
+  // Number of tasks that is useful, at least 1. Results never depend on it.
   int threads = 1;
-  // Runs fn(0) .. fn(tasks - 1), possibly at the same time; returns when all are done. What a task
-  // throws, the caller gets, once no task is running; others may not have run then.
+  // Runs fn(0) to fn(tasks - 1), possibly concurrently, and returns when all have finished. An
+  // exception of a task is rethrown in the caller when no task is running. The other tasks may not
+  // have run then.
   std::function<void(int tasks, const std::function<void(int task)>& fn)> run =
       [](int tasks, const std::function<void(int)>& fn) {
         for (int t = 0; t < tasks; ++t) fn(t);
       };
 };
 
-// Brings what tasks throw on other threads to the thread that waits for them.
+// Passes the first exception of worker threads to the thread that waits for them.
 class TaskErrors {
  public:
   void Run(const std::function<void(int task)>& fn, int task) noexcept {
@@ -32,7 +33,7 @@ class TaskErrors {
       if (first_ == nullptr) first_ = std::current_exception();
     }
   }
-  // Throws what the first task to fail threw; to be called when all have ended.
+  // Rethrows the exception of the first task that failed. Call it after all tasks have ended.
   void Rethrow() const {
     if (first_ != nullptr) std::rethrow_exception(first_);
   }
@@ -42,7 +43,7 @@ class TaskErrors {
   std::exception_ptr first_;
 };
 
-// Tasks for n items, if one with fewer than `per_task` costs more than it saves.
+// Number of tasks for n items, such that each task has at least `per_task` items.
 inline int TasksFor(int64_t n, int64_t per_task, const Parallel& parallel) {
   return static_cast<int>(std::clamp<int64_t>(n / per_task, 1, parallel.threads));
 }

@@ -1,4 +1,4 @@
-// Sorts by an unsigned integer, faster than comparing for the many keys of a window's end.
+// Radix sort by an unsigned integer, faster than std::sort for the keys of a whole table.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_RADIX_SORT_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_RADIX_SORT_H_
 
@@ -13,7 +13,7 @@
 
 namespace slipstream {
 
-// The order of int64 keys, and of float numbers from 0 with the largest first.
+// Map int64 keys to ascending, and non-negative floats to descending unsigned integers.
 inline uint64_t AscendingBits(int64_t key) {
   return static_cast<uint64_t>(key) ^ (uint64_t{1} << 63);
 }
@@ -23,9 +23,9 @@ inline uint64_t DescendingBits(float number) {
   return ~bits;
 }
 
-// Sorts items by bits_of(item), an unsigned integer; equal ones keep their order. Digits that all
-// items agree in cost nothing but a look. Without threads it throws only std::bad_alloc, leaving
-// items as they were; with some, whatever `parallel` does.
+// Sorts items by bits_of(item), an unsigned integer, and keeps the order of equal items. Digits
+// that are the same in all items are skipped. On one thread it throws only std::bad_alloc and then
+// leaves the items unchanged. On more threads it throws what `parallel` throws.
 template <class T, class BitsOf>
 void RadixSort(std::vector<T>* items, const BitsOf& bits_of, const Parallel& parallel = {}) {
   constexpr int kDigitBits = 11, kDigits = (64 + kDigitBits - 1) / kDigitBits;
@@ -36,7 +36,8 @@ void RadixSort(std::vector<T>* items, const BitsOf& bits_of, const Parallel& par
   const int tasks = TasksFor(n, kItemsPerTask, parallel);
   struct Counts {
     uint64_t differing = 0;
-    std::array<size_t, kRadix> of_digit;  // items, then where the next one goes
+    // Number of items per digit; later the position of the next item.
+    std::array<size_t, kRadix> of_digit;
   };
   std::vector<Counts> counts(static_cast<size_t>(tasks));
   std::vector<T> sorted(items->size());

@@ -20,7 +20,7 @@ TEST(RadixSort, KeysOfAnySignAscendAndEqualOnesKeepTheirOrder) {
   std::mt19937_64 random(1);
   constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
   for (const size_t count : {0u, 1u, 2u, 3u, 5000u}) {
-    // Dense ones, few of which differ in high digits, and hashes.
+    // Dense keys, which differ only in their low digits, and hashes.
     for (const uint64_t mask : {uint64_t{0xfff}, ~uint64_t{0}}) {
       std::vector<Item> items;
       for (size_t i = 0; i < count; ++i) {

@@ -17,9 +17,9 @@ namespace {
 constexpr uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u;
 constexpr int64_t kScaleBytes = sizeof(float);
 constexpr float kSteps = 127.f;
-// Rows of no larger values become 0: their 127th part would be subnormal, or near it.
+// Rows with smaller magnitudes become 0, because a 127th of them would be subnormal or nearly so.
 constexpr float kLeastMagnitude = 1e-35f;
-// 128 times as much is still finite.
+// The largest scale for which 128 times the scale is still finite.
 constexpr float kMostScale = 2.6584e36f;
 
 SLIPSTREAM_ALWAYS_INLINE void Store(uint16_t half, uint8_t* out, int64_t i) {
@@ -42,23 +42,24 @@ SLIPSTREAM_SIMD_CLONES void DecodeFloat16(const uint8_t* encoded, int64_t n, flo
   ReadHalves<Float16Rounding>(encoded, n, values);
 }
 
-// Evenly from [0, 1), by a value, its index and its row.
+// Returns a uniform number in [0, 1) that depends on the value, its index and its row.
 SLIPSTREAM_ALWAYS_INLINE float UnitChanceOf(uint32_t bits, uint32_t index, uint32_t row) {
   return static_cast<float>(Mix32(bits ^ (row + SpreadIndex(index))) >> 8) * 0x1p-24f;
 }
 
-// x * steps_per_unit, and `chance` more, rounded down. The conversion cuts off, hence the 128.
+// Returns x * steps_per_unit + chance, rounded down. The conversion truncates, therefore 128 is
+// added.
 SLIPSTREAM_ALWAYS_INLINE uint8_t ToInt8(float x, float steps_per_unit, float chance) {
   const auto up = static_cast<int32_t>(x * steps_per_unit + chance + 128.f);
   return static_cast<uint8_t>(std::clamp(up, 1, 255) - 128);
 }
 
-// Of [n, dim] rows, each behind its scale.
+// Encodes [n, dim] rows, each after its scale.
 template <RowRounding kRounding>
 SLIPSTREAM_ALWAYS_INLINE void AllToInt8(const float* values, const int64_t* keys, int64_t n,
                                         int64_t dim, uint8_t* out) {
   for (int64_t i = 0; i < n; ++i, values += dim, out += kScaleBytes + dim) {
-    // As numbers their bits are in the same order; a NaN is above all.
+    // Compare magnitudes as integers, which orders NaN above all numbers.
     uint32_t largest = 0;
     for (int64_t j = 0; j < dim; ++j) {
       largest = std::max(largest, BitsOf(values[j]) & kMagnitude);
@@ -113,7 +114,7 @@ SLIPSTREAM_SIMD_CLONES void DecodeInt8(const uint8_t* encoded, int64_t n, int64_
   }
 }
 
-// Whether one of n numbers has all bits of an exponent.
+// Returns whether any of n numbers has all exponent bits set, i.e. is infinite or a NaN.
 template <class Bits>
 bool AnyHas(const uint8_t* encoded, int64_t n, Bits exponent) {
   bool any = false;

@@ -1,4 +1,4 @@
-// Rows of floats in fewer bytes, and back.
+// Encodes rows of floats in fewer bytes for storage and messages.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_ROW_CODEC_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_ROW_CODEC_H_
 
@@ -6,30 +6,30 @@
 
 namespace slipstream {
 
-// What a row's values become. Float32, bfloat16 and float16: the nearest, one behind the other.
-// Int8: multiples of a 127th of the row's largest magnitude, behind a float that tells how large
-// that is.
+// Encoding of the values of a row. float32, bfloat16 and float16 store the nearest value. int8
+// stores multiples of a 127th of the row's largest magnitude, after a float32 scale.
 enum class RowDtype : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3 };
 constexpr int kRowDtypes = 4;
 
-// How an int8 is chosen. kByChance: one of its two neighbours, drawn by a hash of the key and the
-// row's values: over rows that differ the mean error is 0, and equal rows become equal bytes.
+// Rounding of int8 values. kByChance rounds stochastically with a hash of the key and the values:
+// over different rows the mean error is 0, and equal rows have equal encodings.
 enum class RowRounding { kNearest, kByChance };
 
-// Of a row of so many values; 0 of none.
+// Bytes of an encoded row with `dim` values; 0 if dim is 0.
 int64_t EncodedBytes(RowDtype dtype, int64_t dim);
 
-// keys: [n], or null with kNearest; values: [n, dim]; out: n * EncodedBytes. An int8 row with a
-// value that is not finite comes back as NaN.
+// Encodes rows. keys: [n], or null with kNearest. values: [n, dim]. out: n * EncodedBytes. An int8
+// row with a value that is not finite is decoded as NaN.
 void EncodeRows(const float* values, const int64_t* keys, int64_t n, int64_t dim, RowDtype dtype,
                 RowRounding rounding, uint8_t* out);
 void DecodeRows(const uint8_t* encoded, int64_t n, int64_t dim, RowDtype dtype, float* values);
 
-// Whether a value comes back finite; and which do, for errors. Not of int8.
+// Returns whether a value stays finite when encoded. NumbersHeldBy describes the allowed values for
+// error messages. Not for int8.
 bool IsHeldBy(RowDtype dtype, float value);
 const char* NumbersHeldBy(RowDtype dtype);
 
-// Whether DecodeRows of a row gives finite values.
+// Returns whether DecodeRows of a row gives finite values.
 bool EncodedIsFinite(const uint8_t* encoded, int64_t dim, RowDtype dtype);
 
 }  // namespace slipstream

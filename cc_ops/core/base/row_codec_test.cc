@@ -23,7 +23,7 @@ std::vector<float> ThereAndBack(const std::vector<float>& values, int64_t dim, R
   std::vector<int64_t> keys(static_cast<size_t>(n));
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i) * 7 - 3;
   const auto bytes = static_cast<size_t>(n * EncodedBytes(dtype, dim));
-  // One byte further: rows may lie anywhere.
+  // An odd address, because rows may start at any address.
   std::vector<uint8_t> encoded(bytes + 2, 0xee);
   EncodeRows(values.data(), keys.data(), n, dim, dtype, rounding, encoded.data() + 1);
   EXPECT_EQ(encoded.back(), 0xee);
@@ -73,7 +73,7 @@ TEST(RowCodec, EveryHalfComesBackAndFloatsGoToTheNearest) {
     EXPECT_EQ(again, half);
     const uint32_t magnitude = half & 0x7fffu;
     if (magnitude >= 0x7bffu) continue;
-    // What it is, by the definition; between this one and the next lies one that goes to the even.
+    // The value by definition of the format. The midpoint to the next value rounds to even.
     const float exponent = magnitude < 0x400u ? 1.f : static_cast<float>(magnitude >> 10);
     const float mantissa = static_cast<float>(magnitude & 0x3ffu) + (magnitude < 0x400u ? 0 : 1024);
     EXPECT_EQ(std::fabs(value), std::ldexp(mantissa, static_cast<int>(exponent) - 25));
@@ -91,7 +91,7 @@ TEST(RowCodec, EveryHalfComesBackAndFloatsGoToTheNearest) {
 TEST(RowCodec, TheMeanOfWhatIsChosenByChanceIsTheValue) {
   constexpr int64_t kRows = 40000, kDim = 8;
   std::vector<float> values = Normal(kRows * kDim, 1e-4f, 2);
-  // Beside a large value the others lie within a fraction of a step from 0.
+  // Next to a large value, all other values are within a fraction of a step from 0.
   for (int64_t i = 0; i < kRows; ++i) values[i * kDim] = 1.27f * (1.f + 1e-6f * (i % 100));
   const std::vector<float> back =
       ThereAndBack(values, kDim, RowDtype::kInt8, RowRounding::kByChance);
@@ -104,7 +104,7 @@ TEST(RowCodec, TheMeanOfWhatIsChosenByChanceIsTheValue) {
       sum_back += back[i * kDim + j];
       differ += back[i * kDim + j] != nearest[i * kDim + j];
     }
-    // The deviation of one is below half a step, .005.
+    // The standard deviation of a value is below half a step, .005.
     EXPECT_NEAR(sum_back / kRows, sum / kRows, 4 * .005 / std::sqrt(kRows)) << j;
     EXPECT_GT(differ, 0);
   }

@@ -1,4 +1,4 @@
-// How many values a row may have, wherever rows are kept.
+// Limits for the dimension of rows.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_ROW_DIM_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_ROW_DIM_H_
 
@@ -11,7 +11,8 @@ namespace slipstream {
 
 constexpr int64_t kMaxDim = 65536;
 
-// InvalidArgument unless dim is 1 to kMaxDim; `owner` says whose it is, or is empty.
+// Returns InvalidArgument unless dim is in [1, kMaxDim]. `owner` is appended to "dim" in the
+// message and may be empty.
 inline Status ValidateDim(int64_t dim, const std::string& owner) {
   if (dim >= 1 && dim <= kMaxDim) return OkStatus();
   return InvalidArgument("dim" + owner + " is " + std::to_string(dim) + "; allowed: 1 to " +

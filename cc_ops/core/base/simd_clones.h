@@ -1,9 +1,9 @@
-// Functions compiled for several instruction sets; the loader picks by processor.
+// Compiles functions for multiple instruction sets; the loader selects one for the processor.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_SIMD_CLONES_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_SIMD_CLONES_H_
 
-// The results are the same bits everywhere: no reduction is reordered, and
-// multiplications and additions are not contracted (-ffp-contract=off).
+// Results are bit-identical on all processors: reductions are not reordered, and multiplications
+// and additions are not contracted (-ffp-contract=off).
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define SLIPSTREAM_SIMD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -11,14 +11,15 @@
 #define SLIPSTREAM_SIMD_CLONES
 #endif
 
-// For what such a function calls: inlined, it is compiled for the same instruction set.
+// For functions that a clone calls: inlined, they are compiled for the instruction set of the
+// clone.
 #define SLIPSTREAM_ALWAYS_INLINE inline __attribute__((always_inline))
 
-// The same for a lambda in it.
+// The same for a lambda in a clone.
 #define SLIPSTREAM_LAMBDA_INLINE __attribute__((always_inline))
 
-// For a function that does nothing but prefetch. GCC takes it for one without an effect, and leaves
-// out the calls that it has not inlined by then.
+// For functions that only prefetch. GCC treats such a function as one without effects and drops
+// calls that it has not inlined.
 #define SLIPSTREAM_PREFETCHES inline __attribute__((always_inline))
 
 #endif  // SLIPSTREAM_CC_OPS_CORE_BASE_SIMD_CLONES_H_

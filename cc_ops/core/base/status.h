@@ -1,4 +1,4 @@
-// Framework-free error values: the op layer turns them into absl::Status.
+// Framework-free error values, which the op layer converts to absl::Status.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_STATUS_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_STATUS_H_
 
@@ -9,8 +9,8 @@ namespace slipstream {
 
 enum class StatusCode { kOk, kInvalidArgument, kResourceExhausted, kDataLoss };
 
-// Result of a call that can fail on user data. The message names the value, the
-// place and what is allowed.
+// Result of a call that can fail on user data. The message contains the value, its place and the
+// allowed values.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -32,7 +32,7 @@ inline Status InvalidArgument(std::string message) {
 inline Status ResourceExhausted(std::string message) {
   return Status(StatusCode::kResourceExhausted, std::move(message));
 }
-// The disk does not give back what was written.
+// The disk did not return the data that was written.
 inline Status DataLoss(std::string message) {
   return Status(StatusCode::kDataLoss, std::move(message));
 }

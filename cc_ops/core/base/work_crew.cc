@@ -17,8 +17,8 @@
 namespace slipstream {
 namespace {
 
-// How long a helper waits for the next section, and a section for its last tasks before it lets
-// other threads have the processor.
+// Time for which a helper spins for the next section, and a section for its last tasks, before the
+// thread yields the processor.
 constexpr std::chrono::microseconds kPatience{50};
 constexpr int kLooksBetweenTimes = 64;
 
@@ -30,7 +30,7 @@ void Pause() {
 #endif
 }
 
-// Looks until `is_done`; false if that takes longer than kPatience.
+// Spins until `is_done` returns true. Returns false after kPatience.
 template <class IsDone>
 bool LookUntil(const IsDone& is_done) {
   const auto start = std::chrono::steady_clock::now();
@@ -43,8 +43,8 @@ bool LookUntil(const IsDone& is_done) {
   }
 }
 
-// The tasks of a section and those that are taken, in one number, so that nobody takes a task of
-// one section for one of the next.
+// One integer has the number of tasks of a section and the number of taken tasks. A thread can
+// therefore not take a task of one section for a task of the next.
 uint64_t Section(int tasks) { return static_cast<uint64_t>(tasks) << 32; }
 int TasksOf(uint64_t section) { return static_cast<int>(section >> 32); }
 int TakenOf(uint64_t section) { return static_cast<int>(section & 0xffffffffu); }
@@ -53,11 +53,11 @@ int TakenOf(uint64_t section) { return static_cast<int>(section & 0xffffffffu); 
 
 struct WorkCrew::State {
   std::atomic<uint64_t> section{0};
-  std::atomic<int> unfinished{0};  // tasks of the section
-  std::atomic<int> helpers{0};     // asked for, and not gone yet
+  std::atomic<int> unfinished{0};  // Tasks of the section that have not finished.
+  std::atomic<int> helpers{0};     // Helpers that were requested and have not left yet.
   std::atomic<bool> is_over{false};
   std::atomic<bool> is_running{false};
-  // Of the section; it stays while a task of it is unfinished.
+  // Function of the section; valid while a task is unfinished.
   const std::function<void(int)>* fn = nullptr;
 
   bool HasTask() const {
@@ -96,7 +96,7 @@ void WorkCrew::CallForHelp(int wanted) {
     try {
       schedule_([state = state_] { state->Help(); });
     } catch (const std::bad_alloc&) {
-      // The work gets done without.
+      // The calling thread does the work without this helper.
       state_->helpers.fetch_sub(1, std::memory_order_acq_rel);
       return;
     }

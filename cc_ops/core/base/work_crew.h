@@ -1,4 +1,4 @@
-// Several parallel sections with one call for help.
+// Runs multiple parallel sections with one request for helper threads.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_WORK_CREW_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_WORK_CREW_H_
 
@@ -7,23 +7,25 @@
 
 namespace slipstream {
 
-// Runs tasks on the thread that asks for them and on those that have come to help. Helpers are
-// asked for in the first section and stay for those that follow shortly after; nobody waits for
-// one that has not come, as one that a virtual machine has to wake may take longer than the work.
+// Runs tasks on the calling thread and on helpers that have arrived.
+//
+// The first section requests helpers, which stay for sections that follow shortly. A section never
+// waits for a helper that has not arrived, because waking a thread on a virtual machine can take
+// longer than the work.
 class WorkCrew {
  public:
-  // Has a function called on another thread, some time or never; may throw std::bad_alloc.
+  // Calls a function on another thread at some time, or never. May throw std::bad_alloc.
   using Schedule = std::function<void(std::function<void()>)>;
 
-  // threads: with the one that asks.
+  // threads: number of threads including the caller.
   WorkCrew(int threads, Schedule schedule);
-  // Helpers leave; it waits for none.
+  // Dismisses the helpers without waiting for them.
   ~WorkCrew();
   WorkCrew(const WorkCrew&) = delete;
   WorkCrew& operator=(const WorkCrew&) = delete;
 
-  // As Parallel::run. A section within a section runs on its own thread alone. Throws what the
-  // first task that failed threw.
+  // Same contract as Parallel::run. A section within a section runs on its thread only. Rethrows
+  // the exception of the first task that failed.
   void Run(int tasks, const std::function<void(int task)>& fn);
 
  private:

@@ -70,9 +70,10 @@ class Threads {
   std::vector<std::thread> threads_;
 };
 
-// Every task of every section runs once, and before the next section begins.
+// Checks that every task runs once, and before the next section starts.
 void RunsEveryTaskOnce(WorkCrew* crew, int sections, int tasks) {
-  std::vector<int> runs(static_cast<size_t>(tasks), 0);  // no atomics: ThreadSanitizer looks on
+  // Not atomic, so that ThreadSanitizer can find races.
+  std::vector<int> runs(static_cast<size_t>(tasks), 0);
   for (int section = 1; section <= sections; ++section) {
     crew->Run(tasks, [&](int task) { ++runs[static_cast<size_t>(task)]; });
     for (int task = 0; task < tasks; ++task) ASSERT_EQ(runs[static_cast<size_t>(task)], section);
@@ -96,7 +97,7 @@ TEST(WorkCrew, NobodyWaitsForHelpThatNeverComes) {
     RunsEveryTaskOnce(&crew, 10, 5);
     EXPECT_EQ(late.size(), 2u);
   }
-  // The crew is gone by now; there is nothing to do.
+  // The crew is destroyed, therefore the late helpers have no work.
   for (const std::function<void()>& fn : late) fn();
 }
 

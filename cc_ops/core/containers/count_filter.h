@@ -1,4 +1,4 @@
-// Counts of keys that have no row, in little memory: a count is right, or too high.
+// Approximate access counts of keys without a row; a count is never too low since the last halving.
 #ifndef SLIPSTREAM_CC_OPS_CORE_CONTAINERS_COUNT_FILTER_H_
 #define SLIPSTREAM_CC_OPS_CORE_CONTAINERS_COUNT_FILTER_H_
 
@@ -11,18 +11,18 @@
 
 namespace slipstream {
 
-// A count-min sketch whose four counters of a key lie in one cache line (Cormode & Muthukrishnan
-// 2005), of which only the smallest are raised (Estan & Varghese 2002). When as many accesses have
-// come as it has counters, all are halved: what was seen long ago is forgotten (TinyLFU, Einziger
-// et al. 2017). Not thread-safe.
+// A count-min sketch (Cormode & Muthukrishnan 2005) with conservative update (Estan & Varghese
+// 2002). The four counters of a key are in one cache line. After as many accesses as there are
+// counters, all counters are halved, so that old accesses fade (TinyLFU, Einziger et al. 2017). Not
+// thread-safe.
 class CountFilter {
  public:
-  // Counts stop here.
+  // Maximum count.
   static constexpr uint32_t kMost = 255;
-  // In whole cache lines. They are made with the first access.
+  // Number of counters, in whole cache lines. They are allocated at the first access.
   static constexpr int64_t kCounters = int64_t{1} << 18;
 
-  // Counts accesses of a key; returns how many there were, with these.
+  // Adds accesses of a key and returns its new count.
   uint32_t Add(int64_t key, uint32_t accesses) {
     counters_.resize(kCounters);
     const Positions positions(key);
@@ -34,15 +34,15 @@ class CountFilter {
     if (added_ >= kCounters) Halve();
     return count;
   }
-  // How many there were.
+  // Returns the count of a key.
   uint32_t Count(int64_t key) const { return counters_.empty() ? 0 : Least(Positions(key)); }
 
   int64_t bytes() const { return static_cast<int64_t>(counters_.capacity()); }
-  // None before the first access.
+  // Empty before the first access.
   const std::vector<uint8_t>& counters() const { return counters_; }
-  // Accesses since the last halving.
+  // Number of accesses since the last halving.
   int64_t added() const { return added_; }
-  // counters: none, or kCounters.
+  // counters: empty, or kCounters values.
   void Restore(std::vector<uint8_t> counters, int64_t added) {
     counters_ = std::move(counters);
     added_ = added;
@@ -51,10 +51,10 @@ class CountFilter {
  private:
   static constexpr int64_t kLine = 64;
 
-  // Where a key's counters are. The same everywhere.
+  // Positions of the counters of a key; the same in every process.
   struct Positions {
     explicit Positions(int64_t key) {
-      // The top bits of HashKey choose the shard.
+      // Hash again, because the top bits of HashKey choose the shard.
       const uint64_t hash = Mix64(HashKey(key));
       const auto line = static_cast<int64_t>(ScaleHash(hash, kCounters / kLine)) * kLine;
       for (int i = 0; i < 4; ++i) {

@@ -1,5 +1,7 @@
-// The one open-addressing table: entries of one array, found by the hash of their key. What an
-// entry is, its type says; a shard's index of rows is a HashIndex instead.
+// An open-addressing hash table in one array, on the CPU and on GPUs.
+//
+// The entry type defines the contents. `FlatTable` owns the array, `FlatTableView` reads it. The
+// index of a shard's rows is a HashIndex instead, because it has to grow without long pauses.
 #ifndef SLIPSTREAM_CC_OPS_CORE_CONTAINERS_FLAT_TABLE_H_
 #define SLIPSTREAM_CC_OPS_CORE_CONTAINERS_FLAT_TABLE_H_
 
@@ -16,28 +18,29 @@
 
 namespace slipstream {
 
-// Reads a table's entries, which the table owns, or a copy of them in GPU memory. An entry type is
-// trivially copied; on GPUs one load gets it if it is aligned to its size. It has
-//   Entry()                         which is free
+// Reads the entries of a table, or a copy of them in GPU memory. An entry type must be trivially
+// copyable. GPUs read it in one load if it is aligned to its size. It declares:
+//
+//   Entry()                         Creates a free entry.
 //   bool is_free() const
-//   Key                             what it is looked up by: a key, with what tells it from others
+//   Key                             What identifies an entry: the key and context to compare it.
 //   static uint64_t Hash(Key, uint64_t seed)
-//   bool Is(Key) const              whether it is the key's; asked of free ones, too
-//   static constexpr int64_t kLine  1: probing is linear; else how many entries, those of a cache
-//                                   line, are read together; of a free one Is must be false then
+//   bool Is(Key) const              Whether the entry belongs to the key; called on free ones, too.
+//   static constexpr int64_t kLine  1: linear probing. Otherwise the number of entries in a cache
+//                                   line, which are read together; Is must be false for free ones.
 template <class E>
 struct FlatTableView {
   using Entry = E;
   using Key = typename E::Key;
   static constexpr int64_t kLine = E::kLine;
 
-  const Entry* entries = nullptr;  // [capacity], some of them free: probes end
-  int64_t capacity = 0;            // 0; or a power of two, with lines a multiple of kLine
-  uint64_t seed = 0;               // of the hash; see KeyedHash
+  const Entry* entries = nullptr;  // [capacity]; at least one entry is free, so that probes end.
+  int64_t capacity = 0;            // 0, or a power of two; a multiple of kLine.
+  uint64_t seed = 0;               // Seed of the hash; see KeyedHash.
 
   int64_t bytes() const { return capacity * static_cast<int64_t>(sizeof(Entry)); }
 
-  // Where probing begins: with lines, the first entry of one. The table is not empty.
+  // Returns the first index to probe, at the start of a line. The table must not be empty.
   SLIPSTREAM_HOST_DEVICE int64_t Home(uint64_t hash) const {
     if constexpr (kLine == 1) {
       return static_cast<int64_t>(hash & (static_cast<uint64_t>(capacity) - 1));
@@ -50,8 +53,8 @@ struct FlatTableView {
     return Home(Entry::Hash(key, seed));
   }
 
-  // The index of the key's entry; if it is not in the table, that of a free one: the first where
-  // probing is linear. The table is not empty.
+  // Returns the index of the entry of a key, or of a free entry if the key is absent. With linear
+  // probing this is the first free entry. The table must not be empty.
   SLIPSTREAM_HOST_DEVICE int64_t Probe(int64_t home, const Key& key) const {
     if constexpr (kLine == 1) {
       for (int64_t i = home;; i = (i + 1) & (capacity - 1)) {
@@ -60,30 +63,30 @@ struct FlatTableView {
       }
     } else {
       for (int64_t line = home;; line = line + kLine == capacity ? 0 : line + kLine) {
-        // Where in a line a key is, nobody can predict: no branch between its entries.
+        // Compare all entries without branches, because the position of a key is unpredictable.
         int64_t found = -1;
         for (int64_t i = line; i < line + kLine; ++i) found = entries[i].Is(key) ? i : found;
         if (found >= 0) return found;
-        // A line's free entries are its last ones; a key is no further than the first of them.
+        // Free entries are at the end of a line, and a key is never beyond the first line with one.
         if (entries[line + kLine - 1].is_free()) return line + kLine - 1;
       }
     }
   }
 
-  // The key's entry; a free one if it is not in the table.
+  // Returns the entry of the key, or a free entry if the key is absent.
   SLIPSTREAM_HOST_DEVICE Entry Find(const Key& key) const {
     return capacity == 0 ? Entry() : entries[Probe(HomeOf(key), key)];
   }
 };
 
-// Owns the entries. Grows only when it is told. Not thread-safe.
+// Owns the entries. Grows only in explicit calls. Not thread-safe.
 template <class E>
 class FlatTable {
  public:
   using Entry = E;
   using Key = typename E::Key;
 
-  // A power of two, from 16.
+  // Returns the smallest power of two that is at least `least` and at least 16.
   static int64_t PowerOfTwo(int64_t least) {
     int64_t capacity = 16;
     while (capacity < least) capacity *= 2;
@@ -91,35 +94,36 @@ class FlatTable {
   }
 
   int64_t capacity() const { return capacity_; }
-  // How many entries there is memory for.
+  // Number of entries that the allocated memory can hold.
   int64_t reserved() const { return static_cast<int64_t>(memory_.size() / sizeof(Entry)); }
-  // Valid until memory is taken again.
+  // Valid until the next allocation.
   FlatTableView<Entry> view() const { return {begin(), capacity_, kHashSeed}; }
   Entry* begin() const { return reinterpret_cast<Entry*>(memory_.data()); }
   Entry* end() const { return begin() + capacity_; }
 
-  // Takes another capacity; the entries are uninitialised. Keeps its memory if that is enough.
-  // Throws std::bad_alloc, changing nothing.
+  // Sets the capacity and leaves the entries uninitialized. Reuses the memory if it is large
+  // enough. Throws std::bad_alloc and then changes nothing.
   void ResetUninitialized(int64_t capacity) {
     const size_t bytes = static_cast<size_t>(capacity) * sizeof(Entry);
     if (bytes > memory_.size()) memory_ = PageMemory(bytes);
     capacity_ = capacity;
   }
-  // The same, all entries are free.
+  // Sets the capacity and frees all entries.
   void Reset(int64_t capacity) {
     ResetUninitialized(capacity);
     std::uninitialized_fill(begin(), end(), Entry());
   }
 
-  // The key's entry or the free one that is to become it. There is a free one.
+  // Returns the entry of the key, or the free entry where it must be inserted. At least one entry
+  // must be free.
   Entry* Probe(const Key& key) const { return begin() + view().Probe(view().HomeOf(key), key); }
 
-  // Frees an entry: those behind it move up. Entries have a `Key key() const`.
+  // Frees an entry and shifts the following entries back. Entries must have `Key key() const`.
   void Erase(Entry* entry) {
     const int64_t mask = capacity_ - 1;
     int64_t hole = entry - begin();
     for (int64_t i = (hole + 1) & mask; !begin()[i].is_free(); i = (i + 1) & mask) {
-      // An entry may move back to the hole unless its home lies behind the hole.
+      // An entry may move back to the hole unless its home is after the hole.
       const int64_t home = view().HomeOf(begin()[i].key());
       if (((i - home) & mask) < ((i - hole) & mask)) continue;
       begin()[hole] = begin()[i];
@@ -128,9 +132,10 @@ class FlatTable {
     begin()[hole] = Entry();
   }
 
-  // Replaces the content by entry_of(i) for keys[i], at most half full; of one key the first
-  // counts, and a free entry does not. ResourceExhausted, changing nothing, if there is no memory.
-  //   what: names the table in the message.   size: gets the number of different keys.
+  // Replaces the contents by entry_of(i) for keys[i], at most half full. The first of equal keys
+  // counts; free entries are ignored. Returns ResourceExhausted if the allocation fails and then
+  // changes nothing. `what` names the table in that message. `size` receives the number of distinct
+  // keys.
   template <class EntryOf>
   Status Build(const std::string& what, const Key* keys, int64_t n, const EntryOf& entry_of,
                int64_t* size) {
@@ -159,16 +164,16 @@ class FlatTable {
   int64_t capacity_ = 0;
 };
 
-// The entry of a key that stands elsewhere: its number in a list of keys.
+// An entry that refers to a key by its number in an external list of keys.
 template <class Number>
 struct KeyNumber {
   struct Key {
-    const int64_t* list;  // not empty
+    const int64_t* list;  // Not empty.
     int64_t key;
   };
   static constexpr int64_t kLine = 1;
 
-  Number number = -1;  // negative: free
+  Number number = -1;  // Negative if the entry is free.
 
   static uint64_t Hash(const Key& key, uint64_t seed) { return KeyedHash(key.key, seed); }
   bool is_free() const { return number < 0; }

@@ -8,12 +8,12 @@
 namespace slipstream {
 namespace {
 
-// From this many entries on the index grows by a quarter instead of doubling:
-// memory beyond the rows stays near 16 / 0.72 bytes a row.
+// Larger indexes grow by a quarter instead of doubling, so that the index needs about 16 / 0.72
+// bytes per row.
 constexpr uint64_t kDoublingLimit = 1 << 12;
 
-// How many entries come after so many: whole lines of 64 bytes. Past the limit, shards are spread
-// over a quarter.
+// Returns the next capacity, in whole cache lines. Past kDoublingLimit, the capacities of the
+// shards are spread over a quarter, so that shards grow in different steps.
 uint64_t NextCapacity(uint64_t capacity, uint64_t shard) {
   constexpr uint64_t kLine = HashIndex::kLine;
   if (capacity == 0) return 2 * kLine;
@@ -22,13 +22,13 @@ uint64_t NextCapacity(uint64_t capacity, uint64_t shard) {
   if (capacity == kDoublingLimit) larger += larger / 4 * shard / kNumShards;
   return larger & ~(kLine - 1);
 }
-// Grows when more than 4/5 of the entries are used.
+// The index grows when more than 4/5 of the entries are used.
 constexpr uint64_t kLoadNumerator = 4, kLoadDenominator = 5;
 
 uint64_t MostUsed(uint64_t capacity) { return capacity * kLoadNumerator / kLoadDenominator; }
 
-// An index of a megabyte or more gets its next entries ready while it is 79 to 80% full, and drops
-// them when it is 78% full again.
+// An index of 1 MiB or more prepares its next entries while it is 79% to 80% full, and drops them
+// when it is at most 78% full again.
 constexpr uint64_t kPreparedFrom = 1 << 16;
 
 uint64_t PreparedAfter(uint64_t capacity) { return MostUsed(capacity) - capacity / 100; }
@@ -58,7 +58,7 @@ void HashIndex::Prepare(uint64_t keys) {
     next_.reserve(all);
     next_.resize(std::max<uint64_t>(next_.size(), part));
   } catch (const std::bad_alloc&) {
-    // Not needed yet.
+    // Growing allocates them if preparation fails.
   }
 }
 

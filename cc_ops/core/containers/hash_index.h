@@ -1,5 +1,12 @@
-// Open-addressing index of one shard: key -> index of its row, with the key's
-// decayed access count beside it (16 bytes an entry, four to a cache line).
+// Open-addressing hash index of one shard: key -> index of its row, and its access count.
+//
+// An entry has 16 bytes, therefore a cache line has four. Probing is linear and starts at the first
+// entry of a line, so that most keys are found in one line, which callers prefetch. Erasing shifts
+// entries back, therefore there are no tombstones. Every int64 is a valid key.
+//
+// The index grows when it is 80% full: it doubles up to 4096 entries and then grows by a quarter.
+// Large indexes initialize their next memory in small parts before they need it, so that no
+// training step waits for fresh pages.
 #ifndef SLIPSTREAM_CC_OPS_CORE_CONTAINERS_HASH_INDEX_H_
 #define SLIPSTREAM_CC_OPS_CORE_CONTAINERS_HASH_INDEX_H_
 
@@ -12,27 +19,24 @@
 
 namespace slipstream {
 
-// Every int64 is a legal key. Linear probing from the start of a cache line, so that most keys are
-// found in the one line that was prefetched; erasing shifts entries back, so there are no
-// tombstones. Not thread-safe: a shard has one owner at a time.
+// Not thread-safe: only one thread at a time touches a shard.
 class HashIndex {
  public:
   static constexpr uint32_t kEmpty = 0xffffffffu;
   struct Entry {
     int64_t key = 0;
-    uint32_t index = kEmpty;  // kEmpty: the entry is free
-    float count = 0.f;        // decayed number of lookups
+    uint32_t index = kEmpty;  // kEmpty if the entry is free.
+    float count = 0.f;        // Decayed number of accesses.
   };
 
-  // Entries of a cache line; every capacity is a multiple of it.
+  // Number of entries in a cache line. Every capacity is a multiple of it.
   static constexpr uint64_t kLine = 64 / sizeof(Entry);
 
   using Entries = std::vector<Entry, IndexAllocator<Entry>>;
 
-  // memory: where entries lie; it must outlive the index, which also gets ready to grow, so that no
-  // step waits for much fresh memory. Null: on the heap, and nothing is prepared. shard: its
-  // number among indexes that fill up alike, so that each grows at another size, not all in one
-  // step.
+  // memory: allocator of the entries, which must outlive the index. Null uses the heap and disables
+  // the preparation of the next entries. shard: number among indexes that fill at the same pace. It
+  // varies the sizes at which they grow, so that they do not all grow in one step.
   explicit HashIndex(IndexMemory* memory = nullptr, int shard = 0)
       : entries_(IndexAllocator<Entry>(memory)),
         next_(IndexAllocator<Entry>(memory)),
@@ -41,7 +45,7 @@ class HashIndex {
   int64_t size() const { return size_; }
   const Entries& entries() const { return entries_; }
   Entries& entries() { return entries_; }
-  // Entries of its next, larger memory that are ready.
+  // Number of prepared entries of the next, larger memory.
   int64_t prepared() const { return static_cast<int64_t>(next_.size()); }
   int64_t bytes() const {
     return static_cast<int64_t>((entries_.capacity() + next_.capacity()) * sizeof(Entry));
@@ -51,19 +55,19 @@ class HashIndex {
     if (!entries_.empty()) __builtin_prefetch(&entries_[Home(hash)]);
   }
 
-  // The entry of `key`, whose hash is its KeyedHash; nullptr if it has none. Valid until the next
+  // Returns the entry of `key`, or nullptr. `hash` must be KeyedHash(key). Valid until the next
   // Insert or Erase.
   Entry* Find(int64_t key, uint64_t hash) {
     if (entries_.empty()) return nullptr;
     for (uint64_t line = Home(hash);; line = NextLine(line)) {
       Entry* const found = FindInLine(line, key);
       if (found != nullptr) return found;
-      // Entries before a used one, back to its home, are in use.
+      // If the last entry of a line is free, the key is not in a later line.
       if (entries_[line + kLine - 1].index == kEmpty) return nullptr;
     }
   }
-  // The same if the entry is in the line that Prefetch gets, where most are. If it isn't,
-  // prefetches the next one and returns nullptr.
+  // Same, but only looks at the line that Prefetch loads. If the key is not there, prefetches the
+  // next line and returns nullptr.
   Entry* FindAtHome(int64_t key, uint64_t hash) {
     if (entries_.empty()) return nullptr;
     const uint64_t line = Home(hash);
@@ -77,15 +81,14 @@ class HashIndex {
   Entry* Find(int64_t key) { return Find(key, KeyedHash(key)); }
   const Entry* Find(int64_t key) const { return Find(key, KeyedHash(key)); }
 
-  // Adds a key that is not there yet. May move all entries. Throws
-  // std::bad_alloc, leaving the index as it was.
+  // Inserts an absent key. May move all entries. Throws std::bad_alloc and then changes nothing.
   Entry* Insert(int64_t key, uint32_t index);
 
-  // Removes a key; false if it was not there.
+  // Removes a key. Returns false if it was absent.
   bool Erase(int64_t key);
 
  private:
-  // The first entry of a line.
+  // Returns the first entry of the line of a hash.
   static uint64_t HomeIn(uint64_t hash, uint64_t capacity) {
     return ScaleHash(hash, capacity) & ~(kLine - 1);
   }
@@ -93,8 +96,7 @@ class HashIndex {
   uint64_t NextLine(uint64_t line) const {
     return line + kLine == entries_.size() ? 0 : line + kLine;
   }
-  // All of a line's entries without a branch between them: where in it a key is, nobody can
-  // predict.
+  // Compares all entries of a line without branches, because the position is unpredictable.
   Entry* FindInLine(uint64_t line, int64_t key) {
     Entry* const entries = &entries_[line];
     uint32_t found = 0;
@@ -104,17 +106,18 @@ class HashIndex {
     return found == 0 ? nullptr : entries + __builtin_ctz(found);
   }
   uint64_t Next(uint64_t i) const { return i + 1 == entries_.size() ? 0 : i + 1; }
-  // Whether so many keys are so near to the most that next entries are to be prepared.
+  // Returns whether the index is so full with `keys` keys that next entries must be prepared.
   bool IsDue(uint64_t keys) const;
-  // Has a part of the next entries ready for so many keys, all of them for the most that may be.
-  // Fresh memory may take longer than all else that an insertion does. Does nothing without any.
+  // Initializes a part of the next entries in proportion to `keys`; all of them when the index is
+  // full. Fresh memory may take longer than the rest of an insertion. Does nothing if the
+  // allocation fails.
   void Prepare(uint64_t keys);
   void DropPrepared();
   void Grow();
   Entry* Put(Entries* entries, const Entry& entry) const;
 
   Entries entries_;
-  Entries next_;  // free ones, which take the place of entries_ when it grows
+  Entries next_;  // Free entries that replace entries_ when the index grows.
   uint64_t shard_;
   int64_t size_ = 0;
 };

@@ -37,8 +37,8 @@ TEST(HashIndex, EveryInt64IsAKey) {
   }
 }
 
-// Few keys in a small index wrap around its end all the time: the case that
-// backward-shift deletion must get right. Many keys make it grow.
+// With few keys in a small index, entries wrap around its end, which backward-shift deletion must
+// handle. Many keys make the index grow.
 void AgreesWithUnorderedMap(int64_t range) {
   std::mt19937_64 random(1);
   HashIndex index;
@@ -69,7 +69,7 @@ void AgreesWithUnorderedMap(int64_t range) {
 TEST(HashIndex, FewKeysAgreeWithUnorderedMap) { AgreesWithUnorderedMap(12); }
 TEST(HashIndex, ManyKeysAgreeWithUnorderedMap) { AgreesWithUnorderedMap(5000); }
 
-// How many entries lie one behind the other at most: what a search may have to read.
+// Returns the longest run of used entries, which bounds the length of a search.
 int64_t LongestRun(const HashIndex& index) {
   int64_t longest = 0, run = 0;
   for (const HashIndex::Entry& entry : index.entries()) {
@@ -80,7 +80,7 @@ int64_t LongestRun(const HashIndex& index) {
 }
 
 TEST(HashIndex, ChosenKeysDoNotCollide) {
-  // Of one shard and one line, if it were by the hash that everybody knows.
+  // With HashKey, which is public, all of these keys would be in one shard and one line.
   constexpr int64_t kKeys = 6000;
   HashIndex index;
   for (int64_t i = 0; i < kKeys; ++i) {
@@ -91,11 +91,11 @@ TEST(HashIndex, ChosenKeysDoNotCollide) {
   EXPECT_LT(LongestRun(index), kKeys / 8);
 }
 
-// What all grow in one step makes that step long.
+// Growth of all shards in one step would make that step slow.
 TEST(HashIndex, ShardsThatFillAlikeGrowOneAfterTheOther) {
   std::vector<HashIndex> shards;
   for (int s = 0; s < kNumShards; ++s) shards.emplace_back(nullptr, s);
-  constexpr int64_t kKeys = 40000, kStep = 400;  // 1% of the keys at the end
+  constexpr int64_t kKeys = 40000, kStep = 400;  // 1% of the final number of keys.
   for (int64_t begin = 0; begin < kKeys; begin += kStep) {
     int grown = 0;
     for (HashIndex& shard : shards) {
@@ -118,7 +118,7 @@ TEST(HashIndex, LargeIndexStaysCompact) {
   EXPECT_LE(static_cast<double>(index.entries().size()) * sizeof(HashIndex::Entry) / n, 25.1);
 }
 
-// Keys come and go while an index gets ready to grow, and after it.
+// Keys are inserted and erased before and after the index grows.
 TEST(HashIndex, LargeIndexThatGrowsKeepsWhatItHas) {
   std::mt19937_64 random(2);
   IndexMemory memory(1);
@@ -146,7 +146,7 @@ TEST(HashIndex, LargeIndexThatGrowsKeepsWhatItHas) {
   for (const int64_t key : erased) ASSERT_EQ(index.Find(key), nullptr);
 }
 
-// A step that had to wait for all of the memory at once would be long.
+// A step that waited for all of the memory would be slow.
 TEST(HashIndex, LargeIndexHasItsNextEntriesReadyBeforeItGrows) {
   IndexMemory memory(1);
   HashIndex index(&memory);
@@ -157,7 +157,7 @@ TEST(HashIndex, LargeIndexHasItsNextEntriesReadyBeforeItGrows) {
     index.Insert(key, 0);
     const int64_t now = static_cast<int64_t>(index.entries().size());
     if (now == before) {
-      // A hundred and twenty-five at a time, in the last hundredth.
+      // About 125 at a time, in the last hundredth.
       ASSERT_LE(index.prepared(), prepared + 130);
       ASSERT_EQ(index.prepared() > 0, before >= 1 << 16 && key + 1 > before * 4 / 5 - before / 100);
     } else if (before >= 1 << 16) {
@@ -183,7 +183,7 @@ TEST(HashIndex, WhatGetsReadyIsDroppedWhenKeysLeave) {
   }
   EXPECT_EQ(index.prepared(), 0);
   EXPECT_EQ(index.bytes(), static_cast<int64_t>(index.entries().size() * 16));
-  // It gets ready again.
+  // The index prepares its next entries again.
   for (int64_t i = 0; i < leaving; ++i, ++key) index.Insert(key, 0);
   EXPECT_GT(index.prepared(), 0);
 }

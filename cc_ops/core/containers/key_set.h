@@ -1,4 +1,5 @@
-// A set of keys, e.g. the saturated ones of a table: built once a window, probed every step.
+// A set of keys, for example the saturated keys of a table. It is built once per window and probed
+// at every step.
 #ifndef SLIPSTREAM_CC_OPS_CORE_CONTAINERS_KEY_SET_H_
 #define SLIPSTREAM_CC_OPS_CORE_CONTAINERS_KEY_SET_H_
 
@@ -27,7 +28,7 @@ struct KeySetEntry {
   SLIPSTREAM_HOST_DEVICE bool Is(int64_t other) const { return key == other; }
 };
 
-// What marks a free entry is a legal key, too: whether it is in the set stands beside the entries.
+// The marker of free entries is a valid key, too, therefore its membership is stored separately.
 struct KeySetView : FlatTableView<KeySetEntry> {
   bool has_free_key = false;
 
@@ -37,12 +38,11 @@ struct KeySetView : FlatTableView<KeySetEntry> {
   }
 };
 
-// Immutable after Build, so any number of threads may read it.
+// Immutable after Build, therefore safe to read from any number of threads.
 class KeySet {
  public:
-  // Replaces the content.
-  //   keys: [n], owned by the caller; any int64 is a legal key, and one given twice counts once.
-  // ResourceExhausted if there is no memory for the entries; the set is then unchanged.
+  // Replaces the contents. keys: [n], owned by the caller; any int64 is valid, and repeats count
+  // once. Returns ResourceExhausted if the allocation fails; the set is unchanged then.
   Status Build(const int64_t* keys, int64_t n) {
     const auto entry_of = [&](int64_t i) -> KeySetEntry { return {keys[i]}; };
     const Status status = table_.Build("a set", keys, n, entry_of, &size_);

@@ -5,7 +5,7 @@
 namespace slipstream {
 namespace {
 
-// The most bytes of a block that lies with one of so many.
+// Returns the maximum size of blocks that share regions with blocks of `bytes`.
 size_t LargestOf(size_t bytes) {
   size_t largest = kLineBytes;
   while (largest < bytes) largest = RoundUp(largest + largest / 4, kLineBytes);

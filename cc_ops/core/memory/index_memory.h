@@ -1,5 +1,7 @@
-// Memory for the indexes of a table's shards: those of like size lie in one region, in huge pages
-// where the system has them, so that random places cost fewer TLB misses.
+// Memory for the hash indexes of a table's shards.
+//
+// Blocks of similar size share a region of huge pages, where the system has them. Random accesses
+// then cause fewer TLB misses.
 #ifndef SLIPSTREAM_CC_OPS_CORE_MEMORY_INDEX_MEMORY_H_
 #define SLIPSTREAM_CC_OPS_CORE_MEMORY_INDEX_MEMORY_H_
 
@@ -15,35 +17,35 @@
 
 namespace slipstream {
 
-// A shard's index that has outgrown its block takes one that is a quarter larger; shards are of
-// like size and do so one after the other. Pages of blocks that are left go back to the system at
-// once, a region with its last block. Thread-safe.
+// Allocates blocks for the indexes of one table. An index that outgrows its block takes a block
+// that is a quarter larger. Shards have similar sizes and grow one after the other. Pages of
+// released blocks return to the system immediately, a region with its last block. Thread-safe.
 class IndexMemory {
  public:
-  // blocks: that there will be of each size, within a quarter; more are no error.
+  // blocks: expected number of blocks of each size, within a quarter. More are allowed.
   explicit IndexMemory(int blocks) : blocks_(blocks) {}
   IndexMemory(const IndexMemory&) = delete;
   IndexMemory& operator=(const IndexMemory&) = delete;
 
-  // A block, aligned to 64, its memory uninitialised. Throws std::bad_alloc, changing nothing.
+  // Returns uninitialized memory aligned to 64. Throws std::bad_alloc and then changes nothing.
   void* Allocate(size_t bytes);
-  // bytes: as given to Allocate.
+  // bytes: the argument of Allocate.
   void Release(void* block, size_t bytes);
 
  private:
-  // Blocks lie in it in the order in which they were taken.
+  // Memory of multiple blocks, in the order of their allocation.
   struct Region {
     PageMemory memory;
-    size_t begun = 0;  // bytes of all blocks, left ones too
-    int blocks = 0;    // in use
+    size_t begun = 0;  // Bytes of all blocks, including released ones.
+    int blocks = 0;    // Blocks in use.
   };
 
   const int blocks_;
   std::mutex mutex_;
-  std::map<size_t, std::vector<Region>> regions_;  // by the bytes of their largest block
+  std::map<size_t, std::vector<Region>> regions_;  // By the size of their largest block.
 };
 
-// For std::vector; without an IndexMemory it takes from the heap.
+// Allocator for std::vector. Without an IndexMemory it uses the heap.
 template <class T>
 class IndexAllocator {
  public:

@@ -27,7 +27,7 @@ TEST(IndexMemory, BlocksOfLikeSizeLieSideBySide) {
   }
   EXPECT_EQ(blocks[1], blocks[0] + 128);
   EXPECT_EQ(blocks[2], blocks[0] + 256);
-  // More than were announced are no error.
+  // More blocks than announced are allowed.
   char* further = static_cast<char*>(memory.Allocate(100));
   std::memset(further, 9, 100);
   memory.Release(blocks[1], 100);
@@ -38,7 +38,7 @@ TEST(IndexMemory, BlocksOfLikeSizeLieSideBySide) {
 }
 
 TEST(IndexMemory, PagesOfABlockThatIsLeftAreNoLongerThere) {
-  // Whole pages are given back, which then read as zeros; neighbours keep theirs.
+  // Whole pages are returned and read as zeros; neighboring blocks keep theirs.
   constexpr size_t kBytes = size_t{1} << 20;
   IndexMemory memory(4);
   std::vector<char*> blocks;
@@ -58,7 +58,7 @@ TEST(IndexMemory, PagesOfABlockThatIsLeftAreNoLongerThere) {
 }
 
 TEST(IndexMemory, ShardsGrowSideBySide) {
-  constexpr int kShards = 8, kKeys = 80000;  // They get ready to grow, too.
+  constexpr int kShards = 8, kKeys = 80000;  // The indexes also prepare their next memory.
   IndexMemory memory(kShards);
   std::vector<HashIndex> shards;
   for (int s = 0; s < kShards; ++s) shards.emplace_back(&memory, 8 * s);

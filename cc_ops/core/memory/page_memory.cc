@@ -14,7 +14,7 @@ PageMemory::PageMemory(size_t bytes, size_t least_alignment) {
   size_ = RoundUp(bytes, unit);
   data_ = {static_cast<char*>(::operator new(size_, alignment)), Free{alignment}};
 #if defined(__linux__)
-  // Only a wish: without huge pages everything works as well.
+  // Only a hint: the memory also works without huge pages.
   if (unit == kHugePage) madvise(data_.get(), size_, MADV_HUGEPAGE);
 #endif
 }

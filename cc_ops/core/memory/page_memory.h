@@ -1,5 +1,5 @@
-// Memory from the system, in huge pages where it is large enough and the system has them: random
-// accesses cost fewer TLB misses then.
+// Memory from the system, in huge pages if it is large enough. Random accesses then cause fewer TLB
+// misses.
 #ifndef SLIPSTREAM_CC_OPS_CORE_MEMORY_PAGE_MEMORY_H_
 #define SLIPSTREAM_CC_OPS_CORE_MEMORY_PAGE_MEMORY_H_
 
@@ -9,20 +9,21 @@
 
 namespace slipstream {
 
-// Of all memory for rows and indexes.
+// Minimum alignment of memory for rows and indexes.
 constexpr size_t kLineBytes = 64;
 
 constexpr size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// Owns a block, aligned to kLineBytes or more. Pages that nobody has written to cost no memory.
+// Owns a block that is aligned to at least kLineBytes. Pages that were never written need no
+// physical memory.
 class PageMemory {
  public:
   PageMemory() = default;
-  // `bytes` or a little more, uninitialised, aligned to a power of two. Throws std::bad_alloc.
+  // Allocates at least `bytes`, uninitialized, aligned to a power of two. Throws std::bad_alloc.
   explicit PageMemory(size_t bytes, size_t least_alignment = kLineBytes);
 
   char* data() const { return data_.get(); }
-  size_t size() const { return data_ == nullptr ? 0 : size_; }  // none once it is moved
+  size_t size() const { return data_ == nullptr ? 0 : size_; }  // 0 after a move.
 
  private:
   struct Free {
@@ -34,7 +35,7 @@ class PageMemory {
   size_t size_ = 0;
 };
 
-// Gives the whole pages of [begin, end) back to the system; their content is lost.
+// Returns the whole pages in [begin, end) to the system. Their contents are lost.
 void DropPages(char* begin, char* end);
 
 }  // namespace slipstream

@@ -1,4 +1,4 @@
-// Memory of one shard's rows.
+// Memory for the rows of one shard.
 #ifndef SLIPSTREAM_CC_OPS_CORE_MEMORY_ROW_ARENA_H_
 #define SLIPSTREAM_CC_OPS_CORE_MEMORY_ROW_ARENA_H_
 
@@ -13,11 +13,11 @@
 
 namespace slipstream {
 
-// The memory of a row; table/row_layout.h tells what lies there.
+// Opaque type of a row in memory; table/row_layout.h defines the contents.
 class StoredRow;
 
-// Rows are numbered by index and never move: growing allocates one chunk and copies nothing. Chunks
-// double until they hold kLargestChunk rows, so that little of the last one is in vain.
+// Numbers rows by index and never moves them: growing allocates one chunk and copies nothing.
+// Chunks double in size up to kLargestChunk rows, so that little of the last chunk is unused.
 class RowArena {
  public:
   // stride: bytes from one row to the next, at least 4. `memory` owns the rows and must outlive the
@@ -30,13 +30,13 @@ class RowArena {
     return reinterpret_cast<StoredRow*>(chunks_[address.chunk] + address.row * stride_);
   }
 
-  // Above all indices that were ever given.
+  // One more than the largest index that was ever returned.
   uint32_t end() const { return next_; }
 
-  // The addresses of small arenas' rows.
+  // Prefetches the addresses of the first chunks.
   SLIPSTREAM_PREFETCHES void PrefetchChunks() const { __builtin_prefetch(chunks_.data()); }
 
-  // An index for a new row, its memory uninitialised. Throws std::bad_alloc, changing nothing.
+  // Returns the index of an uninitialized row. Throws std::bad_alloc and then changes nothing.
   uint32_t Allocate() {
     if (free_ != kNone) {
       const uint32_t index = free_;
@@ -53,7 +53,7 @@ class RowArena {
     return next_++;
   }
 
-  // Needs no memory: a row that is free has the index of the one that became so before it.
+  // Allocates no memory: a free row contains the index of the row that was freed before it.
   void Release(uint32_t index) noexcept {
     std::memcpy(static_cast<void*>(Row(index)), &free_, sizeof(free_));
     free_ = index;
@@ -67,10 +67,10 @@ class RowArena {
 
   struct Address {
     size_t chunk;
-    size_t row;  // within it
+    size_t row;  // Number of the row within its chunk.
   };
-  // Without a branch, which for indices on both sides of a chunk's end nobody can predict. The
-  // chunks that double hold kFirstChunk rows less than one of the largest.
+  // Computed without branches, because the chunk of an index is unpredictable. All doubling chunks
+  // together have kFirstChunk rows fewer than a largest chunk.
   static Address AddressOf(uint32_t index) {
     const uint64_t shifted = index + kFirstChunk;
     const int bits = std::min(63 - __builtin_clzll(shifted), kLargestBits);
@@ -81,7 +81,7 @@ class RowArena {
   size_t stride_;
   SlabAllocator* memory_;
   std::vector<char*> chunks_;
-  uint32_t free_ = kNone;  // released last
+  uint32_t free_ = kNone;  // Index of the row that was released last.
   uint32_t next_ = 0;
 };
 

@@ -14,7 +14,7 @@ void* SlabAllocator::Allocate(size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   bytes = RoundUp(bytes, kLineBytes);
   if (bytes > left_) {
-    // As much as there is already, so that the number of slabs stays small.
+    // Double the total size, so that there are few slabs.
     slabs_.emplace_back(std::max(bytes, std::clamp(total_, kSmallestSlab, kLargestSlab)));
     next_ = slabs_.back().data();
     left_ = slabs_.back().size();

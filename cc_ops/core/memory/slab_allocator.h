@@ -1,5 +1,5 @@
-// Memory for a table's rows, taken from the system in large slabs: huge pages
-// where the system has them, so that random rows cost fewer TLB misses.
+// Memory for the rows of a table, allocated in large slabs of huge pages, so that random accesses
+// cause fewer TLB misses.
 #ifndef SLIPSTREAM_CC_OPS_CORE_MEMORY_SLAB_ALLOCATOR_H_
 #define SLIPSTREAM_CC_OPS_CORE_MEMORY_SLAB_ALLOCATOR_H_
 
@@ -15,16 +15,16 @@ namespace slipstream {
 // Blocks live as long as the allocator. Thread-safe.
 class SlabAllocator {
  public:
-  // A block of `bytes`, aligned to 64. Throws std::bad_alloc, changing nothing.
+  // Returns `bytes` aligned to 64. Throws std::bad_alloc and then changes nothing.
   void* Allocate(size_t bytes);
 
-  // Taken from the system so far; pages never touched cost no memory.
+  // Bytes allocated from the system. Pages that were never touched need no physical memory.
   int64_t bytes() const;
 
  private:
   mutable std::mutex mutex_;
   std::vector<PageMemory> slabs_;
-  char* next_ = nullptr;  // free part of the last slab
+  char* next_ = nullptr;  // Free part of the last slab.
   size_t left_ = 0;
   size_t total_ = 0;
 };

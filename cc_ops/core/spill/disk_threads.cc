@@ -89,7 +89,7 @@ void DiskThreads::Work() {
       queue.pop_front();
     }
     Do(next.transfer);
-    // Under the lock: who waits may destroy the group at once.
+    // Notify under the lock, because the waiting thread may destroy the group immediately.
     const std::lock_guard<std::mutex> lock(next.group->mutex_);
     if (--next.group->left_ == 0) next.group->all_done_.notify_all();
   }

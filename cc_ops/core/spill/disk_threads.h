@@ -1,4 +1,4 @@
-// Reads and writes of files by threads of their own, so that many are under way at once.
+// Asynchronous reads and writes of files on a pool of threads.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SPILL_DISK_THREADS_H_
 #define SLIPSTREAM_CC_OPS_CORE_SPILL_DISK_THREADS_H_
 
@@ -11,20 +11,20 @@
 
 namespace slipstream {
 
-// A read or a write of a part of a file.
+// A read or write of a range of a file.
 struct Transfer {
-  static constexpr int kShort = -1;  // the file ended before
+  static constexpr int kShort = -1;  // The file ended before the end of the range.
 
-  int file = -1;  // descriptor
+  int file = -1;  // File descriptor.
   bool writes = false;
   char* bytes = nullptr;
   int64_t size = 0, offset = 0;
-  int error = 0;  // once it is done: 0, an errno, or kShort
+  int error = 0;  // Result: 0, an errno, or kShort.
 
   std::string ErrorText() const;
 };
 
-// Transfers that somebody waits for. It must outlive them.
+// A group of transfers to wait for. It must outlive them.
 class TransferGroup {
  public:
   TransferGroup() = default;
@@ -32,7 +32,7 @@ class TransferGroup {
   TransferGroup& operator=(const TransferGroup&) = delete;
   ~TransferGroup() { Wait(); }
 
-  // Until all that were begun are done.
+  // Waits until all transfers of the group have finished.
   void Wait();
   bool IsDone() const;
 
@@ -43,18 +43,18 @@ class TransferGroup {
   int64_t left_ = 0;
 };
 
-// Thread-safe. Threads start when the first transfer comes, and stay.
+// Thread-safe. Threads start with the first transfer and run until the process ends.
 class DiskThreads {
  public:
-  // As many transfers are under way at once. Disks answer single pages best when asked for many,
-  // and a thread that waits has to wake up before it asks again.
+  // Number of concurrent transfers. Disks reach their best rate for single pages with a long queue,
+  // and a waiting thread has to wake up before it submits the next read.
   static constexpr int kThreads = 64;
 
-  // Those of the process, which are never ended.
+  // Returns the pool of the process, which is never destroyed.
   static DiskThreads& OfProcess();
 
-  // Has the transfers [first, first + n) done, reads before writes. They must stay where they are
-  // until the group is done.
+  // Starts the transfers [first, first + n), reads before writes. They must stay at their address
+  // until the group has finished.
   void Begin(Transfer* first, size_t n, TransferGroup* group);
 
  private:

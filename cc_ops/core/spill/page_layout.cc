@@ -5,11 +5,11 @@
 namespace slipstream {
 
 uint64_t PageLayout::ChecksumOf(const char* page) const {
-  // Four sums side by side: each word changes its own by a bijection.
+  // Four independent sums, which each word changes by a bijection.
   constexpr uint64_t kPrime = 0x9e3779b97f4a7c15ULL;
   uint64_t sums[4] = {1, 2, 3, 4};
   const int64_t words = bytes / 8;
-  for (int64_t i = 1; i < words; ++i) {  // the first is the checksum itself
+  for (int64_t i = 1; i < words; ++i) {  // The first word is the checksum itself.
     uint64_t word;
     std::memcpy(&word, page + 8 * i, sizeof(word));
     uint64_t& sum = sums[i % 4];

@@ -1,4 +1,7 @@
-// Rows in pages of a file, which are read one by one: a head, then rows with their keys.
+// Layout of a page in a file of spilled rows: a head, then keys with their rows.
+//
+// A page is the unit of reads. Its head has a checksum and its number, so that damaged and
+// misplaced pages are detected.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_LAYOUT_H_
 #define SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_LAYOUT_H_
 
@@ -11,14 +14,14 @@
 
 namespace slipstream {
 
-// Of direct reads and writes, and of memory for them.
+// Alignment of direct reads and writes and of their memory.
 constexpr int64_t kPageUnit = 4096;
 
 struct PageLayout {
   struct Head {
-    uint64_t checksum;  // of all that follows in the page
-    uint32_t number;    // of the page in its log
-    uint32_t rows;      // that are in use
+    uint64_t checksum;  // Of all following bytes of the page.
+    uint32_t number;    // Number of the page in its log.
+    uint32_t rows;      // Rows in use.
   };
 
   explicit PageLayout(int64_t of_row_bytes)
@@ -44,16 +47,16 @@ struct PageLayout {
     std::memcpy(Entry(page, row) + sizeof(key), from, static_cast<size_t>(row_bytes));
   }
 
-  // Completes a page whose first `used` rows are set.
+  // Writes the head of a page with `used` rows.
   void Seal(char* page, uint32_t number, int64_t used) const;
-  // False if a page is not what was written as that number.
+  // Returns false if the page is not the one that was written with this number.
   bool IsWhole(const char* page, uint32_t number) const;
 
   static constexpr int64_t kHeadBytes = sizeof(Head);
-  int64_t row_bytes;    // of a row
-  int64_t entry_bytes;  // and its key
-  int64_t bytes;        // of a page
-  int64_t rows;         // of a page
+  int64_t row_bytes;    // Bytes of a row.
+  int64_t entry_bytes;  // Bytes of a row and its key.
+  int64_t bytes;        // Bytes of a page.
+  int64_t rows;         // Rows of a page.
 
  private:
   uint64_t ChecksumOf(const char* page) const;

@@ -30,7 +30,7 @@ void PageReads::Add(const std::vector<PageId>& ids, const std::shared_ptr<PageBa
   for (const auto& [known, pages] : batches_) {
     if (const auto alive = known.lock()) kept += alive->bytes();
   }
-  // One that is about to be used, and the one after it, stay in any case.
+  // Keep the last two batches in any case: one is about to be used, the other follows.
   while (batches_.size() > 2) {
     const std::shared_ptr<PageBatch> oldest = batches_.front().first.lock();
     if (oldest != nullptr && kept <= most_bytes_) break;

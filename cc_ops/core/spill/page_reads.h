@@ -1,4 +1,4 @@
-// Pages of a table's logs that are being read, some of them ahead of their use.
+// Pages of a table's logs that are being read, a part of them before they are needed.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_READS_H_
 #define SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_READS_H_
 
@@ -22,16 +22,16 @@ struct PageId {
   uint32_t page, version;
 };
 
-// Pages that are read together. Their memory lives as long as this.
+// Pages that are read together. The batch owns their memory.
 class PageBatch {
  public:
   PageBatch(const PageLayout& layout, size_t pages);
-  // The memory of a page that is to be read.
+  // Returns the memory for a page.
   char* PageAt(size_t index) { return memory_.data() + index * page_bytes_; }
   void Add(const Transfer& transfer) { transfers_.push_back(transfer); }
   size_t size() const { return transfers_.size(); }
   int64_t bytes() const { return static_cast<int64_t>(memory_.size()); }
-  // Once, after all were added.
+  // Starts the reads. Call it once, after all pages were added.
   void Begin();
   void Wait() { group_.Wait(); }
   bool IsDone() const { return group_.IsDone(); }
@@ -44,23 +44,23 @@ class PageBatch {
   TransferGroup group_;
 };
 
-// A page that was, or is being, read ahead.
+// A page that was or is being read ahead.
 struct PageAhead {
   std::shared_ptr<PageBatch> batch;
   size_t index = 0;
 };
 
-// What was read ahead and not taken yet. Thread-safe.
+// Pages that were read ahead and not taken yet. Thread-safe.
 class PageReads {
  public:
-  // most_bytes: of pages that nobody has taken, but for those of the last two batches; the oldest
-  // go.
+  // most_bytes: maximum bytes of pages that were not taken, not counting the last two batches. The
+  // oldest batches are dropped first.
   explicit PageReads(int64_t most_bytes) : most_bytes_(most_bytes) {}
 
-  // Whether a page is there already.
+  // Returns whether a page is read or being read.
   bool Has(const PageId& id) const;
   void Add(const std::vector<PageId>& ids, const std::shared_ptr<PageBatch>& batch);
-  // The page, which is there no longer then; without a batch: it was not.
+  // Removes and returns a page. Its batch is null if the page was not read ahead.
   PageAhead Take(const PageId& id);
   void Clear();
   int64_t bytes() const;
@@ -77,7 +77,7 @@ class PageReads {
   const int64_t most_bytes_;
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, Kept> pages_;
-  std::deque<std::pair<std::weak_ptr<PageBatch>, std::vector<PageId>>> batches_;  // oldest first
+  std::deque<std::pair<std::weak_ptr<PageBatch>, std::vector<PageId>>> batches_;  // Oldest first.
 };
 
 }  // namespace slipstream

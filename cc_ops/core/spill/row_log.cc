@@ -32,7 +32,7 @@ Status RowLog::Reserve(int64_t rows) {
     if (!taken.ok()) return taken;
     reserved_.push_back(extent);
   }
-  // Memory, too, before anything moves.
+  // Allocate memory, too, before any row moves.
   blocks_.reserve(blocks_.size() + static_cast<size_t>(blocks));
   writing_.reserve(writing_.size() + static_cast<size_t>(blocks) + 1);
   while (static_cast<int64_t>(spare_.size()) < blocks) {

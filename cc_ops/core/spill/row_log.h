@@ -1,4 +1,15 @@
-// The spilled rows of one shard: written behind each other in blocks, each read by its page.
+// The log of the spilled rows of one shard.
+//
+// Rows are appended to blocks of pages. A full block is written in the background and stays in
+// memory until it is on disk. A row keeps its position until it is dropped; a changed row is
+// appended again at another position. Rows are read by page.
+//
+// An extent becomes free when none of its rows is live. Compaction frees extents early: it reads a
+// block and returns its rows, so that the caller appends the live ones again. A block number is
+// reused, therefore the version of a block distinguishes its pages from earlier pages of the same
+// number.
+//
+// Not thread-safe: one thread at a time uses the log of a shard.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SPILL_ROW_LOG_H_
 #define SLIPSTREAM_CC_OPS_CORE_SPILL_ROW_LOG_H_
 
@@ -15,58 +26,56 @@
 
 namespace slipstream {
 
-// A row has a position until it is dropped, and never changes there: one that changed is appended
-// anew. A block that is full is written in the background, and lies in memory until then. Its
-// extent is free again once none of its rows is left, which compaction sees to: it gives out the
-// rows of a block, to be appended anew. Not thread-safe: a shard has one
-// owner at a time, but for what says so.
+// See the top of the file.
 class RowLog {
  public:
-  // Positions are below it.
+  // Positions are below this number.
   static constexpr uint32_t kPositions = uint32_t{1} << 31;
 
-  // pages: of a block, whose bytes are those of `files`. Both must outlive the log.
+  // pages: pages of a block, which must have as many bytes as a block of `files`. `layout` and
+  // `files` must outlive the log.
   RowLog(const PageLayout* layout, int64_t pages, SpillFiles* files)
       : layout_(layout), pages_(pages), files_(files) {}
   RowLog(RowLog&&) = default;
 
   int64_t live() const { return live_; }
-  // Memory of blocks that are not on the disk yet.
+  // Memory of blocks that are not on disk yet.
   int64_t buffered_bytes() const;
 
-  // Makes room for so many rows to be appended. ResourceExhausted if the disk is full or cannot be
-  // written to: all rows are where they were then.
+  // Makes room for appending `rows` rows. Returns ResourceExhausted if the disk is full or cannot
+  // be written; all rows keep their positions.
   Status Reserve(int64_t rows);
-  // Appends a row, for which there is room; its position.
+  // Appends a row, for which Reserve made room, and returns its position.
   uint32_t Append(int64_t key, const void* row);
-  // The row of a position is not needed any more.
+  // Drops the row of a position.
   void Drop(uint32_t position);
 
-  // The row, while it lies in memory; else null. Valid until the next Reserve or Poll.
+  // Returns the row if it is in memory, else null. Valid until the next Reserve or Poll.
   const char* InMemory(uint32_t position) const;
-  // The number of its page. Equal for rows of one page; another page may have it later.
+  // Returns the number of the page of a row. Rows of one page have the same number, which another
+  // page may have later.
   uint32_t PageOf(uint32_t position) const {
     return position / static_cast<uint32_t>(layout_->rows);
   }
-  // Tells the pages of a number apart.
+  // Distinguishes successive pages with the same number.
   uint32_t VersionOf(uint32_t page) const {
     return blocks_[static_cast<size_t>(page / pages_)].version;
   }
-  // How a page that is on the disk is read, into layout->bytes.
+  // Returns the transfer that reads a page on disk into `bytes` ([layout->bytes]).
   Transfer ReadOf(uint32_t page, char* bytes) const;
-  // The row in a page that was read.
+  // Returns the row in a page that was read.
   const char* RowIn(const char* page, uint32_t position) const {
     return layout_->RowOf(page, position % static_cast<uint32_t>(layout_->rows));
   }
 
-  // Takes note of what was written since. ResourceExhausted that names the error of a write: its
-  // rows are still in memory, and Reserve writes them again.
+  // Completes finished writes. Returns ResourceExhausted with the error of a failed write; its rows
+  // are still in memory, and Reserve writes them again.
   Status Poll();
 
-  // Has what was appended written, and waits for it. Errors as Poll. What is appended later is in
-  // other blocks, and their files may be sealed.
+  // Writes all appended rows and waits for them. Returns the errors of Poll. Later rows are
+  // appended to other blocks, therefore the files can be sealed.
   Status Flush();
-  // Of the blocks on the disk: fn(number of the first page, extent, rows that are left).
+  // Calls fn(number of the first page, extent, number of live rows) for each block on disk.
   template <class Fn>
   void ForEachBlock(const Fn& fn) const {
     for (size_t number = 0; number < blocks_.size(); ++number) {
@@ -77,13 +86,14 @@ class RowLog {
   }
   int64_t RowsOfBlock() const { return pages_ * layout_->rows; }
 
-  // Begins to read the block that begins with a page, to give out its rows; if it is still the one
-  // of that version, and no other is being read.
+  // Starts to read the block whose first page is `page` for compaction, unless its version has
+  // changed or another block is being read.
   void BeginCompaction(uint32_t page, uint32_t version);
   bool is_compacting() const { return compaction_ != nullptr; }
-  // Rows of the block, once it was read: visit(key, row, position) of all that it ever had; who
-  // visits appends those that are left and drops their positions. room(rows): for so many more;
-  // false: not now. Does nothing before. Waits for the disk if `waits`.
+  // Finishes the compaction when the block was read; waits for the disk if `waits`. Calls
+  // room(rows) for the number of live rows and postpones the compaction if it returns false. Then
+  // calls visit(key, row, position) for all rows that the block ever had. The visitor appends live
+  // rows and drops their positions.
   template <class Room, class Visit>
   Status EndCompaction(bool waits, const Room& room, const Visit& visit) {
     if (compaction_ == nullptr || (!waits && !compaction_->group.IsDone())) return OkStatus();
@@ -105,15 +115,15 @@ class RowLog {
     return OkStatus();
   }
 
-  // Drops all rows; waits for what is being written.
+  // Drops all rows. Waits for pending writes.
   void Clear();
 
  private:
   static constexpr uint32_t kNone = 0xffffffffu;
-  // Blocks being written before more wait.
+  // Maximum number of blocks that are written at the same time.
   static constexpr size_t kMostWriting = 4;
 
-  // The memory of a block, and what moves it.
+  // Memory of a block and its transfer.
   struct Buffer {
     explicit Buffer(int64_t bytes)
         : memory(static_cast<size_t>(bytes), static_cast<size_t>(kPageUnit)) {}
@@ -124,7 +134,7 @@ class RowLog {
     TransferGroup group;
   };
   struct Block {
-    std::unique_ptr<Buffer> buffer;  // until it is on the disk
+    std::unique_ptr<Buffer> buffer;  // Until the block is on disk.
     Extent extent;
     int64_t live = 0;
     uint32_t version = 0;
@@ -133,12 +143,12 @@ class RowLog {
 
   int64_t BlockBytes() const { return pages_ * layout_->bytes; }
   std::unique_ptr<Buffer> NewBuffer();
-  // Begins a block at an extent that was reserved.
+  // Opens a block at a reserved extent.
   void Open();
-  // Has the open block written.
+  // Starts to write the open block.
   void Close();
   void BeginWrite(Buffer* buffer);
-  // Of the block being compacted: DataLoss unless it is whole.
+  // Returns DataLoss unless all pages of the block being compacted are valid.
   Status CheckCompaction();
   void FreeIfEmpty(uint32_t number);
 
@@ -146,13 +156,13 @@ class RowLog {
   const int64_t pages_;
   SpillFiles* files_;
   std::vector<Block> blocks_;
-  std::vector<uint32_t> unused_;   // numbers of blocks
-  std::vector<Extent> reserved_;   // for blocks to come
-  std::vector<uint32_t> writing_;  // numbers of blocks
+  std::vector<uint32_t> unused_;   // Numbers of free blocks.
+  std::vector<Extent> reserved_;   // Extents for future blocks.
+  std::vector<uint32_t> writing_;  // Numbers of blocks that are being written.
   std::vector<std::unique_ptr<Buffer>> spare_;
   std::unique_ptr<Buffer> compaction_;
   uint32_t open_ = kNone;
-  int64_t open_rows_ = 0;  // of the open block
+  int64_t open_rows_ = 0;  // Rows in the open block.
   int64_t live_ = 0;
 };
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kRowBytes = 600, kPages = 2;
 
-// A log beside the rows that it should have.
+// A log and the rows that it must contain.
 class KnownLog {
  public:
   KnownLog() : layout(kRowBytes) {
@@ -61,7 +61,7 @@ class KnownLog {
     ASSERT_EQ(log->live(), static_cast<int64_t>(known.size()));
   }
 
-  // Whether there is more room than should be; the file that has it, then.
+  // Returns whether there is too much unused room, and the file that has it.
   bool NeedsCompaction(int32_t* file) const {
     const std::vector<int64_t> rooms = files->ClosedRoom();
     int64_t all = 0;
@@ -147,7 +147,7 @@ TEST(RowLog, HasWhatWasPutThere) {
   known.ExpectAll();
 }
 
-// As if another process had written to the file.
+// Simulates another process that writes to the file.
 TEST(RowLog, DamageIsAnError) {
   KnownLog known;
   for (int64_t key = 0; key < 200; ++key) known.Put(key, 0);
@@ -170,7 +170,7 @@ TEST(RowLog, DamageIsAnError) {
       << status.message();
 }
 
-// What a file held when it was sealed can be read from it after all its rows are gone.
+// A sealed file can be read after all of its rows were dropped.
 TEST(SealedFiles, StayAsTheyAre) {
   KnownLog known;
   std::mt19937_64 random(2);
@@ -195,7 +195,7 @@ TEST(SealedFiles, StayAsTheyAre) {
       paths.push_back(folder + "/" + sealed.name(i) + (copies ? "-copy" : "-link"));
       bool is_linked = true;
       ASSERT_TRUE((copies ? sealed.Copy(i, paths[i]) : sealed.Link(i, paths[i], &is_linked)).ok());
-      // The file system may refuse a second name.
+      // The file system may not allow a second link.
       if (!is_linked) {
         ASSERT_TRUE(sealed.Copy(i, paths[i]).ok());
       }

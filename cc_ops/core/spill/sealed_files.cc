@@ -20,7 +20,7 @@ Status Failed(const std::string& what, const std::string& path) {
   return ResourceExhausted(what + " '" + path + "': " + std::strerror(errno));
 }
 
-// Writes all of some bytes; false with errno.
+// Writes all bytes. On error returns false and sets errno.
 bool WriteAll(int file, const char* bytes, int64_t size) {
   while (size > 0) {
     const ssize_t written = write(file, bytes, static_cast<size_t>(size));

@@ -1,4 +1,4 @@
-// Files of a table's rows as they were at one time, to be kept by a checkpoint.
+// Read-only snapshots of the files of spilled rows, which a checkpoint keeps.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SPILL_SEALED_FILES_H_
 #define SLIPSTREAM_CC_OPS_CORE_SPILL_SEALED_FILES_H_
 
@@ -13,7 +13,7 @@
 
 namespace slipstream {
 
-// What the files hold stays as it is as long as this lives, whatever becomes of the table.
+// The contents of the files do not change while this object exists, even if the table changes.
 class SealedFiles {
  public:
   SealedFiles() = default;
@@ -22,18 +22,19 @@ class SealedFiles {
   SealedFiles& operator=(const SealedFiles&) = delete;
 
   size_t size() const { return files_.size(); }
-  // That no other file has, of any table in any process.
+  // Unique among the files of all tables in all processes.
   const std::string& name(size_t file) const { return files_[file].name; }
   int64_t bytes(size_t file) const { return files_[file].bytes; }
 
-  // Opens one more file by a descriptor, which stays the caller's. ResourceExhausted if that fails.
+  // Adds a file by a descriptor, which the caller continues to own. Returns ResourceExhausted if
+  // duplicating it fails.
   Status Add(int descriptor, std::string name);
 
-  // Gives a file a path, and waits until it is on the disk there: the same file where the file
-  // system allows it, without reading it.
+  // Creates a hard link to a file and waits until it is on disk. Sets `is_linked` to false if the
+  // file system does not allow it.
   Status Link(size_t file, const std::string& path, bool* is_linked) const;
-  // Copies it to a path, and waits until that is on the disk. ResourceExhausted if it cannot be
-  // written, or read.
+  // Copies a file to a path and waits until the copy is on disk. Returns ResourceExhausted if it
+  // cannot be read or written.
   Status Copy(size_t file, const std::string& path) const;
 
  private:
@@ -45,14 +46,14 @@ class SealedFiles {
   std::vector<File> files_;
 };
 
-// Blocks of a file that was sealed, read into memory.
+// Blocks of a sealed file to be read into memory.
 struct BlocksToRead {
-  int64_t pages = 0;                 // of a block
-  const int64_t* offsets = nullptr;  // of each block, in bytes
-  const int64_t* numbers = nullptr;  // of its first page
+  int64_t pages = 0;                 // Pages of a block.
+  const int64_t* offsets = nullptr;  // Of each block, in bytes.
+  const int64_t* numbers = nullptr;  // Number of the first page of each block.
   int64_t blocks = 0;
 };
-// DataLoss if a page is not what was written, or not there.
+// Reads blocks. Returns DataLoss if a page is missing or damaged.
 Status ReadBlocks(const std::string& path, const PageLayout& layout, const BlocksToRead& blocks,
                   PageMemory* memory);
 

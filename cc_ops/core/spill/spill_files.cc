@@ -14,12 +14,12 @@
 namespace slipstream {
 namespace {
 
-// A file has room for so many blocks, or for this part of all there are: so a table has some 64
-// files, however large it grows.
+// A file has room for this many blocks, or for this fraction of all blocks. A table therefore has
+// about 64 files, whatever its size.
 constexpr int64_t kLeastBlocks = 64, kPartOfAll = 64;
 
-// A file that no folder has, open for direct reads and writes where the file system knows them; or
-// -1, with errno.
+// Creates an unnamed file for direct I/O, if the file system supports it. Returns -1 and sets errno
+// on error.
 int OpenNameless(const std::string& folder) {
   for (const int direct : {O_DIRECT, 0}) {
     const int flags = O_RDWR | O_CLOEXEC | direct;
@@ -87,7 +87,7 @@ Status SpillFiles::Begin(int32_t* number) {
   } else {
     *number = ended_.back();
     ended_.pop_back();
-    // Somebody may still know the descriptor by its number.
+    // Keep the descriptor number, because a read-ahead may still use it.
     dup3(descriptor, files_[static_cast<size_t>(*number)].descriptor, O_CLOEXEC);
     close(descriptor);
   }
@@ -100,7 +100,7 @@ Status SpillFiles::Begin(int32_t* number) {
 
 void SpillFiles::End(int32_t number) {
   File& file = files_[static_cast<size_t>(number)];
-  // The descriptor stays: somebody may be reading ahead what is not needed any more.
+  // Keep the descriptor number, because a read-ahead of a page that is no longer needed may use it.
   dup3(nothing_, file.descriptor, O_CLOEXEC);
   file.room = file.begun = 0;
   ended_.push_back(number);
@@ -122,7 +122,7 @@ Status SpillFiles::Take(Extent* extent) {
   }
   File& file = files_[static_cast<size_t>(open_)];
   const int64_t offset = file.begun * block_bytes_;
-  // A disk that is full says so now, not when the rows have left memory.
+  // Allocate now, so that a full disk is detected before rows leave memory.
   if (fallocate(file.descriptor, 0, offset, block_bytes_) != 0 && errno != EOPNOTSUPP) {
     const int error = errno;
     return ResourceExhausted(

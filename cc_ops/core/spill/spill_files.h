@@ -1,5 +1,6 @@
-// The files that a table's rows are spilled to. They have no name: whatever ends the process, the
-// system takes their space back.
+// The files to which a table spills its rows.
+//
+// They have no names, so that the system frees their space however the process ends.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SPILL_SPILL_FILES_H_
 #define SLIPSTREAM_CC_OPS_CORE_SPILL_SPILL_FILES_H_
 
@@ -20,11 +21,12 @@ struct Extent {
   int64_t offset = 0;
 };
 
-// Blocks of one size, each of which is given out once: what lies in a file stays as it is until
-// none of its blocks is needed, when the file goes. Thread-safe.
+// Allocates blocks of one size. A block is never reused: the contents of a file do not change until
+// all of its blocks are released, then the file is removed. Thread-safe.
 class SpillFiles {
  public:
-  // InvalidArgument if no file can be made in the folder. block_bytes: a multiple of kPageUnit.
+  // Returns InvalidArgument if no file can be created in the folder. block_bytes: a multiple of
+  // kPageUnit.
   static Status Open(const std::string& folder, int64_t block_bytes,
                      std::unique_ptr<SpillFiles>* files);
   ~SpillFiles();
@@ -34,47 +36,49 @@ class SpillFiles {
   const std::string& folder() const { return folder_; }
   int64_t block_bytes() const { return block_bytes_; }
 
-  // A block that nobody uses, with its room on the disk. ResourceExhausted without any.
+  // Takes an unused block and allocates its space on disk. Returns ResourceExhausted if the disk is
+  // full.
   Status Take(Extent* extent);
   void Release(Extent extent);
 
-  // Files as they are now; `numbers`: of each. Blocks that are taken later are in others. All that
-  // are taken must be written, or are released unwritten. ResourceExhausted if the process has too
-  // many files open.
+  // Returns the files in their present state, and their numbers. Blocks that are taken later are in
+  // other files. All taken blocks must have been written, unless they are released unwritten.
+  // Returns ResourceExhausted if the process has too many open files.
   Status Seal(SealedFiles* sealed, std::vector<int32_t>* numbers);
 
-  // Of a file, for transfers. Stays valid, but reads what was written as long as a block is taken.
+  // Returns the descriptor of a file for transfers. It stays valid, but reads written data only
+  // while a block of the file is taken.
   int descriptor(int32_t file) const;
-  // That the files take on the disk.
+  // Size of the files on disk.
   int64_t bytes() const;
 
-  // Of each file, the blocks it has room for; 0 where no block is to be moved to other files: it
-  // is still being filled, or empty.
+  // Returns the number of blocks that each file has room for; 0 for files that are empty or still
+  // being filled, which must not be compacted.
   std::vector<int64_t> ClosedRoom() const;
 
  private:
   struct File {
     int descriptor = -1;
-    uint64_t serial = 0;  // of no other file
-    int64_t room = 0;     // blocks
-    int64_t begun = 0;    // blocks that were taken so far
-    int64_t taken = 0;    // that still are
+    uint64_t serial = 0;  // Unique number of the file.
+    int64_t room = 0;     // In blocks.
+    int64_t begun = 0;    // Number of blocks that were taken so far.
+    int64_t taken = 0;    // Number of blocks that are still taken.
   };
   SpillFiles(std::string folder, int64_t block_bytes);
-  // A new file without blocks; its number.
+  // Creates a file without blocks and returns its number.
   Status Begin(int32_t* number);
-  // Lets a file go whose blocks nobody needs.
+  // Removes a file without taken blocks.
   void End(int32_t number);
   int64_t BytesBegun() const;
 
   const std::string folder_;
   const int64_t block_bytes_;
-  const std::string name_;  // of no other table, in any process
-  const int nothing_;       // the descriptor of an empty file
+  const std::string name_;  // Unique among all tables in all processes.
+  const int nothing_;       // Descriptor of an empty file, which replaces removed files.
   mutable std::mutex mutex_;
   std::vector<File> files_;
-  std::vector<int32_t> ended_;  // numbers of files that went
-  int32_t open_ = -1;           // the file that blocks are begun in
+  std::vector<int32_t> ended_;  // Numbers of removed files.
+  int32_t open_ = -1;           // File in which new blocks are taken.
   uint64_t serials_ = 0;
 };
 

@@ -302,9 +302,9 @@ void SpilledRows::PutInMemory(int shard, int64_t key, uint32_t position, const c
 Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool must_fit,
                          const Parallel& parallel) {
   struct FromPages {
-    std::vector<Coming> rows;   // Rows in the order of their pages.
-    std::vector<PageId> pages;  // Distinct pages.
-    // Pages that were read ahead, and still have to be read if they have no batch.
+    std::vector<Coming> rows;   // In the order of their pages.
+    std::vector<PageId> pages;  // Pages of `rows`, without repeats.
+    // Per page: where it was read ahead. A page without a batch still has to be read.
     std::vector<PageAhead> ahead;
   };
   std::vector<FromPages> found(kNumShards);
