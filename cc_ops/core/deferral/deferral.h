@@ -1,5 +1,8 @@
-// The decision about a gradient that may be deferred: of a table, of a variable and of SOK, on the
-// CPU and on a GPU.
+// Decides whether a gradient is applied, deferred or due.
+//
+// The same functions decide for tables, variables and SOK variables, on the CPU and on a GPU. A
+// gradient that may wait begins to be deferred, or is added to the deferred gradient of its key,
+// which is due when it may no longer wait, expires, or is flushed.
 #ifndef SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRAL_H_
 #define SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRAL_H_
 
@@ -10,30 +13,32 @@
 
 namespace slipstream {
 
-// What the decisions of a step go by.
+// Inputs of all decisions in a step.
 struct DeferralRule {
-  int64_t step = 0;         // its number, ascending from step to step
-  int64_t max_age = 1;      // steps from which on a deferred gradient is due
-  int64_t max_rows = 0;     // gradients deferred at most
-  bool defers = false;      // false: nothing more is deferred; what is leaves with its key or age
-  bool flushes = false;     // all that is deferred is due, and nothing more is deferred
-  bool by_movement = true;  // gradients that may not wait are due by movement, and counted so
+  int64_t step = 0;      // Number of the step, increasing.
+  int64_t max_age = 1;   // Age in steps at which a deferred gradient is due.
+  int64_t max_rows = 0;  // Maximum number of deferred gradients.
+  // If false, nothing new is deferred; deferred gradients leave with their key's next one or by
+  // age.
+  bool defers = false;
+  bool flushes = false;     // Whether all deferred gradients are due and nothing new is deferred.
+  bool by_movement = true;  // Whether a gradient that may not wait counts as due by movement.
 
   SLIPSTREAM_HOST_DEVICE bool MayDefer() const { return defers && !flushes; }
   SLIPSTREAM_HOST_DEVICE bool IsExpired(int64_t since) const { return step - since >= max_age; }
-  // deferred: how many are, besides the one that is to be.
+  // deferred: number of deferred gradients without the new one.
   SLIPSTREAM_HOST_DEVICE bool HasBudget(int64_t deferred) const { return deferred < max_rows; }
 };
 
-// What becomes of a gradient, or of one that is deferred.
+// Result for a gradient of this step, or for a deferred gradient.
 enum class Decision : uint8_t {
-  kApply,  // leaves, with what is deferred of its key; so do all up to kOverBudget
+  kApply,  // Leaves with the deferred gradient of its key, as do all up to kOverBudget.
   kDueByMovement,
   kDueByAge,
   kFlush,
-  kOverBudget,  // would begin to be deferred, but the budget has no room
-  kBegin,       // begins to be deferred if the budget has room, else becomes kOverBudget
-  kStay,        // is added to what is deferred, which stays
+  kOverBudget,  // Would be deferred, but the budget is used up.
+  kBegin,       // Begins to be deferred; becomes kOverBudget if the budget is used up.
+  kStay,        // Is added to the deferred gradient, which stays.
 };
 
 SLIPSTREAM_HOST_DEVICE inline bool IsDue(Decision decision) {
@@ -41,8 +46,8 @@ SLIPSTREAM_HOST_DEVICE inline bool IsDue(Decision decision) {
 }
 
 // Decides about the gradient of a key.
-//   is_deferred, since: whether and since which step one of its key is deferred.
-//   may_wait: whether the sum of both is small enough, or its row saturated.
+//   is_deferred, since: whether the key has a deferred gradient, and the step in which it began.
+//   may_wait: whether the sum of both is small enough, or the row is saturated.
 SLIPSTREAM_HOST_DEVICE inline Decision Decide(const DeferralRule& rule, bool is_deferred,
                                               int64_t since, bool may_wait) {
   if (is_deferred && rule.IsExpired(since)) return Decision::kDueByAge;
@@ -51,14 +56,14 @@ SLIPSTREAM_HOST_DEVICE inline Decision Decide(const DeferralRule& rule, bool is_
   return is_deferred ? Decision::kStay : Decision::kBegin;
 }
 
-// Decides about what is deferred of a key that has no gradient in this step.
+// Decides about the deferred gradient of a key that has no gradient in this step.
 SLIPSTREAM_HOST_DEVICE inline Decision DecideWithoutGradient(const DeferralRule& rule,
                                                              int64_t since) {
   if (rule.flushes) return Decision::kFlush;
   return rule.IsExpired(since) ? Decision::kDueByAge : Decision::kStay;
 }
 
-// The counter of a decision beside `sent`, or null.
+// Returns the counter of a decision in addition to `sent`, or null.
 SLIPSTREAM_HOST_DEVICE inline int64_t* CounterOf(Decision decision, UpdateCounts* counts) {
   switch (decision) {
     case Decision::kApply:
@@ -78,7 +83,7 @@ SLIPSTREAM_HOST_DEVICE inline int64_t* CounterOf(Decision decision, UpdateCounts
   return nullptr;
 }
 
-// Counts what a decision does to a gradient of this step, or to one that is deferred.
+// Counts a decision about a gradient of this step, or about a deferred gradient.
 inline void Count(Decision decision, bool has_gradient, UpdateCounts* counts) {
   if (int64_t* counter = CounterOf(decision, counts)) ++*counter;
   counts->sent += IsDue(decision);

@@ -16,8 +16,8 @@ constexpr int64_t kNowhere = -1;
 
 Status AddDeferred(const DeferredBuffers& buffers, const int64_t* keys, const float* gradients,
                    int64_t n, int64_t* indices, float* sums) {
-  // Of the step: it has fewer rows than there are sums, all of which are looked at in every step
-  // anyhow.
+  // Hash the rows of the step, not the buffers: a step has fewer rows than there are sums, and
+  // every step reads all sums anyway.
   FlatTable<KeyNumber<int64_t>> rows;
   rows.Reset(rows.PowerOfTwo(2 * n));
   for (int64_t i = 0; i < n; ++i) {
@@ -51,7 +51,7 @@ Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const S
   plan->decisions.assign(static_cast<size_t>(n), Decision::kApply);
   plan->is_freed.assign(static_cast<size_t>(capacity), 0);
   plan->targets.assign(static_cast<size_t>(n), kNowhere);
-  std::vector<std::pair<int64_t, int64_t>> due;  // keys, each with its row, or n + its index
+  std::vector<std::pair<int64_t, int64_t>> due;  // Keys, each with its row i, or n + its entry.
   for (int64_t i = 0; i < n; ++i) {
     const int64_t key = rows.keys[i], p = rows.indices[i];
     const bool is_deferred = p != kNowhere;
@@ -60,7 +60,7 @@ Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const S
                              ", where nothing is deferred of key " + std::to_string(key) +
                              "; allowed: what the first half of the step gave");
     }
-    // A sum that is not finite never waits: the optimizer is to see it.
+    // A sum that is not finite never waits, so that the optimizer sees it.
     const float* sum = rows.sums + i * dim;
     const bool may_wait =
         (rule.by_movement ? rows.may_wait[i] : rows.saturated.Contains(key)) &&
@@ -69,7 +69,7 @@ Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const S
     const Decision decision =
         Decide(rule, is_deferred, is_deferred ? buffers.since[p] : 0, may_wait);
     plan->decisions[i] = decision;
-    if (decision == Decision::kBegin) continue;  // It is not known yet what is free.
+    if (decision == Decision::kBegin) continue;  // The free entries are not known yet.
     Count(decision, /*has_gradient=*/true, &counts);
     if (decision == Decision::kStay) {
       plan->targets[i] = p;

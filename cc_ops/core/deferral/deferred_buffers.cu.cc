@@ -15,15 +15,15 @@ namespace {
 constexpr int32_t kNowhere = -1;
 constexpr int64_t kLastKey = std::numeric_limits<int64_t>::max();
 
-// Indices by key: linear probing, the keys themselves stay in the buffers.
+// Hash index of entries by key, with linear probing. The keys are read from the buffers.
 struct KeyIndex {
-  int32_t* buckets = nullptr;  // [num_buckets], kNowhere: free
-  int64_t num_buckets = 0;     // a power of two, more than the indices: probes end
+  int32_t* buckets = nullptr;  // [num_buckets]; kNowhere if free.
+  // A power of two, larger than the number of entries, so that probes end.
+  int64_t num_buckets = 0;
 
   __device__ uint64_t mask() const { return static_cast<uint64_t>(num_buckets) - 1; }
 
-  // The order in which threads come decides in which bucket an entry lies, but not whether it is
-  // found.
+  // The order of threads decides which bucket an entry gets, but not whether it is found.
   __device__ void Insert(int64_t key, int32_t index) const {
     uint64_t i = HashKey(key) & mask();
     while (atomicCAS(&buckets[i], kNowhere, index) != kNowhere) i = (i + 1) & mask();
@@ -37,9 +37,9 @@ struct KeyIndex {
   }
 };
 
-// Of n rows and `capacity` entries of the buffers, of which p is number n + p here.
+// Workspace for n rows and `capacity` entries. Entry p has the number n + p here.
 struct Workspace {
-  // Lays the parts out from `base`, which may be null to learn the total only.
+  // Assigns the parts from `base`, which may be null to compute only the total size.
   cudaError_t Layout(void* base, int64_t n, int64_t capacity) {
     const int64_t entries = n + capacity;
     if (entries > kMaxDeferredRows) return cudaErrorInvalidValue;
@@ -69,7 +69,7 @@ struct Workspace {
     return cudaSuccess;
   }
 
-  // The same in a caller's memory.
+  // Assigns the parts in the caller's memory.
   cudaError_t LayoutIn(const DeviceWorkspace& memory, int64_t n, int64_t capacity) {
     const cudaError_t error = Layout(memory.data, n, capacity);
     if (error != cudaSuccess) return error;
@@ -79,22 +79,22 @@ struct Workspace {
   KeyIndex index;
   uint8_t* is_unsound = nullptr;  // [n]
   Decision* decisions = nullptr;  // [n]
-  // 1 or 0, then the number of 1s before; where there is an entry more, it is the number of all.
-  int32_t* begins = nullptr;        // [n], whether a row would begin to be deferred
-  int32_t* free = nullptr;          // [capacity + 1], whether an entry is free once sums have left
-  int32_t* leaves = nullptr;        // [n + capacity + 1], whether an entry leaves
-  int32_t* targets = nullptr;       // [n], the entry that a row's sum stays at, or kNowhere
-  int32_t* free_indices = nullptr;  // [capacity], ascending
-  int64_t* keys = nullptr;          // [n + capacity], of the entries that leave
+  // Flags 1 or 0, replaced by the number of 1s before each. A trailing element receives the total.
+  int32_t* begins = nullptr;   // [n]; whether a row would begin to be deferred.
+  int32_t* free = nullptr;     // [capacity + 1]; whether an entry is free after due sums have left.
+  int32_t* leaves = nullptr;   // [n + capacity + 1]; whether a row or entry leaves.
+  int32_t* targets = nullptr;  // [n]; the entry at which a row's sum stays, or kNowhere.
+  int32_t* free_indices = nullptr;  // [capacity], ascending.
+  int64_t* keys = nullptr;          // [n + capacity]; keys of the rows and entries that leave.
   int64_t* sorted_keys = nullptr;
-  int32_t* sources = nullptr;  // [n + capacity], those entries
+  int32_t* sources = nullptr;  // [n + capacity]; numbers of these rows and entries.
   int32_t* sorted_sources = nullptr;
   void* scratch = nullptr;
   size_t scratch_bytes = 0;
   size_t bytes = 0;
 };
 
-// Of flags that were scanned.
+// Returns a flag after the scan.
 __device__ bool IsSet(const int32_t* ranks, int64_t i) { return ranks[i + 1] != ranks[i]; }
 
 __device__ void AddTo(int64_t* counter, int64_t number = 1) {
@@ -118,7 +118,7 @@ __global__ void AddKernel(DeferredBuffers buffers, KeyIndex index, const int64_t
   const int lane = threadIdx.x % kWarpSize;
   const int64_t step = ThreadsOfGrid() / kWarpSize;
   for (int64_t i = ThreadOfGrid() / kWarpSize; i < n; i += step) {
-    // All lanes read the same addresses: that is one read.
+    // All lanes read the same addresses, which is one read.
     const int64_t p = index.Find(buffers.keys, keys[i]);
     if (lane == 0) indices[i] = p;
     for (int64_t j = lane; j < buffers.dim; j += kWarpSize) {
@@ -128,7 +128,7 @@ __global__ void AddKernel(DeferredBuffers buffers, KeyIndex index, const int64_t
   }
 }
 
-// `is_unsound` starts at 0; whoever finds a value writes the same.
+// `is_unsound` starts at 0. All threads that find a value write the same.
 __global__ void SoundKernel(const float* __restrict__ sums, int64_t n, int64_t dim,
                             uint8_t* __restrict__ is_unsound) {
   const int lane = threadIdx.x % kWarpSize;
@@ -145,7 +145,7 @@ __global__ void DecideKernel(DeferredBuffers buffers, DeferralRule rule, StepRow
   if (ThreadOfGrid() == 0) counts->offered = rows.n;
   for (int64_t i = ThreadOfGrid(); i < rows.n; i += ThreadsOfGrid()) {
     const int64_t key = rows.keys[i], p = rows.indices[i];
-    // Nobody can be told of an entry that is not the key's: it must do no harm.
+    // Errors cannot be reported from a kernel. An entry that is not the key's is ignored.
     const bool is_deferred = p >= 0 && p < buffers.capacity && buffers.keys[p] == key;
     const bool may_wait = rule.by_movement ? rows.may_wait[i] : rows.saturated.Contains(key);
     const Decision decision =
@@ -158,7 +158,7 @@ __global__ void DecideKernel(DeferredBuffers buffers, DeferralRule rule, StepRow
   }
 }
 
-// Flags of the indices: those that are due without a gradient, and those that are free after that.
+// Flags entries that are due without a gradient, and entries that are free afterwards.
 __global__ void DecideOthersKernel(DeferredBuffers buffers, DeferralRule rule,
                                    int32_t* __restrict__ free, int32_t* __restrict__ leaves,
                                    StepCounts* __restrict__ counts) {
@@ -208,8 +208,8 @@ __global__ void TargetKernel(int64_t capacity, DeferralRule rule, StepRows rows,
   }
 }
 
-// Lists the entries that leave, and frees their indices. The rest is filled with a key behind which
-// none comes: as equal keys keep their order, it also comes behind a row of that key.
+// Lists the rows and entries that leave and frees the entries. Fills the rest with the largest key.
+// The sort is stable, therefore the filling also sorts after a row with that key.
 __global__ void ListKernel(DeferredBuffers buffers, StepRows rows, Workspace parts,
                            StepCounts* __restrict__ counts) {
   const int64_t entries = rows.n + buffers.capacity;
@@ -276,7 +276,7 @@ cudaError_t LaunchAddDeferred(cudaStream_t stream, const DeferredBuffers& buffer
   cudaError_t error = parts.LayoutIn(workspace, n, buffers.capacity);
   if (error != cudaSuccess) return error;
   const KeyIndex index = parts.index;
-  // Bytes of 0xff: kNowhere.
+  // The byte 0xff makes kNowhere.
   error = cudaMemsetAsync(index.buckets, 0xff, index.num_buckets * sizeof(int32_t), stream);
   if (error != cudaSuccess) return error;
   // clang-format off

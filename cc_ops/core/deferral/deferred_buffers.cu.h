@@ -1,5 +1,4 @@
-// CUDA launchers of deferred gradients in flat buffers (see deferred_buffers.h): raw device
-// pointers and a stream.
+// CUDA launchers of deferred gradients in flat buffers (see deferred_buffers.h).
 #ifndef SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRED_BUFFERS_CU_H_
 #define SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRED_BUFFERS_CU_H_
 
@@ -13,31 +12,31 @@
 
 namespace slipstream {
 
-// Most rows and entries of one launch, together.
+// Maximum number of rows and entries of a launch, together.
 constexpr int64_t kMaxDeferredRows = (int64_t{1} << 30) - 1;
 
-// Bytes of device memory that each half of a step needs beside its results; it may be the same
-// memory. Returns the error of cub's size query, which needs a device.
+// Returns the bytes of device memory that each half of a step needs in addition to its results, or
+// the error of cub's size query, which needs a device. Both halves may use the same memory.
 cudaError_t DeferralWorkspaceBytes(int64_t n, int64_t capacity, size_t* bytes);
 
-// Enqueue the halves of a step on `stream`; return at once and never wait for the device. Between
-// them the caller decides which sums may wait.
+// Enqueue the halves of a step on `stream` and return immediately, without waiting for the device.
+// In between the caller decides which sums may wait.
 //
-//   buffers, rows      views of device memory.
-//   workspace          DeferralWorkspaceBytes(n, buffers.capacity) bytes.
-//   indices, sums      [n] and [n, dim]; see AddDeferred.
-//   due_keys, due_sums [n + buffers.capacity] and that by dim; the first counts->sent rows are
-//                      written.
-//   counts             one value.
+//   buffers, rows       Views of device memory.
+//   workspace           DeferralWorkspaceBytes(n, buffers.capacity) bytes.
+//   indices, sums       [n] and [n, dim]; see AddDeferred.
+//   due_keys, due_sums  [n + buffers.capacity] and [n + buffers.capacity, dim]; the first
+//                       counts->sent rows are written.
+//   counts              One value.
 //
-// A hash table of the deferred keys is made anew in every step: a step looks at all of them anyhow,
-// there are no traces of keys that left, and nothing but the buffers is kept from step to step.
+// Every step builds a hash table of the deferred keys, because it reads all of them anyway.
+// Therefore only the buffers have state, and removed keys leave no tombstones.
 //
-// All pointers are to device memory that the caller owns and keeps until the stream has passed.
-// Equals the CPU's result bit for bit. What that refuses is not found here: of a key that is given
-// twice a gradient may be lost, and an entry that is not the key's counts as -1.
-// cudaErrorInvalidValue if n + capacity > kMaxDeferredRows or the workspace is too small; otherwise
-// the launches' error. Errors while running appear when the caller synchronizes.
+// All pointers are to device memory that the caller owns and keeps until the stream has passed. The
+// result equals the CPU's bit for bit. Errors in the data are not detected: the gradient of a
+// repeated key may be lost, and an entry that does not belong to its key counts as -1. Returns
+// cudaErrorInvalidValue if n + capacity > kMaxDeferredRows or if the workspace is too small,
+// otherwise the launch error. Runtime errors appear when the caller synchronizes.
 cudaError_t LaunchAddDeferred(cudaStream_t stream, const DeferredBuffers& buffers,
                               const int64_t* keys, const float* gradients, int64_t n,
                               const DeviceWorkspace& workspace, int64_t* indices, float* sums);

@@ -1,5 +1,12 @@
-// Deferred gradients of a variable's rows, in flat buffers: what a step's gradients become, and
-// which are due.
+// Deferred gradients of a variable's rows in flat buffers, for TensorFlow and SOK variables.
+//
+// A step has two halves, between which the caller decides which sums may wait:
+//
+//   AddDeferred           gradients + deferred gradients -> sums
+//   FindDue, KeepOthers   sums that are due leave, the others stay in the buffers
+//
+// The buffers are tensors that the caller owns, so that a checkpoint can save them. The same steps
+// run on a GPU (deferred_buffers.cu.h).
 #ifndef SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRED_BUFFERS_H_
 #define SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRED_BUFFERS_H_
 
@@ -14,64 +21,67 @@
 
 namespace slipstream {
 
-// A view, nothing is owned. Entry p is the deferred gradient of keys[p].
+// A view of the caller's buffers. Entry p is the deferred gradient of keys[p].
 struct DeferredBuffers {
-  // The key of a free entry. The gradient of a row that has this key leaves at once.
+  // Key of a free entry. A gradient with this key is never deferred.
   static constexpr int64_t kFree = std::numeric_limits<int64_t>::min();
 
-  int64_t* keys;   // [capacity], each but kFree once
-  int64_t* since;  // [capacity], the step in which the sum began
+  int64_t* keys;   // [capacity]; each key once, except kFree.
+  int64_t* since;  // [capacity]; step in which the sum began.
   float* sums;     // [capacity, dim], row-major
   int64_t capacity;
-  int64_t dim;  // values per row
+  int64_t dim;  // Values per row.
 };
 
-// The rows of a step between its halves: a view.
+// View of the rows of a step between its halves.
 struct StepRows {
-  const int64_t* keys;  // [n], each once
+  const int64_t* keys;  // [n], without repeats.
   int64_t n;
-  const int64_t* indices;  // [n] and
-  const float* sums;       // [n, dim], as AddDeferred wrote them
-  const bool* may_wait;    // [n], read if the rule goes by movement
-  KeySetView saturated;    // the rows that may wait, read otherwise
+  const int64_t* indices;  // [n], as written by AddDeferred.
+  const float* sums;       // [n, dim], as written by AddDeferred.
+  const bool* may_wait;    // [n]; used if the rule defers by movement.
+  KeySetView saturated;    // Rows that may wait; used otherwise.
 };
 
 struct StepCounts : UpdateCounts {
-  int64_t num_deferred = 0;  // after the step
+  int64_t num_deferred = 0;  // After the step.
 };
 
-// First half of a step: what the sums would be.
-//   keys      [n], each once.
-//   gradients [n, dim].
-//   indices   [n]: where the deferred gradient of a key is, or -1.
-//   sums      [n, dim]: gradient and deferred gradient, added.
-// InvalidArgument if a key is given twice.
+// First half of a step: adds the deferred gradients to the gradients.
+//
+//   keys       [n], without repeats.
+//   gradients  [n, dim].
+//   indices    [n]: index of the key's deferred gradient, or -1.
+//   sums       [n, dim]: gradient plus deferred gradient.
+//
+// Returns InvalidArgument if a key is repeated.
 Status AddDeferred(const DeferredBuffers& buffers, const int64_t* keys, const float* gradients,
                    int64_t n, int64_t* indices, float* sums);
 
-// What the second half will do, found before anything is changed.
+// The changes of the second half, computed before any of them is made.
 struct StepPlan {
   std::vector<Decision> decisions;  // [n]
   std::vector<uint8_t> is_freed;    // [capacity]
-  std::vector<int64_t> targets;     // [n], the entry that a row's sum stays at, or -1
-  std::vector<int64_t> due_keys;    // ascending, each once
+  std::vector<int64_t> targets;     // [n]; the entry at which a row's sum stays, or -1.
+  std::vector<int64_t> due_keys;    // Ascending, without repeats.
   std::vector<float> due_sums;      // [due, dim]
   StepCounts counts;
 };
 
-// Second half: takes out what is due and keeps what may wait. Free entries are given to new sums in
-// ascending order, for keys in theirs. InvalidArgument if a key's sum is not where `rows` says.
-// FindDue changes nothing; KeepOthers needs no memory.
+// Second half: removes the sums that are due and keeps the others. New sums take free entries in
+// ascending order, in the order of their keys. FindDue changes nothing and returns InvalidArgument
+// if an entry does not belong to its key. KeepOthers allocates no memory.
 Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
                StepPlan* plan);
 void KeepOthers(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
                 const StepPlan& plan);
 
-// What is deferred, the oldest first; of one age, by key. step: the last one.
+// Exports deferred gradients, oldest first, then by key. step: the last step.
 DeferredContents ExportDeferred(const DeferredBuffers& buffers, int64_t step);
 
-// Replaces all that is deferred. contents: in any order. InvalidArgument, changing nothing, as
-// CheckDeferred, if the buffers have no room, or if a key comes twice or is kFree.
+// Replaces all deferred gradients by contents in any order. Returns InvalidArgument and changes
+// nothing in the cases of CheckDeferred, if the buffers are too small, and if a key is repeated or
+// is kFree.
 Status ImportDeferred(const DeferredContents& contents, int64_t step,
                       const DeferredBuffers& buffers);
 

@@ -1,6 +1,6 @@
-// Deferred gradients in flat buffers: fixed cases on the CPU and on a GPU, and generated steps on a
-// GPU, whose results must equal those of the CPU bit for bit. tests/ops/test_deferral.py compares
-// the CPU with the definition.
+// Tests deferred gradients in flat buffers. Fixed cases run on the CPU and on a GPU. Generated
+// steps on a GPU must be bit-identical to the CPU. tests/ops/test_deferral.py compares the CPU with
+// the definition.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -25,7 +25,7 @@
 namespace slipstream {
 namespace {
 
-// A whole second half on the CPU.
+// Runs the whole second half on the CPU.
 Status TakeDue(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
                StepPlan* plan) {
   const Status status = FindDue(buffers, rule, rows, plan);
@@ -33,7 +33,7 @@ Status TakeDue(const DeferredBuffers& buffers, const DeferralRule& rule, const S
   return status;
 }
 
-// A step's gradients: keys ascend.
+// Gradients of a step; keys ascend.
 struct Gradients {
   std::vector<int64_t> keys;
   std::vector<float> values;  // [keys, dim]
@@ -45,14 +45,14 @@ struct Due {
   StepCounts counts;
 };
 
-// What may wait, by a rule that looks at the sums as a caller does between the halves.
+// Decides whether a sum may wait, as a caller does between the halves.
 bool IsSmall(const float* sum, int64_t dim) {
   float largest = 0.0f;
   for (int64_t j = 0; j < dim; ++j) largest = std::max(largest, std::fabs(sum[j]));
   return largest < 60.0f;
 }
 
-// The buffers, and both halves of a step over them.
+// The buffers, and both halves of a step.
 class Deferring {
  public:
   Deferring(int64_t capacity, int64_t dim) : capacity_(capacity), dim_(dim) {}
@@ -61,7 +61,7 @@ class Deferring {
                    const KeySet& saturated) = 0;
 
  protected:
-  // std::vector<bool> has no data.
+  // std::vector<bool> has no data().
   std::unique_ptr<bool[]> WhatMayWait(const std::vector<float>& sums, int64_t n) const {
     std::unique_ptr<bool[]> may_wait(new bool[static_cast<size_t>(n) + 1]);
     for (int64_t i = 0; i < n; ++i) may_wait[i] = IsSmall(sums.data() + i * dim_, dim_);
@@ -197,20 +197,20 @@ class DeferredBuffersTest : public OnProcessors {
   }
 };
 
-// Takes the same steps on a GPU and on the CPU.
+// Runs the same steps on a GPU and on the CPU.
 class DeferredBuffersOnGpuTest : public DeferredBuffersTest {
  protected:
   static void ExpectEqual(const Due& due, const Due& expected, const std::string& where) {
     EXPECT_EQ(due.keys, expected.keys) << where;
     EXPECT_EQ(Numbers(due.counts), Numbers(expected.counts)) << where;
     ASSERT_EQ(due.sums.size(), expected.sums.size()) << where;
-    // Bit for bit: a NaN equals itself, and -0 differs from 0.
+    // Compare bits: a NaN equals itself, and -0 differs from 0.
     const size_t bytes = due.sums.size() * sizeof(float);
     EXPECT_TRUE(bytes == 0 || std::memcmp(due.sums.data(), expected.sums.data(), bytes) == 0)
         << where;
   }
 
-  // Takes twenty steps. Nothing more is deferred from step 15 on; steps 9 and 18 flush.
+  // Runs twenty steps. No gradient begins to be deferred from step 15 on; steps 9 and 18 flush.
   void ExpectEqualsCpu(int64_t capacity, int64_t dim, int64_t n, int64_t different,
                        DeferralRule rule) {
     const std::unique_ptr<Deferring> on_gpu = MakeDevice(capacity, dim);
@@ -267,7 +267,7 @@ TEST_P(DeferredBuffersTest, NoMoreAreDeferredThanAllowed) {
       EXPECT_LE(counts.num_deferred, max_rows);
       EXPECT_EQ(counts.deferred + counts.sent, counts.offered);
     }
-    // Steps name about 190 saturated keys.
+    // A step has about 190 saturated keys.
     if (max_rows < 190) {
       EXPECT_EQ(deferring->Step(rule, {}, saturated).counts.num_deferred, max_rows);
     }
@@ -350,7 +350,7 @@ TEST(DeferredBuffersOnCpuTest, WhatIsDeferredMovesToOtherBuffers) {
   EXPECT_EQ(other_sums, (std::vector<float>{3, 4, 1, 2, 0, 0}));
 }
 
-// The memory behind the buffers is not theirs.
+// The memory after the buffers must not be written.
 TEST(DeferredBuffersOnCpuTest, BuffersWithoutRoomStayAsTheyAre) {
   const DeferredContents contents = {{4, 7, -3}, {1, 2, 3}, {}, {1, 2, 3}};
   std::vector<int64_t> keys(3, 99), since(3, 98);

@@ -1,4 +1,4 @@
-// Deferred gradients as arrays, to be kept in a checkpoint.
+// Deferred gradients as arrays for a checkpoint.
 #ifndef SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRED_CONTENTS_H_
 #define SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRED_CONTENTS_H_
 
@@ -11,11 +11,11 @@
 namespace slipstream {
 
 struct DeferredContents {
-  static constexpr int64_t kMostAge = int64_t{1} << 48;  // longer than any training
+  static constexpr int64_t kMostAge = int64_t{1} << 48;  // Longer than any training.
 
   std::vector<int64_t> keys;   // [n]
-  std::vector<int64_t> ages;   // [n]: steps since the sum began
-  std::vector<int32_t> ranks;  // [n]: simulated ranks; of a table only
+  std::vector<int64_t> ages;   // [n]; steps since the sum began.
+  std::vector<int32_t> ranks;  // [n]; simulated ranks, for tables only.
   std::vector<float> sums;     // [n, dim]
 
   int64_t size() const { return static_cast<int64_t>(keys.size()); }
@@ -26,9 +26,9 @@ struct DeferredContents {
   }
 };
 
-// InvalidArgument naming the first age that is negative or above kMostAge, or the first sum that is
-// not finite. The arrays have their length.
-//   of: the owner, e.g. " of table 't'".
+// Returns InvalidArgument with the first age that is negative or above kMostAge, or the first sum
+// that is not finite. The arrays must have the right lengths. of: the owner, for example " of table
+// 't'".
 Status CheckDeferred(const DeferredContents& contents, int64_t dim, const std::string& of);
 
 }  // namespace slipstream

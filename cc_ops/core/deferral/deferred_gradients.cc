@@ -12,7 +12,7 @@ int64_t DeferredGradients::bytes() const {
 void DeferredGradients::ReserveEntry() {
   const size_t entries = by_age_.size();
   if (entries < by_age_.capacity()) return;
-  // Those that have left are given back once they are a quarter; else there will be a quarter more.
+  // Compact if a quarter of the entries is unused; otherwise grow by a quarter.
   if (entries == 0 || static_cast<size_t>(size()) >= entries - entries / 4) {
     by_age_.reserve(entries + entries / 4 + 1);
     return;
@@ -31,7 +31,7 @@ uint32_t DeferredGradients::Insert(int64_t key, int64_t step) {
   uint32_t index = free_;
   if (index == kNone) {
     if (nodes_.size() == nodes_.capacity()) {
-      // All grow by a quarter, so that little is allocated in vain.
+      // Grow all by a quarter, so that little memory is unused.
       const size_t wanted = nodes_.size() + nodes_.size() / 4 + 1;
       sums_.reserve(wanted * static_cast<size_t>(dim_));
       since_.reserve(wanted);

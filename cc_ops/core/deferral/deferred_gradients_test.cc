@@ -55,7 +55,7 @@ TEST(DeferredGradients, ListsFromTheOldestToTheYoungest) {
   EXPECT_EQ(sums.bytes(), 0);
 }
 
-// Memory of what has left is used anew, whatever is the oldest.
+// The memory of removed gradients is reused, whichever is the oldest.
 TEST(DeferredGradients, TakesNoMemoryForWhatHasLeft) {
   DeferredGradients sums(kDim);
   for (int64_t key = 0; key < 8; ++key) sums.Insert(key, 0);

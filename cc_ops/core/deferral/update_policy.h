@@ -1,4 +1,4 @@
-// What becomes of a row's gradient: applied, masked, or deferred and applied later.
+// Settings and counters for the gradients of a table: apply, mask or defer them.
 #ifndef SLIPSTREAM_CC_OPS_CORE_DEFERRAL_UPDATE_POLICY_H_
 #define SLIPSTREAM_CC_OPS_CORE_DEFERRAL_UPDATE_POLICY_H_
 
@@ -11,49 +11,48 @@ namespace slipstream {
 struct UpdatePolicy {
   enum class Mode { kApply, kMask, kDefer };
   enum class Trigger {
-    kMovement,  // any row's gradient waits until applying it would move a value by `movement`
-    kInterval,  // saturated rows' gradients wait
+    kMovement,  // Defer any row's gradient until applying it would move a value by `movement`.
+    kInterval,  // Defer the gradients of saturated rows.
   };
   Mode mode = Mode::kApply;
-  bool decay_skipped = false;  // kMask: whether the moments of a masked row decay
+  bool decay_skipped = false;  // kMask: whether the moments of a masked row decay.
   Trigger trigger = Trigger::kMovement;
-  float movement = 0.f;  // in the unit of the rows
-  int64_t max_age = 1;   // none is deferred longer, in updates of the table
-  int64_t max_rows = 0;  // gradients deferred at most
-  // Simulated ranks: each has its share of every batch and its own deferred gradients. The rows
-  // that become due on several of them at once are applied as one gradient.
+  float movement = 0.f;  // In units of the values.
+  int64_t max_age = 1;   // Maximum age of a deferred gradient, in updates of the table.
+  int64_t max_rows = 0;  // Maximum number of deferred gradients.
+  // Number of simulated ranks. Each has a part of every batch and its own deferred gradients.
+  // Gradients that are due on multiple ranks in one update are applied as one gradient.
   int ranks = 1;
-  // Everything is applied at once, and what the policy would have done is counted
-  // for a sample of the keys.
+  // Apply all gradients immediately and count the decisions of the policy for a sample of the keys.
   bool is_shadow = false;
-  // Deferred gradients leave by CollectGradients and CollectAllDeferred only (exchange/push.h), to
-  // be exchanged between processes: nothing of this table applies them, and they stay when their
-  // row leaves.
+  // Gradients are exchanged between processes: they leave only through CollectGradients and
+  // CollectAllDeferred (exchange/push.h). The table does not apply them, and they stay when their
+  // row is evicted.
   bool is_exchanged = false;
 
-  // Whether anything is to be done, or counted, beside applying gradients.
+  // Whether updates must do or count more than applying gradients.
   bool IsActive() const { return mode != Mode::kApply || ranks > 1; }
-  // Whether that is done for a shard's keys; a shadow policy takes one shard in 16.
+  // Whether the policy covers the keys of a shard. A shadow policy samples one shard in 16.
   bool Samples(int64_t shard) const { return !is_shadow || shard % kShadowSampling == 0; }
   static constexpr int kShadowSampling = 16;
 };
 
-// InvalidArgument naming the setting, its value and what is allowed.
+// Returns InvalidArgument with the setting, its value and the allowed values.
 Status ValidateUpdatePolicy(const UpdatePolicy& policy);
 
-// What became of gradient rows: one row per key, update and rank. In shadow mode: what the policy
-// would have done.
+// Counters of gradient rows, one row per key, update and rank. In shadow mode they count what the
+// policy would have done.
 struct UpdateCounts {
-  int64_t offered = 0;           // came in
-  int64_t sent = 0;              // applied, deferred ones included (ranks: exchanged)
-  int64_t masked = 0;            // thrown away
-  int64_t deferred = 0;          // added to a deferred gradient that stayed
-  int64_t due_by_movement = 0;   // of `sent`
-  int64_t due_by_age = 0;        // of `sent`
-  int64_t flushed = 0;           // of `sent`: before an evaluation or export
-  int64_t over_budget = 0;       // of `sent`: the budget had no room to defer them
-  int64_t evicted = 0;           // deferred gradients whose row left the table
-  int64_t without_gradient = 0;  // of `sent`: in an update without a gradient of their key
+  int64_t offered = 0;           // Gradient rows of the updates.
+  int64_t sent = 0;              // Applied or, with ranks, exchanged; includes deferred gradients.
+  int64_t masked = 0;            // Dropped.
+  int64_t deferred = 0;          // Added to a deferred gradient that stayed.
+  int64_t due_by_movement = 0;   // Part of `sent`.
+  int64_t due_by_age = 0;        // Part of `sent`.
+  int64_t flushed = 0;           // Part of `sent`, before an evaluation or export.
+  int64_t over_budget = 0;       // Part of `sent`: not deferred because the budget was used up.
+  int64_t evicted = 0;           // Deferred gradients dropped because their row was removed.
+  int64_t without_gradient = 0;  // Part of `sent`, in an update without a gradient of their key.
 
   void Add(const UpdateCounts& other, int64_t factor = 1);
 };

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kPrefetchDistance = 8;
 
-// Evicts what the batch's new keys need from bounded tables about to overflow.
+// Evicts rows from bounded tables that would overflow with the new keys of the batch.
 Status MakeRoomForBatch(const std::vector<EmbeddingTable*>& tables, const SortedKeys& sorted) {
   std::vector<WantedKeys> wanted;
   for (size_t t = 0; t < tables.size(); ++t) {
@@ -28,12 +28,12 @@ Status MakeRoomForBatch(const std::vector<EmbeddingTable*>& tables, const Sorted
   return EvictFor(std::move(wanted), "a batch needs");
 }
 
-// Whether every example's pooled vector is its row: one unweighted key each.
+// Whether the pooled vector of each example is its row: one unweighted key per example.
 bool IsCopied(const FeatureView& view, Combiner combiner) {
   return view.row_splits == nullptr && view.width == 1 && IsUnscaled(view, combiner);
 }
 
-// Where rows go at once. Features whose vectors are pooled from rows have no data.
+// Returns the outputs to which rows are copied directly; null for features that are pooled.
 std::vector<PooledOutput> CopiesOf(const std::vector<FeatureView>& features,
                                    const std::vector<Combiner>& combiners,
                                    const std::vector<PooledOutput>& outputs) {
@@ -44,14 +44,14 @@ std::vector<PooledOutput> CopiesOf(const std::vector<FeatureView>& features,
   return copied;
 }
 
-// Examples without a key have vectors of zeros.
+// Zeros the vectors of examples without a key.
 void ClearPadding(const FeatureView& view, int64_t dim, const PooledOutput& output) {
   for (int64_t i = 0; i < view.batch; ++i) {
     if (!view.is_key(view.begin(i))) std::fill_n(output.data + i * output.stride, dim, 0.f);
   }
 }
 
-// Fills scale[position] for the features that need it; leaves it empty if none does.
+// Fills scale[position] for features that need it; leaves it empty if none does.
 void ComputeScales(const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
                    const Positions& positions, const Parallel& parallel,
                    std::vector<float>* scale) {
@@ -79,7 +79,7 @@ void ComputeScales(const std::vector<FeatureView>& features, const std::vector<C
   }
 }
 
-// Pools the features whose vectors are no copies.
+// Pools the features that are not copied.
 void Pool(const std::vector<EmbeddingTable*>& tables, const std::vector<FeatureView>& features,
           const std::vector<Combiner>& combiners, const Positions& positions,
           const std::vector<const float*>& row_of_position, const std::vector<float>& scale,
@@ -114,14 +114,14 @@ bool AllAreCopied(const std::vector<FeatureView>& features,
   return true;
 }
 
-// Where rows go; `workspace` has room for those that go nowhere yet.
+// Returns the destinations of rows and allocates copies in `workspace` where needed.
 RowTargets TargetsOf(const std::vector<FeatureView>& features,
                      const std::vector<Combiner>& combiners,
                      const std::vector<PooledOutput>& outputs, LookupWorkspace* workspace) {
   RowTargets targets;
   targets.copied = CopiesOf(features, combiners, outputs);
   if (AllAreCopied(features, combiners)) return targets;
-  // Places of padding keys stay as they are: nothing reads them.
+  // Entries of padding keys are not set, because they are never read.
   workspace->row_of_position.resize(static_cast<size_t>(Positions(features).total));
   targets.row_of_position = &workspace->row_of_position;
   for (const EmbeddingTable* table : workspace->plan.tables) {
@@ -135,8 +135,7 @@ RowTargets TargetsOf(const std::vector<FeatureView>& features,
   return targets;
 }
 
-// fn(feature, dim, output) for features that may have examples without a key, whose rows are
-// copied.
+// Calls fn(feature, dim, output) for copied features that may have examples without a key.
 template <class Fn>
 void ForEachPaddedCopy(const std::vector<FeatureView>& features, const RowTargets& targets,
                        const LookupWorkspace& workspace, const Fn& fn) {
@@ -148,7 +147,7 @@ void ForEachPaddedCopy(const std::vector<FeatureView>& features, const RowTarget
   }
 }
 
-// What is left to do when all rows are where `targets` says.
+// Pools the rows that are already at `targets`.
 void PoolRows(const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
               const std::vector<PooledOutput>& outputs, const RowTargets& targets,
               const Parallel& parallel, LookupWorkspace* workspace) {
@@ -161,7 +160,7 @@ void PoolRows(const std::vector<FeatureView>& features, const std::vector<Combin
        outputs, parallel);
 }
 
-// Brings in the rows of a plan that are on the disk.
+// Loads the rows of a plan that are on disk.
 Status BringInMissing(const Parallel& parallel, LookupPlan* plan) {
   for (size_t t = 0; t < plan->tables.size(); ++t) {
     RowStore& rows = plan->tables[t]->rows();
@@ -190,7 +189,7 @@ Status BringInMissing(const Parallel& parallel, LookupPlan* plan) {
   return OkStatus();
 }
 
-// InvalidArgument unless tables that spill have memory for a batch's keys.
+// Returns InvalidArgument unless the keys of a batch fit in the memory of tables that spill.
 Status CheckMemory(const std::vector<EmbeddingTable*>& tables, const SortedKeys& sorted) {
   for (size_t t = 0; t < tables.size(); ++t) {
     const SpilledRows* const spilled = tables[t]->rows().spilled();
@@ -209,7 +208,7 @@ Status CheckMemory(const std::vector<EmbeddingTable*>& tables, const SortedKeys&
   return OkStatus();
 }
 
-// resolve(first bucket, last bucket, task) of all buckets, by all threads.
+// Calls resolve(first bucket, last bucket, task) so that the threads cover all buckets.
 template <class Resolve>
 void ForEachBucketRange(const SortedKeys& sorted, const Parallel& parallel,
                         const Resolve& resolve) {
@@ -217,7 +216,7 @@ void ForEachBucketRange(const SortedKeys& sorted, const Parallel& parallel,
   parallel.run(parallel.threads, [&](int task) { resolve(bounds[task], bounds[task + 1], task); });
 }
 
-// Brings in the rows that a batch has.
+// Loads the rows of a batch that are on disk.
 Status BringInBatch(const std::vector<EmbeddingTable*>& tables,
                     const std::vector<FeatureView>& features, const Parallel& parallel) {
   for (size_t t = 0; t < tables.size(); ++t) {

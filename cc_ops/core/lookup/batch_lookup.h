@@ -1,9 +1,9 @@
-// Lookups of several features in several tables over one batch.
+// Lookups of multiple features in multiple tables for one batch.
 //
-// The forward pass sorts the batch's keys by (table, shard) and gives each thread
-// its own shards, so rows are found and made without locks or atomics, and the
-// same way whatever the number of threads. What it learns (rows, duplicates) is
-// kept in a plan for gradient_update.h, so that nothing is hashed twice.
+// The forward pass sorts the keys of the batch by (table, shard) and assigns whole shards to
+// threads. Rows are therefore found and created without locks or atomics, and results do not depend
+// on the number of threads. The rows and duplicates that were found are kept in a LookupPlan for
+// gradient_update.h, so that no key is hashed twice.
 #ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_BATCH_LOOKUP_H_
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_BATCH_LOOKUP_H_
 
@@ -20,40 +20,41 @@
 
 namespace slipstream {
 
-// Pools the rows of every feature and example into `outputs` (one per feature).
-// The plan for the update is left in
-// `workspace`, which may come from an earlier lookup. Missing keys are made, accesses counted.
-// InvalidArgument for more than kMaxBatch examples (key_sort.h).
-// Takes the tables' mutexes. On an error no key is made, unless memory ran out or the disk failed
-// (the tables stay intact then too).
+// Looks up a training batch and pools the rows of every feature and example into `outputs` (one per
+// feature). Creates missing rows and counts accesses. Stores the plan for the update in
+// `workspace`, which may come from an earlier lookup. Takes the mutexes of the tables.
+//
+// Returns InvalidArgument for more than kMaxBatch examples (key_sort.h). On an error no row was
+// created, unless memory ran out or the disk failed. The tables are consistent in any case.
 Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          const std::vector<FeatureView>& features,
                          const std::vector<Combiner>& combiners,
                          const std::vector<PooledOutput>& outputs, const Parallel& parallel,
                          LookupWorkspace* workspace);
 
-// The same without making keys or counting; absent keys give their initial rows.
-// Deferred gradients are not in them: FlushBeforeReading (policy_update.h) comes first.
+// Same without creating rows or counting accesses. Absent keys use the values of their initializer.
+// Note: deferred gradients are not included; call FlushBeforeReading (policy_update.h) first.
 Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
                            const std::vector<FeatureView>& features,
                            const std::vector<Combiner>& combiners,
                            const std::vector<PooledOutput>& outputs, const Parallel& parallel);
 
-// LookupForTraining in steps, where rows come from elsewhere.
+// The steps of LookupForTraining, for rows that come from other ranks.
 //
-// Equal for features whose vectors and key positions are numbered alike.
+// Returns a description that is equal for features with the same numbering of vectors and key
+// positions.
 std::vector<int64_t> LayoutOf(const std::vector<FeatureView>& features,
                               const std::vector<Combiner>& combiners);
-// Sorts a batch's keys; the plan gets what does not depend on its keys.
+// Sorts the keys of a batch and fills the parts of the plan that do not depend on rows.
 Status SortKeys(const std::vector<EmbeddingTable*>& tables,
                 const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
                 const Parallel& parallel, LookupWorkspace* workspace);
-// Fills the plan, but for the rows.
+// Fills the plan except for the rows.
 void GroupKeys(const Parallel& parallel, LookupWorkspace* workspace);
-// Makes room for the keys in bounded tables, and begins a lookup. Callers hold the tables' mutexes.
+// Makes room for the keys in bounded tables and begins a lookup. Callers hold the mutexes.
 Status BeginLookup(LookupWorkspace* workspace);
-// Pools the rows of the plan, of features of its layout. Keys that it lacks have
-// rows of zeros. Callers hold the tables' mutexes.
+// Pools the rows of the plan for features of its layout. Keys that are not in the plan contribute
+// zeros. Callers hold the mutexes of the tables.
 void DeliverRows(const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
                  const std::vector<PooledOutput>& outputs, const Parallel& parallel,
                  LookupWorkspace* workspace);

@@ -35,8 +35,8 @@ FeatureView OneKeyEach(int table, const std::vector<int64_t>& keys) {
   return f;
 }
 
-// Trains two tables on random batches (one key each, and ragged weighted bags)
-// and returns all rows and slots.
+// Trains two tables on random batches (one key each, and ragged weighted bags) and returns all rows
+// and slots.
 std::vector<float> Train(int threads) {
   auto a = MakeTable(5), b = MakeTable(16);
   const std::vector<EmbeddingTable*> tables = {a.get(), b.get()};
@@ -67,7 +67,7 @@ std::vector<float> Train(int threads) {
                                   {{out0.data(), 5}, {out1.data(), 16}}, Threads(threads),
                                   &workspace)
                     .ok());
-    // The outputs serve as gradients: they depend on every earlier update.
+    // The outputs serve as gradients, so that they depend on every earlier update.
     EXPECT_TRUE(ApplyGradients(workspace.plan, {{out0.data(), 5}, {out1.data(), 16}}, 0.1f,
                                Threads(threads))
                     .ok());
@@ -167,12 +167,13 @@ TEST(BatchLookup, UpdateOfAnEvictedKeyIsDroppedAndCounted) {
   ASSERT_TRUE(ApplyGradients(workspace.plan, {{gradient.data(), 2}}, 0.1f, Threads(1)).ok());
   EXPECT_EQ(table->updates().num_dropped(), 1);
   const TableContents after = table->Export();
-  EXPECT_NE(after.rows[0], before.rows[0]);  // key 2 was updated,
-  EXPECT_EQ(after.rows[2], before.rows[2]);  // key 3, where key 1's row was, was not
+  EXPECT_NE(after.rows[0], before.rows[0]);  // The row of key 2 was updated.
+  // Key 3 reuses the memory of key 1 and must not be updated.
+  EXPECT_EQ(after.rows[2], before.rows[2]);
 }
 
 TEST(BatchLookup, ColumnsOfAMatrixAreCopiedAndPaddingGivesZeros) {
-  // Two columns of one matrix in two tables, and enough examples for buckets of thousands of keys.
+  // Two columns of one matrix in two tables, with enough examples for thousands of keys per bucket.
   auto a = MakeTable(16), b = MakeTable(5);
   const std::vector<EmbeddingTable*> tables = {a.get(), b.get()};
   constexpr int64_t kBatch = 200000;
@@ -215,7 +216,7 @@ TEST(BatchLookup, ColumnsOfAMatrixAreCopiedAndPaddingGivesZeros) {
 }
 
 TEST(BatchLookup, KeysThatAreNotPooledAreExamplesOfTheirOwn) {
-  // A padded matrix taken apart beside a bag of the same table: 6 examples and 2.
+  // A padded matrix without pooling and a bag of the same table, with 6 and 2 examples.
   const std::vector<int64_t> matrix = {5, 7, -1, 7, -1, -1}, bag = {7, 9, 7};
   const std::vector<int64_t> splits = {0, 2, 3};
   FeatureView apart;
@@ -249,7 +250,7 @@ TEST(BatchLookup, KeysThatAreNotPooledAreExamplesOfTheirOwn) {
                 seven = *RowLayout::Floats(table->rows().Find(7));
     EXPECT_EQ(rows, (std::vector<float>{five, seven, 0.f, seven, 0.f, 0.f}));
     EXPECT_EQ(sums[1], seven);
-    // Uses of key 7: two apart, two pooled. All in one update.
+    // Key 7 is used twice without pooling and twice pooled, all in one update.
     ASSERT_TRUE(ApplyGradients(workspace.plan, {{gradient.data(), 1}, {gradient.data(), 1}}, 0.1f,
                                Threads(threads))
                     .ok());
@@ -264,7 +265,7 @@ TEST(BatchLookup, ABatchHasAsManyExamplesAsTheirNumbersReach) {
   FeatureView without_keys;
   without_keys.batch = int64_t{1} << 31;
   without_keys.width = without_keys.stride = 0;
-  float out = 0.f;  // of all examples: nothing is looked up
+  float out = 0.f;  // The output is not written, because the lookup fails.
   LookupWorkspace workspace;
   const Status status = LookupForTraining({table.get()}, {without_keys}, {Combiner::kSum},
                                           {{&out, 0}}, Parallel(), &workspace);

@@ -1,4 +1,4 @@
-// Keys of one feature over one batch, in any of the layouts that users feed.
+// The keys of one feature in a batch, in dense or ragged layout.
 #ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_FEATURE_VIEW_H_
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_FEATURE_VIEW_H_
 
@@ -9,20 +9,21 @@
 
 namespace slipstream {
 
-// A view: nothing is owned. Example i's keys are
+// A view of keys that the caller owns. The keys of example i are
+//
 //   ragged: keys[row_splits[i] .. row_splits[i + 1])
 //   dense:  keys[i * stride .. i * stride + width)
-// where, if has_padding, keys equal to padding_key are not there.
-// Weights, where given, lie like the keys.
+//
+// If has_padding, keys equal to padding_key are skipped. Weights have the layout of the keys.
 struct FeatureView {
-  int table = 0;      // index into the tables of the call
-  int64_t batch = 0;  // examples
+  int table = 0;      // Index into the tables of the call.
+  int64_t batch = 0;  // Number of examples.
   const int64_t* keys = nullptr;
-  int64_t num_keys = 0;                 // elements readable behind `keys`
-  int64_t width = 1;                    // dense layout: keys per example
-  int64_t stride = 1;                   // dense layout: keys from one example to the next
-  const int64_t* row_splits = nullptr;  // [batch + 1]; nullptr: dense layout
-  const float* weights = nullptr;       // nullptr: every weight is 1
+  int64_t num_keys = 0;                 // Number of readable elements of `keys`.
+  int64_t width = 1;                    // Dense layout: keys per example.
+  int64_t stride = 1;                   // Dense layout: distance between examples.
+  const int64_t* row_splits = nullptr;  // [batch + 1]; null for the dense layout.
+  const float* weights = nullptr;       // Null if all weights are 1.
   bool has_padding = false;
   int64_t padding_key = -1;
 
@@ -34,7 +35,7 @@ struct FeatureView {
   }
   bool is_key(int64_t position) const { return !has_padding || keys[position] != padding_key; }
 
-  // Makes an example of every key position: none is pooled with others then.
+  // Makes each key position an example, so that no keys are pooled.
   void TakeApart() {
     if (row_splits == nullptr && width == 1) return;
     row_splits = nullptr;
@@ -43,8 +44,8 @@ struct FeatureView {
   }
 };
 
-// InvalidArgument unless row splits start at 0, never decrease and end at the
-// number of keys. `name` is the feature's in the message.
+// Returns InvalidArgument unless row splits start at 0, never decrease and end at the number of
+// keys. `name` is the name of the feature in the message.
 inline Status ValidateRowSplits(const FeatureView& f, const std::string& name) {
   if (f.row_splits == nullptr) return OkStatus();
   const std::string what = "row_splits of feature " + name;

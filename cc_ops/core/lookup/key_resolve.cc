@@ -9,12 +9,12 @@
 namespace slipstream {
 namespace {
 
-// Keys and rows ahead of the one at work that are prefetched, where a bucket has so many that what
-// was prefetched first may have left the cache again.
+// Prefetch distance for buckets with so many keys that data prefetched at the start may have left
+// the cache.
 constexpr int64_t kPrefetchDistance = 16;
 constexpr int64_t kManyKeys = 512;
 
-// Copies the values of rows of a known dim.
+// Copies the values of rows with a dimension that is known at compile time.
 template <int kDim>
 struct CopyFloats {
   void operator()(const StoredRow* row, float* out) const {
@@ -29,11 +29,12 @@ struct CopyBfloat16 {
   }
 };
 
-// Buckets go through stages, so that memory prefetched in one has come by the next:
-//   Deduplicate  gives distinct keys numbers   prefetches their lines of the index
-//   Find         looks for their rows          prefetches the rows
-//   Group        puts the uses of a key behind each other
-//   Deliver      copies the rows to where they are used
+// Processes buckets in stages, so that memory prefetched in one stage has arrived in the next:
+//
+//   Deduplicate  Numbers the distinct keys.      Prefetches their lines of the index.
+//   Find         Finds their rows.               Prefetches the rows.
+//   Group        Groups the uses of each key.    Prefetches the outputs.
+//   Deliver      Copies the rows to the outputs.
 class BucketResolver {
  public:
   BucketResolver(const SortedKeys& sorted, const RowTargets& targets, ResolveScratch* scratch,
@@ -42,7 +43,7 @@ class BucketResolver {
 
   SLIPSTREAM_PREFETCHES void PrefetchShard(int64_t bucket) { ShardOfBucket(bucket)->Prefetch(); }
 
-  // is_to_be_found: Find follows.
+  // is_to_be_found: whether Find follows.
   void Deduplicate(int64_t bucket, bool is_to_be_found) {
     if (!is_to_be_found) return Number(bucket, [](uint64_t) {});
     const RowShard* shard = ShardOfBucket(bucket);
@@ -56,9 +57,10 @@ class BucketResolver {
     plan_->unique_count[bucket] = 0;
     if (n == 0) return;
     Buffers& buffers = scratch_->buffers[bucket % 2];
-    // At most a quarter full, where there are few keys an eighth.
+    // Load of at most a quarter; at most an eighth for few keys.
     scratch_->numbers.Reset(scratch_->numbers.PowerOfTwo(std::max<int64_t>(64, 4 * n)));
-    // Apart: memory may have run out between the two in an earlier batch.
+    // Checked separately, because an allocation between the two may have failed in an earlier
+    // batch.
     if (buffers.hash.size() < static_cast<size_t>(n)) buffers.hash.resize(static_cast<size_t>(n));
     if (buffers.number_of.size() < static_cast<size_t>(n)) {
       buffers.number_of.resize(static_cast<size_t>(n));
@@ -77,8 +79,8 @@ class BucketResolver {
       const uint64_t hash = KeyedHash(key);
       see(hash);
       KeyNumber<int32_t>* const entry = &entries[numbers.Probe(numbers.Home(hash), {unique, key})];
-      // Written without a branch on whether the key is new, which nobody can predict: what is
-      // written for a known one is overwritten by the next new one.
+      // No branch on whether the key is new, because it is unpredictable. Data written for a known
+      // key is overwritten by the next new key.
       const int32_t found = entry->number;
       const bool is_new = found < 0;
       const int32_t number = is_new ? count : found;
@@ -106,7 +108,7 @@ class BucketResolver {
     const int64_t* __restrict__ uses = plan_->uses_end.data() + begin;
     StoredRow** __restrict__ rows = plan_->unique_row.data() + begin;
     uint32_t* __restrict__ indices = plan_->unique_index.data() + begin;
-    // In two passes: a key that is not in the prefetched line would stop all behind it.
+    // Two passes, because a key outside the prefetched line would stall the keys after it.
     scratch_->missed.clear();
     for (int64_t u = 0; u < count; ++u) {
       if (count > kManyKeys && u + kPrefetchDistance < count) {
@@ -123,14 +125,14 @@ class BucketResolver {
     for (const int32_t u : scratch_->missed) {
       rows[u] = table->rows().FindOrAdmit(keys[u], static_cast<float>(uses[u]), &indices[u]);
     }
-    // Many rows would leave the cache again before they are used.
+    // More rows would leave the cache before they are used.
     const int64_t prefetched = std::min(count, kManyKeys);
     const int64_t bytes = layout.value_bytes();
     const bool has_parts_of_lines = layout.bytes() % kLine != 0;
     for (int64_t u = 0; u < prefetched; ++u) {
       const auto* const first = reinterpret_cast<const char*>(rows[u]);
       for (int64_t j = 0; j < bytes; j += kLine) __builtin_prefetch(first + j);
-      // Where rows and slots fill no whole lines, a row begins within one, and ends a line later.
+      // If rows do not fill whole lines, a row may extend into one more line.
       if (has_parts_of_lines) __builtin_prefetch(first + bytes - 1);
     }
   }
@@ -140,8 +142,8 @@ class BucketResolver {
     const int64_t count = plan_->unique_count[bucket];
     if (count == 0) return;
     const Buffers& buffers = scratch_->buffers[bucket % 2];
-    // A counting sort of the uses by key: uses_end first holds counts, then starts, and, once
-    // every use is placed, ends.
+    // Counting sort of the uses by key. uses_end first contains counts, then starts, and finally
+    // ends when all uses are placed.
     int64_t next = begin;
     for (int64_t u = begin; u < begin + count; ++u) {
       const int64_t uses = plan_->uses_end[u];

@@ -1,4 +1,4 @@
-// Finds or makes the rows of a batch's keys, bucket by bucket, each distinct key once.
+// Finds or creates the rows of a batch's keys, bucket by bucket, once per distinct key.
 #ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_RESOLVE_H_
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_RESOLVE_H_
 
@@ -9,39 +9,38 @@
 
 namespace slipstream {
 
-// Where a feature's pooled vectors lie: example i's begins at data + i * stride and
-// has the dim of the feature's table.
+// Destination of a feature's pooled vectors: the vector of example i starts at data + i * stride
+// and has the dimension of the feature's table.
 struct PooledOutput {
   float* data = nullptr;
   int64_t stride = 0;
 };
 
-// What becomes of the rows that are found.
+// Destinations of the rows that are found.
 struct RowTargets {
-  // Of features whose row is their pooled vector: where it goes. data is null for the others.
+  // Per feature, the destination if its row is its vector; otherwise data is null.
   std::vector<PooledOutput> copied;  // [features]
   // By position, for the other features; null if there are none.
   std::vector<const float*>* row_of_position = nullptr;
-  // Room for copies of the rows that row_of_position points to where they do not lie in memory as
-  // floats, or may be of keys without a row: [keys of the plan, copy_dim].
+  // Room for float copies of rows that are not stored as floats, or that may be absent: [keys of
+  // the plan, copy_dim].
   float* copies = nullptr;
   int64_t copy_dim = 0;
 };
 
-// Resolves the buckets [first, last) of the sorted keys, whose shards no other thread touches:
-// counts accesses, makes missing rows, fills the plan's entries of these buckets and delivers the
-// rows. Rows are made in the order in which their keys appear. Throws std::bad_alloc, leaving the
-// tables intact.
+// Resolves the buckets [first, last) of the sorted keys: counts accesses, creates missing rows in
+// the order in which their keys appear, fills the plan's entries and delivers the rows. No other
+// thread may touch the shards of these buckets. Throws std::bad_alloc; the tables stay consistent.
 void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
                     const RowTargets& targets, ResolveScratch* scratch, LookupPlan* plan);
 
-// The same in two steps: this one delivers no rows. Of rows on the disk, accesses are counted, and
-// the plan's row is null: somebody brings them in and sets it. So is the row of keys that have
-// none, whose index is HashIndex::kEmpty.
+// Same without delivering rows. A row on disk is counted as accessed but is null in the plan; the
+// caller loads the row and sets the pointer. A key without a row also has a null row, and the index
+// HashIndex::kEmpty.
 void FindBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
                  LookupPlan* plan);
-// Or this one, between which somebody else sets the plan's rows: it fills the plan's entries but
-// for the rows, and looks for none.
+// Fills the plan's entries without looking for rows. The caller sets the rows before
+// DeliverBuckets.
 void GroupBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
                   LookupPlan* plan);
 // Delivers the rows of the plan.

@@ -7,11 +7,11 @@
 namespace slipstream {
 namespace {
 
-// fn(example, position) for the keys of examples [first, last), in order.
+// Calls fn(example, position) for the keys of the examples [first, last), in order.
 template <class Fn>
 void ForEachKeyOf(const FeatureView& f, int64_t first, int64_t last, const Fn& fn) {
   if (f.row_splits == nullptr && f.width == 1) {
-    // One key per example, the usual case: without the general one's inner loop.
+    // Fast path for one key per example, without the inner loop.
     int64_t p = first * f.stride;
     for (int64_t i = first; i < last; ++i, p += f.stride) {
       if (f.is_key(p)) fn(i, p);

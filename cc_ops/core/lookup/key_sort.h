@@ -1,4 +1,4 @@
-// Sorts the keys of a batch by (table, shard), keeping the batch's order within one.
+// Sorts the keys of a batch by (table, shard), stable within a bucket.
 #ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_SORT_H_
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_SORT_H_
 
@@ -21,14 +21,14 @@ inline CellRange CellsOf(int task, int tasks, int64_t cells) {
   return {cells * task / tasks, cells * (task + 1) / tasks};
 }
 
-// The examples of all features in one numbering: those of feature f are begin[f] to begin[f + 1].
-// Features that are not pooled have as many as key positions, others as many as the batch.
+// Numbers the examples of all features: feature f has the numbers begin[f] to begin[f + 1].
+// Features that are not pooled have one per key position, others one per example of the batch.
 struct Cells {
   explicit Cells(const std::vector<FeatureView>& features) {
     begin.push_back(0);
     for (const FeatureView& f : features) begin.push_back(begin.back() + f.batch);
   }
-  // fn(feature, first example, last example) for the features in a task's range.
+  // Calls fn(feature, first example, last example) for the features in the range of a task.
   template <class Fn>
   void ForEachFeature(int task, int tasks, const Fn& fn) const {
     const CellRange range = CellsOf(task, tasks, begin.back());
@@ -41,9 +41,8 @@ struct Cells {
   std::vector<int64_t> begin;
 };
 
-// Positions of all features in one numbering: feature f's position p is
-// base[f] + p. A column of a matrix is read with the stride of all columns, so
-// its positions are divided by it.
+// Numbers the key positions of all features: position p of feature f is base[f] + p. A column of a
+// matrix is read with the stride of all columns, therefore its positions are divided by the stride.
 struct Positions {
   explicit Positions(const std::vector<FeatureView>& features) {
     for (const FeatureView& f : features) {
@@ -60,16 +59,16 @@ struct Positions {
   int64_t total = 0;
 };
 
-// Most examples of a feature: an Occurrence numbers them.
+// Maximum number of examples of a feature, because an Occurrence has 32-bit numbers.
 constexpr int64_t kMaxBatch = std::numeric_limits<int32_t>::max();
 
-// A counting sort; the result does not depend on the number of tasks. sorted->position is filled
-// if `with_positions`, else left empty. Of more than kMaxBatch examples, the uses are not right.
+// Counting sort. The result does not depend on the number of tasks. Fills sorted->position if
+// `with_positions`, else leaves it empty. Note: uses are wrong for more than kMaxBatch examples.
 void SortByBucket(const std::vector<FeatureView>& features, int num_tables,
                   const Positions& positions, bool with_positions, const Parallel& parallel,
                   SortedKeys* sorted);
 
-// Task boundaries [tasks + 1] over buckets so that each task gets about as many keys.
+// Returns task boundaries [tasks + 1] over buckets with about the same number of keys per task.
 std::vector<int64_t> BalancedBuckets(const std::vector<int64_t>& begin, int tasks);
 
 }  // namespace slipstream

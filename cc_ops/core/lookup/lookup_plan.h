@@ -1,4 +1,17 @@
-// What a lookup of a batch finds out and the update after it needs.
+// The result of a lookup that the following update reuses.
+//
+// A lookup sorts the keys of a batch into buckets, one per table and shard, removes duplicates and
+// finds the rows. The plan keeps the distinct keys, their rows and their uses in this order. The
+// update therefore neither hashes nor sorts keys, and its threads work on different buckets without
+// locks.
+//
+//   bucket b = table * kNumShards + shard
+//     distinct keys u in [unique_begin[b], unique_begin[b] + unique_count[b])
+//       unique_key[u], unique_row[u], unique_index[u]
+//       uses of u: uses[end of the previous key .. uses_end[u])
+//
+// Row pointers are valid while RowStore::addresses() equals `generations`. Otherwise the update
+// finds the rows again.
 #ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_LOOKUP_PLAN_H_
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_LOOKUP_PLAN_H_
 
@@ -10,72 +23,73 @@
 
 namespace slipstream {
 
-// A use of a key: whose vector its row went into.
+// A use of a key: the pooled vector (feature, example) to which its row contributes.
 struct Occurrence {
   int32_t feature;
   int32_t example;
 };
 
-// What the forward pass found out for the backward pass.
+// See the top of the file.
 struct LookupPlan {
   std::vector<EmbeddingTable*> tables;
-  std::vector<int64_t> generations;  // of the tables at the lookup; -1: rows lie in no table
-  std::vector<int> feature_table;    // [features]
-  std::vector<int64_t> examples;     // [features], of each
-  // Bucket b = table * kNumShards + shard holds the distinct keys
-  // unique_begin[b] .. unique_begin[b] + unique_count[b].
-  std::vector<int64_t> unique_begin;  // [buckets + 1]; room for every use
+  // RowStore::addresses() at the lookup; -1 if the rows are in no table.
+  std::vector<int64_t> generations;
+  std::vector<int> feature_table;  // [features]; index of the feature's table.
+  std::vector<int64_t> examples;   // [features]; number of examples.
+  // Range of the distinct keys of each bucket; see the top of the file.
+  std::vector<int64_t> unique_begin;  // [buckets + 1]; has room for every use.
   std::vector<int64_t> unique_count;  // [buckets]
   std::vector<int64_t> unique_key;
-  std::vector<StoredRow*> unique_row;  // null: the key has none yet, as it is too rare
-  std::vector<uint32_t> unique_index;  // of the row, within its shard
-  std::vector<int64_t> uses_end;       // end of the key's uses; they begin where the
-                                       // previous key of the bucket ends
-  std::vector<Occurrence> uses;        // by bucket, then key, then batch order
-  // Number of each use's key position over all features. Empty where every feature has one
-  // unweighted key per example: then nobody asks.
+  std::vector<StoredRow*> unique_row;  // Null if the key has no row because it is too rare.
+  std::vector<uint32_t> unique_index;  // Index of the row within its shard.
+  // End of the uses of a key; they begin where the uses of the previous key of the bucket end.
+  std::vector<int64_t> uses_end;
+  std::vector<Occurrence> uses;  // By bucket, then key, then order in the batch.
+  // Per use, the number of its key position over all features. Empty if every feature has one
+  // unweighted key per example, because the positions are then not needed.
   std::vector<int64_t> use_position;
-  // Per position: weight over the combiner's divisor. Empty: all are 1.
+  // Per position, weight divided by the combiner's divisor. Empty if all are 1.
   std::vector<float> scale;
 };
 
-// The batch's keys sorted by bucket, and in batch order within one.
+// Keys of a batch, sorted by bucket, in batch order within a bucket.
 struct SortedKeys {
   std::vector<int64_t> begin;  // [buckets + 1]
   std::vector<int64_t> key;
   std::vector<Occurrence> use;
-  std::vector<int64_t> position;  // as LookupPlan::use_position
+  std::vector<int64_t> position;  // As LookupPlan::use_position.
 };
 
-// What a thread needs while it looks for the rows of a bucket's keys.
+// Scratch memory of a thread that resolves buckets.
 struct ResolveScratch {
   struct Buffers {
-    std::vector<int32_t> number_of;  // of each use's key among the bucket's distinct ones
-    std::vector<uint64_t> hash;      // of the distinct keys
+    // Per use, the number of its key among the distinct keys of the bucket.
+    std::vector<int32_t> number_of;
+    std::vector<uint64_t> hash;  // Hashes of the distinct keys.
   };
-  FlatTable<KeyNumber<int32_t>> numbers;  // of the distinct keys
-  std::vector<int32_t> missed;            // distinct keys that were not found at once
-  Buffers buffers[2];                     // of buckets with even and with odd numbers
+  FlatTable<KeyNumber<int32_t>> numbers;  // Distinct keys of the bucket.
+  std::vector<int32_t> missed;            // Distinct keys that FindAtOnce did not find.
+  Buffers buffers[2];                     // For buckets with even and with odd numbers.
 };
 
-// A distinct key of a plan, whose row comes from elsewhere.
+// A distinct key of a plan that is requested from another rank.
 struct PlannedKey {
-  int64_t unique;  // index in the plan
+  int64_t unique;  // Index in the plan.
   int64_t uses;
 };
 
-// The memory of a lookup. Reused from step to step it costs no allocation.
+// Memory of a lookup. Reuse it between steps to avoid allocations.
 struct LookupWorkspace {
   LookupPlan plan;
   SortedKeys sorted;
-  // Of a lookup over ranks, see exchange/pulled_lookup.h.
-  std::vector<int64_t> layout;  // of its features
-  std::vector<int64_t> sizes;   // [ranks, tables], keys requested
+  // For lookups over ranks; see exchange/pulled_lookup.h.
+  std::vector<int64_t> layout;  // LayoutOf of the features.
+  std::vector<int64_t> sizes;   // [ranks, tables]; number of requested keys.
   std::vector<PlannedKey> requested;
-  std::vector<float> rows;    // that lie in no table, as their layout says
-  std::vector<float> copies;  // of rows that do not lie in memory as floats
+  std::vector<float> rows;    // Rows that are in no table, in the layout of their table.
+  std::vector<float> copies;  // Float copies of rows that are not stored as floats.
   std::vector<const float*> row_of_position;
-  std::vector<ResolveScratch> scratches;  // one per task
+  std::vector<ResolveScratch> scratches;  // One per task.
 };
 
 }  // namespace slipstream

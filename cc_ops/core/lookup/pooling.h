@@ -1,4 +1,4 @@
-// Combiners: how the rows of a bag become one vector.
+// Combiners: pool the rows of an example into one vector.
 #ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_POOLING_H_
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_POOLING_H_
 
@@ -11,14 +11,14 @@ namespace slipstream {
 
 enum class Combiner { kSum, kMean, kSqrtn };
 
-// True if every row of the feature goes into its vector unscaled.
+// Returns whether rows enter the vector of an example without a factor.
 inline bool IsUnscaled(const FeatureView& f, Combiner combiner) {
   const bool one_key = f.row_splits == nullptr && f.width == 1;
   return f.weights == nullptr && (combiner == Combiner::kSum || one_key);
 }
 
-// What an example's weighted sum is multiplied by: 1, 1 / sum(w) or
-// 1 / sqrt(sum(w^2)); 0 where the divisor is 0.
+// Returns the factor of an example's weighted sum: 1, 1 / sum(w) or 1 / sqrt(sum(w^2)); 0 if the
+// divisor is 0.
 inline float BagFactor(const FeatureView& f, Combiner combiner, int64_t example) {
   if (combiner == Combiner::kSum) return 1.f;
   float sum = 0.f;
@@ -31,8 +31,8 @@ inline float BagFactor(const FeatureView& f, Combiner combiner, int64_t example)
   return divisor == 0.f ? 0.f : 1.f / divisor;
 }
 
-// Writes the pooled vector of one example. row_of(position) gives a row of `dim`
-// values for a key position; scale_of(position) its factor.
+// Writes the pooled vector of one example. row_of(position) returns a row of `dim` values for a key
+// position; scale_of(position) returns its factor. An example without keys gets zeros.
 template <class RowOf, class ScaleOf>
 void PoolExample(const FeatureView& f, int64_t example, int64_t dim, bool is_unscaled,
                  const RowOf& row_of, const ScaleOf& scale_of, float* __restrict__ out) {

@@ -65,7 +65,7 @@ Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents) {
     if (rank < 0 || rank >= static_cast<int64_t>(imported[s].size())) {
       return invalid("rank", rank, "0 to " + std::to_string(imported[s].size() - 1));
     }
-    // Shadow mode applies none: those of keys that it does not sample are nobody's.
+    // A shadow policy applies no deferred gradients, so entries of unsampled keys are not needed.
     if (!policy.Samples(s)) continue;
     DeferredGradients& deferred = imported[s][static_cast<size_t>(rank)];
     if (age > last_age[s][static_cast<size_t>(rank)]) {

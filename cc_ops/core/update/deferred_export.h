@@ -1,4 +1,4 @@
-// A table's deferred gradients as arrays, and back.
+// Exports the deferred gradients of a table to arrays, and imports them.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_DEFERRED_EXPORT_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_DEFERRED_EXPORT_H_
 
@@ -8,14 +8,15 @@
 
 namespace slipstream {
 
-// Of each shard and simulated rank, oldest first; ages in updates of the table. Callers hold the
-// table's mutex exclusively, here and below.
+// Exports by shard and simulated rank, oldest first; ages count updates of the table. Callers hold
+// the mutex of the table exclusively, here and below.
 DeferredContents ExportDeferred(EmbeddingTable* table);
 
-// Replaces all deferred gradients. InvalidArgument, and nothing is changed, as CheckDeferred, and
-// if the arrays differ in length, the policy defers none of such a rank or key, a key comes twice
-// for a rank, an age is above that of one before it in its shard, or a key has no row in a table
-// that applies its gradients itself. Throws std::bad_alloc, leaving all as it was.
+// Replaces all deferred gradients. Returns InvalidArgument, and changes nothing, in the cases of
+// CheckDeferred, if the arrays differ in length, if the policy does not defer gradients of such a
+// rank or key, if a key is repeated for a rank, if an age is above the previous one in its shard,
+// or if a key has no row in a table that applies its gradients itself. Throws std::bad_alloc and
+// then changes nothing.
 Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents);
 
 }  // namespace slipstream

@@ -35,7 +35,7 @@ DeferredContents Some(int64_t keys) {
   DeferredContents contents;
   for (int64_t key = 0; key < keys; ++key) {
     contents.keys.push_back(key);
-    contents.ages.push_back(keys - key);  // the oldest first
+    contents.ages.push_back(keys - key);  // Oldest first.
     contents.ranks.push_back(static_cast<int32_t>(key % 2));
     for (int64_t j = 0; j < kDim; ++j) contents.sums.push_back(static_cast<float>(10 * key + j));
   }
@@ -53,7 +53,7 @@ TEST(DeferredExport, ComeBackAsTheyWere) {
     EXPECT_EQ(first.ranks[i], first.keys[i] % 2);
     EXPECT_EQ(first.sums[i * kDim + 2], static_cast<float>(10 * first.keys[i] + 2));
   }
-  // Into a table that has had another number of updates: ages count.
+  // Import into a table with another number of updates, because only ages count.
   const auto other = MakeTable(200);
   other->updates().NextStep();
   ASSERT_TRUE(ImportDeferred(other.get(), first).ok());
@@ -90,7 +90,7 @@ TEST(DeferredExport, RefusesWhatDoesNotFitAndChangesNothing) {
   wrong.ages[5] = -1;
   EXPECT_NE(message_of(wrong).find("age of deferred gradient 5"), std::string::npos);
   wrong = Some(12);
-  wrong.keys[7] = wrong.keys[5];  // of the same rank
+  wrong.keys[7] = wrong.keys[5];  // Repeats a key of the same rank.
   EXPECT_NE(message_of(wrong).find("each once per rank"), std::string::npos);
   wrong = Some(12);
   wrong.keys[3] = 12345;

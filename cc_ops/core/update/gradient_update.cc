@@ -18,7 +18,7 @@
 namespace slipstream {
 namespace {
 
-// Names the first gradient that is not finite.
+// Returns an error that names the first gradient that is not finite.
 Status DescribeNonFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients) {
   for (size_t f = 0; f < gradients.size(); ++f) {
     const EmbeddingTable& table = *plan.tables[plan.feature_table[f]];
@@ -37,8 +37,8 @@ Status DescribeNonFinite(const LookupPlan& plan, const std::vector<PooledGradien
   return OkStatus();
 }
 
-// Whether the features' gradients of an example lie one behind the other, those of the next example
-// after them, as in one tensor of all features.
+// Returns whether the gradients of all features are adjacent for each example, as in one tensor of
+// all features.
 bool IsStacked(const LookupPlan& plan, const std::vector<PooledGradient>& gradients) {
   int64_t offset = 0;
   for (size_t f = 0; f < gradients.size(); ++f) {
@@ -49,7 +49,7 @@ bool IsStacked(const LookupPlan& plan, const std::vector<PooledGradient>& gradie
                      [&](const PooledGradient& g) { return g.stride == offset; });
 }
 
-// Reads memory in its order.
+// Checks the gradients in the order of their memory.
 bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                const Parallel& parallel) {
   const bool is_stacked = IsStacked(plan, gradients);
@@ -75,7 +75,7 @@ bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradie
   return all_finite;
 }
 
-// The same where rows may have left the table since the lookup.
+// Same, if rows may have been removed since the lookup.
 void UpdateStaleRows(const BucketUpdate& update, int64_t next, RowScratch* scratch) {
   const LookupPlan& plan = *update.plan;
   const RowLayout& layout = update.table->rows().layout();
@@ -99,7 +99,7 @@ void UpdateStaleRows(const BucketUpdate& update, int64_t next, RowScratch* scrat
   });
 }
 
-// All rows of the bucket are about to change.
+// Marks all rows of the bucket as changed.
 void ChangeRows(const BucketUpdate& update) {
   const int shard = static_cast<int>(update.bucket % kNumShards);
   const CellRange keys = KeysOf(*update.plan, update.bucket);
@@ -109,8 +109,7 @@ void ChangeRows(const BucketUpdate& update) {
   }
 }
 
-// Updates the bucket's rows as the table's policy says. next: the bucket that this thread comes to
-// after it.
+// Updates the rows of a bucket under the table's policy. next: the thread's following bucket.
 void UpdateBucket(const BucketUpdate& update, int64_t next, const DeferredOfKeys& deferred,
                   PolicyScratch* scratch) {
   const EmbeddingTable& table = *update.table;
@@ -134,7 +133,7 @@ void UpdateBucket(const BucketUpdate& update, int64_t next, const DeferredOfKeys
   }
 }
 
-// The rows of the buckets' shards that the batch lacks, where they are updated, too.
+// Updates the rows of the buckets' shards that are not in the batch, if the table requires it.
 void SweepBuckets(const LookupPlan& plan, CellRange buckets,
                   const std::vector<TableUpdate>& updates, SweepScratch* scratch) {
   for (int64_t b = buckets.begin; b < buckets.end; ++b) {
@@ -149,7 +148,7 @@ void SweepBuckets(const LookupPlan& plan, CellRange buckets,
 
 }  // namespace
 
-// On the bits, which compilers vectorise: a sum of floats has an order to keep.
+// Tests bits, which compilers vectorize, unlike an ordered sum of floats.
 SLIPSTREAM_SIMD_CLONES bool RowIsFinite(const float* row, int64_t dim) {
   constexpr uint32_t kExponent = 0x7f800000u;
   uint32_t is_bad = 0;
@@ -179,7 +178,7 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
   try {
     status = BringInForUpdate(plan, /*with_due=*/true, parallel);
     if (!status.ok()) return status;
-    // Whatever needs memory comes first: rows are updated all or none.
+    // Allocate everything first, so that either all rows or none are updated.
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
     std::vector<TableUpdate> updates(plan.tables.size());
     DeferredOfKeys deferred(plan);

@@ -1,4 +1,4 @@
-// The update that belongs to a lookup: gradients of pooled vectors -> rows.
+// Applies the gradients of pooled vectors to the rows of a lookup.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_GRADIENT_UPDATE_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_GRADIENT_UPDATE_H_
 
@@ -12,23 +12,23 @@
 
 namespace slipstream {
 
-// Where the gradients of a feature's pooled vectors lie (see PooledOutput).
+// The gradients of a feature's pooled vectors in memory (see PooledOutput).
 struct PooledGradient {
   const float* data = nullptr;
   int64_t stride = 0;
 };
 
-// InvalidArgument naming the first gradient, or the learning rate, that is not finite.
+// Returns InvalidArgument with the first gradient, or the learning rate, that is not finite.
 Status CheckFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                    const LearningRates& rates, const Parallel& parallel);
 
-// Whether all values of a row are finite.
+// Returns whether all values of a row are finite.
 bool RowIsFinite(const float* row, int64_t dim);
 
-// Sums the gradients of each distinct key in batch order and applies its table's
-// update rule once. InvalidArgument on a gradient that is not finite: no row is
-// changed then. A key evicted since the lookup is left out and counted in
-// EmbeddingTable::num_dropped_updates. Takes the tables' mutexes.
+// Sums the gradients of each distinct key in batch order and applies the update rule of its table
+// once. Returns InvalidArgument for a gradient that is not finite; no row is changed then. A key
+// that was evicted after the lookup is skipped and counted in UpdateState::num_dropped. Takes the
+// mutexes of the tables.
 Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                       const LearningRates& rates, const Parallel& parallel);
 

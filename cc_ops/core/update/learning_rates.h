@@ -1,4 +1,4 @@
-// The learning rates of one update of several tables.
+// The learning rates of one update of multiple tables.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_LEARNING_RATES_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_LEARNING_RATES_H_
 
@@ -12,7 +12,7 @@
 
 namespace slipstream {
 
-// One rate for all tables, or one for each.
+// One rate for all tables, or one rate per table.
 class LearningRates {
  public:
   LearningRates() = default;
@@ -21,7 +21,7 @@ class LearningRates {
 
   float Of(size_t table) const { return rates_.size() == 1 ? rates_[0] : rates_[table]; }
 
-  // InvalidArgument unless all are finite, and they are one or as many as the tables.
+  // Returns InvalidArgument unless all rates are finite and there is one, or one per table.
   Status Check(size_t num_tables) const {
     if (rates_.size() != 1 && rates_.size() != num_tables) {
       return InvalidArgument("learning_rate has " + std::to_string(rates_.size()) +

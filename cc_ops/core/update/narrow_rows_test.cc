@@ -1,5 +1,5 @@
-// Rows that are stored in 16 bits, or in 24 of which slots lend 8: every update of one is that of a
-// row of floats, rounded to one of its neighbours.
+// Tests rows that are stored in 16 bits, or in 24 bits with bits of a slot. Every update equals the
+// update of a float row, rounded to one of the two neighbors.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ TableOptions Options(const std::string& rule, int64_t dim, Dtypes dtypes) {
   return options;
 }
 
-// Ties go up.
+// Rounds to nearest; ties are rounded up.
 float Nearest(RowDtype dtype, float value) {
   const uint32_t bits = BitsOf(value);
   if (dtype == RowDtype::kFloat32) return value;
@@ -49,7 +49,7 @@ float Nearest(RowDtype dtype, float value) {
 
 constexpr Dtypes kFloats = {RowDtype::kFloat32, RowDtype::kFloat32};
 
-// The largest distance of the two neighbours of a value. lent: in 24 bits.
+// Returns the largest distance of the two neighbors of a value. lent: in 24 bits.
 float StepOf(RowDtype dtype, bool lent, float value) {
   const float magnitude = std::fabs(value), finer = lent ? 0x1p-8f : 1.f;
   if (dtype == RowDtype::kFloat32) return lent ? magnitude * 0x1p-15f : 0.f;
@@ -57,7 +57,7 @@ float StepOf(RowDtype dtype, bool lent, float value) {
   return finer * (magnitude / 1024 + 0x1p-24f);
 }
 
-// Expects every value of `narrow` to be a neighbour of that of `floats`.
+// Expects every value in `narrow` to be a neighbor of the value in `floats`.
 void ExpectRounded(const std::vector<float>& narrow, const std::vector<float>& floats,
                    RowDtype dtype, bool lent, const std::string& what) {
   ASSERT_EQ(narrow.size(), floats.size());
@@ -76,7 +76,7 @@ void ExpectRounded(const EmbeddingTable& narrow, const EmbeddingTable& floats,
   ExpectRounded(ours.slots, theirs.slots, options.slot_dtype, lends, what + " slots");
 }
 
-// A step on some of 40 keys.
+// Trains a step on a part of 40 keys.
 void TrainKnownKeys(Training* training, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<int64_t> keys;
@@ -88,8 +88,8 @@ void TrainKnownKeys(Training* training, uint64_t seed) {
   training->Step(keys, gradients);
 }
 
-// Trains tables of all rules and dtypes beside ones of floats that start each step alike.
-// prepare(&training): before the first step.
+// Trains tables of all rules and dtypes together with float tables that start each step from the
+// same rows. Calls prepare(&training) before the first step.
 template <class Prepare>
 void ExpectEveryStepRounded(const std::vector<int64_t>& dims, const Prepare& prepare) {
   for (const std::string& rule : AllRuleNames()) {
@@ -161,7 +161,7 @@ TEST(NarrowRows, ContentsComeBackAsTheyWereAndGoOnAlike) {
   }
 }
 
-// Values that are set stay as finely as they lie, and leave the slots as they are.
+// Written values keep the stored precision and do not change the slots.
 TEST(NarrowRows, SlotsLendBitsAndKeepTheirs) {
   for (const RowDtype dtype : {RowDtype::kBfloat16, RowDtype::kFloat16}) {
     const TableOptions options = Options("adam", 16, {dtype, RowDtype::kFloat32});
@@ -179,7 +179,7 @@ TEST(NarrowRows, SlotsLendBitsAndKeepTheirs) {
   }
 }
 
-// A hundred steps, each up to a tenth of what lies between two neighbours, are not lost.
+// A hundred steps, each at most a tenth of the distance between neighbors, are not lost.
 TEST(NarrowRows, SmallStepsAddUp) {
   for (const RowDtype dtype : {RowDtype::kBfloat16, RowDtype::kFloat16}) {
     TableOptions options = Options("sgd", 64, {dtype, RowDtype::kFloat32});
@@ -189,7 +189,7 @@ TEST(NarrowRows, SmallStepsAddUp) {
     const float step = (dtype == RowDtype::kBfloat16 ? 0x1p-7f : 0x1p-10f) / 10;
     training.rate = 1.f;
     std::vector<float> gradient(1);
-    // Of value j the gradient is j + 1 times as large.
+    // The gradient of value j is j + 1 times as large.
     for (int i = 0; i < 100; ++i) {
       gradient[0] = -step / 64;
       training.Step({7}, gradient);
@@ -204,7 +204,7 @@ TEST(NarrowRows, SmallStepsAddUp) {
   }
 }
 
-// In 16 bits, if not all of them.
+// Lookups read 16 bits, even if 24 are stored.
 TEST(NarrowRows, LookupsReadWhatIsExported) {
   for (const Dtypes dtypes : kNarrow) {
     for (const int64_t dim : {3, 16, 32, 64, 128}) {
@@ -213,7 +213,7 @@ TEST(NarrowRows, LookupsReadWhatIsExported) {
       TableContents contents = training.table->Export();
       const int64_t n = static_cast<int64_t>(contents.keys.size());
       for (float& value : contents.rows) value = Nearest(dtypes.values, value);
-      // Alone, in bags of three with the absent key -5, and both in one batch.
+      // Look up single keys, bags of three with the absent key -5, and both in one batch.
       FeatureView alone, bags;
       alone.batch = alone.num_keys = n;
       alone.keys = contents.keys.data();

@@ -16,7 +16,7 @@ bool HasUse(const LookupPlan& plan, CellRange uses, RankShare share) {
                      [&](const Occurrence& use) { return share.Has(plan, use); });
 }
 
-// What the deferrals of a table go by.
+// Returns the deferral rule of a policy at a step.
 DeferralRule RuleOf(const UpdatePolicy& policy, int64_t step) {
   DeferralRule rule;
   rule.step = step;
@@ -26,10 +26,10 @@ DeferralRule RuleOf(const UpdatePolicy& policy, int64_t step) {
   return rule;
 }
 
-// Works on one shard of one table.
+// Updates one shard of one table.
 class ShardUpdater {
  public:
-  // step: number of the update. collected: null if gradients are to be applied.
+  // step: number of the update. collected: null if gradients are applied.
   ShardUpdater(EmbeddingTable* table, int64_t shard, StepRates rates, int64_t step,
                PolicyScratch* scratch, CollectedRows* collected)
       : table_(table),
@@ -45,8 +45,9 @@ class ShardUpdater {
         scratch_(scratch),
         collected_(collected) {}
 
-  // Updates the row of key u of the plan, whose uses begin at first_use. A row that left the table,
-  // which only a collection meets, is null. deferred: index of the key's, if there is one rank.
+  // Updates the row of key u of the plan. Its uses begin at first_use. found.row is null if the row
+  // was removed, which occurs only in a collection. deferred: index of the key's deferred gradient,
+  // with one rank only.
   SLIPSTREAM_ALWAYS_INLINE void Update(const BucketUpdate& update, int64_t u, int64_t first_use,
                                        FoundRow found, uint32_t deferred) {
     const LookupPlan& plan = *update.plan;
@@ -72,8 +73,8 @@ class ShardUpdater {
     Apply(sum, key, found);
   }
 
-  // Applies what is due without a gradient in this update. What is needed of the next ones comes
-  // from memory while one is applied.
+  // Applies gradients that expired without a gradient in this update. Prefetches the following ones
+  // while one is applied.
   void ApplyExpired() {
     for (size_t rank = 0; rank < updates_->deferred.size(); ++rank) {
       const DeferredGradients& deferred = updates_->deferred[rank];
@@ -100,7 +101,7 @@ class ShardUpdater {
   }
 
  private:
-  // The ranks that have a gradient of a key.
+  // Returns the number of ranks with a gradient of the key.
   int64_t RowsOffered(const LookupPlan& plan, CellRange uses) const {
     if (policy_.ranks == 1) return 1;
     int64_t rows = 0;
@@ -110,8 +111,8 @@ class ShardUpdater {
     return rows;
   }
 
-  // Adds each rank's gradient to what it has deferred. Returns whether there is something due,
-  // whose sum is in the scratch then.
+  // Adds the gradient of each rank to its deferred gradient. Returns whether a sum is due, which is
+  // then in the scratch memory.
   SLIPSTREAM_ALWAYS_INLINE bool Defer(const BucketUpdate& update, int64_t key, CellRange uses,
                                       StoredRow* row, bool is_saturated, uint32_t known_index) {
     bool any_due = false;
@@ -122,7 +123,7 @@ class ShardUpdater {
       const bool has_gradient = policy_.ranks == 1 || HasUse(*update.plan, uses, share);
       const uint32_t index = policy_.ranks == 1 ? known_index : deferred.Find(key);
       const bool is_deferred = index != DeferredGradients::kNone;
-      // What expires on this rank is applied together with what is due on others.
+      // A gradient that expires on this rank is applied together with the due ones of other ranks.
       if (!has_gradient && !(is_deferred && IsDueAt(deferred, index))) continue;
       if (has_gradient) {
         SumUsesOf(share, *update.plan, *update.gradients, uses.begin, uses.end, dim_, sum);
@@ -149,7 +150,7 @@ class ShardUpdater {
     return IsDue(DecideWithoutGradient(rule_, deferred.since(index)));
   }
 
-  // Whether a sum may be deferred longer. A NaN anywhere may not.
+  // Returns whether a sum may be deferred longer. A sum with a NaN may not.
   bool MayWait(const float* sum, StoredRow* row, bool is_saturated) const {
     if (!rule_.by_movement) return is_saturated;
     if (row == nullptr) return false;
@@ -165,8 +166,8 @@ class ShardUpdater {
     table_->rows().Change(static_cast<int>(shard_number_), found.index);
   }
 
-  // Begins to defer; false if the part of the budget that a rank has in this shard, or memory, has
-  // no room.
+  // Starts to defer a gradient. Returns false if the shard's part of the rank's budget is used up,
+  // or if memory runs out.
   bool Begin(const float* sum, int64_t key, int rank) {
     DeferredGradients& deferred = updates_->deferred[static_cast<size_t>(rank)];
     const int64_t parts = static_cast<int64_t>(kNumShards) * policy_.ranks;
@@ -182,7 +183,7 @@ class ShardUpdater {
     return true;
   }
 
-  // Applies what `first` and later ranks have deferred of a key, as far as it is due.
+  // Applies the due gradients of a key on the rank `first` and later ranks.
   void ApplyDeferred(int64_t key, size_t first) {
     bool any_due = false;
     for (size_t rank = first; rank < updates_->deferred.size(); ++rank) {
@@ -196,12 +197,12 @@ class ShardUpdater {
     }
     if (policy_.is_shadow) return;
     FoundRow found = {nullptr, 0};
-    // A row that leaves the table takes what is deferred with it: the row is there.
+    // The row exists, because a removed row takes its deferred gradients along.
     if (collected_ == nullptr) found.row = table_->rows().Find(key, &found.index);
     Apply(scratch_->due.data(), key, found);
   }
 
-  // Adds to what is due of a key at once on several simulated ranks.
+  // Adds a gradient to the sum of a key's due gradients over simulated ranks.
   void AddDue(const float* gradient, bool* any_due) {
     if (*any_due) {
       AddTo(scratch_->due.data(), gradient, dim_);
@@ -233,7 +234,7 @@ class ShardUpdater {
   CollectedRows* collected_;
 };
 
-// Updates the rows of a bucket's keys. drops_lost: whether a gradient leaves with its key's row.
+// Updates the rows of a bucket. drops_lost: whether the gradient of an evicted key is dropped.
 SLIPSTREAM_SIMD_CLONES void UpdateKeys(const BucketUpdate& update, int64_t next,
                                        const DeferredOfKeys& deferred, bool drops_lost,
                                        ShardUpdater* updater) {
@@ -241,7 +242,7 @@ SLIPSTREAM_SIMD_CLONES void UpdateKeys(const BucketUpdate& update, int64_t next,
   const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_LAMBDA_INLINE {
     const DeferredGradients* const its = is_next ? later : own;
     if (its == nullptr) return;
-    // It is read again if something begins or leaves.
+    // Prefetch the index entry, too, because it is read again if a gradient begins or leaves.
     its->PrefetchFind(KeyedHash(update.plan->unique_key[u]));
     if (deferred.Of(u) != DeferredGradients::kNone) its->Prefetch(deferred.Of(u));
   };
@@ -256,7 +257,7 @@ SLIPSTREAM_SIMD_CLONES void UpdateKeys(const BucketUpdate& update, int64_t next,
                 });
 }
 
-// fn(key) of the gradients that are due by age, or, without a rule, of all; oldest first.
+// Calls fn(key) for gradients that are due by age, or for all without a rule; oldest first.
 template <class Fn>
 void ForEachExpired(const DeferralRule* rule, const DeferredGradients& deferred, const Fn& fn) {
   for (uint32_t at = deferred.oldest(); at != DeferredGradients::kNone; at = deferred.next(at)) {
@@ -295,7 +296,7 @@ void DeferredOfKeys::Find(CellRange buckets) {
       const DeferredGradients* const its = is_next ? next_deferred : deferred;
       if (its != nullptr) its->PrefetchFind(KeyedHash(keys[u]));
     };
-    // There is little to do at each.
+    // Each iteration is short, therefore prefetch twice as far ahead.
     UpdateEach<2 * kUpdatePrefetch>(KeysOf(plan_, b), KeysOf(plan_, next), prefetch,
                                     [&](int64_t u) { indices_[u] = deferred->Find(keys[u]); });
   }
@@ -303,7 +304,7 @@ void DeferredOfKeys::Find(CellRange buckets) {
 
 void UpdateBucketByPolicy(const BucketUpdate& update, int64_t next, const DeferredOfKeys& deferred,
                           PolicyScratch* scratch, CollectedRows* collected) {
-  // Collected rows will be part of the next update.
+  // Collected rows belong to the next update.
   const int64_t step = update.table->updates().step() + (collected == nullptr ? 0 : 1);
   ShardUpdater updater(update.table, update.bucket % kNumShards, update.rates, step, scratch,
                        collected);
@@ -358,13 +359,13 @@ Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
   }
   const int64_t step = table->updates().step();
   const float last_rate = table->updates().last_learning_rate();
-  // They can be imported before the first update. Without a rate they stay until it tells one.
+  // Gradients imported before the first update wait until an update provides a rate.
   if (step == 0 && last_rate == 0.f && !table->updates().policy().is_shadow) return OkStatus();
-  // They count as a part of that update: a bias correction of 0 updates is no number.
+  // The flush counts as part of the last update. At step 0 the bias correction is not a number.
   const StepRates rates = table->options().rule.RatesOf(last_rate, std::max<int64_t>(step, 1));
-  // All that needs memory; from here on they are applied all or none.
+  // Allocate everything here. After this point all gradients are applied or none.
   std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch({table}));
-  // All shards, unless rows have to be brought in: then as many at once as fit.
+  // All shards at once, unless rows must be loaded; then as many shards as fit in memory.
   for (int64_t first = 0; first < kNumShards;) {
     int64_t last = kNumShards;
     if (table->rows().spilled() != nullptr) {

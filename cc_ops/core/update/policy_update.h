@@ -1,4 +1,9 @@
 // Updates under a policy that masks or defers gradients.
+//
+// A masked gradient is dropped. A deferred gradient is added to the sum of its key in the shard.
+// The sum is applied when the policy decides that it is due: because of the distance that it would
+// move the row, because of its age, or in a flush. UpdatePolicy describes the settings, deferral.h
+// the decision.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_
 
@@ -11,66 +16,68 @@
 
 namespace slipstream {
 
-// Memory of a thread that updates rows of these tables.
+// Scratch memory of a thread that updates rows of these tables.
 struct PolicyScratch {
   explicit PolicyScratch(const std::vector<EmbeddingTable*>& tables);
-  RowScratch row;          // its sum: of one rank's gradients
-  std::vector<float> due;  // of all ranks' sums that are applied
+  RowScratch row;          // `row.sum` contains the sum of one rank's gradients.
+  std::vector<float> due;  // Sum over all ranks that is applied.
 };
 
-// Gradient sums of one table that are to be exchanged instead of applied.
+// Gradient sums of one table that are exchanged instead of applied.
 struct CollectedRows {
   std::vector<int64_t> keys;  // [n]
   std::vector<float> rows;    // [n, dim]
 };
 
-// Which deferred gradients a batch's keys have, found before the first of them is used: while one
-// key is at work, those of the next come from memory. With simulated ranks they are not.
+// Deferred gradients of the keys in a batch. They are found before the first one is used, so that
+// the update can prefetch those of the following keys. Used only without simulated ranks.
 class DeferredOfKeys {
  public:
   // Throws std::bad_alloc.
   explicit DeferredOfKeys(const LookupPlan& plan);
-  // Of the keys of buckets that a thread is about to update.
+  // Finds the deferred gradients for the buckets that a thread is about to update.
   void Find(CellRange buckets);
-  // Where those of a bucket's keys are, or null where Find does not look for them.
+  // Returns the deferred gradients of a bucket, or null if Find does not look there.
   const DeferredGradients* In(int64_t bucket) const;
-  // That of key u of the plan, or DeferredGradients::kNone.
+  // Returns the index of the deferred gradient of key u, or DeferredGradients::kNone.
   uint32_t Of(int64_t u) const { return indices_[u]; }
 
  private:
   const LookupPlan& plan_;
-  std::unique_ptr<uint32_t[]> indices_;  // by key of the plan
+  std::unique_ptr<uint32_t[]> indices_;  // By key of the plan.
 };
 
-// Updates the bucket's rows as the table's policy says. What is due of a key on several simulated
-// ranks is added and applied as one gradient. Touches nothing but the bucket's shard. next: the
-// bucket that this thread comes to after it. With `collected`, what would be applied is added to
-// that, which must have room for it, and no row is touched; a key that was evicted since the lookup
-// keeps its gradients then.
+// Updates the rows of a bucket under the table's policy. Gradients of a key that are due on
+// multiple simulated ranks are added and applied as one gradient. Touches only the shard of the
+// bucket. next: the thread's following bucket.
+//
+// With `collected`, adds the gradients there instead of applying them and touches no row; it must
+// have room for them. A key that was evicted after the lookup keeps its gradients then.
 void UpdateBucketByPolicy(const BucketUpdate& update, int64_t next, const DeferredOfKeys& deferred,
                           PolicyScratch* scratch, CollectedRows* collected = nullptr);
 
-// Brings in the rows of tables that spill which an update of the plan's keys needs: those that have
-// left memory since the lookup and, with_due, those whose deferred gradients will be due. The
-// caller holds the mutexes.
+// Loads rows of tables that spill which the update of the plan needs: rows that left memory after
+// the lookup and, if `with_due`, rows whose deferred gradients are due. The caller holds the
+// mutexes.
 Status BringInForUpdate(const LookupPlan& plan, bool with_due, const Parallel& parallel);
 
-// Most rows that are collected of a bucket.
+// Maximum number of rows that are collected for a bucket.
 int64_t MostCollected(const LookupPlan& plan, int64_t bucket);
 
-// Moves all deferred gradients to `collected`, which must have room for them; in shadow mode
-// forgets them. The caller holds the table's mutex exclusively.
+// Moves all deferred gradients to `collected`, which must have room for them. A shadow policy drops
+// them instead. The caller holds the mutex of the table exclusively.
 void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRows* collected);
 
-// Applies all deferred gradients, each as one; in shadow mode, where they were applied when they
-// came, forgets them. Those that are to be exchanged stay, and so do imported
-// ones of a table that has had neither an update nor a learning rate. The caller holds the table's
-// mutex exclusively. Throws std::bad_alloc, changing nothing. Errors as RowStore::BringIn: some are
-// applied, the others stay.
+// Applies all deferred gradients, one per key. A shadow policy drops them, because it applied the
+// gradients when they arrived. Gradients that will be exchanged stay. So do imported gradients of a
+// table that has had neither an update nor a learning rate.
+//
+// The caller holds the mutex of the table exclusively. Throws std::bad_alloc and then changes
+// nothing. Returns the errors of RowStore::BringIn; a part of the gradients has been applied then.
 Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
 
-// The same of several tables, whose mutexes it takes: an evaluation sees every gradient.
-// ResourceExhausted without memory; tables are flushed one after the other.
+// Flushes multiple tables, so that an evaluation includes every gradient. Takes their mutexes.
+// Returns ResourceExhausted if memory runs out; the tables are flushed one after the other.
 Status FlushBeforeReading(const std::vector<EmbeddingTable*>& tables, const Parallel& parallel);
 
 }  // namespace slipstream

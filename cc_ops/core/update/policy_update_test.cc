@@ -21,7 +21,7 @@ using Mode = UpdatePolicy::Mode;
 using Trigger = UpdatePolicy::Trigger;
 constexpr int64_t kDim = 4;
 
-// A table of a rule.
+// A table with the given rule.
 struct RuleTraining : Training {
   explicit RuleTraining(const std::string& kind, int64_t capacity = 0, int threads = 2,
                         int64_t dim = kDim, RowTransforms transforms = {})
@@ -122,7 +122,7 @@ TEST(Defer, LosesNoGradient) {
         ASSERT_NEAR(actual[i], expected[i], 2e-5) << i << " ranks " << ranks;
       }
       const UpdateCounts counts = deferred.table->updates().counts();
-      // What came in was deferred or sent; a deferred sum is sent once more when it is due.
+      // Gradients are deferred or sent; a deferred sum is sent again when it is due.
       EXPECT_GE(counts.deferred + counts.sent, counts.offered);
       EXPECT_LT(counts.sent, counts.offered);
       EXPECT_GT(counts.due_by_age, 0);
@@ -134,7 +134,7 @@ TEST(Defer, LosesNoGradient) {
 TEST(Defer, DefersUntilTheRowWouldMove) {
   RuleTraining training("sgd");
   training.table->updates().SetPolicy(Defer(0.1f, 1000));
-  // The fourth value moves most: 0.1 * 4 * 0.1 = 0.04 a step.
+  // The fourth value moves most: 0.1 * 4 * 0.1 = 0.04 per step.
   training.Step({7}, {0.1f});
   training.Step({7}, {0.1f});
   EXPECT_EQ(training.Row(7), std::vector<float>(kDim, 0.f));
@@ -164,8 +164,8 @@ TEST(Defer, DefersNoSumLongerThanItsAge) {
 }
 
 TEST(Defer, AppliesRanksSumsAsOneGradient) {
-  // Adagrad's first step has the same length whatever the gradient: two applied one
-  // after the other would move the row farther.
+  // The first step of Adagrad has the same length for any gradient. Two gradients applied one after
+  // the other would move the row farther.
   RuleTraining one("adagrad"), two("adagrad");
   one.table->updates().SetPolicy(Defer(1e9f, 2, 1));
   two.table->updates().SetPolicy(Defer(1e9f, 2, 2));
@@ -189,7 +189,7 @@ TEST(Defer, DefersOnlySaturatedRowsByInterval) {
   training.Step({1, 2}, {1.f, 1.f});
   EXPECT_EQ(training.Row(1)[0], 0.f);
   EXPECT_NEAR(training.Row(2)[0], -0.1f, 1e-7);
-  // A released row's sum goes with its next gradient.
+  // The sum of a row that is no longer saturated is applied with its next gradient.
   training.SetFlags({}, 0);
   training.Step({1}, {1.f});
   EXPECT_NEAR(training.Row(1)[0], -0.2f, 1e-7);
@@ -321,8 +321,8 @@ TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
   }
 }
 
-// The vectorized update masks the rows of one rank, the general update those of several ranks. Both
-// must produce the same rows.
+// The vectorized update masks the rows of one rank, the general update those of multiple ranks.
+// Both must produce the same rows.
 TEST(Mask, OneRankUpdatesAsSeveralDo) {
   for (const std::string& kind : AllRuleNames()) {
     for (const int64_t dim : {4, 16, 32, 64}) {

@@ -8,13 +8,13 @@
 namespace slipstream {
 namespace {
 
-// A key and where it came from.
+// A key and its position in the input.
 struct Item {
   int64_t key;
   int64_t position;
 };
 
-// Below this many positions a task costs more than it saves.
+// Minimum number of positions per task, below which a task costs more than it saves.
 constexpr int64_t kPositionsPerTask = 4096;
 
 }  // namespace
@@ -75,7 +75,7 @@ void RowCompaction::Plan(const Key* keys, int64_t n, const KeySetView& masked, b
 template <class Key>
 void RowCompaction::Write(const Key* keys, const float* rows, int64_t dim, const Parallel& parallel,
                           Key* kept_keys, float* kept_rows) const {
-  // Tasks get about as many positions, not runs: one key may own most of the batch.
+  // Split positions evenly, not runs, because one key may have most of the batch.
   const int tasks = TasksFor(positions_, kPositionsPerTask, parallel);
   const auto first_run_at = [&](int64_t position) {
     const auto at =

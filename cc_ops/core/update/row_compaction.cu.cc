@@ -10,10 +10,10 @@
 namespace slipstream {
 namespace {
 
-// The parts of the workspace, one after the other.
+// The consecutive parts of the workspace.
 template <class Key>
 struct Workspace {
-  // Lays the parts out from `base`, which may be null to learn the total only.
+  // Assigns the parts from `base`, which may be null to compute only the total size.
   cudaError_t Layout(void* base, int64_t n, bool deduplicate) {
     cudaError_t error = ScanBytes(n, &scratch_bytes);
     if (error != cudaSuccess) return error;
@@ -35,7 +35,7 @@ struct Workspace {
     return cudaSuccess;
   }
 
-  int32_t* targets = nullptr;  // 1 where an output row begins, then its index in the output
+  int32_t* targets = nullptr;  // 1 where an output row begins; later its index in the output.
   Key* sorted_keys = nullptr;
   int32_t* positions = nullptr;
   int32_t* sorted_positions = nullptr;
@@ -50,13 +50,13 @@ __global__ void CountUpKernel(int64_t n, int32_t* __restrict__ values) {
   }
 }
 
-// Whether a row of its own begins at i: everywhere, or where the sorted keys change.
+// Returns whether an output row begins at i: everywhere, or where the sorted keys change.
 template <class Key>
 __device__ bool IsHead(const Key* keys, int64_t i, bool is_sorted) {
   return !is_sorted || i == 0 || keys[i] != keys[i - 1];
 }
 
-// `counts` starts at zero; sums of integers do not depend on the order of the blocks.
+// `counts` starts at zero. Integer sums do not depend on the order of the blocks.
 template <class Key>
 __global__ void FlagKernel(CompactionInput<Key> input, int32_t* __restrict__ flags,
                            CompactionCounts* __restrict__ counts) {
@@ -64,7 +64,7 @@ __global__ void FlagKernel(CompactionInput<Key> input, int32_t* __restrict__ fla
   const int64_t n = input.n;
   const int64_t step = ThreadsOfGrid();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x;
-  // All threads of a block make the same number of rounds: they count together.
+  // All threads of a block make the same number of rounds, because they count together.
   for (int64_t begin = first; begin < n; begin += step) {
     const int64_t i = begin + threadIdx.x;
     const bool is_head = i < n && IsHead(keys, i, input.deduplicate);
@@ -81,8 +81,8 @@ __global__ void FlagKernel(CompactionInput<Key> input, int32_t* __restrict__ fla
   }
 }
 
-// One warp per position; those where no output row begins leave at once. The row of a key that
-// occurs often is summed by one warp, one occurrence after the other, so that the sum is the CPU's.
+// One warp per position; a warp exits where no output row begins. One warp sums all rows of a key
+// in order, so that the sum equals the CPU's.
 template <class Key>
 __global__ void WriteKernel(CompactionInput<Key> input, const int32_t* __restrict__ order,
                             const int32_t* __restrict__ targets, Key* __restrict__ kept_keys,
@@ -136,11 +136,11 @@ cudaError_t LaunchCompactRows(cudaStream_t stream, const CompactionInput<Key>& i
   if (error != cudaSuccess) return error;
   if (workspace.data == nullptr || parts.bytes > workspace.bytes) return cudaErrorInvalidValue;
 
-  CompactionInput<Key> ordered = input;  // but for the rows
+  CompactionInput<Key> ordered = input;  // Replaces the keys, not the rows.
   // clang-format off
   if (input.deduplicate) {
     CountUpKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(n, parts.positions);
-    // Stable: within a key, positions stay in the order of the input.
+    // A stable sort keeps positions of one key in input order.
     error = LaunchSort(stream, parts.scratch, parts.scratch_bytes, n, input.keys, parts.positions,
                        parts.sorted_keys, parts.sorted_positions);
     if (error != cudaSuccess) return error;

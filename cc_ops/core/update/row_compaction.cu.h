@@ -1,4 +1,4 @@
-// CUDA launcher of the row compaction (see row_compaction.h): raw device pointers and a stream.
+// CUDA launcher of the row compaction (see row_compaction.h).
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_ROW_COMPACTION_CU_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_ROW_COMPACTION_CU_H_
 
@@ -12,12 +12,12 @@
 
 namespace slipstream {
 
-// Most rows of one launch.
+// Maximum number of rows of a launch.
 constexpr int64_t kMaxCompactedRows = (int64_t{1} << 31) - 1;
 
 struct CompactionCounts {
-  int64_t kept;     // rows written
-  int64_t offered;  // rows before masking: n, or the number of different keys
+  int64_t kept;     // Number of rows written.
+  int64_t offered;  // Rows before masking: n, or the number of distinct keys.
 };
 
 // Views of device memory. Key is int32_t or int64_t.
@@ -27,26 +27,27 @@ struct CompactionInput {
   const float* rows;  // [n, dim], row-major
   int64_t n;
   int64_t dim;
-  KeySetView masked;  // the keys to leave out
-  bool deduplicate;   // false: the order of the input is kept; true: rows of one key are summed in
-                      // the order of the input, and keys ascend
+  KeySetView masked;  // Keys to drop.
+  // If true, rows of one key are summed in input order, and keys ascend. If false, the input order
+  // is kept.
+  bool deduplicate;
 };
 
-// Bytes of device memory that LaunchCompactRows needs beside its results. Returns the error of
-// cub's size query, which needs a device.
+// Returns the bytes of device memory that LaunchCompactRows needs in addition to its results, or
+// the error of cub's size query, which needs a device.
 template <class Key>
 cudaError_t CompactRowsWorkspaceBytes(int64_t n, bool deduplicate, size_t* bytes);
 
-// Enqueues the compaction on `stream`; returns at once and never waits for the device.
+// Enqueues the compaction on `stream` and returns immediately, without waiting for the device.
 //
 //   workspace             CompactRowsWorkspaceBytes<Key>(n, deduplicate) bytes.
 //   kept_keys, kept_rows  [n] and [n, dim]; the first counts->kept rows are written.
-//   counts                one value in device memory.
+//   counts                One value in device memory.
 //
-// All pointers are to device memory that the caller owns and keeps until the stream has passed.
-// Equals the CPU's result bit for bit. cudaErrorInvalidValue if n > kMaxCompactedRows or the
-// workspace is too small; otherwise the launches' error. Errors while running appear when the
-// caller synchronizes.
+// All pointers are to device memory that the caller owns and keeps until the stream has passed. The
+// result equals the CPU's bit for bit. Returns cudaErrorInvalidValue if n > kMaxCompactedRows or if
+// the workspace is too small, otherwise the launch error. Runtime errors appear when the caller
+// synchronizes.
 template <class Key>
 cudaError_t LaunchCompactRows(cudaStream_t stream, const CompactionInput<Key>& input,
                               const DeviceWorkspace& workspace, Key* kept_keys, float* kept_rows,

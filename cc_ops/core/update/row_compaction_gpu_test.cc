@@ -1,7 +1,8 @@
-// The row compaction: fixed cases on the CPU and on a GPU, and generated rows, whose results must
-// not depend on the number of threads and must be equal on a GPU bit for bit.
-// tests/ops/test_masking.py compares the CPU with the definition.
-// The tests of the GPU are skipped, visibly, on machines without one.
+// Tests the row compaction on the CPU and on a GPU.
+//
+// Fixed cases have known results. Results for generated rows must not depend on the number of
+// threads and must be bit-identical on a GPU. tests/ops/test_masking.py compares the CPU with the
+// definition. Without a GPU, its tests are reported as skipped.
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -74,7 +75,7 @@ Rows<Key> CompactOnGpu(const Rows<Key>& rows, int64_t dim, const KeySet& masked,
 }
 #endif
 
-// Where the compaction runs: that many threads, or the GPU.
+// Parameter of a test: the number of threads, or the GPU.
 constexpr int kGpu = 0;
 
 class RowCompactionTest : public testing::TestWithParam<int> {
@@ -97,13 +98,13 @@ class RowCompactionTest : public testing::TestWithParam<int> {
     EXPECT_EQ(kept.keys, expected.keys) << where;
     EXPECT_EQ(kept.offered, expected.offered) << where;
     ASSERT_EQ(kept.values.size(), expected.values.size()) << where;
-    // Bit for bit: -0 differs from 0.
+    // Compare bits, because -0 differs from 0.
     const size_t bytes = kept.values.size() * sizeof(float);
     EXPECT_TRUE(bytes == 0 || std::memcmp(kept.values.data(), expected.values.data(), bytes) == 0)
         << where;
   }
 
-  // Compares with one thread of the CPU.
+  // Compares with the result of one CPU thread.
   template <class Key>
   void ExpectEqualsOneThread(const Rows<Key>& rows, int64_t dim, const KeySet& masked) {
     for (bool deduplicate : {false, true}) {
@@ -114,7 +115,7 @@ class RowCompactionTest : public testing::TestWithParam<int> {
   }
 };
 
-// Keys repeat; values of mixed size, so that the order of a sum shows.
+// Keys repeat, and values have mixed magnitudes, so that the order of a sum matters.
 template <class Key>
 Rows<Key> SomeRows(int64_t n, int64_t dim, int64_t different_keys) {
   Rows<Key> rows;
@@ -190,7 +191,7 @@ TEST_P(RowCompactionTest, ValuesThatAreNotFiniteAreKept) {
   rows.keys = {4, 5, 6};
   rows.values = {std::numeric_limits<float>::infinity(), -0.0f,
                  -std::numeric_limits<float>::infinity()};
-  // EveryThirdOf(5) contains 4.
+  // EveryThirdOf(5) contains key 4.
   const Rows<int64_t> expected = {{5, 6}, {rows.values[1], rows.values[2]}, 3};
   for (bool deduplicate : {false, true}) {
     ExpectEqual(Compact(rows, 1, EveryThirdOf(5), deduplicate), expected, "key 4 masked");

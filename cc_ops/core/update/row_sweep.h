@@ -1,4 +1,6 @@
-// Updates of the rows that a batch lacks, as by gradients of 0, where a table's rule asks for them.
+// Updates the rows that are not in a batch with a gradient of 0.
+//
+// Needed for an L2 penalty that applies to all rows of a table at every step.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_ROW_SWEEP_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_ROW_SWEEP_H_
 
@@ -13,21 +15,22 @@ inline bool IsSwept(const EmbeddingTable& table) {
   return table.options().rule.transforms.SweepsAll();
 }
 
-// Memory of a thread that sweeps shards of these tables, as they are.
+// Scratch memory of a thread that sweeps shards of these tables. Their number of rows must not
+// change.
 struct SweepScratch {
   explicit SweepScratch(const std::vector<EmbeddingTable*>& tables);
   std::vector<float> gradient;
-  std::vector<float> copy;    // of a row and its slots
-  std::vector<bool> is_done;  // by a row's index in its shard
+  std::vector<float> copy;    // A row and its slots.
+  std::vector<bool> is_done;  // By the index of a row in its shard.
 };
 
-// A shard of a table, whose rows of the batch have been updated. Needs no memory.
+// Sweeps one shard after the rows of the batch were updated. Allocates no memory.
 class ShardSweep {
  public:
   ShardSweep(EmbeddingTable* table, int64_t shard, SweepScratch* scratch);
-  // The row of a key, if there is one, is of the batch.
+  // Excludes the row of a key, which was updated with the batch.
   void LeaveOut(int64_t key);
-  // Updates the others.
+  // Updates all rows that were not excluded.
   void UpdateOthers(StepRates rates);
 
  private:

@@ -1,4 +1,4 @@
-// Decay of every row: the same values as by a loop over all of them, wherever they are read.
+// Decay of all rows gives the same values as a loop over them, wherever rows are read.
 #include "cc_ops/core/update/row_sweep.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ TableOptions OptionsOf(const UpdateRule& rule) {
   return options;
 }
 
-// Rows of a table whose every row is updated in every step, one by one.
+// Reference: updates every row of a table in every step, one by one.
 class Expected {
  public:
   explicit Expected(const TableOptions& options) : options_(options) {}
@@ -44,7 +44,7 @@ class Expected {
     return row;
   }
 
-  // gradients: of keys that are there.
+  // gradients: of existing keys.
   void Update(float rate, int64_t step, std::map<int64_t, std::vector<float>> gradients) {
     const RowTransforms& transforms = options_.rule.transforms;
     UpdateRule rule = options_.rule;
@@ -82,7 +82,7 @@ class Expected {
   std::map<int64_t, std::vector<float>> rows_;
 };
 
-// Looks two keys up in each of many steps and updates them, by a plan or as ranks do.
+// Looks up two keys in each of many steps and updates them, with a plan or as ranks do.
 void ExpectSameAsLoop(const UpdateRule& rule, bool as_ranks, float learning_rate, int steps) {
   EmbeddingTable table(OptionsOf(rule));
   Expected expected(table.options());
@@ -147,7 +147,7 @@ TEST(DecayOfEveryRow, SmallDecaysAreNotLost) {
   const int64_t key = 1;
   const float row[] = {1.f, 2.f, 3.f};
   ASSERT_TRUE(table.Write(&key, row, 1).ok());
-  // 1 - 1e-8 is 1 in float; 1,000,000 of them are e^-0.01.
+  // 1 - 1e-8 rounds to 1 in float; its 1,000,000th power is e^-0.01.
   for (int i = 0; i < 1000000; ++i) {
     const StepRates rates = table.BeginUpdate(1e-3f);
     if (i % 1000 != 0) continue;

@@ -11,7 +11,7 @@ const ShardFlags* FlagsOfBucket(const LookupPlan& plan, int64_t bucket) {
   return plan.tables[bucket / kNumShards]->flags().shard(bucket % kNumShards);
 }
 
-// summed: [dim], overwritten.
+// Updates all rows of a bucket. summed: [dim], overwritten.
 template <bool kWithAll, class Rule>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule& rule, int64_t next,
                                          int64_t dim, float* summed) {
@@ -59,8 +59,9 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
   counts->masked += masked;
 }
 
-// A function for each rule and dim: of all in one, the compiler's time grows faster than its
-// length. The rule is a copy, which no row can be.
+// One function per rule and dimension, because compile time grows faster than linearly with the
+// length of a function. The rule is passed by value, so that the compiler knows that no row aliases
+// it.
 template <bool kWithAll, class Rule, class Dim>
 SLIPSTREAM_SIMD_CLONES void UpdateRowsBy(Rule rule, Dim dim, const BucketUpdate& update,
                                          int64_t next, RowScratch* scratch) {

@@ -1,4 +1,4 @@
-// The loops over the keys of a bucket whose rows are all there, compiled for each update rule.
+// The update loops over the keys of a bucket, compiled for each update rule.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULE_LOOP_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULE_LOOP_H_
 
@@ -11,22 +11,22 @@
 
 namespace slipstream {
 
-// Sum the gradients of every key of the bucket, and apply the rule. next: the bucket that this
-// thread comes to after it.
+// Sums the gradients of every key of a bucket and applies the rule. next: the thread's following
+// bucket. All rows of the bucket must be in memory.
 //
-// For tables of float rows without transforms; no row of the bucket is masked.
+// For tables of float rows without transforms; no row of the bucket may be masked.
 void UpdatePlainRows(const BucketUpdate& update, int64_t next, RowScratch* scratch);
-// For tables of float rows: skips masked rows and applies transforms.
+// For tables of float rows; skips masked rows and applies transforms.
 void UpdateRowsWithAll(const BucketUpdate& update, int64_t next, RowScratch* scratch);
-// As UpdatePlainRows, of tables whose rows are narrow.
+// As UpdatePlainRows, for tables with rows that are not stored as floats.
 void UpdateNarrowRows(const BucketUpdate& update, int64_t next, RowScratch* scratch);
 
 inline UpdateCounts* CountsOf(const BucketUpdate& update) {
   return &update.table->updates().shard(update.bucket % kNumShards)->counts;
 }
 
-// Calls update(rule, dim) with the table's rule, and with its dim as a number that the compiler
-// knows, where it is a usual one: loops become a few instructions.
+// Calls update(rule, dim) with the rule of the table. Common dimensions are passed as compile-time
+// constants, which turns loops into a few instructions.
 template <class Update>
 void ForRuleAndDim(const EmbeddingTable& table, const Update& update) {
   AllRules::Visit(table.options().rule, [&](const auto& rule) {
@@ -43,8 +43,8 @@ void ForRuleAndDim(const EmbeddingTable& table, const Update& update) {
   });
 }
 
-// Floats on the stack, `factor` times a dim that the compiler knows and `more`; else those of
-// `longer`.
+// An array of kFactor * dim + kMore floats: on the stack if `dim` is a compile-time constant, else
+// in `longer`.
 template <class Dim, int64_t kFactor, int64_t kMore = 0>
 struct LocalFloats {
   explicit LocalFloats(std::vector<float>* /*longer*/) {}

@@ -1,14 +1,14 @@
-// Apart from rule_loop.cc, so that both compile at the same time.
+// Separate from rule_loop.cc, so that both files compile in parallel.
 #include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/update/rule_loop.h"
 
 namespace slipstream {
 namespace {
 
-// Slots of a rule, at most so many times the dim, and two.
+// The slots of a rule are at most this factor times the dimension, and two more.
 constexpr int64_t kMostSlotsOfDim = 2, kMoreSlots = 2;
 
-// summed: [dim], row: [dim + slots], both overwritten.
+// summed: [dim]. row: [dim + slots]. Both are overwritten.
 template <class Rule>
 SLIPSTREAM_ALWAYS_INLINE void UpdateNarrow(const BucketUpdate& update, const Rule& rule,
                                            int64_t next, int64_t dim, float* summed, float* row) {
@@ -39,7 +39,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateNarrow(const BucketUpdate& update, const Rul
   counts->sent += keys.end - keys.begin - absent;
 }
 
-// A function for each rule and dim, as in rule_loop.cc.
+// One function per rule and dimension, as in rule_loop.cc.
 template <class Rule, class Dim>
 SLIPSTREAM_SIMD_CLONES void UpdateNarrowBy(Rule rule, Dim dim, const BucketUpdate& update,
                                            int64_t next, RowScratch* scratch) {

@@ -1,4 +1,4 @@
-// A table whose rows spill to the disk is, bit for bit, one whose rows are all in memory.
+// A table that spills to disk is bit-identical to a table in memory.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ TableOptions Options(const std::string& rule, int64_t dim, int64_t most_rows) {
   return options;
 }
 
-// The same steps on a table that spills and on one that does not.
+// Runs the same steps on a table that spills and on a table in memory.
 class Pair {
  public:
   Pair(TableOptions options, int64_t most_rows) {
@@ -53,7 +53,7 @@ class Pair {
     Both([&](Training* training) { training->Step(keys, gradients); });
   }
 
-  // The rows of keys, as evaluations read them.
+  // Returns the rows of keys as evaluations read them.
   std::vector<float> Evaluate(Training* training, const std::vector<int64_t>& keys) {
     FeatureView view;
     view.batch = view.num_keys = static_cast<int64_t>(keys.size());
@@ -86,7 +86,7 @@ class Pair {
 std::vector<int64_t> DrawKeys(std::mt19937_64* random, int n, int64_t most) {
   std::vector<int64_t> keys;
   for (int i = 0; i < n; ++i) {
-    // Some are hot.
+    // A part of the keys is hot.
     const int64_t range = (*random)() % 3 == 0 ? most : most / 20 + 1;
     keys.push_back(static_cast<int64_t>((*random)() % range) * 977);
   }
@@ -126,7 +126,7 @@ TEST(SpilledTraining, IsThatOfATableInMemory) {
         if (most_rows < 1000) {
           EXPECT_GT(found.rows_on_disk, 0);
         }
-        // Small rows may all lie in pages that are not full yet.
+        // Small rows may all be in pages that are not full yet.
         if (most_rows < 1000 && dim > 3) {
           EXPECT_GT(found.rows_read, 0);
         }
@@ -135,7 +135,7 @@ TEST(SpilledTraining, IsThatOfATableInMemory) {
   }
 }
 
-// Everything that is done with tables, in a random order.
+// Runs all operations of tables in a random order.
 TEST(SpilledTraining, SoIsAllElseThatIsDoneWithIt) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     SCOPED_TRACE(seed);
@@ -235,7 +235,7 @@ TEST(SpilledTraining, SoIsAllElseThatIsDoneWithIt) {
   }
 }
 
-// Between a lookup and its update others may come, and rows leave.
+// Other lookups may evict rows from memory between a lookup and its update.
 TEST(SpilledTraining, UpdatesFindRowsThatHaveLeftMemorySince) {
   Pair pair(Options("adagrad", 8, 0), 100);
   std::mt19937_64 random(1);

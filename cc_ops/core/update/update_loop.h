@@ -1,5 +1,15 @@
-// What all updates of rows share: the loop over keys, the sum of a key's gradients in a batch, and
-// a row's step.
+// The shared parts of all row updates: the loop over keys, the sum of a key's gradients, the row's
+// step.
+//
+// An update runs over the buckets of a LookupPlan. Each bucket belongs to one thread. For each
+// distinct key of a bucket, the thread sums the gradients of the key's uses in batch order and
+// applies the update rule of the table once. Because the order is fixed, the result does not depend
+// on the number of threads.
+//
+// The loop is bound by memory latency. It therefore prefetches the rows of the following keys,
+// across the boundary to the thread's next bucket (`next`).
+//
+// Every function here may run only while the caller holds the mutexes of the tables exclusively.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_UPDATE_LOOP_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_UPDATE_LOOP_H_
 
@@ -17,7 +27,7 @@
 
 namespace slipstream {
 
-// Rows, and uses, ahead of the one at work whose memory is prefetched.
+// Number of rows, and of uses, that are prefetched ahead.
 constexpr int64_t kUpdatePrefetch = 8;
 constexpr int64_t kFloatBytes = sizeof(float);
 
@@ -26,13 +36,13 @@ SLIPSTREAM_ALWAYS_INLINE void PrefetchBytes(const void* begin, int64_t bytes) {
   for (int64_t j = 0; j < bytes; j += kLineBytes) __builtin_prefetch(first + j, 1);
 }
 
-// Calls update(i) for each i of `range`, and kAhead before it prefetch(i, is_next), at the end for
-// the first ones of `next`, which the thread comes to after them. Both are to be inlined
-// (SLIPSTREAM_LAMBDA_INLINE).
+// Calls update(i) for each i in `range`. Before that it calls prefetch(i, is_next), kAhead items
+// ahead; near the end for the first items of `next`, the thread's following range. Both callables
+// must be inlined (SLIPSTREAM_LAMBDA_INLINE).
 template <int64_t kAhead = kUpdatePrefetch, class Prefetch, class Update>
 SLIPSTREAM_ALWAYS_INLINE void UpdateEach(CellRange range, CellRange next, const Prefetch& prefetch,
                                          const Update& update) {
-  // From i ahead, past the end of the range, to the next one.
+  // Distance from the end of the range to the next range.
   const int64_t jump = next.begin - range.end;
   for (int64_t i = range.begin; i < range.end; ++i) {
     int64_t ahead = i + kAhead;
@@ -43,18 +53,18 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateEach(CellRange range, CellRange next, const 
   }
 }
 
-// One table's keys of one shard in a batch, and what their update needs.
+// The keys of one table and shard in a batch, with the data for their update.
 struct BucketUpdate {
   const LookupPlan* plan;
   const std::vector<PooledGradient>* gradients;
   EmbeddingTable* table;
-  int64_t bucket;  // in the plan
+  int64_t bucket;  // Number of the bucket in the plan.
   StepRates rates;
-  bool is_stale;     // whether rows may have left the table since the lookup
-  int64_t* dropped;  // counts updates whose key was evicted since the lookup
+  bool is_stale;     // Whether rows may have been removed since the lookup.
+  int64_t* dropped;  // Counts updates whose key was evicted after the lookup.
 };
 
-// One table's part in an update of the tables of a plan.
+// State of one table in the update of all tables of a plan.
 struct TableUpdate {
   void Begin(const LookupPlan& plan, size_t t, StepRates of_table) {
     rates = of_table;
@@ -66,7 +76,7 @@ struct TableUpdate {
   std::atomic<int64_t> dropped{0};
 };
 
-// Calls update(bucket, next) for a thread's buckets; next: the one that it comes to after it.
+// Calls update(bucket, next) for the buckets of a thread; `next` is the following bucket.
 template <class Update>
 void UpdateBuckets(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                    CellRange buckets, std::vector<TableUpdate>* tables, const Update& update) {
@@ -81,21 +91,21 @@ void UpdateBuckets(const LookupPlan& plan, const std::vector<PooledGradient>& gr
   }
 }
 
-// The numbers of a bucket's distinct keys.
+// Returns the numbers of the distinct keys of a bucket.
 inline CellRange KeysOf(const LookupPlan& plan, int64_t bucket) {
   const int64_t begin = plan.unique_begin[bucket];
   return {begin, begin + plan.unique_count[bucket]};
 }
 
-// Where the row of a key is; null if it has none.
+// The row of a key; null if it has none.
 struct FoundRow {
   StoredRow* row;
-  uint32_t index;  // within the shard
+  uint32_t index;  // Index within the shard.
 };
 
-// Calls update(u, first_use, found) for each key u of the bucket, and ahead of it, and of the first
-// keys of the bucket `next`, prefetch(u, is_next), beside a prefetch of the row. Where rows may
-// have left the table since the lookup they are looked up again.
+// Calls update(u, first_use, found) for each key u of the bucket. Prefetches the rows of the
+// following keys, including those of the bucket `next`, and calls prefetch(u, is_next) for each. If
+// rows may have been removed since the lookup, it finds them again.
 template <class Prefetch, class Update>
 SLIPSTREAM_ALWAYS_INLINE void UpdateEachKey(const BucketUpdate& bucket, int64_t next,
                                             const Prefetch& prefetch, const Update& update) {
@@ -125,7 +135,7 @@ inline void AddTo(float* total, const float* part, int64_t dim) {
   for (int64_t j = 0; j < dim; ++j) total[j] += part[j];
 }
 
-// Adds `scale` times the values [j, dim) of a part in vectors of kWidth; returns where it ends.
+// Adds `scale` times part[j, dim) in vectors of kWidth. Returns the end of the last vector.
 template <int kWidth>
 SLIPSTREAM_ALWAYS_INLINE int64_t AddVectors(float* total, const float* part, float scale, int64_t j,
                                             int64_t dim) {
@@ -140,8 +150,7 @@ SLIPSTREAM_ALWAYS_INLINE int64_t AddVectors(float* total, const float* part, flo
   return j;
 }
 
-// Vectors are asked for: left to find them, compilers sum values of a known number one by one, in
-// as many registers.
+// Explicit vectors, because compilers sum a known number of values one by one in as many registers.
 SLIPSTREAM_ALWAYS_INLINE void AddScaledTo(float* total, const float* part, float scale,
                                           int64_t dim) {
   int64_t j = AddVectors<16>(total, part, scale, 0, dim);
@@ -149,7 +158,7 @@ SLIPSTREAM_ALWAYS_INLINE void AddScaledTo(float* total, const float* part, float
   for (; j < dim; ++j) total[j] += scale * part[j];
 }
 
-// summed: [dim], overwritten by the sum over the plan's uses [begin, end), in order.
+// Sets `summed` ([dim]) to the sum over the plan's uses [begin, end), in order.
 SLIPSTREAM_ALWAYS_INLINE void SumUses(const LookupPlan& plan,
                                       const std::vector<PooledGradient>& gradients, int64_t begin,
                                       int64_t end, int64_t dim, float* __restrict__ summed) {
@@ -164,12 +173,12 @@ SLIPSTREAM_ALWAYS_INLINE void SumUses(const LookupPlan& plan,
     const Occurrence& o = plan.uses[use];
     const float* __restrict__ g =
         gradients[o.feature].data + o.example * gradients[o.feature].stride;
-    // A scale of 1 changes no bit.
+    // Multiplying by a scale of 1 changes no bit.
     AddScaledTo(summed, g, plan.scale.empty() ? 1.f : plan.scale[plan.use_position[use]], dim);
   }
 }
 
-// The examples of a batch that fall to one of several ranks: an even split of each feature's.
+// The examples of a batch that belong to one simulated rank: an even split of each feature's.
 struct RankShare {
   bool Has(const LookupPlan& plan, const Occurrence& use) const {
     const CellRange own = CellsOf(rank, ranks, plan.examples[use.feature]);
@@ -178,7 +187,7 @@ struct RankShare {
   int rank, ranks;
 };
 
-// The same over the uses by a rank's examples.
+// Same, for the uses of one rank's examples.
 inline void SumUsesOf(RankShare share, const LookupPlan& plan,
                       const std::vector<PooledGradient>& gradients, int64_t begin, int64_t end,
                       int64_t dim, float* __restrict__ summed) {
@@ -193,7 +202,7 @@ inline void SumUsesOf(RankShare share, const LookupPlan& plan,
   }
 }
 
-// Memory for the update of a row of a table, or of the widest of several.
+// Scratch memory for the update of a row, sized for the widest of multiple tables.
 struct RowScratch {
   explicit RowScratch(const std::vector<EmbeddingTable*>& tables) {
     size_t widest = 0, most_floats = 0;
@@ -205,8 +214,8 @@ struct RowScratch {
     sum.resize(widest);
     copy.resize(most_floats);
   }
-  std::vector<float> sum;   // of a key's gradients
-  std::vector<float> copy;  // a row and its slots
+  std::vector<float> sum;   // Sum of a key's gradients.
+  std::vector<float> copy;  // A row and its slots.
 };
 
 // Updates a row. gradient: [dim], overwritten.

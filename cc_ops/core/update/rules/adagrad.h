@@ -1,4 +1,4 @@
-// Adagrad, with a sum of squared gradients for each value. (Duchi et al., JMLR 2011)
+// Adagrad, with one sum of squared gradients per value (Duchi et al., JMLR 2011).
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAGRAD_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAGRAD_H_
 
@@ -24,7 +24,7 @@ struct Adagrad : RuleBase {
     }
   }
 
-  // Found on squares: one root in the end.
+  // Compare squares, which needs only one square root.
   SLIPSTREAM_ALWAYS_INLINE float Movement(float rate, int64_t dim, const float* gradient,
                                           const float* row) const {
     const float most = Largest(dim, [&](int64_t j) SLIPSTREAM_LAMBDA_INLINE {

@@ -1,4 +1,5 @@
-// Adam, whose moments of rows that a batch lacks stay as they are. (Kingma and Ba, ICLR 2015)
+// Adam with sparse updates: moments of rows that are not in the batch do not decay (Kingma and Ba,
+// ICLR 2015).
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAM_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAM_H_
 
@@ -6,11 +7,11 @@
 
 namespace slipstream {
 
-// Moments, and how they are corrected for having begun at 0.
+// The moments of Adam and their bias correction.
 struct AdamMoments : RuleBase {
   explicit AdamMoments(const RuleParameters& p) : beta_1(p[0]), beta_2(p[1]), epsilon(p[2]) {}
 
-  // The correction by the number of updates of the table.
+  // Bias correction by the number of updates of the table.
   float EffectiveRate(float learning_rate, int64_t step) const {
     const double t = static_cast<double>(step);
     const double correction = std::sqrt(1.0 - std::pow(static_cast<double>(beta_2), t)) /
@@ -18,7 +19,7 @@ struct AdamMoments : RuleBase {
     return static_cast<float>(learning_rate * correction);
   }
 
-  // m, v: [dim]
+  // m, v: [dim].
   SLIPSTREAM_ALWAYS_INLINE void Step(float rate, int64_t dim, const float* __restrict__ gradient,
                                      float* __restrict__ row, float* __restrict__ m,
                                      float* __restrict__ v) const {
@@ -29,8 +30,8 @@ struct AdamMoments : RuleBase {
     }
   }
 
-  // Without the momentum: rate * |gradient| over the root of the second moment as it would become,
-  // so that a sum of n like gradients counts as n steps.
+  // Movement without momentum: rate * |gradient| over the root of the updated second moment, so
+  // that a sum of n similar gradients counts as n steps.
   SLIPSTREAM_ALWAYS_INLINE float MovementBeside(float rate, int64_t dim, const float* gradient,
                                                 const float* v) const {
     return rate * Largest(dim, [&](int64_t j) SLIPSTREAM_LAMBDA_INLINE {

@@ -1,4 +1,4 @@
-// Adam whose moments are corrected by the updates of their own row, as if it had been alone.
+// Adam with a bias correction per row, by the number of updates of that row.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAM_PER_ROW_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ADAM_PER_ROW_H_
 
@@ -6,8 +6,8 @@
 
 namespace slipstream {
 
-// Slots: both moments, then what of each has come in, 1 - beta^updates: it is kept up by one
-// multiplication where a count would need powers, and loses no digit where it is small.
+// Slots: both moments, then 1 - beta^updates for each of the two. These are updated by one
+// multiplication, while a count would need powers, and they lose no precision where they are small.
 struct AdamPerRow : AdamMoments {
   static constexpr const char* kName = "adam_per_row";
   static constexpr std::array kDefaults = {.9f, .999f, 1e-7f};
@@ -31,8 +31,8 @@ struct AdamPerRow : AdamMoments {
 
   float SlotSummary(int64_t dim, const float* row) const { return Smallest(dim, row + 2 * dim); }
 
-  // How often the row was updated is not known: the correction is largest at the first update or
-  // after all of them.
+  // The number of updates of the original row is unknown. The correction is largest either at the
+  // first update or after infinitely many.
   void FillSlots(int64_t dim, float summary, float* slots) const {
     std::fill_n(slots + dim, dim, summary);
     float first[] = {0.f, 0.f};

@@ -1,4 +1,4 @@
-// The list of rules, and how code that is compiled for each of them is chosen.
+// The list of update rules, and the dispatch to code that is compiled for each of them.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ALL_RULES_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ALL_RULES_H_
 
@@ -18,7 +18,7 @@ template <class... Rules>
 struct RuleList {
   static constexpr int kCount = sizeof...(Rules);
 
-  // Calls f with the rule that `rule` is. To be inlined.
+  // Calls f with the selected rule, as its own type. Must be inlined.
   template <class F>
   static SLIPSTREAM_ALWAYS_INLINE void Visit(const UpdateRule& rule, const F& f) {
     int index = 0;

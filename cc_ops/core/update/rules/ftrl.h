@@ -1,4 +1,4 @@
-// FTRL-proximal, as Keras's Ftrl has it. (McMahan et al., KDD 2013)
+// FTRL-proximal as in Keras's Ftrl (McMahan et al., KDD 2013).
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_FTRL_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_FTRL_H_
 
@@ -8,8 +8,8 @@
 
 namespace slipstream {
 
-// Slots: sums of squared gradients, then the linear terms. With a rate of 0, which Keras divides
-// by, nothing changes.
+// Slots: sums of squared gradients, then linear terms. A rate of 0, by which Keras divides, changes
+// nothing.
 struct Ftrl : RuleBase {
   static constexpr const char* kName = "ftrl";
   static constexpr std::array kDefaults = {-.5f, .1f, 0.f, 0.f, 0.f, 0.f};
@@ -22,7 +22,7 @@ struct Ftrl : RuleBase {
   SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim, const float* __restrict__ gradient,
                                       float* __restrict__ row) const {
     if (rate == 0.f) return;
-    // The usual power is a root, which fills vectors.
+    // The usual power is a square root, which is vectorized.
     if (power == .5f) {
       ApplyBy(rate, dim, gradient, row,
               [](float sum) SLIPSTREAM_LAMBDA_INLINE { return std::sqrt(sum); });
@@ -32,8 +32,9 @@ struct Ftrl : RuleBase {
     }
   }
 
-  // Of a copy at most: its linear terms are not known. That of a value which is not 0 follows from
-  // it and its sum, if the rate stayed; a value that comes to 0 stays there.
+  // For a replica, an upper bound, because its linear terms are unknown. The term of a nonzero
+  // value follows from the value and its sum, if the rate did not change. A value that reaches 0
+  // stays 0.
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
     if (rate == 0.f) return 0.f * MeanSquare(dim, gradient);
     return Largest(dim, [&](int64_t j) {
@@ -57,7 +58,7 @@ struct Ftrl : RuleBase {
     std::fill_n(slots + dim, dim, kUnknown);
   }
 
-  // The linear term of a copy.
+  // Linear term of a replica.
   static constexpr float kUnknown = std::numeric_limits<float>::max();
   float power, initial_sum, l1, l2, l2_shrinkage, beta;
 

@@ -1,5 +1,5 @@
-// Gradient descent with momentum, as Keras's SGD has it: the rate is within the velocity. Rows
-// that a batch lacks stand still, and keep their velocity.
+// SGD with momentum as in Keras's SGD: the learning rate is part of the velocity. Rows that are not
+// in the batch do not move and keep their velocity.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_MOMENTUM_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_MOMENTUM_H_
 
@@ -17,7 +17,7 @@ struct Momentum : RuleBase {
   SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim, const float* __restrict__ gradient,
                                       float* __restrict__ row) const {
     float* __restrict__ velocity = row + dim;
-    // Of the velocity, beside a step of this gradient; or all there is of it.
+    // Factors of the new velocity and of the step of this gradient.
     const float of_velocity = is_nesterov ? momentum : 1.f, of_step = is_nesterov ? 1.f : 0.f;
     for (int64_t j = 0; j < dim; ++j) {
       const float step = rate * gradient[j];
@@ -27,7 +27,7 @@ struct Momentum : RuleBase {
     }
   }
 
-  // Without what the velocity adds, so that a sum of n like gradients counts as n steps.
+  // Ignores the velocity, so that a sum of n similar gradients counts as n steps.
   float Movement(float rate, int64_t dim, const float* gradient, const float* /*row*/) const {
     const float steps = is_nesterov ? 1.f + momentum : 1.f;
     return rate * steps * std::sqrt(LargestSquare(dim, gradient));

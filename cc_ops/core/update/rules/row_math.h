@@ -1,5 +1,5 @@
-// What the update rules share: the arithmetic of one row, to be inlined into functions that are
-// compiled for several instruction sets.
+// Arithmetic on one row that the update rules share. All functions are inlined into functions that
+// are compiled for multiple instruction sets.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_MATH_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_MATH_H_
 
@@ -11,9 +11,9 @@
 
 namespace slipstream {
 
-// Sum of squares in an order that fills vectors and is the same everywhere: value j goes to part
-// j % 8, parts are added in pairs. Vectors are asked for: left to find them, compilers take the
-// loops around apart, too.
+// Sum of squares in a fixed order that vectorizes: value j is added to part j % 8, then parts are
+// added in pairs. Explicit vectors, because compilers would otherwise split the surrounding loops,
+// too.
 SLIPSTREAM_ALWAYS_INLINE float SumOfSquares(int64_t dim, const float* __restrict__ values) {
   constexpr int64_t kParts = 8;
   using Parts __attribute__((vector_size(kParts * sizeof(float)))) = float;
@@ -32,8 +32,8 @@ SLIPSTREAM_ALWAYS_INLINE float SumOfSquares(int64_t dim, const float* __restrict
   return (half[0] + half[2]) + (half[1] + half[3]);
 }
 
-// Cuts values to [-most, most]; NaN stays. Vectors are asked for, as above: among other loops
-// compilers leave this one its branches.
+// Clips values to [-most, most]; a NaN stays. Explicit vectors, because compilers keep branches in
+// this loop when it is inlined.
 SLIPSTREAM_ALWAYS_INLINE void Limit(float most, int64_t dim, float* __restrict__ values) {
   constexpr int64_t kParts = 8;
   using Parts __attribute__((vector_size(kParts * sizeof(float)))) = float;
@@ -49,9 +49,9 @@ SLIPSTREAM_ALWAYS_INLINE void Limit(float most, int64_t dim, float* __restrict__
   for (; j < dim; ++j) values[j] = std::min(std::max(values[j], -most), most);
 }
 
-// The largest of value(j), all at least 0, for j below dim; or a NaN, if there is one: nothing is
-// to hide a damaged row. By the bits, whose order is theirs, NaNs last: of them compilers make
-// vectors. value is to be inlined.
+// Returns the largest of value(j) >= 0 for j < dim, or a NaN if there is one, so that a damaged row
+// is not hidden. Compares bits, which order NaN last and which compilers vectorize. `value` must be
+// inlined.
 template <class Value>
 SLIPSTREAM_ALWAYS_INLINE float Largest(int64_t dim, const Value& value) {
   uint32_t most = 0;

@@ -1,4 +1,4 @@
-// What is done to gradients and rows beside the rule, whichever that is.
+// Changes of gradients and rows around any update rule: penalty, clipping, decay, norm limit.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_TRANSFORMS_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_TRANSFORMS_H_
 
@@ -11,42 +11,42 @@
 
 namespace slipstream {
 
-// What the number of an update, the learning rate and the table's scale come to.
+// Factors of one update, derived from its number, the learning rate and the scale of the table.
 struct StepRates {
-  // The factor on the gradient: the learning rate, bias-corrected where the rule does so by table.
+  // Factor of the gradient: the learning rate, with bias correction if the rule has one per table.
   float rate = 0.f;
-  // What is left of a row that decays.
+  // Fraction of a row that remains after its decay.
   float kept = 1.f;
-  // What rows that are rounded by chance are rounded by, with their keys (RowLayout).
+  // Seed of the stochastic rounding of rows, combined with their keys (RowLayout).
   uint64_t rounding = 0;
-  // RowStore::scale before the update and after it. They are 1 unless all rows decay.
+  // RowStore::scale before and after the update; 1 unless all rows decay.
   float scale = 1.f, next_scale = 1.f;
 };
 
-// In this order: the gradient gets that of the penalty, is clipped by value and by its norm; the
-// row decays; the rule; the row's norm is bounded. What is 0 is not done.
+// Applied in this order: add the gradient of the penalty, clip the gradient by value, clip it by
+// norm, decay the row, apply the rule, limit the norm of the row. A setting of 0 disables its step.
 struct RowTransforms {
-  float l2 = 0.f;          // of the penalty l2 * |row|^2, once for each update of the row
-  float clip_value = 0.f;  // most of |gradient| in any value
-  float clip_norm = 0.f;   // most of the gradient's norm
-  float decay = 0.f;       // of the row by learning rate * decay * row
-  float max_norm = 0.f;    // most of the row's norm
-  // Whether rows that a batch lacks decay and are penalised, too.
+  float l2 = 0.f;          // Penalty l2 * |row|^2, once for each update of the row.
+  float clip_value = 0.f;  // Maximum of |gradient| per value.
+  float clip_norm = 0.f;   // Maximum norm of the gradient.
+  float decay = 0.f;       // Decay by learning rate * decay * row.
+  float max_norm = 0.f;    // Maximum norm of the row.
+  // Whether decay and penalty also apply to rows that are not in the batch.
   bool of_all_rows = false;
 
   bool DecaysAll() const { return of_all_rows && decay != 0.f; }
-  // Whether rows that a batch lacks are updated, one by one, as by a gradient of 0.
+  // Whether rows that are not in the batch are updated one by one with a gradient of 0.
   bool SweepsAll() const { return of_all_rows && l2 != 0.f; }
 
   bool any() const { return any_of_gradient() || decay != 0.f || max_norm != 0.f; }
   bool any_of_gradient() const { return l2 != 0.f || clip_value != 0.f || clip_norm != 0.f; }
 
-  // What is left of a row that decays; not less than nothing.
+  // Fraction of a row that remains after its decay; at least 0.
   double Kept(float learning_rate) const {
     return std::max(0., 1. - static_cast<double>(learning_rate) * decay);
   }
 
-  // scale: of the row as it lies in memory.
+  // scale: factor of the stored row (RowStore::scale).
   SLIPSTREAM_ALWAYS_INLINE void ToGradient(float scale, int64_t dim, float* __restrict__ gradient,
                                            const float* __restrict__ row) const {
     if (l2 != 0.f) {
@@ -61,7 +61,7 @@ struct RowTransforms {
                                            float* __restrict__ gradient,
                                            float* __restrict__ row) const {
     ToGradient(rates.scale, dim, gradient, row);
-    // The next scale has the decay in it, to more digits than a factor near 1 would.
+    // next_scale includes the decay, with more precision than a factor near 1.
     if (decay != 0.f) Multiply(of_all_rows ? rates.next_scale : rates.kept, dim, row);
   }
 

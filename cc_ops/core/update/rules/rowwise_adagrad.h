@@ -1,4 +1,4 @@
-// Adagrad with one sum for a row, of its gradients' mean squares.
+// Adagrad with one sum per row, of the mean squares of its gradients.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROWWISE_ADAGRAD_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROWWISE_ADAGRAD_H_
 

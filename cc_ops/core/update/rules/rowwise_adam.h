@@ -1,4 +1,4 @@
-// Adam with one second moment for a row, of its gradients' mean squares.
+// Adam with one second moment per row, of the mean squares of its gradients.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROWWISE_ADAM_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROWWISE_ADAM_H_
 
@@ -6,7 +6,7 @@
 
 namespace slipstream {
 
-// Slots: the first moments, then the second one.
+// Slots: the first moments, then the second moment.
 struct RowWiseAdam : AdamMoments {
   static constexpr const char* kName = "rowwise_adam";
   static constexpr std::array kDefaults = {.9f, .999f, 1e-7f};
@@ -27,7 +27,7 @@ struct RowWiseAdam : AdamMoments {
     }
   }
 
-  // Without the momentum, as Adam's.
+  // Without momentum, as in Adam.
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
     const float v = row[2 * dim];
     const float second = v + (1.f - beta_2) * (MeanSquare(dim, gradient) - v);

@@ -1,4 +1,8 @@
-// Sparse optimizers: one call updates one row from the summed gradient of its key.
+// Sparse optimizers: a call updates one row from the summed gradient of its key.
+//
+// An UpdateRule is a value that selects one of the rules in all_rules.h and adds transforms
+// (penalty, clipping, decay). Its functions dispatch by the rule's number. The update loops instead
+// call AllRules::Visit once per bucket and use the rule's type directly.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_UPDATE_RULE_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_UPDATE_RULE_H_
 
@@ -12,48 +16,47 @@
 
 namespace slipstream {
 
-// One of the rules of all_rules.h, as a value, with what is done beside it; SGD unless another is
-// named.
+// A rule with its parameters and transforms; SGD by default.
 struct UpdateRule {
-  // name: of the rule; numbers: its parameters, all of them.
+  // Creates the rule `name` with all of its parameters.
   static Status Make(const std::string& name, const std::vector<float>& numbers, UpdateRule* rule);
 
   const char* name() const;
 
-  // Floats kept beside a row of `dim` values.
+  // Number of slots (floats) of a row with `dim` values.
   int64_t SlotsPerRow(int64_t dim) const;
 
   void InitSlots(int64_t dim, float* slots) const;
 
-  // Of update number `step` (1, 2, ...) of the table.
+  // For update number `step` (1, 2, ...) of the table.
   float EffectiveRate(float learning_rate, int64_t step) const;
-  // In a table of scale 1.
+  // Same, for a table with scale 1.
   StepRates RatesOf(float learning_rate, int64_t step) const;
 
-  // The rule alone. row: `dim` values followed by their slots. gradient: `dim` values; must not
-  // overlap the row. rate: from EffectiveRate.
+  // Applies only the rule. row: `dim` values, then their slots. gradient: `dim` values, which must
+  // not overlap the row. rate: from EffectiveRate.
   void Apply(float rate, int64_t dim, const float* gradient, float* row) const;
 
-  // The rule and its transforms, which change the gradient.
+  // Applies the transforms and the rule. Changes the gradient.
   void Update(StepRates rates, int64_t dim, float* gradient, float* row) const;
 
-  // How far applying `gradient` would move the value of the row that moves most.
-  // Exact but for rounding; with momentum without it, so that a sum of n like
-  // gradients counts as n steps; of a copy of an FTRL row at most so far. Of what transforms make
-  // of the gradient, without what they do to the row.
+  // Returns the largest distance by which applying `gradient` would move a value of the row. Exact
+  // except for rounding, with these exceptions: momentum is ignored, so that a sum of n similar
+  // gradients counts as n steps; for a row with slots from FillSlots, FTRL returns an upper bound.
+  // Transforms of the gradient are included, changes of the row by transforms are not.
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const;
 
-  // For a copy of a row without its slots: one number (0 for rules that need none)
-  // from which FillSlots makes slots, beside which Movement is at least what it is
-  // beside the row's own. A copy has no momentum.
+  // SlotSummary compresses the slots of a row to one number (0 for rules that need none). FillSlots
+  // creates slots from this number for a replica of the row on another rank. With these slots,
+  // Movement is at least as large as with the original slots. The replica has no momentum.
   float SlotSummary(int64_t dim, const float* row) const;
   void FillSlots(int64_t dim, float summary, float* row) const;
 
-  // What a step with a gradient of 0 does to the slots, without moving the row:
-  // moments shrink, sums stay.
+  // Changes the slots like a step with a gradient of 0, without moving the row: moments shrink,
+  // sums of squares do not change.
   void DecaySlots(int64_t dim, float* row) const;
 
-  int index = 0;  // in AllRules
+  int index = 0;  // Index in AllRules.
   RuleParameters parameters = {};
   RowTransforms transforms;
 };

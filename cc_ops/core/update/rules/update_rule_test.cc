@@ -14,7 +14,7 @@
 namespace slipstream {
 namespace {
 
-// One step from a known state, against the formulas worked out by hand.
+// Compares one step from a known state with the formulas, computed by hand.
 TEST(UpdateRule, Sgd) {
   UpdateRule rule;
   std::vector<float> row = {1.f, 2.f};
@@ -44,7 +44,7 @@ TEST(UpdateRule, RowWiseAdagradSharesOneAccumulator) {
   rule.InitSlots(2, row.data() + 2);
   const float gradient[] = {3.f, 4.f};
   rule.Apply(rule.EffectiveRate(1.f, 1), 2, gradient, row.data());
-  EXPECT_FLOAT_EQ(row[2], 12.5f);  // mean of 9 and 16
+  EXPECT_FLOAT_EQ(row[2], 12.5f);  // The mean of 9 and 16.
   EXPECT_FLOAT_EQ(row[0], -3.f / 4.f);
   EXPECT_FLOAT_EQ(row[1], -4.f / 4.f);
 }
@@ -83,7 +83,7 @@ TEST(UpdateRule, AdamPerRowIsAdamOfARowThatIsInEveryUpdate) {
   for (int step = 1; step <= 3000; ++step) {
     const float gradient[] = {static_cast<float>(random() % 1001) / 500.f - 0.7f};
     by_table.Apply(by_table.EffectiveRate(0.01f, step), 1, gradient, one.data());
-    // Of a table with many more updates.
+    // Step numbers of a table with many more updates.
     by_row.Apply(by_row.EffectiveRate(0.01f, 1000 * step), 1, gradient, other.data());
     ASSERT_NEAR(one[0], other[0], 1e-5f * std::fabs(one[0]) + 1e-6f);
   }
