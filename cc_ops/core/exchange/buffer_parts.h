@@ -1,4 +1,4 @@
-// The parts of a send buffer, by rank and table.
+// Iterates over the parts of a send buffer by rank and table.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_BUFFER_PARTS_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_BUFFER_PARTS_H_
 
@@ -12,7 +12,7 @@
 
 namespace slipstream {
 
-// Of one table and rank.
+// The keys of one table and rank.
 struct BufferPart {
   EmbeddingTable* table;
   int rank;
@@ -20,7 +20,7 @@ struct BufferPart {
   int64_t rows;
 };
 
-// Calls fn for every part; they were checked.
+// Calls fn for every part of a valid buffer.
 template <class Fn>
 void ForEachPart(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer, Fn fn) {
   const int64_t *keys = buffer.keys, *rows = buffer.sizes;
@@ -32,11 +32,11 @@ void ForEachPart(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
   }
 }
 
-// Calls use(i, row) for each key of a part with what find(i) gave some keys before: its row, or
-// null, which has come from memory by then.
+// Calls use(i, row) for each key of a part with the result of find(i). It calls find several keys
+// ahead and prefetches the row, so that the row is in the cache when it is used.
 template <class Find, class Use>
 void FindAhead(const BufferPart& part, Find find, Use use) {
-  // Before its row is used, a key's line of the index is fetched, then the row.
+  // Prefetch the index line of a key first, then its row.
   constexpr int64_t kKeysAhead = 16, kRowsAhead = 8;
   RowStore& rows = part.table->rows();
   const int64_t row_bytes = rows.layout().bytes();

@@ -8,7 +8,7 @@
 namespace slipstream {
 namespace {
 
-// A row, and where its sum goes. Those of a part lie in memory in the order given.
+// A row and the owner of its sum. Rows of a part keep their order in memory.
 struct GivenRow {
   int owner;
   int64_t key;

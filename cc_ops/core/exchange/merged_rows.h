@@ -1,4 +1,4 @@
-// Rows of the same key, added up.
+// Adds up gradient rows of the same key.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_MERGED_ROWS_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_MERGED_ROWS_H_
 
@@ -10,10 +10,10 @@
 
 namespace slipstream {
 
-// Adds up the rows of each key and table, in the order given, and puts the sums by owner, then by
-// table, then by key. rows: of any parts. row_floats: [tables], of a row. ranks: that own keys; 1:
-// one has all. InvalidArgument if sizes, keys and values do not fit together. May throw
-// std::bad_alloc.
+// Adds up the rows of each key and table in their order, and writes the sums by owner, table and
+// key. rows: from any parts. row_floats: [tables], floats per row. ranks: number of owners; 1 for a
+// single owner of all keys. Returns InvalidArgument if sizes, keys and values do not match. May
+// throw std::bad_alloc.
 Status MergeRows(const SendBufferView& rows, const std::vector<int64_t>& row_floats, int ranks,
                  SendBuffer* merged);
 

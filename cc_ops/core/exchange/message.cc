@@ -13,7 +13,7 @@ constexpr int64_t kWord = sizeof(int64_t);
 
 int64_t HeaderBytes(size_t tables) { return (2 + static_cast<int64_t>(tables)) * kWord; }
 
-// Copies to where `out` points, and moves it behind that.
+// Copies bytes to `*out` and advances it.
 void Append(const void* from, int64_t bytes, uint8_t** out) {
   if (bytes > 0) std::memcpy(*out, from, static_cast<size_t>(bytes));
   *out += bytes;

@@ -1,7 +1,8 @@
-// What one rank sends another at once: sizes, keys and values of several tables, in one piece.
+// Packs sizes, keys and values of multiple tables into one message per rank.
 //
-// A message: int64 header (its length in bytes, the dtype of its values, rows of each table), int64
-// keys by table, rows by table (EncodeRows), zeros up to its length.
+// A message contains, in this order: an int64 header (length in bytes, dtype of the values, number
+// of rows of each table), int64 keys by table, rows by table (EncodeRows), and zeros up to its
+// length.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_MESSAGE_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_MESSAGE_H_
 
@@ -15,16 +16,18 @@
 
 namespace slipstream {
 
-// Writes a message to each rank, one behind the other.
+// Writes one message per rank, one after the other.
 class MessageWriter {
  public:
-  // row_floats: [tables], values of a row; 0: keys come without. int8 values are chosen by chance.
+  // row_floats: [tables], floats per row; 0 for keys without rows. int8 values are rounded
+  // stochastically.
   MessageWriter(std::vector<int64_t> row_floats, RowDtype dtype);
 
-  // InvalidArgument, which names the index, if sizes, keys and values do not fit together.
+  // Returns InvalidArgument, with the index, if sizes, keys and values do not match. The buffer
+  // must stay valid until Write.
   Status Take(const SendBufferView& buffer, SteadyLengths* lengths);
-  const std::vector<int64_t>& lengths() const { return lengths_; }  // [ranks], bytes
-  // Of all messages, as long as all lengths.
+  const std::vector<int64_t>& lengths() const { return lengths_; }  // [ranks], bytes.
+  // Writes all messages. `bytes` must have the sum of all lengths.
   void Write(uint8_t* bytes) const;
 
  private:
@@ -34,12 +37,13 @@ class MessageWriter {
   std::vector<int64_t> lengths_;
 };
 
-// Reads messages that lie one behind the other.
+// Reads messages that are stored one after the other.
 class MessageReader {
  public:
   explicit MessageReader(std::vector<int64_t> row_floats);
 
-  // InvalidArgument, which names the message, if these are not those of so many ranks.
+  // Returns InvalidArgument, with the number of the message, unless there are `ranks` valid
+  // messages.
   Status Take(const uint8_t* bytes, int64_t num_bytes, int ranks);
   int64_t num_keys() const { return num_keys_; }
   int64_t num_values() const { return num_values_; }

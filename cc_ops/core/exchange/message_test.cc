@@ -10,7 +10,7 @@
 namespace slipstream {
 namespace {
 
-// Two ranks, a table of rows of 3 values and one of 1.
+// Data for two ranks: a table with rows of 3 values and a table with rows of 1 value.
 struct Sent {
   std::vector<int64_t> sizes = {2, 1, 0, 3};
   std::vector<int64_t> keys = {5, -7, 9, 1, 2, 3};
@@ -60,7 +60,7 @@ TEST(MessageTest, WhatIsWrittenIsRead) {
   SteadyLengths lengths;
   const Sent got = Read(Written(sent, RowDtype::kInt8, &lengths));
   EXPECT_EQ(got.keys, sent.keys);
-  // Rows of three, then of one; 127th parts of a row's largest magnitude.
+  // Rows of three values, then of one; the step is a 127th of a row's largest magnitude.
   const std::vector<float> largest = {3, 3, 3, 6, 6, 6, 7, 8, 9, 10};
   for (size_t i = 0; i < largest.size(); ++i) {
     EXPECT_NEAR(got.values[i], sent.values[i], largest[i] / 127) << i;
@@ -69,7 +69,7 @@ TEST(MessageTest, WhatIsWrittenIsRead) {
 
 TEST(MessageTest, ValuesAreRoundedToTheNearestBfloat16) {
   Sent sent;
-  sent.values[0] = 1.f + 1.f / 256;  // between two: to the even one
+  sent.values[0] = 1.f + 1.f / 256;  // Midpoints of two values round to even.
   sent.values[1] = 1.f + 3.f / 256;
   sent.values[2] = std::numeric_limits<float>::quiet_NaN();
   sent.values[3] = std::numeric_limits<float>::infinity();

@@ -27,7 +27,7 @@ void PackPart(const BufferPart& part, const PullOptions& options, std::vector<ui
             [&](int64_t i, const FoundRow& found) { packer.Add(part.keys[i], found.row); });
 }
 
-// A table's keys in the requests of all ranks.
+// Returns the keys of a table in the requests of all ranks.
 std::vector<int64_t> KeysOf(const std::vector<EmbeddingTable*>& tables,
                             const SendBufferView& requests, const EmbeddingTable* table) {
   std::vector<int64_t> keys;
@@ -76,7 +76,7 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
       const auto rank = static_cast<size_t>(part.rank);
       pulled->row_bytes[rank] = message->row_bytes();
       most_bytes = std::max(most_bytes, message->row_bytes());
-      // A length that cannot be sent is not to be remembered.
+      // Do not store a length that exceeds the maximum, because the message is not sent.
       if (most_bytes > options.most_rank_bytes) return;
       pulled->lengths.push_back(static_cast<int32_t>(message->End(rank, lengths)));
     });

@@ -1,4 +1,4 @@
-// Rows that ranks request, read where they are owned.
+// Reads the rows that ranks request, on the rank that owns them.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULL_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULL_H_
 
@@ -11,22 +11,22 @@
 
 namespace slipstream {
 
-// Reads the rows of keys, in their order.
+// Options of PullRows, which reads rows in the order of their keys.
 struct PullOptions {
-  // True: keys without a row get one, and each key counts as accessed once. False: they give the
-  // rows that they would start with.
+  // If true, missing rows are created and each key counts one access. If false, missing rows have
+  // their initial values.
   bool create_missing = false;
-  int64_t most_rank_bytes = kMostMessageBytes;  // of rows
+  int64_t most_rank_bytes = kMostMessageBytes;  // Maximum bytes of rows per rank.
   RowFormat format;
   Parallel parallel;
 };
 struct PulledRows {
-  std::vector<uint8_t> messages;   // see pulled_rows.h, that to rank 0 first
-  std::vector<int32_t> lengths;    // [ranks], bytes of each
-  std::vector<int64_t> row_bytes;  // [ranks], of these, the rows'
+  std::vector<uint8_t> messages;   // Encoded as pulled_rows.h describes, by rank.
+  std::vector<int32_t> lengths;    // [ranks]; bytes of each message.
+  std::vector<int64_t> row_bytes;  // [ranks]; bytes of the rows in each message.
 };
-// ResourceExhausted: a bounded table cannot hold the rows, or they are too many bytes. Takes the
-// mutexes.
+// Returns ResourceExhausted if a bounded table cannot hold the rows, or if the rows are too many
+// bytes. Takes the mutexes of the tables.
 Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& requests,
                 const PullOptions& options, SteadyLengths* lengths, PulledRows* pulled);
 

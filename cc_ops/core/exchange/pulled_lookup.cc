@@ -12,7 +12,7 @@
 namespace slipstream {
 namespace {
 
-// Calls fn(part, &unpacker) for every part, which reads all rows of the part; they were checked.
+// Calls fn(part, &unpacker) for every part of valid messages. fn must read all rows of the part.
 template <class Fn>
 void ForEachPulledPart(const std::vector<EmbeddingTable*>& tables, const SendBufferView& keys,
                        const std::vector<RowsView>& rows, Fn fn) {
@@ -28,13 +28,13 @@ void ForEachPulledPart(const std::vector<EmbeddingTable*>& tables, const SendBuf
   });
 }
 
-// A distinct key of a batch, and which part of the requests it belongs to.
+// A distinct key of a batch and the number of its part in the requests.
 struct RoutedKey {
   PlannedKey key;
   size_t part;
 };
 
-// The owners of a plan's keys: of the buckets [first, last).
+// Returns the parts of the distinct keys in the buckets [first, last).
 std::vector<RoutedKey> RouteBuckets(const LookupPlan& plan, int ranks, int64_t first,
                                     int64_t last) {
   const size_t num_tables = plan.tables.size();
@@ -53,7 +53,7 @@ std::vector<RoutedKey> RouteBuckets(const LookupPlan& plan, int ranks, int64_t f
   return routed;
 }
 
-// InvalidArgument unless the keys are those that the workspace's plan requested.
+// Returns InvalidArgument unless `keys` are the keys that the plan requested.
 Status CheckRequested(const LookupWorkspace& workspace, const std::vector<int64_t>& layout,
                       const SendBufferView& keys) {
   const std::vector<int64_t>& planned = workspace.plan.unique_key;
@@ -70,14 +70,14 @@ Status CheckRequested(const LookupWorkspace& workspace, const std::vector<int64_
       "the plan is of another batch than features and keys; allowed: that of these keys");
 }
 
-// The rows in messages for these tables.
+// Splits the messages into rows and checks them.
 Status ReadMessages(const std::vector<EmbeddingTable*>& tables, const PulledMessages& messages,
                     std::vector<RowsView>* rows) {
   Status status = SplitRowMessages(messages.bytes, messages.num_bytes, messages.keys.ranks, rows);
   return status.ok() ? CheckPulledRows(tables, messages.keys, *rows) : status;
 }
 
-// Makes the rows of a plan replicas.
+// Stores the rows of a plan as replicas.
 Status StorePulled(const PulledMessages& messages, const std::vector<RowsView>& rows,
                    LookupWorkspace* workspace) {
   LookupPlan* plan = &workspace->plan;
@@ -143,7 +143,7 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
     parallel.run(parallel.threads, [&](int task) {
       routed[task] = RouteBuckets(plan, ranks, bounds[task], bounds[task + 1]);
     });
-    // A counting sort by part.
+    // Counting sort by part.
     requests->ranks = ranks;
     requests->sizes.assign(static_cast<size_t>(ranks) * replicas.size(), 0);
     for (const std::vector<RoutedKey>& of_task : routed) {

@@ -1,10 +1,11 @@
-// Rows of tables that are sharded over ranks: requested from their owners, read there, and looked
-// up as they came. Of a training batch they become replicas, whose slots tell how far a gradient
-// would move its row.
+// Lookups in tables that are sharded over ranks.
 //
-//   RouteKeys      this rank's batch -> its plan, and which rows it needs
-//   PullRows       the ranks' needs -> messages of rows
+//   RouteKeys      batch of this rank -> plan, and keys to request from each owner
+//   PullRows       requested keys -> messages with rows (on the owners)
 //   LookUpPulled   messages, plan -> pooled vectors
+//
+// In training, the rows become replicas in local tables. Their slots bound the distance by which a
+// gradient would move the original row, so that gradients can be deferred without the owner.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULLED_LOOKUP_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULLED_LOOKUP_H_
 
@@ -18,27 +19,31 @@
 
 namespace slipstream {
 
-// Plans the lookup of a batch, and finds the distinct keys of each owner among `ranks` ranks.
-// replicas: the tables that training batches are looked up in. `requests` gets sizes and keys. The
-// plan, in `workspace`, is for LookUpPulled. InvalidArgument for more than kMaxBatch examples
+// Plans the lookup of a batch and collects the distinct keys for each of `ranks` owners in
+// `requests`. replicas: the tables in which training batches are looked up. Stores the plan in
+// `workspace` for LookUpPulled. Returns InvalidArgument for more than kMaxBatch examples
 // (key_sort.h).
 Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
                  const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
                  int ranks, const Parallel& parallel, LookupWorkspace* workspace,
                  SendBuffer* requests);
 
-// What ranks sent for a lookup that RouteKeys planned.
+// Messages of all ranks for a lookup that RouteKeys planned.
 struct PulledMessages {
-  SendBufferView keys;  // as they were requested
+  SendBufferView keys;  // As requested.
   const uint8_t* bytes = nullptr;
   int64_t num_bytes = 0;
 };
-// Pools the rows of every feature and example into `outputs`, as LookupForTraining does, with the
-// plan that `workspace` has. training: accesses are counted, and the rows become replicas, without
-// slots with slots of 0, beside which no movement is underestimated; else nothing is stored, and
-// there is no update after it. InvalidArgument if the messages are not those of the keys' rows, a
-// value is not finite, or the plan is of other keys or of another layout; ResourceExhausted if
-// there is no room for so many replicas: none has changed then. Takes the mutexes.
+// Pools the rows of every feature and example into `outputs`, like LookupForTraining, with the plan
+// in `workspace`.
+//
+// training: counts accesses and stores the rows as replicas. Without slots in the messages, slots
+// are 0, for which movement is never underestimated. If false, nothing is stored, and no update may
+// follow.
+//
+// Returns InvalidArgument if the messages do not contain the rows of the keys, if a value is not
+// finite, or if the plan has other keys or another layout. Returns ResourceExhausted if the
+// replicas do not fit. No replica has changed in these cases. Takes the mutexes of the tables.
 Status LookUpPulled(const std::vector<FeatureView>& features,
                     const std::vector<Combiner>& combiners,
                     const std::vector<PooledOutput>& outputs, const PulledMessages& messages,

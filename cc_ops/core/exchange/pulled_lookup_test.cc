@@ -19,7 +19,7 @@
 namespace slipstream {
 namespace {
 
-// A lookup of a batch of one feature.
+// A lookup of a batch with one feature.
 struct Lookup {
   explicit Lookup(std::vector<int64_t> batch) : keys(std::move(batch)) {
     views.resize(1);
@@ -83,7 +83,7 @@ TEST(Replicas, AreWhatTheOwnerGave) {
   std::vector<float> counts;
   replicas->rows().HotKeys(9, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_EQ(counts, (std::vector<float>{2.f, 1.f}));
-  // What comes later replaces it.
+  // A later pull replaces the replica.
   RowLayout::Floats(owner->rows().Find(5))[0] = 42.f;
   ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
   EXPECT_EQ(lookup.Route(replicas.get()), request.keys);
@@ -111,8 +111,8 @@ TEST(Replicas, AreNoneOfAnEvaluation) {
   EXPECT_NE(RowLayout::Floats(replicas->rows().Find(5))[0], 42.f);
 }
 
-// Of some features, tables and ranks: the same vectors, accesses and gradients as where the rows
-// are.
+// For random features, tables and ranks: the vectors, accesses and gradients equal a lookup in the
+// owner's tables.
 TEST(Replicas, GiveWhatALookupOfTheRowsGives) {
   std::mt19937_64 random(3);
   for (const int ranks : {1, 3}) {
@@ -198,7 +198,7 @@ TEST(Replicas, AreLookedUpByTheirOwnPlan) {
   EXPECT_EQ(replicas->rows().size(), 0);
 }
 
-// As many keys in all, and rows that are as they start: nothing else would tell.
+// Two plans with as many keys and new rows differ only in their tables.
 TEST(Replicas, AreThoseOfThePlansTables) {
   auto first = MakeTable("sgd"), second = MakeTable("sgd");
   const std::vector<EmbeddingTable*> tables = {first.get(), second.get()};
@@ -240,7 +240,7 @@ TEST(Replicas, WithoutSummaryNeverUnderestimateAMovement) {
     Lookup lookup({5});
     lookup.Route(replicas.get());
     ASSERT_TRUE(lookup.LookUp(request, true).ok());
-    // The owner's may have become smaller since. FTRL's rows are what their slots make of them.
+    // The owner's slots may be smaller since then. The rows of FTRL are a function of their slots.
     if (kind != "ftrl") rule.InitSlots(kDim, own + kDim);
     ASSERT_TRUE(request.Pull({owner.get()}, false, false).ok());
     lookup.Route(replicas.get());

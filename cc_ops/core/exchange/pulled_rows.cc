@@ -45,7 +45,7 @@ int64_t CountGiven(const uint8_t* given, int64_t rows) {
   return count;
 }
 
-// InvalidArgument that names the first of a part's given rows that is not finite.
+// Returns InvalidArgument with the first row of a part that is not finite.
 Status CheckFiniteRows(const EmbeddingTable& table, RowFormat format, const int64_t* keys,
                        int64_t rows, const uint8_t* bytes) {
   const uint8_t* row = bytes + NumBitBytes(rows);
@@ -62,7 +62,7 @@ Status CheckFiniteRows(const EmbeddingTable& table, RowFormat format, const int6
   return OkStatus();
 }
 
-// What is wrong with the bytes of part i.
+// Returns the error for part i with too few bytes.
 Status TooShort(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer, size_t i,
                 int64_t wanted, int64_t left) {
   return InvalidArgument("the " + std::to_string(buffer.sizes[i]) + " rows of table '" +
@@ -71,7 +71,7 @@ Status TooShort(const std::vector<EmbeddingTable*>& tables, const SendBufferView
                          std::to_string(wanted) + " bytes; left are " + std::to_string(left));
 }
 
-// Of one rank: sizes from `*part`, keys from `*key` on, which move behind them.
+// Checks the rows of one rank. Advances `*part` and `*key` past them.
 Status CheckRowsOfRank(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                        const RowsView& view, size_t* part, const int64_t** key) {
   int64_t at = 0;
@@ -151,7 +151,7 @@ RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows
       new_row_(static_cast<size_t>(table.rows().layout().floats())),
       row_(new_row_.size()),
       bytes_(bytes) {
-  // The slots of all new rows are the same.
+  // The slots of all new rows are equal.
   table.rows().MakeNewRow(0, new_row_.data());
   bytes->resize(given_ + static_cast<size_t>(NumBitBytes(rows)));
 }
@@ -167,7 +167,8 @@ void RowPacker::Add(int64_t key, const StoredRow* stored) {
     layout.ReadSlots(stored, row_.data() + dim);
     table_.rows().CopyRow(key, stored, row_.data());
   }
-  // Slots first: those of a row that was ever updated tell without its initial values.
+  // Compare slots first: a row that was ever updated differs there, without computing initial
+  // values.
   if (std::equal(row + dim, row + layout.floats(), new_row_.data() + dim)) {
     table_.rows().CopyRow(key, nullptr, new_row_.data());
     if (std::memcmp(row, new_row_.data(), static_cast<size_t>(dim) * sizeof(float)) == 0) return;

@@ -1,9 +1,11 @@
-// Rows of sharded tables on their way to where they are looked up, as bytes.
+// Encoding of rows of sharded tables in messages from their owners.
 //
-// A message to a rank: RowsHead, then of each table its rows, then zeros up to its length. Of the
-// rows of a table: a bit for each, set if the row is given; then the given rows: the upper half of
-// UpdateRule::SlotSummary, if slots travel and the rule has any, and the values (EncodeRows). A row
-// that is not given is as a new one, which its key tells. Slots are rounded down: no movement is
+// A message contains RowsHead, then the rows of each table, then zeros up to its length. The rows
+// of a table are a bit per row, followed by the rows with a set bit. A row without the bit equals a
+// new row, which the receiver computes from the key.
+//
+// An encoded row has the upper half of UpdateRule::SlotSummary, if slots are sent and the rule has
+// slots, and the values (EncodeRows). The summary is rounded down, so that movement is never
 // underestimated.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULLED_ROWS_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULLED_ROWS_H_
@@ -20,25 +22,25 @@
 namespace slipstream {
 
 struct RowFormat {
-  bool with_summary = false;  // slots travel
+  bool with_summary = false;  // Whether the summary of the slots is sent.
   RowDtype dtype = RowDtype::kFloat32;
 };
 
 struct RowsHead {
-  int64_t length;  // of the message, with this
-  int64_t bytes;   // of the rows
+  int64_t length;  // Bytes of the message including the head.
+  int64_t bytes;   // Bytes of the rows.
   int64_t dtype;
   int64_t with_summary;
 };
 
-// Appends a message: rows are put behind its head, then it ends.
+// Appends a message: writes the head, lets the caller append rows, then pads.
 class RowMessage {
  public:
-  // Writes to the end of `bytes`.
+  // Appends to `bytes`.
   RowMessage(RowFormat format, std::vector<uint8_t>* bytes);
-  // What its rows take by now.
+  // Bytes of the rows so far.
   int64_t row_bytes() const;
-  // Pads it to its length for such a rank; returns that.
+  // Pads the message to its length for `rank` and returns the length.
   int64_t End(size_t rank, SteadyLengths* lengths);
 
  private:
@@ -47,45 +49,45 @@ class RowMessage {
   std::vector<uint8_t>* bytes_;
 };
 
-// The rows in a message, somewhere else's memory.
+// The rows in a message that the caller owns.
 struct RowsView {
   RowFormat format;
   const uint8_t* bytes = nullptr;
   int64_t num_bytes = 0;
 };
 
-// Splits messages that lie one behind the other. InvalidArgument, which names the rank, if these
-// are not those of so many ranks.
+// Splits messages that are stored one after the other. Returns InvalidArgument, with the rank,
+// unless there are `ranks` valid messages.
 Status SplitRowMessages(const uint8_t* messages, int64_t num_bytes, int ranks,
                         std::vector<RowsView>* rows);
 
 // Appends the rows of one rank and table.
 class RowPacker {
  public:
-  // Writes to the end of `bytes`.
+  // Appends to `bytes`.
   RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows,
             std::vector<uint8_t>* bytes);
 
-  // The next row; null: the key has none, and so a new one.
+  // Adds the next row. Null means that the key has no row, i.e. a new one.
   void Add(int64_t key, const StoredRow* stored);
 
  private:
   const EmbeddingTable& table_;
   const RowFormat format_;
-  const size_t given_;  // index of the bits
+  const size_t given_;  // Position of the bits.
   int64_t next_ = 0;
   std::vector<float> new_row_, row_;
   std::vector<uint8_t>* bytes_;
 };
 
-// Reads the rows of one rank and table, of a view that CheckPulledRows has passed.
+// Reads the rows of one rank and table from a view that passed CheckPulledRows.
 class RowUnpacker {
  public:
   RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t rows, const uint8_t* bytes);
 
-  // Writes the next row, with slots that stand for its own; without a summary 0.
+  // Writes the next row, with slots made from the summary, or 0 without a summary.
   void Next(int64_t key, StoredRow* stored);
-  // The end of the bytes, after the last row.
+  // Returns the end of the bytes after the last row.
   const uint8_t* End() const { return bytes_; }
 
  private:
@@ -95,11 +97,11 @@ class RowUnpacker {
   const uint8_t* bytes_;
   const int64_t row_bytes_;
   int64_t next_ = 0;
-  std::vector<float> copy_;  // of a row that does not lie in memory as floats
+  std::vector<float> copy_;  // Decoded row, if rows are not stored as floats.
 };
 
-// InvalidArgument if `rows`, [ranks], are not those of so many rows of each rank and table, or a
-// value is not finite.
+// Returns InvalidArgument if `rows` ([ranks]) does not match the sizes of each rank and table, or
+// if a value is not finite.
 Status CheckPulledRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                        const std::vector<RowsView>& rows);
 

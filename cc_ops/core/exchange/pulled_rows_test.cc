@@ -29,8 +29,8 @@ std::unique_ptr<EmbeddingTable> MakeTable(const std::string& kind, int64_t dim) 
 const StoredRow* Stored(const float* row) { return reinterpret_cast<const StoredRow*>(row); }
 StoredRow* Stored(float* row) { return reinterpret_cast<StoredRow*>(row); }
 
-// Rows [values, slots] of keys 0, 1, ...: every third as it starts, of which every other
-// has no row; the others were updated.
+// Returns rows [values, slots] of the keys 0, 1, ... Every third row has its initial values, and
+// every other one of these is absent; the other rows were updated.
 std::vector<std::vector<float>> MakeRows(const EmbeddingTable& table, int64_t rows,
                                          std::mt19937* random) {
   std::normal_distribution<float> normal;
@@ -105,7 +105,7 @@ TEST(PulledRows, ComeBackAsTheyWere) {
   }
 }
 
-// A table that was imported without its slots has rows that are not as they start.
+// Rows of a table that was imported without slots do not have their initial values.
 TEST(PulledRows, RowsWithNewSlotsAndOtherValuesAreGiven) {
   auto table = MakeTable("adagrad", 2);
   std::mt19937 random(1);
@@ -132,7 +132,7 @@ TEST(PulledRows, RoundingKeepsWhatIsNoNumber) {
   EXPECT_TRUE(std::isnan(replica[0]));
   EXPECT_EQ(replica[1], infinity);
   EXPECT_EQ(replica[2], -infinity);
-  EXPECT_EQ(replica[3], infinity);  // the nearest
+  EXPECT_EQ(replica[3], infinity);  // Rounds to the nearest value, which is infinity.
 }
 
 }  // namespace

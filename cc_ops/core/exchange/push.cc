@@ -16,7 +16,7 @@
 namespace slipstream {
 namespace {
 
-// Whether all of a bucket's sums are collected, and nothing else.
+// Whether a bucket collects all of its sums and nothing else.
 bool CollectsSums(const BucketUpdate& bucket) {
   const int64_t shard = bucket.bucket % kNumShards;
   const std::vector<DeferredGradients>& deferred = bucket.table->updates().shard(shard)->deferred;
@@ -44,8 +44,7 @@ SLIPSTREAM_SIMD_CLONES void CollectSums(const BucketUpdate& bucket, CollectedRow
   counts->sent += count;
 }
 
-// A gradient row that came from a rank. Rows of a table lie in memory in the order in which they
-// came.
+// A gradient row from a rank. The rows of a table are stored in the order of their arrival.
 struct Arrival {
   int64_t key;
   const float* row;
@@ -54,23 +53,23 @@ struct Arrival {
   }
 };
 
-// A key of the arrivals [begin, end), and its row, if it has one.
+// A key with the arrivals [begin, end), and its row, if it exists.
 struct ArrivedKey {
   int64_t begin, end;
   FoundRow found;
 };
 
-// What becomes of one table's arrivals, in passes: only the first two need memory.
+// Processes the arrivals of one table in passes, of which only the first two allocate memory.
 class TableArrivals {
  public:
   explicit TableArrivals(EmbeddingTable* table) : table_(table) {}
 
-  // These are to be added.
+  // Adds rows of one rank.
   void Expect(const int64_t* keys, const float* rows, int64_t n) {
     if (n > 0) parts_.push_back({keys, rows, n});
   }
 
-  // Sorts all rows by shard; InvalidArgument if one is not finite.
+  // Sorts all rows by shard. Returns InvalidArgument if a row is not finite.
   Status Sort(int tasks) {
     const int64_t dim = table_->dim();
     std::vector<int64_t> next(kNumShards, 0);
@@ -98,7 +97,7 @@ class TableArrivals {
     return OkStatus();
   }
 
-  // Brings in the rows from the disk.
+  // Loads the rows that are on disk.
   Status BringIn(const Parallel& parallel) const {
     if (table_->rows().spilled() == nullptr) return OkStatus();
     std::vector<int64_t> keys;
@@ -107,11 +106,11 @@ class TableArrivals {
                                   /*reads=*/false, "gradients came for", parallel);
   }
 
-  // Finds, or makes, the rows of a task's shards.
+  // Finds or creates the rows in the shards of a task.
   void Find(int task, bool create_missing) {
     const CellRange shards = ShardsOf(task);
     const int64_t first = shard_begin_[shards.begin], last = shard_begin_[shards.end];
-    // The arrivals are at least as many as their keys.
+    // There are at least as many arrivals as keys.
     keys_[task].reserve(static_cast<size_t>(last - first));
     int64_t ahead = first;
     for (int64_t s = shards.begin; s < shards.end; ++s) {
@@ -135,10 +134,10 @@ class TableArrivals {
     }
   }
 
-  // Of all rows from now on.
+  // Begins the update of all rows.
   void BeginUpdate(float learning_rate) { rates_ = table_->BeginUpdate(learning_rate); }
 
-  // Updates the other rows of the task's shards, where that is to be.
+  // Updates the other rows in the shards of a task, if the table requires it.
   void Sweep(int task, SweepScratch* scratch) const {
     if (!IsSwept(*table_)) return;
     const std::vector<ArrivedKey>& keys = keys_[task];
@@ -153,7 +152,7 @@ class TableArrivals {
     }
   }
 
-  // Applies the sum of each of the task's keys to its row.
+  // Applies the sum of each key of a task to its row.
   void Update(int task, float scale, PolicyScratch* scratch) {
     const std::vector<ArrivedKey>& keys = keys_[task];
     const int64_t dim = table_->dim(), num_keys = static_cast<int64_t>(keys.size());
@@ -188,13 +187,13 @@ class TableArrivals {
     const float* rows;
     int64_t n;
   };
-  // Arrivals ahead of the one at work whose place in the index is prefetched.
+  // Number of arrivals whose index lines are prefetched ahead.
   static constexpr int64_t kIndexAhead = 16;
 
   CellRange ShardsOf(int task) const {
     return CellsOf(task, static_cast<int>(keys_.size()), kNumShards);
   }
-  // Of a part that has one.
+  // Returns the first row that is not finite; there must be one.
   int64_t FirstNonFinite(const Part& part) const {
     int64_t i = 0;
     while (RowIsFinite(part.rows + i * table_->dim(), table_->dim())) ++i;
@@ -204,10 +203,10 @@ class TableArrivals {
   EmbeddingTable* table_ = nullptr;
   StepRates rates_;
   std::vector<Part> parts_;
-  std::vector<Arrival> arrivals_;     // by shard; once found, by key and order in which they came
-  std::vector<int64_t> shard_begin_;  // [shards + 1], in `arrivals_`
+  std::vector<Arrival> arrivals_;              // By shard; after Find, by key and order of arrival.
+  std::vector<int64_t> shard_begin_;           // [shards + 1]; positions in `arrivals_`.
   std::vector<std::vector<ArrivedKey>> keys_;  // [tasks]
-  std::atomic<int64_t> dropped_{0};            // keys without a row
+  std::atomic<int64_t> dropped_{0};            // Keys without a row.
 };
 
 Status CheckScale(const std::vector<EmbeddingTable*>& tables, const std::vector<float>& scale) {
@@ -238,7 +237,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
   if (!status.ok() && !is_lost) return status;
   const ExclusiveTableLocks locks(plan.tables);
   try {
-    // What is collected of a key depends on its row.
+    // Whether a sum is collected depends on the row of its key.
     const Status rows = BringInForUpdate(plan, /*with_due=*/false, parallel);
     if (!rows.ok()) return rows;
     const PolicyScratch zeros(plan.tables);
@@ -351,7 +350,7 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
     parallel.run(parallel.threads, [&](int task) {
       for (TableArrivals& of_table : arrivals) of_table.Find(task, options.create_missing);
     });
-    // After rows were made.
+    // Must come after rows were created.
     const bool is_any_swept = std::any_of(tables.begin(), tables.end(),
                                           [](const EmbeddingTable* t) { return IsSwept(*t); });
     std::vector<SweepScratch> sweeps;
@@ -359,7 +358,7 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
     const std::function<void(int)> sweep_rows = [&](int task) {
       for (const TableArrivals& of_table : arrivals) of_table.Sweep(task, &sweeps[task]);
     };
-    // From here on nothing needs memory: rows are updated all or none.
+    // No allocations after this point, so that either all rows or none are updated.
     for (size_t t = 0; t < arrivals.size(); ++t) {
       arrivals[t].BeginUpdate(options.learning_rate.Of(t));
     }

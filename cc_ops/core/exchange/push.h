@@ -1,5 +1,21 @@
-// Gradient rows on their way between ranks: collected from a batch, put into a send buffer by rank
-// and table, and applied where they arrive.
+// Sends gradient rows to the ranks that apply them.
+//
+//   CollectGradients    batch -> sums per key, by owner and table (SendBuffer)
+//   ... exchanged by the caller, see message.h ...
+//   ApplyRows           gradient rows of all ranks -> updated rows
+//
+// The gradients of a key are summed before they are sent. The update policy of a table may defer a
+// sum; then a later step or CollectAllDeferred sends it. With ranks = 1 all ranks receive all rows,
+// as for replicated tables. Otherwise a key's rows go to its owner (OwnerOf), as for sharded
+// tables.
+//
+// # Invariants
+//
+// - No deferred gradient is lost. It leaves its table only after memory for the buffer was
+//   reserved.
+// - The order of the rows in a buffer depends on keys and batch, not on the number of threads.
+//   Replicated tables therefore stay bit-identical on all ranks.
+// - A call either changes all rows or, if it returns an error about its arguments, none.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PUSH_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PUSH_H_
 
@@ -15,43 +31,42 @@
 namespace slipstream {
 
 struct CollectOptions {
-  LearningRates learning_rate;  // decides how far a sum would move its row
+  LearningRates learning_rate;  // Used to decide how far a sum would move its row.
   int ranks = 1;
-  // Whether this is an update of the tables, whose rows are then applied to others, instead of
-  // being applied to them.
+  // Whether the collection counts as an update of the tables, whose rows are applied elsewhere.
   bool advance_step = false;
-  // A gradient that is not finite is then no error: what is collected is as if all gradients were
-  // 0, deferred ones that are due leave their tables, and all values are NaN.
+  // Whether gradients that are not finite are allowed. The call then collects as if all gradients
+  // were 0, removes due deferred gradients from the tables, and sets all values to NaN.
   bool passes_non_finite = false;
-  // Called before any deferred gradient leaves its table. On its error nothing has left.
+  // Called before any deferred gradient leaves its table. If it fails, no gradient has left.
   ReserveRows reserve = [](int64_t, int64_t, SendTarget*) { return OkStatus(); };
 };
 
-// Sums the gradients of each distinct key, as ApplyGradients does, and collects what
-// the tables' policies do not defer: the sums of this batch, or deferred ones that are due. A
-// key's rows go to the rank that owns it; with ranks = 1 all go to everybody. The order of rows,
-// by shard, does not depend on the number of threads. InvalidArgument on a
-// gradient that is not finite, unless these pass: nothing is deferred or collected then. Takes the
-// tables' mutexes.
+// Sums the gradients of each distinct key, like ApplyGradients, and collects the sums of this batch
+// that the policies do not defer, and deferred sums that are due. A key's rows go to its owner;
+// with ranks = 1 they go to all ranks. Rows are ordered by shard.
+//
+// Returns InvalidArgument for a gradient that is not finite, unless `passes_non_finite`; no
+// gradient was deferred or collected then. Takes the mutexes of the tables.
 Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                         const CollectOptions& options, const Parallel& parallel,
                         SendBuffer* buffer);
 
-// Collects every deferred gradient of the tables. Takes the tables' mutexes.
+// Collects all deferred gradients of the tables. Takes the mutexes of the tables.
 Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const CollectOptions& options,
                           SendBuffer* buffer);
 
 struct ApplyOptions {
   LearningRates learning_rate;
-  std::vector<float> scale = {};  // [tables], multiplies the sums; empty: 1
-  // Whether a key without a row gets one, without an access; else its rows are counted as dropped
-  // updates.
+  std::vector<float> scale = {};  // [tables]; factor of the sums. Empty means 1.
+  // If true, a key without a row gets a row, which does not count as an access. If false, its
+  // gradients are counted as dropped updates.
   bool create_missing = true;
 };
 
-// Applies gradient rows: those of a key are added in the order in which they come, and applied as
-// one gradient in one update of every table. InvalidArgument if sizes, keys and values do not fit
-// together, or a value or scale is not finite: no row is changed then. Takes the mutexes.
+// Applies gradient rows: adds the rows of a key in their order and applies the sum once, in one
+// update of every table. Returns InvalidArgument if sizes, keys and values do not match, or if a
+// value or scale is not finite; no row is changed then. Takes the mutexes of the tables.
 Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                  const ApplyOptions& options, const Parallel& parallel);
 

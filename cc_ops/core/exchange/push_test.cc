@@ -26,7 +26,7 @@ std::unique_ptr<EmbeddingTable> MakeTable(const std::string& kind, int64_t dim, 
   return std::make_unique<EmbeddingTable>(options);
 }
 
-// A process: a table of dim 4 and one of dim 3, each with a feature.
+// A process with a table of dim 4 and one of dim 3, and a feature of each.
 struct Process {
   explicit Process(const std::string& kind, int64_t capacity = 0, int threads = 3)
       : parallel(Threads(threads)) {
@@ -35,7 +35,7 @@ struct Process {
     for (auto& table : owned) tables.push_back(table.get());
   }
 
-  // Looks up keys[f] of each feature; the gradient of example i is gradient[f][i] in each value.
+  // Looks up keys[f] of each feature. All values of the gradient of example i are gradient[f][i].
   void Lookup(const std::vector<std::vector<int64_t>>& keys,
               const std::vector<std::vector<float>>& gradient) {
     std::vector<FeatureView> views(2);
@@ -96,7 +96,7 @@ struct Process {
   std::vector<PooledGradient> views_of_gradients;
 };
 
-// The send buffers of several processes, gathered as one.
+// Concatenates the send buffers of multiple processes.
 SendBuffer Gather(const std::vector<SendBuffer>& parts) {
   SendBuffer all;
   all.ranks = static_cast<int>(parts.size());
@@ -169,7 +169,7 @@ TEST(Exchange, ProcessesStayEqualAndGiveTheUnionsUpdate) {
       Batch all;
       std::vector<SendBuffer> buffer;
       for (int r = 0; r < kRanks; ++r) {
-        // The last rank has nothing at times.
+        // The last rank has no examples in some steps.
         const Batch batch = RandomBatch(&random, r == 2 && step % 2 ? 0 : 30);
         all.Append(batch);
         ranks[r]->Lookup(batch.keys, batch.gradients);
@@ -193,7 +193,7 @@ TEST(Exchange, ProcessesStayEqualAndGiveTheUnionsUpdate) {
 }
 
 TEST(Exchange, LosesNoDeferredGradient) {
-  // Rows come and go in a table of 16, whose deferred gradients must outlive them.
+  // Rows are evicted from a bounded table. Their deferred gradients must survive.
   for (const int64_t capacity : {0, 600}) {
     Process process("sgd", capacity);
     std::mt19937_64 random(5);
@@ -226,11 +226,12 @@ TEST(Exchange, LosesNoDeferredGradient) {
       const SendBuffer buffer = process.Collect();
       take(buffer);
       ASSERT_TRUE(process.Apply(buffer, 1.f, capacity == 0).ok());
-      EXPECT_TRUE(FlushDeferred(process.tables[0], process.parallel).ok());  // must leave them
+      // Must not apply the deferred gradients.
+      EXPECT_TRUE(FlushDeferred(process.tables[0], process.parallel).ok());
     }
     EXPECT_GT(process.tables[0]->updates().num_deferred(), 0);
     EXPECT_EQ(process.tables[0]->rows().num_evicted() > 0, capacity > 0);
-    // Without memory for what comes after, nothing leaves.
+    // No gradient leaves if memory for the buffer cannot be reserved.
     CollectOptions without_memory;
     int64_t most_rows = 0, most_values = 0;
     without_memory.reserve = [&](int64_t rows, int64_t values, SendTarget* /*target*/) {
@@ -244,7 +245,7 @@ TEST(Exchange, LosesNoDeferredGradient) {
               "no memory for outputs");
     EXPECT_EQ(process.tables[0]->updates().num_deferred(), deferred);
     EXPECT_EQ(most_rows, deferred + process.tables[1]->updates().num_deferred());
-    EXPECT_EQ(most_values, 3 * most_rows + deferred);  // dims 4 and 3
+    EXPECT_EQ(most_values, 3 * most_rows + deferred);  // Dims 4 and 3.
     process.Lookup({{1, 2}, {3, 4}}, {{0.f, 0.f}, {0.f, 0.f}});
     without_memory.learning_rate = 0.1f;
     EXPECT_FALSE(CollectGradients(process.workspace.plan, process.views_of_gradients,
@@ -283,7 +284,7 @@ TEST(Exchange, SendBuffersGoToOwners) {
     }
   }
   EXPECT_EQ(key, buffer.keys.size());
-  // The same rows, whoever they are for.
+  // The same rows, ignoring their destination.
   Process whole("sgd");
   whole.Lookup(batch.keys, batch.gradients);
   ASSERT_TRUE(whole.Apply(whole.Collect()).ok());
@@ -306,7 +307,7 @@ TEST(Exchange, DropsRowsOfKeysThatAreGone) {
   std::vector<float> counts;
   process.tables[0]->rows().HotKeys(5, RowStore::HotKeyOrder::kByCount, process.parallel, &keys,
                                     &counts);
-  EXPECT_TRUE(keys.empty());  // an update is no access
+  EXPECT_TRUE(keys.empty());  // An update is not an access.
 }
 
 TEST(Exchange, RefusesWhatDoesNotFit) {

@@ -100,7 +100,7 @@ Status SendBufferWriter::Reserve(const ReserveRows& reserve) {
 
 void SendBufferWriter::Pack(const Parallel& parallel) {
   const int tasks = static_cast<int>(tasks_.size());
-  // So small that they need no memory.
+  // So small that no memory is allocated.
   parallel.run(tasks, [this](int task) { CountRows(task); });
   for (size_t part = 0; part < buffer_->sizes.size(); ++part) {
     int64_t end = begin_[part];

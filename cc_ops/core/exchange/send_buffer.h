@@ -1,4 +1,4 @@
-// Keys and rows of several tables for several ranks, or from them: by rank, then by table.
+// Buffers of keys and rows that ranks exchange, ordered by rank and table.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_SEND_BUFFER_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_SEND_BUFFER_H_
 
@@ -14,7 +14,7 @@
 
 namespace slipstream {
 
-// The rank that owns a key of a sharded table. Independent of the shard within a table.
+// Returns the rank that owns a key of a sharded table. Independent of the shard within a table.
 inline int OwnerOf(int64_t key, int ranks) {
   if (ranks == 1) return 0;
   return static_cast<int>(Mix64(HashKey(key)) % static_cast<uint64_t>(ranks));
@@ -22,13 +22,13 @@ inline int OwnerOf(int64_t key, int ranks) {
 
 struct SendBuffer {
   int ranks = 1;
-  std::vector<int64_t> sizes;  // [ranks, tables], rows
+  std::vector<int64_t> sizes;  // [ranks, tables]; number of rows.
   std::vector<int64_t> keys;   // [n]
-  std::vector<float> values;   // the rows behind each other, each as wide as its table
-  std::vector<float> squares;  // [ranks, tables], of collected rows: the sum of values squared
+  std::vector<float> values;   // Concatenated rows; the width of a row depends on its table.
+  std::vector<float> squares;  // [ranks, tables]; sum of squares of the collected values.
 };
 
-// The same in memory of others.
+// View of the caller's memory with the same contents.
 struct SendBufferView {
   int ranks = 1;
   const int64_t* sizes = nullptr;
@@ -38,48 +38,48 @@ struct SendBufferView {
   int64_t num_values = 0;
 };
 
-// InvalidArgument, naming the index, if sizes, keys and values do not fit together.
-// row_floats: [tables], of a row; 0 where keys come without values.
+// Returns InvalidArgument, with the index, if sizes, keys and values do not match. row_floats:
+// [tables], floats per row; 0 for keys without values.
 Status CheckSendBuffer(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                        const std::vector<int64_t>& row_floats);
-// The same without the tables, whose names errors ask for by index.
+// Same without tables. name_of(index) returns the name of a table for errors.
 Status CheckSendBuffer(const SendBufferView& buffer, const std::vector<int64_t>& row_floats,
                        const std::function<std::string(size_t)>& name_of);
 
-// In an order that vectors need, and that does not depend on the processor.
+// Returns the sum of squares, added in a fixed order that vectorizes.
 float SumOfSquares(const float* values, int64_t n);
 
-// Where keys and values go.
+// Destination of keys and values.
 struct SendTarget {
   int64_t* keys = nullptr;
   float* values = nullptr;
 };
-// Takes memory for at most so many rows, of so many values in all; the target stays null where the
-// buffer's own is to be used.
+// Allocates memory for at most `rows` rows with `values` values in all. If it leaves the target
+// null, the memory of the SendBuffer is used.
 using ReserveRows = std::function<Status(int64_t rows, int64_t values, SendTarget* target)>;
 
-// Puts rows that tasks collect into their owners' parts of a buffer, in the tasks' order: first
-// Expect all, then Reserve; what comes after needs no memory, since rows that were collected are
-// nowhere else.
+// Writes rows that multiple tasks collect to their owners' parts of a buffer, in the order of the
+// tasks. Call Expect for all tasks, then Reserve. The following calls allocate no memory, because
+// collected rows exist nowhere else and must not be lost.
 class SendBufferWriter {
  public:
-  // With ranks = 1 all rows are for everybody.
+  // With ranks = 1 all rows are for all ranks.
   SendBufferWriter(const std::vector<EmbeddingTable*>& tables, int ranks, int tasks,
                    SendBuffer* buffer);
 
-  // A task will collect at most so many rows of a table.
+  // Announces the maximum number of rows of a table that a task collects.
   void Expect(int task, size_t table, int64_t rows);
   Status Reserve(const ReserveRows& reserve);
-  // What a task collected of a table.
+  // Returns the rows of a table that a task collects.
   CollectedRows* Collected(int task, size_t table) { return &tasks_[task].rows[table]; }
   void Pack(const Parallel& parallel);
-  // Overwrites all values that were packed.
+  // Overwrites all packed values.
   void Fill(float value);
 
  private:
   struct Task {
     std::vector<CollectedRows> rows;  // [tables]
-    std::vector<int64_t> next;        // [ranks * tables], where its next row of a part goes
+    std::vector<int64_t> next;  // [ranks * tables]; position of the task's next row in a part.
   };
 
   size_t PartOf(int64_t key, size_t table) const {
@@ -96,8 +96,8 @@ class SendBufferWriter {
   SendTarget target_;
   int64_t num_rows_ = 0, num_values_ = 0;
   std::vector<Task> tasks_;
-  std::vector<int64_t> begin_;         // [ranks * tables + 1], first row of a part
-  std::vector<int64_t> begin_values_;  // [ranks * tables + 1], first value of a part
+  std::vector<int64_t> begin_;         // [ranks * tables + 1]; first row of a part.
+  std::vector<int64_t> begin_values_;  // [ranks * tables + 1]; first value of a part.
 };
 
 }  // namespace slipstream

@@ -6,7 +6,7 @@ namespace slipstream {
 namespace {
 
 constexpr int64_t kWord = sizeof(int64_t);
-// What a new length has to spare: batches differ by a hundredth or two of their rows.
+// Padding of a new length. The number of rows varies by one or two percent between batches.
 constexpr int64_t kSpareShare = 32, kLeastBytes = 1024;
 constexpr int kMostTooLong = 64;
 

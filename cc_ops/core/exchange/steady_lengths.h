@@ -1,4 +1,8 @@
-// Lengths of what is sent at every step.
+// Chooses message lengths that rarely change.
+//
+// Horovod caches the negotiation of a tensor by name and shape. A message with another length would
+// be negotiated again, which costs an additional round trip. Lengths are therefore rounded up and
+// reused.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_STEADY_LENGTHS_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_STEADY_LENGTHS_H_
 
@@ -8,22 +12,22 @@
 
 namespace slipstream {
 
-// What one rank can send another: its length, with what is spare, is an int32.
+// Maximum bytes of a message between two ranks, whose length with padding must fit in an int32.
 constexpr int64_t kMostMessageBytes = int64_t{1} << 30;
 
-// Lengths of messages that change seldom: what carries them (Horovod) agrees on a tensor in more
-// rounds whenever it is longer or shorter than the one of the same name before.
+// Keeps the last length for each rank.
 class SteadyLengths {
  public:
-  // Returns the length, a multiple of 8, of the next message to a rank, which needs so many bytes:
-  // that of the one before, unless it does not hold them, or a quarter of it was spare for long.
+  // Returns the length in bytes (a multiple of 8) of the next message to `rank` with a payload of
+  // `bytes`. The last length is reused if the payload fits, until the payload has left a quarter of
+  // it unused for many messages.
   int64_t Of(size_t rank, int64_t bytes);
 
  private:
   struct Length {
     int64_t bytes = 0;
-    int too_long = 0;  // messages in a row that left a quarter of it
-    int64_t most = 0;  // that one of these needed
+    int too_long = 0;  // Consecutive messages that left a quarter unused.
+    int64_t most = 0;  // Largest payload of these messages.
   };
   std::vector<Length> lengths_;
 };

@@ -1,4 +1,4 @@
-// Device memory that a launcher works in beside its results.
+// Device memory for intermediate results of a launcher.
 #ifndef SLIPSTREAM_CC_OPS_CORE_GPU_DEVICE_WORKSPACE_H_
 #define SLIPSTREAM_CC_OPS_CORE_GPU_DEVICE_WORKSPACE_H_
 
@@ -7,7 +7,7 @@
 namespace slipstream {
 
 struct DeviceWorkspace {
-  void* data;  // 256-byte aligned
+  void* data;  // Aligned to 256 bytes.
   size_t bytes;
 };
 

@@ -1,5 +1,4 @@
-// What the CUDA launchers share: grids of threads, and workspaces that the caller allocates.
-// For .cu.cc files only.
+// Grid sizes and workspaces that the CUDA launchers share. Include it in .cu.cc files only.
 #ifndef SLIPSTREAM_CC_OPS_CORE_GPU_LAUNCH_CU_H_
 #define SLIPSTREAM_CC_OPS_CORE_GPU_LAUNCH_CU_H_
 
@@ -15,26 +14,26 @@ constexpr int kWarpSize = 32;
 constexpr int kThreadsPerBlock = 256;
 constexpr int64_t kMaxBlocks = 65535;
 
-// Blocks of kThreadsPerBlock for so many threads; never 0, which is an error to launch. Kernels
-// take several rounds where there are more.
+// Returns the number of blocks of kThreadsPerBlock for `threads` threads; never 0, which is an
+// invalid launch. Kernels loop if there are more items than threads.
 inline unsigned BlocksFor(int64_t threads) {
   return static_cast<unsigned>(
       std::clamp<int64_t>((threads + kThreadsPerBlock - 1) / kThreadsPerBlock, 1, kMaxBlocks));
 }
 
-// This thread among all of the grid, and how many there are.
+// Returns the number of this thread in the grid, and the number of threads in the grid.
 __device__ inline int64_t ThreadOfGrid() {
   return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 __device__ inline int64_t ThreadsOfGrid() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
 
-// Hands out the parts of a workspace, one after the other; without one it only adds up their bytes.
+// Hands out consecutive parts of a workspace. Without a workspace it only adds up their sizes.
 class WorkspaceParts {
  public:
-  // base: 256-byte aligned, or null.
+  // base: aligned to 256 bytes, or null.
   explicit WorkspaceParts(void* base) : base_(static_cast<char*>(base)) {}
 
-  // Null without a workspace.
+  // Returns null without a workspace.
   template <class T>
   T* Take(int64_t count) {
     char* const part = base_ == nullptr ? nullptr : base_ + bytes_;
@@ -42,7 +41,7 @@ class WorkspaceParts {
     return reinterpret_cast<T*>(part);
   }
 
-  // Of all parts so far.
+  // Bytes of all parts so far.
   size_t bytes() const { return bytes_; }
 
  private:

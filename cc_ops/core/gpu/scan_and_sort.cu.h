@@ -1,4 +1,4 @@
-// Prefix sums and stable sorts for the launchers: cub's, compiled once because it compiles slowly.
+// Prefix sums and stable sorts with cub, compiled once because cub compiles slowly.
 #ifndef SLIPSTREAM_CC_OPS_CORE_GPU_SCAN_AND_SORT_CU_H_
 #define SLIPSTREAM_CC_OPS_CORE_GPU_SCAN_AND_SORT_CU_H_
 
@@ -9,21 +9,20 @@
 
 namespace slipstream {
 
-// Bytes of scratch memory for n values; up to 2^31 - 1 of them. Returns the error of cub's size
-// query, which needs a device.
+// Return the bytes of scratch memory for n <= 2^31 - 1 values, or the error of cub's size query,
+// which needs a device.
 cudaError_t ScanBytes(int64_t n, size_t* bytes);
-template <class Key>  // int32_t or int64_t
+template <class Key>  // Key is int32_t or int64_t.
 cudaError_t SortBytes(int64_t n, size_t* bytes);
 
-// Both enqueue on `stream` and return at once; all pointers are to device memory.
-//   scratch: `bytes` bytes, 256-byte aligned, at least as many as the function above says.
+// Both functions enqueue on `stream` and return immediately. All pointers are to device memory.
+// scratch: `bytes` bytes, aligned to 256, at least as many as the functions above return.
 
-// Replaces each of values [n] by the sum of those before it.
+// Replaces each of values [n] by the sum of the values before it.
 cudaError_t LaunchScan(cudaStream_t stream, void* scratch, size_t bytes, int64_t n,
                        int32_t* values);
 
-// Sorts keys ascending, values with them; pairs of one key keep their order. Input and output do
-// not overlap.
+// Sorts keys ascending together with their values, stably. Input and output must not overlap.
 template <class Key>
 cudaError_t LaunchSort(cudaStream_t stream, void* scratch, size_t bytes, int64_t n, const Key* keys,
                        const int32_t* values, Key* sorted_keys, int32_t* sorted_values);

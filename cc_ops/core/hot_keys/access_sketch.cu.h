@@ -1,4 +1,4 @@
-// CUDA launchers of the access sketch (see access_sketch.h): raw device pointers and a stream.
+// CUDA launchers of the access sketch (see access_sketch.h).
 #ifndef SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_ACCESS_SKETCH_CU_H_
 #define SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_ACCESS_SKETCH_CU_H_
 
@@ -10,15 +10,15 @@
 
 namespace slipstream {
 
-// All enqueue on `stream`, return at once and never wait for the device. All pointers, that of the
-// sketch's counters too, are to device memory that the caller owns and keeps until the stream has
-// passed. Results equal the CPU's. They return the launches' error; errors while running appear
-// when the caller synchronizes.
+// All launchers enqueue on `stream` and return immediately, without waiting for the device. All
+// pointers, including the counters of the sketch, are to device memory that the caller owns and
+// keeps until the stream has passed. Results equal the CPU's. The launch error is returned; runtime
+// errors appear when the caller synchronizes.
 
 // See DecayAccesses.
 cudaError_t LaunchDecayAccesses(cudaStream_t stream, const AccessSketch& sketch, uint64_t factor);
 
-// See EstimateAccesses; keys, estimates [n].
+// See EstimateAccesses. keys, estimates: [n].
 cudaError_t LaunchEstimateAccesses(cudaStream_t stream, const AccessSketch& sketch,
                                    const int64_t* keys, int64_t n, int64_t* estimates);
 

@@ -1,5 +1,7 @@
-// A count-min sketch of accesses (Cormode and Muthukrishnan, 2005): counts of any number of keys in
-// a fixed amount of memory, never too low. A HotKeySketch adds them.
+// A count-min sketch of accesses (Cormode and Muthukrishnan, 2005).
+//
+// It counts accesses of any number of keys in a fixed amount of memory. Estimates are never too
+// low. A HotKeySketch adds the accesses.
 #ifndef SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_ACCESS_SKETCH_H_
 #define SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_ACCESS_SKETCH_H_
 
@@ -10,26 +12,26 @@
 
 namespace slipstream {
 
-// A view: nothing is owned. Counters are integers, so that sums do not depend on the order in which
-// threads add, and start at 0. (Raising only the lowest counters of a key would err less, but
-// depends on the order.)
+// A view of counters that the caller owns, initially 0. Counters are integers, so that sums do not
+// depend on the order in which threads add. Note: conservative update would reduce the error, but
+// its result depends on the order.
 struct AccessSketch {
   static constexpr int kRows = 4;
   static constexpr int kMaxLog2Width = 30;
 
-  int64_t* counters;  // [kRows, 1 << log2_width], each from 0 to 2^63 - 1
-  int log2_width;     // 1 to kMaxLog2Width
+  int64_t* counters;  // [kRows, 1 << log2_width]; each in [0, 2^63 - 1].
+  int log2_width;     // In [1, kMaxLog2Width].
 
   SLIPSTREAM_HOST_DEVICE int64_t NumCounters() const { return int64_t{kRows} << log2_width; }
 
-  // Of a key; `row` is from 0 to kRows - 1.
+  // Returns the counter of a key in `row`, which is in [0, kRows).
   SLIPSTREAM_HOST_DEVICE int64_t* Counter(int row, int64_t key) const {
     const uint64_t hash = Mix64(HashKey(key) + static_cast<uint64_t>(row));
     return counters + (int64_t{row} << log2_width) +
            static_cast<int64_t>(hash >> (64 - log2_width));
   }
 
-  // The accesses of a key, and of those that share all of its counters.
+  // Returns the accesses of a key plus the accesses of keys that share all of its counters.
   SLIPSTREAM_HOST_DEVICE int64_t Estimate(int64_t key) const {
     int64_t lowest = *Counter(0, key);
     for (int row = 1; row < kRows; ++row) {
@@ -40,21 +42,21 @@ struct AccessSketch {
   }
 };
 
-// A factor from 0 to 1 in units of 2^-32: what counts are decayed by, the same on every device.
+// Decay factors are in [0, 1], in units of 2^-32, so that they are the same on every device.
 constexpr uint64_t kNoDecay = uint64_t{1} << 32;
 
-// Rounded down.
+// Returns count * factor, rounded down.
 SLIPSTREAM_HOST_DEVICE inline int64_t Decayed(int64_t count, uint64_t factor) {
   const uint64_t high = static_cast<uint64_t>(count) >> 32;
   const uint64_t low = static_cast<uint64_t>(count) & 0xffffffffu;
   return static_cast<int64_t>(high * factor + ((low * factor) >> 32));
 }
 
-// Multiplies all counts by `factor`, up to kNoDecay. Each is rounded down: where fractions must
-// survive, accesses are given as multiples of a unit.
+// Multiplies all counts by `factor`, at most kNoDecay. Results are rounded down. Count accesses in
+// multiples of a unit if fractions must survive.
 void DecayAccesses(const AccessSketch& sketch, uint64_t factor);
 
-// estimates: [n], owned by the caller; of keys [n].
+// Estimates the accesses of keys [n]. estimates: [n], owned by the caller.
 void EstimateAccesses(const AccessSketch& sketch, const int64_t* keys, int64_t n,
                       int64_t* estimates);
 

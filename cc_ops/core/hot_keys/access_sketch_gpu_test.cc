@@ -1,5 +1,5 @@
-// The access sketch on the CPU and, where there is one, on a GPU, both against exact counts and a
-// plain reference.
+// Compares the access sketch on the CPU and, if available, on a GPU with exact counts and with a
+// simple reference.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -19,7 +19,7 @@
 namespace slipstream {
 namespace {
 
-// A sketch whose counters are on the host, where a test adds accesses.
+// A sketch with counters on the host, to which a test adds accesses.
 class Sketch {
  public:
   explicit Sketch(int log2_width)
@@ -27,7 +27,7 @@ class Sketch {
         view_{counters_.data(), log2_width} {}
   virtual ~Sketch() = default;
 
-  // Empty `accesses`: one of each key.
+  // If `accesses` is empty, adds one access of each key.
   void Add(const std::vector<int64_t>& keys, const std::vector<uint32_t>& accesses) {
     for (size_t i = 0; i < keys.size(); ++i) {
       for (int row = 0; row < AccessSketch::kRows; ++row) {
@@ -85,7 +85,7 @@ class AccessSketchTest : public OnProcessors {
   }
 };
 
-// A few keys own most of the accesses.
+// A small number of keys has most of the accesses.
 std::vector<int64_t> SomeKeys(int64_t n, uint64_t seed) {
   std::vector<int64_t> keys;
   for (int64_t i = 0; i < n; ++i) {
@@ -128,7 +128,7 @@ TEST_P(AccessSketchTest, FewCountersNeverCountTooLow) {
   for (const auto& [key, count] : exact) {
     const int64_t estimate = sketch->Estimate({key})[0];
     EXPECT_GE(estimate, count);
-    // The sketch's bound: an error above e/width of all accesses has a chance of e^-rows.
+    // Bound of the sketch: an error above e / width of all accesses has a probability of e^-rows.
     too_high += estimate > count + kAccesses * 2718 / 1000 / 256;
   }
   EXPECT_LT(too_high, static_cast<int64_t>(exact.size()) / 50);

@@ -12,7 +12,7 @@ void CountAccesses(const HotKeySketch& hot, const int64_t* keys, const bool* cou
     if (!is_counted(i)) continue;
     for (int row = 0; row < AccessSketch::kRows; ++row) *sketch.Counter(row, keys[i]) += unit;
   }
-  // Once all are counted: a key's estimate is the same at each of its positions.
+  // After all accesses were counted, so that a key has the same estimate at each of its positions.
   for (int64_t i = 0; i < n; ++i) {
     if (!is_counted(i) || keys[i] == HotKeySketch::kNobody) continue;
     const uint64_t claim = HotKeySketch::ClaimOf(sketch.Estimate(keys[i]), i);

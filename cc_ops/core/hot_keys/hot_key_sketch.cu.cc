@@ -38,7 +38,8 @@ __global__ void ClaimKernel(HotKeySketch hot, const int64_t* __restrict__ keys,
   }
 }
 
-// Only the winner of a counter finds its own claim there; once it has cleared it, nobody does.
+// Only the winner of a counter finds its own claim there, and clears it, so that no other thread
+// wins.
 __global__ void SettleKernel(HotKeySketch hot, const int64_t* __restrict__ keys,
                              const bool* __restrict__ counts, int64_t n) {
   for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {

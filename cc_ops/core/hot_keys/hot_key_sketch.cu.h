@@ -1,4 +1,4 @@
-// CUDA launcher of the sketch of hot keys (see hot_key_sketch.h): raw device pointers and a stream.
+// CUDA launcher of the sketch of hot keys (see hot_key_sketch.h).
 #ifndef SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_HOT_KEY_SKETCH_CU_H_
 #define SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_HOT_KEY_SKETCH_CU_H_
 
@@ -10,10 +10,11 @@
 
 namespace slipstream {
 
-// Enqueues CountAccesses on `stream`; returns at once and never waits for the device. All pointers,
-// those of the sketch, too, are to device memory that the caller owns and keeps until the stream
-// has passed. The result equals the CPU's. cudaErrorInvalidValue if n > HotKeySketch::kMaxBatch;
-// otherwise the launches' error. Errors while running appear when the caller synchronizes.
+// Enqueues CountAccesses on `stream` and returns immediately, without waiting for the device. All
+// pointers, including the members of the sketch, are to device memory that the caller owns and
+// keeps until the stream has passed. The result equals the CPU's. Returns cudaErrorInvalidValue if
+// n > HotKeySketch::kMaxBatch, otherwise the launch error. Runtime errors appear when the caller
+// synchronizes.
 cudaError_t LaunchCountAccesses(cudaStream_t stream, const HotKeySketch& hot, const int64_t* keys,
                                 const bool* counts, int64_t n, int64_t unit);
 

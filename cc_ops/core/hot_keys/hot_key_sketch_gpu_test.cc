@@ -1,5 +1,5 @@
-// The sketch of hot keys on the CPU and, where there is one, on a GPU, both against a plain
-// reference and against exact counts.
+// Compares the sketch of hot keys on the CPU and, if available, on a GPU with a simple reference
+// and with exact counts.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -39,7 +39,7 @@ HotKeySketch ViewOf(Content* content, int log2_width) {
       {content->counters.data(), log2_width}, content->owners.data(), content->challenges.data()};
 }
 
-// One batch; `counts` has no entry, or one per key.
+// A batch. `counts` is empty or has one entry per key.
 struct Batch {
   std::vector<int64_t> keys;
   std::vector<uint8_t> counts;
@@ -53,7 +53,7 @@ class Counter {
   virtual Content content() = 0;
 
  protected:
-  // std::vector<bool> has no data.
+  // std::vector<bool> has no data().
   static std::unique_ptr<bool[]> CountsOf(const Batch& batch) {
     if (batch.counts.empty()) return nullptr;
     std::unique_ptr<bool[]> counts(new bool[batch.counts.size()]);
@@ -113,10 +113,10 @@ class CounterOnGpu : public Counter {
 };
 #endif
 
-// The definition, counter by counter.
+// Reference implementation, counter by counter.
 void CountByDefinition(const Batch& batch, int64_t unit, int log2_width, Content* content) {
   const HotKeySketch hot = ViewOf(content, log2_width);
-  std::map<int64_t, std::vector<int64_t>> arrivals;  // counter -> keys in order
+  std::map<int64_t, std::vector<int64_t>> arrivals;  // Counter -> keys in order.
   for (size_t i = 0; i < batch.keys.size(); ++i) {
     if (!batch.counts.empty() && batch.counts[i] == 0) continue;
     for (int row = 0; row < AccessSketch::kRows; ++row) {
@@ -136,7 +136,8 @@ void CountByDefinition(const Batch& batch, int64_t unit, int log2_width, Content
   }
 }
 
-// Few keys often, many rarely; some twice, some that do not count.
+// Returns a small number of frequent keys and many rare ones, with repeats and keys that do not
+// count.
 Batch SomeBatch(int64_t n, int64_t different, uint64_t seed) {
   Batch batch;
   for (int64_t i = 0; i < n; ++i) {
@@ -175,8 +176,8 @@ TEST_P(HotKeySketchTest, EqualsTheDefinition) {
   }
 }
 
-// Popularity falls with the rank (Zipf): the 100th of 20,000 keys is accessed several times as
-// often as a counter is by others.
+// Zipf distribution: the 100th of 20,000 keys is accessed more often than a counter receives other
+// keys.
 TEST_P(HotKeySketchTest, TheHottestKeysAreRemembered) {
   const std::unique_ptr<Counter> counter = MakeCounter(12);
   std::map<int64_t, int64_t> exact;

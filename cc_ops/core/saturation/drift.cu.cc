@@ -16,7 +16,7 @@ __device__ double WarpSum(double value) {
   return value;
 }
 
-// Bit patterns are compared, so that a NaN wins over every number (see drift.cc).
+// Compares bit patterns, so that a NaN is larger than all numbers (see drift.cc).
 __device__ unsigned WarpMax(unsigned value) {
   for (int offset = kWarpSize / 2; offset > 0; offset >>= 1) {
     value = max(value, __shfl_down_sync(kFullWarp, value, offset));
@@ -24,7 +24,7 @@ __device__ unsigned WarpMax(unsigned value) {
   return value;
 }
 
-// One warp per row; `kMetric` is a template argument so that linf carries no double arithmetic.
+// One warp per row. `kMetric` is a template argument, so that linf needs no double arithmetic.
 template <DriftMetric kMetric>
 __global__ void RowDriftKernel(const float* __restrict__ current,
                                const float* __restrict__ snapshot, int64_t rows, int64_t dim,

@@ -1,4 +1,4 @@
-// CUDA launcher of the row drift (see drift.h): raw device pointers and a stream, nothing else.
+// CUDA launcher of the row drift (see drift.h).
 #ifndef CC_OPS_CORE_DRIFT_CU_H_
 #define CC_OPS_CORE_DRIFT_CU_H_
 
@@ -10,13 +10,13 @@
 
 namespace slipstream {
 
-// Enqueues on `stream` the drift of all rows; returns at once.
+// Enqueues the drift of all rows on `stream` and returns immediately.
 //
 //   current, snapshot  [rows, dim], row-major, in device memory, owned by the caller.
 //   drift              [rows], in device memory, owned by the caller.
 //
-// Linf equals the CPU's result bit for bit; l2 sums in another (fixed) order.
-// Returns the launch's error; errors while running appear when the caller synchronizes.
+// Linf equals the CPU's result bit for bit; l2 sums in another fixed order. Returns the launch
+// error; runtime errors appear when the caller synchronizes.
 cudaError_t LaunchRowDrift(cudaStream_t stream, const float* current, const float* snapshot,
                            int64_t rows, int64_t dim, DriftMetric metric, float* drift);
 

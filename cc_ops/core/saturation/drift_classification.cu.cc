@@ -9,12 +9,12 @@ namespace slipstream {
 namespace {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
-// Bits of a float that is not negative, but for the sign: the highest first.
+// Bits of a non-negative float without the sign; this is the highest.
 constexpr int kHighestBit = 30;
 
-// The `required`-th smallest of m values, all of them bits of floats that are not negative, whose
-// order is theirs. Found bit by bit: it is the largest number that less than `required` values are
-// below. Lane j of the warp reads values j, j + 32, ... by `value_at`, which no other lane reads.
+// Returns the `required`-th smallest of m values, which are bits of non-negative floats and
+// therefore ordered like them. Finds it bit by bit, as the largest number with fewer than
+// `required` values below. Lane j of the warp reads the values j, j + 32, ... by `value_at`.
 template <class ValueAt>
 __device__ unsigned NthSmallest(int64_t m, int64_t required, int lane, const ValueAt& value_at) {
   unsigned found = 0;
@@ -31,7 +31,7 @@ __device__ int64_t Clamped(int64_t value, int64_t least, int64_t most) {
   return value < least ? least : (value > most ? most : value);
 }
 
-// One warp per input.
+// One warp per example.
 __global__ void ClassifyKernel(DriftIndexView drifts, DriftClassifier classifier,
                                LookupLists lookups, uint64_t first_number,
                                uint32_t* __restrict__ scratch, Classified result) {
@@ -39,7 +39,7 @@ __global__ void ClassifyKernel(DriftIndexView drifts, DriftClassifier classifier
   const int64_t step = ThreadsOfGrid() / kWarpSize;
   for (int64_t i = ThreadOfGrid() / kWarpSize; i < lookups.batch; i += step) {
     const int64_t begin = Clamped(lookups.offsets[i], 0, lookups.num_lookups);
-    // Of lookups and padding.
+    // Number of lookups and padding entries.
     const int64_t size = Clamped(lookups.offsets[i + 1], begin, lookups.num_lookups) - begin;
     const int64_t* const keys = lookups.keys + begin;
     const int32_t* const tables = lookups.tables + begin;
@@ -47,7 +47,7 @@ __global__ void ClassifyKernel(DriftIndexView drifts, DriftClassifier classifier
     for (int64_t j = lane; j < size; j += kWarpSize) own_lookups += tables[j] >= 0 ? 1u : 0u;
     const auto m = static_cast<int64_t>(__reduce_add_sync(kFullWarp, own_lookups));
     const int64_t required = m == 0 ? 0 : RequiredLookups(classifier.alpha, m);
-    // Padding is behind all lookups, like keys that are not tracked: it is never the required one.
+    // Padding sorts last, like keys that are not tracked, and is never the required value.
     const auto drift_of = [&](int64_t j) {
       const float drift =
           tables[j] < 0 ? DriftEntry::kUntracked : drifts.Find({keys[j], tables[j]}).drift;

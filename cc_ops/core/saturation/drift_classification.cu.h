@@ -11,17 +11,17 @@
 
 namespace slipstream {
 
-// Enqueues the classification on `stream`; returns at once and never waits for the device.
+// Enqueues the classification on `stream` and returns immediately, without waiting for the device.
 //
-//   drifts   its entries are in device memory.
-//   scratch  as many values as there are lookups; read and written only for inputs with more than
-//            32 lookups, and not if alpha is 1, so that it may then be null.
+//   drifts   Its entries are in device memory.
+//   scratch  One value per lookup. Used only for examples with more than 32 lookups and if alpha
+//            is not 1; may be null otherwise.
 //
-// The other arguments are those of ClassifyByDrift. All pointers, those in `lookups` and `result`
-// too, are to device memory that the caller owns and keeps until the stream has passed. Equals the
-// CPU's result byte for byte. Offsets that are not sound are read as the nearest that are in range:
-// nobody can be told of them. cudaErrorInvalidValue for modes by losses; otherwise the launch's
-// error. Errors while running appear when the caller synchronizes.
+// The other arguments are as in ClassifyByDrift. All pointers, including those in `lookups` and
+// `result`, are to device memory that the caller owns and keeps until the stream has passed. The
+// result equals the CPU's byte for byte. Invalid offsets cannot be reported and are clamped to the
+// valid range. Returns cudaErrorInvalidValue for SkipMode::kForeseenLoss, otherwise the launch
+// error. Runtime errors appear when the caller synchronizes.
 cudaError_t LaunchClassifyByDrift(cudaStream_t stream, const DriftIndexView& drifts,
                                   const DriftClassifier& classifier, const LookupLists& lookups,
                                   uint64_t first_number, uint32_t* scratch,

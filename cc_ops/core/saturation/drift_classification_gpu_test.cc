@@ -1,5 +1,5 @@
-// The classification by drift on the CPU and, where there is one, on a GPU, both against what an
-// InputClassifier writes.
+// Compares the classification by drift on the CPU and, if available, on a GPU with an
+// InputClassifier.
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -25,10 +25,10 @@ namespace {
 
 constexpr int kTables = 2;
 
-// Inputs with ragged lists of keys, the same list looked up in both tables.
+// Examples with ragged lists of keys. Both tables look up the same list.
 struct Inputs {
   std::vector<int64_t> keys, row_splits;
-  // Of the lookups and padding between them.
+  // Lookups with padding in between.
   std::vector<int64_t> lookup_keys, offsets;
   std::vector<int32_t> lookup_tables;
 
@@ -48,11 +48,12 @@ struct Classes {
       : skippable(new bool[static_cast<size_t>(batch) + 1]), score(batch, -1), weight(batch, -1) {}
   Classified view() { return {skippable.get(), score.data(), weight.data()}; }
 
-  std::unique_ptr<bool[]> skippable;  // std::vector<bool> has no data
+  std::unique_ptr<bool[]> skippable;  // std::vector<bool> has no data().
   std::vector<float> score, weight;
 };
 
-// Input i has sizes[i] keys of `different` ones; every third, padding too.
+// Returns examples with sizes[i] keys out of `different` ones; every third example also has
+// padding.
 Inputs SomeInputs(const std::vector<int64_t>& sizes, int64_t different, uint64_t seed) {
   Inputs inputs;
   inputs.row_splits = inputs.offsets = {0};
@@ -73,7 +74,7 @@ Inputs SomeInputs(const std::vector<int64_t>& sizes, int64_t different, uint64_t
   return inputs;
 }
 
-// Drifts of most keys of both tables; those of a few are anomalies or 0.
+// Drifts of most keys of both tables; a part are anomalies or 0.
 struct Drifts {
   std::vector<int32_t> tables;
   std::vector<int64_t> keys;
@@ -137,7 +138,7 @@ class DriftClassificationTest : public OnProcessors {
     return classes;
   }
 
-  // Two batches, so that the numbers of inputs go on.
+  // Two batches, so that the numbers of examples continue.
   void ExpectClassifiers(const Drifts& drifts, const DriftClassifier& given,
                          const std::vector<int64_t>& sizes, int64_t different) {
     ClassifierOptions options;
@@ -190,7 +191,7 @@ ClassifierSettings SettingsOf(SkipMode mode) {
   return settings;
 }
 
-// Inputs without keys, and with as many lookups as a warp has lanes, one less and one more.
+// Examples without keys, and with as many lookups as a warp has lanes, one less and one more.
 std::vector<int64_t> MixedSizes() {
   std::vector<int64_t> sizes = {0, 1, 15, 16, 17, 100, 3, 0};
   for (int64_t i = 0; i < 60; ++i) sizes.push_back(i % 24);

@@ -1,4 +1,4 @@
-// The CUDA launcher against the CPU's result. Skipped, visibly, where there is nothing to run it.
+// Compares the CUDA launcher with the CPU. Reported as skipped without a GPU.
 #include "cc_ops/core/testing/test_gpu.h"
 #include "gtest/gtest.h"
 

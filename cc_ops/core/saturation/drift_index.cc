@@ -10,12 +10,12 @@
 namespace slipstream {
 namespace {
 
-// Keys, or homes, ahead of the one at work whose entries are prefetched.
+// Number of keys, or home positions, whose entries are prefetched ahead.
 constexpr int64_t kAhead = 16;
 
 std::string At(int64_t position) { return " at position " + std::to_string(position); }
 
-// What an index is built of.
+// The data of an index.
 struct Drifts {
   int num_tables;
   const int32_t* tables;
@@ -24,8 +24,8 @@ struct Drifts {
   int64_t n;
 
   Lookup LookupOf(int64_t i) const { return {keys[i], tables[i]}; }
-  // An anomaly keeps an entry, so that a second mention is still found. 0 is added so that there is
-  // one zero: scores are the same bytes wherever they are made.
+  // An anomaly also gets an entry, so that a repeated key is found. Adding 0 maps -0 to 0, so that
+  // scores have the same bytes on all devices.
   DriftEntry EntryOf(int64_t i) const {
     return {keys[i], tables[i],
             std::isfinite(drifts[i]) ? drifts[i] + 0.0f : DriftEntry::kUntracked};
@@ -40,7 +40,7 @@ Status GivenTwice(const DriftEntry& entry) {
 
 enum class PutResult { kYes, kTwice, kNoRoom };
 
-// Puts an entry into the first free one of [begin, end).
+// Writes an entry to the first free position in [begin, end).
 PutResult Put(DriftEntry* begin, DriftEntry* end, const DriftEntry& entry) {
   for (; begin < end; ++begin) {
     if (begin->is_free()) {
@@ -52,12 +52,12 @@ PutResult Put(DriftEntry* begin, DriftEntry* end, const DriftEntry& entry) {
   return PutResult::kNoRoom;
 }
 
-// Entries [begin, end) of one task: keys whose homes are in it go there.
+// Entries [begin, end) of one task, which inserts the keys with homes in this range.
 struct Part {
   int64_t begin = 0, end = 0;
-  int64_t size = 0;           // keys with a drift
-  std::vector<int64_t> left;  // what found no free entry up to the end
-  int64_t failed = -1;        // the first that is wrong, if any
+  int64_t size = 0;           // Number of keys with a drift.
+  std::vector<int64_t> left;  // Keys that found no free entry before the end.
+  int64_t failed = -1;        // First invalid entry, or -1.
   Status status;
 
   void Fail(int64_t i, Status why) {
@@ -71,7 +71,7 @@ struct Part {
     std::uninitialized_fill(entries + begin, entries + end, DriftEntry());
     int64_t own[kBlock], homes[kBlock];
     for (int64_t first = 0; first < drifts.n; first += kBlock) {
-      // Which are its own, no branch could predict.
+      // Select the keys of the task without branches, because membership is unpredictable.
       int64_t m = 0;
       for (int64_t i = first; i < std::min(drifts.n, first + kBlock); ++i) {
         const int64_t home = table.view().HomeOf(drifts.LookupOf(i));
@@ -154,7 +154,7 @@ Status DriftIndex::Rebuild(int num_tables, const int32_t* tables, const int64_t*
     part->end = kLine * range.end;
     part->Fill(given, table_);
   });
-  // What goes beyond a part's end; a second mention of it is there, too.
+  // Insert keys that run past the end of a part. Their repeats are found here, too.
   for (Part& part : parts) {
     for (const int64_t i : part.left) {
       const DriftEntry entry = given.EntryOf(i);

@@ -54,7 +54,7 @@ TEST(DriftIndex, AgreesWithAMap) {
   std::vector<int64_t> keys;
   std::vector<float> drifts;
   for (int i = 0; i < 20000; ++i) {
-    // Few and many distinct bits: dense ids and hashes.
+    // Dense ids and hashes, which differ in few and in many bits.
     const int64_t key = i % 2 == 0 ? i : static_cast<int64_t>(random());
     if (!expected.emplace(key, static_cast<float>(i)).second) continue;
     tables.push_back(1);
@@ -68,7 +68,7 @@ TEST(DriftIndex, AgreesWithAMap) {
   for (int64_t key = 1; key < 20000; key += 2) EXPECT_EQ(DriftOf(index, {key, 1}), kInf);
   std::vector<Lookup> lookups;
   for (int64_t key = -50; key < 20000; key += 3) lookups.push_back({key, 1});
-  // Fewer than are prefetched, too.
+  // Includes fewer keys than are prefetched.
   for (const size_t n : {size_t{0}, size_t{1}, size_t{15}, size_t{17}, lookups.size()}) {
     std::vector<float> found(n);
     index.Find(lookups.data(), static_cast<int64_t>(n), found.data());
@@ -98,7 +98,7 @@ TEST(DriftIndex, BadInputIsAnErrorThatNamesItAndChangesNothing) {
   EXPECT_EQ(DriftOf(index, {9, 0}), 0.25f);
 }
 
-// As many keys as several threads share; every 100th drift is an anomaly.
+// Enough keys for multiple threads; every 100th drift is an anomaly.
 struct ManyKeys {
   std::vector<int32_t> tables;
   std::vector<int64_t> keys;
@@ -156,7 +156,7 @@ TEST(DriftIndex, ThreadsReportTheFirstError) {
   }
 }
 
-// Where parts of the entries end, keys go on in the next one: a second mention there is found, too.
+// Keys run past the end of a part into the next one, where their repeats must be found, too.
 TEST(DriftIndex, ThreadsFindEverySecondMention) {
   const ManyKeys many(50000);
   for (size_t i = 0; i < many.keys.size(); i += 970) {
@@ -186,14 +186,14 @@ TEST(DriftIndex, RebuildsInTheMemoryThatItHas) {
   EXPECT_EQ(index.size(), 900);
   EXPECT_EQ(DriftOf(index, {7 * 899, 1}), 0.25f);
   EXPECT_EQ(DriftOf(index, {7 * 900, 1}), DriftIndex::kUntracked);
-  // An error leaves it empty, with its memory.
+  // An error empties the index but keeps its memory.
   EXPECT_NE(rebuild(&index, 900, -1.f).message().find("drift is -1"), std::string::npos);
   EXPECT_EQ(index.size(), 0);
   EXPECT_EQ(DriftOf(index, {0, 1}), DriftIndex::kUntracked);
   ASSERT_TRUE(rebuild(&index, 950, 2.f).ok());
   EXPECT_EQ(index.view().entries, memory);
   EXPECT_EQ(DriftOf(index, {7 * 949, 1}), 2.f);
-  // Too small, twice too large, none at all.
+  // The memory is too small, more than twice the needed size, or absent.
   ASSERT_TRUE(rebuild(&index, 2000, 3.f).ok());
   EXPECT_EQ(index.size(), 2000);
   ASSERT_TRUE(rebuild(&index, 10, 4.f).ok());

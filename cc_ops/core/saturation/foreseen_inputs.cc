@@ -1,4 +1,4 @@
-// Thinning by foreseen loss: the part of the input classifier that has a pilot.
+// Dropping examples by predicted loss: the part of InputClassifier that uses a pilot.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -30,7 +30,8 @@ Status Check(const LabeledInputs& inputs, int64_t n) {
   return CheckRange("the prediction", inputs.predictions, n, 1.0f, "0 to 1");
 }
 
-// What the log-odds of a sample of the inputs that are kept are above those of all inputs.
+// Returns the difference between the log odds of the kept examples and the log odds of all
+// examples.
 float OffsetOf(const ClassifierSettings& settings, float probability) {
   if (settings.mode != SkipMode::kForeseenLoss || settings.is_shadow) return 0.0f;
   return static_cast<float>(
@@ -70,10 +71,10 @@ Status InputClassifier::Foresee(const std::vector<FeatureView>& features, int64_
       kept->skippable.push_back(decision.is_skippable);
     }
     if (!decision.is_kept) return Lesson{inputs.labels[i], 0.0f};
-    // In shadow mode the decision's weight is 1.
+    // In shadow mode the weight of the decision is 1.
     const double chance = decision.is_skippable ? ChanceByScore(settings, score) : 1.0;
     const float weight = inputs.weights == nullptr ? 1.0f : inputs.weights[i];
-    // Squares of a gradient must be finite.
+    // Bounds the weight, because squares of gradients must be finite.
     constexpr float kMostWeight = 1e6f;
     return Lesson{inputs.labels[i], std::min(weight / static_cast<float>(chance), kMostWeight)};
   };

@@ -10,7 +10,7 @@
 namespace slipstream {
 namespace {
 
-// Appends the lookups of input i.
+// Appends the lookups of example i.
 void AppendLookups(const std::vector<FeatureView>& features, int64_t i, int num_tables,
                    std::vector<Lookup>* lookups) {
   for (const FeatureView& feature : features) {
@@ -22,7 +22,7 @@ void AppendLookups(const std::vector<FeatureView>& features, int64_t i, int num_
   }
 }
 
-// Scores each input by what `index` has for its lookups.
+// Computes the skip score of each example from the drifts in `index`.
 void ScoreInputs(const DriftIndex& index, const ClassifierOptions& options,
                  const std::vector<FeatureView>& features, int64_t batch, InputLookups* inputs,
                  float* scores) {
@@ -79,7 +79,8 @@ std::pair<const Lookup*, int64_t> InputClassifier::LookupsOf(
 }
 
 int64_t InputClassifier::StrideOf(int64_t batch, int64_t window_batches) const {
-  // Chosen inputs are to be few among those classified, as they are among all.
+  // At least this many classified examples per example of the sample, so that the sample stays
+  // random.
   constexpr int64_t kInputsPerChosen = 4;
   const bool skips_none = settings_.is_shadow || settings_.mode == SkipMode::kNone;
   if (window_batches <= 0 || batch <= 0 || !skips_none) return 1;
@@ -90,7 +91,7 @@ int64_t InputClassifier::StrideOf(int64_t batch, int64_t window_batches) const {
 
 bool InputClassifier::IsInStride(int64_t batch, int64_t stride) const {
   if (stride == 1) return true;
-  // One of every `stride` batches, at random: data may come in periods.
+  // Choose one of every `stride` batches at random, because data may be periodic.
   constexpr uint64_t kStrideStream = 0x9fb21c651e98df25ULL;
   const uint64_t number = inputs_observed_ / static_cast<uint64_t>(batch);
   const auto n = static_cast<uint64_t>(stride);
@@ -110,7 +111,7 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
   const int64_t stride = observe ? StrideOf(batch, window_batches) : 1;
   ClassifierCounts counts;
   if (IsInStride(batch, stride)) {
-    // Other calls may go on meanwhile.
+    // Other calls may run during the lookups.
     lock.unlock();
     ScoreInputs(index_, options_, features, batch, &scratch_, result.score);
     lock.lock();
@@ -149,7 +150,7 @@ Status InputClassifier::SetDrift(const int32_t* tables, const int64_t* keys, con
     const std::lock_guard<std::mutex> lock(mutex_);
     index.Swap(&spare_);
   }
-  // Built outside the locks: classification goes on meanwhile.
+  // Build without holding the locks, so that classification continues.
   const Status status = index.Rebuild(options_.num_tables, tables, keys, drifts, n, parallel);
   const std::lock_guard<std::mutex> between_batches(classifying_);
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -255,7 +256,8 @@ ClassifierCounts InputClassifier::EndWindow() {
   const std::lock_guard<std::mutex> lock(mutex_);
   reservoir_.Clear();
   ClassifierCounts counts = std::exchange(counts_, ClassifierCounts());
-  // A window may have begun or ended between two batches that count for others.
+  // A window may have begun or ended between two batches that also count for others, therefore
+  // clamp the estimates.
   for (int64_t* count : {&counts.hot_inputs, &counts.inputs_skippable, &counts.inputs_kept}) {
     *count = std::min(*count, counts.inputs_seen);
   }

@@ -1,5 +1,10 @@
-// The input classifier: which inputs of a batch can be skipped, and the window's sample and
-// counts from which the next threshold is found.
+// Decides which examples of a batch are dropped, and samples the examples of a window.
+//
+// The decision uses the drifts of the tracked keys (Classify) or the loss that a pilot predicts
+// (Foresee). The classifier also keeps a uniform sample of the window's examples and counters. The
+// caller chooses the next threshold from the scores of the sample at the end of a window.
+//
+// In this code an "input" is a training example.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_INPUT_CLASSIFIER_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_INPUT_CLASSIFIER_H_
 
@@ -21,39 +26,40 @@
 namespace slipstream {
 
 struct ClassifierOptions {
-  // Features of table `num_tables` are ignored, as if an input did not have them.
+  // Features of table `num_tables` are ignored.
   int num_tables = 1;
-  double alpha = 1.0;             // in (0, 1]
-  int64_t reservoir_size = 8192;  // inputs, at least 1
-  uint64_t seed = 0;              // of the reservoir, of thinning and of kRandom
-  PilotOptions pilot;             // kForeseenLoss
+  double alpha = 1.0;             // Fraction of lookups that must be saturated, in (0, 1].
+  int64_t reservoir_size = 8192;  // Maximum number of examples in the sample, at least 1.
+  uint64_t seed = 0;   // Seed of the sample, of keeping skippable examples and of kRandom.
+  PilotOptions pilot;  // For kForeseenLoss.
 };
 
-// What is known of a batch's inputs beside their keys; [batch] each.
+// Labels, weights and predictions of a batch, each [batch].
 struct LabeledInputs {
-  const float* labels;                 // 0 to 1
-  const float* weights = nullptr;      // finite, at least 0; nullptr: 1
-  const float* predictions = nullptr;  // probabilities of the model, where it is the pilot
+  const float* labels;                 // In [0, 1].
+  const float* weights = nullptr;      // Finite and at least 0; null means 1.
+  const float* predictions = nullptr;  // Probabilities from the model, if it is the pilot.
 };
 
-// The inputs of a batch that are kept, in order; [kept] each.
+// The kept examples of a batch, in order, each [kept].
 struct KeptInputs {
-  std::vector<int64_t> rows;   // of the batch
-  std::vector<float> weights;  // inputs that each one stands for
-  // Log of (probability to be kept with label 1 / with label 0).
+  std::vector<int64_t> rows;   // Position in the batch.
+  std::vector<float> weights;  // Number of examples that each one represents.
+  // Log of (keep probability with label 1 / keep probability with label 0).
   std::vector<float> offsets;
-  std::vector<uint8_t> skippable;  // whether it could have been left out
+  std::vector<uint8_t> skippable;  // Whether the example was kept although it was skippable.
 };
 
 struct ClassifierCounts {
   int64_t inputs_seen = 0;
-  int64_t inputs_skipped = 0;    // left out
-  int64_t hot_inputs = 0;        // with a finite skip score
-  int64_t inputs_skippable = 0;  // left out or kept all the same
-  int64_t inputs_kept = 0;       // skippable ones that thinning kept
+  int64_t inputs_skipped = 0;  // Dropped examples.
+  int64_t hot_inputs = 0;      // Examples with a finite skip score.
+  // Examples that were dropped, or kept although they were skippable.
+  int64_t inputs_skippable = 0;
+  int64_t inputs_kept = 0;  // Skippable examples that were kept at random.
 };
 
-// What has come in since the present window began, and where random choices are.
+// State since the start of the window, including the position of the random numbers.
 struct ClassifierWindow {
   LossStatistics statistics;
   ClassifierCounts counts;
@@ -61,37 +67,39 @@ struct ClassifierWindow {
   InputReservoir::State reservoir;
 };
 
-// Thread-safe. Deterministic as long as Classify is called in the same order.
+// Thread-safe. Deterministic if Classify is called in the same order.
 class InputClassifier {
  public:
-  // InvalidArgument for an option out of its range.
+  // Returns InvalidArgument for an option out of its range.
   static Status Validate(const ClassifierOptions& options);
 
   // `options` must be valid.
   explicit InputClassifier(const ClassifierOptions& options);
 
-  // Classifies a batch by the drifts and settings that hold when it is called. Other calls but
-  // Classify may go on while drifts are looked up.
-  //   features: keys of every feature, all of `batch` inputs; not kept.
-  //   observe: adds the inputs to the window's sample and counts.
-  //   window_batches: of a window, or 0. Where it is given, inputs are observed and nothing may be
-  //     left out, as many batches as a window's sample needs are classified and count for the
-  //     others, one in kMostStride at least. Inputs of the others are not skippable.
-  // InvalidArgument for a feature of a table that the classifier does not have.
+  // Classifies a batch by the present drifts and settings. Other calls except Classify may run
+  // during the lookups.
+  //   features: keys of every feature, each with `batch` examples; not kept.
+  //   observe: whether the examples are added to the sample and counters of the window.
+  //   window_batches: number of batches in a window, or 0. If it is positive, and examples are
+  //     observed and none can be dropped, only as many batches are classified as the sample needs,
+  //     at least one in kMostStride. They count for the others, whose examples are reported as not
+  //     skippable.
+  //
+  // Returns InvalidArgument for a feature of an unknown table.
   Status Classify(const std::vector<FeatureView>& features, int64_t batch, bool observe,
                   const Classified& result, int64_t window_batches = 0);
   static constexpr int64_t kMostStride = 16;
 
-  // Foresees the inputs' losses by the pilot, decides by them, and lets the pilot learn from the
-  // inputs that are kept (in shadow mode, that would be), with the weight that they stand for. All
-  // are observed. For a classifier with a pilot.
-  //   features: as of Classify.
-  // InvalidArgument, changing nothing, for a feature of a table that the classifier does not have,
-  // or a label, weight or prediction out of its range.
+  // Predicts the losses of the examples with the pilot, decides by them, and trains the pilot on
+  // the kept examples with their weights (in shadow mode, on those that would be kept). Observes
+  // all examples. Requires a pilot. features: as in Classify.
+  //
+  // Returns InvalidArgument, and changes nothing, for a feature of an unknown table and for a
+  // label, weight or prediction out of its range.
   Status Foresee(const std::vector<FeatureView>& features, int64_t batch,
                  const LabeledInputs& inputs, KeptInputs* kept);
 
-  // What the pilot has learnt; errors as of Pilot::Import.
+  // Export and import the parameters of the pilot. Returns the errors of Pilot::Import.
   Pilot::State ExportPilot();
   Status ImportPilot(const Pilot::State& state);
 
@@ -99,19 +107,21 @@ class InputClassifier {
   Status SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n,
                   const Parallel& parallel = {});
 
-  // From the next batch on. InvalidArgument for a setting out of its range.
+  // Changes the settings from the next batch on. Returns InvalidArgument for a setting out of its
+  // range.
   Status Configure(const ClassifierSettings& settings);
 
-  // Skip scores by drift of the sampled inputs, if drifts were these; those that were set do not
-  // count, and keys that no sampled input has make no difference. Errors as SetDrift.
+  // Computes the skip scores of the sampled examples for the given drifts, instead of the present
+  // ones. Drifts of keys that no sampled example uses have no effect. Returns the errors of
+  // SetDrift.
   Status ReservoirScores(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n,
                          std::vector<float>* scores, const Parallel& parallel = {}) const;
-  // Scores by foreseen loss of the sampled inputs, of those that have one.
+  // Returns the predicted losses of the sampled examples that have one.
   std::vector<float> ReservoirLosses() const;
 
-  // Takes in the losses of trained inputs.
-  //   losses, labels, skippable: [n]; a label of 0.5 or more is positive. weights: [n], inputs
-  //   that each stands for; nullptr: 1.
+  // Adds the losses of trained examples to the statistics. losses, labels, skippable: [n]; a label
+  // of at least 0.5 is positive. weights: [n], number of examples that each represents; null means
+  // 1.
   void RecordLosses(const float* losses, const float* labels, const bool* skippable,
                     const float* weights, int64_t n);
 
@@ -119,33 +129,35 @@ class InputClassifier {
   LossStatistics TakeLossStatistics();
 
   ClassifierWindow ExportWindow() const;
-  // Replaces all that ExportWindow gave. InvalidArgument, and nothing is changed, if the sample's
-  // arrays do not fit each other or this classifier.
+  // Replaces the state by the result of ExportWindow. Returns InvalidArgument, and changes nothing,
+  // if the arrays of the sample do not match each other or this classifier.
   Status ImportWindow(const ClassifierWindow& window);
 
-  // Returns the window's counts and starts the next window with an empty sample. Where one batch
-  // counted for several, all counts but inputs_seen are estimates.
+  // Returns the counters of the window and starts the next window with an empty sample. If one
+  // batch counted for multiple batches, all counters except inputs_seen are estimates.
   ClassifierCounts EndWindow();
 
   const ClassifierOptions& options() const { return options_; }
 
  private:
   Status Check(const std::vector<FeatureView>& features) const;
-  // Of input i; valid until the next call.
+  // Returns the lookups of example i; valid until the next call.
   std::pair<const Lookup*, int64_t> LookupsOf(const std::vector<FeatureView>& features, int64_t i);
   int64_t StrideOf(int64_t batch, int64_t window_batches) const;
   bool IsInStride(int64_t batch, int64_t stride) const;
 
   const ClassifierOptions options_;
-  std::mutex classifying_;  // one batch at a time; locked before mutex_; guards the next three
+  // Serializes batches. Lock it before mutex_. Guards the next three members.
+  std::mutex classifying_;
   InputLookups scratch_;
   DriftIndex index_;
   Pilot pilot_;
-  mutable std::mutex mutex_;  // guards all below
-  DriftIndex spare_;          // memory for the next index
+  mutable std::mutex mutex_;  // Guards all members below.
+  DriftIndex spare_;          // Memory for the next index.
   ClassifierSettings settings_;
   LossStatistics statistics_;
-  uint64_t inputs_observed_ = 0;  // since the start; numbers the inputs for random choices
+  // Examples since the start of training; numbers them for random choices.
+  uint64_t inputs_observed_ = 0;
   ClassifierCounts counts_;
   InputReservoir reservoir_;
   std::vector<Lookup> of_input_;

@@ -195,7 +195,7 @@ TEST(Thinning, KeepsAShareThatStandsForAll) {
       total += result.weight[i];
     }
   }
-  EXPECT_NEAR(total / 10000, 1.0, 0.08);  // three standard errors
+  EXPECT_NEAR(total / 10000, 1.0, 0.08);  // Three standard errors.
   const ClassifierCounts counts = classifier.EndWindow();
   EXPECT_EQ(counts.inputs_skippable, 10000);
   EXPECT_EQ(counts.inputs_skipped + counts.inputs_kept, 10000);
@@ -262,10 +262,11 @@ TEST(Shadow, FewBatchesAreAllClassifiedAndCountsStayBelowWhatWasSeen) {
   settings.is_shadow = true;
   ASSERT_TRUE(classifier.Configure(settings).ok());
   Result result;
-  // A window of one batch has 6 inputs for each of the 16 sampled: every batch is classified.
+  // With one batch per window, there are 6 examples per sampled one, so that every batch is
+  // classified.
   ASSERT_TRUE(ClassifyBy(&classifier, {Column(keys)}, kBatch, 1, &result).ok());
   EXPECT_EQ(classifier.EndWindow().inputs_skippable, kBatch);
-  // One in 16 of those to come, in windows that end after each.
+  // One in 16 of the following batches, in windows that end after each.
   for (int i = 0; i < 64; ++i) {
     ASSERT_TRUE(ClassifyBy(&classifier, {Column(keys)}, kBatch, 1000, &result).ok());
     const ClassifierCounts counts = classifier.EndWindow();
@@ -293,7 +294,7 @@ TEST(LossStatistics, AreKeptApartAndTaken) {
   EXPECT_NEAR(statistics.weighted_sum, 2 * 1.25 + 6.0, 1e-6);
   double positives = 0.0;
   for (double n : statistics.histogram[1]) positives += n;
-  EXPECT_EQ(positives, 5.0);  // two skippable inputs of weight 2, one other
+  EXPECT_EQ(positives, 5.0);  // Two skippable examples of weight 2, and another one.
   EXPECT_EQ(classifier.TakeLossStatistics().weight, 0.0);
 }
 
@@ -312,7 +313,7 @@ TEST(InputClassifier, ScoresOfTheSampleAreThoseOfClassifying) {
     keys.push_back(key / 2);
     drifts.push_back(key % 11 == 0 ? kInf : static_cast<float>(random() % 1000));
   }
-  // Wide ones, some of whose keys are not tracked.
+  // Wide examples with keys that are not tracked.
   std::vector<int64_t> looked_up(kInputs * 5);
   for (int64_t& key : looked_up) key = static_cast<int64_t>(random() % (kMany / 2 + 500));
   FeatureView wide = Column(looked_up);
@@ -320,7 +321,7 @@ TEST(InputClassifier, ScoresOfTheSampleAreThoseOfClassifying) {
   wide.width = wide.stride = 5;
   ASSERT_TRUE(classifier.SetDrift(tables.data(), keys.data(), drifts.data(), kMany).ok());
   const auto expected = Classify(&classifier, {wide}, kInputs).score;
-  SetDrift(&classifier);  // does not matter
+  SetDrift(&classifier);  // Must have no effect.
   const auto score = [&](int threads, std::vector<float>* scores) {
     return classifier.ReservoirScores(tables.data(), keys.data(), drifts.data(), kMany, scores,
                                       Threads(threads));
@@ -330,7 +331,7 @@ TEST(InputClassifier, ScoresOfTheSampleAreThoseOfClassifying) {
     ASSERT_TRUE(score(threads, &scores).ok());
     EXPECT_EQ(scores, expected);
   }
-  // Of two errors the first is told, whatever thread finds it.
+  // Returns the first of two errors, whichever thread finds it.
   tables[kMany - 1] = 7;
   tables[kMany / 2] = 8;
   for (const int threads : {1, 3}) {

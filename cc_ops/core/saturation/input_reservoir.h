@@ -1,4 +1,4 @@
-// A uniform sample of a window's inputs: the keys each of them looks up.
+// A uniform random sample of a window's examples, with the keys that each of them looks up.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_INPUT_RESERVOIR_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_INPUT_RESERVOIR_H_
 
@@ -11,19 +11,19 @@
 
 namespace slipstream {
 
-// Algorithm R (Vitter, 1985) with counter-based random numbers: the same seed and inputs give
-// the same sample. Memory: 16 bytes for each lookup of each kept input. Not thread-safe.
+// Algorithm R (Vitter, 1985) with counter-based random numbers: the same seed and examples give the
+// same sample. Needs 16 bytes per lookup of each sampled example. Not thread-safe.
 class InputReservoir {
  public:
-  // Most inputs offered in a window that `Import` takes, so that no count overflows after it.
+  // Limit of `Import`, so that no count overflows later.
   static constexpr int64_t kMostOffered = int64_t{1} << 62;
 
-  // capacity: most inputs kept, at least 1.
+  // capacity: maximum size of the sample, at least 1.
   InputReservoir(int64_t capacity, uint64_t seed) : capacity_(capacity), seed_(seed) {}
 
-  // Offers the next input and its score by foreseen loss (NaN: none).
-  //   list: called if the input is chosen; returns its lookups and their number, which are copied.
-  // Throws std::bad_alloc: the input was not offered then.
+  // Offers the next example with its predicted loss (NaN if there is none). Calls `list` if the
+  // example is chosen; it returns the lookups and their number, which are copied. Throws
+  // std::bad_alloc; the example does not count as offered then.
   template <class List>
   void OfferListed(float loss, List list) {
     const int64_t position = offered_in_window_;
@@ -31,7 +31,7 @@ class InputReservoir {
     if (position >= capacity_) {
       const unsigned __int128 product =
           static_cast<unsigned __int128>(CounterRandom(seed_, offered_total_)) * (position + 1);
-      index = static_cast<int64_t>(product >> 64);  // uniform in [0, position]
+      index = static_cast<int64_t>(product >> 64);  // Uniform in [0, position].
     }
     if (index < capacity_) {
       const size_t wanted = static_cast<size_t>(index) + 1;
@@ -44,16 +44,16 @@ class InputReservoir {
     ++offered_in_window_;
   }
 
-  // Number of inputs kept now.
+  // Number of examples in the sample.
   int64_t size() const { return offered_in_window_ < capacity_ ? offered_in_window_ : capacity_; }
   const std::vector<Lookup>& input(int64_t i) const { return inputs_[i]; }
   float loss(int64_t i) const { return losses_[i]; }
 
-  // The sample and where its random numbers are, as arrays.
+  // The sample and the position of the random numbers as arrays.
   struct State {
     uint64_t offered_total = 0;
     int64_t offered_in_window = 0;
-    std::vector<int64_t> ends;    // [size]: of an input's lookups
+    std::vector<int64_t> ends;    // [size]; end of the lookups of each example.
     std::vector<Lookup> lookups;  // [last end]
     std::vector<float> losses;    // [size]
   };
@@ -70,7 +70,7 @@ class InputReservoir {
     return state;
   }
 
-  // Whether `Import` can take a state: its arrays fit each other and the capacity.
+  // Returns whether `Import` accepts a state: its arrays match each other and the capacity.
   bool Fits(const State& state) const {
     const int64_t n = static_cast<int64_t>(state.ends.size());
     const int64_t offered = state.offered_in_window;
@@ -85,7 +85,7 @@ class InputReservoir {
     return begin == static_cast<int64_t>(state.lookups.size());
   }
 
-  // `state` must fit. Throws std::bad_alloc, changing nothing.
+  // `state` must fit. Throws std::bad_alloc and then changes nothing.
   void Import(const State& state) {
     InputReservoir made(capacity_, seed_);
     made.offered_total_ = state.offered_total;
@@ -102,7 +102,7 @@ class InputReservoir {
     *this = std::move(made);
   }
 
-  // Starts the next window's sample. Random numbers go on and never repeat.
+  // Starts the sample of the next window. Random numbers continue and never repeat.
   void Clear() { offered_in_window_ = 0; }
 
  private:
@@ -115,7 +115,7 @@ class InputReservoir {
   uint64_t seed_;
   uint64_t offered_total_ = 0;
   int64_t offered_in_window_ = 0;
-  std::vector<std::vector<Lookup>> inputs_;  // keep their memory from window to window
+  std::vector<std::vector<Lookup>> inputs_;  // Keep their memory between windows.
   std::vector<float> losses_;
 };
 

@@ -22,7 +22,7 @@ void OfferNumbers(InputReservoir* reservoir, int64_t count) {
 TEST(InputReservoir, KeepsAllInputsUntilItIsFull) {
   InputReservoir reservoir(4, 0);
   EXPECT_EQ(reservoir.size(), 0);
-  Offer(&reservoir, {}, 0.5f);  // an input without lookups is an input
+  Offer(&reservoir, {}, 0.5f);  // An example without lookups also counts.
   Offer(&reservoir, {{5, 1}, {6, 0}}, 0.25f);
   ASSERT_EQ(reservoir.size(), 2);
   EXPECT_TRUE(reservoir.input(0).empty());
@@ -40,8 +40,8 @@ TEST(InputReservoir, SampleIsUniform) {
     for (int i = 0; i < kCapacity; ++i) ++chosen[reservoir.input(i)[0].key];
     reservoir.Clear();
   }
-  // Chi-square of 99 degrees of freedom (a little less: draws without replacement): mean 89,
-  // 99.99% quantile about 150.
+  // Chi-square test with at most 99 degrees of freedom, because draws are without replacement: mean
+  // 89, 99.99% quantile about 150.
   const double expected = static_cast<double>(kWindows) * kCapacity / kInputs;
   double chi_square = 0.0;
   for (const int count : chosen) {
@@ -77,7 +77,7 @@ TEST(InputReservoir, GoesOnFromItsStateAsIfNeverStopped) {
   for (const int64_t before : {0, 3, 5, 40}) {
     InputReservoir one(5, 9), other(5, 9);
     OfferNumbers(&one, before);
-    OfferNumbers(&other, 17);  // is replaced
+    OfferNumbers(&other, 17);  // Replaced by Import.
     const InputReservoir::State state = one.Export();
     ASSERT_TRUE(other.Fits(state));
     other.Import(state);
@@ -110,7 +110,7 @@ TEST(InputReservoir, KnowsAStateThatDoesNotFit) {
   EXPECT_FALSE(reservoir.Fits(state));
   state.offered_in_window = 3;
   EXPECT_FALSE(reservoir.Fits(state));
-  // Counting on from it would overflow.
+  // Further offers would overflow.
   state.offered_in_window = std::numeric_limits<int64_t>::max();
   EXPECT_FALSE(reservoir.Fits(state));
   state.offered_in_window = InputReservoir::kMostOffered;

@@ -1,4 +1,4 @@
-// How far a data pipeline may work ahead of the training loop that pulls its batches.
+// Limits how far a data pipeline works ahead of the training loop.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_LOOK_AHEAD_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_LOOK_AHEAD_H_
 
@@ -8,30 +8,30 @@
 
 namespace slipstream {
 
-// One batch may be made while another one trains, unless something ends in between that the making
-// depends on: a window. So what is made is what it would be if it were made when it is pulled.
-// Thread-safe; several pipelines may share one.
+// Allows a pipeline to prepare one batch while another one trains, except across the end of a
+// window, because decisions change there. A prepared batch is therefore the same as a batch
+// prepared on demand. Thread-safe; multiple pipelines may share an object.
 class LookAhead {
  public:
-  // A window begins, or goes on.
-  //   batches: of the window; 0: none ever ends.
-  //   pulled: those that were handed out before.
+  // Begins or continues a window.
+  //   batches: number of batches in the window; 0 for a window that never ends.
+  //   pulled: number of batches that were returned before.
   void BeginWindow(int64_t batches, int64_t pulled);
 
-  // Counts a batch that is handed out. Returns whether the next one may be made at once: whoever is
-  // told so must call Made, whatever becomes of it.
+  // Counts a batch that is returned. Returns whether the next batch may be prepared now. If so, the
+  // caller must call Made afterwards, even after an error.
   bool Pull();
   void Made();
 
-  // A wait that another thread may end; owned by the one who waits.
+  // A wait that another thread can cancel; owned by the waiting thread.
   class Wait {
     friend class LookAhead;
     bool is_cancelled_ = false;
   };
 
-  // Waits until no batch is being made. Returns false if the wait was cancelled before.
+  // Waits until no batch is being prepared. Returns false if the wait was cancelled.
   bool Settle(Wait* wait);
-  // Ends a wait, also one that has not begun.
+  // Cancels a wait, even if it has not started.
   void Cancel(Wait* wait);
 
  private:

@@ -1,4 +1,4 @@
-// Sums over the losses of a window's trained inputs, for the learning curve.
+// Sums over the losses of a window's trained examples, for the learning curve.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_LOSS_STATISTICS_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_LOSS_STATISTICS_H_
 
@@ -10,19 +10,19 @@
 namespace slipstream {
 
 struct LossStatistics {
-  // Odd: a prediction of 0.5 lies within a bin, not on the edge of two.
+  // Odd, so that a prediction of 0.5 is in the middle of a bin.
   static constexpr int kBins = 511;
 
-  // A residual is 1 - exp(-loss): |p - y| of binary cross-entropy.
-  int64_t skippable = 0;  // inputs, and over them:
+  // A residual is 1 - exp(-loss), which is |p - y| for binary cross-entropy.
+  int64_t skippable = 0;  // Skippable examples; the sums over them follow.
   double skippable_squared_residuals = 0.0;
-  // Over all inputs, each counted with the inputs that it stands for.
+  // Sums over all examples, each weighted with the number of examples that it represents.
   double weight = 0.0, weighted_sum = 0.0, weighted_squared_residuals = 0.0;
   int64_t not_finite = 0;
-  // Inputs by label (0, 1) and predicted probability, for an AUC.
+  // Weights of examples by label (0, 1) and predicted probability, for the AUC.
   std::array<std::array<double, kBins>, 2> histogram = {};
 
-  // loss: finite. stands_for: inputs, this one included.
+  // loss: finite. stands_for: number of examples that this one represents, including itself.
   void Add(double loss, bool is_positive, bool is_skippable, double stands_for) {
     const double residual = -std::expm1(-loss);
     if (is_skippable) {
@@ -32,7 +32,7 @@ struct LossStatistics {
     weight += stands_for;
     weighted_sum += stands_for * loss;
     weighted_squared_residuals += stands_for * residual * residual;
-    const double matched = std::exp(-loss);  // the probability of the label
+    const double matched = std::exp(-loss);  // Predicted probability of the label.
     const double predicted = is_positive ? matched : 1.0 - matched;
     const int bin = std::clamp(static_cast<int>(predicted * kBins), 0, kBins - 1);
     histogram[is_positive ? 1 : 0][static_cast<size_t>(bin)] += stands_for;

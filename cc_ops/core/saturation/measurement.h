@@ -1,4 +1,4 @@
-// How far a table's rows have come from their snapshots.
+// Measures the drift of a table's rows from their snapshots.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_MEASUREMENT_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_MEASUREMENT_H_
 
@@ -10,8 +10,8 @@
 
 namespace slipstream {
 
-// keys: [n]. rows: [n, dim] and found: [n], as RowStore::Gather; drift: [n], of each row from
-// snapshot: [n, dim]. The caller holds the table's mutex.
+// Reads rows like RowStore::Gather and computes their drift. keys: [n]. snapshot, rows: [n, dim].
+// found, drift: [n]. The caller holds the mutex of the table.
 void MeasureRows(const EmbeddingTable& table, const int64_t* keys, const float* snapshot, int64_t n,
                  DriftMetric metric, const Parallel& parallel, float* rows, bool* found,
                  float* drift);

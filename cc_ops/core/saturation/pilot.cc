@@ -10,21 +10,21 @@
 namespace slipstream {
 namespace {
 
-// Factors start uniform within it.
+// Factors are initialized uniformly within this bound.
 constexpr float kFirstFactor = 0.05f;
 
 float LogOddsOf(double rate) {
-  constexpr double kLeast = 1e-6;  // a first step may have one label only
+  constexpr double kLeast = 1e-6;  // The first step may have only one label.
   const double bounded = std::clamp(rate, kLeast, 1.0 - kLeast);
   return static_cast<float>(std::log(bounded / (1.0 - bounded)));
 }
 
-// A key's factor. GCC makes vectors of it, which it does not of a loop.
+// Type of a key's factor. GCC vectorizes this type, but not an equivalent loop.
 template <int kFactors>
 struct FactorOf;
 template <>
 struct FactorOf<0> {
-  using Type = float;  // there is none
+  using Type = float;  // Unused, because there is no factor.
 };
 template <>
 struct FactorOf<4> {
@@ -95,7 +95,7 @@ void Pilot::Start() {
 }
 
 void Pilot::FollowBaseRate() {
-  // Of as many steps as this at most: the rate may change.
+  // Mean over at most this many steps, because the base rate may change.
   constexpr int64_t kMostSteps = 1000;
   if (labelled_ == 0) return;
   base_steps_ = std::min(base_steps_ + 1, kMostSteps);
@@ -136,12 +136,12 @@ void Pilot::List(const std::vector<FeatureView>& features, int num_tables, int64
   if (num_buckets_ == 0) return;
   int64_t most = 0;
   for (const FeatureView& feature : features) {
-    // Examples follow each other in either layout.
+    // The keys of consecutive examples are adjacent in both layouts.
     most += feature.row_splits != nullptr ? feature.begin(end) - feature.begin(begin)
                                           : (end - begin) * feature.width;
   }
   if (terms_.size() < static_cast<size_t>(most)) terms_.resize(static_cast<size_t>(most));
-  // A feature's number tells its keys from those of others, also of the same table.
+  // The number of a feature separates its keys from those of other features with the same table.
   while (salts_.size() < features.size()) salts_.push_back(Mix64(~uint64_t{salts_.size()}));
   Term* term = terms_.data();
   for (int64_t i = begin; i < end; ++i) {
@@ -192,9 +192,9 @@ SLIPSTREAM_SIMD_CLONES void Pilot::Foresee() {
   }
 }
 
-// Lists the buckets that are learnt from now on.
+// Adds the buckets of the listed examples to the current step.
 void Pilot::Enlist() {
-  // Memory ends here or not at all.
+  // Allocate here, before anything changes.
   const size_t most = learning_.size() + static_cast<size_t>(examples_.back().end);
   if (number_gradients_.size() < most) {
     learning_.reserve(2 * most);
@@ -258,7 +258,7 @@ SLIPSTREAM_ALWAYS_INLINE void Pilot::LearnOf() {
     float* const bucket = learning_[i];
     const float slope = number_gradients_[i];
     auto* const gradient = reinterpret_cast<Factor<kFactors>*>(gradients + i * kFactors);
-    // Of the number, and of the factor.
+    // Of the number and of the factor.
     float squares[2] = {slope * slope, 0.0f}, rates[2];
     if constexpr (kFactors > 0) squares[1] = SumOf(*gradient * *gradient) / kFactors;
     for (int d = 0; d < 2; ++d) {

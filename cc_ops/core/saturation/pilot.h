@@ -1,5 +1,5 @@
-// The pilot: a small click model that foresees an example's loss before the model sees it, and is
-// trained along on the examples that are kept.
+// The pilot: a small click model that predicts an example's loss before the model sees the example.
+// It is trained on the kept examples.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_PILOT_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_PILOT_H_
 
@@ -14,61 +14,64 @@
 namespace slipstream {
 
 enum class PilotKind {
-  kNone,    // there is none
-  kLabel,   // the base rate, whatever the keys
-  kLinear,  // logistic regression: a number per key
-  kFm,      // factorisation machine (Rendle, ICDM 2010): a number and a factor per key
-  kModel,   // the model itself predicts; nothing is held here
+  kNone,    // No pilot.
+  kLabel,   // The base rate, which ignores the keys.
+  kLinear,  // Logistic regression with one number per key.
+  kFm,      // Factorization machine (Rendle, ICDM 2010) with a number and a factor per key.
+  kModel,   // The model predicts; the pilot has no parameters.
 };
 
 struct PilotOptions {
   PilotKind kind = PilotKind::kNone;
-  int factors = 8;           // kFm: numbers of a key's factor, 1 to 8
-  int64_t memory_bytes = 0;  // of the keys' numbers
+  int factors = 8;           // kFm: dimension of a key's factor, in [1, 8].
+  int64_t memory_bytes = 0;  // Bytes for the parameters of all keys.
 };
 
-// What the pilot learns from an example.
+// The training signal of an example.
 struct Lesson {
-  float label = 0.0f;   // 0 to 1
-  float weight = 0.0f;  // 0: of its keys nothing is learnt; its label counts for the base rate
+  float label = 0.0f;   // In [0, 1].
+  float weight = 0.0f;  // With weight 0, only the base rate learns from the label.
 };
 
-// Keys share buckets by their hash and the feature that they are of (feature hashing, Weinberger
-// et al., ICML 2009): memory is bounded whatever comes, and no key is looked for. Rules: Adagrad,
-// with one accumulator per factor, by the sums of the gradients of some examples: those that follow
-// each other are often of one user, and would push his numbers to and fro. To them the log-odds of
-// the base rate are added, a running mean. Not thread-safe; deterministic.
+// Keys share buckets by the hash of feature and key (feature hashing, Weinberger et al., ICML
+// 2009). Memory is therefore bounded, and no search is needed.
+//
+// The parameters are trained with Adagrad, with one accumulator per factor. A step applies the
+// summed gradients of kExamplesOfAStep examples, because consecutive examples are often from one
+// user and would push that user's parameters back and forth. The log odds of the base rate, a
+// running mean, are added to the prediction. Not thread-safe; deterministic.
 class Pilot {
  public:
   static constexpr int kMostFactors = 8;
   static constexpr double kLearningRate = 0.1;
   static constexpr double kFirstAccumulator = 0.1;
-  // Examples that are foreseen by the same numbers, before these are learnt by.
+  // Number of examples that are predicted with the same parameters, i.e. the batch size of a step.
   static constexpr int64_t kExamplesOfAStep = 1024;
 
-  // InvalidArgument for an option out of its range.
+  // Returns InvalidArgument for an option out of its range.
   static Status Validate(const PilotOptions& options);
 
   // `options` must be valid. Throws std::bad_alloc.
   explicit Pilot(const PilotOptions& options);
 
-  // Foresees examples in their order, and learns from them, kExamplesOfAStep at a time.
-  //   features: as of InputClassifier::Classify. A feature of table `num_tables` is passed over;
-  //     the numbers of an example's several keys of one feature are averaged.
+  // Predicts the examples in order and learns from them, kExamplesOfAStep at a time.
+  //   features: as in InputClassifier::Classify. Features of table `num_tables` are ignored. The
+  //     parameters of multiple keys of one feature are averaged.
   //   decide(i, probability): called once for each example; returns its Lesson.
   template <class Decide>
   void ForEach(const std::vector<FeatureView>& features, int num_tables, int64_t batch,
                const Decide& decide);
 
-  // What it has learnt, for a checkpoint. The same options give buckets of the same numbers.
+  // The parameters for a checkpoint. Equal options give the same bucket numbers.
   struct State {
-    std::vector<double> base;      // [2]: base rate, and steps that it is the mean of
-    std::vector<int64_t> buckets;  // [n]: those that something was learnt in, ascending
+    std::vector<double> base;      // [2]; the base rate, and the number of steps in its mean.
+    std::vector<int64_t> buckets;  // [n]; buckets that were trained, ascending.
     std::vector<float> numbers;    // [n, width]
     int width = 0;
   };
   State Export() const;
-  // InvalidArgument, changing nothing, for arrays of other options, or numbers that are not finite.
+  // Returns InvalidArgument, and changes nothing, for arrays of other options and numbers that are
+  // not finite.
   Status Import(const State& state);
 
   int64_t num_buckets() const { return num_buckets_; }
@@ -77,32 +80,33 @@ class Pilot {
   // A key of an example.
   struct Term {
     float* bucket;
-    float share;     // of its feature's keys
-    uint32_t index;  // while its example is learnt: of the bucket, in learning_
+    float share;     // 1 / number of keys of its feature.
+    uint32_t index;  // Index of the bucket in learning_, while the example is learned.
   };
-  // An example of those that are at work at once.
+  // An example of the group that is processed at once.
   struct Example {
-    int64_t end;  // of its terms
+    int64_t end;  // End of its terms.
     float probability;
-    float slope;  // of its loss by its log-odds, times its weight; 0: nothing is learnt of it
-    // Of its keys' factors.
+    // Derivative of the loss by the log odds, times the weight; 0 if nothing is learned.
+    float slope;
+    // Sum of the factors of its keys.
     alignas(32) float sum[kMostFactors];
   };
-  // Gradients of factors lie in lines of their own.
+  // Aligned memory for gradients of factors.
   struct alignas(32) Block {
     float numbers[8];
   };
 
-  // Lists the terms of examples begin .. end - 1, and asks for their memory.
+  // Lists the terms of the examples [begin, end) and prefetches their buckets.
   void List(const std::vector<FeatureView>& features, int num_tables, int64_t begin, int64_t end);
   float* BucketOf(int64_t key, uint64_t salt) const;
-  // Lists those of one feature from `term` on; returns the one after them.
+  // Lists the keys of one feature from `term` on; returns the end.
   Term* ListKeys(const FeatureView& feature, uint64_t salt, int64_t example, Term* term) const;
-  // Foresees the listed examples.
+  // Predicts the listed examples.
   void Foresee();
   template <int kFactors>
   void ForeseeBy();
-  // Adds their gradients to those of the step.
+  // Adds their gradients to the gradients of the step.
   void Collect();
   void Enlist();
   template <int kFactors>
@@ -111,7 +115,7 @@ class Pilot {
   void Learn();
   template <int kFactors>
   void LearnOf();
-  // Of what learning_ has at n: from n * padded_ on.
+  // The gradient of learning_[n] starts at n * padded_.
   float* factor_gradients() { return reinterpret_cast<float*>(factor_gradients_.data()); }
 
   void Start();
@@ -120,8 +124,9 @@ class Pilot {
   static constexpr int64_t kExamplesAtOnce = 16;
 
   PilotOptions options_;
-  // Of factors, 0, 4 or 8. A bucket has them first, then its number, the number's accumulator, that
-  // of the factors, and while a step goes on 1 + where it is in learning_, else 0.
+  // Padded dimension of factors: 0, 4 or 8. A bucket contains the factor, the number, the
+  // accumulator of the number, the accumulator of the factor, and during a step 1 + its index in
+  // learning_, else 0.
   int padded_ = 0;
   int width_ = 0;
   int64_t num_buckets_ = 0;
@@ -130,14 +135,14 @@ class Pilot {
   double base_rate_ = 0.5;
   int64_t base_steps_ = 0;
   float base_log_odds_ = 0.0f;
-  double labels_ = 0.0;  // of this step: their sum, and how many they are
+  double labels_ = 0.0;  // Sum and number of the labels in this step.
   int64_t labelled_ = 0;
-  std::vector<uint64_t> salts_;  // of each feature
+  std::vector<uint64_t> salts_;  // One per feature.
   std::vector<Term> terms_;
   std::vector<Example> examples_;
-  // Of a step: the buckets in it, and the gradients of their factors and numbers, else 0.
+  // State of a step: its buckets, and the gradients of their factors and numbers.
   std::vector<float*> learning_;
-  std::vector<Block> factor_gradients_;  // [learning, padded] floats
+  std::vector<Block> factor_gradients_;  // [learning, padded] floats.
   std::vector<float> number_gradients_;
 };
 

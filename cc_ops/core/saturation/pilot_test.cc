@@ -19,7 +19,7 @@ PilotOptions Options(PilotKind kind, int factors = 4, int64_t bytes = 1 << 16) {
   return options;
 }
 
-// Two features of one key each.
+// Two features with one key each.
 struct Batch {
   std::vector<int64_t> first, second;
   std::vector<float> labels;
@@ -35,7 +35,8 @@ struct Batch {
   }
 };
 
-// The label is 1 where both keys are even or both odd: no sum of their numbers tells that.
+// The label is 1 if both keys are even or both are odd, which no sum of two numbers per key
+// predicts.
 Batch Parity(int64_t n, uint64_t seed) {
   Batch batch;
   for (int64_t i = 0; i < n; ++i) {
@@ -47,7 +48,7 @@ Batch Parity(int64_t n, uint64_t seed) {
   return batch;
 }
 
-// Mean |label - prediction|, learning along or not.
+// Returns the mean of |label - prediction|, with or without learning.
 double MeanResidual(Pilot* pilot, const Batch& batch, bool is_learning) {
   double sum = 0.0;
   const auto n = static_cast<int64_t>(batch.labels.size());
@@ -74,7 +75,7 @@ TEST(PilotTest, LinearLearnsWhatKeysTellAndLabelTheBaseRate) {
   for (size_t i = 0; i < batch.labels.size(); ++i) batch.labels[i] = batch.first[i] == 0;
   Pilot linear(Options(PilotKind::kLinear)), label(Options(PilotKind::kLabel));
   MeanResidual(&linear, batch, true);
-  // Of the base rate alone it would be 2 * 1/8 * 7/8 = 0.22.
+  // The base rate would give 2 * 1/8 * 7/8 = 0.22.
   EXPECT_LT(MeanResidual(&linear, batch, false), 0.1);
   MeanResidual(&label, batch, true);
   label.ForEach(batch.features(), 1, 1, [](int64_t, float probability) {
@@ -84,7 +85,7 @@ TEST(PilotTest, LinearLearnsWhatKeysTellAndLabelTheBaseRate) {
 }
 
 TEST(PilotTest, AveragesSeveralKeysAndPassesPadding) {
-  // One feature of three keys, of which one is padding, beside one of the two others.
+  // A feature with three keys, including padding, and a feature with the two other keys.
   const std::vector<int64_t> padded = {5, -1, 7}, alone = {5, 7};
   FeatureView wide;
   wide.batch = 1;
@@ -113,7 +114,7 @@ TEST(PilotTest, AveragesSeveralKeysAndPassesPadding) {
   };
   EXPECT_EQ(foreseen(wide), foreseen(narrow));
   EXPECT_GT(foreseen(wide), 0.5f);
-  // A feature of table num_tables is passed over: what is left is the base rate.
+  // A feature of table num_tables is ignored, which leaves the base rate.
   narrow.table = 1;
   EXPECT_EQ(foreseen(narrow), 0.5f);
   EXPECT_LT(foreseen(narrow), foreseen(wide));
@@ -136,7 +137,7 @@ TEST(PilotTest, GoesOnFromWhatItExported) {
   wrong = state;
   wrong.numbers[3] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_FALSE(other.Import(wrong).ok());
-  // Nothing was changed by them.
+  // The failed imports changed nothing.
   EXPECT_EQ(MeanResidual(&pilot, Parity(500, 6), false),
             MeanResidual(&other, Parity(500, 6), false));
 }
@@ -178,7 +179,8 @@ TEST(ForeseenLossTest, WhatIsKeptStandsForAll) {
     kept_inputs += static_cast<int64_t>(kept.rows.size());
   }
   constexpr double kAll = kBatch * kBatches;
-  // The pilot has learnt what pairs tell: nearly all are foreseen, and few are kept.
+  // The pilot learned the pairs, therefore it predicts nearly all labels, and few examples are
+  // kept.
   EXPECT_LT(static_cast<double>(kept_inputs), 0.2 * kAll);
   EXPECT_NEAR(stands_for / kAll, 1.0, 0.05);
   EXPECT_NEAR(positives / true_positives, 1.0, 0.05);
@@ -250,7 +252,8 @@ TEST(ForeseenLossTest, RefusesWhatIsOutOfRangeAndChangesNothing) {
 
   ClassifierSettings settings;
   settings.mode = SkipMode::kForeseenLoss;
-  EXPECT_FALSE(classifier.Configure(settings).ok());  // nothing would be kept at times
+  // Without a minimum probability, all examples might be dropped.
+  EXPECT_FALSE(classifier.Configure(settings).ok());
   settings.keep_rate = 0.1;
   EXPECT_TRUE(classifier.Configure(settings).ok());
   InputClassifier without{ClassifierOptions()};

@@ -1,4 +1,4 @@
-// What becomes of an input once its score is known: the same on every device.
+// Decides about an example from its score, identically on every device.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_SKIP_RULE_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_SKIP_RULE_H_
 
@@ -11,35 +11,35 @@
 namespace slipstream {
 
 enum class SkipMode {
-  kNone,          // no input is skippable
-  kDrift,         // an input whose skip score is below the threshold
-  kForeseenLoss,  // the same; the score is |label - what a pilot predicted|
-  kRandom,        // the control: each input with the same probability, whatever its keys
+  kNone,          // No example is skippable.
+  kDrift,         // An example is skippable if its skip score is below the threshold.
+  kForeseenLoss,  // Same, with |label - predicted probability| of a pilot as the score.
+  kRandom,        // Control: each example is skippable with the same probability.
 };
 
-// What a window skips.
+// Settings of a window.
 struct ClassifierSettings {
   SkipMode mode = SkipMode::kNone;
-  float threshold = 0.0f;     // not NaN, at least 0; read by all but kNone and kRandom
-  double random_share = 0.0;  // 0 to 1; read by kRandom
-  // Share of the skippable inputs that is kept, 0 to below 1; by kForeseenLoss the least one: a
-  // skippable input is kept with probability score / threshold, or with this one.
+  float threshold = 0.0f;     // Not NaN, at least 0; ignored by kNone and kRandom.
+  double random_share = 0.0;  // Probability of skipping, in [0, 1]; used by kRandom.
+  // Probability that a skippable example is kept, in [0, 1). For kForeseenLoss it is a minimum: a
+  // skippable example is kept with probability score / threshold, or with this one if it is larger.
   double keep_rate = 0.0;
-  bool is_shadow = false;  // inputs are found skippable, and all are kept
+  bool is_shadow = false;  // Examples are found skippable, but all are kept.
 };
 
-// InvalidArgument for a setting out of its range.
+// Returns InvalidArgument for a setting out of its range.
 Status ValidateSettings(const ClassifierSettings& settings);
 
-// What becomes of one input; the default: it cannot be skipped.
+// Decision about an example. By default it is not skippable.
 struct SkipDecision {
   bool is_skippable = false;
-  bool is_kept = true;  // in shadow mode: whether it would be kept without
-  // 0: left out. Else the inputs that it stands for: 1, or 1 / its chance.
+  bool is_kept = true;  // In shadow mode, whether the example would be kept otherwise.
+  // 0 if dropped. Otherwise the number of examples that it represents: 1, or 1 / keep probability.
   float weight = 1.0f;
 };
 
-// Of each input of a batch; [batch].
+// Results for the examples of a batch, each [batch].
 struct Classified {
   SLIPSTREAM_HOST_DEVICE void Write(int64_t i, float its_score,
                                     const SkipDecision& decision) const {
@@ -53,12 +53,12 @@ struct Classified {
   float* weight;
 };
 
-// Uniform in [0, 1): the 53 bits that a double holds.
+// Returns a uniform number in [0, 1) with 53 bits.
 SLIPSTREAM_HOST_DEVICE inline double UnitInterval(uint64_t random) {
   return static_cast<double>(random >> 11) * 0x1.0p-53;
 }
 
-// The probability with which an input is kept by its foreseen loss.
+// Returns the keep probability of an example by its predicted loss.
 SLIPSTREAM_HOST_DEVICE inline double ChanceByScore(const ClassifierSettings& settings,
                                                    float score) {
   if (!(score < settings.threshold)) return 1.0;
@@ -66,11 +66,11 @@ SLIPSTREAM_HOST_DEVICE inline double ChanceByScore(const ClassifierSettings& set
   return share < settings.keep_rate ? settings.keep_rate : share;
 }
 
-// Decides on one input, for every classifier and on every device.
-//   seed: of the classifier. number: of the input since the start, for random choices.
+// Decides about one example. seed: of the classifier. number: number of the example since the start
+// of training, for random choices.
 SLIPSTREAM_HOST_DEVICE inline SkipDecision Classify(const ClassifierSettings& settings,
                                                     uint64_t seed, float score, uint64_t number) {
-  // Apart from the reservoir's stream, so that skipping at random does not bias the sample.
+  // Independent of the reservoir's stream, so that random skipping does not bias the sample.
   constexpr uint64_t kRandomSkipStream = 0x5851f42d4c957f2dULL;
   constexpr uint64_t kThinningStream = 0x14057b7ef767814fULL;
   const bool is_random = settings.mode == SkipMode::kRandom;
@@ -80,7 +80,7 @@ SLIPSTREAM_HOST_DEVICE inline SkipDecision Classify(const ClassifierSettings& se
           ? UnitInterval(CounterRandom(seed ^ kRandomSkipStream, number)) < settings.random_share
           : settings.mode != SkipMode::kNone && score < settings.threshold;
   if (decision.is_skippable) {
-    // Random skipping keeps none of the skippable inputs.
+    // Random skipping drops all skippable examples.
     const double chance = settings.mode == SkipMode::kForeseenLoss ? ChanceByScore(settings, score)
                           : is_random                              ? 0.0
                                                                    : settings.keep_rate;

@@ -13,7 +13,7 @@ float SkipScore(double alpha, float* drifts, int64_t m) {
     std::nth_element(drifts, drifts + (required - 1), drifts + m);
     return drifts[required - 1];
   }
-  // The largest ones, descending: no branch on a drift, which nobody can predict.
+  // Keep the largest values, descending, without branches, because drifts are unpredictable.
   float largest[kFew];
   std::fill_n(largest, kFew, -std::numeric_limits<float>::infinity());
   for (int64_t i = 0; i < m; ++i) {
