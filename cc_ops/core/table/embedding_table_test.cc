@@ -174,7 +174,8 @@ TEST(EmbeddingTable, LfuEvictsTheLeastCounted) {
   table.Evict(1, {});
   EXPECT_EQ(table.rows().size(), 3);
   EXPECT_FALSE(Has(table, 3));
-  table.Evict(2, {2});  // the least counted is pinned: the next one leaves
+  // Key 2 has the lowest count but is pinned, therefore the next one is evicted.
+  table.Evict(2, {2});
   EXPECT_TRUE(Has(table, 2));
   EXPECT_FALSE(Has(table, 1));
   EXPECT_EQ(table.rows().num_evicted(), 2);
@@ -194,8 +195,8 @@ TEST(EmbeddingTable, LruEvictsTheLongestUnused) {
   EXPECT_EQ(table.Export().last_used, (std::vector<int64_t>{4, 3}));
 }
 
-// Equal counts, many more rows than leave, pinned ones among the least: the same rows stay as where
-// all are sorted.
+// With equal counts, many more rows than are evicted, and pinned rows with low counts, the same
+// rows stay as after sorting all rows.
 TEST(EmbeddingTable, WhatIsEvictedIsWhatASortSays) {
   constexpr int64_t kRows = 2000;
   for (const bool is_lru : {false, true}) {

@@ -1,4 +1,4 @@
-// What became of a table's rows since they were looked at: a copy that follows it is the same.
+// Changes of a table's rows: a replica that applies them equals the table.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -109,8 +109,8 @@ TEST(RowChanges, NobodyWhoAsksCostsNoMemory) {
   EXPECT_TRUE(table.rows().TakeChanges(number).is_all);
 }
 
-// Steps, which may begin before a look and end after it, and what else changes plain rows, in any
-// order. The fuzzer of tables has policies, flags and evictions besides.
+// Runs steps that may begin before a call of TakeChanges and end after it, and other changes of
+// plain rows, in any order. The fuzzer of tables also covers policies, flags and evictions.
 TEST(RowChanges, ACopyThatFollowsIsTheTable) {
   for (const int64_t capacity : {0, 40}) {
     std::mt19937 draw(static_cast<uint32_t>(7 + capacity));

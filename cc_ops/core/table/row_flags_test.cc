@@ -51,7 +51,7 @@ class FlaggedTable {
             .ok());
   }
 
-  // Backwards, which is no ascending list: all flags are set anew.
+  // Descending keys disable the comparison with the last list, so that all flags are set.
   void SetFlagsAnew(std::vector<int64_t> keys, std::vector<uint8_t> flags) {
     std::reverse(keys.begin(), keys.end());
     std::reverse(flags.begin(), flags.end());
@@ -77,8 +77,8 @@ std::vector<int64_t> Range(int64_t begin, int64_t end) {
   return keys;
 }
 
-// Tables whose flags are set alike, as ascending keys and so that all flags are set anew. Hot keys
-// have rows, but for a window in eight. Returns in how many windows changes sufficed.
+// Sets the same flags in two tables, by ascending keys and so that all flags are set. Hot keys have
+// rows, except in one of eight windows. Returns the number of windows that were set by changes.
 int FlagsAlike(int64_t capacity, uint64_t seed) {
   FlaggedTable changes(capacity), anew(capacity);
   std::mt19937_64 random(seed);
@@ -102,7 +102,7 @@ int FlagsAlike(int64_t capacity, uint64_t seed) {
       changes.Train(keys, gradient);
       anew.Train(keys, gradient);
     }
-    if (below(4) != 0) {  // As in most windows, most keys are those of the one before.
+    if (below(4) != 0) {  // As in most windows, most keys equal the previous ones.
       std::set<int64_t> others(hot.begin(), hot.end());
       for (int64_t i = below(5); i > 0; --i) others.erase(below(kKeys));
       for (int64_t i = below(5); i > 0; --i) others.insert(below(kKeys));
@@ -196,7 +196,7 @@ TEST(Measure, GivesRowsAndDriftsAsOneByOne) {
   for (const int threads : {1, 3}) {
     FlaggedTable flagged(0, threads);
     flagged.Train(Range(0, kKeys), 1.f);
-    const std::vector<int64_t> keys = Range(-3, kKeys + 3);  // some of which are not there
+    const std::vector<int64_t> keys = Range(-3, kKeys + 3);  // Includes absent keys.
     const int64_t n = static_cast<int64_t>(keys.size());
     std::vector<float> snapshot(n * kDim), rows(n * kDim), measured(n * kDim);
     const auto found = std::make_unique<bool[]>(n), seen = std::make_unique<bool[]>(n);

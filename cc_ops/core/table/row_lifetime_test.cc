@@ -1,4 +1,4 @@
-// Which keys get rows, and which rows leave for their age.
+// Admission of keys and expiry of rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ std::unique_ptr<Training> Make(const TableOptions& options) {
   return training;
 }
 
-// The pooled rows of a training lookup of one key per example, and an update of them.
+// Runs a training lookup of one key per example and an update. Returns the pooled rows.
 std::vector<float> Step(Training* training, const std::vector<int64_t>& keys,
                         const std::vector<int64_t>& splits = {}) {
   FeatureView view;
@@ -100,7 +100,7 @@ TEST_P(RowLifetime, RareKeysReadTheirInitialRow) {
       // Its third access is in the second batch.
       EXPECT_EQ(training->table->rows().Has(other), step == 1);
     }
-    // It is admitted, as it began, and moves.
+    // The key is admitted with its initial values and is then trained.
     std::vector<float> pooled = Step(training.get(), {key, other, other}, splits);
     EXPECT_EQ(std::vector<float>(pooled.begin(), pooled.begin() + kDim), initial);
     EXPECT_TRUE(training->table->rows().Has(key));
@@ -175,7 +175,7 @@ TEST_P(RowLifetime, RowsLeaveWhenTheyWereNotAccessedForLong) {
       }
     }
     EXPECT_GT(expired, 1000);
-    // Some were made anew by the batch before which they left.
+    // The batch before which they expired created some of them again.
     EXPECT_GE(training->table->rows().num_expired(), expired);
     EXPECT_LE(training->table->rows().num_expired(), expired + 50);
     EXPECT_EQ(training->table->rows().size(), static_cast<int64_t>(last.size()));
@@ -211,7 +211,7 @@ TEST_P(RowLifetime, IsTheSameOnDiskAsInMemory) {
       keys.push_back(static_cast<int64_t>(random() % (i % 2 == 0 ? 100 : 4000)));
     }
     EXPECT_EQ(Step(training.get(), keys), Step(memory.get(), keys));
-    // A few more, while they are admitted.
+    // A small number of rows more during admission.
     EXPECT_LE(memory->table->rows().size(), 900 + 2);
     if (step % 50 == 0) ExpectSame(training.get(), memory.get());
   }
@@ -232,7 +232,7 @@ TEST_P(RowLifetime, GoesOnAfterAnImport) {
     ASSERT_EQ(training->table->rows().Keys(), other->table->rows().Keys());
   }
   EXPECT_LT(training->table->rows().size(), 10);
-  // Rows of a table that did not know are as if accessed now.
+  // Rows of a table without recorded times count as accessed now.
   TableContents contents = training->table->Export(&status);
   contents.last_used.clear();
   ASSERT_TRUE(other->table->Import(contents).ok());

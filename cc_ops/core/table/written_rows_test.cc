@@ -1,4 +1,4 @@
-// Rows that are written and removed from outside: values, slots, flags, deferred gradients.
+// Rows that are written and removed by users: values, slots, flags and deferred gradients.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -60,7 +60,7 @@ TEST(WrittenRows, RemovedRowsLeaveNothing) {
   ASSERT_TRUE(table.SetFlags(keys, flags, 2, Parallel()).ok());
   UpdatePolicy policy;
   policy.mode = UpdatePolicy::Mode::kDefer;
-  policy.is_exchanged = true;  // What is to be exchanged would outlive an eviction.
+  policy.is_exchanged = true;  // Gradients to be exchanged would survive an eviction.
   table.updates().SetPolicy(policy);
   table.updates().shard(ShardOf(2))->deferred[0].Insert(2, 0);
   ASSERT_EQ(table.updates().num_deferred(), 1);

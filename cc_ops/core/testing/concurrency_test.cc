@@ -1,5 +1,5 @@
-// Lookups, updates, window ends, eviction, export and import at the same time, on the same tables,
-// for SLIPSTREAM_CONCURRENCY_SECONDS (default 5). Locks are taken as the op layer takes them.
+// Runs lookups, updates, window ends, evictions, exports and imports concurrently on the same
+// tables for SLIPSTREAM_CONCURRENCY_SECONDS (default 5). Locks are taken as in the op layer.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ namespace {
 
 constexpr int64_t kDim = 2, kKeys = 3000, kCapacity = 500, kBatch = 64;
 constexpr float kRate = 1.f;
-// Of a float that counts in ones.
+// Largest integer up to which a float counts exactly.
 constexpr int64_t kMostExact = 1 << 24;
 
 std::unique_ptr<EmbeddingTable> MakeTable(const char* name, int64_t capacity,
@@ -41,24 +41,24 @@ std::unique_ptr<EmbeddingTable> MakeTable(const char* name, int64_t capacity,
   options.dim = kDim;
   options.capacity = capacity;
   options.eviction = eviction;
-  return std::make_unique<EmbeddingTable>(options);  // rows start at 0; SGD
+  return std::make_unique<EmbeddingTable>(options);  // Rows start at 0; SGD.
 }
 
-// The keys whose gradients a window end may mask: of these some are lost by intent.
+// Keys that a window end may mask. Their gradients may be lost by design.
 bool MayBeMasked(int64_t key) { return key % 8 == 0; }
 
-// Each key's gradients of 1: those of an update that has begun, and of one that has returned.
+// Number of gradients of 1 per key, in updates that have begun and in updates that have returned.
 struct Ledger {
   std::vector<std::atomic<int64_t>> begun = std::vector<std::atomic<int64_t>>(kKeys);
   std::vector<std::atomic<int64_t>> done = std::vector<std::atomic<int64_t>>(kKeys);
 };
 
-// Readers that come one after the other may keep writers out.
+// A sequence of readers could otherwise starve writers.
 void LetOthersIn() { std::this_thread::sleep_for(std::chrono::microseconds(200)); }
 
 class Concurrency : public testing::Test {
  protected:
-  // Looks up and updates; every other thread gives the tables in the other order.
+  // Looks up and updates. Every second thread passes the tables in reverse order.
   void Train(int thread) {
     std::mt19937_64 random(thread);
     const bool is_swapped = thread % 2 == 1;
@@ -85,7 +85,7 @@ class Concurrency : public testing::Test {
                                     outputs, Threads(2), &workspace)
                       .ok());
       lookups_ += kBatch;
-      if (random() % 8 == 0) continue;  // a step whose gradients never come
+      if (random() % 8 == 0) continue;  // A step without an update.
       std::set<int64_t> distinct(keys.begin(), keys.end());
       for (int64_t key : keys) ++ledger_.begun[key];
       updates_ += static_cast<int64_t>(distinct.size());
@@ -109,7 +109,7 @@ class Concurrency : public testing::Test {
       ASSERT_TRUE(LookupForEvaluation({table}, {view}, {Combiner::kSum}, {{pooled.data(), kDim}},
                                       Threads(2))
                       .ok());
-      // Whole updates only: both values of a row have had the same gradients.
+      // Only whole updates are visible: both values of a row received the same gradients.
       for (int64_t i = 0; i < kBatch; ++i) ASSERT_EQ(pooled[i * kDim], pooled[i * kDim + 1]);
       LetOthersIn();
     }
@@ -122,21 +122,21 @@ class Concurrency : public testing::Test {
     const std::shared_lock<std::shared_mutex> lock(table.mutex());
     MeasureRows(table, keys.data(), snapshot.data(), n, DriftMetric::kLinf, Threads(2), rows.data(),
                 found.get(), drift.data());
-    // Whole updates only, and what was read is what was measured.
+    // Only whole updates are visible, and the drift belongs to the rows that were read.
     for (int64_t i = 0; i < n; ++i) {
       ASSERT_EQ(rows[i * kDim], rows[i * kDim + 1]);
       ASSERT_EQ(drift[i], std::abs(rows[i * kDim]));
     }
   }
 
-  // Hot keys, drifts, flags, decay, another policy.
+  // Ends windows: hot keys, drifts, flags, decay, and another policy.
   void EndWindows() {
     std::mt19937_64 random(200);
     while (!is_over_) {
       for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
         std::vector<int64_t> hot;
         std::vector<float> counts;
-        // Of ascending keys the table finds which flags change.
+        // With ascending keys, the table compares the flags with the last list.
         const bool by_key = random() % 2 == 0;
         {
           const std::shared_lock<std::shared_mutex> lock(table->mutex());
@@ -180,8 +180,8 @@ class Concurrency : public testing::Test {
     }
   }
 
-  // A checkpoint is a cut: no gradient that had been applied before is missing, none that came
-  // later is there. It is read into another table, and at times back into the same.
+  // A checkpoint is a consistent cut: it contains all gradients applied before, and none applied
+  // later. It is imported into another table, and in some rounds into the same table.
   void Checkpoint() {
     std::mt19937_64 random(300);
     while (!is_over_) {
@@ -240,7 +240,7 @@ class Concurrency : public testing::Test {
     ASSERT_GE(cut.keys.size(), known) << "a row was lost";
   }
 
-  // Rows of a bounded and of an unbounded table, copied to where another rank would look them up.
+  // Pulls rows of a bounded and of an unbounded table to replicas.
   void Pull() {
     std::mt19937_64 random(400);
     const std::vector<EmbeddingTable*> owners = {unbounded_.get(), lfu_.get()};
@@ -330,7 +330,7 @@ TEST_F(Concurrency, NothingIsLostAndNothingRaces) {
     EXPECT_EQ(table->updates().step(), steps_);
     const UpdateCounts counts = table->updates().counts();
     offered = counts.offered;
-    // A gradient of a key that had left is dropped, and counted there.
+    // The gradient of an evicted key is dropped and counted there.
     EXPECT_EQ(offered + table->updates().num_dropped(), updates_) << table->options().name;
     EXPECT_LE(counts.sent + counts.masked, offered + counts.due_by_age + counts.flushed);
   }

@@ -1,5 +1,5 @@
-// For tests: bytes become a sequence of calls on a container and on a standard one that does the
-// same, which must agree after each. Any bytes are a legal sequence.
+// For tests: interprets bytes as a sequence of calls on a container and on an equivalent standard
+// container, which must agree after each call. Any bytes are valid.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TESTING_CONTAINER_FUZZ_H_
 #define SLIPSTREAM_CC_OPS_CORE_TESTING_CONTAINER_FUZZ_H_
 
@@ -25,7 +25,7 @@
 namespace slipstream {
 namespace fuzz {
 
-// The key of a hash: what collides can be chosen. Undoes HashKey, step by step.
+// Inverts HashKey, so that tests can choose colliding keys.
 inline int64_t KeyWithHash(uint64_t hash) {
   const auto undo = [](uint64_t x, int shift) {
     uint64_t found = x;
@@ -37,7 +37,7 @@ inline int64_t KeyWithHash(uint64_t hash) {
   return static_cast<int64_t>(undo(x, 30) - 0x9e3779b97f4a7c15ULL);
 }
 
-// Reads bytes from their beginning; beyond their end there are zeros.
+// Reads bytes from the start; returns zeros after the end.
 class Bytes {
  public:
   Bytes(const uint8_t* data, size_t size) : data_(data), left_(size) {}
@@ -55,8 +55,8 @@ class Bytes {
   }
   int64_t Below(int64_t n) { return (Byte() << 8 | Byte()) % n; }
 
-  // Few and many, those at the ends of their range, and some that collide by KeyedHash,
-  // its last line included.
+  // Returns a key from a small or large set, at the ends of the range, or from keys that collide by
+  // KeyedHash, including on the last line of the table.
   int64_t Key() {
     const uint8_t kind = Byte();
     switch (kind % 6) {
@@ -87,7 +87,7 @@ class Bytes {
   size_t left_;
 };
 
-// What a driver returns: empty if all agreed, else what did not.
+// Result of a driver: empty if all agreed, else a description.
 using Difference = std::string;
 
 #define SLIPSTREAM_AGREE(condition)                                                    \
@@ -160,7 +160,7 @@ inline Difference FuzzDeferredGradients(Bytes bytes) {
   };
   const int64_t dim = 1 + bytes.Byte() % 5;
   DeferredGradients sums(dim);
-  std::list<Sum> model;  // the oldest first
+  std::list<Sum> model;  // Oldest first.
   std::unordered_map<int64_t, std::list<Sum>::iterator> index_of;
   for (int64_t step = 0; !bytes.empty(); ++step) {
     const uint8_t what = bytes.Byte();
@@ -215,7 +215,7 @@ inline Difference FuzzHotKeySketch(Bytes bytes) {
     CountAccesses(hot, keys.data(), some ? reinterpret_cast<const bool*>(counted.data()) : nullptr,
                   static_cast<int64_t>(keys.size()), unit);
     if (!keys.empty() && (!some || counted[0] != 0)) {
-      // Of the batch's keys that come to a counter, the first of the highest estimate.
+      // Per counter, the first key of the batch with the highest estimate.
       std::unordered_map<int64_t, int64_t> winners;
       for (int64_t key : keys) {
         accesses[key] += unit;

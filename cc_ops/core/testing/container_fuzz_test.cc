@@ -17,8 +17,8 @@ namespace slipstream {
 namespace fuzz {
 namespace {
 
-// Random bytes: for so many seconds as SLIPSTREAM_FUZZ_SECONDS says, else a fixed number of cases.
-// A failure names its seed.
+// Runs random bytes for SLIPSTREAM_FUZZ_SECONDS, or a fixed number of cases. A failure prints its
+// seed.
 class Containers : public testing::TestWithParam<Target> {};
 
 TEST_P(Containers, AgreeWithStandardOnes) {
@@ -30,7 +30,7 @@ TEST_P(Containers, AgreeWithStandardOnes) {
   for (; seconds == nullptr ? seed < kCases : std::chrono::steady_clock::now() < end; ++seed) {
     std::mt19937_64 random(seed);
     std::vector<uint8_t> bytes(random() % (seed % 16 == 0 ? 20000 : 1000));
-    // Half of them of few different bytes: the same keys and calls come again.
+    // Half of the cases use few distinct bytes, so that keys and calls repeat.
     const uint64_t range = random() % 2 == 0 ? 256 : 1 + random() % 64;
     const uint64_t first = random();
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(first + random() % range);
@@ -44,8 +44,8 @@ INSTANTIATE_TEST_SUITE_P(All, Containers, testing::ValuesIn(kTargets),
                            return std::string(info.param.name);
                          });
 
-// What libFuzzer has found: inputs that between them reach all that it reached, and one for which
-// counts had been rounded otherwise.
+// Inputs from libFuzzer that together reach all code that it reached, and an input for which counts
+// were once rounded differently.
 TEST(Corpus, AgreesWithStandardContainers) {
   int files = 0;
   for (const auto& file :

@@ -1,4 +1,4 @@
-// The drivers under libFuzzer (`make fuzz`, where clang is): the first byte chooses one.
+// The drivers under libFuzzer (`make fuzz`, requires clang). The first byte selects a driver.
 #include <cstdint>
 #include <cstdio>
 

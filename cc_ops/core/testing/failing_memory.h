@@ -1,5 +1,5 @@
-// For tests: memory that ends at an allocation of the test's choice. A program that includes it has
-// its own operators new and delete.
+// For tests: makes a chosen allocation fail. A program that includes this header replaces operators
+// new and delete.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TESTING_FAILING_MEMORY_H_
 #define SLIPSTREAM_CC_OPS_CORE_TESTING_FAILING_MEMORY_H_
 
@@ -17,7 +17,7 @@
 
 namespace {
 
-// Allocations of this thread until one fails; negative: none does.
+// Number of allocations of this thread before one fails; negative if none fails.
 thread_local int64_t allocations_left = -1;
 
 void* Take(std::size_t size, std::size_t alignment) {
@@ -29,12 +29,12 @@ void* Take(std::size_t size, std::size_t alignment) {
   return memory;
 }
 
-// Of its own, so that compilers do not take it for a mistake.
+// A separate function, because compilers warn about free in operator delete.
 __attribute__((noinline)) void GiveBack(void* memory) { std::free(memory); }
 
 }  // namespace
 
-// All forms: sanitizers have their own of each.
+// All forms, because sanitizers replace each of them.
 void* operator new(std::size_t size) { return Take(size, alignof(std::max_align_t)); }
 void* operator new[](std::size_t size) { return Take(size, alignof(std::max_align_t)); }
 void* operator new(std::size_t size, std::align_val_t alignment) {
@@ -58,7 +58,8 @@ void operator delete(void* memory, const std::nothrow_t&) noexcept { GiveBack(me
 namespace slipstream {
 namespace {
 
-// Whether an operation ran out of memory at its n-th allocation; `has_ended`: it has fewer.
+// Returns whether an operation ran out of memory at its n-th allocation. Sets `has_ended` if it has
+// fewer allocations.
 bool FailsAt(int64_t n, const std::function<Status()>& operation, bool* has_ended) {
   Status status;
   bool has_thrown = false;

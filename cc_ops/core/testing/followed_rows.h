@@ -1,4 +1,4 @@
-// A copy of a table's rows that is brought up to it by what RowStore::TakeChanges tells.
+// A replica of a table's rows that is updated with RowStore::TakeChanges.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TESTING_FOLLOWED_ROWS_H_
 #define SLIPSTREAM_CC_OPS_CORE_TESTING_FOLLOWED_ROWS_H_
 
@@ -12,7 +12,7 @@
 namespace slipstream {
 
 struct FollowedRow {
-  std::vector<uint32_t> values;  // and slots, as bits
+  std::vector<uint32_t> values;  // Values and slots as bits.
   float count = 0.f;
   int64_t last_used = 0;
   bool operator==(const FollowedRow& other) const {
@@ -22,7 +22,7 @@ struct FollowedRow {
 
 using RowsByKey = std::map<int64_t, FollowedRow>;
 
-// Rows of entries of a table.
+// Returns the rows of entries of a table.
 inline RowsByKey RowsOf(const EmbeddingTable& table, const std::vector<HashIndex::Entry>& entries) {
   const auto dim = static_cast<size_t>(table.dim());
   const auto slots = static_cast<size_t>(table.slots_per_row());
@@ -50,7 +50,7 @@ inline RowsByKey RowsOf(const EmbeddingTable& table, const std::vector<HashIndex
 }
 
 struct FollowedRows {
-  // Brings the copy up to the table; returns what it was told.
+  // Updates the replica and returns the changes.
   RowChanges Follow(EmbeddingTable* table) {
     RowChanges changes = table->rows().TakeChanges(number);
     if (changes.is_all) rows.clear();

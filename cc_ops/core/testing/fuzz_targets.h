@@ -1,4 +1,4 @@
-// For tests: every driver of container_fuzz.h and table_fuzz.h, for random bytes and for libFuzzer.
+// For tests: all drivers of container_fuzz.h and table_fuzz.h, for random bytes and libFuzzer.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TESTING_FUZZ_TARGETS_H_
 #define SLIPSTREAM_CC_OPS_CORE_TESTING_FUZZ_TARGETS_H_
 
@@ -24,7 +24,7 @@ inline constexpr Target kTargets[] = {
     {"EmbeddingTable", FuzzTable},
 };
 
-// That of an input of libFuzzer, by its first byte.
+// Returns the driver for an input of libFuzzer by its first byte.
 inline const Target& TargetOf(uint8_t first) { return kTargets[first % std::size(kTargets)]; }
 
 }  // namespace fuzz

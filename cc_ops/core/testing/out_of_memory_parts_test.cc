@@ -1,4 +1,4 @@
-// Memory that ends within what tables and engines are made of: what is there stays.
+// Allocations that fail in the parts of tables and engines leave existing data unchanged.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 constexpr int64_t kDim = 5;
 
 TEST(OutOfMemory, AnIndexThatCannotGetReadyGrowsLater) {
-  // Memory is refused for 300 keys in 600, or all the time.
+  // Allocations fail for 300 of every 600 keys, or always.
   for (const bool comes_back : {false, true}) {
     IndexMemory memory(1);
     HashIndex index(&memory);
@@ -42,7 +42,7 @@ TEST(OutOfMemory, AnIndexThatCannotGetReadyGrowsLater) {
       allocations_left = -1;
       const bool has_grown = index.entries().size() != before;
       grown += has_grown;
-      // What is ready needs no memory to grow.
+      // Prepared entries need no memory to grow.
       ASSERT_FALSE(has_grown && comes_back && before >= 1 << 16 && refused > last_refused);
       last_refused = refused;
     }
@@ -87,7 +87,7 @@ TEST(OutOfMemory, NoChangeOfRowsIsForgotten) {
   options.name = "t";
   options.dim = kDim;
   options.rule = RuleNamed("adagrad", {0.5f, 1e-7f});
-  // The first look, which begins to keep track, and one at what has changed.
+  // The first call of TakeChanges, which starts the tracking, and a later call.
   for (const bool is_first : {true, false}) {
     bool has_ended = false;
     for (int64_t n = 0; !has_ended; ++n) {
@@ -106,7 +106,7 @@ TEST(OutOfMemory, NoChangeOfRowsIsForgotten) {
           n,
           [&] {
             table.rows().TakeChanges(copy.number);
-            copy.number = 0;  // It was for nobody.
+            copy.number = 0;  // Discard the result.
             return OkStatus();
           },
           &has_ended);
@@ -147,7 +147,7 @@ TEST(OutOfMemory, AClassifierGoesOn) {
   for (int64_t n = 0; !has_ended; ++n) {
     InputClassifier classifier(options);
     FailsAt(n, [&] { return step(&classifier); }, &has_ended);
-    // The sample is whole: the sanitizers watch.
+    // The sample is consistent, which sanitizers check.
     for (int again = 0; again < 3; ++again) ASSERT_TRUE(step(&classifier).ok());
     EXPECT_EQ(sampled_scores.size(), 40u);
     EXPECT_EQ(classifier.ReservoirLosses().size() <= 40u, true);

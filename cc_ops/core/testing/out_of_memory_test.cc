@@ -1,5 +1,5 @@
-// Every allocation of every operation on tables fails once: what remains is checked, and the
-// operation then succeeds.
+// Each allocation of each operation on tables fails once. The test checks the remaining state, then
+// repeats the operation, which must succeed.
 #include "cc_ops/core/table/out_of_memory.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ TableOptions Options(int64_t capacity = 0) {
   return options;
 }
 
-// Keys of one feature, one an example, and the gradients of their rows.
+// Keys of one feature, one per example, and the gradients of their rows.
 struct Batch {
   explicit Batch(std::vector<int64_t> of) : keys(std::move(of)) {
     const size_t values = keys.size() * kDim;
@@ -77,7 +77,7 @@ UpdatePolicy Defer(bool is_exchanged, float movement = 1e9f) {
   return policy;
 }
 
-// A table that has been trained for some steps, with sums that it holds back.
+// A table that was trained for some steps and has deferred gradients.
 struct Trained {
   explicit Trained(int64_t capacity = 0, bool defers = false, bool is_exchanged = false)
       : table(std::make_unique<EmbeddingTable>(Options(capacity))), tables({table.get()}) {
@@ -100,7 +100,7 @@ struct Trained {
   LookupWorkspace workspace;
 };
 
-// All that is known of a table.
+// The complete state of a table.
 struct Image {
   explicit Image(EmbeddingTable* table)
       : contents(table->Export()),
@@ -119,7 +119,7 @@ struct Image {
            deferred.keys == other.deferred.keys && deferred.ages == other.deferred.ages &&
            deferred.sums == other.deferred.sums && flags == other.flags;
   }
-  // Whether all rows of another image are here, as they were.
+  // Returns whether all rows of another image are here and unchanged.
   bool Contains(const Image& other) const {
     for (size_t i = 0; i < other.contents.keys.size(); ++i) {
       const auto at =
@@ -145,9 +145,10 @@ struct Image {
   int64_t generation;
 };
 
-// Fails each allocation of an operation on a table made anew by `make`. is_intact: of the table
-// before and after a failure. Afterwards the operation must leave what it leaves undisturbed, but
-// for access counts, steps and times, which may count a batch twice, if `counts_twice`.
+// Fails each allocation of an operation on a table that `make` creates. is_intact compares the
+// table before and after a failure. Afterwards the operation must have the same result as without
+// failures, except for access counts, steps and times if `counts_twice`, because a batch may be
+// counted twice.
 template <class Subject>
 void FailEach(const std::function<std::unique_ptr<Subject>()>& make,
               const std::function<Status(Subject*)>& operation,
@@ -197,7 +198,7 @@ TEST(OutOfMemory, ALookupWithNewKeysLeavesAllRows) {
 TEST(OutOfMemory, ALookupThatEvictsLeavesRowsThatAreWhole) {
   Batch batch(Range(60, 120));
   const auto is_intact = [](const Image& before, const Image& after) {
-    // A row that left is gone, or has come back as it started.
+    // An evicted row is absent or has its initial values.
     const std::vector<int64_t>& keys = after.contents.keys;
     return before.contents.keys.size() <= 100 && keys.size() <= 100 &&
            std::is_sorted(keys.begin(), keys.end());
@@ -219,7 +220,7 @@ TEST(OutOfMemory, AnEvaluationAppliesWhatIsDeferredOrLeavesIt) {
   FailEach<Trained>(Made(0, true), operation, is_intact);
 }
 
-// Trained, with a lookup whose gradients are to come.
+// A trained table with a lookup that has not been updated yet.
 struct LookedUp : Trained {
   LookedUp(bool defers, bool is_exchanged)
       : Trained(0, defers, is_exchanged), batch(Range(30, 90)) {
@@ -237,7 +238,8 @@ TEST(OutOfMemory, AnUpdateIsDoneOrNotDone) {
 }
 
 TEST(OutOfMemory, ASumThatCannotBeDeferredIsApplied) {
-  // What cannot be deferred is applied at once: nothing is lost, and no step fails for it.
+  // A gradient that cannot be deferred is applied immediately, so that it is not lost and no step
+  // fails.
   bool has_ended = false;
   int64_t over_budget = 0;
   for (int64_t n = 0; !has_ended; ++n) {
@@ -307,7 +309,7 @@ TEST(OutOfMemory, RowsFromOtherRanksAreAppliedOrNot) {
   const auto apply = [&](Trained* t) {
     return ApplyRows(t->tables, view, {0.1f, {1.f}, true}, kOneThread);
   };
-  // Rows may have been made; none was changed.
+  // Rows may have been created; none was changed.
   FailEach<Trained>(Made(), apply, Kept);
 }
 
@@ -338,7 +340,7 @@ TEST(OutOfMemory, RowsArePulledAndStored) {
     Status status =
         RouteKeys(t->tables, views, {Combiner::kSum}, 1, kOneThread, &workspace, &requests);
     if (!status.ok()) return status;
-    // In the order in which they are requested.
+    // In the order of the requests.
     PulledRows rows;
     const SendBufferView wanted = {
         1, requests.sizes.data(), requests.keys.data(), requests.sizes[0], nullptr, 0};
@@ -390,7 +392,7 @@ TEST(OutOfMemory, FlagsAndPoliciesAreSetOrNot) {
     return !has_flags && after.Contains(before);
   };
   FailEach<Trained>(Made(), set_flags, is_intact);
-  // Of rows that have flags, some change.
+  // Change a part of the flags.
   const std::vector<int64_t> there = Range(0, 80), next = Range(5, 78);
   const std::vector<uint8_t> before(there.size(), kSaturated);
   const auto made = [&] {

@@ -1,4 +1,4 @@
-// Tables of four values a row, and what a rank requests of them, for tests of exchange.
+// For tests of the exchange: tables with four values per row, and requests of a rank.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TESTING_PULL_REQUEST_H_
 #define SLIPSTREAM_CC_OPS_CORE_TESTING_PULL_REQUEST_H_
 
@@ -31,7 +31,7 @@ inline std::unique_ptr<EmbeddingTable> MakeTable(const std::string& kind, int64_
   return std::make_unique<EmbeddingTable>(options);
 }
 
-// What one rank requests of one table.
+// The request of one rank for rows of one table.
 struct Request {
   explicit Request(std::vector<int64_t> wanted) : keys(std::move(wanted)) {
     sizes = {static_cast<int64_t>(keys.size())};

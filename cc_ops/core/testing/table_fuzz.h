@@ -1,5 +1,5 @@
-// For tests: bytes become lookups, updates, window ends, exports and imports of a table, and of a
-// model made of standard containers.
+// For tests: interprets bytes as lookups, updates, window ends, exports and imports of a table, and
+// of a model that consists of standard containers.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TESTING_TABLE_FUZZ_H_
 #define SLIPSTREAM_CC_OPS_CORE_TESTING_TABLE_FUZZ_H_
 
@@ -54,7 +54,7 @@ class TableFuzzer {
   static constexpr float kRate = 0.5f;
 
   struct Row {
-    float total = 1.f;  // its first value, with what is deferred of it applied
+    float total = 1.f;  // The first value of the row after its deferred gradients.
     float count = 0.f;
     int64_t last_used = 0;
     uint8_t flag = 0;
@@ -68,7 +68,7 @@ class TableFuzzer {
     std::vector<float> pooled(keys_.size() * kDim), evaluated(pooled);
     const std::set<int64_t> wanted(keys_.begin(), keys_.end());
     const int64_t evicted = table_->rows().num_evicted();
-    // Rows as they are before, absent ones as they begin; what is deferred is applied.
+    // Rows before the lookup; absent rows have initial values, and deferred gradients are applied.
     SLIPSTREAM_AGREE(FlushBeforeReading({table_.get()}, Parallel()).ok());
     SLIPSTREAM_AGREE(LookupForEvaluation({table_.get()}, {view}, {Combiner::kSum},
                                          {{evaluated.data(), kDim}}, Parallel())
@@ -86,7 +86,7 @@ class TableFuzzer {
     const Difference difference = Evicted(wanted, table_->rows().num_evicted() - evicted);
     if (!difference.empty()) return difference;
     ++lookups_;
-    // A key's accesses are added as one number: decayed counts are rounded by each addition.
+    // Adds the accesses of a key as one number, because each addition to a decayed count rounds.
     std::unordered_map<int64_t, float> accesses;
     for (int64_t key : keys_) accesses[key] += 1.f;
     for (size_t i = 0; i < keys_.size(); ++i) {
@@ -98,7 +98,7 @@ class TableFuzzer {
     return "";
   }
 
-  // Takes from the model what is no longer in the table, and compares it with what stayed.
+  // Removes evicted rows from the model and compares their values with the remaining rows.
   Difference Evicted(const std::set<int64_t>& wanted, int64_t evicted) {
     const auto value = [&](const Row& row) {
       return options_.eviction == TableOptions::Eviction::kLru ? static_cast<double>(row.last_used)
@@ -123,7 +123,7 @@ class TableFuzzer {
     return "";
   }
 
-  // Of the last lookup, with which other things may have come between; maybe twice.
+  // Updates the rows of the last lookup, possibly twice or after other operations.
   Difference Update() {
     if (!has_plan_) return "";
     std::vector<float> gradients;
@@ -183,7 +183,7 @@ class TableFuzzer {
 
   Difference SetFlags() {
     std::vector<int64_t> keys = bytes_.Keys(40);
-    if (keys.size() % 2 == 0) {  // Only of ascending ones are changes found.
+    if (keys.size() % 2 == 0) {  // Only ascending keys are compared with the last list.
       std::sort(keys.begin(), keys.end());
       keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
     }
@@ -211,7 +211,7 @@ class TableFuzzer {
     return "";
   }
 
-  // As a checkpoint does: everything into another table, which takes this one's place.
+  // Like a checkpoint: exports everything to another table, which replaces this one.
   Difference Reimport() {
     const TableContents contents = table_->Export();
     const DeferredContents deferred = ExportDeferred(table_.get());
@@ -239,7 +239,8 @@ class TableFuzzer {
     list->push_back(bytes_.Key());
     SLIPSTREAM_AGREE(!table_->Import(contents).ok() ||
                      !ImportDeferred(table_.get(), deferred).ok());
-    // A table's own content that was taken before the deferred gradients were refused dropped them.
+    // Importing the contents of the table dropped its deferred gradients before the import of them
+    // failed.
     if (list != &deferred.keys && list != &deferred.ages) return "";
     list->pop_back();
     SLIPSTREAM_AGREE(ImportDeferred(table_.get(), deferred).ok());
@@ -302,7 +303,7 @@ class TableFuzzer {
   FollowedRows followed_;
   std::unordered_map<int64_t, Row> model_;
   int64_t lookups_ = 0;
-  std::vector<int64_t> keys_;  // of the last lookup
+  std::vector<int64_t> keys_;  // Keys of the last lookup.
   LookupWorkspace workspace_;
   bool has_plan_ = false;
 };

@@ -1,4 +1,4 @@
-// For tests that run the same cases on the CPU and, where there is one, on a GPU.
+// For tests that run the same cases on the CPU and, if available, on a GPU.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TESTING_TEST_GPU_H_
 #define SLIPSTREAM_CC_OPS_CORE_TESTING_TEST_GPU_H_
 
@@ -15,7 +15,7 @@
 
 namespace slipstream {
 
-// Why nothing can run on a GPU here; empty if it can.
+// Returns the reason why tests cannot use a GPU; empty if they can.
 inline std::string WhyNoGpu() {
 #ifdef SLIPSTREAM_WITH_CUDA
   int devices = 0;
@@ -27,14 +27,14 @@ inline std::string WhyNoGpu() {
 #endif
 }
 
-// A parameter of tests: where they run.
+// Parameter of a test: the processor on which it runs.
 enum class Processor { kCpu, kGpu };
 
 inline std::string NameOfProcessor(const testing::TestParamInfo<Processor>& processor) {
   return processor.param == Processor::kGpu ? "Gpu" : "Cpu";
 }
 
-// Skips a GPU's tests, visibly, where there is nothing to run them.
+// Reports tests for a GPU as skipped if there is none.
 class OnProcessors : public testing::TestWithParam<Processor> {
  protected:
   void SetUp() override {
@@ -43,7 +43,7 @@ class OnProcessors : public testing::TestWithParam<Processor> {
 };
 
 #ifdef SLIPSTREAM_WITH_CUDA
-// Device memory that frees itself.
+// Device memory with automatic deallocation.
 template <class T>
 class OnDevice {
  public:
@@ -60,7 +60,7 @@ class OnDevice {
 
   T* data() { return data_; }
   std::vector<T> ToHost() const { return ToHost(count_); }
-  // The first values.
+  // Copies the first `count` values.
   std::vector<T> ToHost(size_t count) const {
     std::vector<T> values(count);
     EXPECT_EQ(cudaMemcpy(values.data(), data_, count * sizeof(T), cudaMemcpyDeviceToHost),
@@ -73,7 +73,7 @@ class OnDevice {
   T* data_ = nullptr;
 };
 
-// A stream whose work is done when this is gone.
+// A stream; its destructor waits for the work.
 class TestStream {
  public:
   TestStream() { EXPECT_EQ(cudaStreamCreate(&stream_), cudaSuccess); }

@@ -1,4 +1,4 @@
-// Update rules with their default parameters, for tests of what must hold for all of them.
+// Update rules with default parameters, for tests of properties that hold for all rules.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TESTING_TEST_RULES_H_
 #define SLIPSTREAM_CC_OPS_CORE_TESTING_TEST_RULES_H_
 
@@ -14,7 +14,7 @@ inline std::vector<std::string> AllRuleNames() {
   return {std::begin(AllRules::kNames), std::end(AllRules::kNames)};
 }
 
-// numbers: instead of the first default parameters.
+// numbers: replace the first default parameters.
 inline UpdateRule RuleNamed(const std::string& name, const std::vector<float>& numbers = {}) {
   UpdateRule rule;
   const std::vector<std::string> names = AllRuleNames();

@@ -1,4 +1,4 @@
-// For tests: threads of their own.
+// For tests: runs tasks on new threads.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TESTING_TEST_THREADS_H_
 #define SLIPSTREAM_CC_OPS_CORE_TESTING_TEST_THREADS_H_
 

@@ -16,14 +16,14 @@
 
 namespace slipstream {
 
-// Of one or several features.
+// Supports one or multiple features.
 struct Training {
   explicit Training(const TableOptions& options, int threads = 2)
       : dim(options.dim),
         parallel(Threads(threads)),
         table(std::make_unique<EmbeddingTable>(options)) {}
 
-  // One key per example; the gradient of example i is `gradient[i]` in each value.
+  // One key per example. All values of the gradient of example i are `gradient[i]`.
   void Step(const std::vector<int64_t>& keys, const std::vector<float>& gradient,
             int features = 1) {
     const int64_t batch = static_cast<int64_t>(keys.size()) / features;
@@ -73,10 +73,10 @@ struct Training {
   Parallel parallel;
   std::unique_ptr<EmbeddingTable> table;
   LookupWorkspace workspace;
-  std::function<void()> between;  // a step's lookup and its update
+  std::function<void()> between;  // Called between the lookup and the update of a step.
 };
 
-// The same random steps for every training.
+// Runs the same random steps for every training.
 inline void TrainAtRandom(Training* training, int steps, int features = 1, uint64_t seed = 5) {
   std::mt19937_64 random(seed);
   for (int step = 0; step < steps; ++step) {
