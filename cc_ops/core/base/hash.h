@@ -1,8 +1,8 @@
 // Hashes of int64 keys, and random numbers derived from them.
 //
 // `HashKey` is the same in every process; its top bits choose the shard of a key. `KeyedHash`
-// depends on a seed that is drawn at process start. It places keys in hash tables, so that nobody
-// can choose keys that collide.
+// depends on a seed that is drawn at process start. It places keys in hash tables, so that keys
+// cannot be chosen to collide.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_HASH_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_HASH_H_
 

@@ -25,7 +25,7 @@ inline uint64_t DescendingBits(float number) {
 
 // Sorts items by bits_of(item), an unsigned integer, and keeps the order of equal items. Digits
 // that are the same in all items are skipped. On one thread it throws only std::bad_alloc and then
-// leaves the items unchanged. On more threads it throws what `parallel` throws.
+// leaves the items unchanged. On more threads it rethrows the exceptions of `parallel`.
 template <class T, class BitsOf>
 void RadixSort(std::vector<T>* items, const BitsOf& bits_of, const Parallel& parallel = {}) {
   constexpr int kDigitBits = 11, kDigits = (64 + kDigitBits - 1) / kDigitBits;

@@ -17,7 +17,8 @@ namespace {
 constexpr uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u;
 constexpr int64_t kScaleBytes = sizeof(float);
 constexpr float kSteps = 127.f;
-// Rows with smaller magnitudes become 0, because a 127th of them would be subnormal or nearly so.
+// Rows with smaller magnitudes become 0, because a 127th of the magnitude would be subnormal or
+// nearly so.
 constexpr float kLeastMagnitude = 1e-35f;
 // The largest scale for which 128 times the scale is still finite.
 constexpr float kMostScale = 2.6584e36f;

@@ -18,12 +18,12 @@
 
 namespace slipstream {
 
-// Reads the entries of a table, or a copy of them in GPU memory. An entry type must be trivially
-// copyable. GPUs read it in one load if it is aligned to its size. It declares:
+// Reads the entries of a table, or a copy in GPU memory. An entry type must be trivially copyable.
+// GPUs read it in one load if it is aligned to its size. It declares:
 //
 //   Entry()                         Creates a free entry.
 //   bool is_free() const
-//   Key                             What identifies an entry: the key and context to compare it.
+//   Key                             The lookup key, with the data to compare it.
 //   static uint64_t Hash(Key, uint64_t seed)
 //   bool Is(Key) const              Whether the entry belongs to the key; called on free ones, too.
 //   static constexpr int64_t kLine  1: linear probing. Otherwise the number of entries in a cache
@@ -102,7 +102,7 @@ class FlatTable {
   Entry* end() const { return begin() + capacity_; }
 
   // Sets the capacity and leaves the entries uninitialized. Reuses the memory if it is large
-  // enough. Throws std::bad_alloc and then changes nothing.
+  // enough. Throws std::bad_alloc (strong exception guarantee).
   void ResetUninitialized(int64_t capacity) {
     const size_t bytes = static_cast<size_t>(capacity) * sizeof(Entry);
     if (bytes > memory_.size()) memory_ = PageMemory(bytes);
@@ -133,9 +133,8 @@ class FlatTable {
   }
 
   // Replaces the contents by entry_of(i) for keys[i], at most half full. The first of equal keys
-  // counts; free entries are ignored. Returns ResourceExhausted if the allocation fails and then
-  // changes nothing. `what` names the table in that message. `size` receives the number of distinct
-  // keys.
+  // counts; free entries are ignored. Returns ResourceExhausted, without changes, if the allocation
+  // fails. `what` names the table in that message. `size` receives the number of distinct keys.
   template <class EntryOf>
   Status Build(const std::string& what, const Key* keys, int64_t n, const EntryOf& entry_of,
                int64_t* size) {

@@ -29,7 +29,7 @@ class HashIndex {
     float count = 0.f;        // Decayed number of accesses.
   };
 
-  // Number of entries in a cache line. Every capacity is a multiple of it.
+  // Number of entries in a cache line. Every capacity is a multiple.
   static constexpr uint64_t kLine = 64 / sizeof(Entry);
 
   using Entries = std::vector<Entry, IndexAllocator<Entry>>;
@@ -81,7 +81,8 @@ class HashIndex {
   Entry* Find(int64_t key) { return Find(key, KeyedHash(key)); }
   const Entry* Find(int64_t key) const { return Find(key, KeyedHash(key)); }
 
-  // Inserts an absent key. May move all entries. Throws std::bad_alloc and then changes nothing.
+  // Inserts an absent key. Note: invalidates pointers to entries. Throws std::bad_alloc (strong
+  // exception guarantee).
   Entry* Insert(int64_t key, uint32_t index);
 
   // Removes a key. Returns false if it was absent.
@@ -109,8 +110,8 @@ class HashIndex {
   // Returns whether the index is so full with `keys` keys that next entries must be prepared.
   bool IsDue(uint64_t keys) const;
   // Initializes a part of the next entries in proportion to `keys`; all of them when the index is
-  // full. Fresh memory may take longer than the rest of an insertion. Does nothing if the
-  // allocation fails.
+  // full. Fresh memory may take longer than the rest of an insertion. An allocation failure is
+  // ignored.
   void Prepare(uint64_t keys);
   void DropPrepared();
   void Grow();

@@ -18,10 +18,10 @@ struct DeferralRule {
   int64_t step = 0;      // Number of the step, increasing.
   int64_t max_age = 1;   // Age in steps at which a deferred gradient is due.
   int64_t max_rows = 0;  // Maximum number of deferred gradients.
-  // If false, nothing new is deferred; deferred gradients leave with their key's next one or by
-  // age.
+  // If false, no more gradients are deferred. Deferred ones leave with the next gradient of their
+  // key, or by age.
   bool defers = false;
-  bool flushes = false;     // Whether all deferred gradients are due and nothing new is deferred.
+  bool flushes = false;     // Whether all deferred gradients are due and no more are deferred.
   bool by_movement = true;  // Whether a gradient that may not wait counts as due by movement.
 
   SLIPSTREAM_HOST_DEVICE bool MayDefer() const { return defers && !flushes; }

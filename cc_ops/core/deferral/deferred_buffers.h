@@ -58,7 +58,7 @@ struct StepCounts : UpdateCounts {
 Status AddDeferred(const DeferredBuffers& buffers, const int64_t* keys, const float* gradients,
                    int64_t n, int64_t* indices, float* sums);
 
-// The changes of the second half, computed before any of them is made.
+// The changes of the second half, computed before the first change.
 struct StepPlan {
   std::vector<Decision> decisions;  // [n]
   std::vector<uint8_t> is_freed;    // [capacity]
@@ -69,8 +69,8 @@ struct StepPlan {
 };
 
 // Second half: removes the sums that are due and keeps the others. New sums take free entries in
-// ascending order, in the order of their keys. FindDue changes nothing and returns InvalidArgument
-// if an entry does not belong to its key. KeepOthers allocates no memory.
+// ascending order, in the order of their keys. FindDue only plans, and returns InvalidArgument if
+// an entry does not belong to its key. KeepOthers allocates no memory.
 Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
                StepPlan* plan);
 void KeepOthers(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
@@ -79,8 +79,8 @@ void KeepOthers(const DeferredBuffers& buffers, const DeferralRule& rule, const 
 // Exports deferred gradients, oldest first, then by key. step: the last step.
 DeferredContents ExportDeferred(const DeferredBuffers& buffers, int64_t step);
 
-// Replaces all deferred gradients by contents in any order. Returns InvalidArgument and changes
-// nothing in the cases of CheckDeferred, if the buffers are too small, and if a key is repeated or
+// Replaces all deferred gradients by contents in any order. Returns InvalidArgument, without
+// changes, in the cases of CheckDeferred, if the buffers are too small, and if a key is repeated or
 // is kFree.
 Status ImportDeferred(const DeferredContents& contents, int64_t step,
                       const DeferredBuffers& buffers);

@@ -49,8 +49,8 @@ class DeferredGradients {
     for (int64_t j = 0; j < dim_; j += kCacheLine) __builtin_prefetch(sum + j, 1);
   }
 
-  // Adds an absent key as the youngest one, with undefined values, and returns its index.
-  // Invalidates Sum pointers. Throws std::bad_alloc and then changes nothing.
+  // Adds an absent key as the youngest one, with undefined values, and returns its index. Note:
+  // invalidates pointers returned by Sum. Throws std::bad_alloc (strong exception guarantee).
   uint32_t Insert(int64_t key, int64_t step);
 
   void Remove(uint32_t index);

@@ -38,7 +38,7 @@ struct PulledMessages {
 // in `workspace`.
 //
 // training: counts accesses and stores the rows as replicas. Without slots in the messages, slots
-// are 0, for which movement is never underestimated. If false, nothing is stored, and no update may
+// are 0, for which movement is never underestimated. If false, no row is stored, and no update may
 // follow.
 //
 // Returns InvalidArgument if the messages do not contain the rows of the keys, if a value is not

@@ -16,7 +16,7 @@
 namespace slipstream {
 namespace {
 
-// Whether a bucket collects all of its sums and nothing else.
+// Whether a bucket collects exactly the sums of this batch.
 bool CollectsSums(const BucketUpdate& bucket) {
   const int64_t shard = bucket.bucket % kNumShards;
   const std::vector<DeferredGradients>& deferred = bucket.table->updates().shard(shard)->deferred;
@@ -59,7 +59,7 @@ struct ArrivedKey {
   FoundRow found;
 };
 
-// Processes the arrivals of one table in passes, of which only the first two allocate memory.
+// Processes the arrivals of one table in passes. Only the first two allocate memory.
 class TableArrivals {
  public:
   explicit TableArrivals(EmbeddingTable* table) : table_(table) {}
@@ -350,7 +350,7 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
     parallel.run(parallel.threads, [&](int task) {
       for (TableArrivals& of_table : arrivals) of_table.Find(task, options.create_missing);
     });
-    // Must come after rows were created.
+    // Allocated after rows were created, because a sweep has one flag per row.
     const bool is_any_swept = std::any_of(tables.begin(), tables.end(),
                                           [](const EmbeddingTable* t) { return IsSwept(*t); });
     std::vector<SweepScratch> sweeps;

@@ -27,7 +27,7 @@ class IndexMemory {
   IndexMemory(const IndexMemory&) = delete;
   IndexMemory& operator=(const IndexMemory&) = delete;
 
-  // Returns uninitialized memory aligned to 64. Throws std::bad_alloc and then changes nothing.
+  // Returns uninitialized memory aligned to 64. Throws std::bad_alloc (strong exception guarantee).
   void* Allocate(size_t bytes);
   // bytes: the argument of Allocate.
   void Release(void* block, size_t bytes);

@@ -1,4 +1,4 @@
-// Memory for the rows of one shard.
+// Memory for the rows of one shard, addressed by index.
 #ifndef SLIPSTREAM_CC_OPS_CORE_MEMORY_ROW_ARENA_H_
 #define SLIPSTREAM_CC_OPS_CORE_MEMORY_ROW_ARENA_H_
 
@@ -36,7 +36,7 @@ class RowArena {
   // Prefetches the addresses of the first chunks.
   SLIPSTREAM_PREFETCHES void PrefetchChunks() const { __builtin_prefetch(chunks_.data()); }
 
-  // Returns the index of an uninitialized row. Throws std::bad_alloc and then changes nothing.
+  // Returns the index of an uninitialized row. Throws std::bad_alloc (strong exception guarantee).
   uint32_t Allocate() {
     if (free_ != kNone) {
       const uint32_t index = free_;

@@ -12,10 +12,10 @@
 
 namespace slipstream {
 
-// Blocks live as long as the allocator. Thread-safe.
+// Blocks are not released before the allocator is destroyed. Thread-safe.
 class SlabAllocator {
  public:
-  // Returns `bytes` aligned to 64. Throws std::bad_alloc and then changes nothing.
+  // Returns `bytes` aligned to 64. Throws std::bad_alloc (strong exception guarantee).
   void* Allocate(size_t bytes);
 
   // Bytes allocated from the system. Pages that were never touched need no physical memory.

@@ -49,7 +49,6 @@ class DriftIndex {
  public:
   static constexpr float kUntracked = DriftEntry::kUntracked;
 
-  // Replaces the content.
   // Replaces the contents. tables, keys, drifts: [n], owned by the caller; tables are in [0,
   // num_tables). A drift that is not finite is an anomaly: its key stays untracked, so that it is
   // below no threshold.

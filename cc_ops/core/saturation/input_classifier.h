@@ -4,7 +4,7 @@
 // (Foresee). The classifier also keeps a uniform sample of the window's examples and counters. The
 // caller chooses the next threshold from the scores of the sample at the end of a window.
 //
-// In this code an "input" is a training example.
+// Note: an "input" in the names below is a training example.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_INPUT_CLASSIFIER_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_INPUT_CLASSIFIER_H_
 
@@ -78,7 +78,7 @@ class InputClassifier {
 
   // Classifies a batch by the present drifts and settings. Other calls except Classify may run
   // during the lookups.
-  //   features: keys of every feature, each with `batch` examples; not kept.
+  //   features: keys of every feature, each with `batch` examples; not stored.
   //   observe: whether the examples are added to the sample and counters of the window.
   //   window_batches: number of batches in a window, or 0. If it is positive, and examples are
   //     observed and none can be dropped, only as many batches are classified as the sample needs,
@@ -94,8 +94,8 @@ class InputClassifier {
   // the kept examples with their weights (in shadow mode, on those that would be kept). Observes
   // all examples. Requires a pilot. features: as in Classify.
   //
-  // Returns InvalidArgument, and changes nothing, for a feature of an unknown table and for a
-  // label, weight or prediction out of its range.
+  // Returns InvalidArgument, without changes, for a feature of an unknown table and for a label,
+  // weight or prediction out of its range.
   Status Foresee(const std::vector<FeatureView>& features, int64_t batch,
                  const LabeledInputs& inputs, KeptInputs* kept);
 
@@ -129,8 +129,8 @@ class InputClassifier {
   LossStatistics TakeLossStatistics();
 
   ClassifierWindow ExportWindow() const;
-  // Replaces the state by the result of ExportWindow. Returns InvalidArgument, and changes nothing,
-  // if the arrays of the sample do not match each other or this classifier.
+  // Replaces the state by the result of ExportWindow. Returns InvalidArgument, without changes, if
+  // the arrays of the sample do not match each other or this classifier.
   Status ImportWindow(const ClassifierWindow& window);
 
   // Returns the counters of the window and starts the next window with an empty sample. If one

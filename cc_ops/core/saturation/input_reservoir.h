@@ -1,4 +1,4 @@
-// A uniform random sample of a window's examples, with the keys that each of them looks up.
+// A uniform random sample of a window's examples, with the keys that each example looks up.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_INPUT_RESERVOIR_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_INPUT_RESERVOIR_H_
 
@@ -85,7 +85,7 @@ class InputReservoir {
     return begin == static_cast<int64_t>(state.lookups.size());
   }
 
-  // `state` must fit. Throws std::bad_alloc and then changes nothing.
+  // `state` must fit. Throws std::bad_alloc (strong exception guarantee).
   void Import(const State& state) {
     InputReservoir made(capacity_, seed_);
     made.offered_total_ = state.offered_total;

@@ -258,7 +258,7 @@ SLIPSTREAM_ALWAYS_INLINE void Pilot::LearnOf() {
     float* const bucket = learning_[i];
     const float slope = number_gradients_[i];
     auto* const gradient = reinterpret_cast<Factor<kFactors>*>(gradients + i * kFactors);
-    // Of the number and of the factor.
+    // First of the number, second of the factor.
     float squares[2] = {slope * slope, 0.0f}, rates[2];
     if constexpr (kFactors > 0) squares[1] = SumOf(*gradient * *gradient) / kFactors;
     for (int d = 0; d < 2; ++d) {

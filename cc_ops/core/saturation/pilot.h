@@ -70,8 +70,8 @@ class Pilot {
     int width = 0;
   };
   State Export() const;
-  // Returns InvalidArgument, and changes nothing, for arrays of other options and numbers that are
-  // not finite.
+  // Returns InvalidArgument, without changes, for arrays of other options and numbers that are not
+  // finite.
   Status Import(const State& state);
 
   int64_t num_buckets() const { return num_buckets_; }
@@ -87,7 +87,7 @@ class Pilot {
   struct Example {
     int64_t end;  // End of its terms.
     float probability;
-    // Derivative of the loss by the log odds, times the weight; 0 if nothing is learned.
+    // Derivative of the loss by the log odds, times the weight; 0 if the example is not learned.
     float slope;
     // Sum of the factors of its keys.
     alignas(32) float sum[kMostFactors];

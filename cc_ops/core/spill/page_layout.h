@@ -1,6 +1,6 @@
 // Layout of a page in a file of spilled rows: a head, then keys with their rows.
 //
-// A page is the unit of reads. Its head has a checksum and its number, so that damaged and
+// A page is the unit of reads. Its head contains a checksum and its number, so that damaged and
 // misplaced pages are detected.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_LAYOUT_H_
 #define SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_LAYOUT_H_
@@ -19,7 +19,7 @@ constexpr int64_t kPageUnit = 4096;
 
 struct PageLayout {
   struct Head {
-    uint64_t checksum;  // Of all following bytes of the page.
+    uint64_t checksum;  // Checksum of all following bytes of the page.
     uint32_t number;    // Number of the page in its log.
     uint32_t rows;      // Rows in use.
   };

@@ -1,4 +1,4 @@
-// Pages of a table's logs that are being read, a part of them before they are needed.
+// Reads pages of a table's logs, possibly before they are needed.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_READS_H_
 #define SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_READS_H_
 

@@ -71,7 +71,7 @@ class EmbeddingTable {
 
   // Removes the least valuable rows for `incoming` new keys, none of `pinned` (sorted); see
   // RowStore::KeysToEvict. Pinned and incoming keys together must fit in the capacity. Throws
-  // std::bad_alloc and then changes nothing.
+  // std::bad_alloc (strong exception guarantee).
   void Evict(int64_t incoming, const std::vector<int64_t>& pinned);
 
   // Replaces the values of rows. keys: [n]. rows: [n, dim]. An absent key gets a row without
@@ -84,7 +84,7 @@ class EmbeddingTable {
   Status Write(const int64_t* keys, const float* rows, int64_t n,
                const Parallel& parallel = Parallel());
   // Removes rows with their slots, counts, flags and deferred gradients. Returns the number of
-  // removed rows. Throws std::bad_alloc and then changes nothing.
+  // removed rows. Throws std::bad_alloc (strong exception guarantee).
   int64_t Remove(const int64_t* keys, int64_t n);
 
   // Exports all rows. An error of reading from disk is stored in `status`; the contents are

@@ -24,7 +24,7 @@ struct WantedKeys {
 };
 
 // Evicts as many rows as the wanted keys need, but no wanted key. `who` starts the error message,
-// for example "a batch needs". Returns ResourceExhausted if a table cannot hold its keys; nothing
+// for example "a batch needs". Returns ResourceExhausted if a table cannot hold its keys; no table
 // is changed then. The caller holds the mutexes of the tables.
 Status EvictFor(std::vector<WantedKeys> wanted, const std::string& who);
 

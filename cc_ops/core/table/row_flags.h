@@ -33,7 +33,7 @@ class ShardFlags {
 
  private:
   friend class RowFlags;
-  // Makes room for `index` among `rows` rows. Throws std::bad_alloc and then changes nothing.
+  // Makes room for `index` among `rows` rows. Throws std::bad_alloc (strong exception guarantee).
   void Reserve(uint32_t index, int64_t rows);
 
   std::vector<uint8_t> flags_;  // By index. Rows beyond the end have no flags.
@@ -49,7 +49,7 @@ class RowFlags {
   const ShardFlags* shard(int64_t s) const { return &shards_[s]; }
 
   // Replaces all flags. keys: [n]. flags: [n], RowFlag bits. Keys without a row are ignored, unless
-  // `create_missing` creates a row for each of them that has a flag.
+  // `create_missing` is set; then a key with a flag gets a row.
   //
   // The call compares with the previous list, which is fast if most flags are unchanged, the keys
   // ascend, all previous keys had rows, and no row was removed since. Otherwise it sets all flags.

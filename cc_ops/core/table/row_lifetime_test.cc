@@ -175,7 +175,7 @@ TEST_P(RowLifetime, RowsLeaveWhenTheyWereNotAccessedForLong) {
       }
     }
     EXPECT_GT(expired, 1000);
-    // The batch before which they expired created some of them again.
+    // The next batch created a part of the expired rows again.
     EXPECT_GE(training->table->rows().num_expired(), expired);
     EXPECT_LE(training->table->rows().num_expired(), expired + 50);
     EXPECT_EQ(training->table->rows().size(), static_cast<int64_t>(last.size()));

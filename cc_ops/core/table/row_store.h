@@ -123,7 +123,7 @@ struct RowChanges {
   int64_t number = 0;  // Number of this call; pass it to the next one.
 };
 
-// See the top of the file for the contract. Callers hold the mutex of the table.
+// See the top of the file. Callers hold the mutex of the table.
 class RowStore {
  public:
   // `options` must be valid and must outlive the store.
@@ -137,7 +137,8 @@ class RowStore {
   int64_t bytes() const;
   // Number of entries that the indexes have memory for. Their load is size() divided by it.
   int64_t index_capacity() const;
-  // Changes when a row is removed or all rows are replaced.
+  // Changes when a row is removed or all rows are replaced. Note: it does not change when rows are
+  // spilled; see addresses().
   int64_t generation() const { return generation_; }
   // Changes also when rows move from memory to disk. Row pointers saved under another value may
   // belong to other keys.
@@ -189,7 +190,8 @@ class RowStore {
   }
   // Maximum number of keys that ForPartsInMemory loads at once.
   int64_t KeysAtOnce() const;
-  // Call it before a row in memory changes.
+  // Note: call it before a row in memory changes. Otherwise the change is lost when the row is
+  // evicted to disk, and TakeChanges misses it.
   void Change(int shard, uint32_t index) {
     if (spilled_ != nullptr) spilled_->Change(shard, index);
     if (tracks_changes_) shards_[shard].changed[index] = 1;
@@ -216,8 +218,8 @@ class RowStore {
 
   // Returns the row of a key, creates it if it is absent, and adds `accesses` to its count. For a
   // row on disk it only adds the accesses, returns nullptr and sets an index that satisfies
-  // IsOnDisk. Calls for different shards may run concurrently. Throws TableOutOfMemory and then
-  // changes nothing.
+  // IsOnDisk. Calls for different shards may run concurrently. Throws TableOutOfMemory (strong
+  // exception guarantee).
   StoredRow* FindOrInsert(int64_t key, float accesses, uint32_t* index);
 
   // Same, for tables with admission. If the key has too few accesses for a row, returns nullptr and
@@ -327,7 +329,7 @@ class RowStore {
   TableContents Export(Status* status = nullptr) const;
   // Returns the changes since the call with number `since`, or all rows if `since` was not the last
   // call. For tables in memory only. The first call starts the tracking, at one byte per row.
-  // Tracking stops when more rows were removed than the table can hold, because then no reader
+  // Tracking stops when the list of removed rows gets longer than the table, because then no reader
   // seems to be left.
   RowChanges TakeChanges(int64_t since);
   // Writes all rows of a table that spills to disk and returns their positions.
@@ -336,7 +338,7 @@ class RowStore {
   }
   // Replaces all rows. Returns InvalidArgument for a repeated key, for more keys than the capacity,
   // for arrays of the wrong length, for values that are not finite, and for negative counts or
-  // times. The table is unchanged then. Throws std::bad_alloc and then changes nothing.
+  // times. The table is unchanged then. Throws std::bad_alloc (strong exception guarantee).
   Status Import(const TableContents& contents);
   // Adds rows of new keys to a table that spills and ignores the steps in `contents`. Returns the
   // errors of Import, and ResourceExhausted if the disk is full; part of the rows are in the table

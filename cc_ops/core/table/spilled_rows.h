@@ -6,8 +6,8 @@
 //
 // A batch calls `BeginUse` and then `Load` with its keys. Rows that are used in the batch, or for
 // which the `KeepIf` function returns true, stay in memory. `Load` evicts the least valuable of the
-// others. The value of a row is its access count, halved for each period of disuse in which the
-// table replaces about all rows in memory.
+// others. The value of a row is its access count, halved each time the shard has loaded as many
+// rows as it holds without a use of the row.
 //
 // A row in memory that equals its version on disk remembers that position (`home`), so that it can
 // be evicted without a write. `Change` forgets the position. Logs are append-only. Compaction

@@ -26,7 +26,7 @@ class UpdateState {
   ShardUpdates* shard(int64_t s) { return &shards_[s]; }
   const UpdatePolicy& policy() const { return policy_; }
   // Replaces the policy, which must be valid. Flush deferred gradients first, unless only numbers
-  // of the policy change. Throws std::bad_alloc and then changes nothing.
+  // of the policy change. Throws std::bad_alloc (strong exception guarantee).
   void SetPolicy(const UpdatePolicy& policy);
 
   UpdateCounts counts() const;

@@ -239,7 +239,7 @@ class TableFuzzer {
     list->push_back(bytes_.Key());
     SLIPSTREAM_AGREE(!table_->Import(contents).ok() ||
                      !ImportDeferred(table_.get(), deferred).ok());
-    // Importing the contents of the table dropped its deferred gradients before the import of them
+    // Importing the contents of the table dropped its deferred gradients before the second import
     // failed.
     if (list != &deferred.keys && list != &deferred.ages) return "";
     list->pop_back();

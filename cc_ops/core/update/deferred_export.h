@@ -12,11 +12,11 @@ namespace slipstream {
 // the mutex of the table exclusively, here and below.
 DeferredContents ExportDeferred(EmbeddingTable* table);
 
-// Replaces all deferred gradients. Returns InvalidArgument, and changes nothing, in the cases of
+// Replaces all deferred gradients. Returns InvalidArgument, without changes, in the cases of
 // CheckDeferred, if the arrays differ in length, if the policy does not defer gradients of such a
 // rank or key, if a key is repeated for a rank, if an age is above the previous one in its shard,
-// or if a key has no row in a table that applies its gradients itself. Throws std::bad_alloc and
-// then changes nothing.
+// or if a key has no row in a table that applies its gradients itself. Throws std::bad_alloc
+// (strong exception guarantee).
 Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents);
 
 }  // namespace slipstream

@@ -72,8 +72,9 @@ void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRow
 // gradients when they arrived. Gradients that will be exchanged stay. So do imported gradients of a
 // table that has had neither an update nor a learning rate.
 //
-// The caller holds the mutex of the table exclusively. Throws std::bad_alloc and then changes
-// nothing. Returns the errors of RowStore::BringIn; a part of the gradients has been applied then.
+// The caller holds the mutex of the table exclusively. Throws std::bad_alloc (strong exception
+// guarantee). Returns the errors of RowStore::BringIn; a part of the gradients has been applied
+// then.
 Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
 
 // Flushes multiple tables, so that an evaluation includes every gradient. Takes their mutexes.

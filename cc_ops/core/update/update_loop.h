@@ -150,7 +150,8 @@ SLIPSTREAM_ALWAYS_INLINE int64_t AddVectors(float* total, const float* part, flo
   return j;
 }
 
-// Explicit vectors, because compilers sum a known number of values one by one in as many registers.
+// Explicit vectors, because for a known dimension compilers would sum each value in a scalar
+// register.
 SLIPSTREAM_ALWAYS_INLINE void AddScaledTo(float* total, const float* part, float scale,
                                           int64_t dim) {
   int64_t j = AddVectors<16>(total, part, scale, 0, dim);
@@ -178,7 +179,8 @@ SLIPSTREAM_ALWAYS_INLINE void SumUses(const LookupPlan& plan,
   }
 }
 
-// The examples of a batch that belong to one simulated rank: an even split of each feature's.
+// The examples of a batch that belong to one simulated rank: an even split of each feature's
+// examples.
 struct RankShare {
   bool Has(const LookupPlan& plan, const Occurrence& use) const {
     const CellRange own = CellsOf(rank, ranks, plan.examples[use.feature]);

@@ -1,4 +1,4 @@
-// The list of update rules, and the dispatch to code that is compiled for each of them.
+// The list of update rules, and the dispatch to code that is compiled for each rule.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ALL_RULES_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ALL_RULES_H_
 

@@ -8,8 +8,8 @@
 
 namespace slipstream {
 
-// Slots: sums of squared gradients, then linear terms. A rate of 0, by which Keras divides, changes
-// nothing.
+// Slots: sums of squared gradients, then linear terms. With a rate of 0, by which Keras would
+// divide, rows do not change.
 struct Ftrl : RuleBase {
   static constexpr const char* kName = "ftrl";
   static constexpr std::array kDefaults = {-.5f, .1f, 0.f, 0.f, 0.f, 0.f};

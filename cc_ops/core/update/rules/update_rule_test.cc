@@ -138,7 +138,7 @@ TEST(UpdateRule, FtrlMakesUnwantedValuesZero) {
   EXPECT_EQ(row[0], 0.f);
 }
 
-// With rows of one vector and more, the largest in any place.
+// Dimensions of one vector and more; the largest value is at each position in turn.
 TEST(UpdateRule, MovementIsHowFarTheRowWouldMove) {
   const UpdateRule ftrl = RuleNamed("ftrl", {-0.5f, 0.1f, 0.f, 0.1f, 0.2f, 0.5f});
   for (const UpdateRule& rule : {RuleNamed("sgd"), RuleNamed("adagrad", {0.3f, 1e-6f}),
@@ -184,7 +184,7 @@ TEST(UpdateRule, NoCopyOfAnFtrlRowMovesLess) {
   EXPECT_TRUE(std::isfinite(rule.Movement(0.1f, 4, none, row.data())));
 }
 
-// Without momentum a first step moves as far as was said.
+// Without momentum, the first step moves as far as Movement returns.
 TEST(UpdateRule, MovementsOfMomentumAreOfTheGradientAlone) {
   const float gradient[] = {0.5f, -2.f, 1.f};
   for (const char* name : {"momentum", "adam", "adam_per_row", "rowwise_adam"}) {
@@ -257,7 +257,7 @@ TEST(RowTransforms, CutsEachValueOfAnyDim) {
     const std::vector<float> row(static_cast<size_t>(dim), 0.f);
     EXPECT_EQ(Updated(transforms, gradient, row, 1.f), expected) << dim;
   }
-  // What is no number is not hidden.
+  // A NaN must not be hidden.
   std::vector<float> gradient(9, 0.f);
   gradient[2] = gradient[8] = std::nanf("");
   const std::vector<float> row = Updated(transforms, gradient, std::vector<float>(9, 0.f), 1.f);
@@ -296,7 +296,7 @@ TEST(UpdateRule, NamesWhatItDoesNotKnow) {
 
 TEST(UpdateRule, AdamsMovementGrowsWithTheSum) {
   const UpdateRule rule = RuleNamed("adam", {0.9f, 0.999f, 1e-9f});
-  // A second moment of 1: a gradient of 1 counts as one learning rate.
+  // With a second moment of 1, a gradient of 1 moves the row by one learning rate.
   const std::vector<float> row = {0.f, 0.f, 1.f};
   const float one[] = {1.f}, ten[] = {10.f};
   EXPECT_NEAR(rule.Movement(0.01f, 1, one, row.data()), 0.01f, 1e-6);
