@@ -6,7 +6,8 @@ namespace slipstream {
 namespace {
 
 constexpr int64_t kWord = sizeof(int64_t);
-// Padding of a new length. The number of rows varies by one or two percent between batches.
+// A new length adds 1 / kSpareShare to the payload, because the number of rows varies by one or two
+// percent between batches.
 constexpr int64_t kSpareShare = 32, kLeastBytes = 1024;
 constexpr int kMostTooLong = 64;
 

@@ -1,5 +1,5 @@
 // Classifies the examples of a batch by drift or at random, without the state of an
-// InputClassifier. Scores and decisions equal those of InputClassifier in these modes.
+// InputClassifier. Scores and decisions are the same as by InputClassifier in these modes.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_DRIFT_CLASSIFICATION_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_DRIFT_CLASSIFICATION_H_
 

@@ -91,8 +91,8 @@ class InputClassifier {
   static constexpr int64_t kMostStride = 16;
 
   // Predicts the losses of the examples with the pilot, decides by them, and trains the pilot on
-  // the kept examples with their weights (in shadow mode, on those that would be kept). Observes
-  // all examples. Requires a pilot. features: as in Classify.
+  // the kept examples with their weights (in shadow mode, on the examples that would be kept).
+  // Observes all examples. Requires a pilot. features: as in Classify.
   //
   // Returns InvalidArgument, without changes, for a feature of an unknown table and for a label,
   // weight or prediction out of its range.

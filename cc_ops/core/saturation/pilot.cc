@@ -141,7 +141,7 @@ void Pilot::List(const std::vector<FeatureView>& features, int num_tables, int64
                                           : (end - begin) * feature.width;
   }
   if (terms_.size() < static_cast<size_t>(most)) terms_.resize(static_cast<size_t>(most));
-  // The number of a feature separates its keys from those of other features with the same table.
+  // The number of a feature separates its keys from the keys of other features with the same table.
   while (salts_.size() < features.size()) salts_.push_back(Mix64(~uint64_t{salts_.size()}));
   Term* term = terms_.data();
   for (int64_t i = begin; i < end; ++i) {
@@ -258,7 +258,7 @@ SLIPSTREAM_ALWAYS_INLINE void Pilot::LearnOf() {
     float* const bucket = learning_[i];
     const float slope = number_gradients_[i];
     auto* const gradient = reinterpret_cast<Factor<kFactors>*>(gradients + i * kFactors);
-    // First of the number, second of the factor.
+    // Mean squared gradients of the number and of the factor.
     float squares[2] = {slope * slope, 0.0f}, rates[2];
     if constexpr (kFactors > 0) squares[1] = SumOf(*gradient * *gradient) / kFactors;
     for (int d = 0; d < 2; ++d) {

@@ -14,8 +14,8 @@
 namespace slipstream {
 namespace {
 
-// A file has room for this many blocks, or for this fraction of all blocks. A table therefore has
-// about 64 files, whatever its size.
+// A file has room for kLeastBlocks blocks, or for 1 / kPartOfAll of all blocks if that is more. A
+// table therefore has about 64 files, whatever its size.
 constexpr int64_t kLeastBlocks = 64, kPartOfAll = 64;
 
 // Creates an unnamed file for direct I/O, if the file system supports it. Returns -1 and sets errno

@@ -101,7 +101,7 @@ struct RowLayout {
     uint8_t* const of_first_slot = bytes + EncodedWidth(dtype) * of_dim;
     if (!lends()) {
       WritePart(dtype, row, of_dim, chance, 0, bytes);
-      // The offset keeps the random bits of slots apart from those of values.
+      // The offset gives slots other random bits than values.
       return WritePart(slot_dtype, row + of_dim, of_slots, chance, (of_dim + 31) / 32 * 32,
                        of_first_slot);
     }

@@ -10,7 +10,7 @@
 namespace slipstream {
 namespace {
 
-// A full scan for expired rows takes this fraction of `expire_after`.
+// Number of full scans for expired rows per `expire_after`.
 constexpr int64_t kRoundsOfLife = 4;
 
 }  // namespace

@@ -365,7 +365,7 @@ class RowStore {
   const CountFilter& Filter(int64_t key) const {
     return filters_[static_cast<size_t>(ShardOf(key))];
   }
-  // Returns the errors of Import, or those of Add if `adds`.
+  // Returns the errors of Import, or of Add if `adds`.
   Status Check(const TableContents& contents, bool adds) const;
   // Checks the values in arrays that have the right lengths.
   Status CheckValues(const TableContents& contents) const;

@@ -14,7 +14,8 @@ namespace {
 
 // Size of the blocks of a log: large writes, but a small part of the memory.
 constexpr int64_t kMostBlockBytes = 256 << 10, kBlocksOfMemory = 16;
-// Memory for pages that are read ahead: this fraction of the limit, but at least 1 MiB.
+// Pages that are read ahead take at most 1 / kPartAhead of the memory limit, but at least 1 MiB is
+// allowed.
 constexpr int64_t kPartAhead = 8, kLeastAhead = 1 << 20;
 // Candidates per evicted row, and the number of rows that are evicted at once.
 constexpr int64_t kCandidates = 8, kMostLeaving = 256, kPartLeaving = 64;

@@ -30,7 +30,8 @@ struct CollectedRows {
 };
 
 // Deferred gradients of the keys in a batch. They are found before the first one is used, so that
-// the update can prefetch those of the following keys. Used only without simulated ranks.
+// the update can prefetch the deferred gradients of the following keys. Used only without simulated
+// ranks.
 class DeferredOfKeys {
  public:
   // Throws std::bad_alloc.

@@ -321,8 +321,8 @@ TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
   }
 }
 
-// The vectorized update masks the rows of one rank, the general update those of multiple ranks.
-// Both must produce the same rows.
+// The vectorized update masks the rows of one rank, the general update masks the rows of multiple
+// ranks. Both must produce the same rows.
 TEST(Mask, OneRankUpdatesAsSeveralDo) {
   for (const std::string& kind : AllRuleNames()) {
     for (const int64_t dim : {4, 16, 32, 64}) {

@@ -12,7 +12,7 @@
 namespace slipstream {
 
 // Sums the gradients of every key of a bucket and applies the rule. next: the thread's following
-// bucket. All rows of the bucket must be in memory.
+// bucket. The row pointers of the plan must be valid; keys without a row are skipped.
 //
 // For tables of float rows without transforms; no row of the bucket may be masked.
 void UpdatePlainRows(const BucketUpdate& update, int64_t next, RowScratch* scratch);

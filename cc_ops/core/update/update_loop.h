@@ -104,7 +104,7 @@ struct FoundRow {
 };
 
 // Calls update(u, first_use, found) for each key u of the bucket. Prefetches the rows of the
-// following keys, including those of the bucket `next`, and calls prefetch(u, is_next) for each. If
+// following keys, including keys of the bucket `next`, and calls prefetch(u, is_next) for each. If
 // rows may have been removed since the lookup, it finds them again.
 template <class Prefetch, class Update>
 SLIPSTREAM_ALWAYS_INLINE void UpdateEachKey(const BucketUpdate& bucket, int64_t next,

@@ -94,7 +94,7 @@ TEST(UpdateRule, RowWiseAdamSharesTheSecondMoment) {
   std::vector<float> row(2 + rule.SlotsPerRow(2));
   const float gradient[] = {3.f, 4.f};
   rule.Apply(1.f, 2, gradient, row.data());
-  EXPECT_FLOAT_EQ(row[4], 6.25f);  // half of the mean of 9 and 16
+  EXPECT_FLOAT_EQ(row[4], 6.25f);  // Half of the mean of 9 and 16.
   EXPECT_FLOAT_EQ(row[0], -0.3f / 3.f);
   EXPECT_FLOAT_EQ(row[1], -0.4f / 3.f);
 }
