@@ -74,8 +74,8 @@ void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRow
 // table that has had neither an update nor a learning rate.
 //
 // The caller holds the mutex of the table exclusively. Throws std::bad_alloc (strong exception
-// guarantee). Returns the errors of RowStore::BringIn; a part of the gradients has been applied
-// then.
+// guarantee unless the table spills). Returns the errors of RowStore::BringIn. If a table that
+// spills fails, a part of its gradients may have been applied.
 Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
 
 // Flushes multiple tables, so that an evaluation includes every gradient. Takes their mutexes.

@@ -1,4 +1,4 @@
-// Gradient descent.
+// Stochastic gradient descent without momentum.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_SGD_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_SGD_H_
 
