@@ -53,6 +53,11 @@ def copies_of(ranks: int, is_spread: bool) -> float:
 class Link:
     """The speed of messages between ranks.
 
+    Example:
+
+    >>> slip.distributed.Link(bytes_per_second=125e6, latency=1e-4).bytes_per_second
+    125000000.0
+
     Attributes:
         bytes_per_second: Send rate of a rank while all ranks send.
         latency: Seconds for a message with almost no content.
@@ -192,6 +197,12 @@ class Names:
 class Communicator(Protocol):
     """The ranks of a job and their collectives.
 
+    Example:
+
+    >>> comm = slip.distributed.init()
+    >>> comm.size
+    1
+
     Attributes:
         rank: Rank of this process, from 0.
         size: Number of ranks.
@@ -277,7 +288,14 @@ class Communicator(Protocol):
 
 
 class SingleProcess:
-    """A communicator for one process; collectives return their input."""
+    """A communicator for one process; collectives return their input.
+
+    Example:
+
+    >>> comm = slip.distributed.SingleProcess()
+    >>> (comm.rank, comm.size)
+    (0, 1)
+    """
 
     rank, size, local_rank = 0, 1, 0
     link: Link | None = None

@@ -66,6 +66,11 @@ class CheckpointMismatchError(CheckpointError):
     """Raised when an intact checkpoint does not match this program or version.
 
     Restoring an older checkpoint of the same program does not help.
+
+    Example:
+
+    >>> issubclass(slip.checkpoint.CheckpointMismatchError, slip.checkpoint.CheckpointError)
+    True
     """
 
 

@@ -91,6 +91,12 @@ class BadLines:
 class DataSpec:
     """Describes the features of a data set.
 
+    Example:
+
+    >>> spec = slip.data.DataSpec("clicks", fields=("user", "item"), num_dense=1)
+    >>> len(spec.fields)
+    2
+
     Attributes:
         name: Name of the data set.
         fields: Names of the categorical fields, in the order of the key columns.

@@ -150,6 +150,12 @@ def link_of(comm: Communicator) -> Link:
     This function is a collective. It requires at least two ranks. A measurement takes about two
     seconds.
 
+    Example:
+
+    >>> comm = slip.distributed.init()
+    >>> if comm.size > 1:
+    ...     print(slip.distributed.link_of(comm).latency)
+
     Args:
         comm: The communicator of the job.
 

@@ -41,6 +41,12 @@ def is_of_collective(error: BaseException) -> bool:
 class PeerLostError(RuntimeError):
     """Raised when another rank of the job is lost.
 
+    Example:
+
+    >>> error = slip.distributed.PeerLostError("Lost rank 1.", rank=1, address="10.0.0.2")
+    >>> error.rank
+    1
+
     Attributes:
         rank: The peer that was lost first, as far as this rank can see.
         address: The address of the peer's host.

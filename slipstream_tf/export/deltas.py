@@ -66,13 +66,11 @@ def delta(
 
     Example:
 
-    ```python
-    slip.export.saved_model(model, "served/1")
-    model.fit(...)
-    slip.export.delta(model, "deltas/2", since="served/1")
-    # In the serving system:
-    slip.export.apply_delta("served/1", "deltas/2", "served/2")
-    ```
+    >>> import tempfile
+    >>> layer = slip.keras.Embedding(10, 2, optimizer=slip.optimizers.SGD(0.1))
+    >>> before = slip.export.token(layer)
+    >>> _ = layer(np.array([3]), training=True)  # Creates a row.
+    >>> slip.export.delta(layer, tempfile.mkdtemp(), since=before)
 
     Args:
         model: The model, or its only layer with tables.
@@ -139,6 +137,17 @@ def apply_delta(
     is not needed. The variable files are rewritten, including added and removed keys.
 
     Note: the update needs about four times the memory of all rows.
+
+    Example:
+
+    >>> import tempfile
+    >>> layer = slip.keras.Embedding(10, 2, optimizer=slip.optimizers.SGD(0.1))
+    >>> model = keras.Sequential([keras.Input((), dtype="int64"), layer])
+    >>> served, changes = tempfile.mkdtemp(), tempfile.mkdtemp()
+    >>> slip.export.saved_model(model, served)
+    >>> _ = layer(np.array([3]), training=True)  # Creates a row.
+    >>> slip.export.delta(model, changes, since=served)
+    >>> slip.export.apply_delta(served, changes)
 
     Args:
         saved_model_path: Folder that `saved_model` or `apply_delta` wrote.

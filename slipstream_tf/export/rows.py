@@ -77,6 +77,11 @@ def token(model: Any, keys: Mapping[str, Any] | None = None) -> Token:
 
     With multiple ranks, call this function on all ranks.
 
+    Example:
+
+    >>> layer = slip.keras.Embedding(10, 2, optimizer=slip.optimizers.SGD(0.1))
+    >>> before = slip.export.token(layer)
+
     Args:
         model: A Keras model with an `EmbeddingCollection` at any depth, or an
             `EmbeddingCollection`.

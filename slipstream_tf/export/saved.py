@@ -63,11 +63,14 @@ def saved_model(
 
     Example:
 
-    ```python
-    slip.export.saved_model(model, "served/1")
-    served = tf.saved_model.load("served/1")
-    served.signatures["serving_default"](dense=..., keys=...)
-    ```
+    >>> import tempfile
+    >>> layer = slip.keras.Embedding(10, 2, optimizer=slip.optimizers.SGD(0.1))
+    >>> model = keras.Sequential([keras.Input((), dtype="int64"), layer])
+    >>> folder = tempfile.mkdtemp()
+    >>> slip.export.saved_model(model, folder)
+    >>> served = tf.saved_model.load(folder)
+    >>> served.serve(tf.constant([1, 2], tf.int64)).shape
+    TensorShape([2, 2])
 
     Args:
         model: A Keras model with at least one `EmbeddingCollection` at any depth, or an

@@ -55,6 +55,11 @@ _BEYOND = (
 def get(identifier: Any) -> SparseOptimizer:
     """Returns a sparse optimizer from a name, config or Keras optimizer.
 
+    Example:
+
+    >>> slip.optimizers.get("sgd").learning_rate == slip.optimizers.SGD().learning_rate
+    True
+
     Args:
         identifier: A `SparseOptimizer`; a dictionary returned by `serialize`; a name such as
             "adagrad", for an optimizer with its defaults; or a `keras.optimizers.SGD` or
@@ -92,6 +97,11 @@ def serialize(optimizer: SparseOptimizer) -> dict[str, Any]:
     """Returns a JSON-serializable dictionary with "class_name" and "config".
 
     A learning rate variable is replaced by its present value.
+
+    Example:
+
+    >>> slip.optimizers.serialize(slip.optimizers.SGD(0.5))["class_name"]
+    'SGD'
     """
     config = {field.name: getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)}
     rate = optimizer.learning_rate

@@ -191,6 +191,12 @@ def from_embedding(table: TableRows, weights: Any, keys: Any = None) -> int:
 
     The optimizer slots of new rows get their initial values. Existing rows keep their slots.
 
+    Example:
+
+    >>> layer = slip.keras.Embedding(10, 2, optimizer=slip.optimizers.SGD(0.1))
+    >>> slip.tables.from_embedding(layer.table("embedding"), np.ones([3, 2], np.float32))
+    3
+
     Args:
         table: The table, from `layer.table(name)`.
         weights: A built `keras.layers.Embedding`, or a matrix, float32 [n, dim].
@@ -224,6 +230,16 @@ def rename_keys(table: TableRows, new_keys: Mapping[int, int], keep_others: bool
 
     Note: for replicated tables on multiple ranks this is a collective. Call the store's `flush`
     before.
+
+    Example:
+
+    >>> layer = slip.keras.Embedding(10, 2, optimizer=slip.optimizers.SGD(0.1))
+    >>> table = layer.table("embedding")
+    >>> _ = slip.tables.from_embedding(table, np.ones([3, 2], np.float32))
+    >>> slip.tables.rename_keys(table, {0: 7, 1: 8})
+    2
+    >>> table.keys().tolist()
+    [7, 8]
 
     Args:
         table: The table, from `layer.table(name)`.

@@ -18,6 +18,11 @@ from slipstream_tf.telemetry.run_record import to_json
 class ClickMetrics:
     """Quality metrics of click predictions.
 
+    Example:
+
+    >>> slip.telemetry.click_metrics(labels=[1, 0], logits=[2.0, -1.0]).clicks
+    1
+
     Attributes:
         auc: Probability that a random click is ranked above a random non-click; ties count half.
             NaN without clicks or without non-clicks.
@@ -45,7 +50,7 @@ def click_metrics(labels: Any, logits: Any) -> ClickMetrics:
 
     Example:
 
-    >>> metrics = click_metrics(labels=[1, 0, 1, 0], logits=[2.0, -1.0, 0.5, 1.0])
+    >>> metrics = slip.telemetry.click_metrics(labels=[1, 0, 1, 0], logits=[2.0, -1.0, 0.5, 1.0])
     >>> metrics.auc
     0.75
 

@@ -57,6 +57,12 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
     although they are in use, so they and their slots are rewritten unchanged once per
     window.
 
+    Example:
+
+    >>> from slipstream_tf.tables import SokEmbeddingStore
+    >>> tables = [slip.Table("user", 8, retention=slip.Retention(1024, eviction="lru"))]
+    >>> store = SokEmbeddingStore(tables, slip.optimizers.SGD(0.1))  # doctest: +SKIP
+
     Attributes:
         tables: The tables as passed to the constructor.
         optimizer: The sparse optimizer of all tables.

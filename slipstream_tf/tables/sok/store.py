@@ -70,18 +70,16 @@ class SokStore(SpreadStore, WatchingStore):
 
     Example:
 
-    ```python
-    store = SokStore({"user": user_variable}, optimizer, distributed.init())
-    slipstream = Slipstream(store, config)
-    for keys, labels in data:
-        with tf.GradientTape() as tape:
-            rows = sok.all2all_dense_embedding(user_variable, keys)
-            ...
-        slipstream.observe({"user": keys})
-        gradients = tape.gradient(loss, [user_variable])
-        optimizer.apply_gradients(store.withhold(zip(gradients, [user_variable])))
-        slipstream.step()
-    ```
+    >>> store = SokStore({"user": variable}, optimizer)  # doctest: +SKIP
+    >>> slipstream = slip.Slipstream(store, slip.MaskGradients())  # doctest: +SKIP
+    >>> def train_step(keys, labels):
+    ...     with tf.GradientTape() as tape:
+    ...         rows = sok.all2all_dense_embedding(variable, keys)
+    ...         loss = loss_of(rows, labels)
+    ...     slipstream.observe({"user": keys})
+    ...     gradients = tape.gradient(loss, [variable])
+    ...     optimizer.apply_gradients(store.withhold(zip(gradients, [variable])))
+    ...     slipstream.step()
 
     Each key is owned by the rank on which SOK stores its row. The owner receives the gradients
     summed over the ranks, and masks or defers them. Therefore masking saves the update, but not the

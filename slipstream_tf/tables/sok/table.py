@@ -62,6 +62,12 @@ def require_lookup_sparse() -> None:
 def wrap_optimizer(optimizer: Any) -> Any:
     """Wraps an optimizer so that it can update `sok.DynamicVariable`s.
 
+    Example:
+
+    >>> from slipstream_tf.tables.sok import wrap_optimizer
+    >>> optimizer = tf.compat.v1.train.AdagradOptimizer(0.1)
+    >>> optimizer = wrap_optimizer(optimizer)  # doctest: +SKIP
+
     Args:
         optimizer: An optimizer of `tf.compat.v1.train`, or a legacy optimizer of Keras 2.
             Optimizers of SOK (`sok.SGD`, `sok.OptimizerWrapper`) are returned unchanged.
