@@ -1,4 +1,4 @@
-"""Hot rows apart from the others, and batches in two parts: what plain training gives."""
+"""Tests that `HotRows` and `Hotline` train the same model as plain training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOT = [[0, 1, 2, 3], [0, 1, 2], [1, 0]]
 
 
 class HotlineDLRM(Hotline, DLRM):
-    """The model in two parts."""
+    """DLRM that runs a batch in two parts, popular and other examples."""
 
 
 def trained(kind: type[DLRM], embeddings: EmbeddingCollection, batches: list[Any]) -> DLRM:
@@ -47,7 +47,7 @@ def drawn(popular: float, size: int, seed: int) -> Any:
 
 @pytest.mark.parametrize("kind", [DLRM, HotlineDLRM])
 def test_training_is_that_of_a_plain_layer(kind: type[DLRM]) -> None:
-    # Some batches have popular examples alone, or none.
+    # Include batches that consist only of popular examples and batches without any.
     shares = [0.5, 0.7, 1.0, 0.0, 0.5, 0.9]
     batches = [drawn(share, 16 + 3 * seed, seed) for seed, share in enumerate(shares)]
     plain = trained(DLRM, EmbeddingCollection(TABLES, optimizers.Adagrad(0.1, 0.1)), batches)

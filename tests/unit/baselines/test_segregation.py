@@ -1,4 +1,4 @@
-"""segregate and profile_hot_keys: against plain Python, on made-up data and a reader."""
+"""Tests of `segregate` and `profile_hot_keys` on made-up data and on a reader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_hot(row, hot=HOT):
 
 
 def reference(keys, source_batch, batch_size):
-    """Ids of the batches, in plain Python."""
+    """Computes the example ids of each batch in plain Python."""
     waiting, out = {True: [], False: []}, []
     rows = np.reshape(keys, (-1, 2)).tolist()
     for start in range(0, len(rows), source_batch):

@@ -1,4 +1,4 @@
-"""checkpoint.array_file: what is written comes back; what is damaged is an error, never data."""
+"""Tests of `checkpoint.array_file`: round trips, and damaged files that raise an error."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_every_truncation_is_found(tmp_path: Path) -> None:
 
 
 def forge(path: Path, header: Any, header_bytes: int | None = None) -> Path:
-    """A file with a header of one's own, with the right checksum."""
+    """Writes a file with a given header and a checksum that matches it."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     size = len(text) if header_bytes is None else header_bytes
     prefix = struct.pack("<8sII", array_file.MAGIC, size, zlib.crc32(text))
@@ -142,7 +142,7 @@ def layout(rows: Any, dtype: Any = "<f4", shape: Any = (4,), block_rows: Any = 1
         layout(5, shape="abc"),
         layout(5, block_rows=0),
         layout(5, block_rows=None),
-        # 16 blocks of no bytes, whose checksums are the 64 bytes.
+        # 16 empty blocks: the 64 bytes after the header are exactly their 16 checksums.
         layout(10**30, shape=[0], block_rows=10**30 // 16),
         layout(16, shape=[0, 1 << 50, 1 << 50], block_rows=1),
         {**layout(16, block_rows=1), "groups": [{"name": "g", "rows": 16, "columns": []}]},

@@ -1,4 +1,4 @@
-"""distributed.JobCheckpoints in one process: what is whole, passed over, and refused."""
+"""Tests of `distributed.JobCheckpoints` in one process: valid, damaged and refused checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ DATA = "rank-0/state.data-00000-of-00001"
 
 
 class OneOf(SingleProcess):
-    """One of several ranks, which all do the same, or of which others report an error."""
+    """Simulates one rank of a job.
+
+    The other ranks send the same data as this rank, or the given `others`, for example an error.
+    """
 
     def __init__(self, rank: int, size: int, others: list[Any] | None = None) -> None:
         self.rank, self.size, self._others = rank, size, others
@@ -52,7 +55,7 @@ def job(directory: Path, value: float = 0.0, **settings: Any) -> tuple[tf.Variab
 
 
 def saved(directory: Path, steps: int = 3) -> list[Path]:
-    """Saves a checkpoint per step, in which the variable is the step."""
+    """Saves one checkpoint per step with the step as the value of the variable."""
     variable, checkpoints = job(directory)
     paths = []
     for step in range(1, steps + 1):
@@ -132,8 +135,8 @@ def test_a_damaged_checkpoint_is_not_restored(
     assert variable[0] == 2.0
     assert str(paths[-1]) in caplog.text and reason in caplog.text
 
-    # The number of a damaged one is not used again, and it counts as none that is kept, unless
-    # only its checksum tells.
+    # A damaged checkpoint keeps its number and does not count toward the checkpoints to keep. A
+    # flipped bit is not noticed here, because saving does not compare checksums of the data.
     assert checkpoints.save(3).path.name == "checkpoint-000004"
     left = (2, 3, 4) if damage == "bit flipped" else (1, 2, 3, 4)
     assert names(tmp_path) == [f"checkpoint-00000{number}" for number in left]
@@ -190,7 +193,7 @@ def test_another_program_s_variables_are_refused(tmp_path: Path) -> None:
 
 
 def test_another_version_is_no_damage(tmp_path: Path) -> None:
-    """An older checkpoint is no remedy: the newest is whole."""
+    """An older checkpoint does not help, because the newest one is intact."""
     paths = saved(tmp_path, 2)
     edit(paths[-1] / "manifest.json", format=6)
     variable, checkpoints = job(tmp_path, 7.0)
@@ -366,7 +369,7 @@ def test_only_changed_rows_are_written_unless_a_write_failed(
     assert save(4) > whole * 0.9
     change(5, 5.0)
     assert save(5) < whole / 20
-    change(2000, -1.0)  # Of no checkpoint.
+    change(2000, -1.0)  # These rows are in no checkpoint.
     found = kept.restore()
     assert found is not None and found.step == 5
     expected[:20], expected[20:] = 3.0, 1.0

@@ -1,6 +1,6 @@
-"""Manifests: allowed and refused values; a checkpoint of the first edition is refused.
+"""Tests of manifests: valid values, refused values, and checkpoints of the first edition.
 
-edition_1.tar.gz was written by commit 2e6f060: ten steps of `thread_jobs.Job` in one process.
+Commit 2e6f060 wrote edition_1.tar.gz with ten steps of `thread_jobs.Job` in one process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TABLE = {"name": "t", "dim": 2, "dtype": "float32", "slots": 2, "rule": None, "r
 
 
 def manifest(folder: Path, **changes: Any) -> Path:
-    """A checkpoint of one file, and changes to its manifest."""
+    """Writes a checkpoint of one file and applies `changes` to its manifest."""
     (folder / "rank-0").mkdir(parents=True, exist_ok=True)
     (folder / "rank-0" / "state.index").write_bytes(b"content")
     files = {"rank-0/state.index": entry_of(folder / "rank-0" / "state.index")}
@@ -143,7 +143,7 @@ def test_every_changed_character_is_found(tmp_path: Path) -> None:
             except (CheckpointError, CheckpointMismatchError) as error:
                 assert "manifest.json" in str(error) and "estore" in str(error)
             else:
-                # White space of JSON, or another way to write the same.
+                # The change is JSON whitespace or an equivalent notation of the same value.
                 assert found == before, (place, character, other)
 
 
@@ -157,7 +157,7 @@ def test_a_manifest_without_a_checksum_is_damaged(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    """A pipe would be waited for, and of some devices there is no end."""
+    """Reading a pipe would block, and some device files are endless."""
     folder = manifest(tmp_path)
     path = folder / "manifest.json"
     for put in (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero")):
@@ -215,7 +215,7 @@ ARCHIVE = Path(__file__).parent / "data" / "edition_1.tar.gz"
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """Gives the folder of all that was written."""
+    """Extracts the archive and returns the checkpoint folder."""
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path)
     return tmp_path / "edition_1"

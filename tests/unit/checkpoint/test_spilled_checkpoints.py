@@ -1,4 +1,4 @@
-"""Checkpoints of tables whose rows are on disk keep the files of the rows, and copy none twice."""
+"""Tests of checkpoints of spilled tables, which link the row files instead of copying them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def assert_same(ours: NativeStore, theirs: NativeStore) -> None:
 
 @pytest.fixture
 def elsewhere() -> Iterator[Path]:
-    """Gives a folder of another file system than pytest's, if there is one."""
+    """Returns a folder on a different file system than `tmp_path`; skips without one."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         pytest.skip("no second file system to write to")
@@ -81,7 +81,7 @@ def test_rows_and_counts_come_back(storage: Storage, tmp_path: Path) -> None:
         train(back, 30, 35)
     train(whole, 30, 35)
     assert_same(back, whole)
-    # The store that was saved goes on, too.
+    # The saved store continues to train, too.
     train(store, 30, 35)
     assert_same(store, whole)
 
@@ -96,9 +96,9 @@ def test_what_was_not_changed_is_not_written_again(tmp_path: Path) -> None:
     second = files_of(saved.save(62).path)
     assert len(set(first) & set(second)) > len(first) / 2
     assert all(first[name].samefile(second[name]) for name in set(first) & set(second))
-    # What was in memory then, at most, and the rows of files that are given up.
+    # At most the rows that were in memory and the rows of compacted files are written again.
     assert store.spill_statistics("t").rows_written - before < store.size("t") / 3
-    # They have the files alone that have rows of theirs.
+    # The second checkpoint contains only files with rows that are still in use.
     used = sum(path.stat().st_blocks * 512 for path in second.values())
     assert used < 3 * store.size("t") * 2 * 4 * DIM
 
@@ -115,7 +115,7 @@ def test_disk_space_is_given_back_with_old_checkpoints(tmp_path: Path) -> None:
     rows = store.size("t") * 2 * 4 * DIM
     assert sum(names.values()) < 6 * rows
     assert store.spill_statistics("t").disk_bytes < 3 * rows
-    # One descriptor per file, however many checkpoints there were.
+    # The number of descriptors does not grow with the number of checkpoints.
     assert len(os.listdir("/proc/self/fd")) < 400
 
 

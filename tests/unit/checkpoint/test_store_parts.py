@@ -1,7 +1,7 @@
-"""Tables of SOK in checkpoints, by a stand-in without SOK: what moves to other stores and ranks.
+"""Tests of SOK tables in checkpoints, restored into other stores and world sizes.
 
-SOK's own code is tested with the same moves in tests/parallel/sok. Deferred gradients in
-checkpoints reach the rows of a native table: none is lost, none is NaN.
+A stand-in replaces SOK. The same restores run with SOK in tests/parallel/sok. Deferred gradients
+reach the rows of a native table without losses and without NaN.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.tables import NativeStore, VariableStore
 
-FLAGS = np.array([0, 1, 1], np.uint8)  # of the keys 2, 3 and 5
+FLAGS = np.array([0, 1, 1], np.uint8)  # Flags of the keys 2, 3 and 5.
 
 
 class WithCopies(InSok):
-    """Which has copies of rows, as `SokEmbeddingStore` has."""
+    """Store with replicas of rows, as in `SokEmbeddingStore`."""
 
     has_replicas = True
     copies: dict[str, np.ndarray] | None = None
@@ -50,7 +50,7 @@ class WithCopies(InSok):
 
 
 def native(keys: Sequence[int]) -> NativeStore:
-    """A native table that has trained keys, of which it holds sums."""
+    """Returns a native table with trained keys and deferred gradients."""
     store = NativeStore([TABLE], RULE)
     for step in range(3):
         if step == 2:
@@ -236,7 +236,7 @@ def test_sums_that_no_policy_defers_are_applied_at_once(tmp_path: Path) -> None:
     store = InSok(0, 1)
     policy = UpdatePolicy("mask", "interval")
     restore(tmp_path / "a", manifest, [store], "spread", policy)
-    # By interval: a rank cannot judge how far rows would move, whose slots SOK has.
+    # By interval, because a rank cannot compute the movement of rows when SOK stores their slots.
     policies = [(p.mode, p.trigger) for p in store.policies]
     assert policies == [("mask", "interval"), ("defer", "interval"), ("mask", "interval")]
     assert store.flushed == 1 and store.deferred["keys"].size == 1
@@ -285,7 +285,7 @@ def gradient(key: int) -> list[float]:
 
 
 def variable_store(optimizer: Any = None) -> VariableStore:
-    """Has deferred gradients of the `DEFERRED` rows."""
+    """Returns a store with deferred gradients for the `DEFERRED` rows."""
     rows = tf.Variable(np.arange(2.0 * ROWS, dtype=np.float32).reshape(ROWS, 2))
     store = VariableStore({"t": rows}, optimizer)
     store.set_update_policy("t", DEFERS)
@@ -299,7 +299,7 @@ def variable_store(optimizer: Any = None) -> VariableStore:
 
 
 def in_sok() -> InSok:
-    """Of a loop whose optimizer nobody knows: neither slots, nor steps, nor a rate."""
+    """Returns the store of a loop with an unknown optimizer: no slots, steps or learning rate."""
     store = InSok(0, 1, optimizer=None).fill(range(ROWS))
     store.contents.update(slots=np.empty((ROWS, 0), np.float32), steps=np.zeros(2, np.int64))
     store.deferred["learning_rate"] = np.float32(0.0)
@@ -312,7 +312,7 @@ def new_slots(rule: SparseOptimizer, rows: int) -> np.ndarray:
 
 
 def updated(was: dict[str, Any], deferred: dict[str, Any], rule: SparseOptimizer) -> np.ndarray:
-    """The rows after a first update with the deferred gradients."""
+    """Returns the rows after a first update with the deferred gradients."""
     store = NativeStore([TABLE], rule)
     slots = new_slots(rule, len(was["keys"]))
     names = ("keys", "rows", "counts", "last_used", "steps")
@@ -364,7 +364,7 @@ def test_a_store_of_its_own_that_never_saw_an_update(rule: SparseOptimizer) -> N
     deferred.pop("is_leaving")
     now.import_deferred("t", {**deferred, "learning_rate": np.float32(0.0)})
     packed = pack({"t": tf.range(ROWS, dtype=tf.int64)}, SPECS)
-    # An evaluation applies what is deferred.
+    # A lookup for evaluation applies the deferred gradients.
     (rows,), _ = now.lookup(packed, training=False)
     np.testing.assert_array_equal(rows, updated(saved.export_table("t"), deferred, rule))
 

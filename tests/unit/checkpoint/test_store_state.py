@@ -1,4 +1,4 @@
-"""The state of a store as arrays: tables by name, and nested values as JSON and arrays."""
+"""Tests of the state of a store as arrays, matched by table name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slipstream_tf.tables import NativeStore
 from slipstream_tf.tables.rows import TableRows
 
 ADAGRAD, SGD = optimizers.Adagrad(0.5, 0.25), optimizers.SGD(0.5)
-# Saved: "same" is here, too; "removed" is not; the others have changed.
+# The table "same" is equal in both, "removed" exists only in the checkpoint, others differ.
 SAVED = [
     *(Table("removed", 2), Table("same", 2, ADAGRAD)),
     *(Table("wider", 2), Table("other_rule", 2, SGD)),
@@ -42,7 +42,7 @@ def trained(tables: list[Table], key: int) -> NativeStore:
 
 
 def check(store: NativeStore, before: dict[str, Any], saved: NativeStore) -> None:
-    """Compares a store with what it had, and with what it was to take."""
+    """Checks that matching tables were restored and the other tables are unchanged."""
     for name in ("added", "wider"):
         for part, values in store.export_table(name).items():
             np.testing.assert_array_equal(values, before[name][part])
@@ -119,7 +119,7 @@ def test_a_feature_is_added_to_a_models_weights(tmp_path: Any) -> None:
     np.testing.assert_array_equal(
         new.get_layer("last").kernel.numpy(), old.get_layer("last").kernel.numpy()
     )
-    # Without it Keras skips the layer, and its warning says what to do.
+    # Without `tables_by_name()` Keras skips the layer, and the warning names the fix.
     with pytest.warns(UserWarning, match=r"tables_by_name\(\)"):
         new.load_weights(path, skip_mismatch=True)
 

@@ -1,4 +1,4 @@
-"""Files with what changed in a table: together with those before they are the table."""
+"""Tests of incremental table files, which restore a table together with earlier files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def written(parts: list, folder: Path, checkpoint: str) -> dict[str, FilesBefore
 
 
 class Saved:
-    """The checkpoints of a store, one after the other."""
+    """Saves a store repeatedly, each checkpoint based on the previous one."""
 
     def __init__(self, store: NativeStore, folder: Path) -> None:
         self._store, self._folder = store, folder
@@ -40,11 +40,11 @@ class Saved:
 
     @property
     def newest(self) -> Path:
-        """Its file."""
+        """Path of the newest table file."""
         return self._folder / str(len(self.parts)) / file_name(0, 0)
 
     def save(self) -> SavedTable:
-        """Writes one more; returns it as it is read."""
+        """Writes another checkpoint and returns the table read from it."""
         name = str(len(self.parts) + 1)
         folder = self._folder / name / "rank-0"
         folder.mkdir(parents=True)
@@ -55,7 +55,7 @@ class Saved:
         return self.read()
 
     def read(self) -> SavedTable:
-        """Returns the newest one as it is read."""
+        """Returns the table read from the newest checkpoint."""
         return SavedTable([self.newest], str(len(self.parts)), self.parts[-1].entry())
 
 
@@ -117,7 +117,7 @@ def test_a_file_has_what_changed_and_the_others_stay(tmp_path):
     assert saved.newest.stat().st_size < first.stat().st_size / 20
     before = name_before(saved.newest, 0)
     assert before.samefile(first)
-    first.unlink()  # As when the checkpoint is removed.
+    first.unlink()  # Simulates the removal of an old checkpoint.
     assert_is(store, saved.read())
 
 

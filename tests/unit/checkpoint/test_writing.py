@@ -1,4 +1,4 @@
-"""Writers of checkpoints: ranks that wait for each other, and writers that are killed."""
+"""Tests of checkpoint writers: ranks that wait for each other, and killed writers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_rows_leave_as_they_would_from_a_full_table() -> None:
     assert by_count["rows"].tolist() == contents["rows"][[0, 1, 3]].tolist()
     assert without_least(contents, 3, pinned, "lru")["keys"].tolist() == [1, 3, 4]
     assert without_least(contents, 5, pinned, "lru") is contents
-    # Pinned ones stay, whatever the room.
+    # Pinned rows are kept even if they exceed the limit.
     assert without_least(contents, 0, np.arange(5), "lfu")["keys"].size == 5
 
 
@@ -89,7 +89,7 @@ ACTIONS = ("write", "sync", "rename", "make_folder", "remove")
 
 
 def part(step: int, table: int) -> TablePart:
-    """A table whose every value is the step."""
+    """Returns a table in which every value is the step."""
     keys = np.arange(ROWS) * (table + 1)
     contents = {
         "keys": keys,
@@ -110,7 +110,7 @@ def part(step: int, table: int) -> TablePart:
 
 
 def save(directory: Path, step: int, keep: int = 2) -> None:
-    """Writes a checkpoint as `JobCheckpoints` does, without what TensorFlow writes."""
+    """Writes a checkpoint as `JobCheckpoints` does, without the TensorFlow files."""
     name = writing.stage(directory)
     (directory / writing.STAGING / "rank-0").mkdir()
     files = RankFiles(
@@ -128,7 +128,7 @@ def _state(step: int) -> dict[str, Any]:
 
 
 def newest(directory: Path) -> int:
-    """The step of the newest whole checkpoint; every value in it is that step."""
+    """Returns the step of the newest valid checkpoint and checks all its values."""
     name = next(name for name in writing.names(directory) if writing.is_whole(directory / name))
     folder = directory / name
     manifest = read_manifest(folder)
@@ -149,7 +149,7 @@ def newest(directory: Path) -> int:
 
 
 def in_a_process(work: Callable[[], None]) -> int:
-    """Runs work in a fork; returns how it ended."""
+    """Runs `work` in a forked process and returns the exit code."""
     child = os.fork()
     if child == 0:
         try:
@@ -176,7 +176,7 @@ def count_actions(directory: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def killed_at(point: int, is_after: bool) -> None:
-    """Has this process killed at the n-th thing that it does to the disk."""
+    """Makes the process kill itself at disk operation number `point`."""
     left = [point]
     for name in ACTIONS:
         action = getattr(disk, name)
@@ -220,7 +220,7 @@ def test_a_writer_killed_at_any_point_leaves_a_whole_checkpoint(
         step = newest(directory)
         assert step in (2, 3)
         found.append(step)
-        # And the next one is written as if nothing had been.
+        # The next checkpoint is written normally.
         save(directory, 4)
         assert newest(directory) == 4
         assert not (directory / writing.STAGING).exists()
@@ -228,7 +228,7 @@ def test_a_writer_killed_at_any_point_leaves_a_whole_checkpoint(
 
 
 def test_writers_killed_at_random_times(tmp_path: Path) -> None:
-    """Without injection: as a machine would do it, 50 times over one directory."""
+    """Kills 50 writers of the same directory with a real signal instead of injected faults."""
     random = np.random.default_rng(1)
     step = 1
     save(tmp_path, step)
@@ -254,7 +254,7 @@ def test_writers_killed_at_random_times(tmp_path: Path) -> None:
 
 
 def test_a_rank_whose_disk_is_full_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 waits for its note, and so would for ever without one."""
+    """Note: without a file from the failed rank, rank 0 would wait forever."""
     room = 5000
     write = disk.write
 
