@@ -1,4 +1,4 @@
-"""What the unit tests of several ranks share: ranks that are threads of this process."""
+"""Shared fixtures of the unit tests: ranks simulated by threads of this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from slipstream_tf._utils.comm import KINDS, Mixed, Traffic
 
 
 class ThreadRank:
-    """A communicator of eager code; ranks meet at a barrier and must name the same collective."""
+    """Communicator for eager code in which each rank is a thread.
+
+    The ranks meet at a barrier, and all of them must call the same collective.
+    """
 
     local_rank = 0
     link: Any = None
@@ -24,14 +27,15 @@ class ThreadRank:
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: list[Any]):
         self.rank, self.size = rank, size
         self._barrier, self._board = barrier, board
-        # By kind: bytes that this rank sent to others by `exchange`.
+        # Bytes that this rank sent to other ranks by `exchange`, per kind.
         self.sent: collections.Counter[str] = collections.Counter()
 
     def _meet(self, tensor: Any, name: str) -> list[np.ndarray]:
         return self._meet_with(np.asarray(tensor), name)
 
     def _meet_with(self, given: Any, name: str) -> list[Any]:
-        # Ranks of one process share the numbers that `Names` gives to objects of one prefix.
+        # All ranks are in one process, so that `Names` numbers their objects consecutively. Remove
+        # the numbers to compare names across ranks.
         name = re.sub(r"\.\d+", "", name)
         self._board[self.rank] = (name, given)
         self._barrier.wait(20)
@@ -64,14 +68,14 @@ class ThreadRank:
 
 
 def _run_as_ranks(size: int, program: Callable[[Any], Any]) -> list[Any]:
-    """Runs a function on every rank.
+    """Runs a function on every simulated rank.
 
     Args:
-        size: number of ranks.
-        program: called with a rank's communicator.
+        size: The number of ranks.
+        program: The function. It receives the communicator of its rank.
 
     Returns:
-        What it returned on each rank, or the exception that it raised.
+        A list with the return value or the raised exception of each rank.
     """
     barrier, board = threading.Barrier(size), [None] * size
     results: list[Any] = [TimeoutError("the rank did not end")] * size
@@ -79,7 +83,7 @@ def _run_as_ranks(size: int, program: Callable[[Any], Any]) -> list[Any]:
     def run(rank: int) -> None:
         try:
             results[rank] = program(ThreadRank(rank, size, barrier, board))
-        except BaseException as error:  # What pytest raises where a test fails is no Exception.
+        except BaseException as error:  # Failures in pytest derive from BaseException.
             results[rank] = error
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
@@ -92,5 +96,5 @@ def _run_as_ranks(size: int, program: Callable[[Any], Any]) -> list[Any]:
 
 @pytest.fixture(scope="session")
 def run_as_ranks() -> Callable[..., list[Any]]:
-    """Gives `_run_as_ranks`."""
+    """Returns `_run_as_ranks`."""
     return _run_as_ranks

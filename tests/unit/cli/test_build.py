@@ -1,4 +1,4 @@
-"""cli.build: what a run is made of."""
+"""Tests of `cli.build`: the parts that a run consists of."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream_tf.cli.train_flags import make_flags
     [
         ("", (), 16),
         ("", (0, None), 16),
-        # Of a run without an engine there are no windows.
+        # A run without an engine has no windows.
         ("--evaluate_every=30", (), 15),
         ("--evaluate_every=30", (20,), 10),
         ("--policies=skip_examples --window_steps=100", (), 10),

@@ -1,4 +1,4 @@
-"""cli.doctor and cli.checks: every end of a child process, findings, and exit codes."""
+"""Tests of `cli.doctor` and `cli.checks`: child process failures, findings and exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT = 30.0
 
 @pytest.fixture(name="run_lines")
 def fixture_run_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Runs lines as a check in a child process."""
+    """Returns a function that runs lines of Python as a check in a child process."""
 
     def run(lines: str, limit: float = LIMIT, **settings: str) -> Finding:
         body = "".join(f"    {line}\n" for line in lines.splitlines())
@@ -130,7 +130,7 @@ def test_the_repair_of_an_op_library_depends_on_the_environment(monkeypatch):
 
 @pytest.fixture(name="horovod")
 def fixture_horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A Horovod for the TensorFlow "2.21.0" with Gloo alone."""
+    """Fakes a Horovod for TensorFlow 2.21.0 that was built only with Gloo."""
     hvd = SimpleNamespace(gloo_built=lambda: 1, mpi_built=lambda: 0, nccl_built=lambda: 0)
     package = SimpleNamespace(
         __version__="0.28.1", __file__=str(tmp_path / "__init__.py"), __path__=[], tensorflow=hvd

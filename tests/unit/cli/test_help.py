@@ -1,4 +1,4 @@
-"""--help of every program: it fits a screen, and every flag says its unit and its default."""
+"""Tests that --help of each program fits a screen and shows units and defaults."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from slipstream_tf.cli.flag_set import Choice, Integer, Number, Text, Widths
 from slipstream_tf.cli.program import run_program
 
 PROJECT = pathlib.Path(__file__).parents[3] / "pyproject.toml"
-# That of slipstream-elastic has no flags.
+# `slipstream-elastic` is absent, because it has no flags.
 _SCRIPT = r'(slipstream-[a-z]+) = "(slipstream_tf\.cli\.\w+):entry_point"'
 PROGRAMS = dict(re.findall(_SCRIPT, PROJECT.read_text(encoding="utf-8")))
 LINES, COLUMNS = 50, 100
-# One of these is in the text of a number that may be of any size, or is a share.
+# A flag for an unbounded number or for a fraction must mention one of these units.
 UNITS = re.compile(
     r"\b(inputs|examples|lines|rows|keys|values|units|layers|steps?|windows|passes|skips|ranks|"
     r"threads|processes|files|checkpoints|bytes|KiB|MiB|GiB|seconds|share|in (their|the) unit|"

@@ -1,4 +1,4 @@
-"""cli.train_flags.PRESETS: defaults that differ by data set."""
+"""Tests of `cli.train_flags.PRESETS`: defaults that depend on the data set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream_tf.cli.train_flags import PRESETS, make_flags
 
 @pytest.fixture
 def settled():
-    """Returns the settings of data of a name and further arguments."""
+    """Returns a function that resolves the settings for a data set and arguments."""
 
     def settle(name, *arguments):
         flags = make_flags()

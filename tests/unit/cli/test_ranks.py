@@ -1,4 +1,4 @@
-"""cli.program and cli.pipeline with ranks in one process: shares, agreement, who is refused."""
+"""Tests of `cli.program` and `cli.pipeline` with simulated ranks: data shares and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slipstream_tf.distributed import SingleProcess
 
 
 class OneOf(SingleProcess):
-    """One of several ranks, whose others gather what they are given."""
+    """Simulates one rank of a job in which the other ranks gather the given values."""
 
     def __init__(self, rank: int, size: int, others: list[Any] | None = None) -> None:
         self.rank, self.size, self._others = rank, size, others or []

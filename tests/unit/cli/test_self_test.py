@@ -1,4 +1,4 @@
-"""cli.self_test: passes on sound stores and names the first wrong result of a broken one."""
+"""Tests that `cli.self_test` accepts correct stores and names the first wrong result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cli.flag_set: a settings file sets flags that are not on the command line."""
+"""Tests that a settings file sets the flags that are not on the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream_tf.cli.train_flags import make_flags
 
 @pytest.fixture
 def settled(tmp_path):
-    """Returns the settings of a file's content and further arguments."""
+    """Returns a function that resolves the settings of a file and further arguments."""
 
     def settle(content, *arguments):
         path = tmp_path / "run.json"

@@ -1,4 +1,4 @@
-"""cli.train: the commands after a dry run are taken by slipstream-train."""
+"""Tests that `slipstream-train` accepts the commands that a dry run prints."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slipstream_tf.cli.train_flags import make_flags
 
 
 def settled(*arguments, data="generated"):
-    """(flags that were given, settings) of a command line."""
+    """Returns the given flags and the resolved settings of a command line."""
     flags = make_flags()
     values, given = flags.parse(arguments)
     return {name: values[name] for name in given}, resolve(values, given, lambda _: data, flags)
 
 
 def again(command, data="generated"):
-    """The settings of a command as it is printed."""
+    """Returns the settings of a printed command."""
     program, *arguments = shlex.split(command)
     assert program == "slipstream-train"
     return settled(*arguments, data=data)[1]
@@ -89,7 +89,7 @@ def test_given_policies_stay(policies, names):
     assert list(found) == names
     on = again(found[mode])
     assert on.policies == tuple(policies.split(",")) and not on.dry_run
-    # The dry run is not written over.
+    # The output of the dry run is not overwritten.
     assert f"--output=runs/{mode}-on" in found[mode]
     words = train.how_to_switch_on(flags, settings, 1)
     assert "To switch on, leave --dry_run out" in words

@@ -1,4 +1,4 @@
-"""cli.tracing: what TensorFlow and Horovod wrote, as one trace."""
+"""Tests of `cli.tracing`: traces of TensorFlow and Horovod merged into one file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from slipstream_tf.cli import tracing
 
-# As Horovod writes it: a process for each tensor, times since the file's own start.
+# The format of Horovod: one process per tensor, times relative to the start of the file.
 TIMELINE = """[
 {"name": "process_name", "ph": "M", "pid": 0, "args":
  {"start_time_since_epoch_in_micros":1700000000000000}},
@@ -45,7 +45,7 @@ def test_operations_stand_at_their_time(tmp_path: Path) -> None:
 def test_messages_stand_beside_them(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     assert tracing.exchanged(str(path)) == []
-    for text in (TIMELINE + "]", TIMELINE + ",\n"):  # whole, and of a job that was killed
+    for text in (TIMELINE + "]", TIMELINE + ",\n"):  # A complete file, and one that was cut off.
         path.write_text(text)
         events = tracing.exchanged(str(path))
         begin, end = (event for event in events if "ts" in event)

@@ -1,4 +1,4 @@
-"""What tests of prepared data share: small files of every form, and preparing them."""
+"""Shared fixtures of the data tests: small input files and their preparation."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ def _run(
 
 @pytest.fixture
 def criteo_lines() -> Callable[..., list[str]]:
-    """Gives lines of Criteo's form; those at `bad` are malformed."""
+    """Returns a function that makes Criteo lines, with malformed lines at the indices `bad`."""
     return _criteo_lines
 
 
 @pytest.fixture
 def avazu_lines() -> Callable[[int], list[str]]:
-    """Gives a header and lines of Avazu's form."""
+    """Returns a function that makes a header and lines in Avazu format."""
     return _avazu_lines
 
 
 @pytest.fixture
 def digests() -> Callable[[Path], dict[str, str]]:
-    """Gives a folder's files with their digests."""
+    """Returns a function that maps each file of a folder to its digest."""
     return _digests
 
 
 @pytest.fixture
 def run_prepare() -> Callable[..., Any]:
-    """Prepares files into a folder and gives the statistics."""
+    """Returns a function that prepares files into a folder and returns the statistics."""
     return _run

@@ -1,4 +1,4 @@
-"""Batches of arrays: no input lost, order by seed; data that no reader knows is named."""
+"""Tests of array readers: complete batches, seeded order, and unsupported data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_order_is_as_likely_though_parts_are_shuffled(monkeypatch):
     random, drawn = np.random.default_rng(1), 24_000
     counts = Counter(tuple(arrays.random_order(4, random)) for _ in range(drawn))
     assert sorted(counts) == sorted(itertools.permutations(range(4)))
-    # Chi-square of 23 degrees of freedom: above 49.7 in one of a thousand.
+    # Chi-square with 23 degrees of freedom exceeds 49.7 with probability 0.001.
     assert sum((count - 1000) ** 2 / 1000 for count in counts.values()) < 49.7
 
 
@@ -74,7 +74,7 @@ def test_unknown_data_is_named(tmp_path):
 
 
 def test_large_arrays_are_cut_right_at_every_size():
-    # More batches than are taken at once, with and without a last one that is not full.
+    # The sizes give more batches than are read at once, with and without a partial last batch.
     for size in (1, 3, 7, 10, 999, 1000, 1001):
         parts = list(make_reader(1000, size)._batches())
         seen = np.concatenate([features["keys"][:, 0] for features, _ in parts])

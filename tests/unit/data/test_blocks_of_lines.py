@@ -1,4 +1,4 @@
-"""Blocks of lines: the fast way reads what the exact way reads, whatever the bytes are."""
+"""Tests that the fast and the exact line parser agree on arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = ["", "0000000a", "FFFFFFFF", "a", "0000000g", "123456789abcdef", "1" * 16
 
 
 def exact(line_format, block: bytes) -> ParsedLines:
-    """Every line alone, by `parse_line`."""
+    """Parses each line separately with `parse_line`."""
     lines = block.removesuffix(b"\n").split(b"\n") if block else []
     rows, reasons = [], {}
     for i, line in enumerate(lines):

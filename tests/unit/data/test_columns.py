@@ -1,4 +1,4 @@
-"""Columns by a schema: the keys that ParquetReader gives, and what is malformed."""
+"""Tests of columns by schema: the keys of `ParquetReader`, and malformed values."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_typed_columns_are_read_as_parquet_reader_reads_them(tmp_path):
     reader = ParquetReader(tmp_path / "a.parquet", 9, label="y", keys=keys, dense=["n"])
     ((features, label),) = list(reader.dataset())
     assert ours.table["y"].to_pylist() == label.numpy().tolist()
-    # A missing number stays missing: what it becomes is decided when it is read.
+    # Missing numbers are still missing here, because the reader replaces them.
     assert ours.table["n"].to_pylist() == [1.0, None, 4.0]
     for name in keys:
         theirs = features["keys"][name]

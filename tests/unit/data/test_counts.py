@@ -1,4 +1,4 @@
-"""Counts of keys: exact within the bound, with the promised error beyond it."""
+"""Tests of key counts: exact within the bound, with a limited error beyond it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_beyond_the_bound_counts_are_short_by_at_most_the_error(blocks, most):
         for key, count in expected[name].items():
             assert count - field.count_error <= kept.get(key, 0) <= count
         assert field.lookups == sum(expected[name].values())
-        # Fewer keys than hashes are kept: all of them are known.
+        # There are fewer keys than stored hashes, therefore the cardinality is exact.
         assert field.cardinality() == len(expected[name])
 
 

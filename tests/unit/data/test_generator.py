@@ -1,4 +1,4 @@
-"""Generated inputs: the same in every run, Zipf keys, and labels that a model can learn."""
+"""Tests of generated data: reproducible, with Zipf keys and labels a model can learn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipstream_tf.telemetry.metrics import click_metrics
 
 
 def joined(reader):
-    """Keys, dense and label of all batches."""
+    """Returns the keys, dense values and labels of all batches."""
     parts = list(reader._batches())
     return (
         np.concatenate([features["keys"] for features, _ in parts]),
@@ -78,7 +78,7 @@ def test_shape_of_the_inputs():
     assert (keys >= 0).all() and (keys < sizes).all()
     assert (np.median(keys, axis=0) < sizes / 4).all()
     assert dense.min() > 0 and np.isfinite(dense).all()
-    # Skewed: before the logarithm, the mean is well above the median.
+    # Skewed: without the logarithm, the mean is well above the median.
     counts = np.expm1(dense)
     assert (counts.mean(axis=0) > 1.3 * np.median(counts, axis=0)).all()
     assert 0.23 < label.mean() < 0.27
@@ -89,7 +89,7 @@ def test_ranks_follow_zipf(cardinality):
     uniform = np.random.default_rng(0).random((200_000, 1))
     ranks = zipf_ranks(uniform, np.array([float(cardinality)]))
     assert ranks.dtype == np.int64 and ranks.min() == 0 and ranks.max() < cardinality
-    # Integral of x**-s over [r + 1, r + 2), by many small steps.
+    # Integrate x**-s over [r + 1, r + 2) numerically with 100 steps.
     steps = 1 + (np.arange(cardinality * 100) + 0.5) / 100
     mass = (steps**-generator.ZIPF).reshape(cardinality, 100).sum(axis=1)
     mass /= mass.sum()
@@ -108,7 +108,7 @@ def test_labels_can_be_learned(seed):
     keys, dense, label = joined(test)
     best = area_under_curve(test.click_logits(keys, dense), label)
     assert 0.8 < best < 0.92
-    # Smoothed click rates of single keys, added up: far less than a network can use.
+    # Sum the smoothed click rates of single keys. A network can extract far more than this.
     train_keys, _, train_label = joined(train)
     scores = np.zeros(len(label))
     for field in range(26):

@@ -1,4 +1,4 @@
-"""`slipstream-plan`: what tables need, what fits, and settings that can be pasted."""
+"""Tests of `slipstream-plan`: required memory, feasible plans and printed settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MANY = FieldUse("many", 1000, 600, np.array([200, 100] + [1] * 100))
 
 def test_a_share_is_of_the_most_used_keys():
     assert [FEW.served(n) for n in (0, 1, 2, 4, 9)] == [0.0, 0.7, 0.9, 1.0, 1.0]
-    # Of keys that were not counted each has as much of what is left.
+    # The lookups of uncounted keys are spread evenly over these keys.
     left = 600 - 400
     assert MANY.served(102) == pytest.approx(400 / 600)
     assert MANY.served(102 + 449) == pytest.approx((400 + left / 2) / 600)
@@ -48,7 +48,8 @@ def test_hkv_tables_have_room_and_share_the_gpu():
     many = FieldUse("many", 12_500_000, 600, np.array([200]))
     found = plan_hkv([FEW, many], 64, 1, "12GB")
     assert found["few"] == {"init_capacity": 8, "max_capacity": 8, "max_hbm_for_vectors": 1}
-    # As in the documentation of SOK: 5.1 GiB of which are keys and 2 GiB of values, twice.
+    # Each key takes 17 bytes in the row table and in the slot table. About 5 GiB per table remain
+    # for vectors, which are assigned in whole GiB.
     assert found["many"]["max_capacity"] == 1 << 25
     assert 2 <= found["many"]["max_hbm_for_vectors"] <= 4
     taken = [hkv.memory(settings, 64, 1).gpu for settings in found.values()]
@@ -61,7 +62,7 @@ def test_what_does_not_fit_goes_to_the_disk(tmp_path):
     memory = 1004 * 24 + 100 * 90
     found = plan_memory([FEW, MANY], 16, 16, memory, str(tmp_path))
     few, many = found.tables
-    # The keys that are used most, whatever their table; all four of `few` are among them.
+    # The most frequent keys of all tables are in memory, including all four keys of `few`.
     assert few.rows_in_memory == 4
     assert few.storage.spill is None
     assert 50 < many.rows_in_memory < 102
@@ -108,7 +109,7 @@ def test_statistics_are_read(prepared):
 
 
 def test_the_program_prints_tables_that_work(prepared, tmp_path, capsys):
-    # The index, and a hundred rows.
+    # Memory for the index and one hundred rows.
     memory = sum(use.rows for use in read_uses(prepared)) * 24 + 100 * 60
     arguments = [f"--data={prepared}", f"--memory={memory}", f"--spill={tmp_path}", "--dim=8"]
     assert run_program(plan.make_flags(), plan.main, arguments) == 0

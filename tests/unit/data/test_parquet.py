@@ -1,4 +1,4 @@
-"""Parquet reader against the rows that were written: parts, missing values, lists, bad rows."""
+"""Tests of the Parquet reader: parts, missing values, lists and malformed rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(path, row_group_size=1000, **columns):
 
 
 def numbered(path, first, count, **options):
-    """A file whose key "row" counts on from `first`."""
+    """Writes a file with a key column "row" that counts up from `first`."""
     row = np.arange(first, first + count)
     return write(path, click=(row % 2).astype(np.int8), row=row, price=row * 0.5, **options)
 
@@ -61,7 +61,7 @@ def test_shapes(tmp_path):
 
 @pytest.mark.parametrize("batch_size", [1, 999, 1000, 50_000])
 def test_parts_are_disjoint_whole_and_count_over_files(tmp_path, batch_size):
-    # In the order of the paths; files that are no data are passed over.
+    # Files are read in path order, and files that contain no data are skipped.
     numbered(tmp_path / "data" / "b" / "1.parquet", 7500, 4500)
     numbered(tmp_path / "data" / "a.parquet", 0, 7500, row_group_size=333)
     (tmp_path / "data" / "_SUCCESS").touch()

@@ -1,4 +1,4 @@
-"""Damaged Parquet files and folders of unlike files: an error that names the file."""
+"""Tests that damaged or inconsistent Parquet files raise an error that names the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers' iterators that are saved in the midst of a pass go on there in another reader."""
+"""Tests that an iterator saved during a pass continues in another reader."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def flat(batch: Any) -> list[np.ndarray]:
 @pytest.mark.parametrize("at", [0, 1, 5, 8, 11])
 def test_a_saved_iterator_goes_on_in_another_reader(make: Any, at: int, tmp_path: Path) -> None:
     def data(reader: Any) -> tf.data.Dataset:
-        # Batches that span the ends of passes, as in training.
+        # As in training, some batches span the end of a pass.
         return at_once(reader.dataset().repeat(EPOCHS).rebatch(BATCH + 2))
 
     reader = make(tmp_path)

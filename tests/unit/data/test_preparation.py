@@ -1,4 +1,7 @@
-"""Prepared data: what the original files' readers give, bit for bit, however often broken off."""
+"""Tests that prepared data equals the source files, even after interruptions.
+
+The comparison is bit by bit.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from slipstream_tf.data.spec import BadLineError
 
 
 def collect(reader):
-    """All inputs of a pass: {"label", "dense", "keys"}."""
+    """Returns all examples of a pass as arrays: {"label", "dense", "keys"}."""
     found = {"label": []}
     for features, label in reader.dataset():
         found["label"].append(label.numpy())
@@ -35,7 +38,7 @@ def collect(reader):
 
 
 def rows_of(reader):
-    """All inputs of a pass, each as one list."""
+    """Returns all examples of a pass, each as a list."""
     found = collect(reader)
     return np.column_stack([found["label"], found["dense"], found["keys"]]).tolist()
 
@@ -136,7 +139,7 @@ def test_parquet_agrees_with_its_reader(tmp_path, small_blocks, run_prepare):
 
 
 class Broken(Exception):
-    """Stands for a kill."""
+    """Simulates a kill of the process."""
 
 
 def test_broken_off_anywhere_it_ends_with_the_same_bytes(
@@ -166,7 +169,7 @@ def test_broken_off_anywhere_it_ends_with_the_same_bytes(
         before = {p: p.stat().st_mtime_ns for p in folder.rglob("0*.parquet")}
         assert run_prepare(paths, folder, **options) == whole
         assert digests(folder) == expected
-        # What was whole is not written again.
+        # Complete shards are not written again.
         assert all(path.stat().st_mtime_ns == time for path, time in before.items())
         written += len(before)
         for path in sorted(folder.rglob("*"), reverse=True):
@@ -236,7 +239,7 @@ def test_what_a_kill_leaves_is_removed_and_other_files_are_not_touched(
 
     with pytest.raises(Broken):
         run_prepare(path, folder, shard_rows=300, progress=stop)
-    # A shard renamed before the manifest names it, and files that are not whole.
+    # Leave behind a shard that the manifest does not name yet, and partial files.
     left = (
         "train/000007.parquet",
         "train/.000003.parquet.part",
@@ -361,7 +364,7 @@ def test_ranks_read_every_input_once(tmp_path, criteo_lines, run_prepare):
     run_prepare(path, tmp_path / "out", shard_rows=300)
     rows = []
     for rank in range(3):
-        # As slipstream-train shares batches out.
+        # Split the batches between ranks as slipstream-train does.
         reader = PreparedReader(tmp_path / "out", 32, part="train", shuffle_seed=1)
         own = reader.dataset().shard(3, rank)
         rows += [row for features, _ in own for row in features["keys"].numpy().tolist()]

@@ -1,4 +1,4 @@
-"""Readers give every input of a part once, in every order and pass, whatever the batches."""
+"""Tests that readers return every example exactly once for any order, pass and batch size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipstream_tf.data.readers.parquet import ParquetReader
 
 
 def numbers(reader):
-    """The first keys of one pass: numbers of the inputs."""
+    """Returns the first key of each example of a pass, which numbers the examples."""
     return np.concatenate([features["keys"][:, 0].numpy() for features, _ in reader.dataset()])
 
 
@@ -57,7 +57,7 @@ def test_data_lines_over_files_parts_and_bad_lines(tmp_path):
 
 
 def test_exactly_parsed_lines_keep_their_places(tmp_path):
-    # A short category is read by the exact parser, beside lines that are read fast.
+    # The exact parser reads the short category, and the fast parser the lines around it.
     lines = [criteo_line(0), criteo_line(1).replace("0000000a", "a"), "", criteo_line(3)]
     path = tmp_path / "a.tsv"
     path.write_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Cutting rows into batches and parts: every input once and in order, whatever the block sizes."""
+"""Tests of cutting rows into batches and parts: complete and in order for any block size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema files: what they may say, and that every mistake names itself."""
+"""Tests of schema files: valid entries, and errors that name the invalid entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of prepared data against what plain Python counts."""
+"""Tests of the statistics of prepared data against counts in plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Text readers on damaged files: only the malformed lines are lost, in bounded time and memory."""
+"""Tests of text readers on damaged files: only malformed lines are lost.
+
+Time and memory stay bounded.
+"""
 
 from __future__ import annotations
 

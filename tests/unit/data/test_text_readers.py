@@ -1,4 +1,4 @@
-"""Criteo and Avazu readers: every good line arrives, every bad one is counted and named."""
+"""Tests of the Criteo and Avazu readers: valid lines are read, malformed lines are counted."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_undecodable_bytes_and_inner_carriage_returns_cost_their_line_only(tmp_p
 @pytest.mark.parametrize("is_compressed", [False, True])
 def test_line_ends_and_compression_do_not_matter(tmp_path, end, is_compressed):
     lines = [criteo_line(categories=(f"{i:08x}",) * 26) for i in range(2500)]
-    content = end.join(lines).encode()  # no line end at the end
+    content = end.join(lines).encode()  # The last line has no line break.
     path = tmp_path / ("a.tsv.gz" if is_compressed else "a.tsv")
     path.write_bytes(gzip.compress(content) if is_compressed else content)
     keys = [batch["keys"].numpy()[:, 0] for batch, _ in CriteoReader(path, 1000).dataset()]
@@ -148,7 +148,7 @@ def test_any_bytes_are_read_or_counted(tmp_path_factory, data):
     for part in parts:
         assert np.isfinite(part.dense).all()
         assert set(part.label) <= {0.0, 1.0}
-    # The exact parser alone decides.
+    # The exact parser defines which lines are valid.
     good_lines = 0
     for line in lines:
         try:
@@ -173,7 +173,7 @@ def test_avazu_fields_and_bad_lines(tmp_path):
     count, (rows,) = read(reader)
     assert (count, reader.bad_lines.count) == (2, 3)
     assert reader.bad_lines.first.startswith(f"{path}:3: hour '14139905'")
-    assert rows.keys[0, :2].tolist() == [5, 1]  # Tuesday, 21 October 2014
+    assert rows.keys[0, :2].tolist() == [5, 1]  # 21 October 2014 was a Tuesday.
     assert rows.keys[0, 2] == hash_string(b"x")
     assert rows.keys[1, 2] == MISSING_KEY
     assert rows.label.tolist() == [1.0, 0.0]
