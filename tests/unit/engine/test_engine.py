@@ -1,4 +1,4 @@
-"""engine.tracker beyond the paper: masks, deferring, states and dry runs."""
+"""Tests of `engine.tracker` features that the paper lacks: masking, deferral, states, dry runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_masked_key_is_judged_by_its_last_free_drift():
     store, tracker = make("mask_gradients", threshold=0.25)
     for _ in range(2):
         window(store, tracker)
-    for _ in range(3):  # masked rows rest; the others go on
+    for _ in range(3):  # Masked rows do not move, the others do.
         report, _ = window(store, tracker, {0: 0.0, 1: 0.0, 2: 0.3, 3: 0.4})
         assert report.saturated_keys == 3
         drift = tracker.states["user"].drift
@@ -89,7 +89,7 @@ def test_a_saturated_key_stays_until_its_drift_reaches_the_threshold():
     for drift in (0.25, 0.3, 0.35, 0.25, 0.1):
         _, (skippable, *_) = window(store, tracker, {**DRIFTS, 1: drift})
         seen.append(bool(skippable[1]))
-    # Each drift decides on the window after its own.
+    # A drift decides the state in the next window.
     assert seen == [True, True, False, False, True]
 
 
@@ -122,7 +122,7 @@ def test_a_newly_hot_key_warms_for_a_window():
         _, (skippable, *_) = window(store, tracker, {**DRIFTS, 9: 0.0})
         assert skippable[0], "the others are saturated"
         seen.append(bool(skippable[4]))
-    # Cold in its first window, warming in the second, then skipped.
+    # Cold in the first window, warming in the second, skippable in the third.
     assert seen == [False, False, True]
 
 

@@ -1,4 +1,4 @@
-"""engine.tracker with `max_auc_loss`: how the learning curve bounds the threshold."""
+"""Tests how `max_auc_loss` bounds the threshold of `engine.tracker` by the learning curve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_max_auc_loss_without_planned_steps_skips_nothing_and_says_why():
 
 
 def learn(max_auc_loss, windows=14):
-    """Windows whose AUC rises with the logarithm of the examples trained."""
+    """Runs windows in which the AUC grows with the logarithm of the trained examples."""
     store, tracker = make(
         "skip_examples", skip_keep=0.8, planned_steps=400, max_auc_loss=max_auc_loss
     )
@@ -25,7 +25,7 @@ def learn(max_auc_loss, windows=14):
     for _ in range(windows):
         report, (skippable, _, weight) = window(store, tracker, users)
         reports.append(report)
-        # A part of the positives above all negatives, and the others below them.
+        # Place a fraction `auc` of the positives above all negatives, and the rest below them.
         auc = 0.3 + 0.05 * math.log(trained + 20)
         losses = -np.log(np.array([0.5, 0.75, 0.25], np.float32))
         weights = 0.5 * weight.sum() * np.array([1.0, auc, 1.0 - auc], np.float32)

@@ -1,4 +1,4 @@
-"""engine.hot_set: the most accessed keys within a byte budget."""
+"""Tests of `engine.hot_set`: the most accessed keys within a byte budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""engine.steering: slope and bound of the learning curve, worth of examples, planned share."""
+"""Tests of `engine.steering`: learning curve, value of examples, planned fraction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ WINDOW = 25_000
 
 
 def line(slope: float, windows: int = 40, noise: float = 0.0, seed: int = 0, memory: float = 0.0):
-    """A curve 0.3 + slope * ln(n), with noise that may be correlated between windows."""
+    """Returns the curve 0.3 + slope * ln(n) plus noise.
+
+    The noise has the standard deviation `noise` and the correlation `memory` between windows.
+    """
     rng, error, points = np.random.default_rng(seed), 0.0, []
     for i in range(windows):
         error = memory * error + math.sqrt(1 - memory**2) * noise * rng.standard_normal()
@@ -49,7 +52,7 @@ def test_an_exact_line_is_found(slope):
     fit = fit_learning_curve(line(slope))
     assert fit.slope == pytest.approx(slope, abs=1e-12)
     assert fit.bound == pytest.approx(abs(slope), abs=1e-8)
-    assert fit.points == 30  # from a quarter of the length on
+    assert fit.points == 30  # The fit starts at a quarter of the length.
 
 
 def test_equals_weighted_least_squares():
@@ -71,7 +74,8 @@ def test_equals_weighted_least_squares():
     fit = fit_learning_curve(curve)
     assert fit.slope == pytest.approx(expected[1])
     assert fit.points == len(later)
-    assert fit.std_error >= math.sqrt(variance) * (1 - 1e-9)  # widened by correlation only
+    # Correlation can only widen the error.
+    assert fit.std_error >= math.sqrt(variance) * (1 - 1e-9)
     assert fit.std_error <= math.sqrt(variance) * 2
 
 
@@ -82,7 +86,7 @@ def test_the_bound_covers_the_true_slope(windows, memory, covered):
     fits = [fit_learning_curve(line(0.03, windows, 0.002, seed, memory)) for seed in range(1000)]
     assert np.mean([fit.bound >= 0.03 for fit in fits]) >= covered
     assert np.mean([fit.slope for fit in fits]) == pytest.approx(0.03, rel=0.05)
-    # It is of use, too: not many times the slope.
+    # The bound must also be tight enough to be useful.
     assert np.median([fit.bound for fit in fits]) < 0.03 * (1.5 if windows > 7 else 2.5)
 
 
@@ -107,7 +111,8 @@ def test_windows_without_a_quality_are_left_out():
     gaps = [CurvePoint(p.trained, p.inputs, math.nan) if i % 3 else p for i, p in enumerate(curve)]
     assert fit_learning_curve(gaps).slope == pytest.approx(0.03)
     assert fit_learning_curve(gaps[1:3] * 10) is None
-    assert fit_learning_curve([CurvePoint(100, 10, 0.5)] * 9) is None  # one place has no slope
+    # A single position has no slope.
+    assert fit_learning_curve([CurvePoint(100, 10, 0.5)] * 9) is None
 
 
 def test_the_order_of_the_points_does_not_matter():
@@ -122,24 +127,27 @@ def test_constant_quality_costs_nothing():
     assert result.predicted_cost == pytest.approx(0.0, abs=1e-12)
     zero = [CurvePoint(p.trained, p.inputs, 0.0) for p in curve]
     assert plan(zero, skipped=10, skipped_effective=1e9).predicted_cost == 0.0
-    most = plan(zero, value=2.0)  # an exact slope of 0, too, leaves some training
+    most = plan(zero, value=2.0)  # Even with a slope of exactly 0, some examples are trained.
     assert most.share == pytest.approx(0.9 / (0.75 * 2.0))
 
 
 def test_globo_clicks_as_measured(monkeypatch):
-    """0.0074 AUC for 21.7% of 2.7M inputs skipped at random: about 3% for 0.001."""
+    """Measured: skipping 21.7% of 2.7M examples at random costs 0.0074 AUC.
+
+    Therefore about 3% may be skipped for a loss of 0.001.
+    """
     slope, planned = (0.7318 - 0.7244) / -math.log(1 - 0.217), 2_700_000
     assert slope == pytest.approx(0.030, abs=0.0005)
-    curve = line(slope, 27)  # 675,000 inputs: a quarter; three quarters are to come
+    curve = line(slope, 27)  # 675,000 examples, a quarter of the plan.
     careful = plan(curve, planned_inputs=planned)
     assert f"assumed {steering.MODEL_MARGIN * slope:.3g}" in careful.plan
-    assert careful.share * 0.75 == pytest.approx(0.022, abs=0.001)  # of all inputs
+    assert careful.share * 0.75 == pytest.approx(0.022, abs=0.001)  # As a fraction of all examples.
     assert careful.predicted_cost == pytest.approx(0.001)
-    # Noise as it is in windows of that size makes the promise more expensive.
+    # With noise as measured in windows of this size, fewer examples may be skipped.
     shares = [plan(line(slope, 27, 0.002, s), planned_inputs=planned).share for s in range(50)]
     assert 0.016 < np.median(shares) * 0.75 < 0.022
 
-    monkeypatch.setattr(steering, "MODEL_MARGIN", 1.0)  # the model itself
+    monkeypatch.setattr(steering, "MODEL_MARGIN", 1.0)  # The model without a margin.
     assert plan(curve, planned_inputs=planned).share * 0.75 == pytest.approx(0.0325, abs=0.001)
     whole = plan(curve, planned_inputs=planned, max_auc_loss=0.0074)
     assert whole.share * 0.75 == pytest.approx(0.217, abs=0.001)
@@ -206,7 +214,10 @@ def test_what_is_planned_stays_within_the_allowed_loss(slope, noise, skipped, va
 
 
 def test_following_the_plan_ends_within_the_allowed_loss():
-    """A simulated run: quality is that of the effective inputs, planned anew each window."""
+    """Simulates a run in which the AUC follows the effective examples.
+
+    The fraction is planned again in each window.
+    """
     costs = []
     for seed in range(40):
         rng = np.random.default_rng(seed)
@@ -214,7 +225,7 @@ def test_following_the_plan_ends_within_the_allowed_loss():
         curve, trained, skipped, effective, share = [], 0, 0, 0.0, 0.0
         for window in range(windows):
             now = int(WINDOW * share)
-            seen = trained + skipped - effective  # what was learned, in average inputs
+            seen = trained + skipped - effective  # The amount of learning, in average examples.
             quality = slope * math.log(max(seen, 1) + WINDOW / 2) + rng.normal(0, 0.002)
             curve.append(CurvePoint(trained, WINDOW - now, quality))
             trained, skipped, effective = (
@@ -229,7 +240,7 @@ def test_following_the_plan_ends_within_the_allowed_loss():
         total = windows * WINDOW
         costs.append(slope * math.log(total / (total - effective)))
     assert np.mean(np.array(costs) <= 0.002) >= 0.95
-    assert np.median(costs) > 0.001  # most of the allowed loss is used
+    assert np.median(costs) > 0.001  # Most of the allowed loss is used.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""engine.ranks: totals of all ranks, errors of disagreement, states at other numbers of ranks."""
+"""Tests of `engine.ranks`: totals, disagreement errors, and restores at other world sizes."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_counts_are_added_field_by_field(run_as_ranks):
 
 
 def test_pilots_are_put_together_by_what_each_rank_has_learnt_since(run_as_ranks):
-    # One number and its accumulator, of a linear pilot.
+    # The weight and the accumulator of one bucket of a linear pilot.
     def entry(number, accumulator):
         return [number, accumulator, 0.0, 0.0]
 
     buckets = [np.array([1, 5]), np.array([5, 8]), np.empty(0, np.int64)]
     first = [[entry(1, 2), entry(3, 1)], [entry(6, 2), entry(7, 7)], np.empty((0, 4))]
-    # Of what all have now, rank 1 alone learns in bucket 5.
+    # After the first merge, only rank 1 trains bucket 5.
     all_buckets = np.array([1, 5, 8])
     then = [[entry(1, 2), entry(5 + r % 2, 5 / 3 + r % 2), entry(7, 7)] for r in range(3)]
 
@@ -78,7 +78,7 @@ def test_pilots_are_put_together_by_what_each_rank_has_learnt_since(run_as_ranks
         return merged
 
     wanted = [
-        # A rank without examples does not count for the base rate.
+        # The base rate ignores ranks without examples.
         {"base": [0.25, 10.0], "buckets": [1, 5, 8]},
         {"base": [0.25, 10.0], "buckets": [1, 5, 8]},
     ]
@@ -119,7 +119,7 @@ def test_equal_keys_and_thresholds_pass(run_as_ranks):
     [
         ([0.1, 0.2, 0.1, 0.3], [[np.array([1])]] * 4),
         ([0.1] * 4, [[np.array([1])], [np.array([2])], [np.array([1])], [np.empty(0, np.int64)]]),
-        # The same keys, but in other tables.
+        # The same keys, but in different tables.
         ([0.1] * 4, [[np.arange(2), np.arange(1)], [np.arange(1), np.arange(2)]] * 2),
     ],
 )
@@ -130,7 +130,7 @@ def test_every_rank_is_told_which_ones_differ(run_as_ranks, thresholds, keys):
 
 
 def state(rank: int) -> dict[str, Any]:
-    """What rank `rank` knows; its own keys are those that are rank modulo 10."""
+    """Returns the state of a rank whose snapshot has the keys `rank` and `rank + 10`."""
     own = np.array([rank, rank + 10])
     numbers = np.array([rank + 1, rank, 0, 0, 0, 100 + rank, 50, 3])
     return {
@@ -180,9 +180,9 @@ def test_counts_go_to_one_rank_each(before: int, now: int) -> None:
     assert sum(int(part["window"]["numbers"][0]) for part in parts) == sum(range(1, before + 1))
     for part in parts:
         window = part["window"]
-        # The sample is drawn anew; random choices go on.
+        # The sample starts empty, but the random number generator continues.
         assert all(len(window[name]) == 0 for name in ("tables", "keys", "ends", "losses"))
         assert window["numbers"][7] == 0 and window["numbers"][5] >= 100
         assert part["traffic"] == {}
-    # What came in is as it was.
+    # The input states are not modified.
     assert states[0]["window"]["numbers"][7] == 3

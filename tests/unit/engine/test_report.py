@@ -1,4 +1,4 @@
-"""engine.report: quantiles, histograms and JSON of a report; packed logs of many windows."""
+"""Tests of `engine.report`: quantiles, histograms, JSON, and compressed logs of many windows."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def test_all_reports_come_back_in_order_from_a_checkpoint_too() -> None:
 
 def test_an_old_report_takes_at_most_an_eighth_of_a_new_one() -> None:
     gc.collect()
-    gc.freeze()  # What other tests left need not be looked at again.
+    gc.freeze()  # Exclude the objects of other tests from collection.
     tracemalloc.start()
     log, used = ReportLog(), []
     for window in range(8 * BLOCK):
         if window % BLOCK == 0:
-            gc.collect()  # What waits to be collected is not the log's.
+            gc.collect()  # Do not attribute uncollected garbage to the log.
             used.append(tracemalloc.get_traced_memory()[0])
         log.append(report_of(window, tables=10))
     tracemalloc.stop()
@@ -139,7 +139,7 @@ def test_many_drifts_of_all_sizes_are_in_their_buckets():
     rng = np.random.default_rng(0)
     drift = (10.0 ** rng.uniform(-12, 12, 150_000)).astype(np.float32)
     bounds = (10.0 ** (np.arange(-36, 37) / 4)).astype(np.float32)
-    # About bounds, where the least digits decide.
+    # Neighbors of the bounds, where the last bit decides.
     beside = [np.nextafter(bounds, np.float32(to)) for to in (0.0, np.inf)]
     drift = np.concatenate([drift, bounds, *beside, np.zeros(9, np.float32), [np.nan, np.inf]])
     found = histogram_of(drift.astype(np.float32))

@@ -1,4 +1,4 @@
-"""engine.settings: what cannot be set together is refused, and what all policies need."""
+"""Tests of `engine.settings`: invalid combinations, and the requirements of the policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables worked on at once: results in order, errors as one by one, and windows that end alike."""
+"""Tests of parallel work on tables: ordered results, errors, and equal windows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def make_store() -> NativeStore:
 
 
 def end_windows(metric: str, policy: str):
-    """Reports, tables and state of three windows on the same random inputs."""
+    """Returns reports, tables and state after three windows on random examples.
+
+    The examples are the same in every call.
+    """
     store = make_store()
     threshold = 0.05 if metric == "linf" else 0.05 * DIM**0.5
     settings = engine_settings(
@@ -78,7 +81,7 @@ def test_a_window_of_many_keys_works_on_tables_at_once(monkeypatch):
     monkeypatch.setattr(tracker, "for_each", noting)
     monkeypatch.setattr(tracker, "tables_at_once", lambda store, ranks: 3)
     end_windows("linf", "skip_examples")
-    assert set(used) == {1}  # A thousand keys are few.
+    assert set(used) == {1}  # A thousand keys are too few for threads.
     monkeypatch.setattr(tracker, "FEW_KEYS", 100)
     end_windows("linf", "skip_examples")
     assert 3 in used
@@ -97,7 +100,7 @@ def test_results_are_in_order_and_the_first_error_is_raised():
         with pytest.raises(ValueError, match="item 2"):
             for_each(fail, threads, range(100))
         assert {0, 1, 2} <= set(ended)
-        assert len(ended) < 50  # None is begun after one that failed.
+        assert len(ended) < 50  # No item is started after a failure.
 
 
 @pytest.mark.parametrize("started", [0, 1])

@@ -1,4 +1,4 @@
-"""engine.states: the transitions as a table, and what holds for any history."""
+"""Tests of `engine.states`: the transition table and properties of arbitrary histories."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def one_key(state: KeyState, drift: float) -> KeyStates:
 
 
 def advance(states, hot, drifts, threshold, window, *, probes_every=0, are_masked=False):
-    """`next_states` by measured drifts, key -> drift; the other keys of `states` were evicted."""
+    """Applies `next_states` to drifts (key -> drift).
+
+    Keys of `states` without a drift count as evicted.
+    """
     keys = np.array(sorted(drifts), np.int64)
     measured = np.array([drifts[key] for key in keys.tolist()], np.float32)
     deciding = deciding_drifts(states, keys, measured, are_masked=are_masked)
@@ -40,11 +43,12 @@ def advance(states, hot, drifts, threshold, window, *, probes_every=0, are_maske
 
 def as_rows(states: KeyStates) -> list[tuple]:
     columns = (getattr(states, field.name).tolist() for field in dataclasses.fields(states))
-    return [tuple(map(repr, row)) for row in zip(*columns, strict=True)]  # NaN equals NaN
+    # As text, because NaN is not equal to NaN.
+    return [tuple(map(repr, row)) for row in zip(*columns, strict=True)]
 
 
-# T = 2; key 7; window 9 ends.
-# before, last free drift, are_masked, measured drift -> after, last free drift
+# T is 2, the key is 7 and window 9 ends. The columns are: state before, last free drift,
+# are_masked, measured drift, state after, last free drift after.
 TRANSITIONS = [
     (WARMING, NAN, False, 1.9, SATURATED, 1.9),
     (WARMING, NAN, False, 2.0, VARYING, 2.0),
@@ -58,10 +62,10 @@ TRANSITIONS = [
     (SATURATED, 1.0, False, 1.9, SATURATED, 1.9),
     (SATURATED, 1.0, False, 2.0, VARYING, 2.0),
     (SATURATED, 1.0, False, NAN, VARYING, NAN),
-    (SATURATED, 1.0, True, 0.0, SATURATED, 1.0),  # 0 says nothing
+    (SATURATED, 1.0, True, 0.0, SATURATED, 1.0),  # The drift of a masked row is no evidence.
     (SATURATED, 1.0, True, 9.0, SATURATED, 1.0),
     (SATURATED, 1.9, True, 0.0, SATURATED, 1.9),
-    (SATURATED, 2.0, True, 0.0, VARYING, 2.0),  # T fell
+    (SATURATED, 2.0, True, 0.0, VARYING, 2.0),  # T has decreased.
     (SATURATED, 1.0, True, INF, VARYING, INF),
     (PROBING, 1.0, False, 1.9, SATURATED, 1.9),
     (PROBING, 1.0, True, 1.9, SATURATED, 1.9),
@@ -88,7 +92,7 @@ def test_who_leaves_or_is_evicted_is_forgotten(before):
 
 
 @pytest.mark.parametrize("before", [WARMING, VARYING, SATURATED, PROBING])
-@pytest.mark.parametrize("threshold", [0.0, 1e-60])  # the second is 0 as float32
+@pytest.mark.parametrize("threshold", [0.0, 1e-60])  # As a float32, 1e-60 is 0.
 def test_without_a_threshold_nothing_is_saturated(before, threshold):
     result = advance(one_key(before, 0.0), [7], {7: 0.0}, threshold, 9)
     assert result.states.tolist() == [VARYING]
@@ -118,7 +122,7 @@ def test_without_probes_a_masked_key_stays():
 
 
 def test_probes_of_many_keys_are_spread_evenly():
-    keys = range(100_000)  # consecutive: what the hash is for
+    keys = range(100_000)  # Consecutive keys, which the hash must scatter.
     states = advance(KeyStates.empty(), keys, {}, 1.0, 0)
     for window in range(1, 13):
         states = advance(states, keys, dict.fromkeys(keys, 0.5), 1.0, window, probes_every=10)
@@ -128,12 +132,12 @@ def test_probes_of_many_keys_are_spread_evenly():
 
 histories = st.lists(
     st.tuples(
-        st.sets(st.integers(-8, 8), max_size=12),  # the next hot set
-        st.sets(st.integers(-8, 8), max_size=3),  # evicted
+        st.sets(st.integers(-8, 8), max_size=12),  # The next hot set.
+        st.sets(st.integers(-8, 8), max_size=3),  # Evicted keys.
         st.lists(
             st.sampled_from([0.0, 0.5, 1.0, 1.4, 1.6, 9.0, NAN, INF]), min_size=17, max_size=17
         ),
-        st.sampled_from([0.0, 0.5, 1.0, 1.25]),  # T
+        st.sampled_from([0.0, 0.5, 1.0, 1.25]),  # The threshold T.
     ),
     min_size=1,
     max_size=12,
@@ -147,7 +151,7 @@ settings = st.fixed_dictionaries(
 
 
 def run(history, settings):
-    """States after each window, with what they were found from."""
+    """Returns for each window its number, the states before, drifts, threshold and new states."""
     states, steps = KeyStates.empty(), []
     for window, (hot, evicted, values, threshold) in enumerate(history):
         drifts = {int(key): values[key + 8] for key in states.keys if int(key) not in evicted}
@@ -157,7 +161,7 @@ def run(history, settings):
 
 
 def reference(before, hot, drifts, threshold, settings, probes):
-    """The rules once more, key by key."""
+    """Implements the transition rules for one key at a time."""
     rows = {
         row[0]: row[1:] for row in zip(*(a.tolist() for a in vars(before).values()), strict=True)
     }

@@ -1,4 +1,4 @@
-"""engine.steering: shares under `max_auc_loss`."""
+"""Tests of `engine.steering`: the fraction under `max_auc_loss`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ NOTHING = LossStatistics.from_sums(np.zeros(6), np.zeros((2, 4)))
 
 
 def sums(losses):
-    """Count, sum and sum of squared residuals."""
+    """Returns the count, the sum and the sum of squared residuals of losses."""
     losses = np.asarray(losses, np.float64)
     return np.array([losses.size, losses.sum(), (np.expm1(-losses) ** 2).sum()])
 
 
 def statistics(others, skippable=(), stands_for=1.0, auc=None):
-    """Losses of inputs; each skippable one stands for some."""
+    """Returns loss statistics in which each skippable example has the weight `stands_for`."""
     kept = sums(skippable)
     histogram = np.zeros((2, 4))
-    if auc is not None:  # All negatives in the middle, and a part of the positives above them.
+    # All negatives are in the middle bucket, and a fraction `auc` of the positives is above it.
+    if auc is not None:
         histogram[0, 1], histogram[1, 0], histogram[1, 2] = 1.0, 1.0 - auc, auc
     weighted = sums(others) + stands_for * kept
     return LossStatistics.from_sums(np.array([kept[0], kept[2], *weighted, 0]), histogram)
@@ -47,7 +48,7 @@ def curve_losses(window, inputs=1000, kept=0):
 
 
 def run(windows, planned=30_000, kept=0, **settings):
-    """Steers by a rising AUC; returns the steerings."""
+    """Runs windows with a rising AUC and returns the steering of each."""
     steerer = Steerer(engine_settings("skip_examples", skip_keep=0.5, **settings))
     return [
         steerer.next(work(curve_losses(window, kept=kept)), planned) for window in range(windows)
@@ -71,8 +72,9 @@ def test_max_auc_loss_needs_a_curve_and_then_bounds_the_share():
     assert [steering.share for steering in found[:5]] == [0.0] * 5
     assert "fewer than 5 windows" in found[3].plan
     last = found[-1]
-    # S = N (1 - exp(-max_auc_loss / b)) over what is left; b is the fitted 0.05 times the margin. A
-    # skipped input counts for itself and for the weight of 2 that another carries in its place.
+    # The allowed number is N (1 - exp(-max_auc_loss / b)), spread over the remaining examples. Here
+    # b is the fitted slope 0.05 times the margin. A skipped example costs its own contribution and
+    # the variance of the weight 2 that a kept example carries instead.
     most = 30_000 * -math.expm1(-0.004 / 0.075) / 18_000 / (1 + math.log(2))
     assert last.share == pytest.approx(most, rel=0.02)
     assert last.predicted_cost == pytest.approx(0.004, rel=0.02)
@@ -91,7 +93,7 @@ def test_windows_of_one_label_are_no_points_of_the_curve():
 
 
 def test_the_share_is_one_of_hot_inputs():
-    # A plan counts all inputs: of half as many hot ones it takes twice the share.
+    # The plan counts all examples. With half as many hot examples, the fraction of them doubles.
     settings = engine_settings("skip_examples", max_auc_loss=0.002)
     steerers = [Steerer(settings) for _ in range(2)]
     for window in range(12):
@@ -137,7 +139,7 @@ def test_masked_rows_are_a_share_of_their_inputs():
         steering = steerer.next(work(curve_losses(window), offered=100), 30_000)
     first = steering.share
     assert 0.0 < first <= 0.3
-    # Twice as many rows are masked as planned: the share is about halved.
+    # Twice as many rows are masked as planned, therefore the fraction is about halved.
     plain = Steerer(engine_settings("skip_examples", max_auc_loss=0.004))
     for window in range(8):
         planned = plain.next(work(curve_losses(window)), 30_000).share

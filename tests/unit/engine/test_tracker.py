@@ -1,4 +1,4 @@
-"""engine.tracker: the window loop over a small store, checked by hand."""
+"""Tests of the window loop of `engine.tracker` on a small store with known results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPECS = [FeatureSpec("user", "user"), FeatureSpec("item", "item")]
 
 
 class SmallStore(TrackedStore):
-    """What the tracker needs of an EmbeddingStore, in dictionaries."""
+    """Minimal in-memory store for the tracker."""
 
     def __init__(self, *names: str):
         self.tables = tuple(Table(name, DIM) for name in names)
@@ -69,7 +69,7 @@ class SmallStore(TrackedStore):
 
 
 def make(*policies, store=None, **settings):
-    """A store and a tracker that skips half of the examples by drift, if no policy is named."""
+    """Returns a store and a tracker; by default, half of the examples are skipped by drift."""
     store = store or SmallStore("user", "item")
     defaults = {"window_steps": 10, "sample": 64, "warmup": 0}
     if not policies and "random_shares" not in settings:
@@ -80,7 +80,10 @@ def make(*policies, store=None, **settings):
 
 
 def one_window(store, tracker, user_drifts):
-    """Trains users by their drifts and item 0 by 0, and shows one input per user."""
+    """Changes user rows by the given drifts and classifies one example per user.
+
+    Item 0 has a drift of 0.
+    """
     store.train("user", user_drifts)
     store.train("item", {0: 0.0})
     users = np.array(list(user_drifts), np.int64)
@@ -104,7 +107,8 @@ def test_finds_saturated_keys_and_skips_the_target_share():
     second = tracker.end_window()
     assert second.hot_keys == 5 and second.snapshot_bytes == 5 * DIM * 4
     assert second.threshold == pytest.approx(0.3)
-    assert second.saturated_keys == 3 and second.saturated_share == 0.6  # users 0, 1 and item 0
+    # Users 0 and 1, and item 0.
+    assert second.saturated_keys == 3 and second.saturated_share == 0.6
     assert second.is_skipping and second.hot_set_overlap == 1.0
     assert second.drift_quantiles[1.0] == pytest.approx(0.4)
     assert (second.examples_seen, second.examples_skipped, second.hot_examples) == (4, 0, 0)
@@ -122,7 +126,7 @@ def test_step_ends_windows():
     reports = [tracker.step() for _ in range(25)]
     assert [i for i, report in enumerate(reports) if report] == [9, 19]
     assert [report.step for report in tracker.reports] == [10, 20]
-    tracker.end_window()  # by hand, after 5 of 10 steps
+    tracker.end_window()  # Called directly, after 5 of 10 steps.
     assert tracker.step(9) is None
     assert tracker.step(4).step == 38
     with pytest.raises(ValueError, match="Invalid `steps`"):
@@ -150,7 +154,7 @@ def test_without_policies_it_only_reports():
     for _ in range(3):
         assert not one_window(store, tracker, DRIFTS).any()
         report = tracker.end_window()
-    # The default share of three tenths.
+    # The default fraction is 0.3.
     assert report.threshold > 0 and report.saturated_keys == 2 and not report.is_skipping
 
 
@@ -203,7 +207,7 @@ def test_hot_set_follows_counts_within_the_budget():
     assert [states.keys.tolist() for states in tracker.states.values()] == [[5, 6, 7], []]
     store.train("item", {1: 0.0, 2: 0.0})
     store.train("user", {7: 0.0})
-    report = tracker.end_window()  # a factor of 0: only the window's own accesses count
+    report = tracker.end_window()  # With a decay of 0, only accesses of the last window count.
     assert report.hot_set_overlap == pytest.approx(1 / 3)
     assert report.snapshot_bytes == 3 * DIM * 4
     assert [states.keys.tolist() for states in tracker.states.values()] == [[7], [1, 2]]

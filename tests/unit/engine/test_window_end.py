@@ -1,4 +1,4 @@
-"""engine.window_end: what a window's end decides and reports, from plain values."""
+"""Tests of `engine.window_end`: the decisions and the report, computed from plain values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def measured(keys, drift, evicted=0):
 
 
 def warming(keys):
-    """States of keys that were hot for the first window."""
+    """Returns the states of keys that became hot one window ago."""
     count = len(keys)
     return KeyStates(
         np.array(keys, np.int64),
@@ -46,7 +46,10 @@ def candidates(counts):
 
 
 def findings(**changes):
-    """Two tables: keys 1 to 4 with drifts of 0.1 to 0.4, and key 9, which was evicted."""
+    """Returns the measurements of two tables at the end of a window.
+
+    Keys 1 to 4 of the first table have drifts of 0.1 to 0.4. Key 9 of the second was evicted.
+    """
     values = {
         "window": 5,
         "states": [warming([1, 2, 3, 4]), warming([9])],
