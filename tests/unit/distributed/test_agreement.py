@@ -1,4 +1,4 @@
-"""Collectives over Python values: settings and rows that differ between ranks are errors."""
+"""Tests of collectives over Python values: differing settings or rows raise an error."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DIM = 3
 
 
 def make(keys, slots=0.5, updates=4):
-    """A store whose second table has these keys."""
+    """Returns a store with the given keys in its second table."""
     store = NativeStore([Table("a", DIM), Table("b", DIM)], optimizers.Adagrad(0.1))
     keys = np.sort(np.asarray(keys, np.int64))
     contents = store.export_table("b")
@@ -69,7 +69,7 @@ def change(store, part, place, value):
 
 
 def run(run_as_ranks, size, make_of_rank):
-    """What each rank raised, as text; "" for nothing."""
+    """Returns the error message of each rank, or "" for no error."""
 
     def program(comm):
         require_same_rows(make_of_rank(comm.rank), comm)
@@ -79,7 +79,7 @@ def run(run_as_ranks, size, make_of_rank):
 
 
 def test_equal_rows(run_as_ranks):
-    # Access counts are each rank's own.
+    # Access counts may differ between ranks.
     assert run(run_as_ranks, 3, lambda rank: make([5, 9, -2])) == [""] * 3
     assert run(run_as_ranks, 2, lambda rank: make([])) == [""] * 2
 

@@ -1,4 +1,4 @@
-"""Batches of ranks: even ends, the keys of the next batch, and the blocks that are left."""
+"""Tests of batches across ranks: even ends, keys of the next batch, remaining blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from slipstream_tf.sampling.notes import note_share
 
 
 class WithOthers:
-    """The rank of a job whose other rank has so many batches, of so many inputs each."""
+    """Simulates rank 0 of two; rank 1 has a given number of batches.
+
+    Each batch of rank 1 has `inputs` examples.
+    """
 
     rank, size, local_rank = 0, 2, 0
 
@@ -71,7 +74,8 @@ def test_the_share_of_each_batch_is_noted():
     data = tf.data.Dataset.from_tensor_slices(({"keys": np.arange(5)}, np.ones(5))).batch(3)
     got = list(even_ends(data, WithOthers(3, 1), note_share))
     shares = [features["share_of_step"].numpy().tolist() for features, _ in got]
-    # 3 of 4 inputs, 2 of 3, none of 1: over means of 2, 1.5 and .5.
+    # The ranks have 3 + 1, 2 + 1 and 0 + 1 examples. This rank's counts are divided by the means 2,
+    # 1.5 and 0.5.
     assert shares == [[1.5] * 3, [np.float32(4 / 3)] * 2, []]
 
 
@@ -148,14 +152,14 @@ def test_no_batch_is_made_before_it_is_pulled(transform, ahead):
             return {"keys": tf.identity(number)}
 
     options = tf.data.Options()
-    # `Slipstream.apply` sets it: a prefetch that TensorFlow adds is another matter.
+    # As in `Slipstream.apply`. Otherwise TensorFlow may add a prefetch.
     options.experimental_optimization.inject_prefetch = False
     data = tf.data.Dataset.range(50).batch(2).map(note).with_options(options)
     data = even_ends(data, WithOthers(99)) if transform == "even_ends" else with_next(data)
     batches = iter(data)
     for pulled in range(1, 9):
         next(batches)
-        # What else ran would run by itself.
+        # Wait for any batch that would be made in the background.
         time.sleep(0.02)
         assert made.numpy() == pulled + ahead
 
@@ -253,7 +257,7 @@ BLOCKS = 60
 
 
 def shares(left: BlocksLeft, ranks: int) -> list[list[int]]:
-    """Returns the blocks of each rank, as its data set has them."""
+    """Returns the blocks in the data set of each rank."""
     blocks = left.of(tf.data.Dataset.range(BLOCKS))
     return [
         [int(b) for b in blocks.shard(ranks, rank).as_numpy_iterator()] for rank in range(ranks)

@@ -1,4 +1,4 @@
-"""Exchange of rows between ranks: names of collectives, messages, the link and its dtype."""
+"""Tests of row exchange between ranks: names, messages, and the choice of the wire dtype."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_graph_numbers_its_collectives_anew():
         return x
 
     step(tf.zeros([1]))
-    step(tf.zeros([2]))  # traced again
+    step(tf.zeros([2]))  # A new shape traces the function again.
     prefix = "slipstream.test_graphs"
     assert seen == [[f"{prefix}.a", f"{prefix}.a-1", f"{prefix}.b"]] * 2
 
@@ -91,7 +91,7 @@ def test_values_travel_as_their_dtype_has_them(run_as_ranks, dtype):
     values = np.float32([1.0, 1.0 + 2**-6, 1.0 + 2**-12, -3e4])
     own, names = rows_of([2], [4, 5], values), Names(f"test_rounding_{dtype}")
     number = WIRE_DTYPES.index(dtype)
-    # In two rows: an int8 is one of the two 127th parts next to it.
+    # With two rows of two values, int8 rounds to one of the two adjacent multiples of max / 127.
     allowed = {
         "float32": [0, 0, 0, 0],
         "bfloat16": [0, 0, 2**-12, 3e4 * 2**-9],
@@ -127,7 +127,8 @@ def test_each_rank_gets_what_is_meant_for_it(run_as_ranks):
     names = Names("test_owners")
 
     def program(comm):
-        # One row of each table for rank 0, two of the second for rank 1.
+        # Each rank sends one row of each table to rank 0, and two rows of the second table to rank
+        # 1.
         sizes = tf.constant([[1, 1], [0, 2]], tf.int64)
         keys = tf.constant([0, 1, 2, 3], tf.int64) + 10 * (comm.rank + 1)
         own = SendBuffer(sizes, keys, tf.constant([1.0, 2, 3, 4, 5]) * (comm.rank + 1))
@@ -161,13 +162,14 @@ def test_a_row_takes_as_many_bytes_as_are_counted(dtype):
     sizes, values = [40, 30, 0], random.normal(size=40 * 16 + 30 * 5)
     own = rows_of(sizes, range(70), values)
     number = WIRE_DTYPES.index(dtype)
-    # Of another third table each time: lengths are those of the call before, of the same tables.
+    # Use a different third table for each dtype, because lengths are reused between calls with the
+    # same tables.
     _, lengths = exchange_ops.pack_messages(own, [16, 5, 7 + number], number)
     counted = sum(
         size * (8 + encoded_bytes(dtype, dim)) for size, dim in zip(sizes, [16, 5, 7], strict=True)
     )
     header = 8 * (2 + 3)
-    # A 32nd is spare, and the length is one of whole words.
+    # The length has 1/32 of headroom and is a multiple of 8 bytes.
     wanted = max(counted + header + (counted + header) // 32, 1024)
     assert lengths.numpy().tolist() == [-(-wanted // 8) * 8]
 
@@ -188,13 +190,13 @@ def test_messages_that_are_damaged_are_refused():
         exchange_ops.pack_messages(own, [-1])
 
 
-# As measured on one machine: nanoseconds for a value.
+# Seconds per value, measured on one machine.
 CODEC = dict(zip(WIRE_DTYPES, [0.2e-9, 0.4e-9, 0.6e-9, 0.9e-9], strict=True))
 
 
 def test_a_message_takes_its_bytes_and_the_coding_of_its_values():
     link = Link(1e6, 1e-3, {"int8": 1e-7})
-    # Ten rows of 16 values: keys of 8 bytes, a scale of 4.
+    # Ten rows of 16 values, each with a key of 8 bytes and a scale of 4 bytes.
     assert link.seconds(10, 16, "int8") == pytest.approx(10 * (8 + 4 + 16) / 1e6 + 160e-7)
     assert link.seconds(10, 16, "float32", copies=3) == pytest.approx(3 * 10 * (8 + 64) / 1e6)
     assert link.seconds(10, 0, "int8") == pytest.approx(80 / 1e6)
@@ -205,10 +207,10 @@ def test_a_message_takes_its_bytes_and_the_coding_of_its_values():
     [
         (1e8, 64, "int8"),
         (1e8, 16, "int8"),
-        (1e8, 1, "float32"),  # the key is most of it
-        (1e10, 64, "float32"),  # as fast as memory
+        (1e8, 1, "float32"),  # The key is most of the row.
+        (1e10, 64, "float32"),  # The link is as fast as memory.
         (1.25e9, 64, "bfloat16"),
-        (2.5e9, 64, "float32"),  # half of the time, of next to nothing
+        (2.5e9, 64, "float32"),  # Encoding as bfloat16 would save too little time.
     ],
 )
 def test_the_dtype_that_is_soonest_is_chosen(bytes_per_second, floats, wanted):
@@ -234,7 +236,7 @@ def test_what_a_link_cannot_be_is_refused():
 
 
 class Clock(threading.local):
-    """Of a rank, a thread: each look at it takes a microsecond."""
+    """Clock of a rank (a thread) that advances a microsecond per reading."""
 
     now = 0.0
 
@@ -250,7 +252,7 @@ def clock(monkeypatch):
 
 
 def slow(comm, clock, bytes_per_second, latency):
-    """Makes a rank's messages take what a link does, by the clock."""
+    """Makes the messages of a rank take as long by the clock as on a slow link."""
     gather = comm.gather
 
     def gather_slowly(tensor, kind, name):
@@ -263,7 +265,7 @@ def slow(comm, clock, bytes_per_second, latency):
 
 def test_a_link_is_measured_alike_on_all_ranks(run_as_ranks, clock):
     def program(comm):
-        # Others take another time.
+        # The other ranks measure different times.
         return exchange.link_of(slow(comm, clock, 1e8, 1e-3 * (1 + comm.rank)))
 
     links = run_as_ranks(3, program)

@@ -1,4 +1,4 @@
-"""Stores of several ranks: counts, refusals, and features without a combiner."""
+"""Tests of stores across ranks: counts, refused calls, and features without a combiner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECS = [FeatureSpec("f", "t")]
 
 
 def test_a_store_that_is_restored_goes_on_with_its_warmup(run_as_ranks):
-    """A flush is an update of the tables, too: what counts steps must not tell them apart."""
+    """A flush counts as an update, both in `num_updates` and in the saved steps."""
     warmup = {"wire_dtype": "bfloat16", "wire_warmup_steps": 3}
 
     def program(comm):
@@ -44,7 +44,7 @@ def test_a_store_that_is_restored_goes_on_with_its_warmup(run_as_ranks):
 
 @pytest.mark.parametrize("kind", [ReplicatedStore, ShardedStore])
 def test_a_flush_of_nothing_is_no_update(run_as_ranks, kind):
-    """An engine tries its policies on the store before training: that is no step of a warm-up."""
+    """An engine tries its policies before training, which must not count as a warm-up step."""
 
     def program(comm):
         store = kind(TABLES, optimizers.SGD(1.0), comm, "bfloat16", wire_warmup_steps=1)
@@ -52,7 +52,7 @@ def test_a_flush_of_nothing_is_no_update(run_as_ranks, kind):
         store.set_update_policy("t", UpdatePolicy())
         tried = store.num_updates
         store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=99, max_rows=1000))
-        if comm.rank:  # The other rank has nothing to flush, and takes part.
+        if comm.rank:  # Rank 0 has no gradients to flush, but takes part.
             keys = pack({"f": tf.constant([5], tf.int64)}, SPECS)
         else:
             keys = pack({"f": tf.zeros([0], tf.int64)}, SPECS)
@@ -76,7 +76,7 @@ def test_moments_of_masked_rows_do_not_decay_on_several_ranks(run_as_ranks, kind
 
 DIM, RANKS = 3, 2
 UNPOOLED_SPECS = [FeatureSpec("seen", "t", None, 0), FeatureSpec("item", "t", "mean", 0)]
-# Keys of a rank: histories, padded with 0, and an item.
+# Keys per rank: histories padded with 0, and items.
 SEEN = np.array([[[1, 2, 0], [3, 1, 1]], [[2, 9, 9], [0, 0, 0]]])
 ITEM = np.array([[4, 1], [2, 0]])
 
@@ -86,7 +86,7 @@ def tables():
 
 
 def train(store, inputs, scale=1.0):
-    """Two steps; returns what the second one looked up, per feature."""
+    """Trains two steps and returns the rows that the second step looked up, per feature."""
     packed = pack(inputs, UNPOOLED_SPECS)
     for _ in range(2):
         rows, plan = store.lookup(packed, training=True)
@@ -119,7 +119,7 @@ def test_ranks_train_the_rows_of_one_process(run_as_ranks, kind):
 
 @pytest.mark.parametrize("form", ["padded", "ragged"])
 def test_keys_that_are_announced_give_the_same_rows(run_as_ranks, form):
-    """The next batch of sequences is announced in the layout in which it is then looked up."""
+    """The next batch is announced and looked up in the same layout."""
 
     def laid_out(keys):
         keys = tf.constant(keys, tf.int64)

@@ -1,4 +1,4 @@
-"""distributed.optimizer: averages, how it is saved, what is refused; and the tape."""
+"""Tests of `distributed.optimizer` and the tape: averages, saving and refused arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The communicator of a single process, the job of a launcher, and processors of ranks."""
+"""Tests of single-process communication, launcher detection and CPU assignment of ranks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_more_ranks_than_processors_share_all() -> None:
 
 
 def test_threads_of_a_core_are_neighbours(tmp_path: Path) -> None:
-    # Two sockets of two cores with two threads each, numbered as Linux does.
+    # Two sockets with two cores of two threads each, numbered as Linux does.
     for number in range(8):
         folder = tmp_path / f"cpu{number}"
         folder.mkdir()
@@ -114,7 +114,7 @@ def test_threads_that_begin_give_way_and_others_do_not() -> None:
     assert policies == [os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_OTHER]
 
 
-# Another process: its affinity is not given back.
+# Run in another process, because the CPU affinity is not restored.
 PROGRAM = """
 import json, os, sys, threading
 from slipstream_tf.distributed import horovod

@@ -1,4 +1,4 @@
-"""A schedule of a table says the same on ranks as in one process, and goes on when restored."""
+"""Tests that a table's learning rate schedule agrees across ranks and resumes after a restore."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tables():
 
 
 def train(store, comm, steps):
-    """Trains the steps of a job; a rank has a part of each batch, of the last ones none."""
+    """Trains steps on a rank's part of each batch; rank 0 has all of the last batch."""
     for step in steps:
         random = np.random.default_rng(step)
         keys = random.integers(0, 5 if step % 2 else 50, (8, 2))
@@ -36,7 +36,7 @@ def train(store, comm, steps):
 
 
 def rows(store):
-    """Keys and rows of both tables on this rank, and the rates of the next step."""
+    """Returns keys and rows of both tables on this rank, and the rates of the next step."""
     found = [store.export_table(name) for name in "ab"]
     rates = [store.learning_rate_of(name) for name in "ab"]
     return [(table["keys"], table["rows"]) for table in found], rates

@@ -1,4 +1,4 @@
-"""distributed.watch and distributed.mesh with ranks that are threads of this process."""
+"""Tests of `distributed.watch` and `distributed.mesh` with threads as ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from slipstream_tf.distributed import mesh
 from slipstream_tf.distributed.watch import PeerLostError, Watch
 
 HOROVOD_ERROR = RuntimeError("Horovod has been shut down.")
-# Long enough never to be waited for in vain, and for the watch to end this process.
+# No test waits this long. After this timeout the watch would end the process.
 TIMEOUT = 60.0
 
 
-# What strangers say; the fourth is nested deeper than Python follows.
+# First messages of unrelated clients. The nesting of the fourth exceeds Python's limit.
 GREETINGS = (
     b"GET / HTTP/1.0\n",
     b'{"job": "other", "rank": 1}\n',
@@ -34,13 +34,13 @@ GREETINGS = (
 
 
 def place_of(card: str) -> tuple[str, int]:
-    """The address and port that a rank listens at."""
+    """Returns the host and port on which a rank listens."""
     host, port = json.loads(card)["places"][0]
     return host, port
 
 
 class Texts:
-    """A `gather` for threads."""
+    """Gathers texts across threads."""
 
     def __init__(self, size: int, before: Callable[[str], None] = lambda text: None):
         self._texts, self._before = [""] * size, before
@@ -73,7 +73,7 @@ def watches() -> Iterator[list[Watch]]:
     links = connected(3)
     made = [Watch(rank, address, peers, TIMEOUT) for rank, (address, peers) in enumerate(links)]
     yield made
-    for watch in made:  # One that is left open would end this process, as it must.
+    for watch in made:  # An open watch would end this process.
         watch.leave()
     for watch in made:
         watch.close()
@@ -93,7 +93,7 @@ def test_every_two_ranks_are_connected():
 
 
 def test_strangers_are_turned_away():
-    """One that says nothing right comes before the rank that is waited for."""
+    """A client with an invalid greeting connects before the expected rank."""
 
     def gather(text: str) -> list[str]:
         for greeting in GREETINGS:
@@ -107,18 +107,18 @@ def test_strangers_are_turned_away():
 
 @pytest.mark.parametrize("greeting", [b"", b"half a line", *GREETINGS])
 def test_strangers_hold_nobody_up(greeting):
-    """They are before the ranks at each door, many, and stay."""
+    """Unrelated clients connect to each rank first and stay connected."""
     strangers = []
 
     def meet(text):
         for _ in range(mesh._MOST_STRANGERS // 2):
             strangers.append(socket.create_connection(place_of(text)))
-            with contextlib.suppress(OSError):  # Turned away already.
+            with contextlib.suppress(OSError):  # The server has already closed the connection.
                 strangers[-1].sendall(greeting)
 
     start = time.monotonic()
     links = connected(3, timeout=20.0, before=meet)
-    assert time.monotonic() - start < 4.0  # Each alone was waited for for five seconds.
+    assert time.monotonic() - start < 4.0  # Waiting for a single client would take five seconds.
     for rank, (_, peers) in enumerate(links):
         assert set(peers) == {0, 1, 2} - {rank}
         for link in peers.values():
@@ -128,14 +128,15 @@ def test_strangers_hold_nobody_up(greeting):
 
 
 def test_thousands_of_strangers_change_nothing():
-    """They come while ranks do, say anything or nothing, and some of them stay."""
+    """The clients connect together with the ranks, send random bytes, and partly stay connected."""
     ends, told = threading.Event(), []
 
     def flood(place: tuple[str, int], seed: int) -> int:
         draw, staying, came = random.Random(seed), [], 0
         with contextlib.ExitStack() as stack:
             for _ in range(1000):
-                with contextlib.suppress(OSError):  # Turned away; or the door is closed.
+                # The server closed the connection or no longer listens.
+                with contextlib.suppress(OSError):
                     stranger = socket.create_connection(place, 1.0)
                     came += 1
                     stranger.sendall(draw.randbytes(draw.randrange(64)))
@@ -156,7 +157,7 @@ def test_thousands_of_strangers_change_nothing():
         ends.set()
         assert sum(task.result(TIMEOUT) for task in told) > 100
     assert [set(peers) for _, peers in links] == [{1, 2}, {0, 2}, {0, 1}]
-    assert watches[0].explain(HOROVOD_ERROR) is None  # Nobody is lost.
+    assert watches[0].explain(HOROVOD_ERROR) is None  # No rank is lost.
     for watch in watches:
         watch.leave()
     for watch in watches:
@@ -164,7 +165,7 @@ def test_thousands_of_strangers_change_nothing():
 
 
 def test_a_stranger_turned_away_for_another_is_not_listened_to():
-    """The oldest speaks at the moment when one too many comes."""
+    """The oldest client sends data at the moment when one client too many connects."""
     with contextlib.ExitStack() as opened:
         server = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=100))
 
@@ -177,14 +178,16 @@ def test_a_stranger_turned_away_for_another_is_not_listened_to():
             come()
         for _ in range(mesh._MOST_STRANGERS + 1):
             door._take_in(server)
-        come()  # Before the oldest speaks: the selector tells of both, in this order.
+        # Connect before the oldest client sends, because the selector reports the events in this
+        # order.
+        come()
         oldest.sendall(b"x")
         with pytest.raises(ConnectionError, match="waited in vain"):
             door.wait()
 
 
 def test_only_the_interface_of_the_job_is_listened_at(monkeypatch):
-    """All of 127.0.0.0/8 is this host; of it, the job has one address."""
+    """All of 127.0.0.0/8 is this host, but the job uses only 127.0.0.1."""
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
 
     def gather(text):
@@ -220,7 +223,7 @@ def test_own_addresses_are_those_of_the_chosen_interface(monkeypatch):
 
 def test_an_error_of_another_cause_is_left_alone(watches):
     assert watches[0].explain(ValueError("no such column")) is None
-    # All peers are there and answer.
+    # All peers respond.
     assert watches[0].explain(HOROVOD_ERROR) is None
 
 
@@ -231,7 +234,7 @@ def test_a_failure_is_told_with_its_reason(watches, capsys):
         assert isinstance(lost, PeerLostError) and lost.rank == 2 and lost.address
         assert "its program has failed: ValueError: no such\ncolumn xxx" in str(lost)
         assert len(str(lost)) < 1000
-    # It has reported its own error, and that of nobody else.
+    # Rank 2 reports only its error, not an error of another rank.
     assert watches[2].explain(HOROVOD_ERROR) is None
 
 
@@ -251,7 +254,7 @@ def test_a_rank_that_left_too_early(watches):
 
 @pytest.fixture
 def watched() -> Iterator[tuple[Watch, list[socket.socket]]]:
-    """Rank 0, and the ends of ranks 1 and 2, which say what a test has them say."""
+    """Returns the watch of rank 0 and the sockets that act as ranks 1 and 2."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ends = [socket.create_connection(server.getsockname(), 10.0) for _ in range(2)]
         links = {rank: ("there", server.accept()[0]) for rank in (1, 2)}

@@ -1,7 +1,7 @@
-"""A checkpoint is restored at other world sizes and placements; ranks are threads of this process.
+"""Tests of restoring checkpoints at other world sizes and placements.
 
-What is checked: no row, slot or held sum is lost or doubled, the engine knows what it knew, and the
-ranks go on training together.
+The ranks are threads of this process. The tests check that no row, slot or deferred gradient is
+lost or duplicated, that the engine has the same state, and that the ranks continue to train.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slipstream_tf.tables import NativeStore, VariableStore
 
 
 def start(size: int, placement: str, directory: Path, begin: int, end: int, saves: bool) -> Any:
-    """Runs a job: restores if there is something, trains, and saves; returns what ranks have."""
+    """Restores a job if it has a checkpoint, trains and saves; returns the contents per rank."""
 
     on_disk = Storage(memory="4KB", spill=str(directory)) if placement.endswith(ON_DISK) else None
 
@@ -48,7 +48,7 @@ def start(size: int, placement: str, directory: Path, begin: int, end: int, save
 
 
 def total(ranks: list[dict[str, Any]], placement: str, table: str) -> dict[int, Any]:
-    """Key -> row and slots, of all ranks; each key of a sharded table is on one rank."""
+    """Returns key -> (row, slots) of all ranks and checks that no key is on two ranks."""
     parts = ranks if placement.startswith("sharded") else ranks[:1]
     rows: dict[int, Any] = {}
     for part in parts:
@@ -62,7 +62,7 @@ def total(ranks: list[dict[str, Any]], placement: str, table: str) -> dict[int, 
 
 
 def deferred_sums(ranks: list[dict[str, Any]], table: str) -> dict[int, np.ndarray]:
-    """Key -> the sum of what all ranks hold."""
+    """Returns key -> the sum of the deferred gradients of all ranks."""
     sums: dict[int, np.ndarray] = {}
     for part in ranks:
         deferred = part[f"{table} held"]
@@ -94,7 +94,7 @@ def test_nothing_is_lost_at_another_world_size(chain: Any, tmp_path: Path) -> No
             for table in ("a", "b"):
                 rows, old_rows = total(now, placement, table), total(was, old_placement, table)
                 sums, old_sums = deferred_sums(now, table), deferred_sums(was, table)
-                # A row that only a sum was held for is made where sums are applied.
+                # A key with only a deferred gradient gets its row when the gradient is applied.
                 assert old_rows.items() <= rows.items() and set(rows) <= set(old_rows) | set(sums)
                 assert set(sums) == set(old_sums) and old_sums
                 for key, values in old_sums.items():
@@ -107,7 +107,7 @@ def test_nothing_is_lost_at_another_world_size(chain: Any, tmp_path: Path) -> No
         before, step = ([last for _, last in ranks], placement), step + 10
 
 
-# Rows move: gradients are deferred, and sent.
+# Rows move far enough that gradients are deferred and sent.
 MOVING: dict[str, Any] = {
     **{"batch": 48, "defer_movement": 0.02, "defer_max_age": 30, "window_steps": 5},
 }
@@ -133,7 +133,7 @@ def test_as_many_ranks_go_on_as_if_never_stopped(way: str, tmp_path: Path) -> No
     evaluates = settings.pop("evaluates", False)
 
     def run(directory: Path, begin: int, end: int, stop: int) -> list[Any]:
-        """Trains steps, in the midst of a window or not, and saves where another job goes on."""
+        """Trains the steps and saves at step `stop`, which may be inside a window."""
 
         def work(comm: Any) -> Any:
             job = Job(comm, placement, directory, **settings)
@@ -178,7 +178,8 @@ def test_native_tables_in_variables_and_back(tmp_path: Path) -> None:
     was = saved_native(tmp_path / "a")
     variables = {t.name: tf.Variable(tf.fill([KEYS, t.dim], 9.0)) for t in TABLES}
     store = VariableStore(variables)
-    # Without an engine nothing defers: what was held leaves with the next step.
+    # Without an engine no gradients are deferred, and the restored ones are applied in the next
+    # step.
     checkpoints = JobCheckpoints(
         tmp_path / "a", tf.train.Checkpoint(), SingleProcess(), store, background=False
     )
@@ -206,15 +207,15 @@ def test_native_tables_in_variables_and_back(tmp_path: Path) -> None:
         contents = back.export_table(table.name)
         np.testing.assert_array_equal(contents["keys"], np.arange(KEYS))
         assert contents["slots"].shape == (KEYS, table.dim)
-    # Those of rows that nothing was held for are as the rule begins.
+    # Slots of rows without a deferred gradient have the initial value of the update rule.
     assert (contents["slots"] == 0.25).any()
 
 
 def test_sums_of_a_dry_run_are_never_applied(tmp_path: Path) -> None:
-    """Their gradients were, when they came."""
+    """A dry run applies every gradient immediately, so that the sums are only for the report."""
     job = Job(SingleProcess(), "native", tmp_path, dry_run=True)
     for part in range(3):
-        # More keys: a dry run looks at one in 16.
+        # Use many keys, because a dry run samples one key in 16.
         keys = tf.range(400 * part, 400 * (part + 1), dtype=tf.int64)
         pooled, plan = job.store.lookup(pack({"a": keys, "b": keys}, SPECS), training=True)
         job.store.apply_gradients(plan, [tf.fill(rows.shape, 1e-3) for rows in pooled])
@@ -223,14 +224,14 @@ def test_sums_of_a_dry_run_are_never_applied(tmp_path: Path) -> None:
     assert len(was["a held"]["keys"])
     job.checkpoints.save(3)
     job.checkpoints.wait()
-    # Without an engine nothing defers.
+    # Without an engine the sums of the dry run are not applied.
     store = NativeStore(TABLES, optimizers.Adagrad(0.1, 0.0, 1e-8))
     JobCheckpoints(tmp_path, tf.train.Checkpoint(), SingleProcess(), store).restore()
     for table in ("a", "b"):
         found = store.export_table(table)
         for column in ("keys", "rows", "slots"):
             np.testing.assert_array_equal(found[column], was[table][column])
-    # With one the dry run goes on.
+    # With an engine the dry run continues.
     again = Job(SingleProcess(), "native", tmp_path, dry_run=True)
     again.checkpoints.restore()
     np.testing.assert_array_equal(again.found()["a held"]["keys"], was["a held"]["keys"])
@@ -252,7 +253,7 @@ def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Pat
         assert sorted(now["keys"]) == sorted(sums)
         for key, values in zip(now["keys"], now["sums"], strict=True):
             np.testing.assert_allclose(values, sums[int(key)], rtol=1e-6)
-    # An engine that simulates none, either, goes on at once as it is configured.
+    # An engine without simulated ranks restores the sums, too, added up over the ranks.
     other = Job(SingleProcess(), "native", tmp_path)
     other.checkpoints.restore()
     found = other.found()
@@ -265,7 +266,7 @@ def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Pat
 
 
 def test_what_a_live_store_defers_goes_with_its_rows(tmp_path: Path) -> None:
-    """A checkpoint without sums: none of the live ones may reach the rows that it has."""
+    """Deferred gradients of the live store must not reach rows of a checkpoint without any."""
     store = VariableStore({"a": tf.Variable(tf.zeros([10, 2]))})
     checkpoints = JobCheckpoints(
         tmp_path, tf.train.Checkpoint(), SingleProcess(), store, background=False
@@ -352,7 +353,7 @@ def exchange(folder: Path, name: str) -> None:
 
 
 def edit(folder: Path, change: Callable[[Any], Any]) -> None:
-    """Changes a manifest, which then has the checksum of what it says and the files' sizes."""
+    """Changes a manifest and updates its checksum and the file sizes."""
     path = folder / "manifest.json"
     values = json.loads(path.read_text())
     change(values)
