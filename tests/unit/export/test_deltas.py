@@ -1,4 +1,4 @@
-"""`slip.export.delta` and `apply_delta`: an old export and a delta give the new export's bits."""
+"""Tests that `export.apply_delta` on an old export reproduces the new export exactly."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_old_export_and_the_delta_are_the_new_export(since, tmp_path):
     model.fit(*data(0, 30), verbose=0)
     export.saved_model(model, tmp_path / "1")
     token = export.token(model)
-    model.fit(*data(20, 45), verbose=0)  # Rows change, keys come, weights change.
+    model.fit(*data(20, 45), verbose=0)  # Changes rows, keys and weights.
     before = tmp_path / "1" if since == "export" else token
     export.delta(model, tmp_path / "delta", since=before)
     export.saved_model(model, tmp_path / "2")
@@ -77,7 +77,7 @@ def test_the_old_export_and_the_delta_are_the_new_export(since, tmp_path):
     export.apply_delta(tmp_path / "1", tmp_path / "delta")  # In place.
     np.testing.assert_array_equal(predictions(tmp_path / "1", inputs), expected)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2", "delta", "updated"]
-    # The updated one has all that the next delta needs.
+    # An updated export is a valid base for the next delta.
     model.fit(*data(50, 70), verbose=0)
     export.delta(model, tmp_path / "delta2", since=tmp_path / "1")
     export.apply_delta(tmp_path / "1", tmp_path / "delta2")
@@ -111,7 +111,7 @@ def test_a_delta_has_the_rows_that_changed_and_no_other(tmp_path):
     first = manifest["tables"][0]
     assert (first["changed"], first["removed"], first["step"]) == (3, 0, 2)
     assert first["since"]["step"] == 1
-    # A layer's delta leaves the other weights alone.
+    # The delta of a layer does not change the other weights.
     export.apply_delta(tmp_path / "1", tmp_path / "delta")
     keys = np.stack([np.arange(20)] * 2, axis=1)
     np.testing.assert_array_equal(predictions(tmp_path / "1", {"inputs": keys}), layer(keys))

@@ -1,4 +1,4 @@
-"""`slip.export.saved_model`: predictions are the layer's own, by TensorFlow's ops alone."""
+"""Tests that `export.saved_model` reproduces the predictions with only TensorFlow's ops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RULE = optimizers.Adagrad(0.1)
 
 
 def trained_layer(dims=(4, 4), features=None, seen=50, **kwargs):
-    """A layer whose keys 0 to `seen` - 1 have rows that training moved."""
+    """Returns a layer with trained rows for the keys 0 to `seen` - 1."""
     tables = [
         Table(name, dim, initializer=initializers.RandomUniform(seed=7))
         for name, dim in zip("ab", dims, strict=False)
@@ -34,7 +34,7 @@ def trained_layer(dims=(4, 4), features=None, seen=50, **kwargs):
 
 
 def train(store, table, keys):
-    """Moves rows of some keys by a random gradient."""
+    """Trains the rows of some keys with a random gradient."""
     from slipstream_tf.ops.features import FeatureSpec, pack
 
     specs = [FeatureSpec("x", table)]
@@ -89,7 +89,7 @@ def test_every_kind_of_feature_gives_what_the_layer_gives(combiner, stacked, tmp
     )
     generator = np.random.default_rng(1)
     count = 40
-    keys = generator.integers(0, 100, (count, 6))  # Half of them have no row.
+    keys = generator.integers(0, 100, (count, 6))  # Half of the keys have no row.
     padded = np.where(generator.random((count, 6)) < 0.4, -1, keys)
     padded[3] = -1
     lengths = generator.integers(0, 7, count)
@@ -132,7 +132,7 @@ def test_every_kind_of_feature_gives_what_the_layer_gives(combiner, stacked, tmp
     expected = layer(inputs, weights=given, training=False)
     assert_same(expected, loaded.serve(tensors))
     if not stacked:
-        # One key without a weight is not multiplied by anything.
+        # The row of a single key without a weight is copied unchanged.
         np.testing.assert_array_equal(expected["one"], loaded.serve(tensors)["one"])
 
 
@@ -179,12 +179,12 @@ def test_a_click_model_tells_its_inputs(tmp_path):
     model = trained_dlrm()
     loaded = served(model, tmp_path)
     inputs, _ = click_data()
-    inputs["keys"] = inputs["keys"] * 2  # Seen and unseen keys.
+    inputs["keys"] = inputs["keys"] * 2  # Some keys have no row.
     outputs = loaded.signatures["serving_default"](**{n: tf.constant(v) for n, v in inputs.items()})
     np.testing.assert_allclose(outputs["outputs"], model.predict(inputs, verbose=0), atol=1e-6)
     assert len(loaded.weights) == len(model.trainable_weights)
-    assert not list(loaded.others)  # No optimizer.
-    # It trains on.
+    assert not list(loaded.others)  # The export has no optimizer.
+    # The model can still be trained.
     assert np.isfinite(model.fit(*click_data(), verbose=0).history["loss"][0])
 
 
@@ -250,7 +250,7 @@ def test_keys_that_are_not_exported_give_their_initial_rows(tmp_path):
     loaded = served(
         layer,
         tmp_path,
-        keys={"a": [*hot, 10**6]},  # The last one has no row.
+        keys={"a": [*hot, 10**6]},  # The last key has no row.
         signature=tf.TensorSpec([None, 2], tf.int64),
     )
     keys = np.stack([np.arange(50)] * 2, axis=1)
@@ -280,10 +280,10 @@ def test_deferred_gradients_are_in(tmp_path):
 
 
 def environment_without_this_package(folder):
-    """Makes a virtual environment with all that is installed but slipstream_tf.
+    """Makes a virtual environment with all installed packages except slipstream_tf.
 
     Returns:
-        Its interpreter.
+        The path of its interpreter.
     """
     venv.EnvBuilder(symlinks=True).create(folder)
     packages = sysconfig.get_path("purelib", "venv", vars={"base": str(folder)})

@@ -1,4 +1,4 @@
-"""Layers without an `apply`: a `slip.keras.Model` applies their gradients where it must."""
+"""Tests that `slip.keras.Model` sets `apply` where a layer does not set it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLIPS = {"global_clipnorm": 0.02}
 
 
 def make_model(optimizer, layer=None):
-    """The model of `contract_models`, as ours."""
+    """Returns the model of `contract_models` as a `slip.keras.Model`."""
     keras.utils.set_random_seed(3)
     keys = keras.Input((len(TABLES),), dtype="int64", name="keys")
     rows = keras.layers.Flatten()((layer or make_layer())(keys))
@@ -33,7 +33,7 @@ def train(model, epochs=2):
 
 
 def stepped(optimizer):
-    """What was trained with both places said."""
+    """Returns a model trained with an explicit `StepOptimizer` and apply="step"."""
     return train(plain_model_of(StepOptimizer(optimizer), make_layer(apply="step")))
 
 
@@ -67,7 +67,7 @@ def test_a_step_optimizer_is_followed():
 
 
 def test_compiled_again():
-    """Forth and back; the anchors are the model's weights each time."""
+    """The anchors of the layer are weights of the model after each compile."""
     model = make_model(keras.optimizers.SGD(**CLIPS))
     names = [weight.path.split("/")[-1] for weight in layer_of(model).trainable_weights]
     assert names == [f"{table}_anchor" for table in TABLES]
@@ -79,7 +79,10 @@ def test_compiled_again():
 
 
 def test_the_optimizer_stays_the_users():
-    """Its rate is the model's, and a second compile, as after unfreezing, loses no moment."""
+    """Changes of the user's learning rate reach the model.
+
+    A second compile, for example after unfreezing layers, keeps the moments.
+    """
     optimizer = keras.optimizers.Adam(0.01, **CLIPS)
     model = train(make_model(optimizer))
     assert model.optimizer is optimizer and isinstance(optimizer, keras.optimizers.Adam)
@@ -89,7 +92,7 @@ def test_the_optimizer_stays_the_users():
     before = contents(model)
     optimizer.learning_rate = 0.0
     train(model, 1)
-    # Rows follow the rate, too; sums of squares grow on.
+    # The rows follow the rate of 0, and only the sums of squares in the slots still grow.
     assert not {name for name in differ(before, contents(model)) if not name.endswith("slots")}
 
 
@@ -151,7 +154,7 @@ def test_files(form, tmp_path):
     assert layer_of(loaded).apply == "step"
     assert_same(loaded, contents(model))
     assert loaded.optimizer.global_clipnorm == 0.02
-    if form != "weights.h5":  # these have no optimizer
+    if form != "weights.h5":  # A weights file contains no optimizer.
         assert_same(train(loaded), contents(train(model)))
 
 
@@ -165,7 +168,7 @@ def test_weights_travel():
 
 def test_copies_follow_their_own_optimizer():
     model = train(make_model(keras.optimizers.SGD(**CLIPS)))
-    copy = keras.models.clone_model(model)  # compiled as the model was
+    copy = keras.models.clone_model(model)  # The clone is compiled like the model.
     assert layer_of(copy).apply == "step"
     train(copy)
     copy.compile("sgd", "binary_crossentropy")
@@ -197,7 +200,7 @@ def test_models_within_models():
 
 
 def test_ranks():
-    """An optimizer of ranks is wrapped as it is."""
+    """The model wraps an optimizer of multiple ranks unchanged."""
     comm = distributed.SingleProcess()
     optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(**CLIPS), comm)
     model = train(make_model(optimizer))

@@ -1,4 +1,4 @@
-"""Callbacks: metrics of all ranks in the logs, and the other callbacks of a `fit`."""
+"""Tests of callbacks: metrics aggregated over ranks, and access to the other callbacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream_tf.keras.global_metrics import GlobalMetrics
 
 
 class Model:
-    """What is read of a Keras model; its metrics' values are those of a metric alone."""
+    """Minimal Keras model that returns each metric's value."""
 
     def __init__(self, *metrics):
         self.metrics = list(metrics)
@@ -25,7 +25,7 @@ class Model:
 
 
 class Largest(keras.metrics.Metric):
-    """Starts at -1: no sum."""
+    """Metric with the initial value -1, which therefore cannot be summed over ranks."""
 
     def __init__(self):
         super().__init__(name="largest")
@@ -42,7 +42,7 @@ class Largest(keras.metrics.Metric):
 
 
 class Averaged(Largest):
-    """Says itself that its variable is not to be summed."""
+    """Metric with a variable that declares another aggregation than a sum."""
 
     def __init__(self):
         keras.metrics.Metric.__init__(self, name="averaged")
@@ -91,7 +91,7 @@ def test_training_and_validation_are_told_apart(run_as_ranks):
         loss.update_state([1.0, 2.0] if comm.rank else [6.0])
         logs = local_logs(model)
         epochs = []
-        if comm.rank == 0:  # the other does not validate
+        if comm.rank == 0:  # Rank 1 does not validate.
             metrics.keep_training_state(model)
             loss.reset_state()
             loss.update_state([0.5, 1.5])
@@ -152,7 +152,7 @@ def test_ranks_with_different_metrics_keep_theirs(run_as_ranks, monkeypatch):
 
 
 class Asks(AmongOthers):
-    """Asks when a `fit` begins, from a thread if it is told to."""
+    """Callback that requests the other callbacks at the start of `fit`, optionally in a thread."""
 
     def __init__(self, is_in_thread: bool = False) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def fit(callbacks: Any) -> None:
 
 
 def own(found: list[Any]) -> list[Any]:
-    """Without those that Keras adds."""
+    """Removes the callbacks that Keras adds."""
     return [callback for callback in found if not isinstance(callback, keras.callbacks.History)]
 
 

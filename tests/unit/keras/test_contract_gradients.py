@@ -1,4 +1,4 @@
-"""docs/keras.md, gradients: what Keras does to gradients reaches rows, or is refused."""
+"""Tests docs/keras.md, gradients: gradient settings of Keras reach the rows or are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_both_places_give_the_same_rows(rule, how):
 
 @pytest.mark.parametrize("name", ["Adam", "Adagrad", "RMSprop", "Ftrl", "Lion", "Lamb", "Nadam"])
 def test_rows_are_updated_beside_any_optimizer(name):
-    """TensorFlow prunes an update of which it finds that nothing depends on it."""
+    """Note: TensorFlow prunes an update without dependents from the graph."""
     optimizer = getattr(keras.optimizers, name)(0.01)
     model = train(make_model(StepOptimizer(optimizer)))
     assert int(layer_of(model).store.export_table("user")["steps"][0]) == 8
@@ -51,7 +51,7 @@ def test_rows_are_updated_beside_any_optimizer(name):
 
 
 class OneHot(keras.layers.Layer):
-    """Tables as dense weights: what Keras does to their gradients is what it should do to rows."""
+    """Embedding tables as dense weights, the reference for gradient processing in Keras."""
 
     def __init__(self, layer, vocabulary=20):
         super().__init__()
@@ -104,7 +104,7 @@ def test_settings_act_on_rows_as_on_dense_tables(settings, eager):
 
 
 def operations(model):
-    """Kinds of the operations of a training step, those of its functions among them."""
+    """Returns the op types of a training step, including its functions."""
     data = iter(tf.data.Dataset.from_tensors((KEYS[:16], LABELS[:16])))
     step = tf.function(lambda batches: model.train_step(next(batches)))
     graph = step.get_concrete_function(data).graph.as_graph_def()
@@ -114,7 +114,7 @@ def operations(model):
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_rows_that_were_only_collected_are_not_merged_again(settings):
-    """Each key is once among them, and their norms come with them."""
+    """Collected keys are unique and have norms, therefore another merge is unnecessary."""
     found = operations(make_model(StepOptimizer(keras.optimizers.SGD(RATE, **settings))))
     assert found.count("SlipstreamApplyRows") == 1
     are_changed = settings.keys() & {"gradient_accumulation_steps", "loss_scale_factor"}
@@ -122,7 +122,7 @@ def test_rows_that_were_only_collected_are_not_merged_again(settings):
 
 
 def test_accumulated_gradients_survive_an_epoch():
-    """Two epochs of 4 steps, an update each 8: the first changes nothing."""
+    """An epoch has 4 steps and an update takes 8, so that the first epoch changes no weight."""
     model = make_model(StepOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=8)))
     train(model, 1)
     before = contents(model)
@@ -166,7 +166,7 @@ def test_use_ema(apply):
 
 
 def test_swap_ema_weights():
-    """The callback needs `use_ema`."""
+    """The callback requires `use_ema`."""
     for optimizer in (keras.optimizers.SGD(), keras.optimizers.SGD(use_ema=True)):
         model, swap = make_model(optimizer, "backward"), keras.callbacks.SwapEMAWeights()
         with pytest.raises(ValueError, match="use_ema"):
@@ -221,7 +221,7 @@ def test_bad_places():
 
 
 def steps_of(comm, apply, settings, head, **placed):
-    """Trains three steps; a head of given values, the same on all ranks."""
+    """Trains three steps from a given head, the same on all ranks."""
     ranks = None if comm.size == 1 else comm
     layer = make_layer(optimizers.Adagrad(RATE), apply=apply, comm=ranks, **placed)
     weight = keras.Variable(head, name=f"head_{comm.rank}")
@@ -245,7 +245,7 @@ def steps_of(comm, apply, settings, head, **placed):
 
 @pytest.mark.parametrize("settings", [{}, {"global_clipnorm": 0.02}], ids=str)
 def test_replicated_ranks(run_as_ranks, settings):
-    """All ranks clip the same average, and end with the same rows: those of one process."""
+    """The ranks clip the same average and end with the rows of a single process."""
     head = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
     one, other = run_as_ranks(2, lambda comm: steps_of(comm, "step", settings, head))
     assert not isinstance(one, Exception), one
@@ -259,7 +259,7 @@ def test_replicated_ranks(run_as_ranks, settings):
 
 
 def rows_of(ranks):
-    """Puts the rows of ranks that own some each together, by key."""
+    """Merges the rows of all ranks by key; each key must be on one rank."""
     together = {"head": ranks[0]["head"]}
     for table in TABLES:
         keys = np.concatenate([rank[f"{table} keys"] for rank in ranks])
@@ -275,7 +275,7 @@ CLIPPED = [*SETTINGS[:4], {"gradient_accumulation_steps": 2, "global_clipnorm": 
 
 @pytest.mark.parametrize("settings", CLIPPED, ids=str)
 def test_sharded_ranks(run_as_ranks, settings):
-    """Ranks own rows each; what is clipped by is the norm of all."""
+    """Each rank owns some rows, and clipping uses the norm over all ranks."""
     head = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
 
     def train(apply):
@@ -298,7 +298,7 @@ def test_sharded_ranks(run_as_ranks, settings):
 
 
 def test_a_rank_without_a_finite_loss_stops_all(run_as_ranks):
-    """Also the one that owns none of its keys."""
+    """The loss of rank 1 is NaN, but the update of rank 0 must stop, too."""
     owned = distributed.sharded.owner_of(np.arange(100), 2)
 
     def program(comm):
@@ -338,7 +338,7 @@ def test_multi_optimizer():
     reference = train(make_model(StepOptimizer(keras.optimizers.SGD(0.1))))
     both = routed(StepOptimizer("sgd"), keras.optimizers.SGD(0.1))
     assert_same(train(make_model(both)), contents(reference))
-    others = keras.optimizers.SGD(0.1, clipnorm=1.0)  # of the dense weights alone, as was asked
+    others = keras.optimizers.SGD(0.1, clipnorm=1.0)  # Clips only the dense weights, as requested.
     train(make_model(routed(keras.optimizers.SGD(), others), "backward"))
     with pytest.raises(ValueError, match="Invalid `clipnorm`"):
         train(make_model(routed(others, keras.optimizers.SGD()), "backward"))
@@ -354,7 +354,7 @@ def test_a_distributed_optimizer_of_one_rank():
 
 @pytest.mark.parametrize("clips", [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}], ids=str)
 def test_a_norm_whose_square_is_0_in_float32(clips):
-    """Such gradients are not clipped, and not lost."""
+    """Such gradients are neither clipped nor lost."""
     layer = make_layer(optimizers.SGD(1e25), apply="step")
     optimizer = StepOptimizer(keras.optimizers.SGD(0.1, **clips))
     optimizer.build(layer.trainable_variables)

@@ -1,4 +1,4 @@
-"""docs/keras.md, models and exports: who is told `training`; SavedModels by the plain calls."""
+"""Tests docs/keras.md, models and exports: `training` arguments and plain SavedModel calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS, LABELS = data()
 
 
 class Plain(keras.Model):
-    """A model whose `call` lacks `training`."""
+    """Model with a `call` that has no `training` argument."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -30,14 +30,14 @@ class Plain(keras.Model):
 
 
 class Told(Plain):
-    """A model whose `call` has it, and passes it on or not: Keras does."""
+    """Model with a `training` argument, which Keras passes on to the layers."""
 
     def call(self, keys, training=False):
         return super().call(keys)
 
 
 class Trains(Plain):
-    """A model that always trains."""
+    """Model that always looks up with training=True."""
 
     def call(self, keys):
         return self.top(self.flatten(self.embedding(keys, training=True)))
@@ -89,7 +89,7 @@ def test_own_train_step(kind, caplog):
             fitted(Own)
         return
     with caplog.at_level("WARNING", "absl"):
-        fitted(Own)  # its call's default is False, which may be meant
+        fitted(Own)  # `call` has the default training=False, which may be intended.
     assert "'tables' in Own 'own" in caplog.text
     assert "training=False under a gradient tape: its rows are not trained" in caplog.text
     Own.tells = {"training": True}
@@ -111,7 +111,7 @@ def test_a_layer_under_a_tape_of_ones_own():
 
 
 def test_sequential_models():
-    """The keys of the layer's first call would else be taken for features of a dense layer."""
+    """Without a check, Keras would use the keys of the first call as dense features."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input((2,), dtype="int64")
     model = keras.Sequential([inputs, make_layer(), keras.layers.Flatten(), keras.layers.Dense(1)])
@@ -133,7 +133,7 @@ def test_steps_per_execution_and_run_eagerly():
 
 
 def test_jit_compile():
-    """Keras falls back to a graph without XLA; a function of one's own cannot."""
+    """Keras falls back to a graph without XLA, but a user's function cannot."""
     with pytest.warns(UserWarning, match="jit_compile"):
         model = make_model(jit_compile=True)
         model.fit(KEYS, LABELS, batch_size=16, shuffle=False, verbose=0)
@@ -146,7 +146,7 @@ def test_jit_compile():
 
 
 def test_sample_and_class_weights():
-    """A weight of 0 leaves an example's rows as they were."""
+    """A weight of 0 leaves the rows of an example unchanged."""
     weights = np.where(KEYS[:, 0] < 10, 0.0, 1.0)
     model = make_model()
     before = layer_of(model).store.gather("user", np.arange(20))[0].numpy()
@@ -165,7 +165,7 @@ WRITERS = {
     "export": lambda model, path: model.export(path, verbose=False),
     "save": tf.saved_model.save,
 }
-MORE = np.concatenate([KEYS, KEYS + 1000])  # keys without a row, too
+MORE = np.concatenate([KEYS, KEYS + 1000])  # Includes keys without a row.
 
 
 def served(path):
@@ -181,7 +181,7 @@ def served(path):
 @pytest.mark.parametrize("writer", WRITERS)
 def test_saved_models_by_the_plain_calls(writer, tmp_path):
     model, path = make_model(), str(tmp_path / "model")
-    for _ in range(2):  # a second one has the rows of its own time
+    for _ in range(2):  # The second export has the current rows.
         model.fit(KEYS, LABELS, batch_size=16, verbose=0)
         WRITERS[writer](model, path)
         np.testing.assert_allclose(served(path), model.predict(MORE, verbose=0), atol=1e-6)
@@ -192,7 +192,7 @@ def test_saved_models_by_the_plain_calls(writer, tmp_path):
 
 def test_exporting_a_subclassed_model(tmp_path):
     model = fitted(Told)
-    # Keras would take the keys for float32, if it knew the inputs of such a model at all.
+    # Required, because Keras does not know the inputs of such a model and would use float32 keys.
     spec = [tf.TensorSpec([None, 2], tf.int64)]
     model.export(tmp_path / "model", verbose=False, input_signature=spec)
     np.testing.assert_allclose(
@@ -201,7 +201,7 @@ def test_exporting_a_subclassed_model(tmp_path):
 
 
 def test_a_function_of_ones_own_in_a_saved_model(tmp_path):
-    """What was traced for one SavedModel is in the next one, with that one's rows."""
+    """A trace made for one SavedModel is reused in the next one with the current rows."""
     model = fitted(Told)
     spec = tf.TensorSpec([None, 2], tf.int64)
     serve = tf.function(lambda keys: {"outputs": model(keys)}, input_signature=[spec])
@@ -239,7 +239,7 @@ VERDICTS = ("works", "works through", "refused")
 
 
 def lines() -> list[str]:
-    """Returns the lines of the tables, without their heads."""
+    """Returns the table lines of the page without the header lines."""
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     return [row for row in rows if not row.startswith("| Keras | |")]
 
@@ -257,7 +257,7 @@ def test_a_line_has_a_verdict_and_tests(line):
 
 
 def test_every_habit_that_touches_rows_has_a_line():
-    """What Keras has, as the page's readers look for it."""
+    """Looks for Keras features under the names that readers of the page search for."""
     text = "".join(line.split("|")[1] for line in lines())
     habits = """get_weights set_weights clone_model EarlyStopping ModelCheckpoint BackupAndRestore
         m.keras m.weights.h5 m.h5 export saved_model.save LearningRateScheduler ReduceLROnPlateau

@@ -1,4 +1,4 @@
-"""docs/keras.md, steps: own loops, frozen parts, losses that are not finite, loss scaling."""
+"""Tests docs/keras.md, steps: custom loops, frozen parts, non-finite losses, loss scaling."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train(model, epochs=2, labels=LABELS):
 
 
 def loop(layer, head, optimizer, wrap, variables=None, clip=False):
-    """Trains two steps by hand; the layer is looked up twice a step."""
+    """Trains two steps in a custom loop with two lookups per step."""
 
     def step(keys):
         with tf.GradientTape() as tape:
@@ -66,7 +66,7 @@ WRAPS = {"eager": lambda step: step, "graph": tf.function}
 
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_own_loops_clip_and_apply_once(wrap):
-    """Two lookups are one update; what a loop does to gradients it does to rows."""
+    """Two lookups cause one update, and gradient clipping in the loop applies to the rows."""
     clipped = make_layer(optimizers.SGD(RATE), apply="step")
     loop(clipped, make_head(), StepOptimizer("sgd"), WRAPS[wrap], clip=True)
     assert int(clipped.store.export_table("user")["steps"][0]) == 2
@@ -86,7 +86,7 @@ def test_a_lookup_in_a_function_of_its_own(wrap):
 
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_head_only_training(wrap):
-    """Rows are not trained where their gradients are not applied."""
+    """Rows are not trained if their gradients are not applied."""
     layer, head = make_layer(apply="step"), make_head()
     layer(KEYS, training=True)
     before, kernel = contents(layer), np.array(head.kernel)
@@ -148,11 +148,11 @@ def scaled():
 def test_loss_scaling(eager):
     model = train(make_model(scaled(), run_eagerly=eager))
     plain = train(make_model(StepOptimizer("sgd"), run_eagerly=eager))
-    assert_same(model, contents(plain))  # the scale is a power of two
+    assert_same(model, contents(plain))  # The loss scale is a power of two.
     scale = float(model.optimizer.dynamic_scale)
     train(model, 1, np.full_like(LABELS, np.nan))
     assert_same(model, contents(plain))
-    assert float(model.optimizer.dynamic_scale) == scale / 16  # halved in each of 4 steps
+    assert float(model.optimizer.dynamic_scale) == scale / 16  # Halved in each of 4 steps.
 
 
 def test_loss_scaling_needs_both():
@@ -238,7 +238,7 @@ def of_own_optimizers(apply):
 
 
 def test_tables_with_optimizers_of_their_own():
-    """And a feature whose rows are not pooled: positions of one key are one gradient."""
+    """Includes an unpooled feature with repeated keys, whose gradients are summed."""
     assert differ(of_own_optimizers("backward"), of_own_optimizers("step")) == set()
 
 

@@ -1,4 +1,4 @@
-"""docs/keras.md, weights and files: rows travel with what Keras calls weights."""
+"""Tests docs/keras.md, weights and files: rows are saved and restored with Keras weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model():
 
 @pytest.fixture
 def limits():
-    """Sets limits of snapshots for a test."""
+    """Sets limits of snapshots and restores the defaults after the test."""
     yield limit_snapshots
     limit_snapshots()
 
@@ -41,7 +41,7 @@ def test_get_and_set_weights(model):
     model.set_weights(weights)
     assert_same(model, before)
     train(model)
-    model.set_weights(weights)  # a snapshot serves more than once
+    model.set_weights(weights)  # A snapshot can be used multiple times.
     assert_same(model, before)
 
 
@@ -53,7 +53,7 @@ def test_clone_model(model):
 
 
 class EpochRows(keras.callbacks.Callback):
-    """Keeps rows and weights of each epoch."""
+    """Records rows and weights after each epoch."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ class EpochRows(keras.callbacks.Callback):
 
 def test_early_stopping_restores_the_best_epoch():
     model, seen = make_model(), EpochRows()
-    # Labels that no key tells: the loss on others' labels gets worse as the model learns its own.
+    # Random labels, so that the loss on inverted labels rises as the model learns its labels.
     others = (KEYS, 1 - LABELS)
     stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
     history = train(model, 6, validation_data=others, callbacks=[seen, stop]).history
@@ -91,7 +91,7 @@ def test_model_checkpoint(model, tmp_path, is_weights):
 
 
 class Breaks(keras.callbacks.Callback):
-    """Ends a fit in its third epoch."""
+    """Interrupts `fit` in the third epoch."""
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 2:
@@ -132,7 +132,7 @@ def test_legacy_h5_files(model, tmp_path):
 
 
 def test_loading_legacy_h5_files(model, tmp_path, monkeypatch):
-    """A file of a release that did not refuse to write it has no rows."""
+    """Files without rows exist, because earlier releases did not refuse to write them."""
     monkeypatch.setattr("slipstream_tf._compat.is_in_legacy_file", lambda: False)
     model.save(tmp_path / "model.h5")
     monkeypatch.undo()
@@ -164,7 +164,7 @@ def test_a_token_whose_snapshot_is_gone_is_an_error(model, limits):
     gc.collect()
     with pytest.raises(ValueError, match=r"layer 'tables': the snapshot.*is gone.*`last`"):
         layer_of(model).set_weights([np.float32(0.0), gone])
-    model.set_weights(weights)  # nobody dropped this one
+    model.set_weights(weights)  # This snapshot is still alive.
     model.set_weights([np.copy(weight) for weight in weights])
 
 
@@ -188,7 +188,7 @@ def test_snapshots_beyond_the_memory_lie_on_the_disk(model, limits, tmp_path):
     model.set_weights(weights)
     assert_same(model, before)
     del weights
-    limits(memory_bytes=0, folder=str(tmp_path))  # drops the last ones
+    limits(memory_bytes=0, folder=str(tmp_path))  # Drops the last snapshots.
     gc.collect()
     assert not list(tmp_path.iterdir())
 
@@ -231,7 +231,7 @@ def test_set_weights_is_eager(model):
 
 
 def test_checkpoints_have_no_new_part(model):
-    """What was saved by releases without the weight is consumed in full."""
+    """Checkpoints of releases without this weight must still restore completely."""
     children = tf.train.TrackableView(model).children(layer_of(model))
     assert sorted(children) == ["_store_state", "update_anchor"]
 

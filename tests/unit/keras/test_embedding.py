@@ -1,4 +1,4 @@
-"""`slip.keras.Embedding`: a drop-in for `keras.layers.Embedding`."""
+"""Tests of `slip.keras.Embedding` as a replacement of `keras.layers.Embedding`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_keys_of_any_shape(keys):
 @pytest.mark.parametrize("input_dim", [10, None])
 @pytest.mark.parametrize(("keys", "shape"), [([], (0,)), ((), (0,)), ([[], []], (2, 0))])
 def test_lists_of_no_keys(keys, shape, input_dim, training):
-    """NumPy makes floats of them, which are no keys."""
+    """NumPy makes empty lists float arrays, although keys must be integers."""
     layer = make_layer(input_dim)
     assert layer(keys, training=training).shape == (*shape, 4)
     assert layer.store.size("embedding") == 0
@@ -150,7 +150,7 @@ def test_configuration():
 
 
 def test_models_built_twice_load_each_others_weights(tmp_path):
-    """Keras numbers layers without a name; the tables' names do not count up with them."""
+    """Keras numbers unnamed layers, but the table names stay the same."""
 
     def build():
         return keras.Sequential([make_layer(), keras.layers.Flatten(), keras.layers.Dense(1)])
@@ -169,7 +169,7 @@ def test_models_built_twice_load_each_others_weights(tmp_path):
 
 @pytest.mark.parametrize("apply", ["backward", "step"])
 def test_trains_as_keras_does(apply):
-    """The same rows, start and rule: SGD moves them alike, place by place."""
+    """With the same initial rows and SGD, rows and losses match those of Keras."""
     layer = make_layer(name="user", apply=apply)
     theirs = keras.layers.Embedding(10, 4)
     theirs.build()

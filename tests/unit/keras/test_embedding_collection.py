@@ -1,4 +1,4 @@
-"""`EmbeddingCollection`: outputs, errors, shapes, precision and configuration."""
+"""Tests of `EmbeddingCollection`: outputs, errors, shapes, precision and configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows_of(layer, table, keys):
 
 
 def pooled(rows, weights, combiner):
-    """NumPy reference of one bag: rows [n, dim], weights [n]."""
+    """NumPy reference for one bag with rows [n, dim] and weights [n]."""
     total = (rows * weights[:, None]).sum(axis=0)
     if not len(rows) or combiner == "sum":
         return total
@@ -60,7 +60,7 @@ def test_stacked_makes_a_tensor_of_a_dictionary():
 
 def test_int32_keys_and_large_int64_keys_stay_exact():
     layer = make_layer()
-    big = (1 << 53) + np.array([0, 1], np.int64)  # the same number in float64
+    big = (1 << 53) + np.array([0, 1], np.int64)  # The two keys are equal in float64.
     layer({"a": big, "b": np.array([1, 2], np.int32)}, training=True)
     assert sorted(layer.store.export_table("a")["keys"]) == sorted(big)
     assert sorted(layer.store.export_table("b")["keys"]) == [1, 2]

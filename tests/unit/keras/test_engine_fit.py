@@ -1,4 +1,4 @@
-"""The whole engine in `model.fit`: a DLRM on generated inputs, one run per way of saving."""
+"""Tests the engine in `model.fit` with a DLRM on generated data, for each policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slipstream_tf.keras import EmbeddingCollection, Slipstream
 INPUTS, BATCH, FIELDS, DENSE, DIM = 1_600, 40, 3, 2, 4
 STEPS = INPUTS // BATCH
 STATES = ("warming", "varying", "saturated", "probing")
-# Settings that need losses; the bound allows all that the share does.
+# Settings that require losses. The bound is so large that only the fraction limits skipping.
 BOUNDED = {"skip_keep": 0.5, "max_auc_loss": 10.0}
 
 
@@ -29,12 +29,15 @@ def dataset():
         INPUTS, "train", BATCH, fields=FIELDS, dense=DENSE, cardinalities=(6, 8, 10)
     )
     batches = reader.dataset().rebatch(BATCH, drop_remainder=True)
-    # The engine plans its warm-up by the number of batches.
+    # The engine derives its warm-up from the number of batches.
     return batches.apply(tf.data.experimental.assert_cardinality(STEPS))
 
 
 class Run:
-    """A model with its engine, if policies are named; `fit` trains and closes the last window."""
+    """A model and, if policies are given, its engine.
+
+    `fit` trains the model and closes the last window.
+    """
 
     def __init__(self, *policies, optimizer=None, **settings):
         keras.utils.set_random_seed(3)
@@ -86,7 +89,7 @@ class Run:
         return ledger
 
     def state(self):
-        """Every trained number: dense weights, rows and slots."""
+        """Returns all trained values: dense weights, rows and slots."""
         exported = [self.embeddings.store.export_table(t.name) for t in self.embeddings.tables]
         parts = [table[name] for table in exported for name in ("keys", "rows", "slots")]
         dense = [w for w in self.model.get_weights() if w.dtype == np.float32]
@@ -125,7 +128,7 @@ def test_deferring_sends_fewer_rows_and_counts_each():
 
 
 def test_an_evaluation_flushes_and_gives_what_plain_training_gives():
-    # One step at a time, as an evaluation in between applies what the step left behind.
+    # Train single steps, because each evaluation applies the deferred gradients.
     settings = {"defer_movement": 1e9, "defer_max_age": 10_000, "warmup": 0}
     deferred, plain = Run("defer_gradients", **settings), Run()
     for run in (deferred, plain):
@@ -148,7 +151,7 @@ def deferred_rows(run):
 
 
 def test_all_of_the_gradient_arrives_in_the_end():
-    """Under SGD on the rows alone, deferred sums change when a row moves, not by how much."""
+    """With SGD, deferral changes the time of an update but not its sum."""
     run = Run("defer_gradients", defer_movement=1e9, defer_max_age=10_000, warmup=0)
     run.fit(dataset().take(8))
     assert deferred_rows(run) > 0
@@ -197,7 +200,7 @@ def test_an_estimate_of_the_cost_needs_the_losses_and_changes_nothing():
     assert all(report.auc is not None for report in run.slipstream.tracker.reports[:-1])
     examples, rows = run.slipstream.report().dry_run.savings
     assert examples.saved > 0 and 0 <= examples.least_cost < examples.most_cost
-    # By the rule: a movement of 0.4 learning rates.
+    # The cost model assumes a loss per movement of 0.4 learning rates.
     assert (rows.least_cost, rows.most_cost) == pytest.approx((0.4 * 0.002, 0.4 * 0.012))
     assert str(examples) in run.words
     blind = Run(*policies, dry_run=True, **settings).fit().slipstream.report().dry_run.savings[0]
@@ -232,7 +235,7 @@ def keys_alone(features, *rest):
 
 
 def network(embeddings, kind=slip.keras.Model):
-    """A functional model over the key matrix."""
+    """Returns a functional model on the key matrix."""
     inputs = keras.Input((FIELDS,), dtype="int64", name="keys")
     outputs = keras.layers.Dense(1)(keras.layers.Flatten()(embeddings(inputs)))
     return kind(inputs, outputs)
@@ -275,7 +278,7 @@ def test_max_auc_loss_needs_the_losses_of_clicks():
 
 
 class OwnStep(slip.keras.Model):
-    """Trains without compute_loss."""
+    """Model with a train_step that does not call compute_loss."""
 
     tells = False
 
@@ -320,7 +323,11 @@ def test_losses_are_told_with_the_features_or_what_could_be_skipped():
 
 
 def events_in(folder):
-    """Tag -> step -> tensor, of the one event file in a folder; as TensorBoard finds them."""
+    """Reads the event file in a folder as TensorBoard does.
+
+    Returns:
+        A dictionary tag -> step -> tensor, and a dictionary tag -> plugin name.
+    """
     (path,) = glob.glob(str(folder / "*tfevents*"))
     found, plugins = {}, {}
     for event in tf.compat.v1.train.summary_iterator(path):
@@ -334,7 +341,7 @@ def test_tensorboard_events_can_be_read_back(tmp_path):
     run = Run("skip_examples")
     run.fit(log_dir=tmp_path)
     found, plugins = events_in(tmp_path / "slipstream")
-    # The last window was closed by hand, past the callback.
+    # The last window ended by a direct call, which the callback did not log.
     reports = run.slipstream.tracker.reports[:-1]
     assert len(reports) >= STEPS // 2 // 5
     for tag, attribute in (

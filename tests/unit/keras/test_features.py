@@ -1,4 +1,4 @@
-"""Forms of features: each trains, evaluates, is classified and served alike."""
+"""Tests that each input form of a feature trains, evaluates, is classified and is served."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slipstream_tf.ops.text_keys import hash_texts
 from slipstream_tf.sampling.classifier import skip_inputs
 
 DIM = 3
-# What users look at; the first has looked at nothing, the last at one thing twice.
+# Items that users looked at: the first user none, the last user the same item twice.
 BAGS = [[], [1], [2, 3], [5, 1, 7], [4, 4]]
 TEXTS = [[f"item-{key}" for key in bag] for bag in BAGS]
 
@@ -33,13 +33,13 @@ def padded(bags, padding, dtype):
 
 
 def sparse(bags, dtype):
-    """As `tf.io.parse_example` gives them: values are left-aligned."""
+    """Returns a left-aligned sparse tensor, as `tf.io.parse_example` does."""
     at = [(row, column) for row, bag in enumerate(bags) for column in range(len(bag))]
     values = tf.constant([value for bag in bags for value in bag], dtype)
     return tf.SparseTensor(at, values, [len(bags), 4])
 
 
-# Name -> (keys of BAGS, padding key of the feature).
+# Name -> (keys of BAGS in this form, padding key of the feature).
 FORMS = {
     "padded": (padded(BAGS, -1, np.int64), -1),
     "padded by 0": (padded(BAGS, 0, np.int64), 0),
@@ -61,7 +61,7 @@ forms = pytest.mark.parametrize("form", FORMS)
 
 
 def keys_of(form):
-    """The keys that a form's bags have in the table."""
+    """Returns the table keys of the bags in this form."""
     if "texts" not in form:
         return BAGS
     return [[hash_string(text.encode()) for text in bag] for bag in TEXTS]
@@ -78,7 +78,7 @@ def make_layer(combiner="mean", padding_key=-1, **kwargs):
 
 
 def features_of(form):
-    """A flat dictionary, in which features stand beside others."""
+    """Returns a flat dictionary with embedding features and other features."""
     return {
         "seen": FORMS[form][0],
         "item": np.arange(len(BAGS)),
@@ -96,7 +96,7 @@ def means(layer, bags):
 
 
 class Model(keras.Model):
-    """Takes whole feature dictionaries."""
+    """Model that takes the whole feature dictionary."""
 
     def __init__(self, layer):
         super().__init__()
@@ -131,7 +131,8 @@ def test_trains_the_keys_and_no_other(form):
     keys = {key for bag in keys_of(form) for key in bag} | set(range(len(BAGS)))
     assert set(layer.store.export_table("item")["keys"].tolist()) == keys
     if "texts" not in form:
-        # Of key 1: alone, and one of three. A mean's gradient is shared.
+        # Key 1 is in a bag of one key, and in a bag of three keys whose mean passes on a third
+        # of the gradient.
         np.testing.assert_allclose(rows_of(layer, [1]), before - 0.5 * (1 + 1 / 3), rtol=1e-5)
 
 
@@ -201,7 +202,7 @@ def test_a_served_model_gives_the_same(form, combiner, tmp_path):
 
 @pytest.mark.parametrize("padding_key", [-1, 5, None])
 def test_padding_is_the_same_in_every_layout(padding_key):
-    """K7: -1 was a key in a column and in ragged bags, and none in a matrix."""
+    """Regression test: -1 was a key in columns and ragged bags but padding in a matrix."""
     keys = np.array([-1, 5])
     specs = [FeatureSpec("x", "item", padding_key=padding_key)]
     ragged = tf.RaggedTensor.from_tensor(tf.constant(keys[:, None]))
@@ -312,7 +313,7 @@ def test_a_model_of_sequences_takes_no_combiner():
 
 
 def test_features_of_apply_that_are_not_there():
-    """K13: flat features beside others are found; what is missing is said, with the cure."""
+    """The engine finds flat features among others and names missing ones with a fix."""
     slipstream = slip.Slipstream(make_layer())
     data = tf.data.Dataset.from_tensors(({"sen": [1], "item": [1], "price": [1.0]}, [1.0]))
     with pytest.raises(ValueError, match=r"get_keys=.*missing: 'seen' \(not 'sen'\?\)"):
@@ -364,7 +365,7 @@ def test_symbolic_sparse_and_ragged_inputs():
 
 
 def test_int64_keys_in_a_sequential_model():
-    """K19: Keras makes a float32 Input of them, in which these two keys are one."""
+    """Regression test: Keras makes a float32 Input, in which these two keys are equal."""
     layer = slip.keras.EmbeddingCollection([slip.Table("a", DIM)], slip.optimizers.SGD(0.1))
     model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

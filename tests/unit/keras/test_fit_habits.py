@@ -1,4 +1,4 @@
-"""`fit` as people call it: epochs, lengths and weights, nothing lost and no false warning."""
+"""Tests common uses of `fit`: epochs, lengths and weights without lost examples or warnings."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ class Run:
 
     @property
     def steps(self):
-        # Not the optimizer's iterations: it counts the step that finds the data's end, too.
+        # The optimizer's iterations also count the step that detects the end of the data.
         return int(self.embeddings.store.export_table("a")["steps"][0])
 
 
 @pytest.fixture
 def said(caplog):
-    """All warnings, of `warnings` and of logging, but one on shuffling."""
+    """Returns a function that lists all warnings except the one on retracing."""
     with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.WARNING, "absl"):
         warnings.simplefilter("always")
-        # TensorFlow counts the tracings of all tests that a process runs.
+        # TensorFlow counts the traces of all tests in the process.
         told = lambda: [str(w.message) for w in caught] + caplog.messages  # noqa: E731
         yield lambda: [text for text in told() if "triggered tf.function retracing" not in text]
 
 
-# Half of the inputs in the first epoch, none from the second one on.
+# Half of the examples are skipped in the first epoch and none from the second epoch on.
 FEWER_SKIPS = {
     "policies": slip.baselines.SkipAtRandom((*[0.5] * 4, 0.0)),
     "warmup": 0,
@@ -240,7 +240,7 @@ WEIGHTS = {0: 0.5, 1: 3.0}
 
 
 def noted(weights):
-    """A map that notes the sample weights."""
+    """Returns a map function that records the sample weights."""
 
     def note(x, y, weight):
         tf.numpy_function(lambda w: weights.extend(w.tolist()) or np.int64(0), [weight], tf.int64)
@@ -345,7 +345,7 @@ POLICIES = {
 
 
 def element(form):
-    """The features of a batch in a form, and what is given to apply."""
+    """Returns batches in a feature form and the matching arguments of `apply`."""
 
     def flat(x, y):
         return {"a": x[:, 0], "b": x[:, 1], "price": tf.cast(x, tf.float32)}, y
@@ -359,7 +359,7 @@ def element(form):
 
 
 def with_numbers(form, embeddings):
-    """A functional model with keys and numbers, named or in order."""
+    """Returns a functional model with keys and numbers, as named inputs or in order."""
     price = keras.Input((2,), name="price")
     if form == "flat":
         inputs = {name: keras.Input((), name=name, dtype="int64") for name in ("a", "b")}
@@ -382,7 +382,7 @@ def test_functional_models_take_every_policy(form, settings):
     run.model.compile("sgd", "binary_crossentropy")
     data, options = element(form)
     with warnings.catch_warnings():
-        # Keras warns where the features are not those of the model's inputs.
+        # Keras warns if the features do not match the model's inputs.
         warnings.filterwarnings("error", "The structure of `inputs`")
         kept = run.slipstream.apply(data, **options)
         run.fit(kept, epochs=2, validation_data=data.take(2))

@@ -1,4 +1,4 @@
-"""The tables' learning rates follow that of the dense layers in plain `fit`."""
+"""Tests that the learning rates of tables follow the rate of the dense layers in `fit`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def mean_output(_: Any, outputs: Any) -> Any:
 def make(
     dense: Any, rule: Any = None, apply: str = "backward", **compile_arguments: Any
 ) -> tuple[keras.Model, EmbeddingCollection]:
-    """A model whose loss is the mean of its output: each step moves the row by its rate."""
+    """Returns a model whose loss is its mean output, so that a step moves the row by its rate."""
     table = Table("t", 1, initializer=initializers.Zeros())
     layer = EmbeddingCollection([table], rule or optimizers.SGD(0.5), name="tables", apply=apply)
     inputs = keras.Input((1,), dtype="int64")
-    # A dense weight, so that the optimizer has something to do.
+    # The optimizer needs at least one dense weight.
     outputs = keras.layers.Dense(1, kernel_initializer="zeros")(layer(inputs)[:, 0])
     model = keras.Model(inputs, outputs + layer(inputs)[:, 0])
     model.compile(dense, mean_output, **compile_arguments)
@@ -57,7 +57,7 @@ def test_a_scheduler_reaches_the_rows(arguments: Any) -> None:
     fit(model, 3, [scheduler, record])
     assert rate(layer) == 0.125
     assert float(layer.learning_rate) == 0.5
-    # The dense weights are other ones in each step, but the added rows' share is known.
+    # The dense kernel is 0 in the first step, therefore the row moves by exactly the rate.
     assert moved[0] == -0.5 and moved[0] > moved[1] > moved[2]
 
 
@@ -115,7 +115,7 @@ def test_a_warm_up_rises_to_the_tables_rate() -> None:
     steps = schedules.CosineDecay(0.0, 100, warmup_target=0.25, warmup_steps=2)
     model, layer = make(keras.optimizers.SGD(steps))
     fit(model)
-    assert rate(layer) == 0.25  # half way
+    assert rate(layer) == 0.25  # Half of the warm-up.
     fit(model)
     assert rate(layer) == 0.5
 
@@ -187,7 +187,7 @@ def test_what_rows_follow_is_saved_and_restored(tmp_path: Any) -> None:
     for trained in (model, again):
         fit(trained)
         assert rate(trained.get_layer("tables")) == 0.25
-    # Rows for a model that is trained anew follow its own rate.
+    # Rows loaded into a model with a new optimizer follow the new rate.
     fresh, other = make(keras.optimizers.SGD(0.0625))
     other.load_own_variables(_saved(layer))
     fit(fresh)

@@ -1,4 +1,4 @@
-"""Thinning by foreseen loss in `model.fit`: pilots, corrections, dry run, checkpoints, misuse."""
+"""Tests of `ForeseenLoss` in `model.fit`: pilots, corrections, dry run, checkpoints, misuse."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ KEYS, BATCH = 50, 256
 
 
 def clicks(examples, seed=0, rate=0.05):
-    """Two keys an example; each pair has a click rate of its own."""
+    """Returns examples with two keys and a label; each key pair has its click rate."""
     random = np.random.default_rng(seed)
     law = np.random.default_rng(99).normal(0.0, 1.5, (2, KEYS))
     keys = random.integers(0, KEYS, (examples, 2))
@@ -80,7 +80,7 @@ def test_keeps_its_share_and_stays_calibrated(pilot, correct, logits):
     keys, label = clicks(40_000, seed=1)
     predicted = predictions(model, keys)
     predicted = 1.0 / (1.0 + np.exp(-predicted)) if logits else predicted
-    # What was left out is mostly negative: without its correction twice as much is predicted.
+    # Most dropped examples are negatives. Without correction the predictions would double.
     assert predicted.mean() / label.mean() == pytest.approx(1.0, abs=0.12)
     assert keras.metrics.AUC()(label, predicted) > 0.8
 
@@ -94,7 +94,7 @@ def test_over_seeds_calibration_is_within_2_percent_of_plain_trainings():
         for correct in (None, *ratios):
             policies = [] if correct is None else skip(correct=correct)
             model, slipstream = build(policies)
-            # Towards 0, so that the last steps' noise is in neither.
+            # The rate decays toward 0, so that noise of the last steps affects neither model.
             decay = keras.callbacks.LearningRateScheduler(lambda epoch, _: 0.02 * 0.1**epoch)
             data = slipstream.apply(dataset(keys, label, batch=512))
             model.fit(data, epochs=2, verbose=0, callbacks=[decay, slipstream.callback()])

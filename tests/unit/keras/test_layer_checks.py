@@ -1,4 +1,4 @@
-"""Keras's own checks of layers, and the same written out for a dictionary of features."""
+"""Tests of the layers with Keras's layer checks, also for a dictionary of features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def tables(combiner="sum"):
 
 
 class TestOfKeras(test_case.TestCase):
-    """Loss scaling, which their mixed-precision part needs, has an error of its own here."""
+    """Runs Keras's layer checks.
+
+    The mixed-precision check is off, because it needs loss scaling, which raises an error here.
+    """
 
     def check(self, layer_cls, init_kwargs, keys, **expected):
         self.run_layer_test(
@@ -68,7 +71,10 @@ INPUTS = {"a": tf.constant([[1, 2], [3, -1]]), "b": tf.constant([4, 4], tf.int64
 
 @pytest.mark.parametrize("combiner", ["sum", None])
 class TestDictionary:
-    """What `run_layer_test` does; it would make arguments of the dictionary's entries."""
+    """Repeats the checks of `run_layer_test`.
+
+    Note: `run_layer_test` would pass the entries of a dictionary as separate arguments.
+    """
 
     def make(self, combiner):
         return slip.keras.EmbeddingCollection(tables(combiner), slip.optimizers.SGD(0.1))

@@ -1,4 +1,4 @@
-"""LossFeedback: each trained input's own loss is told once, and training is as without it."""
+"""Tests that `LossFeedback` reports each trained example's loss once and changes no weight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNT, BATCH = 52, 8
 
 
 class Recorder:
-    """Keeps what it is told, in variables: (loss, label, is skippable, weight) per input."""
+    """Records (loss, label, skippable, weight) of each example in variables."""
 
     def __init__(self):
         self._rows = tf.Variable(tf.zeros([0, 4], tf.float64), shape=[None, 4], trainable=False)
@@ -38,7 +38,7 @@ class Recorder:
 
 
 class Linear(LossFeedback, keras.Model):
-    """One dense layer on features["dense"]."""
+    """Model with one dense layer on features["dense"]."""
 
     def __init__(self, activation=None):
         super().__init__()
@@ -86,7 +86,7 @@ def test_every_trained_input_is_told_once_with_its_own_loss(how, with_weight):
     model.observe_losses_with(recorder)
     model.fit(dataset(with_weight=with_weight), epochs=2, verbose=0)
     rows = recorder.rows
-    # Keras 3.3 has steps without inputs at an epoch's end, with several steps per execution.
+    # With multiple steps per execution, Keras 3.3 runs empty steps at the end of an epoch.
     assert recorder.calls == model.optimizer.iterations.numpy()
     assert len(rows) == 2 * COUNT
     np.testing.assert_allclose(rows[:, 0], np.tile(expected, 2), rtol=1e-5)

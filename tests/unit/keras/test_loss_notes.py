@@ -1,4 +1,4 @@
-"""Recorded losses: models of every kind, notes beside the features, other losses, own steps."""
+"""Tests of recorded losses: kinds of models, notes in the features, losses, custom steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNT, BATCH = 24, 8
 
 
 class Recorder:
-    """Keeps the losses of all batches."""
+    """Records the losses of all batches."""
 
     def __init__(self):
         self._losses = tf.Variable(tf.zeros([0]), shape=[None], trainable=False)
@@ -78,7 +78,7 @@ def test_other_losses_and_several_outputs_train(make, loss, labels):
 
 
 def noted():
-    """Features that are no mapping, with what `Slipstream.apply` notes."""
+    """Returns features that are no dictionary, with the notes of `Slipstream.apply`."""
     data = tf.data.Dataset.from_tensor_slices((features(), CLICKS)).batch(BATCH)
     return data.map(lambda x, y: (add_notes(x, skippable=y > 0), y))
 
@@ -142,7 +142,7 @@ def test_an_input_that_is_named_like_a_note_is_the_models():
 
 
 class OwnStep(Model):
-    """A train_step as Keras's guide has it."""
+    """Model with a train_step as in the Keras guide."""
 
     mode = "compute_loss"
 

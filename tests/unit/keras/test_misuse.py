@@ -1,4 +1,4 @@
-"""Wrong uses of an engine in `fit`: each works, or ends in one clear sentence."""
+"""Tests that wrong uses of an engine in `fit` work or raise a clear error."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_two_callbacks_of_one_engine(is_same):
     second = first if is_same else slipstream.callback()
     with pytest.raises(ValueError, match="Invalid `callbacks`"):
         fit(model, slipstream.apply(batches()), [first, second])
-    # One alone is right, also after the fit that was refused.
+    # A single callback works, even after the refused call.
     fit(model, slipstream.apply(batches()), [first])
     fit(model, slipstream.apply(batches()), [first])
     assert slipstream.end_window().step == 2 * BATCHES

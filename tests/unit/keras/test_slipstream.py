@@ -1,4 +1,4 @@
-"""`Slipstream`: applied to data, stepped by `fit` and by hand; the ledger; the forgotten step."""
+"""Tests of `Slipstream`: applied to data, stepped by `fit` or by hand, and its ledger."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_data(batches, form="matrix"):
 
 
 def make_engine(embeddings, **settings):
-    """Skips half of the examples by drift."""
+    """Returns an engine that skips half of the examples by drift."""
     defaults = {"window_steps": 5, "share": 0.5, "warmup": 0}
     chosen = engine_arguments("skip_examples", **{**defaults, **settings})
     return Slipstream(embeddings, **chosen)
@@ -74,7 +74,11 @@ def test_fit_skips_and_counts_every_trained_step(epochs):
 
 
 def train_on(batches, ahead=True, **settings):
-    """The labels that were trained on, batch by batch, and the reports."""
+    """Trains on the kept batches.
+
+    Returns:
+        The labels of each batch, and the reports.
+    """
     keras.utils.set_random_seed(0)
     embeddings = make_embeddings()
     slipstream = make_engine(embeddings, **settings)
@@ -126,7 +130,8 @@ def test_a_window_that_is_ended_by_hand_waits_for_the_batch_that_is_being_made()
 
 
 def test_a_dry_run_counts_long_windows_by_a_share_of_their_batches():
-    # Of 320 inputs, 32 are four for each of the sample's 8: one batch in ten.
+    # The classifier needs four times the sample of 8, which is 32 of 320 examples. Therefore it
+    # samples one batch in ten.
     settings = {"window_steps": 40, "sample": 8}
     trained, reports = train_on(160, dry_run=True, **settings)
     assert len(trained) == 160
@@ -146,9 +151,10 @@ def test_the_callback_counts_whatever_the_steps_per_execution(steps_per_executio
     model.compile(optimizer="sgd", loss="mse", steps_per_execution=steps_per_execution)
     slipstream = Slipstream(embeddings, window=Window(5))
     callback = slipstream.callback()
-    for epochs in (2, 1):  # the second `fit` goes on with the optimizer's iterations
+    for epochs in (2, 1):  # The second `fit` continues the optimizer's iterations.
         model.fit(make_data(7), callbacks=[callback], epochs=epochs, verbose=0)
-    # Not 3 * 7: Keras 3.3 runs into the end of the data with several steps per execution.
+    # Not exactly 3 * 7, because Keras 3.3 runs past the end of the data with multiple steps per
+    # execution.
     assert slipstream.end_window().step == int(model.optimizer.iterations.numpy()) >= 3 * 7
 
 
@@ -172,7 +178,7 @@ def test_steps_by_hand():
 
 def test_a_classifier_of_steps_follows_the_engine():
     embeddings = make_embeddings()
-    # All is done but the skipping, so that training sees every batch.
+    # A dry run makes the same decisions but drops no examples, so that training sees every batch.
     chosen = {"threshold": 0.1, "skip_alpha": 0.5, "window_steps": 5, "warmup": 0}
     slipstream = Slipstream(embeddings, **engine_arguments("skip_examples", dry_run=True, **chosen))
     on_device = slipstream.classifier_on("CPU:0")
@@ -371,7 +377,11 @@ def data():
 
 
 def train(layers, **settings):
-    """Trains; returns the engine and the tables' rows by key."""
+    """Trains a model.
+
+    Returns:
+        The engine, and the rows of the tables by key.
+    """
     keras.utils.set_random_seed(0)
     inputs = {name: keras.Input((), dtype="int64", name=name) for name in ("a", "b")}
     rows = {}
