@@ -1,4 +1,4 @@
-"""DIN: values, histories of several lengths, errors, saving, training."""
+"""Tests of DIN: outputs, histories of different lengths, errors, saving and training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_model(dense=0, **kwargs):
 
 
 def make_data(count=32, dense=0, keys=9):
-    """Histories of 0 to STEPS steps, padded behind."""
+    """Makes histories of 0 to STEPS steps with padding at the end."""
     random = np.random.default_rng(0)
     lengths = random.integers(0, STEPS + 1, count)
     is_there = np.arange(STEPS) < lengths[:, None]
@@ -57,7 +57,7 @@ def mlp(values, layers):
 
 
 def reference(model, inputs):
-    """One input and one step at a time."""
+    """Computes DIN in NumPy, one example and one step at a time."""
     keys, outputs = inputs["keys"], []
     gather = model.embeddings.store.gather
     for i in range(len(keys["user"])):

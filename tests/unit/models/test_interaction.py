@@ -1,4 +1,4 @@
-"""Pairwise dots and cross layers against NumPy."""
+"""Tests of pairwise dot products and cross layers against NumPy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_second_gradient_of_the_dots():
             inner.watch(vectors)
             loss = tf.reduce_sum(tf.square(pairwise_dots(vectors)))
         first = tf.reduce_sum(inner.gradient(loss, vectors))
-    # Of the dots d of v_i and v_j, the gradient of d^2 is 2 d v_j and 2 d v_i.
+    # The gradient of d^2 for a dot product d of v_i and v_j is 2 d v_j and 2 d v_i.
     values = vectors.numpy()
     expected = np.zeros_like(values)
     for i, j in pair_order(count):

@@ -1,4 +1,4 @@
-"""DLRM, DCN-v2 and DeepFM: values, inputs, errors, precision, saving, training."""
+"""Tests of DLRM, DCN-v2, DeepFM and FinalMLP: outputs, errors, precision, saving, training."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_bfloat16(name):
     model.fit(inputs, labels, batch_size=16, verbose=0)
     outputs = model.predict(inputs, verbose=0)
     assert outputs.dtype == np.float32
-    assert len(np.unique(outputs)) > 32  # logits in float32 don't tie
+    assert len(np.unique(outputs)) > 32  # Logits in float32 have no ties.
     assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
     assert model.embeddings(inputs["keys"]).dtype == tf.bfloat16
 
@@ -220,7 +220,7 @@ def test_batch_normalisation_is_of_hidden_units_in_front_of_relu():
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_overfit_a_thousand_examples(name, batch_norm):
-    """Keys that tell each example: 1,000 of three fields with 20 values each."""
+    """The keys identify each example: 1,000 combinations of three fields with 20 values each."""
     keras.utils.set_random_seed(0)
     random = np.random.default_rng(1)
     keys = random.permutation(20**FIELDS)[:1000, None] // 20 ** np.arange(FIELDS) % 20
@@ -330,7 +330,7 @@ def test_next_keys_are_needed_in_training_with_prefetch_and_nowhere_else():
         keras.utils.set_random_seed(0)
         model = make_dcn(embeddings=make_embeddings(prefetch=prefetch))
         model.compile("sgd", "binary_crossentropy")
-        # Without prefetch they are not read.
+        # Without prefetch the next keys are ignored.
         fitted = model.fit(with_next(data), shuffle=False, verbose=0)
         losses.append(fitted.history["loss"])
     assert losses[0] == losses[1]

@@ -1,4 +1,4 @@
-"""A training step is traced once, whatever the sizes of batches and bags and the engine's state."""
+"""Tests that a training step is traced once for all batch sizes and engine states."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from slipstream_tf.models import DLRM
 
 DIM = 4
 NUMBERS = 2
-# Batches of several sizes, one of them of no input.
+# Sizes of batches, including an empty batch.
 SIZES = (8, 3, 8, 0, 5)
-# "user" has one key, "article" a bag of any length, "tag" two places, padded.
+# "user" has one key, "article" a bag of any length, and "tag" two padded positions.
 SIGNATURE = (
     {
         "dense": tf.TensorSpec([None, NUMBERS], tf.float32),
@@ -78,7 +78,7 @@ def test_a_step_of_ones_own_is_traced_once(dtype):
 
 
 class CountedDLRM(DLRM):
-    """Counts how often its training step is traced."""
+    """Counts the traces of its training step."""
 
     traces = 0
 
@@ -88,7 +88,10 @@ class CountedDLRM(DLRM):
 
 
 class TracesOfTheFirstStep(keras.callbacks.Callback):
-    """Remembers them: TensorFlow traces a step that may make variables twice before it runs."""
+    """Records the number of traces after the first step.
+
+    TensorFlow traces a step that may create variables twice before the step runs.
+    """
 
     count = 0
 
@@ -111,7 +114,7 @@ def test_fit_traces_its_step_in_the_first_one_only(saves):
         policies = [slip.SkipExamples(slip.RowDrift(), share=0.5), slip.DeferGradients()]
         engine = slip.Slipstream(embeddings, policies, slip.Window(4, warmup=0))
         engine_data = engine.apply(data, batch_size=6)
-        # States of keys change at windows' ends, and with them sizes of batches.
+        # The states of keys change at the end of a window, and therefore the batch sizes, too.
         model.fit(engine_data, epochs=3, verbose=0, callbacks=[first, engine.callback()])
         assert len(engine.tracker.reports) >= 4
     assert 1 <= first.count == model.traces

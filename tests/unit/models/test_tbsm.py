@@ -1,4 +1,4 @@
-"""TBSM: values, sequences of several lengths, errors, saving, training on generated data."""
+"""Tests of TBSM: outputs, sequences of different lengths, errors, saving and training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_model(dense=0, features=("user", "item"), prefetch=False, **kwargs):
 
 
 def make_data(count=32, dense=0, features=("user", "item")):
-    """Sequences of 1 to STEPS steps, padded in front."""
+    """Makes sequences of 1 to STEPS steps with padding at the front."""
     generator = np.random.default_rng(0)
     lengths = generator.integers(1, STEPS + 1, count)
     is_there = np.arange(STEPS) >= STEPS - lengths[:, None]
@@ -63,7 +63,7 @@ def mlp(values, layers, last_is_linear):
 
 
 def reference(model, inputs):
-    """One input and one step at a time."""
+    """Computes TBSM in NumPy, one example and one step at a time."""
     keys = inputs["keys"]
     outputs = []
     for i in range(len(next(iter(keys.values())))):
@@ -94,7 +94,8 @@ def reference(model, inputs):
 @pytest.mark.parametrize("dense", [0, 3])
 @pytest.mark.parametrize("features", [("user", "item"), ("item",)])
 def test_against_numpy(dense, features):
-    keras.utils.set_random_seed(0)  # Of some weights all values of a step are cut to 0.
+    # With some initial weights, ReLU sets all values of a step to 0.
+    keras.utils.set_random_seed(0)
     model = make_model(dense, features, returns_logits=True)
     inputs, _ = make_data(dense=dense, features=features)
     inputs["keys"][features[0]][3, :-1] = -1
@@ -104,7 +105,7 @@ def test_against_numpy(dense, features):
 
 
 class StepsAsBags(TBSM):
-    """Looks up a pooled bag of one key per step, as TBSM did before features could be sequences."""
+    """Looks up a pooled bag of one key per step, the reference for sequence features."""
 
     takes_sequences = False
 
@@ -170,7 +171,7 @@ def test_gradients_reach_the_rows_of_all_steps_and_no_padding():
     assert set(keys) == set(np.unique(inputs["keys"]["item"])) - {-1}
     after = model.embeddings.store.gather("item", np.arange(9))[0].numpy()
     assert (np.abs(after - before).max(axis=1) > 0).all()
-    # A key of the history alone is trained, too.
+    # A key that occurs only in the history is trained, too.
     alone = make_model()
     alone.compile("sgd", "binary_crossentropy")
     keys = {"user": np.array([[1, 1]]), "item": np.array([[5, 6]])}
@@ -180,7 +181,7 @@ def test_gradients_reach_the_rows_of_all_steps_and_no_padding():
 
 
 def test_it_learns_what_the_history_says():
-    """A click means that the item was in the history: no single step tells."""
+    """A click means that the item occurs in the history, which no single step reveals."""
     keras.utils.set_random_seed(1)
     generator = np.random.default_rng(0)
     items = generator.integers(0, 12, (1024, STEPS))

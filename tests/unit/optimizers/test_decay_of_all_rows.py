@@ -1,4 +1,4 @@
-"""decay="all": every row of a table is penalised and decays, as in a dense one."""
+"""Tests that decay="all" penalizes and decays every row, as in a dense table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ L2 = 0.05
 
 
 def draw(seed=0):
-    """Rows, and batches that lack most of them."""
+    """Returns rows, and batches that contain only some of their keys."""
     random = np.random.default_rng(seed)
     rows = random.normal(size=(ROWS, 5)).astype(np.float32)
     batches = [random.integers(0, ROWS, 3) for _ in range(STEPS)]

@@ -1,4 +1,4 @@
-"""Each rule moves the rows of a batch as the Keras optimizer of its name moves a dense table."""
+"""Tests that each update rule matches the Keras optimizer of the same name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def numbers(low, high):
     return st.floats(low, high, width=32, allow_subnormal=False)
 
 
-# Rows of up to 1: beside larger ones 1e-6 is less than float32 tells over 20 steps, and at a rate
-# of 0.5 less than Keras's float32 bias correction does.
+# Rows stay below about 1. Next to larger rows, float32 cannot resolve 1e-6 over 20 steps, and with
+# a learning rate of 0.5 neither can the float32 bias correction of Keras.
 RATE = numbers(2**-10, 2**-5)
 BETAS = {"beta_1": numbers(0.0, 0.9375), "beta_2": numbers(0.5, 0.9990234375)}
 MOMENTUM = {"momentum": numbers(0.0625, 0.9375), "nesterov": st.booleans()}
@@ -43,7 +43,7 @@ RULES = {
 
 
 def dense(optimizer, rows, batches, gradients):
-    """Trains a variable by Keras."""
+    """Trains a Keras variable on the dense gradients."""
     variable = keras.Variable(rows)
     for keys, gradient in zip(batches, gradients, strict=True):
         summed = np.zeros_like(rows)
@@ -54,7 +54,7 @@ def dense(optimizer, rows, batches, gradients):
 
 @st.composite
 def cases(draw, drawn):
-    """Settings, rows, and batches in which every key comes once or more."""
+    """Draws settings, rows, and batches that contain every key at least once."""
     dim, count = draw(st.sampled_from([1, 3, 4, 7, 8, 16, 17, 32, 64])), draw(st.integers(1, 5))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     rows = (0.1 * random.normal(size=(count, dim))).astype(np.float32)
@@ -98,7 +98,7 @@ def test_adamw(case):
 @settings(max_examples=25, deadline=None)
 @given(cases(OF_ROWS))
 def test_penalty_and_clipping_of_rows(case):
-    """A variable for each row, whose norm is that of the row."""
+    """The reference has one variable per row, so that `clipnorm` applies to each row."""
     chosen, rows, batches, gradients = case
     rate = chosen["learning_rate"]
     ours = train(optimizers.SGD(**chosen), rows, batches, gradients)

@@ -1,4 +1,4 @@
-"""What is done beside a rule: settings, files, and that no store leaves it out."""
+"""Tests of gradient transforms: settings, configurations, and equal results in all stores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECS = [FeatureSpec("f", "t", "sum")]
 
 
 def all_of(rule):
-    """All that a rule takes."""
+    """Returns all transforms that an update rule supports."""
     return ALL | ({"weight_decay": None} if isinstance(rule, optimizers.Ftrl) else {})
 
 

@@ -1,4 +1,4 @@
-"""What policies make of each table's gradients, and the memory that deferred ones may take."""
+"""Tests of the update policies for each table, and of the memory for deferred gradients."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SIZES = {"user": 1000, "item": 100, "shop": 3}
 
 
 def acted_on(sizes=SIZES, rate=None, **others):
-    """The tables, as a policy sees them."""
+    """Returns the tables in the form that policies receive."""
     return Tables(TABLES, dict.fromkeys(SIZES, rate), sizes, **others)
 
 
 def rules(policy, *arguments, **others):
-    """Table -> what becomes of its gradients."""
+    """Returns table name -> update policy."""
     tables = acted_on(*arguments, **others)
     return {table.name: policy.gradient_rule(table, tables) for table in TABLES}
 
@@ -79,7 +79,7 @@ def test_small_tables_beside_a_large_one_hold_every_row():
     found = rules(DeferGradients(memory="2MiB"), sizes)
     rows = {name: rule.max_rows for name, rule in found.items()}
     assert sum(rows[table.name] * deferred_row_bytes(table.dim) for table in TABLES) <= 2 << 20
-    # Four rows in any one shard, at least.
+    # Every shard has room for at least four rows.
     assert min(rows["item"], rows["shop"]) >= 4 * NUM_SHARDS
     assert rows["user"] * deferred_row_bytes(16) > 7 << 18
 

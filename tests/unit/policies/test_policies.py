@@ -1,4 +1,4 @@
-"""policies: what each refuses, and that each comes back from what `serialize` made of it."""
+"""Tests of policies: refused arguments, and restoring from a serialized configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""policies.threshold: the exact quantile and its edges."""
+"""Tests of `policies.threshold`: the exact quantile and its edge cases."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ any_scores = hnp.arrays(
     st.integers(0, 60),
     elements=st.one_of(
         st.floats(0, FLOAT32_MAX, width=32),
-        st.sampled_from([0.0, 1.0, 2.0, math.inf, math.nan]),  # ties and what is not hot
+        # Includes ties and keys outside the hot set.
+        st.sampled_from([0.0, 1.0, 2.0, math.inf, math.nan]),
     ),
 )
 percents = st.integers(0, 100)
 
 
 def below(scores, result):
-    """How many of the scores are below T."""
+    """Returns the number of scores below the threshold T."""
     return int((np.asarray(scores, np.float32) < np.float32(result.threshold)).sum())
 
 
@@ -77,7 +78,7 @@ def test_cap_bounds_the_threshold_and_is_reported(scores, percent, cap):
 
 def test_without_ties_it_skips_the_whole_share():
     scores = np.random.default_rng(0).permutation(1000).astype(np.float32)
-    for percent in range(101):  # includes shares whose product with 1000 is not exact
+    for percent in range(101):  # Includes fractions whose product with 1000 is not exact.
         assert below(scores, find_threshold(scores, percent / 100)) == percent * 10
 
 

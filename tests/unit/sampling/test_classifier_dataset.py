@@ -1,4 +1,7 @@
-"""sampling.classifier: skippable inputs leave, batches are refilled, order and content stay."""
+"""Tests of `sampling.classifier`: skippable examples are dropped and batches refilled.
+
+Order and content of the kept examples stay the same.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ SPECS = [FeatureSpec("key", "table")]
 
 
 def make_classifier(saturated=(), threshold=0.5):
-    """Skips an input exactly if all its keys are in `saturated`."""
+    """Returns a classifier that skips examples whose keys are all in `saturated`."""
     classifier = InputClassifier(["table"])
     set_saturated(classifier, saturated)
     classifier.configure("drift", threshold)
@@ -29,7 +32,7 @@ def set_saturated(classifier, keys):
 
 
 def in_batches(sizes, keys):
-    """Batches ({"keys": {"key": ragged}, "dense": matrix, "name": text}, label, weight)."""
+    """Makes batches ({"keys": {"key": ragged}, "dense": matrix, "name": text}, label, weight)."""
     keys = np.asarray(keys, np.int64)
 
     def batches():
@@ -38,7 +41,7 @@ def in_batches(sizes, keys):
             part = keys[start : start + size]
             position = np.arange(start, start + len(part))
             start += size
-            lengths = position % 3 + 1  # as many copies of the key
+            lengths = position % 3 + 1  # The number of times that the key is repeated.
             ragged = tf.RaggedTensor.from_row_lengths(np.repeat(part, lengths), lengths)
             features = {
                 "keys": {"key": ragged},
@@ -121,7 +124,8 @@ def test_classification_keeps_step_with_training():
     for _ in range(3):
         next(iterator)
     assert classifier.end_window().examples_seen == 12, "nothing is classified ahead"
-    set_saturated(classifier, [0, 1])  # a window ends: from here on half of the inputs leave
+    # A window ends. From here on, half of the examples are dropped.
+    set_saturated(classifier, [0, 1])
     _, label = next(iterator)
     np.testing.assert_array_equal(label, [14, 15, 18, 19])
     assert classifier.end_window().examples_seen == 8
@@ -186,7 +190,7 @@ def test_elements_without_a_tuple_and_own_keys():
 
 def test_a_users_function_is_rewritten_by_tensorflow_as_in_a_map():
     def get_keys(features, label):
-        if tf.reduce_sum(label) > 1:  # a tensor: needs AutoGraph
+        if tf.reduce_sum(label) > 1:  # A condition on a tensor, which needs AutoGraph.
             return features["keys"]
         return features["keys"] * 0
 

@@ -1,4 +1,4 @@
-"""LookAhead: the next batch is made while one is used, but not into the next window."""
+"""Tests that `LookAhead` prepares the next batch early, but not across a window end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from slipstream_tf.ops import _loader
 from slipstream_tf.sampling.look_ahead import LookAhead
 
 WAIT = 30.0
-SOON = 10.0  # well below WAIT
+SOON = 10.0  # Well below WAIT.
 
 
 class Noted:
-    """A data set of numbers that counts the elements it made, where the counts may be saved."""
+    """Data set of numbers that counts its elements.
+
+    The external state policy IGNORE allows saving an iterator of it.
+    """
 
     def __init__(self, count: int) -> None:
         self.made = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -159,7 +162,7 @@ def test_an_iterator_that_is_left_ends_with_the_element_that_is_being_made():
 
 
 class Stalled:
-    """A reader whose second element is not made before `goes_on` is set."""
+    """Reader whose second element is not made until `goes_on` is set."""
 
     def __init__(self, ahead: LookAhead) -> None:
         self.is_making, self.goes_on = threading.Event(), threading.Event()

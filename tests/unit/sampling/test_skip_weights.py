@@ -1,4 +1,4 @@
-"""skip_inputs with weights and marks: they stay with their inputs through every refill."""
+"""Tests that `skip_inputs` keeps weights and marks with their examples in refilled batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEEP_WEIGHT = 4.0
 
 
 class FakeClassifier:
-    """Key k: k % 3 == 1 is skippable and left out, k % 3 == 2 is skippable and kept."""
+    """Classifies key k by k % 3: 1 is skippable and dropped, 2 is skippable and kept."""
 
     def classify(self, inputs, specs, observe=True, window_batches=0):
         assert observe and not window_batches
@@ -35,7 +35,7 @@ def expected_weights(keys):
 
 
 def ragged_batches(sizes, keys, with_weight):
-    """Batches of inputs whose bag is one or more copies of their key, and their place."""
+    """Makes batches with a bag that repeats the example's key, and the example's position."""
     keys = np.asarray(keys, np.int64)
 
     def batches():

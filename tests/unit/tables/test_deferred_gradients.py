@@ -1,4 +1,4 @@
-"""Deferring of a variable store: against the native store, eager and traced, and nothing lost."""
+"""Tests of deferral in a variable store, eager and traced, against the native store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COUNTS = ("offered", "sent", "deferred", "due_by_movement", "due_by_age", "flush
 
 
 def batches() -> list[tuple[np.ndarray, np.ndarray]]:
-    """Rows of each step, with repetitions, and the gradient of each use."""
+    """Returns the rows of each step, with repetitions, and the gradient of each use."""
     random = np.random.default_rng(4)
     sizes = random.integers(0, 25, STEPS)
     return [
@@ -49,7 +49,11 @@ def batches() -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def train(optimizer, policy, is_graph=False, is_wrapped=False, flushes=True):
-    """Trains one variable; returns its rows, the store, and how often the step was traced."""
+    """Trains one variable.
+
+    Returns:
+        Its rows, the store, and the number of traces of the step.
+    """
     variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
     store = VariableStore({"t": variable}, optimizer)
     if is_wrapped:
@@ -80,7 +84,7 @@ def train(optimizer, policy, is_graph=False, is_wrapped=False, flushes=True):
 
 
 def train_native(rule, policy):
-    """The same gradients, in a native table whose rows start at 0."""
+    """Applies the same gradients to a native table with rows that start at 0."""
     zeros = np.zeros(ROWS * DIM, np.float32)
     store = NativeStore([Table("t", dim=DIM)], rule)
     specs = [FeatureSpec("t", "t")]
@@ -129,10 +133,11 @@ def test_nothing_is_lost_within_any_budget(policy, most):
     counts = store.update_counts("t")
     assert (counts.over_budget > 0) == (most < 1000)
     assert (counts.deferred > 0) == (most > 0)
-    # A gradient row goes at once or joins a sum; a sum leaves with another gradient or alone.
+    # A gradient row is applied at once or added to a sum. A sum is applied together with a new
+    # gradient row or by a flush.
     assert 0 <= counts.offered - counts.deferred <= counts.sent <= counts.offered
     assert counts.flushed <= most
-    # Sums of 3 values, a key and a step each; 8 bytes for each row of the variable.
+    # A sum has 3 values, a key and a step. Each row of the variable has 8 bytes of index.
     assert counts.deferred_bytes <= max(1, min(most, ROWS)) * (4 * DIM + 16) + 9 * ROWS
 
 

@@ -1,4 +1,4 @@
-"""Each table's rule and rate in every store: numbers, variables, schedules; saved and restored."""
+"""Tests of the update rule and the learning rate of each table, in every store."""
 
 from __future__ import annotations
 

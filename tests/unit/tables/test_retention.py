@@ -1,4 +1,4 @@
-"""Which keys get rows, and how long these stay: `Retention(admit_after, expire_after)`."""
+"""Tests of `Retention(admit_after, expire_after)`: admission and expiry of rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_key_gets_a_row_with_its_second_access() -> None:
     assert (step(store, [5]) != initial[:1]).all()
     assert store.statistics("t").not_admitted == 1
     assert store.update_counts("t").not_admitted == 1
-    # What is written is there, however rare.
+    # A written key gets its row regardless of its frequency.
     store.write_rows("t", np.array([9]), np.zeros((1, DIM), np.float32))
     assert 9 in store.keys_of("t")
 
@@ -167,14 +167,14 @@ def test_owners_give_rows_by_the_requests_of_all_ranks() -> None:
 
     owned = Threads(2).run(run)
     start = NativeStore([table], optimizers.SGD(rate))
-    # A rank asks once for a key, however often its batch has it.
+    # A rank requests each key of its batch once.
     requests, last, moved = Counter(), dict[int, int](), dict[int, float]()
     certain, possible = set[int](), set[int]()
     for now, batch in enumerate(drawn):
         requests.update(key for keys in batch for key in set(keys.tolist()))
         for key, count in Counter(batch.ravel().tolist()).items():
             if now - last.get(key, now) > life:
-                # It may have left, or not yet: nothing is certain of its row.
+                # The row may have expired, therefore its value is unknown.
                 moved[key] = np.nan
             if requests[key] >= admit_after:
                 moved[key] = moved.get(key, 0.0) - rate * count / 2

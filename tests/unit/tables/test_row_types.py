@@ -1,4 +1,4 @@
-"""Tables whose rows lie in memory as bfloat16 or float16."""
+"""Tests of tables with bfloat16 or float16 rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def as_read(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def is_lent(storage: Storage) -> bool:
-    """Whether Adagrad's slots lend each value 8 bits, so that both have 24."""
+    """Returns whether a value borrows 8 bits of its Adagrad slot.
+
+    Then the value and the slot have 24 bits each.
+    """
     return storage.dtype != "float32" and storage.slot_dtype == "float32"
 
 
@@ -86,7 +89,7 @@ def test_rows_are_numbers_of_their_dtype_and_near_those_of_floats(storage: Stora
     np.testing.assert_allclose(ours["slots"], theirs["slots"], rtol=0.05)
     gathered, found = store.gather("t", ours["keys"])
     assert found.numpy().all()
-    # At most half of what lies between two numbers of the dtype, which all of these are.
+    # `gather` rounds to the dtype, with an error of at most half a step.
     step = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-11}[storage.dtype]
     np.testing.assert_array_equal(gathered, as_read(gathered.numpy(), storage.dtype))
     np.testing.assert_allclose(gathered, ours["rows"], rtol=1.001 * step, atol=2.0**-25)
@@ -118,7 +121,7 @@ def test_half_the_bytes_are_half_the_memory() -> None:
         store.write_rows("t", keys, np.ones((keys.size, 64), np.float32))
         used[storage.dtype] = store.statistics("t").allocated_bytes
     rows = keys.size * Storage().row_bytes(64, 64)
-    # Slabs grow in large steps.
+    # Memory is allocated in large steps.
     assert used["bfloat16"] < 0.7 * used["float32"]
     assert used["float32"] >= rows
 
@@ -151,7 +154,7 @@ def test_checkpoints_are_as_narrow_as_the_rows(tmp_path: Path) -> None:
         save(tmp_path / name, [store], "replicated")
         (file,) = (tmp_path / name).rglob("table-*")
         sizes[name] = file.stat().st_size - contents_of(store)["keys"].size * 12
-    # Rows and slots are all but the header.
+    # Rows and slots take nearly the whole file.
     assert sizes["bfloat16"] < 0.6 * sizes["float32"]
     assert sizes["float16"] < 0.6 * sizes["float32"]
 
@@ -189,7 +192,7 @@ def layer_of(storage: Storage) -> EmbeddingCollection:
     return layer
 
 
-KEYS = np.array([0, 7, 33, 60, 1 << 40], np.int64)  # The last two have no row.
+KEYS = np.array([0, 7, 33, 60, 1 << 40], np.int64)  # The last two keys have no row.
 
 
 def served(layer: Any, folder: Path, **settings: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The rows of a table for people, in every store, and rows from elsewhere."""
+"""Tests of `TableRows` in every store, and of rows imported from other sources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_rows_are_read_written_removed_and_listed() -> None:
     assert len(table) == 2 and table.keys().tolist() == [-1, 3] and table.dim == 2
     assert table.read([3, 9]).tolist() == [[1.0, 2.0], [0.5, 0.5]]
     assert table.has([3, 9]).tolist() == [True, False]
-    assert len(table) == 2  # Reading makes no row.
+    assert len(table) == 2  # Reading does not create a row.
     assert table.remove([3, 9, 3]) == 1
     assert table.keys().tolist() == [-1]
     assert table.read([]).shape == (0, 2) and table.remove([]) == 0
@@ -90,7 +90,7 @@ def test_ranks_write_and_remove_together(kind: str) -> None:
 
     expected = (10, list(range(10)), [[7.0, 7.0], [0.5, 0.5]]), 2, 8, [False, True]
     if kind == "ReplicatedStore":
-        # A key that another rank may have met counts as found.
+        # A key that another rank may have looked up counts as found.
         expected = *expected[:3], [True, True]
     assert Threads(3).run(job) == [expected] * 3
 

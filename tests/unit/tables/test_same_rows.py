@@ -1,6 +1,6 @@
-"""Rows driven by given gradients stay the same, bit for bit, from version to version.
+"""Tests that given gradients produce bitwise the same rows in every version.
 
-The digests are those of the first edition (before tables had optimizers of their own).
+The digests are from the first edition, in which all tables shared one optimizer.
 """
 
 from __future__ import annotations

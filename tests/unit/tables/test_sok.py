@@ -1,4 +1,4 @@
-"""Helpers of tables in SOK: settings of HKV, access counts and keys that nothing updates."""
+"""Tests of SOK helpers: HKV settings, access counts, and keys that are not updated."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_missing_capacities_are_refused_where_they_are_needed(name: str) -> None
 
 
 def test_memory_of_the_defaults() -> None:
-    # 64Mi rows of 128 floats: 32 GiB, of which SOK puts 16 on the GPU; keys take 17 bytes.
+    # 64Mi rows of 128 floats are 32 GiB, 16 GiB of them on the GPU. Each key takes 17 bytes.
     taken = hkv.memory({}, 128)
     assert taken == ((16 << 30) + (64 << 20) * 17, 16 << 30)
     assert hkv.memory({}, 128, slots=2) == (3 * taken.gpu, 3 * taken.host)
@@ -98,7 +98,7 @@ def test_they_agree(is_graph):
     rng = np.random.default_rng(1)
     specs = [FeatureSpec("x", "a"), FeatureSpec("bag", "b"), FeatureSpec("ragged", "a")]
     counters = pair()
-    for _ in range(6):  # So often that no decay is rounded.
+    for _ in range(6):  # After 6 decays the counts are still exact.
         lengths = rng.integers(0, 4, 20)
         inputs = {
             "x": tf.constant(rng.zipf(1.5, 20) % 50),
@@ -139,7 +139,7 @@ def test_keys_keep_their_time_while_they_stay() -> None:
     assert sorted(unchanged.since(1.5)) == [3, 5]
     assert sorted(unchanged.since(2.0)) == [3, 5, 7]
     assert unchanged.since(0.5).size == 0
-    # One that was away was updated meanwhile.
+    # Key 5 may have been updated while it was missing.
     unchanged.replace(of(7), 3.0)
     unchanged.replace(of(7, 5), 4.0)
     assert unchanged.since(3.0).tolist() == [7]

@@ -1,4 +1,4 @@
-"""Tables whose rows do not all fit in memory: the others are on disk."""
+"""Tests of tables that are larger than memory and store their other rows on disk."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_rows_are_those_of_a_table_in_memory(tmp_path: Path) -> None:
     assert found.rows_in_memory + found.rows_on_disk == memory.size("t")
     assert found.rows_read > 0 and found.rows_written > 0 and found.disk_bytes > 0
     assert memory.spill_statistics("t").rows_on_disk == 0
-    # The files have no name.
+    # The files have no directory entry.
     assert not list(tmp_path.iterdir())
 
 
@@ -171,9 +171,9 @@ def test_data_sets_announce_their_batches(by: str, tmp_path: Path) -> None:
     model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
     found = layer.store.spill_statistics("t")
     assert found.rows_read > 3000
-    # An engine also reads the rows of hot keys at its windows' ends, which nobody announces.
+    # An engine also reads rows of hot keys at window ends, which are not announced.
     assert found.rows_read_ahead > 0.5 * found.rows_read
-    # Of tables in memory it is the data set itself.
+    # `announced` returns the data set itself if all tables are in memory.
     other = EmbeddingCollection([Table("t", DIM)], optimizers.Adagrad(0.1))
     assert other.announced(data) is data
 
@@ -195,7 +195,7 @@ def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> No
 
 
 def test_a_folder_that_is_not_there_is_named_when_the_table_is_made(tmp_path: Path) -> None:
-    # Not before: a configuration may be read on another machine.
+    # Not earlier, because a configuration may be loaded on another machine.
     table = Table("t", DIM, storage=Storage(memory=1 << 20, spill=tmp_path / "none"))
     assert Table.from_config(table.get_config()) == table
     with pytest.raises(ValueError, match=rf"'t'.*{tmp_path}/none.*may be written to\.$"):
@@ -237,7 +237,7 @@ def test_owners_read_ahead_what_other_ranks_announce(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[None]:
-    """A file system of that size; skips the test where none can be mounted."""
+    """Mounts a file system of the given size; skips the test if mounting is not permitted."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount")
@@ -263,7 +263,7 @@ def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
         memory.write_rows("t", keys[:written], rows[:written])
         ours, theirs = (store.gather("t", keys[:written])[0] for store in (spilled, memory))
         np.testing.assert_array_equal(ours, theirs)
-        # With room again it goes on.
+        # The table works again when the disk has free space.
         subprocess.run(["mount", "-o", "remount,size=64m", str(tmp_path)], check=True)
         for part in np.array_split(keys, 200):
             spilled.write_rows("t", part, rows[part])

@@ -1,4 +1,4 @@
-"""The contract of stores, and the variable store: counting, masking, and what the engine reads."""
+"""Tests of the store interface, and of counts, masking and reads in `VariableStore`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASKING = ("hasattr", "getattr")
 
 
 def questions(source: str) -> Iterator[str]:
-    """Yields the calls that ask an object called a store what it has."""
+    """Yields the `hasattr` and `getattr` calls whose object is named store."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
             requested = ast.unparse(node.args[0]).split(".")[-1]
@@ -287,7 +287,7 @@ def test_a_policy_says_whether_flagged_rows_are_masked():
         store.set_update_policy("item", policy)
         passed[name] = list(store.mask_gradients("item", slices([2, 1])).indices)
     assert passed == {"apply": [1, 2], "mask": [2], "shadow": [1, 2]}
-    assert store.update_counts("item").masked == 2  # a dry run counts what it would have done
+    assert store.update_counts("item").masked == 2  # A dry run counts the rows that it would mask.
 
 
 @pytest.mark.parametrize(
