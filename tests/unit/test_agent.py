@@ -1,4 +1,4 @@
-"""An agent starts its command again, with the place that the launcher tells, until it ends."""
+"""Tests that an agent restarts its command with the launcher's new ranks until it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import pytest
 from slipstream_tf._utils import agent
 
 pytest.importorskip("horovod")
-# Appends its rank and how many there are to a file; ends as the file of its number says.
+# Appends the rank, the world size and HOROVOD_ELASTIC to the file `started`. Exits with the code of
+# this start in the file `codes`.
 PROGRAM = """
 import os, sys, signal, time
 folder = sys.argv[1]
@@ -41,7 +42,7 @@ sys.exit(code)
 
 
 class Launcher(http.server.ThreadingHTTPServer):
-    """Tells places, one after the other."""
+    """Elastic launcher that assigns the given places in order."""
 
     def __init__(self, places: list[str]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -65,7 +66,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Suppresses the log."""
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_a_start_that_ends_well_or_by_an_error_is_the_last(
         folder = tmp_path / str(code)
         folder.mkdir()
         assert agent.Agent(command(folder, [code]), environment).run() == code
-        # A start is in one job, whatever the launcher lets ranks do.
+        # The command runs as in a static job, without HOROVOD_ELASTIC.
         assert started(folder) == ["2 4 None"]
     assert not launcher.got
     assert launcher.put == ["/worker_addresses/here:0"] * 2
@@ -186,7 +187,7 @@ def test_a_start_ends_with_its_agent(tmp_path: Path, environment: dict[str, str]
             state = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").split()[2]
         except OSError:
             return
-        if state == "Z":  # Nobody has asked how it ended.
+        if state == "Z":  # The process has ended, but its exit status was not read.
             return
         time.sleep(0.05)
     raise AssertionError("It goes on.")

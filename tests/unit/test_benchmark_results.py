@@ -1,4 +1,4 @@
-"""Summaries of the benchmarks: parts, pages and claims; processes of other libraries."""
+"""Tests of benchmark results: form of the files, updates, table cells and peer processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="no benchmarks/ 
 
 @pytest.fixture
 def summary(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module benchmarks/summary.py."""
+    """Imports benchmarks/summary.py."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("summary")
 
@@ -35,7 +35,7 @@ def test_results_have_one_form(summary: ModuleType, file: Path) -> None:
     found = json.loads(file.read_text(encoding="utf-8"))
     assert list(found) == ["program", *summary.MADE, "claims", "parts"]
     assert found["program"] == file.stem and found["parts"]
-    # A program may have multiple pages, NAME and NAME_WHAT.
+    # A program may have multiple pages, for example NAME and NAME_WHAT.
     (program,) = {
         part["command"].split()[1].removesuffix(".py") for part in found["parts"].values()
     }
@@ -49,7 +49,7 @@ def test_results_have_one_form(summary: ModuleType, file: Path) -> None:
             least, most = claim["interval"]
             assert least <= claim["value"] <= most, name
     for part in (found, *found["parts"].values()):
-        # The commit of sources copied to a borrowed GPU machine is not known.
+        # Sources copied to a GPU machine have no known commit.
         unknown = "|unknown" if file.stem == "gpu_launchers" else ""
         assert re.fullmatch(rf"[0-9a-f]{{7,40}}{unknown}", part["commit"])
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", part["date"])
@@ -103,7 +103,7 @@ def test_peers_import_nothing_from_the_working_folder(
         "import json, os, sys\ninput()\nanswers = os.fdopen(int(os.environ['ANSWERS']), 'w')\n"
         "print(json.dumps({'versions': {'path': sys.path}}), file=answers, flush=True)\n"
     )
-    # Where sources without an op library would lie.
+    # Python would find sources without an op library here.
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with peers.Worker(peers.Peer("a peer", None, [str(program)]), tmp_path, 1) as worker:

@@ -1,4 +1,4 @@
-"""Settings: what is refused, how it is said, and that configurations survive a round trip."""
+"""Tests of settings: refused values, error messages, and round trips of configurations."""
 
 from __future__ import annotations
 

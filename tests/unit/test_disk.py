@@ -1,4 +1,4 @@
-"""disk: a file is whole under its name, or what was there before."""
+"""Tests that `disk` writes a file completely or leaves the old file unchanged."""
 
 from __future__ import annotations
 

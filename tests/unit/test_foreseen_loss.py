@@ -1,4 +1,4 @@
-"""ForeseenLoss: what it allows, and the threshold that keeps a share of sampled examples."""
+"""Tests of `ForeseenLoss`: valid arguments, and the threshold for a fraction of examples."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_the_pilot_is_part_of_the_hot_set_memory():
     assert EngineSettings(skip).snapshot_bytes == (256 - 32) << 20
     with pytest.raises(ValueError, match="`memory`: 33554432 for ForeseenLoss"):
         EngineSettings(skip, hot_set=slip.HotSet(memory="1MiB"))
-    # The label alone has nothing to remember.
+    # The pilot "label" stores no keys.
     label = slip.SkipExamples(slip.ForeseenLoss("label"))
     assert EngineSettings(label, hot_set=slip.HotSet(memory="1MiB")).snapshot_bytes == 1 << 20
 
@@ -86,13 +86,13 @@ def test_what_is_left_out_is_worth_what_gradients_vary_more():
     threshold, floor = 1.5, 0.1
     kept = np.clip(scores / threshold, floor, 1.0)
     value = value_of_thinned(scores, threshold, floor)
-    # The mean of s * z over a thinned sample varies as over so many examples less.
+    # A subsampled mean of s * z has the variance of a full sample with this fraction of the size.
     weighed = np.where(random.random(scores.size) < kept, scores * labels / kept, 0.0)
     effective = np.square(scores * labels).sum() / np.square(weighed).sum()
     assert value == pytest.approx((1.0 - effective) / (1.0 - kept.mean()), rel=0.05)
     assert value_of_thinned(scores, 0.0, floor) is None
     assert value_of_thinned([], 1.0, floor) is None
-    # Uniform scores: thinned at random, each is worth one.
+    # With uniform scores, each dropped example has the value of one example.
     assert value_of_thinned([0.1] * 10, 0.5, 0.01) == pytest.approx(1.0)
 
 

@@ -1,4 +1,4 @@
-"""hashing: the values that cc_ops/core/base/hash.h gives, and the owners that its op finds."""
+"""Tests that Python hashes and owners match cc_ops/core/base/hash.h."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_keys_hash_as_in_the_core() -> None:
 
 @pytest.mark.parametrize("call", [finalise, mix64])
 def test_tensors_hash_as_arrays(call: Any) -> None:
-    """Eagerly and in a graph, of any shape."""
+    """Checks eager and graph mode and two-dimensional input."""
     values = KEYS.view(np.uint64).reshape(2, 4)
     assert (call(tf.constant(values)).numpy() == call(values)).all()
     assert (tf.function(call)(tf.constant(values)).numpy() == call(values)).all()
@@ -49,7 +49,8 @@ def test_a_stream_starts_at_its_seed() -> None:
     seeds, counters = KEYS.view(np.uint64)[:, None], np.arange(5, dtype=np.uint64)
     drawn = stream(seeds, counters)
     assert (drawn[:, 0] == finalise(seeds[:, 0])).all()
-    # The n-th number is the first of a stream n steps of its state on; and as the paper has it.
+    # Number n of a stream is the first number of the stream whose state is n steps ahead. The
+    # second check is the definition in the paper.
     assert (drawn[:, 1:] == stream(seeds + GOLDEN, counters[:-1])).all()
     assert (drawn[:, 1] == mix64(seeds[:, 0])).all()
 

@@ -1,4 +1,4 @@
-"""Optimizers, initializers and numbers as users of Keras write them."""
+"""Tests of optimizers, initializers and numbers in the notations that Keras accepts."""
 
 from __future__ import annotations
 

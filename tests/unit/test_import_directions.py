@@ -1,9 +1,8 @@
-"""Imports point down only: cli > baselines > keras, models > sampling > ... > tables > ops.
+"""Tests the layers of the package: cli > baselines > keras, models > ... > tables > ops.
 
-And no modules import each other, in whatever circle.
-
-The checker reads the sources of the installed package by ast and knows, besides the rooms' order,
-which outside packages may be imported where. It is itself tested on made-up trees.
+A subpackage imports only lower layers, and there are no import cycles. The checker reads the
+sources of the installed package with `ast`. It also checks where outside packages may be imported.
+The tests run it on made-up trees, too.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ LEVELS = (
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 LEAVES = {"_compat", "_utils", "_version", "config", "initializers", "optimizers"}
-# Beside each other, but one is built on the other.
+# The first of a pair may import the second, although both are in the same layer.
 SAME_LEVEL = {("models", "keras"), ("data", "telemetry")}
 TF_KERAS = ("tf.keras", "tensorflow.keras")
-# Outside package -> where it may be imported: a room, or a module.
+# Outside package -> the subpackages or modules that may import it.
 RESTRICTED = {
     "keras": {"keras", "models", "baselines", "cli", "_compat"},
     "tf_keras": set(),
-    # The doctor's child processes import both, to see whether that works.
+    # The doctor imports them in child processes to check whether they work.
     "horovod": {"distributed.horovod", "_utils.agent", "cli.checks"},
     "sparse_operation_kit": {"tables.sok.table", "cli.checks"},
-    "inspect": set(),  # Nobody goes by who calls.
+    "inspect": set(),  # No code may depend on its caller.
 }
 
 
@@ -55,7 +54,7 @@ def modules_of(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def imported_names(path: Path, module: str) -> Iterator[tuple[int, str]]:
-    """Yields (line, dotted name) of all that a file imports, `import_module("x")` included."""
+    """Yields (line, dotted name) of all imports, including `import_module("x")`."""
     package = [PACKAGE, *module.split(".")] if module else [PACKAGE]
     if path.name != "__init__.py":
         package = package[:-1]
@@ -78,12 +77,12 @@ def imported_names(path: Path, module: str) -> Iterator[tuple[int, str]]:
 
 
 def violations(root: Path) -> list[str]:
-    """Returns a line per forbidden import of the package whose sources lie in `root`."""
+    """Returns a line for each forbidden import in the package sources below `root`."""
     found = []
     for module, path in modules_of(root):
         room = module.split(".")[0]
         if not room:
-            continue  # The package itself has public names of all rooms, and loads them lazily.
+            continue  # The package itself exports names of all subpackages and loads them lazily.
         for line, name in imported_names(path, module):
             problem = _problem(module, room, name)
             if problem:
@@ -115,11 +114,11 @@ def _problem(module: str, room: str, name: str) -> str | None:
 
 
 def imports_between_modules(root: Path) -> dict[str, set[str]]:
-    """Returns which modules of the package each of its modules imports, wherever in its file.
+    """Returns the imported modules of the package for each of its modules.
 
-    Imports within functions count: they only put off when a circle is closed. So do those for type
-    checkers alone: who reads either module must know the other. What a package's `__init__` imports
-    counts for those alone that take a name from the package, not from a module in it.
+    Imports in functions count, because they only delay an import cycle. Imports for type checkers
+    count, because a reader of one module must know the other. The imports of a package's `__init__`
+    count only for modules that import a name of the package, not one of its modules.
     """
     files = dict(modules_of(root))
     graph: dict[str, set[str]] = {}
@@ -132,14 +131,14 @@ def imports_between_modules(root: Path) -> dict[str, set[str]]:
             target = ".".join(parts[1:])
             while (
                 target and target not in files
-            ):  # A name in a module: of the longest path that is one.
+            ):  # Find the longest prefix that is a module.
                 target = target.rpartition(".")[0]
             graph[module] |= {target} & set(files)
     return graph
 
 
 def circles(root: Path) -> list[list[str]]:
-    """Returns the strongly connected components of two and more modules, each sorted."""
+    """Returns the strongly connected components with at least two modules, each sorted."""
     graph = imports_between_modules(root)
     reached: dict[str, set[str]] = {}
     for module in graph:

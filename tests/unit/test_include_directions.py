@@ -1,7 +1,7 @@
-"""Includes of the C++ sources point down only, from room to room, and never in a circle.
+"""Tests that C++ includes point down from folder to folder and have no cycles.
 
-A room is a folder. A file may include its own room, and rooms that stand before it. Only tests
-include `testing`, and `core` knows nothing of `tf`. The checker is itself tested on made-up trees.
+A file may include files of its folder and of folders earlier in the order. Only tests include
+`testing`, and `core` does not include `tf`. The tests run the checker on made-up trees, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = Path(__file__).parents[2] / "cc_ops"
-# Who may include whom: a room those before it.
+# Each folder may include the folders before it.
 CORE = (
     "base",
     "gpu",
@@ -29,7 +29,7 @@ CORE = (
     "hot_keys",
     "exchange",
 )
-# These two stand side by side.
+# These two folders may not include each other.
 SIDE_BY_SIDE = [{f"{layer}/saturation", f"{layer}/hot_keys"} for layer in ("core", "tf")]
 ORDER = [f"core/{room}" for room in CORE] + [f"tf/{room}" for room in CORE]
 TESTING = "core/testing"
@@ -37,17 +37,17 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*"cc_ops/([^"]+)"', re.MULTILINE)
 
 
 def room_of(file: str) -> str:
-    """Returns the folder of a file that is named from cc_ops on."""
+    """Returns the folder of a file, relative to cc_ops."""
     return file.rpartition("/")[0]
 
 
 def is_test(file: str) -> bool:
-    """Returns whether no library is built from a file."""
+    """Returns whether a file belongs only to tests."""
     return room_of(file) == TESTING or file.endswith("_test.cc")
 
 
 def includes_of(root: Path) -> dict[str, list[str]]:
-    """Returns the included files of each file below `root`, all named from there on."""
+    """Returns the includes of each file below `root`, with paths relative to `root`."""
     found = {}
     for path in sorted(root.rglob("*")):
         if path.suffix in (".h", ".cc"):
@@ -57,7 +57,7 @@ def includes_of(root: Path) -> dict[str, list[str]]:
 
 
 def upward(includes: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yields a line for each include of what does not stand below."""
+    """Yields a line for each include of a folder that is not lower in the order."""
     for file, included in includes.items():
         room = room_of(file)
         if room not in ORDER and room != TESTING:
@@ -76,7 +76,7 @@ def upward(includes: Mapping[str, list[str]]) -> Iterator[str]:
 
 
 def circles(includes: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yields each circle of files that include each other."""
+    """Yields each cycle of files that include each other."""
     done: set[str] = set()
     for start in includes:
         path: list[str] = []

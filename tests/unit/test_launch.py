@@ -1,4 +1,4 @@
-"""launch: what launchers say in the environment."""
+"""Tests of `agent`: the environment variables of launchers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_ranks_of_one_host_are_told_from_others(
 ) -> None:
     monkeypatch.setenv(f"{prefix}_RANK", "1")
     assert agent.rank() == 1
-    assert not agent.is_on_one_host()  # Nobody says how many there are.
+    assert not agent.is_on_one_host()  # The world size is not set.
     monkeypatch.setenv(f"{prefix}_SIZE", size)
     monkeypatch.setenv(f"{prefix}_LOCAL_SIZE", local)
     assert agent.is_on_one_host() == expected

@@ -1,4 +1,4 @@
-"""memory: what the kernel says there is, and budgets that it could never hold."""
+"""Tests of `memory`: the memory reported by the kernel, and budgets that exceed it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 
 def kernel(root: Path, cgroup: str = "", **files: object) -> Path:
-    """A machine of 8 GiB, 1 GiB of swap, of which 3 GiB are free."""
+    """Fakes a machine of 8 GiB with 1 GiB of swap and 3 GiB free in total."""
     proc = root / "proc"
     (proc / "self").mkdir(parents=True)
     kib = {"MemTotal": 8 << 20, "MemFree": 1 << 20, "MemAvailable": 2 << 20}
@@ -52,7 +52,7 @@ def test_a_group_of_version_2_and_one_above_it(tmp_path: Path) -> None:
 
 
 def test_a_group_of_version_1_in_a_container(tmp_path: Path) -> None:
-    # The container sees the mount alone, not the path of its group.
+    # The container sees only its mount, without the path of its group.
     root = kernel(
         tmp_path,
         "5:cpu:/docker/a\n4:memory:/docker/a\n",

@@ -1,6 +1,7 @@
-"""What does nothing but prefetch is inlined by force: GCC leaves out other calls of it.
+"""Tests that functions that only prefetch are always inlined.
 
-It takes such a function for one without an effect. Loops then wait for memory, and no result tells.
+GCC considers such a function free of effects and removes calls that it does not inline. Loops would
+then wait for memory, and no result would show it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import pytest
 
 CORE = Path(__file__).parents[2] / "cc_ops"
 SOURCES = sorted(path for path in CORE.rglob("*") if path.suffix in (".cc", ".h"))
-# A lambda or a function without a result, what is said of it before and behind, and its body.
+# A lambda or a void function: the specifiers before and after it, and its body.
 LAMBDA = re.compile(r"()\[[^\[\]]*\]\s*\([^()]*\)\s*(\w*)\s*\{([^{}]*)\}")
 FUNCTION = re.compile(r"(\w*)\s+void\s+\w+\([^()]*\)\s*(\w*)\s*\{([^{}]*)\}")
 INLINED = {"SLIPSTREAM_LAMBDA_INLINE", "SLIPSTREAM_PREFETCHES", "SLIPSTREAM_ALWAYS_INLINE"}
 
 
 def not_inlined(text: str) -> list[str]:
-    """Returns the lambdas and functions of nothing but prefetches that may be left out."""
+    """Returns the lambdas and functions that only prefetch and are not forced inline."""
     found = []
     for match in (*LAMBDA.finditer(text), *FUNCTION.finditer(text)):
         before, behind, body = match.groups()

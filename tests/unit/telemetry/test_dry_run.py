@@ -1,4 +1,4 @@
-"""telemetry.dry_run: what would have been saved, and the range of its estimated cost."""
+"""Tests of `telemetry.dry_run`: estimated savings and the range of their cost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_masked_rows_cost_their_share_of_the_examples():
     saving = only(dry("mask_gradients"), reports(value=1.0, sent=150, masked=50))
     offered = 200 * (WINDOWS - WARMUP)
     assert (saving.saved, saving.offered) == (offered // 4, offered)
-    # A row of three values and a key has 20 bytes.
+    # A row of three float32 values and a key has 20 bytes.
     assert (saving.bytes_saved, saving.bytes_offered) == (5 * offered, 20 * offered)
     total, missing = INPUTS * WINDOWS, INPUTS * (WINDOWS - WARMUP) / 4
     assert saving.least_cost == pytest.approx(SLOPE * math.log(total / (total - missing)))

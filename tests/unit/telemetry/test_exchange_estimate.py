@@ -1,4 +1,4 @@
-"""telemetry.exchange_estimate: what a step's exchange takes, and what would shorten it."""
+"""Tests of `telemetry.exchange_estimate`: exchange time per step and ways to reduce it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""telemetry.ledger: totals, columns, JSON lines and scalars."""
+"""Tests of `telemetry.ledger`: totals, columns, JSON lines and scalars."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_totals():
         deferred_now=8,
         deferred_bytes=768,
     )
-    # A row: an int64 key and float32 values.
+    # A row consists of an int64 key and float32 values.
     assert ledger.bytes_offered == 200 * (8 + 16) + 50 * (8 + 4)
     assert ledger.bytes_sent == 140 * 24 + 50 * 12
     values = json.loads(json.dumps(ledger.to_dict(), allow_nan=False))

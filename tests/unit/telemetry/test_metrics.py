@@ -1,4 +1,4 @@
-"""Exact AUC against all pairs, log loss and calibration against their definitions."""
+"""Tests of exact AUC, log loss and calibration against their definitions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slipstream_tf.telemetry.metrics import click_metrics, exact_auc
 
-# Few different scores, so that ties are the rule.
+# Few distinct scores, so that most of them are tied.
 TIED = st.lists(st.tuples(st.integers(0, 1), st.integers(-3, 3)), min_size=1, max_size=40)
 FREE = st.lists(
     st.tuples(st.integers(0, 1), st.floats(-30, 30, allow_subnormal=True)), min_size=1, max_size=40

@@ -1,4 +1,4 @@
-"""Files, tables, the clock and the bar."""
+"""Tests of report files, text tables, the phase clock and the progress bar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""telemetry.run_report: what was saved in words, and why nothing was."""
+"""Tests of `telemetry.run_report`: savings in words, and reasons for missing savings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from slipstream_tf.telemetry.run_report import RunReport
 
 
 def window(number=1, **values):
-    """A window of ten steps and 1,000 examples; the first one is in the warm-up."""
+    """Returns a report on a window of ten steps and 1,000 examples.
+
+    Window 0 is in the warm-up.
+    """
     usual = {
         **{"window": number, "step": 10 * (number + 1), "is_warming_up": number == 0},
         **{"hot_keys": 20, "snapshot_bytes": 320, "evicted": 0, "anomalies": 0},
