@@ -1,4 +1,4 @@
-"""Shared fixtures of the unit tests: ranks simulated by threads of this process."""
+"""Shared fixtures of the unit tests: ranks simulated by threads."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class ThreadRank:
         return self._meet_with(np.asarray(tensor), name)
 
     def _meet_with(self, given: Any, name: str) -> list[Any]:
-        # All ranks are in one process, so that `Names` numbers their objects consecutively. Remove
-        # the numbers to compare names across ranks.
+        # The threads share the counter of `Names`, so that equal objects get different numbers.
+        # Remove the numbers to compare names across ranks.
         name = re.sub(r"\.\d+", "", name)
         self._board[self.rank] = (name, given)
         self._barrier.wait(20)

@@ -1,4 +1,4 @@
-"""Tests that an agent restarts its command with the launcher's new ranks until it ends."""
+"""Tests that an agent restarts its command with new ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of benchmark results: form of the files, updates, table cells and peer processes."""
+"""Tests of benchmark results: file form, updates, tables and peer processes."""
 
 from __future__ import annotations
 

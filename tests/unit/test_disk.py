@@ -1,4 +1,4 @@
-"""Tests that `disk` writes a file completely or leaves the old file unchanged."""
+"""Tests that `disk` replaces a file completely or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of `ForeseenLoss`: valid arguments, and the threshold for a fraction of examples."""
+"""Tests of `ForeseenLoss`: valid arguments, thresholds and values of dropped examples."""
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def test_what_is_left_out_is_worth_what_gradients_vary_more():
     threshold, floor = 1.5, 0.1
     kept = np.clip(scores / threshold, floor, 1.0)
     value = value_of_thinned(scores, threshold, floor)
-    # A subsampled mean of s * z has the variance of a full sample with this fraction of the size.
+    # The subsampled mean of s * z varies like a mean over the fraction `effective` of the examples.
     weighed = np.where(random.random(scores.size) < kept, scores * labels / kept, 0.0)
     effective = np.square(scores * labels).sum() / np.square(weighed).sum()
     assert value == pytest.approx((1.0 - effective) / (1.0 - kept.mean()), rel=0.05)

@@ -1,6 +1,6 @@
-"""Tests the layers of the package: cli > baselines > keras, models > ... > tables > ops.
+"""Tests that imports in the package point down and have no cycles.
 
-A subpackage imports only lower layers, and there are no import cycles. The checker reads the
+The order is: cli > baselines > keras, models > sampling > ... > tables > ops. The checker reads the
 sources of the installed package with `ast`. It also checks where outside packages may be imported.
 The tests run it on made-up trees, too.
 """
@@ -77,7 +77,7 @@ def imported_names(path: Path, module: str) -> Iterator[tuple[int, str]]:
 
 
 def violations(root: Path) -> list[str]:
-    """Returns a line for each forbidden import in the package sources below `root`."""
+    """Returns a line for each forbidden import in the sources below `root`."""
     found = []
     for module, path in modules_of(root):
         room = module.split(".")[0]
@@ -129,9 +129,7 @@ def imports_between_modules(root: Path) -> dict[str, set[str]]:
             if parts[0] != PACKAGE:
                 continue
             target = ".".join(parts[1:])
-            while (
-                target and target not in files
-            ):  # Find the longest prefix that is a module.
+            while target and target not in files:  # Find the longest prefix that is a module.
                 target = target.rpartition(".")[0]
             graph[module] |= {target} & set(files)
     return graph

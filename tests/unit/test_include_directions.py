@@ -1,4 +1,4 @@
-"""Tests that C++ includes point down from folder to folder and have no cycles.
+"""Tests that C++ includes point down and have no cycles.
 
 A file may include files of its folder and of folders earlier in the order. Only tests include
 `testing`, and `core` does not include `tf`. The tests run the checker on made-up trees, too.
@@ -47,7 +47,7 @@ def is_test(file: str) -> bool:
 
 
 def includes_of(root: Path) -> dict[str, list[str]]:
-    """Returns the includes of each file below `root`, with paths relative to `root`."""
+    """Returns the includes of each file; paths are relative to `root`."""
     found = {}
     for path in sorted(root.rglob("*")):
         if path.suffix in (".h", ".cc"):
@@ -57,7 +57,7 @@ def includes_of(root: Path) -> dict[str, list[str]]:
 
 
 def upward(includes: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yields a line for each include of a folder that is not lower in the order."""
+    """Yields a line for each include that does not point down."""
     for file, included in includes.items():
         room = room_of(file)
         if room not in ORDER and room != TESTING:

@@ -1,4 +1,4 @@
-"""Tests of `memory`: the memory reported by the kernel, and budgets that exceed it."""
+"""Tests of `memory`: the kernel's reports, and budgets that exceed them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ GIB = 1 << 30
 
 
 def kernel(root: Path, cgroup: str = "", **files: object) -> Path:
-    """Fakes a machine of 8 GiB with 1 GiB of swap and 3 GiB free in total."""
+    """Fakes a machine with 8 GiB of memory and 1 GiB swap.
+
+    3 GiB are free in total.
+    """
     proc = root / "proc"
     (proc / "self").mkdir(parents=True)
     kib = {"MemTotal": 8 << 20, "MemFree": 1 << 20, "MemAvailable": 2 << 20}

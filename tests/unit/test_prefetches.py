@@ -20,7 +20,7 @@ INLINED = {"SLIPSTREAM_LAMBDA_INLINE", "SLIPSTREAM_PREFETCHES", "SLIPSTREAM_ALWA
 
 
 def not_inlined(text: str) -> list[str]:
-    """Returns the lambdas and functions that only prefetch and are not forced inline."""
+    """Returns functions that only prefetch and are not forced inline."""
     found = []
     for match in (*LAMBDA.finditer(text), *FUNCTION.finditer(text)):
         before, behind, body = match.groups()

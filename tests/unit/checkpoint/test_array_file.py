@@ -113,7 +113,7 @@ def test_every_truncation_is_found(tmp_path: Path) -> None:
 
 
 def forge(path: Path, header: Any, header_bytes: int | None = None) -> Path:
-    """Writes a file with a given header and a checksum that matches it."""
+    """Writes a file with the given header and a matching checksum."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     size = len(text) if header_bytes is None else header_bytes
     prefix = struct.pack("<8sII", array_file.MAGIC, size, zlib.crc32(text))

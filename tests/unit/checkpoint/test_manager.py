@@ -55,7 +55,7 @@ def job(directory: Path, value: float = 0.0, **settings: Any) -> tuple[tf.Variab
 
 
 def saved(directory: Path, steps: int = 3) -> list[Path]:
-    """Saves one checkpoint per step with the step as the value of the variable."""
+    """Saves one checkpoint per step; the variable's value is the step."""
     variable, checkpoints = job(directory)
     paths = []
     for step in range(1, steps + 1):
@@ -135,8 +135,8 @@ def test_a_damaged_checkpoint_is_not_restored(
     assert variable[0] == 2.0
     assert str(paths[-1]) in caplog.text and reason in caplog.text
 
-    # A damaged checkpoint keeps its number and does not count toward the checkpoints to keep. A
-    # flipped bit is not noticed here, because saving does not compare checksums of the data.
+    # The number of a damaged checkpoint is not reused, and the checkpoint does not count toward the
+    # checkpoints to keep. A flipped bit is an exception, because saving does not compare checksums.
     assert checkpoints.save(3).path.name == "checkpoint-000004"
     left = (2, 3, 4) if damage == "bit flipped" else (1, 2, 3, 4)
     assert names(tmp_path) == [f"checkpoint-00000{number}" for number in left]

@@ -1,4 +1,4 @@
-"""Tests of manifests: valid values, refused values, and checkpoints of the first edition.
+"""Tests of manifests: valid and invalid values, and first-edition checkpoints.
 
 Commit 2e6f060 wrote edition_1.tar.gz with ten steps of `thread_jobs.Job` in one process.
 """

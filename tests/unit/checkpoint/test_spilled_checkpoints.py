@@ -1,4 +1,4 @@
-"""Tests of checkpoints of spilled tables, which link the row files instead of copying them."""
+"""Tests that checkpoints of spilled tables link row files without copying."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def assert_same(ours: NativeStore, theirs: NativeStore) -> None:
 
 @pytest.fixture
 def elsewhere() -> Iterator[Path]:
-    """Returns a folder on a different file system than `tmp_path`; skips without one."""
+    """Returns a folder on another file system, or skips without one."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         pytest.skip("no second file system to write to")

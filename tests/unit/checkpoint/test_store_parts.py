@@ -1,4 +1,4 @@
-"""Tests of SOK tables in checkpoints, restored into other stores and world sizes.
+"""Tests of SOK checkpoints restored into other stores and world sizes.
 
 A stand-in replaces SOK. The same restores run with SOK in tests/parallel/sok. Deferred gradients
 reach the rows of a native table without losses and without NaN.
@@ -299,7 +299,10 @@ def variable_store(optimizer: Any = None) -> VariableStore:
 
 
 def in_sok() -> InSok:
-    """Returns the store of a loop with an unknown optimizer: no slots, steps or learning rate."""
+    """Returns a store without slots, steps and learning rate.
+
+    A training loop with an unknown optimizer makes stores like this.
+    """
     store = InSok(0, 1, optimizer=None).fill(range(ROWS))
     store.contents.update(slots=np.empty((ROWS, 0), np.float32), steps=np.zeros(2, np.int64))
     store.deferred["learning_rate"] = np.float32(0.0)

@@ -1,4 +1,4 @@
-"""Tests of the state of a store as arrays, matched by table name."""
+"""Tests of store states as arrays, matched by table name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slipstream_tf.tables import NativeStore
 from slipstream_tf.tables.rows import TableRows
 
 ADAGRAD, SGD = optimizers.Adagrad(0.5, 0.25), optimizers.SGD(0.5)
-# The table "same" is equal in both, "removed" exists only in the checkpoint, others differ.
+# Table "same" matches, "removed" is only in the checkpoint, and the others differ in settings.
 SAVED = [
     *(Table("removed", 2), Table("same", 2, ADAGRAD)),
     *(Table("wider", 2), Table("other_rule", 2, SGD)),

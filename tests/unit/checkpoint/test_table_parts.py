@@ -1,4 +1,4 @@
-"""Tests of incremental table files, which restore a table together with earlier files."""
+"""Tests of incremental table files, restored together with earlier files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def written(parts: list, folder: Path, checkpoint: str) -> dict[str, FilesBefore
 
 
 class Saved:
-    """Saves a store repeatedly, each checkpoint based on the previous one."""
+    """Saves a store repeatedly; each checkpoint builds on the previous one."""
 
     def __init__(self, store: NativeStore, folder: Path) -> None:
         self._store, self._folder = store, folder

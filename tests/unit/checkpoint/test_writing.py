@@ -1,4 +1,4 @@
-"""Tests of checkpoint writers: ranks that wait for each other, and killed writers."""
+"""Tests of checkpoint writers that wait for ranks or are killed."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _state(step: int) -> dict[str, Any]:
 
 
 def newest(directory: Path) -> int:
-    """Returns the step of the newest valid checkpoint and checks all its values."""
+    """Returns the step of the newest valid checkpoint, after checking its values."""
     name = next(name for name in writing.names(directory) if writing.is_whole(directory / name))
     folder = directory / name
     manifest = read_manifest(folder)
@@ -228,7 +228,7 @@ def test_a_writer_killed_at_any_point_leaves_a_whole_checkpoint(
 
 
 def test_writers_killed_at_random_times(tmp_path: Path) -> None:
-    """Kills 50 writers of the same directory with a real signal instead of injected faults."""
+    """Kills 50 successive writers at random times without injected faults."""
     random = np.random.default_rng(1)
     step = 1
     save(tmp_path, step)
@@ -254,7 +254,7 @@ def test_writers_killed_at_random_times(tmp_path: Path) -> None:
 
 
 def test_a_rank_whose_disk_is_full_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note: without a file from the failed rank, rank 0 would wait forever."""
+    """Note: without this error file, rank 0 would wait forever."""
     room = 5000
     write = disk.write
 

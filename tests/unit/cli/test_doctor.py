@@ -22,7 +22,7 @@ LIMIT = 30.0
 
 @pytest.fixture(name="run_lines")
 def fixture_run_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Returns a function that runs lines of Python as a check in a child process."""
+    """Returns a function that runs Python lines as a check."""
 
     def run(lines: str, limit: float = LIMIT, **settings: str) -> Finding:
         body = "".join(f"    {line}\n" for line in lines.splitlines())

@@ -1,4 +1,4 @@
-"""Tests that --help of each program fits a screen and shows units and defaults."""
+"""Tests that --help fits a screen and shows units and defaults."""
 
 from __future__ import annotations
 

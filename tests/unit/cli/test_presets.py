@@ -10,7 +10,7 @@ from slipstream_tf.cli.train_flags import PRESETS, make_flags
 
 @pytest.fixture
 def settled():
-    """Returns a function that resolves the settings for a data set and arguments."""
+    """Returns a function that resolves settings for a data set."""
 
     def settle(name, *arguments):
         flags = make_flags()

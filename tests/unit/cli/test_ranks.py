@@ -19,7 +19,7 @@ from slipstream_tf.distributed import SingleProcess
 
 
 class OneOf(SingleProcess):
-    """Simulates one rank of a job in which the other ranks gather the given values."""
+    """Simulates one rank; the other ranks gather the given values."""
 
     def __init__(self, rank: int, size: int, others: list[Any] | None = None) -> None:
         self.rank, self.size, self._others = rank, size, others or []

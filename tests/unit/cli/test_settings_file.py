@@ -1,4 +1,4 @@
-"""Tests that a settings file sets the flags that are not on the command line."""
+"""Tests that a settings file sets flags missing from the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream_tf.cli.train_flags import make_flags
 
 @pytest.fixture
 def settled(tmp_path):
-    """Returns a function that resolves the settings of a file and further arguments."""
+    """Returns a function that resolves settings from a file and arguments."""
 
     def settle(content, *arguments):
         path = tmp_path / "run.json"

@@ -60,7 +60,7 @@ def _run(
 
 @pytest.fixture
 def criteo_lines() -> Callable[..., list[str]]:
-    """Returns a function that makes Criteo lines, with malformed lines at the indices `bad`."""
+    """Returns a function that makes Criteo lines, malformed at indices `bad`."""
     return _criteo_lines
 
 
@@ -72,11 +72,11 @@ def avazu_lines() -> Callable[[int], list[str]]:
 
 @pytest.fixture
 def digests() -> Callable[[Path], dict[str, str]]:
-    """Returns a function that maps each file of a folder to its digest."""
+    """Returns a function that maps a folder's files to their digests."""
     return _digests
 
 
 @pytest.fixture
 def run_prepare() -> Callable[..., Any]:
-    """Returns a function that prepares files into a folder and returns the statistics."""
+    """Returns a function that prepares files and returns the statistics."""
     return _run

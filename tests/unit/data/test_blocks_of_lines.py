@@ -1,4 +1,4 @@
-"""Tests that the fast and the exact line parser agree on arbitrary bytes."""
+"""Tests that fast and exact line parsing agree on arbitrary bytes."""
 
 from __future__ import annotations
 

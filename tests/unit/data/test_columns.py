@@ -125,7 +125,7 @@ def test_typed_columns_are_read_as_parquet_reader_reads_them(tmp_path):
     reader = ParquetReader(tmp_path / "a.parquet", 9, label="y", keys=keys, dense=["n"])
     ((features, label),) = list(reader.dataset())
     assert ours.table["y"].to_pylist() == label.numpy().tolist()
-    # Missing numbers are still missing here, because the reader replaces them.
+    # `convert` keeps missing numbers, because the reader replaces them later.
     assert ours.table["n"].to_pylist() == [1.0, None, 4.0]
     for name in keys:
         theirs = features["keys"][name]

@@ -1,4 +1,4 @@
-"""Tests of key counts: exact within the bound, with a limited error beyond it."""
+"""Tests of key counts: exact within the bound, limited error beyond."""
 
 from __future__ import annotations
 

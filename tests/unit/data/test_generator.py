@@ -1,4 +1,4 @@
-"""Tests of generated data: reproducible, with Zipf keys and labels a model can learn."""
+"""Tests that generated data is reproducible, Zipf-distributed and learnable."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_labels_can_be_learned(seed):
     keys, dense, label = joined(test)
     best = area_under_curve(test.click_logits(keys, dense), label)
     assert 0.8 < best < 0.92
-    # Sum the smoothed click rates of single keys. A network can extract far more than this.
+    # Sum the smoothed click rates of single keys. A network can learn far more than this.
     train_keys, _, train_label = joined(train)
     scores = np.zeros(len(label))
     for field in range(26):

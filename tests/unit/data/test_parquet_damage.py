@@ -1,4 +1,4 @@
-"""Tests that damaged or inconsistent Parquet files raise an error that names the file."""
+"""Tests that errors name the damaged or inconsistent Parquet file."""
 
 from __future__ import annotations
 

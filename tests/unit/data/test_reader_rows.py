@@ -1,4 +1,4 @@
-"""Tests that readers return every example exactly once for any order, pass and batch size."""
+"""Tests that readers return every example of a part exactly once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipstream_tf.data.readers.parquet import ParquetReader
 
 
 def numbers(reader):
-    """Returns the first key of each example of a pass, which numbers the examples."""
+    """Returns the first keys of a pass, which number the examples."""
     return np.concatenate([features["keys"][:, 0].numpy() for features, _ in reader.dataset()])
 
 

@@ -1,4 +1,4 @@
-"""Tests of cutting rows into batches and parts: complete and in order for any block size."""
+"""Tests that rows are cut into complete, ordered batches and parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of schema files: valid entries, and errors that name the invalid entry."""
+"""Tests of schema files: valid entries, and errors naming invalid entries."""
 
 from __future__ import annotations
 

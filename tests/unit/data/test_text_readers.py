@@ -1,4 +1,4 @@
-"""Tests of the Criteo and Avazu readers: valid lines are read, malformed lines are counted."""
+"""Tests of Criteo and Avazu readers on valid and malformed lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of collectives over Python values: differing settings or rows raise an error."""
+"""Tests that collectives over Python values detect differences between ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of batches across ranks: even ends, keys of the next batch, remaining blocks."""
+"""Tests of batches across ranks: even ends, next keys, remaining blocks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from slipstream_tf.sampling.notes import note_share
 
 
 class WithOthers:
-    """Simulates rank 0 of two; rank 1 has a given number of batches.
+    """Simulates rank 0 of two ranks with different numbers of batches.
 
-    Each batch of rank 1 has `inputs` examples.
+    Rank 1 has `batches_of_others` batches of `inputs` examples.
     """
 
     rank, size, local_rank = 0, 2, 0

@@ -1,4 +1,4 @@
-"""Tests of row exchange between ranks: names, messages, and the choice of the wire dtype."""
+"""Tests of row exchange between ranks: names, messages and wire dtypes."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def clock(monkeypatch):
 
 
 def slow(comm, clock, bytes_per_second, latency):
-    """Makes the messages of a rank take as long by the clock as on a slow link."""
+    """Delays a rank's messages on the fake clock like a slow link."""
     gather = comm.gather
 
     def gather_slowly(tensor, kind, name):

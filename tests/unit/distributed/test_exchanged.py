@@ -1,4 +1,4 @@
-"""Tests of stores across ranks: counts, refused calls, and features without a combiner."""
+"""Tests of stores across ranks: counts, refused calls and unpooled features."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECS = [FeatureSpec("f", "t")]
 
 
 def test_a_store_that_is_restored_goes_on_with_its_warmup(run_as_ranks):
-    """A flush counts as an update, both in `num_updates` and in the saved steps."""
+    """A flush counts as an update in `num_updates` and saved steps."""
     warmup = {"wire_dtype": "bfloat16", "wire_warmup_steps": 3}
 
     def program(comm):
@@ -44,7 +44,7 @@ def test_a_store_that_is_restored_goes_on_with_its_warmup(run_as_ranks):
 
 @pytest.mark.parametrize("kind", [ReplicatedStore, ShardedStore])
 def test_a_flush_of_nothing_is_no_update(run_as_ranks, kind):
-    """An engine tries its policies before training, which must not count as a warm-up step."""
+    """Policies that an engine tries before training cause no update."""
 
     def program(comm):
         store = kind(TABLES, optimizers.SGD(1.0), comm, "bfloat16", wire_warmup_steps=1)
@@ -86,7 +86,7 @@ def tables():
 
 
 def train(store, inputs, scale=1.0):
-    """Trains two steps and returns the rows that the second step looked up, per feature."""
+    """Trains two steps and returns the rows of the second lookup."""
     packed = pack(inputs, UNPOOLED_SPECS)
     for _ in range(2):
         rows, plan = store.lookup(packed, training=True)

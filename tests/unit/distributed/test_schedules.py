@@ -1,4 +1,4 @@
-"""Tests that a table's learning rate schedule agrees across ranks and resumes after a restore."""
+"""Tests that table schedules agree across ranks and resume after restores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def tables():
 
 
 def train(store, comm, steps):
-    """Trains steps on a rank's part of each batch; rank 0 has all of the last batch."""
+    """Trains on a rank's part of each batch.
+
+    In the last step rank 0 has the whole batch.
+    """
     for step in steps:
         random = np.random.default_rng(step)
         keys = random.integers(0, 5 if step % 2 else 50, (8, 2))
@@ -36,7 +39,7 @@ def train(store, comm, steps):
 
 
 def rows(store):
-    """Returns keys and rows of both tables on this rank, and the rates of the next step."""
+    """Returns this rank's keys and rows, and the next learning rates."""
     found = [store.export_table(name) for name in "ab"]
     rates = [store.learning_rate_of(name) for name in "ab"]
     return [(table["keys"], table["rows"]) for table in found], rates

@@ -128,7 +128,7 @@ def test_strangers_hold_nobody_up(greeting):
 
 
 def test_thousands_of_strangers_change_nothing():
-    """The clients connect together with the ranks, send random bytes, and partly stay connected."""
+    """Clients connect while the ranks do and send random bytes."""
     ends, told = threading.Event(), []
 
     def flood(place: tuple[str, int], seed: int) -> int:
@@ -165,7 +165,7 @@ def test_thousands_of_strangers_change_nothing():
 
 
 def test_a_stranger_turned_away_for_another_is_not_listened_to():
-    """The oldest client sends data at the moment when one client too many connects."""
+    """The oldest client sends data while another client replaces it."""
     with contextlib.ExitStack() as opened:
         server = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=100))
 
@@ -254,7 +254,7 @@ def test_a_rank_that_left_too_early(watches):
 
 @pytest.fixture
 def watched() -> Iterator[tuple[Watch, list[socket.socket]]]:
-    """Returns the watch of rank 0 and the sockets that act as ranks 1 and 2."""
+    """Returns rank 0's watch and the sockets of ranks 1 and 2."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ends = [socket.create_connection(server.getsockname(), 10.0) for _ in range(2)]
         links = {rank: ("there", server.accept()[0]) for rank in (1, 2)}

@@ -28,7 +28,11 @@ from slipstream_tf.tables import NativeStore, VariableStore
 
 
 def start(size: int, placement: str, directory: Path, begin: int, end: int, saves: bool) -> Any:
-    """Restores a job if it has a checkpoint, trains and saves; returns the contents per rank."""
+    """Restores a job if possible, trains, and optionally saves.
+
+    Returns:
+        For each rank, the restored and the final contents.
+    """
 
     on_disk = Storage(memory="4KB", spill=str(directory)) if placement.endswith(ON_DISK) else None
 
@@ -48,7 +52,7 @@ def start(size: int, placement: str, directory: Path, begin: int, end: int, save
 
 
 def total(ranks: list[dict[str, Any]], placement: str, table: str) -> dict[int, Any]:
-    """Returns key -> (row, slots) of all ranks and checks that no key is on two ranks."""
+    """Returns key -> (row, slots) and checks that keys are unique."""
     parts = ranks if placement.startswith("sharded") else ranks[:1]
     rows: dict[int, Any] = {}
     for part in parts:
@@ -133,7 +137,7 @@ def test_as_many_ranks_go_on_as_if_never_stopped(way: str, tmp_path: Path) -> No
     evaluates = settings.pop("evaluates", False)
 
     def run(directory: Path, begin: int, end: int, stop: int) -> list[Any]:
-        """Trains the steps and saves at step `stop`, which may be inside a window."""
+        """Trains steps; saves at `stop`, which may be inside a window."""
 
         def work(comm: Any) -> Any:
             job = Job(comm, placement, directory, **settings)
@@ -212,7 +216,7 @@ def test_native_tables_in_variables_and_back(tmp_path: Path) -> None:
 
 
 def test_sums_of_a_dry_run_are_never_applied(tmp_path: Path) -> None:
-    """A dry run applies every gradient immediately, so that the sums are only for the report."""
+    """A dry run has already applied the gradients in its sums."""
     job = Job(SingleProcess(), "native", tmp_path, dry_run=True)
     for part in range(3):
         # Use many keys, because a dry run samples one key in 16.
@@ -253,7 +257,7 @@ def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Pat
         assert sorted(now["keys"]) == sorted(sums)
         for key, values in zip(now["keys"], now["sums"], strict=True):
             np.testing.assert_allclose(values, sums[int(key)], rtol=1e-6)
-    # An engine without simulated ranks restores the sums, too, added up over the ranks.
+    # An engine without simulated ranks restores the sums over the ranks, too.
     other = Job(SingleProcess(), "native", tmp_path)
     other.checkpoints.restore()
     found = other.found()
@@ -266,7 +270,7 @@ def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Pat
 
 
 def test_what_a_live_store_defers_goes_with_its_rows(tmp_path: Path) -> None:
-    """Deferred gradients of the live store must not reach rows of a checkpoint without any."""
+    """Deferred gradients of the live store must not reach restored rows."""
     store = VariableStore({"a": tf.Variable(tf.zeros([10, 2]))})
     checkpoints = JobCheckpoints(
         tmp_path, tf.train.Checkpoint(), SingleProcess(), store, background=False

@@ -1,4 +1,4 @@
-"""Tests of `engine.tracker` features that the paper lacks: masking, deferral, states, dry runs."""
+"""Tests of `engine.tracker`: masking, deferral, key states and dry runs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def test_max_auc_loss_without_planned_steps_skips_nothing_and_says_why():
 
 
 def learn(max_auc_loss, windows=14):
-    """Runs windows in which the AUC grows with the logarithm of the trained examples."""
+    """Runs windows with an AUC that grows with the trained examples."""
     store, tracker = make(
         "skip_examples", skip_keep=0.8, planned_steps=400, max_auc_loss=max_auc_loss
     )

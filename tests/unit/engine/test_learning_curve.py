@@ -175,7 +175,7 @@ def test_inputs_of_less_value_may_be_skipped_more_often():
 def test_at_the_end_and_beyond_it():
     curve = line(0.03)
     end = 40 * WINDOW
-    for planned in (end, end // 2):  # the second plan was too short
+    for planned in (end, end // 2):  # The plan is shorter than the training so far.
         result = plan(curve, planned_inputs=planned, skipped=1000, skipped_effective=1000)
         assert result.share == 0.0 and "No planned examples are left" in result.plan
         assert result.predicted_cost == pytest.approx(

@@ -130,7 +130,7 @@ def test_every_rank_is_told_which_ones_differ(run_as_ranks, thresholds, keys):
 
 
 def state(rank: int) -> dict[str, Any]:
-    """Returns the state of a rank whose snapshot has the keys `rank` and `rank + 10`."""
+    """Returns a rank's state with snapshots of two keys."""
     own = np.array([rank, rank + 10])
     numbers = np.array([rank + 1, rank, 0, 0, 0, 100 + rank, 50, 3])
     return {

@@ -151,7 +151,7 @@ settings = st.fixed_dictionaries(
 
 
 def run(history, settings):
-    """Returns for each window its number, the states before, drifts, threshold and new states."""
+    """Returns (window, states before, drifts, threshold, new states) per window."""
     states, steps = KeyStates.empty(), []
     for window, (hot, evicted, values, threshold) in enumerate(history):
         drifts = {int(key): values[key + 8] for key in states.keys if int(key) not in evicted}

@@ -17,7 +17,7 @@ NOTHING = LossStatistics.from_sums(np.zeros(6), np.zeros((2, 4)))
 
 
 def sums(losses):
-    """Returns the count, the sum and the sum of squared residuals of losses."""
+    """Returns count, sum and sum of squared residuals of losses."""
     losses = np.asarray(losses, np.float64)
     return np.array([losses.size, losses.sum(), (np.expm1(-losses) ** 2).sum()])
 
@@ -93,7 +93,7 @@ def test_windows_of_one_label_are_no_points_of_the_curve():
 
 
 def test_the_share_is_one_of_hot_inputs():
-    # The plan counts all examples. With half as many hot examples, the fraction of them doubles.
+    # The plan counts all examples. If half of them are hot, the fraction of hot examples doubles.
     settings = engine_settings("skip_examples", max_auc_loss=0.002)
     steerers = [Steerer(settings) for _ in range(2)]
     for window in range(12):

@@ -1,4 +1,4 @@
-"""Tests of the window loop of `engine.tracker` on a small store with known results."""
+"""Tests of the window loop of `engine.tracker` on known data."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ class SmallStore(TrackedStore):
 
 
 def make(*policies, store=None, **settings):
-    """Returns a store and a tracker; by default, half of the examples are skipped by drift."""
+    """Returns a store and a tracker.
+
+    Without policies, the tracker skips half of the examples by drift.
+    """
     store = store or SmallStore("user", "item")
     defaults = {"window_steps": 10, "sample": 64, "warmup": 0}
     if not policies and "random_shares" not in settings:
@@ -80,9 +83,9 @@ def make(*policies, store=None, **settings):
 
 
 def one_window(store, tracker, user_drifts):
-    """Changes user rows by the given drifts and classifies one example per user.
+    """Changes user rows and classifies one example per user.
 
-    Item 0 has a drift of 0.
+    The row of item 0 does not change.
     """
     store.train("user", user_drifts)
     store.train("item", {0: 0.0})
@@ -207,7 +210,7 @@ def test_hot_set_follows_counts_within_the_budget():
     assert [states.keys.tolist() for states in tracker.states.values()] == [[5, 6, 7], []]
     store.train("item", {1: 0.0, 2: 0.0})
     store.train("user", {7: 0.0})
-    report = tracker.end_window()  # With a decay of 0, only accesses of the last window count.
+    report = tracker.end_window()  # With a factor of 0, only accesses of the last window count.
     assert report.hot_set_overlap == pytest.approx(1 / 3)
     assert report.snapshot_bytes == 3 * DIM * 4
     assert [states.keys.tolist() for states in tracker.states.values()] == [[7], [1, 2]]

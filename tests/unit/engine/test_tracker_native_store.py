@@ -1,4 +1,4 @@
-"""Tests the engine with the native store: data set, classifier, training steps, window ends."""
+"""Tests of the window loop with the native store and a data set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INPUTS, BATCH, DIM = 40_000, 200, 4
 
 
 def train(*policies, **settings):
-    """Fits the product of two embeddings to random labels; keys follow a Zipf distribution."""
+    """Fits random labels on Zipf-distributed keys with two embeddings."""
     store = NativeStore([Table("user", DIM), Table("item", DIM)], optimizers.Adagrad(0.05))
     windows = {"window_steps": 20, "sample": 1000, "hot_set_memory": 60 * DIM * 4}
     tracker = SaturationTracker(store, engine_settings(*policies, **windows, **settings), SPECS)

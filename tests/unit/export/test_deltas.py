@@ -249,7 +249,7 @@ def test_weights_of_other_types_and_a_layer_within_a_model(tmp_path):
     batch = np.stack([np.arange(9)] * 2, axis=1)
     export.saved_model(model, tmp_path / "1")
     train(layer, np.arange(4))
-    export.delta(layer, tmp_path / "delta", since=tmp_path / "1")  # Rows alone.
+    export.delta(layer, tmp_path / "delta", since=tmp_path / "1")  # Only the rows.
     export.apply_delta(tmp_path / "1", tmp_path / "delta")
     export.saved_model(model, tmp_path / "2")
     old = predictions(tmp_path / "2", {"inputs": batch})

@@ -22,7 +22,7 @@ RULE = optimizers.Adagrad(0.1)
 
 
 def trained_layer(dims=(4, 4), features=None, seen=50, **kwargs):
-    """Returns a layer with trained rows for the keys 0 to `seen` - 1."""
+    """Returns a layer with trained rows for keys below `seen`."""
     tables = [
         Table(name, dim, initializer=initializers.RandomUniform(seed=7))
         for name, dim in zip("ab", dims, strict=False)

@@ -1,4 +1,4 @@
-"""Tests that `slip.keras.Model` sets `apply` where a layer does not set it."""
+"""Tests that `slip.keras.Model` chooses `apply` for layers without it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_step_optimizer_is_followed():
 
 
 def test_compiled_again():
-    """The anchors of the layer are weights of the model after each compile."""
+    """Each compile switches the anchors, which are weights of the model."""
     model = make_model(keras.optimizers.SGD(**CLIPS))
     names = [weight.path.split("/")[-1] for weight in layer_of(model).trainable_weights]
     assert names == [f"{table}_anchor" for table in TABLES]
@@ -200,7 +200,7 @@ def test_models_within_models():
 
 
 def test_ranks():
-    """The model wraps an optimizer of multiple ranks unchanged."""
+    """A `DistributedOptimizer` is wrapped unchanged."""
     comm = distributed.SingleProcess()
     optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(**CLIPS), comm)
     model = train(make_model(optimizer))

@@ -1,4 +1,4 @@
-"""Tests of callbacks: metrics aggregated over ranks, and access to the other callbacks."""
+"""Tests of callbacks: metrics over all ranks, and access to other callbacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Model:
 
 
 class Largest(keras.metrics.Metric):
-    """Metric with the initial value -1, which therefore cannot be summed over ranks."""
+    """Metric that starts at -1 and therefore cannot be summed."""
 
     def __init__(self):
         super().__init__(name="largest")
@@ -42,7 +42,7 @@ class Largest(keras.metrics.Metric):
 
 
 class Averaged(Largest):
-    """Metric with a variable that declares another aggregation than a sum."""
+    """Metric with a variable that declares "mean" as its aggregation."""
 
     def __init__(self):
         keras.metrics.Metric.__init__(self, name="averaged")
@@ -152,7 +152,7 @@ def test_ranks_with_different_metrics_keep_theirs(run_as_ranks, monkeypatch):
 
 
 class Asks(AmongOthers):
-    """Callback that requests the other callbacks at the start of `fit`, optionally in a thread."""
+    """Requests the other callbacks when `fit` begins, optionally in a thread."""
 
     def __init__(self, is_in_thread: bool = False) -> None:
         super().__init__()

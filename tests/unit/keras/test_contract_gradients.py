@@ -1,4 +1,4 @@
-"""Tests docs/keras.md, gradients: gradient settings of Keras reach the rows or are refused."""
+"""Tests of docs/keras.md: gradient settings reach the rows or are refused."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_rows_that_were_only_collected_are_not_merged_again(settings):
 
 
 def test_accumulated_gradients_survive_an_epoch():
-    """An epoch has 4 steps and an update takes 8, so that the first epoch changes no weight."""
+    """The first epoch has 4 of the 8 steps of an update."""
     model = make_model(StepOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=8)))
     train(model, 1)
     before = contents(model)
@@ -245,7 +245,7 @@ def steps_of(comm, apply, settings, head, **placed):
 
 @pytest.mark.parametrize("settings", [{}, {"global_clipnorm": 0.02}], ids=str)
 def test_replicated_ranks(run_as_ranks, settings):
-    """The ranks clip the same average and end with the rows of a single process."""
+    """The ranks clip the same average as a single process."""
     head = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
     one, other = run_as_ranks(2, lambda comm: steps_of(comm, "step", settings, head))
     assert not isinstance(one, Exception), one
@@ -259,7 +259,7 @@ def test_replicated_ranks(run_as_ranks, settings):
 
 
 def rows_of(ranks):
-    """Merges the rows of all ranks by key; each key must be on one rank."""
+    """Merges the rows of all ranks, which must have different keys."""
     together = {"head": ranks[0]["head"]}
     for table in TABLES:
         keys = np.concatenate([rank[f"{table} keys"] for rank in ranks])
@@ -275,7 +275,7 @@ CLIPPED = [*SETTINGS[:4], {"gradient_accumulation_steps": 2, "global_clipnorm": 
 
 @pytest.mark.parametrize("settings", CLIPPED, ids=str)
 def test_sharded_ranks(run_as_ranks, settings):
-    """Each rank owns some rows, and clipping uses the norm over all ranks."""
+    """Clipping uses the norm of the rows on all ranks."""
     head = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
 
     def train(apply):
@@ -298,7 +298,7 @@ def test_sharded_ranks(run_as_ranks, settings):
 
 
 def test_a_rank_without_a_finite_loss_stops_all(run_as_ranks):
-    """The loss of rank 1 is NaN, but the update of rank 0 must stop, too."""
+    """Only the loss of rank 1 is NaN, but both ranks stop."""
     owned = distributed.sharded.owner_of(np.arange(100), 2)
 
     def program(comm):

@@ -1,4 +1,4 @@
-"""Tests docs/keras.md, models and exports: `training` arguments and plain SavedModel calls."""
+"""Tests of docs/keras.md: `training` arguments and plain SavedModel calls."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_layer_under_a_tape_of_ones_own():
 
 
 def test_sequential_models():
-    """Without a check, Keras would use the keys of the first call as dense features."""
+    """The keys must not be treated as features of a dense layer."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input((2,), dtype="int64")
     model = keras.Sequential([inputs, make_layer(), keras.layers.Flatten(), keras.layers.Dense(1)])
@@ -133,7 +133,7 @@ def test_steps_per_execution_and_run_eagerly():
 
 
 def test_jit_compile():
-    """Keras falls back to a graph without XLA, but a user's function cannot."""
+    """Only Keras falls back to a graph without XLA."""
     with pytest.warns(UserWarning, match="jit_compile"):
         model = make_model(jit_compile=True)
         model.fit(KEYS, LABELS, batch_size=16, shuffle=False, verbose=0)
@@ -201,7 +201,7 @@ def test_exporting_a_subclassed_model(tmp_path):
 
 
 def test_a_function_of_ones_own_in_a_saved_model(tmp_path):
-    """A trace made for one SavedModel is reused in the next one with the current rows."""
+    """A later SavedModel reuses the trace with its current rows."""
     model = fitted(Told)
     spec = tf.TensorSpec([None, 2], tf.int64)
     serve = tf.function(lambda keys: {"outputs": model(keys)}, input_signature=[spec])
@@ -257,7 +257,7 @@ def test_a_line_has_a_verdict_and_tests(line):
 
 
 def test_every_habit_that_touches_rows_has_a_line():
-    """Looks for Keras features under the names that readers of the page search for."""
+    """Looks for Keras features by the names that readers search for."""
     text = "".join(line.split("|")[1] for line in lines())
     habits = """get_weights set_weights clone_model EarlyStopping ModelCheckpoint BackupAndRestore
         m.keras m.weights.h5 m.h5 export saved_model.save LearningRateScheduler ReduceLROnPlateau

@@ -1,4 +1,4 @@
-"""Tests docs/keras.md, steps: custom loops, frozen parts, non-finite losses, loss scaling."""
+"""Tests of docs/keras.md: custom loops, frozen parts, non-finite losses, loss scaling."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ WRAPS = {"eager": lambda step: step, "graph": tf.function}
 
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_own_loops_clip_and_apply_once(wrap):
-    """Two lookups cause one update, and gradient clipping in the loop applies to the rows."""
+    """Two lookups cause one update, with the gradients that the loop clipped."""
     clipped = make_layer(optimizers.SGD(RATE), apply="step")
     loop(clipped, make_head(), StepOptimizer("sgd"), WRAPS[wrap], clip=True)
     assert int(clipped.store.export_table("user")["steps"][0]) == 2
@@ -238,7 +238,7 @@ def of_own_optimizers(apply):
 
 
 def test_tables_with_optimizers_of_their_own():
-    """Includes an unpooled feature with repeated keys, whose gradients are summed."""
+    """Includes an unpooled feature with repeated keys."""
     assert differ(of_own_optimizers("backward"), of_own_optimizers("step")) == set()
 
 

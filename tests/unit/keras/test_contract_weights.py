@@ -1,4 +1,4 @@
-"""Tests docs/keras.md, weights and files: rows are saved and restored with Keras weights."""
+"""Tests of docs/keras.md: rows are saved and restored with Keras weights."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class EpochRows(keras.callbacks.Callback):
 
 def test_early_stopping_restores_the_best_epoch():
     model, seen = make_model(), EpochRows()
-    # Random labels, so that the loss on inverted labels rises as the model learns its labels.
+    # With inverted labels, the validation loss rises as the model learns the training labels.
     others = (KEYS, 1 - LABELS)
     stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
     history = train(model, 6, validation_data=others, callbacks=[seen, stop]).history
@@ -132,7 +132,7 @@ def test_legacy_h5_files(model, tmp_path):
 
 
 def test_loading_legacy_h5_files(model, tmp_path, monkeypatch):
-    """Files without rows exist, because earlier releases did not refuse to write them."""
+    """Earlier releases did not refuse to write files without rows."""
     monkeypatch.setattr("slipstream_tf._compat.is_in_legacy_file", lambda: False)
     model.save(tmp_path / "model.h5")
     monkeypatch.undo()

@@ -169,7 +169,7 @@ def test_models_built_twice_load_each_others_weights(tmp_path):
 
 @pytest.mark.parametrize("apply", ["backward", "step"])
 def test_trains_as_keras_does(apply):
-    """With the same initial rows and SGD, rows and losses match those of Keras."""
+    """With equal initial rows and SGD, the losses match Keras."""
     layer = make_layer(name="user", apply=apply)
     theirs = keras.layers.Embedding(10, 4)
     theirs.build()

@@ -1,4 +1,4 @@
-"""Tests the engine in `model.fit` with a DLRM on generated data, for each policy."""
+"""Tests the engine with each policy in `fit` on generated data."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def deferred_rows(run):
 
 
 def test_all_of_the_gradient_arrives_in_the_end():
-    """With SGD, deferral changes the time of an update but not its sum."""
+    """With SGD, deferral changes the times of updates but not their sum."""
     run = Run("defer_gradients", defer_movement=1e9, defer_max_age=10_000, warmup=0)
     run.fit(dataset().take(8))
     assert deferred_rows(run) > 0

@@ -1,4 +1,4 @@
-"""Tests that each input form of a feature trains, evaluates, is classified and is served."""
+"""Tests that all input forms of a feature train and serve alike."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_served_model_gives_the_same(form, combiner, tmp_path):
 
 @pytest.mark.parametrize("padding_key", [-1, 5, None])
 def test_padding_is_the_same_in_every_layout(padding_key):
-    """Regression test: -1 was a key in columns and ragged bags but padding in a matrix."""
+    """Regression test: only a matrix treated -1 as padding."""
     keys = np.array([-1, 5])
     specs = [FeatureSpec("x", "item", padding_key=padding_key)]
     ragged = tf.RaggedTensor.from_tensor(tf.constant(keys[:, None]))
@@ -313,7 +313,7 @@ def test_a_model_of_sequences_takes_no_combiner():
 
 
 def test_features_of_apply_that_are_not_there():
-    """The engine finds flat features among others and names missing ones with a fix."""
+    """The error names the missing feature and suggests `get_keys`."""
     slipstream = slip.Slipstream(make_layer())
     data = tf.data.Dataset.from_tensors(({"sen": [1], "item": [1], "price": [1.0]}, [1.0]))
     with pytest.raises(ValueError, match=r"get_keys=.*missing: 'seen' \(not 'sen'\?\)"):
@@ -365,7 +365,7 @@ def test_symbolic_sparse_and_ragged_inputs():
 
 
 def test_int64_keys_in_a_sequential_model():
-    """Regression test: Keras makes a float32 Input, in which these two keys are equal."""
+    """Regression test: in Keras's float32 Input, these two keys are equal."""
     layer = slip.keras.EmbeddingCollection([slip.Table("a", DIM)], slip.optimizers.SGD(0.1))
     model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

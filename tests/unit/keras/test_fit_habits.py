@@ -1,4 +1,4 @@
-"""Tests common uses of `fit`: epochs, lengths and weights without lost examples or warnings."""
+"""Tests that common uses of `fit` lose no examples and warn correctly."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ def element(form):
 
 
 def with_numbers(form, embeddings):
-    """Returns a functional model with keys and numbers, as named inputs or in order."""
+    """Returns a functional model with keys and numbers as inputs."""
     price = keras.Input((2,), name="price")
     if form == "flat":
         inputs = {name: keras.Input((), name=name, dtype="int64") for name in ("a", "b")}

@@ -1,4 +1,4 @@
-"""Tests that the learning rates of tables follow the rate of the dense layers in `fit`."""
+"""Tests that table learning rates follow the dense layers in `fit`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def mean_output(_: Any, outputs: Any) -> Any:
 def make(
     dense: Any, rule: Any = None, apply: str = "backward", **compile_arguments: Any
 ) -> tuple[keras.Model, EmbeddingCollection]:
-    """Returns a model whose loss is its mean output, so that a step moves the row by its rate."""
+    """Returns a model that moves its row by the rate per step.
+
+    The loss is the mean output.
+    """
     table = Table("t", 1, initializer=initializers.Zeros())
     layer = EmbeddingCollection([table], rule or optimizers.SGD(0.5), name="tables", apply=apply)
     inputs = keras.Input((1,), dtype="int64")
@@ -115,7 +118,7 @@ def test_a_warm_up_rises_to_the_tables_rate() -> None:
     steps = schedules.CosineDecay(0.0, 100, warmup_target=0.25, warmup_steps=2)
     model, layer = make(keras.optimizers.SGD(steps))
     fit(model)
-    assert rate(layer) == 0.25  # Half of the warm-up.
+    assert rate(layer) == 0.25  # Halfway through the warm-up.
     fit(model)
     assert rate(layer) == 0.5
 

@@ -12,7 +12,10 @@ KEYS, BATCH = 50, 256
 
 
 def clicks(examples, seed=0, rate=0.05):
-    """Returns examples with two keys and a label; each key pair has its click rate."""
+    """Returns examples with two keys and a click label.
+
+    Each pair of keys has its click rate.
+    """
     random = np.random.default_rng(seed)
     law = np.random.default_rng(99).normal(0.0, 1.5, (2, KEYS))
     keys = random.integers(0, KEYS, (examples, 2))

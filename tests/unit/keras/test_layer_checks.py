@@ -1,4 +1,4 @@
-"""Tests of the layers with Keras's layer checks, also for a dictionary of features."""
+"""Tests of the layers with Keras's layer checks, including dictionary inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests that `LossFeedback` reports each trained example's loss once and changes no weight."""
+"""Tests that `LossFeedback` reports each example's loss once.
+
+Training results stay the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of recorded losses: kinds of models, notes in the features, losses, custom steps."""
+"""Tests of recorded losses: models, notes in features, custom losses and steps."""
 
 from __future__ import annotations
 

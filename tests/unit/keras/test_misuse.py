@@ -1,4 +1,7 @@
-"""Tests that wrong uses of an engine in `fit` work or raise a clear error."""
+"""Tests that wrong uses of an engine in `fit` raise clear errors.
+
+Some unusual uses work.
+"""
 
 from __future__ import annotations
 

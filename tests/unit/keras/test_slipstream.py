@@ -1,4 +1,4 @@
-"""Tests of `Slipstream`: applied to data, stepped by `fit` or by hand, and its ledger."""
+"""Tests of `Slipstream` on data, in `fit`, by hand, and its ledger."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ def test_a_window_that_is_ended_by_hand_waits_for_the_batch_that_is_being_made()
 
 
 def test_a_dry_run_counts_long_windows_by_a_share_of_their_batches():
-    # The classifier needs four times the sample of 8, which is 32 of 320 examples. Therefore it
-    # samples one batch in ten.
+    # Four examples for each of the 8 sample entries suffice, which is 32 of 320 examples. Therefore
+    # the dry run counts one batch in ten.
     settings = {"window_steps": 40, "sample": 8}
     trained, reports = train_on(160, dry_run=True, **settings)
     assert len(trained) == 160

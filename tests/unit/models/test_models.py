@@ -220,7 +220,7 @@ def test_batch_normalisation_is_of_hidden_units_in_front_of_relu():
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_overfit_a_thousand_examples(name, batch_norm):
-    """The keys identify each example: 1,000 combinations of three fields with 20 values each."""
+    """Each of the 1,000 examples has unique keys."""
     keras.utils.set_random_seed(0)
     random = np.random.default_rng(1)
     keys = random.permutation(20**FIELDS)[:1000, None] // 20 ** np.arange(FIELDS) % 20

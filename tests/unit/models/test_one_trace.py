@@ -1,4 +1,4 @@
-"""Tests that a training step is traced once for all batch sizes and engine states."""
+"""Tests that training steps are traced once for all sizes and states."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_against_numpy(dense, features):
 
 
 class StepsAsBags(TBSM):
-    """Looks up a pooled bag of one key per step, the reference for sequence features."""
+    """Looks up a bag of one key per step as a reference."""
 
     takes_sequences = False
 
@@ -181,7 +181,7 @@ def test_gradients_reach_the_rows_of_all_steps_and_no_padding():
 
 
 def test_it_learns_what_the_history_says():
-    """A click means that the item occurs in the history, which no single step reveals."""
+    """A click depends on the whole history, not on a single step."""
     keras.utils.set_random_seed(1)
     generator = np.random.default_rng(0)
     items = generator.integers(0, 12, (1024, STEPS))

@@ -1,4 +1,4 @@
-"""Tests that decay="all" penalizes and decays every row, as in a dense table."""
+"""Tests that decay="all" penalizes and decays all rows of a table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draw(seed=0):
 
 
 def dense(optimizer, l2, rows, batches, gradients):
-    """Trains all rows as one Keras variable with the penalty l2 * |rows|^2."""
+    """Trains all rows as one Keras variable with an L2 penalty."""
     variable = keras.Variable(rows)
     for keys, gradient in zip(batches, gradients, strict=True):
         summed = 2 * l2 * variable.numpy()

@@ -1,4 +1,4 @@
-"""Tests that each update rule matches the Keras optimizer of the same name."""
+"""Tests that each update rule matches its Keras optimizer."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_adamw(case):
 @settings(max_examples=25, deadline=None)
 @given(cases(OF_ROWS))
 def test_penalty_and_clipping_of_rows(case):
-    """The reference has one variable per row, so that `clipnorm` applies to each row."""
+    """The reference has one variable per row, because `clipnorm` is per variable."""
     chosen, rows, batches, gradients = case
     rate = chosen["learning_rate"]
     ours = train(optimizers.SGD(**chosen), rows, batches, gradients)

@@ -1,4 +1,4 @@
-"""Tests of the update policies for each table, and of the memory for deferred gradients."""
+"""Tests of update policies per table and the memory for deferred gradients."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SPECS = [FeatureSpec("key", "table")]
 
 
 def make_classifier(saturated=(), threshold=0.5):
-    """Returns a classifier that skips examples whose keys are all in `saturated`."""
+    """Returns a classifier that skips examples with only saturated keys."""
     classifier = InputClassifier(["table"])
     set_saturated(classifier, saturated)
     classifier.configure("drift", threshold)

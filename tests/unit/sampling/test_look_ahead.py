@@ -1,4 +1,4 @@
-"""Tests that `LookAhead` prepares the next batch early, but not across a window end."""
+"""Tests that `LookAhead` prepares the next batch only within a window."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOON = 10.0  # Well below WAIT.
 class Noted:
     """Data set of numbers that counts its elements.
 
-    The external state policy IGNORE allows saving an iterator of it.
+    With the external state policy IGNORE, its iterators can be saved.
     """
 
     def __init__(self, count: int) -> None:
@@ -162,7 +162,7 @@ def test_an_iterator_that_is_left_ends_with_the_element_that_is_being_made():
 
 
 class Stalled:
-    """Reader whose second element is not made until `goes_on` is set."""
+    """Reader that waits for `goes_on` before it makes its second element."""
 
     def __init__(self, ahead: LookAhead) -> None:
         self.is_making, self.goes_on = threading.Event(), threading.Event()

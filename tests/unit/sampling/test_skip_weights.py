@@ -1,4 +1,4 @@
-"""Tests that `skip_inputs` keeps weights and marks with their examples in refilled batches."""
+"""Tests that weights and marks stay with their examples in `skip_inputs`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ KEEP_WEIGHT = 4.0
 
 
 class FakeClassifier:
-    """Classifies key k by k % 3: 1 is skippable and dropped, 2 is skippable and kept."""
+    """Classifies keys by k % 3: 1 is dropped, 2 is kept.
+
+    Both are skippable.
+    """
 
     def classify(self, inputs, specs, observe=True, window_batches=0):
         assert observe and not window_batches
@@ -35,7 +38,7 @@ def expected_weights(keys):
 
 
 def ragged_batches(sizes, keys, with_weight):
-    """Makes batches with a bag that repeats the example's key, and the example's position."""
+    """Makes batches with a bag of repeated keys and the position."""
     keys = np.asarray(keys, np.int64)
 
     def batches():

@@ -1,4 +1,4 @@
-"""Tests of deferral in a variable store, eager and traced, against the native store."""
+"""Tests that variable stores defer gradients like the native store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COUNTS = ("offered", "sent", "deferred", "due_by_movement", "due_by_age", "flush
 
 
 def batches() -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns the rows of each step, with repetitions, and the gradient of each use."""
+    """Returns repeated rows and their gradients for each step."""
     random = np.random.default_rng(4)
     sizes = random.integers(0, 25, STEPS)
     return [
@@ -84,7 +84,7 @@ def train(optimizer, policy, is_graph=False, is_wrapped=False, flushes=True):
 
 
 def train_native(rule, policy):
-    """Applies the same gradients to a native table with rows that start at 0."""
+    """Trains a native table with the same gradients from zero rows."""
     zeros = np.zeros(ROWS * DIM, np.float32)
     store = NativeStore([Table("t", dim=DIM)], rule)
     specs = [FeatureSpec("t", "t")]

@@ -1,4 +1,4 @@
-"""Tests of the update rule and the learning rate of each table, in every store."""
+"""Tests of each table's update rule and learning rate in every store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of `TableRows` in every store, and of rows imported from other sources."""
+"""Tests of `TableRows` in every store, and of imported rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of SOK helpers: HKV settings, access counts, and keys that are not updated."""
+"""Tests of SOK helpers: HKV settings, access counts and unchanged keys."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_missing_capacities_are_refused_where_they_are_needed(name: str) -> None
 
 
 def test_memory_of_the_defaults() -> None:
-    # 64Mi rows of 128 floats are 32 GiB, 16 GiB of them on the GPU. Each key takes 17 bytes.
+    # 64Mi rows of 128 floats are 32 GiB, with 16 GiB on the GPU. Each key takes 17 bytes.
     taken = hkv.memory({}, 128)
     assert taken == ((16 << 30) + (64 << 20) * 17, 16 << 30)
     assert hkv.memory({}, 128, slots=2) == (3 * taken.gpu, 3 * taken.host)

@@ -1,4 +1,4 @@
-"""Tests of tables that are larger than memory and store their other rows on disk."""
+"""Tests of tables that exceed memory and spill rows to disk."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_owners_read_ahead_what_other_ranks_announce(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[None]:
-    """Mounts a file system of the given size; skips the test if mounting is not permitted."""
+    """Mounts a file system of the given size, or skips the test."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount")

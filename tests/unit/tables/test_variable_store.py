@@ -1,4 +1,4 @@
-"""Tests of the store interface, and of counts, masking and reads in `VariableStore`."""
+"""Tests of the store interface and of `VariableStore`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASKING = ("hasattr", "getattr")
 
 
 def questions(source: str) -> Iterator[str]:
-    """Yields the `hasattr` and `getattr` calls whose object is named store."""
+    """Yields calls of `hasattr` and `getattr` on an object named store."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
             requested = ast.unparse(node.args[0]).split(".")[-1]

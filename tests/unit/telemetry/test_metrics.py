@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slipstream_tf.telemetry.metrics import click_metrics, exact_auc
 
-# Few distinct scores, so that most of them are tied.
+# Few distinct scores, so that most pairs are tied.
 TIED = st.lists(st.tuples(st.integers(0, 1), st.integers(-3, 3)), min_size=1, max_size=40)
 FREE = st.lists(
     st.tuples(st.integers(0, 1), st.floats(-30, 30, allow_subnormal=True)), min_size=1, max_size=40

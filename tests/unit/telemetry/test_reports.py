@@ -1,4 +1,4 @@
-"""Tests of report files, text tables, the phase clock and the progress bar."""
+"""Tests of report files, text tables, the clock and progress bars."""
 
 from __future__ import annotations
 
