@@ -18,7 +18,7 @@ from slipstream_tf._utils.comm import KINDS, Mixed, Traffic
 class ThreadRank:
     """Communicator for eager code in which each rank is a thread.
 
-    The ranks meet at a barrier, and all of them must call the same collective.
+    The ranks meet at a barrier, and every rank must call the same collective.
     """
 
     local_rank = 0

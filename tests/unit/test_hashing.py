@@ -49,8 +49,8 @@ def test_a_stream_starts_at_its_seed() -> None:
     seeds, counters = KEYS.view(np.uint64)[:, None], np.arange(5, dtype=np.uint64)
     drawn = stream(seeds, counters)
     assert (drawn[:, 0] == finalise(seeds[:, 0])).all()
-    # Number n of a stream is the first number of the stream whose state is n steps ahead. The
-    # second check is the definition in the paper.
+    # Number n is number n - 1 of the stream that starts one step later. The second check is the
+    # definition in the paper.
     assert (drawn[:, 1:] == stream(seeds + GOLDEN, counters[:-1])).all()
     assert (drawn[:, 1] == mix64(seeds[:, 0])).all()
 

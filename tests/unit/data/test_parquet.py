@@ -21,7 +21,7 @@ def write(path, row_group_size=1000, **columns):
 
 
 def numbered(path, first, count, **options):
-    """Writes a file whose key column "row" counts from `first`."""
+    """Writes a file with a key column "row" that starts at `first`."""
     row = np.arange(first, first + count)
     return write(path, click=(row % 2).astype(np.int8), row=row, price=row * 0.5, **options)
 
