@@ -1,4 +1,4 @@
-"""A rule of each kind, for tests of what must hold for all of them, and training by one."""
+"""Optimizers of every kind for parametrized tests, and helpers that train with them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ALL_RULES = [
 
 
 def name_of(rule: optimizers.SparseOptimizer) -> str:
-    """Names a rule in a test's id."""
+    """Returns the name of an optimizer for a test's id."""
     return rule.layout + ("Nesterov" if getattr(rule, "nesterov", False) else "")
 
 
 def train(rule, rows, batches, gradients):
-    """Trains a table on batches of keys, a gradient for each; returns all rows."""
+    """Trains a table on batches of keys and gradients and returns all rows."""
     table = Table("t", rows.shape[1], initializer=initializers.Zeros())
     store = NativeStore([table], rule)
     store.write_rows("t", np.arange(len(rows)), rows)
@@ -40,7 +40,11 @@ def train(rule, rows, batches, gradients):
 
 
 def train_on_ranks(comm, kind, rule, steps=3, keys=9):
-    """Trains a table of a kind of store; returns keys, and rows with slots, of this rank."""
+    """Trains a store of class `kind` and returns this rank's rows.
+
+    Returns:
+        (keys, rows with their slots), both arrays in the order of the export.
+    """
     random = np.random.default_rng(0)
     store = getattr(distributed, kind)([Table("t", 4)], rule, comm)
     for _ in range(steps):
@@ -48,7 +52,8 @@ def train_on_ranks(comm, kind, rule, steps=3, keys=9):
         gradient = random.normal(size=(16, 4)).astype(np.float32)
         mine = slice(comm.rank, None, comm.size)
         _, plan = store.lookup(pack({"f": drawn[mine]}, SPECS), training=True)
-        # The average over ranks is that of one process.
+        # The store averages over ranks. The factor makes the average equal to the gradient that one
+        # process applies.
         store.apply_gradients(plan, [gradient[mine] * comm.size])
     exported = store.export_table("t")
     return exported["keys"], np.concatenate([exported["rows"], exported["slots"]], axis=1)

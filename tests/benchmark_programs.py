@@ -1,4 +1,4 @@
-"""What tests of the benchmark programs share: they run them, load them and read their results."""
+"""Helpers for tests of the benchmark programs: run them, load them, read their results."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ needs_sources = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="no benchmark
 def run_benchmark(
     name: str, *flags: str, warm: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program with the same package as here.
+    """Runs a benchmark program with the package that is under test.
 
     Args:
-        name: of its file.
-        *flags: its own.
-        warm: the fixture: it, and what it starts, need not import TensorFlow first. Not for a
-            program that passes other descriptors than its output to what it starts.
+        name: File name of the program in benchmarks/.
+        *flags: Command-line flags of the program.
+        warm: The `warm` fixture. With it, the program and its children start without importing
+            TensorFlow again. Leave it empty for a program that passes file descriptors other than
+            standard output to its children.
     """
     environment = {
         **os.environ,
@@ -50,13 +51,16 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
-    # Programs have flags of the same names.
+    # The programs define flags with the same names.
     FLAGS.remove_flag_values([flag.name for flag in FLAGS.get_flags_for_module(name)])
     return module
 
 
 def rows_of(folder: Path, program: str, heading: str = "") -> list[dict[str, Any]]:
-    """Returns the rows of a table of a summary that has one part, whose page must be there."""
+    """Returns the rows of one table of a summary that has a single part.
+
+    Also checks that the Markdown page next to the JSON file contains the part's heading.
+    """
     summary = json.loads((folder / f"{program}.json").read_text())
     ((name, part),) = summary["parts"].items()
     assert f"## {name}" in (folder / f"{program}.md").read_text()

@@ -1,7 +1,8 @@
-"""What all tests share: programs that start at once, and how pytest-xdist shares out the tests.
+"""Fixtures for fast program starts, and the distribution of tests by pytest-xdist.
 
-A file's tests stay together, and so do all that start ranks: these must reach their collectives
-soon after each other, so that one job runs at a time. `make test` has two processes.
+All tests of a file run in one pytest-xdist process. All tests that start ranks share one process as
+well, because ranks must reach their collectives soon after each other and therefore only one job
+may run at a time. `make test` uses two processes.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from typing import Any
 
 import pytest
 
-# What tests of several folders share lies beside this file; `importlib` mode does not find it.
+# Helper modules of all test folders are in this folder. `importlib` mode does not add it to the
+# path.
 sys.path.append(str(Path(__file__).parent))
 
-# What starts ranks, or measures time.
+# Tests that start ranks or measure time.
 JOBS = (
     "tests/parallel/",
     "tests/integration/test_benchmark",
     "tests/integration/test_demo.py",
 )
 WARM = Path(__file__).resolve().parent / "warm.py"
-# What every rank imports, and horovodrun, which asks a fork of itself how Horovod was built. Not
-# this package, which is tested.
+# Modules that every rank imports. horovodrun is included because it forks itself to check how
+# Horovod was built. This package is not included because it is under test.
 MODULES = ["tensorflow", "keras"]
 if importlib.util.find_spec("horovod") is not None:
     MODULES += ["horovod.tensorflow", "horovod.runner.launch"]
@@ -36,7 +38,7 @@ if importlib.util.find_spec("horovod") is not None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Gives the scheduler; called by pytest-xdist where it is in use."""
+    """Returns the scheduler. pytest-xdist calls this hook when it is in use."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
@@ -47,17 +49,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 class Servers:
-    """The servers of warm.py, which are started when a test first needs them."""
+    """The servers of warm.py. Each starts when a test first needs it."""
 
     def __init__(self, make_folder: Callable[[], Path]):
-        """Takes what makes an empty folder for sockets."""
+        """Receives a function that creates an empty folder for the sockets."""
         self._make_folder = make_folder
         self._folders: dict[frozenset[tuple[str, str]], str] = {}
         self._processes: list[subprocess.Popen[str]] = []
 
     @staticmethod
     def environment() -> dict[str, str]:
-        """Returns the variables of programs that import from the same folders as the tests."""
+        """Returns environment variables for programs that import from the tests' folders."""
         paths = filter(None, [*sys.path, os.environ.get("PYTHONPATH")])
         inherited = {n: v for n, v in os.environ.items() if n != "PYTEST_CURRENT_TEST"}
         return {
@@ -68,17 +70,17 @@ class Servers:
         }
 
     def start(self, environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> list[str]:
-        """Has modules imported under an environment, unless they have been.
+        """Starts servers for an environment and a list of modules, at most once.
 
         Returns:
-            Arguments of an interpreter; what would be its own follows them: a program's file or
-            "-c" and its text, then the program's arguments.
+            Arguments for the Python interpreter. Append the path of a program, or "-c" and its
+            text, and then the program's arguments.
         """
         key = frozenset({**environment, "": " ".join(modules)}.items())
         if key not in self._folders:
             self._folders[key] = folder = str(self._make_folder())
             _write_programs(Path(folder))
-            # Its threads would begin as NumPy is imported.
+            # Otherwise OpenBLAS starts threads when NumPy is imported.
             alone = {**environment, "OPENBLAS_NUM_THREADS": "1"}
             started = [
                 subprocess.Popen(
@@ -90,11 +92,11 @@ class Servers:
             self._processes += started
             for process in started:
                 assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        # Without site-packages: nothing of them is needed, and they take a while.
+        # -S skips site-packages, which `run` does not need and which slows its start.
         return ["-S", str(WARM), "run", self._folders[key]]
 
     def stop(self) -> None:
-        """Ends all of them. Programs that still run end by themselves."""
+        """Kills all servers. Programs that still run end on their own."""
         for process in self._processes:
             process.kill()
             process.communicate()
@@ -102,7 +104,7 @@ class Servers:
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Gives the servers of warm.py."""
+    """Provides the servers of warm.py."""
     found = Servers(lambda: tmp_path_factory.mktemp("warm"))
     yield found
     found.stop()
@@ -110,12 +112,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture(scope="session")
 def warm(servers: Servers) -> list[str]:
-    """Gives arguments for an interpreter, before those that are a program's; see `Servers`."""
+    """Returns interpreter arguments that start a program in a fork. See `Servers`."""
     return servers.start(servers.environment())
 
 
 def _write_programs(folder: Path) -> None:
-    """Writes what stands for `python` and `horovodrun` where WARM_PYTHON is set; see warm.py."""
+    """Writes replacements of `python` and `horovodrun`, for use with WARM_PYTHON (see warm.py)."""
     run = f"-S {shlex.quote(str(WARM))} run {shlex.quote(str(folder))}"
     python = shlex.quote(sys.executable)
     launcher = shlex.quote(str(Path(sys.executable).parent / "horovodrun"))

@@ -1,4 +1,4 @@
-"""What the tests of the Keras contract share: one small click model, its data, its rows."""
+"""A small click model, its data and its rows, for tests of the Keras contract."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TABLES = ("user", "item")
 
 
 def make_layer(rule: Any = None, dim: int = 4, name: str = "tables", **kwargs: Any) -> Any:
-    """Makes a layer of two tables."""
+    """Returns an embedding layer with a table per name in TABLES."""
     tables = [Table(table, dim) for table in TABLES]
     return EmbeddingCollection(tables, rule or optimizers.Adagrad(0.5), name=name, **kwargs)
 
 
 def make_model(optimizer: Any = "sgd", layer: Any = None, **kwargs: Any) -> keras.Model:
-    """Makes a functional model of a layer, two keys an example; the same each time."""
+    """Returns a compiled functional model with one key per table, always from the same seed."""
     keras.utils.set_random_seed(3)
     keys = keras.Input((len(TABLES),), dtype="int64", name="keys")
     rows = keras.layers.Flatten()((layer or make_layer())(keys))
@@ -30,7 +30,7 @@ def make_model(optimizer: Any = "sgd", layer: Any = None, **kwargs: Any) -> kera
 
 
 def data(examples: int = 64, keys: int = 20) -> tuple[np.ndarray, np.ndarray]:
-    """Returns keys int64 [examples, 2] and labels float32 [examples]; the same each time."""
+    """Returns the same keys int64 [examples, tables] and labels float32 [examples] every time."""
     matrix = np.random.default_rng(5).integers(0, keys, (examples, len(TABLES)))
     return matrix, (matrix.sum(axis=1) % 2).astype(np.float32)
 
@@ -42,7 +42,7 @@ def layer_of(model: Any) -> Any:
 
 
 def contents(model: Any) -> dict[str, np.ndarray]:
-    """Copies rows and slots of all tables, and the dense weights."""
+    """Returns copies of the keys, rows and slots of all tables, and of the dense weights."""
     layer = model if isinstance(model, EmbeddingCollection) else layer_of(model)
     found = {}
     for table in layer.tables:
@@ -55,7 +55,7 @@ def contents(model: Any) -> dict[str, np.ndarray]:
 
 
 def assert_same(model: Any, expected: dict[str, np.ndarray]) -> None:
-    """Compares rows, slots and dense weights, bit for bit."""
+    """Asserts that rows, slots and dense weights are equal bit for bit."""
     now = contents(model)
     assert set(now) == set(expected)
     for name, array in expected.items():
@@ -63,5 +63,5 @@ def assert_same(model: Any, expected: dict[str, np.ndarray]) -> None:
 
 
 def differ(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> set[str]:
-    """Returns the names of what differs in any bit."""
+    """Returns the names of all arrays that differ in at least one bit."""
     return {name for name in one if not np.array_equal(one[name], other[name])}

@@ -1,4 +1,4 @@
-"""Windows of a made-up dry run."""
+"""Generated window reports of a dry run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SKIPPABLE, KEPT = 500, 100
 
 
 def reports(value: float = 0.5, auc: bool = True, **rows: Any) -> list[WindowReport]:
-    """Windows whose AUC lies on a line over the logarithm of trained inputs."""
+    """Returns window reports whose AUC is linear in the logarithm of the trained examples."""
     made = []
     for window in range(WINDOWS):
         is_warming_up = window < WARMUP

@@ -1,4 +1,4 @@
-"""A tracker on a store of dictionaries, and windows of few keys: for tests of the engine."""
+"""A tracker on a dictionary-based store, and short windows, for tests of the engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRIFTS = {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
 
 
 class Store(TrackedStore):
-    """What the tracker needs of a store, in dictionaries; notes what it is told."""
+    """A store for the tracker that keeps rows in dictionaries and records the calls."""
 
     def __init__(self):
         self.tables = (Table("user", DIM), Table("item", DIM))
@@ -65,7 +65,7 @@ class Store(TrackedStore):
 
 
 def make(*policies, **settings):
-    """A store and its tracker; by default half of the examples are to be saved on, if any."""
+    """Returns a store and its tracker. The default fraction of all policies is 0.5."""
     defaults = {"window_steps": 10, "warmup": 0}
     if set(policies) & {"skip_examples", "mask_gradients"} or "defer_until" in settings:
         defaults["revisit_every"] = 0
@@ -77,7 +77,14 @@ def make(*policies, **settings):
 
 
 def window(store, tracker, drifts=None):
-    """Moves users by their drifts and item 0 by 0, shows an input per user; ends the window."""
+    """Trains one window and ends it.
+
+    Each user key moves by its drift and item key 0 does not move. The classifier sees one example
+    per user.
+
+    Returns:
+        (report of the window, results of the classifier as NumPy arrays).
+    """
     drifts = DRIFTS if drifts is None else drifts
     store.train("user", drifts)
     store.train("item", {0: 0.0})

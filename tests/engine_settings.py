@@ -1,7 +1,7 @@
-"""Settings of the engine from one flat list, for tests that vary them one by one.
+"""Builds engine settings from a flat list of names, for tests that vary one setting at a time.
 
-Names are those of the flags of slipstream-train where there is one; `share` is that of every policy
-that has one.
+A setting has the name of the slipstream-train flag if there is one. `share` applies to every policy
+that has this argument.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import slipstream_tf as slip
 from slipstream_tf.engine.settings import EngineSettings
 
-# Flat name -> field of each part.
+# Flat name -> field of the part.
 _WINDOW = {
     "window_steps": "steps",
     **{name: name for name in ("warmup", "planned_steps", "sample", "seed")},
@@ -28,12 +28,12 @@ _SATURATION = {
 
 
 def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
-    """Returns the arguments of `Slipstream`.
+    """Returns the keyword arguments of `Slipstream`.
 
     Args:
-        *policies: "skip_examples" (by `RowDrift`), "defer_gradients", "mask_gradients".
-        **flat: settings of these, and of the engine; `random_shares` adds a policy. Settings of
-            policies that are not there are an error.
+        *policies: "skip_examples" (with `RowDrift`), "defer_gradients" or "mask_gradients".
+        **flat: Settings of these policies and of the engine. `random_shares` adds a policy. A
+            setting of a policy that is not in `policies` raises an error.
     """
 
     def take(names: dict[str, str]) -> dict[str, Any]:
@@ -75,5 +75,5 @@ def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
 
 
 def engine_settings(*policies: str, **flat: Any) -> EngineSettings:
-    """Returns the settings of the tracker; arguments as of `engine_arguments`."""
+    """Returns the settings of the tracker. See `engine_arguments` for the arguments."""
     return EngineSettings(**engine_arguments(*policies, **flat))

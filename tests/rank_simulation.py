@@ -10,17 +10,21 @@ from typing import Any
 
 
 def simulate_ranks(store: Any, ranks: int) -> None:
-    """Makes a native store treat each batch as one of so many ranks; call it before training.
+    """Makes a native store defer gradients as if a batch came from `ranks` ranks.
+
+    Call it before training.
 
     Args:
-        store: a `NativeStore`, or the class for all its stores. Policies set later get these ranks.
-        ranks: number of ranks, 2 to 64. Each has an even part of every batch and defers gradients
-            separately, in as much memory as one process has for them.
+        store: A `NativeStore`, or the class, which affects all its stores. The change applies to
+            policies that are set after this call.
+        ranks: Number of ranks, 2 to 64. Each rank has an equal part of every batch and defers
+            gradients separately. Each rank has as much memory for deferred gradients as one
+            process.
     """
     set_update_policy = store.set_update_policy
 
     def set_with_ranks(*arguments: Any) -> None:
-        # The method of a class has the store as its first argument.
+        # If `store` is the class, the first argument is the instance.
         *store_and_table, policy = arguments
         max_rows = ranks * policy.max_rows
         policy = dataclasses.replace(policy, ranks=ranks, max_rows=max_rows)

@@ -51,10 +51,10 @@ MODES: dict[str, list[str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Dialect:
-    """What differs in the command line, the files and the API of one version.
+    """Differences of one package version in its command line, files and API.
 
     Attributes:
-        flags: Mode -> flags in addition to those of MODES.
+        flags: Mode -> flags in addition to the flags in MODES.
         renamed_flags: Name in MODES or SIZES -> name in this version.
         renamed_metrics: Path in METRICS -> path in metrics.json of this version.
     """
@@ -64,7 +64,7 @@ class Dialect:
     renamed_metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-# By the first two numbers of the version. Version 0.2 has hysteresis, which is off with release=1.
+# Key: the first two numbers of the version. Version 0.2 has hysteresis, and release=1 disables it.
 DIALECTS = {
     "0.2": Dialect(
         flags={mode: ("--release=1",) for mode in ("none", "mask", "row_drift", "both")}
@@ -115,10 +115,10 @@ class Build:
         }  # fmt: skip
 
     def run(self, output: Path, *arguments: str, ranks: int = 1) -> None:
-        """Runs Python into an empty folder, unless the run is finished.
+        """Runs Python with an empty output folder, unless the run is already finished.
 
         Raises:
-            SystemExit: The program failed; with its output.
+            SystemExit: The program failed. The message contains its output.
         """
         if (output / "done").exists():
             return
@@ -126,7 +126,7 @@ class Build:
         output.parent.mkdir(parents=True, exist_ok=True)
         launcher = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(ranks)]
         command = [*(launcher if ranks > 1 else []), sys.executable, *arguments]
-        # `python -m` would take a package in the current folder before that of PYTHONPATH.
+        # `python -m` would prefer a package in the current folder over PYTHONPATH.
         done = subprocess.run(
             command, env=self._environment, cwd=self._folder, capture_output=True, text=True,
             check=False,
@@ -234,7 +234,7 @@ def exported(folder: Path) -> dict[str, np.ndarray]:
         order = np.argsort(found[name])
         found[name] = found[name][order]
         rows = name.removesuffix("keys") + "rows"
-        # The first row is for absent keys.
+        # The first row is the row of absent keys.
         found[rows] = found[rows][np.concatenate([[0], order + 1])]
     return found
 
@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--modes", default=",".join(MODES), help="names joined by ','")
     parser.add_argument("--placements", default=",".join(PLACEMENTS), help="names joined by ','")
     parser.add_argument("--train_only", action="store_true", help="train the old build, no more")
-    parser.add_argument("--fit", help=argparse.SUPPRESS)  # Inside a build.
+    parser.add_argument("--fit", help=argparse.SUPPRESS)  # Used only inside a build.
     options = parser.parse_args()
     work = options.work.resolve()
     if options.fit:

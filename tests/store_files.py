@@ -1,6 +1,6 @@
-"""Stores of one table "t", and the files of a job's checkpoint, without the job. For tests.
+"""Stores with one table "t", and functions that save and restore them without a job.
 
-`InSok` stands for a store of a table in SOK, of which it needs neither the code nor a GPU.
+`InSok` replaces a store of a table in SOK. It needs neither SOK's code nor a GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ DEFERS = UpdatePolicy("defer", "interval", max_age=1000, max_rows=100)
 
 
 class InSok(SavedStore):
-    """A rank's part of a table as SOK's stores have it: rows by key modulo ranks, counts apart."""
+    """One rank's shard of a table, in the layout of SOK's stores.
+
+    Rows are distributed by key modulo the number of ranks. Access counts are exported separately.
+    """
 
     is_in_sok = True
     is_spread = True
@@ -44,7 +47,11 @@ class InSok(SavedStore):
         self.flushed = 0
 
     def fill(self, keys: Sequence[int], powers: Sequence[float] = ()) -> InSok:
-        """Makes rows of its own keys; ranks access all keys, and hold sums of some."""
+        """Allocates the rows that this rank owns, with access counts and deferred gradients.
+
+        All ranks have accessed all keys. Sums are deferred for some keys only: for keys of this
+        rank if `defers_at_owners` is set, else for any keys.
+        """
         everyones = np.array(keys, np.int64)
         own = everyones[everyones % self.ranks == self.rank]
         values = (own[:, None] + np.array([0.0, 0.5])).astype(np.float32)
@@ -96,7 +103,7 @@ class InSok(SavedStore):
 
 
 def save(folder: Path, stores: Sequence[Any], placement: str, writer: int = 0) -> Manifest:
-    """Writes the files of a job's tables; of a replicated one, `writer` has the rows."""
+    """Writes the table files of a job. Rank `writer` writes the rows of a replicated table."""
     (folder / "rank-0").parent.mkdir(exist_ok=True)
     entries: list[dict[str, Any]] = []
     for number, store in enumerate(stores):
@@ -120,7 +127,7 @@ def restore(
     placement: str,
     policy: UpdatePolicy = DEFERS,
 ) -> None:
-    """Reads them into the tables of another job."""
+    """Restores the files into the stores of another job."""
     for number, store in enumerate(stores):
         rank = store_parts.Rank(number, len(stores), placement)
         ready = store_parts.prepare(folder, manifest, store, rank)

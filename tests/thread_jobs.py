@@ -1,7 +1,7 @@
-"""A small job whose ranks are threads of this process: store, engine and checkpoints. For tests.
+"""A small job whose ranks are threads of this process, with store, engine and checkpoints.
 
-In: the number of ranks, a placement, a folder. Out: jobs that train on keys drawn by the step's
-number, so that two runs of the same steps are alike, and save and restore for real.
+The number of ranks, the placement and the folder are parameters. Keys are drawn with the step as
+the seed, so that two runs of the same steps are equal. Checkpoints are saved and restored for real.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ SETTINGS: dict[str, Any] = {
 
 
 class Threads:
-    """The ranks of a job in one process: collectives meet at a barrier, in the order of calls."""
+    """The ranks of a job as threads of one process.
+
+    Collectives meet at a barrier. All ranks must call them in the same order.
+    """
 
     def __init__(self, size: int) -> None:
         self.size, self.barrier, self.given = size, threading.Barrier(size), [None] * size
 
     def run(self, work: Callable[[Any], Any]) -> list[Any]:
-        """Runs work(communicator) on every rank; returns the results, rank 0 first."""
+        """Calls work(communicator) on every rank and returns the results in the order of ranks."""
         results: list[Any] = [None] * self.size
         errors: list[BaseException] = []
 
@@ -64,7 +67,7 @@ class Threads:
 
 
 class OneThread(SingleProcess):
-    """One of the ranks."""
+    """The communicator of one rank."""
 
     def __init__(self, job: Threads, rank: int) -> None:
         self._job, self.rank, self.size = job, rank, job.size
@@ -89,7 +92,7 @@ class OneThread(SingleProcess):
 
 
 class Engine:
-    """The tracker alone, as `Slipstream` has it."""
+    """Exposes a tracker through the checkpoint interface of `Slipstream`."""
 
     def __init__(self, tracker: SaturationTracker) -> None:
         self.tracker = tracker
@@ -109,7 +112,7 @@ class Engine:
 
 
 class Job:
-    """A rank's store, engine and checkpoints."""
+    """The store, the tracker and the checkpoints of one rank."""
 
     def __init__(
         self,
@@ -150,7 +153,7 @@ class Job:
         )
 
     def train(self, begin: int, end: int, batch: int = GLOBAL_BATCH) -> None:
-        """Trains steps; a rank has its part of the global batch."""
+        """Trains the steps from `begin` to `end`. Each rank trains its part of the global batch."""
         for step in range(begin, end):
             random = np.random.default_rng(step)
             keys = (random.zipf(1.3, (batch, 2)) % KEYS).astype(np.int64)
@@ -163,13 +166,13 @@ class Job:
             self.tracker.step()
 
     def evaluate(self) -> None:
-        """Looks all keys up."""
+        """Looks up all keys without training."""
         for first in range(0, KEYS, 8):
             keys = tf.range(first, first + 8, dtype=tf.int64)
             self.store.lookup(pack({"a": keys, "b": keys}, SPECS), training=False)
 
     def found(self) -> dict[str, Any]:
-        """All that this rank has."""
+        """Returns the state of this rank: rows, deferred gradients, key states, threshold."""
         found: dict[str, Any] = {"threshold": self.tracker._threshold}
         for table in TABLES:
             found[table.name] = self.store.export_table(table.name, flush=False)

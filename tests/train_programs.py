@@ -1,4 +1,4 @@
-"""slipstream-train and slipstream-prepare in a test's own process."""
+"""Runs slipstream-train and slipstream-prepare in the test's process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL = ("--data=generated:18000", "--batch_size=256", "--dim=4", "--mlp=8", "--
 
 
 def refused(capsys: pytest.CaptureFixture[str], *flags: str, code: int = 2) -> str:
-    """Runs slipstream-train with flags that it must refuse; returns its one line."""
+    """Runs slipstream-train with invalid flags and returns its one-line error."""
     assert run_program(train.make_flags(), train.main, flags) == code
     captured = capsys.readouterr()
     lines = [line for line in captured.err.splitlines() if line.startswith("slipstream-train:")]
@@ -27,15 +27,16 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: str, code: int = 2) -> s
 
 
 def prepared(folder: Path, columns: Mapping[str, Any], keys: list[str], dense: list[str]) -> Path:
-    """Prepares columns as data of slipstream-train, with "clicked" as the label.
+    """Prepares columns as data for slipstream-train, with "clicked" as the label.
 
     Args:
-        folder: an empty folder for the files.
-        columns: values by column.
-        keys, dense: names of the columns of keys and of numbers.
+        folder: An empty folder for the files.
+        columns: Column name -> values.
+        keys: Names of the key columns.
+        dense: Names of the numeric columns.
 
     Returns:
-        The prepared folder.
+        The folder with the prepared data.
     """
     source, schema, output = (folder / name for name in ("a.parquet", "schema.json", "prepared"))
     pq.write_table(pa.table(dict(columns)), source)

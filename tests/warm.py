@@ -1,19 +1,21 @@
-"""Programs that start at once: forks of processes that have imported TensorFlow, Keras and Horovod.
+"""Starts programs fast, as forks of servers that have imported TensorFlow, Keras and Horovod.
 
     python warm.py serve SOCKET MODULE ...
     python warm.py run FOLDER PROGRAM ...
     python warm.py run FOLDER -c TEXT ...
 
-Importing takes longer than most of what these tests do. `serve` imports modules, says "ready" and
-waits. `run` stands for `python PROGRAM ...`: the program runs in a fork of one of the servers whose
-sockets lie in FOLDER, with the caller's environment, folder, network, input and outputs; signals
-are passed on, and it ends as the caller does, or the other way round. Where WARM_PYTHON is set, a
-program finds it as `sys.executable`.
+These imports take longer than most tests. `serve` imports the modules, prints "ready" and waits for
+connections. `run` replaces `python PROGRAM ...`: it connects to one of the servers whose sockets
+are in FOLDER, and the program runs in a fork of that server, with the caller's environment, working
+directory, network namespace and standard streams. Signals are forwarded. The caller exits with the
+program's exit code, and the program is killed if the caller ends first. If WARM_PYTHON is set, its
+value becomes `sys.executable` of the program.
 
-Programs share nothing but what an import leaves behind: a server that has a second thread, or in
-which TensorFlow's runtime has begun, refuses to fork. Variables that are read by imports must be
-those of the server. Ranks with even and with odd numbers are forks of different servers, in which
-strings have different hashes: ranks that go through a set each in its own order are found out.
+Programs share only the state that an import leaves behind. A server with a second thread, or with
+an initialized TensorFlow runtime, refuses to fork. Note: environment variables that imports read
+must be equal in the server and in the caller. Ranks with even and odd numbers are forks of two
+servers with different string hashes. Therefore tests detect ranks that depend on the iteration
+order of a set.
 """
 
 from __future__ import annotations
@@ -27,17 +29,21 @@ import socket
 import struct
 import sys
 
-# Of every environment. conftest.py starts as many.
+# Number of servers per environment. conftest.py starts the same number.
 SERVERS = 2
 _LENGTH = struct.Struct("!q")
 _RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
 _PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-# Of the caller: its input and outputs, and where `ip netns exec` has put it.
+# Descriptors of the caller: its standard streams and the namespaces that `ip netns exec` sets.
 _DESCRIPTORS = ("fd/0", "fd/1", "fd/2", "ns/net", "ns/mnt")
 
 
 def run(folder: str, arguments: list[str]) -> int:
-    """Runs a program in a fork of a server; returns its exit code, negative for a signal."""
+    """Runs a program in a fork of a server.
+
+    Returns:
+        The exit code, negative if a signal ended the program.
+    """
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(f"{folder}/{int(rank) % SERVERS}")
@@ -50,7 +56,7 @@ def run(folder: str, arguments: list[str]) -> int:
         server.sendall(told)
         for number in _PASSED_ON:
             signal.signal(number, lambda number, _: server.sendall(bytes([number])))
-        # If this process is killed, the connection ends, and the monitor kills the program.
+        # If this process is killed, the connection closes and the monitor kills the program.
         answer = _read(server, _LENGTH.size)
     if not answer:
         print(f"warm.py: the server of {folder} has not run {arguments}", file=sys.stderr)
@@ -59,15 +65,19 @@ def run(folder: str, arguments: list[str]) -> int:
 
 
 def serve(address: str, modules: list[str]) -> list[str]:
-    """Imports, then forks for every `run`. Returns in the forks alone: the program's arguments."""
+    """Imports the modules, then forks once for every `run`.
+
+    Returns:
+        The program's arguments. Only the forks return. The server itself exits.
+    """
     import gc
     import importlib
 
     for module in modules:
         importlib.import_module(module)
     _require_untouched()
-    gc.freeze()  # Collections in forks need not copy what is here already.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Monitors need nobody to wait for them.
+    gc.freeze()  # Garbage collection in forks need not copy these objects.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nothing waits for the monitors.
     parent = os.getppid()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
@@ -88,10 +98,10 @@ def serve(address: str, modules: list[str]) -> list[str]:
 
 
 def _require_untouched() -> None:
-    """Refuses to fork a process of several threads, or one in which TensorFlow has begun to work.
+    """Refuses to fork if this process has extra threads or an initialized TensorFlow runtime.
 
     Raises:
-        RuntimeError: it is one.
+        RuntimeError: The process has more than one thread, or TensorFlow has an eager context.
     """
     threads = os.listdir("/proc/self/task")
     if len(threads) != 1:
@@ -103,7 +113,11 @@ def _require_untouched() -> None:
 
 
 def _monitor(connection: socket.socket) -> list[str]:
-    """Forks once more, for the program. The monitor itself waits for its end, and never returns."""
+    """Forks the program's process and waits for its end.
+
+    Returns:
+        The program's arguments, in the new process. The monitor itself never returns.
+    """
     connection.settimeout(None)
     room = socket.CMSG_SPACE(len(_DESCRIPTORS) * array.array("i").itemsize)
     head, ancillary, _, _ = connection.recvmsg(_LENGTH.size, room)
@@ -125,7 +139,7 @@ def _monitor(connection: socket.socket) -> list[str]:
 
 
 def _enter(descriptors: array.array[int], environment: dict[str, str], folder: str) -> None:
-    """Puts this process where the caller is."""
+    """Adopts the caller's streams, namespaces, environment and working directory."""
     *streams, _, _ = descriptors
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
@@ -133,7 +147,7 @@ def _enter(descriptors: array.array[int], environment: dict[str, str], folder: s
         if os.fstat(descriptor).st_ino != os.stat(f"/proc/self/{name}").st_ino:
             import ctypes
 
-            libc = ctypes.CDLL(None, use_errno=True)  # os.setns is new in Python 3.12.
+            libc = ctypes.CDLL(None, use_errno=True)  # os.setns requires Python 3.12.
             if libc.setns(descriptor, 0) != 0:
                 raise OSError(ctypes.get_errno(), f"setns failed for {name}")
     for descriptor in descriptors:
@@ -144,11 +158,14 @@ def _enter(descriptors: array.array[int], environment: dict[str, str], folder: s
 
 
 def _wait(program: int, connection: socket.socket) -> None:
-    """Tells the caller how the program ended; ends the program if the caller ends first."""
+    """Reports the program's exit code to the caller.
+
+    Kills the program if the caller ends first.
+    """
     import threading
 
     def pass_on() -> None:
-        with contextlib.suppress(OSError):  # It, or its caller, has ended.
+        with contextlib.suppress(OSError):  # The program or its caller has ended.
             while number := connection.recv(1):
                 os.kill(program, number[0])
             os.killpg(program, signal.SIGKILL)
@@ -177,11 +194,11 @@ def _read_text(path: str) -> str:
 
 
 def _become(arguments: list[str]) -> None:
-    """Runs a program as the interpreter would, in this process."""
+    """Runs a program in this process as the interpreter would."""
     import types
 
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # As Python's own generator does by itself.
+        sys.modules["numpy"].random.seed()  # The `random` module does so by itself after a fork.
     if os.environ.get("PYTHONUNBUFFERED"):
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(write_through=True)
@@ -200,7 +217,7 @@ def _become(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """See the module's text."""
+    """Runs the command line. See the module's docstring."""
     task, place, *arguments = sys.argv[1:]
     if task == "run":
         code = run(place, arguments)

@@ -1,9 +1,11 @@
 """Calls every Slipstream* op of the library with random attributes, shapes and values.
 
-A program: `calling_ops.py SEED CASES SECONDS JOURNAL`. Each call must give a result or one of the
-errors that a caller can catch. What is called is written to the journal first, so that it names
-the call that ended the process. It begins with a valid call of every op; these and what worked
-besides are varied: outputs, handles and plans, too.
+    calling_ops.py SEED CASES SECONDS JOURNAL
+
+Each call must return a result or raise an error that a caller can catch. The program writes each
+call to the journal before it runs, so that the journal names a call that ended the process. The
+first calls are one valid call per op. Later calls vary these and other calls that worked. Inputs
+include outputs, handles and plans of earlier calls.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from all_rules import ALL_RULES
 
 from slipstream_tf.ops import _loader
 
-# Beside what TensorFlow itself takes: an absurd size must fail here as on a machine without memory.
+# Includes TensorFlow's own memory. With this limit an absurd size fails as on a small machine.
 MOST_MEMORY = 12 << 30
 EXPECTED = (tf.errors.OpError, TypeError, ValueError, OverflowError)
 NEVER = (tf.errors.InternalError, tf.errors.UnknownError, tf.errors.AbortedError)
-# How many parameters each rule has.
+# Name of the update rule -> number of its parameters.
 RULES = {rule: len(parameters) for rule, parameters in (r.op_rule() for r in ALL_RULES)}
 HUGE = (2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
 NUMBERS = {
@@ -40,25 +42,26 @@ NUMBERS = {
 
 
 def op_names(library: Any) -> list[str]:
-    """Every op of the library, in the order of their names."""
+    """Returns the names of all ops of the library, sorted."""
     return sorted(n for n in dir(library) if op_def_registry.get(n) and n.startswith("Slipstream"))
 
 
 class Fuzzer:
-    """Makes calls; what it makes depends on the seed and on what worked before."""
+    """Calls ops at random. The calls depend on the seed and on earlier calls that worked."""
 
     def __init__(self, library: Any, seed: int):
-        """Takes the library's module."""
+        """Receives the module of the op library."""
         self.random = random.Random(seed)
         self.numpy = np.random.default_rng(seed)
         self.library = library
         self.names = op_names(library)
         self.makers = [n for n in self.names if self._makes_resource(n)]
-        # Handles and plans with the name of the op that made them.
+        # (name of the op that created it, handle or plan).
         self.handles: list[tuple[str, tf.Tensor]] = []
         self.plans: list[tuple[str, tf.Tensor]] = []
         self.arrays: list[np.ndarray] = []
-        # The inputs and outputs of calls that worked, by name: what one gives, another takes.
+        # Inputs and outputs, by name, of calls that worked. An output of one op is an input of
+        # another.
         self.records: list[dict[str, Any]] = []
         self.worked: dict[str, list[dict[str, Any]]] = {n: [] for n in self.names}
         self.kinds: dict[str, set[str]] = {n: set() for n in self.names}
@@ -67,12 +70,12 @@ class Fuzzer:
         self.kept_handles = len(self.handles)
         self.plans += [("nothing", _other_variant())]
         self.kept_plans = len(self.plans)
-        # Calls that stay, to be varied.
+        # Valid calls that are never discarded. They are the base of random variations.
         self.valid: dict[str, list[dict[str, Any]]] = {n: [] for n in self.names}
         self._turns: list[str] = []
 
     def keep(self, name: str, arguments: dict[str, Any]) -> None:
-        """Remembers a valid call, and what has been made so far, to the end."""
+        """Stores a valid call, and keeps all handles and plans that exist so far until the end."""
         if name not in self.makers:
             self.valid[name].append(arguments)
         self.kept_handles, self.kept_plans = len(self.handles), len(self.plans)
@@ -82,7 +85,7 @@ class Fuzzer:
         return len(outputs) == 1 and outputs[0].type == tf.resource.as_datatype_enum
 
     def case(self) -> tuple[str, dict[str, Any]]:
-        """Returns the name of an op and its arguments."""
+        """Returns the name of an op and its arguments for the next random call."""
         r = self.random
         if not self._turns:
             self._turns = r.sample(self.names, len(self.names))
@@ -98,7 +101,7 @@ class Fuzzer:
         arguments: dict[str, Any] = {a.name: self._attribute(name, a) for a in definition.attr}
         for argument in definition.input_arg:
             arguments[argument.name] = self._input(name, argument, arguments)
-        # TensorFlow infers these.
+        # TensorFlow infers these attributes.
         inferred = {n for a in definition.input_arg for n in (a.number_attr, a.type_attr)}
         return name, {n: v for n, v in arguments.items() if n not in inferred}
 
@@ -189,7 +192,8 @@ class Fuzzer:
             named = {"feature_keys": list(range(self.features)), "feature_table": tables}
             return named.get(attr.name, [r.choice(columns) for _ in range(self.features)])
         if attr.name == "num_outputs" and r.random() < 0.1:
-            # TensorFlow makes a node of so many outputs before it asks the op.
+            # TensorFlow allocates a node with this number of outputs before it validates the
+            # attribute.
             return r.choice((-1, 0, -(2**40), 1000))
         if attr.name != "num_outputs" and r.random() < 0.1:
             return r.choice((-1, 0, -(2**40), *HUGE))
@@ -215,7 +219,8 @@ class Fuzzer:
         return made
 
     def _tensor(self, name: str, dtype: tf.DType, what: str) -> Any:
-        r, dtype = self.random, tf.as_dtype(dtype)  # numpy's where a tensor was damaged
+        # A NumPy dtype if a tensor was replaced by an array.
+        r, dtype = self.random, tf.as_dtype(dtype)
         if r.random() < 0.01:
             dtype = r.choice((tf.int32, tf.float64, tf.string, tf.int64))
         if dtype == tf.string:
@@ -278,7 +283,11 @@ class Fuzzer:
         return np.array(self.numpy.integers(0, 6, shape), dtype)
 
     def call(self, name: str, arguments: dict[str, Any], mode: str) -> tuple[str, Any]:
-        """Calls an op; returns an error's kind and text, or "" with what came out, and keeps it."""
+        """Calls an op and stores its outputs for later calls.
+
+        Returns:
+            (kind of the error, the error), or ("", the results) if the call succeeded.
+        """
         function = getattr(self.library, name)
         try:
             results = _called(function, arguments, mode)
@@ -288,7 +297,7 @@ class Fuzzer:
                 raise AssertionError(f"{name} gives {type(error).__name__}: {error}") from error
             return type(error).__name__, error
         except AssertionError as error:
-            # What TensorFlow says of a tensor whose dtype has no place, while it traces.
+            # TensorFlow raises this error during tracing for a tensor whose dtype is not allowed.
             if str(error) != "Unreachable":
                 raise
             return "TypeError", error
@@ -303,7 +312,7 @@ class Fuzzer:
                 self.plans.append((name, output))
             elif 0 < output.shape.num_elements() <= 1000:
                 self.arrays.append(output.numpy())
-        # The oldest go, which frees their tables.
+        # Drop the oldest handles, which frees their tables.
         self.handles[self.kept_handles :] = self.handles[self.kept_handles :][-40:]
         self.plans[self.kept_plans :] = self.plans[self.kept_plans :][-10:]
         self.arrays = self.arrays[-150:]
@@ -337,7 +346,7 @@ class Fuzzer:
 
 
 def _handle_kind(name: str) -> str:
-    """What an op wants a handle of, mostly; others are given as well."""
+    """Returns the kind of handle that an op usually expects. Other kinds are passed as well."""
     for part, kind in (
         ("DriftClassifier", "SlipstreamDriftClassifier"),
         ("ClassifyByDrift", "SlipstreamDriftClassifier"),
@@ -357,7 +366,7 @@ def _handle_kind(name: str) -> str:
 
 
 def _valid_handles(library: Any) -> list[tuple[str, tf.Tensor]]:
-    """One or two of each kind, so that every op has something to work on."""
+    """Creates one to three objects of each kind, so that every op has a valid handle."""
     classifier = {"alpha": 1.0, "num_tables": 1, "reservoir_size": 8, "seed": 0}
     rule = {"rule": "adagrad", "rule_parameters": [0.1, 1e-7]}
     makers: list[tuple[str, dict[str, Any]]] = [
@@ -373,7 +382,7 @@ def _valid_handles(library: Any) -> list[tuple[str, tf.Tensor]]:
     return [(name, getattr(library, name)(**arguments)) for name, arguments in makers]
 
 
-# The gradients of what was looked up have its shape.
+# Gradients have the shape of the pooled lookup results.
 _SAME = {"gradients": "pooled"}
 _SCALARS = frozenset(("alpha", "learning_rate", "threshold", "random_share", "keep_rate"))
 _SCALARS |= {"factor", "k", "movement", "max_age", "max_rows", "capacity", "with_summary"}
@@ -425,7 +434,7 @@ def _described(value: Any) -> Any:
 
 
 def main(seed: int, cases: int, seconds: float, journal: Path) -> None:
-    """Calls ops until there were so many calls or so many seconds went by."""
+    """Calls ops until `cases` calls are done or `seconds` have passed."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     fuzzer = Fuzzer(_loader.library(), seed)
     results: dict[str, dict[str, int]] = {name: {} for name in fuzzer.names}
@@ -444,7 +453,7 @@ def main(seed: int, cases: int, seconds: float, journal: Path) -> None:
             return error, found
 
         def valid(name: str, **arguments: Any) -> Any:
-            # Scalars are arrays of no dimension, as those that are drawn.
+            # Convert scalars to 0-dimensional arrays, the form of randomly drawn arguments.
             given = {
                 n: np.asarray(v) if isinstance(v, np.generic) else v for n, v in arguments.items()
             }

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import what they share; `importlib` mode does not by itself."""
+"""Adds this folder to `sys.path` for helper modules, which `importlib` mode does not do."""
 
 from __future__ import annotations
 

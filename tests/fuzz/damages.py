@@ -1,7 +1,7 @@
-"""Damages a directory of checkpoints at random: bytes, files, folders, links, what manifests say.
+"""Damages a checkpoint directory at random: bytes, files, folders, links, manifests.
 
-In: the directory and random choices. Out: words for what was done. Nothing here knows what the
-loader checks.
+Each function receives the directory and a random generator and returns a description of the damage.
+The damages do not depend on the checks of the loader.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ Change = Callable[[Path, random.Random], str]
 
 
 def damage(directory: Path, draw: random.Random) -> str:
-    """Damages checkpoints once or several times; returns what was done."""
+    """Damages a checkpoint directory one to three times and returns a description."""
     told = []
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         change = draw.choice(CHANGES)
-        # Of what was there, an earlier change may have left nothing, or no text.
+        # An earlier change may have removed all files of this kind, or made one unreadable as text.
         with contextlib.suppress(OSError, IndexError, UnicodeDecodeError, shutil.Error):
             told.append(f"{change.__name__} {change(directory, draw)}")
     return "; ".join(told)
 
 
 def files_of(directory: Path) -> list[Path]:
-    """All files, in order; no links, no pipes."""
+    """Returns all regular files in order, without links and pipes."""
     found: list[Path] = []
     for folder, _, names in os.walk(directory):
         found += [Path(folder) / name for name in names]
@@ -63,7 +63,7 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def folders_of(directory: Path) -> list[Path]:
-    """All folders below it, in order."""
+    """Returns all folders below the directory in order."""
     found: list[Path] = []
     for folder, names, _ in os.walk(directory):
         found += [Path(folder) / name for name in names]
@@ -71,7 +71,7 @@ def folders_of(directory: Path) -> list[Path]:
 
 
 def bytes_changed(directory: Path, draw: random.Random) -> str:
-    """Flips bits, cuts, inserts, zeroes; or takes a part of another file."""
+    """Flips, cuts, inserts, doubles or zeroes bytes, or inserts a part of another file."""
     path = draw.choice(files_of(directory))
     content, other = path.read_bytes(), draw.choice(files_of(directory)).read_bytes()
     for _ in range(draw.choice((1, 1, 3))):
@@ -107,7 +107,7 @@ def file_renamed(directory: Path, draw: random.Random) -> str:
 
 
 def file_copied(directory: Path, draw: random.Random) -> str:
-    """A file beside others, or in the place of one, of this checkpoint or of another."""
+    """Copies a file to a new name, or over another file of this or another checkpoint."""
     path, other = draw.choice(files_of(directory)), draw.choice(files_of(directory))
     new = draw.choice((other, path.with_name(draw.choice(ODD_NAMES)), other.parent / path.name))
     if new != path:
@@ -116,7 +116,7 @@ def file_copied(directory: Path, draw: random.Random) -> str:
 
 
 def files_exchanged(directory: Path, draw: random.Random) -> str:
-    """Two files change places: any, or those of one name in different folders."""
+    """Exchanges two files: any two, or two with the same name in different folders."""
     path = draw.choice(files_of(directory))
     others = files_of(directory)
     if draw.random() < 0.7:
@@ -129,7 +129,7 @@ def files_exchanged(directory: Path, draw: random.Random) -> str:
 
 
 def folder_changed(directory: Path, draw: random.Random) -> str:
-    """A folder is removed, emptied, renamed or copied; or is a file."""
+    """Removes, empties, renames or copies a folder, or replaces it by a file."""
     path = draw.choice(folders_of(directory))
     what = draw.choice(("remove", "empty", "rename", "copy", "file"))
     names = ODD_CHECKPOINTS if path.parent == directory else ODD_FOLDERS
@@ -148,7 +148,7 @@ def folder_changed(directory: Path, draw: random.Random) -> str:
 
 
 def folders_exchanged(directory: Path, draw: random.Random) -> str:
-    """Two folders of one depth change places."""
+    """Exchanges two folders of the same depth."""
     path = draw.choice(folders_of(directory))
     depth = len(path.parts)
     others = [f for f in folders_of(directory) if f != path and len(f.parts) == depth]
@@ -160,7 +160,7 @@ def folders_exchanged(directory: Path, draw: random.Random) -> str:
 
 
 def put_in_its_place(directory: Path, draw: random.Random) -> str:
-    """A folder, a link or a pipe stands where a file was, or a link where a folder was."""
+    """Replaces a file by a folder, link or pipe, or a folder by a link."""
     path = draw.choice(files_of(directory) + folders_of(directory))
     whole = directory.parent / "linked to"
     kind = draw.choice(("folder", "same", "dangling", "loop", "zero", "pipe", "other"))
@@ -181,7 +181,7 @@ def put_in_its_place(directory: Path, draw: random.Random) -> str:
 
 
 def manifest_edited(directory: Path, draw: random.Random) -> str:
-    """Edits what a manifest says; its checksum is that of the edited one, or as it was."""
+    """Edits the values of a manifest. The checksum is updated in some cases only."""
     path = draw.choice([p for p in files_of(directory) if p.name == MANIFEST])
     text = path.read_text()
     if draw.random() < 0.05:
@@ -203,7 +203,7 @@ def manifest_edited(directory: Path, draw: random.Random) -> str:
 
 
 def edited(values: Any, draw: random.Random) -> str:
-    """Changes one thing in nested lists and dictionaries; returns which."""
+    """Changes one value in nested lists and dictionaries and returns a description."""
     places: list[tuple[Any, Any, str]] = []
 
     def walk(value: Any, name: str) -> None:
@@ -213,7 +213,7 @@ def edited(values: Any, draw: random.Random) -> str:
                 walk(part, f"{name}/{key}")
 
     walk(values, "")
-    # As likely in the outer ones as in the many of files and tables.
+    # Choose top-level values as often as the many values of files and tables.
     top = [place for place in places if place[0] is values]
     parent, key, name = draw.choice(top if draw.random() < 0.4 else places)
     what = draw.choice(("put", "put", "put", "remove", "rename", "double", "count", "move"))

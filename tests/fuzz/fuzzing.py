@@ -1,7 +1,7 @@
-"""Random bytes for what reads files, drawn by Hypothesis, and what every reading of them must keep.
+"""Fuzzing of file readers with Hypothesis, and the invariants of every reader.
 
-Rows or a clear error that names the file: no other kind of exception, no hang, and no memory far
-beyond the file's size.
+A reader returns rows or raises a clear error that names the file. It never raises another kind of
+exception, hangs, or allocates far more memory than the size of the file.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-# Of all tests in this folder together; None: the bounded run.
+# Seconds for all tests in this folder together. 0 selects the bounded run.
 SECONDS = float(os.environ.get("SLIPSTREAM_FUZZ_SECONDS", "0"))
 CORPUS = Path(__file__).with_name("corpus")
 MOST_BYTES = 64 << 20
-# Address space that may be taken beyond what the process has: threads of Arrow take some.
+# Address space allowed in addition to the present size of the process. Arrow's threads need some.
 MOST_SPACE = 6 << 30
 MOST_SECONDS = 60
 
@@ -62,7 +62,7 @@ TOKENS = (
 
 
 def changes() -> st.SearchStrategy[list[Change]]:
-    """Draws one change of a content or several; see `changed`."""
+    """Returns a strategy for one to four changes to the content of a file. See `changed`."""
     kind = st.sampled_from(("replace", "insert", "cut", "double", "end", "flip"))
     place = st.integers(0, (1 << 16) - 1)
     part = st.one_of(st.sampled_from(TOKENS), st.binary(max_size=12))
@@ -70,7 +70,10 @@ def changes() -> st.SearchStrategy[list[Change]]:
 
 
 def changed(content: bytes, drawn: list[Change]) -> bytes:
-    """Returns a content with changes; places are fractions of its length, in 2**-16."""
+    """Returns the content with the changes applied.
+
+    Positions are in units of 1/65536 of the length of the content.
+    """
     for kind, begin, length, part in drawn:
         at = begin * (len(content) + 1) >> 16
         after = min(len(content), at + 1 + (length & 15 if length & 1 else length >> 6))
@@ -92,13 +95,13 @@ def changed(content: bytes, drawn: list[Change]) -> bytes:
 def fuzz(
     draw: st.SearchStrategy[Any], check: Callable[[Any], None], cases: int, share: float
 ) -> None:
-    """Has so many cases checked, and more as long as there is time.
+    """Checks `cases` random cases, and repeats while there is time.
 
     Args:
-        draw: of the cases.
-        check: raises if a case fails.
-        cases: of the bounded run.
-        share: of SECONDS.
+        draw: Strategy of the cases.
+        check: Receives a case and raises an exception if the case fails.
+        cases: Number of cases of one run. The bounded run consists of a single run.
+        share: Fraction of SECONDS that this test may use.
     """
     end = time.monotonic() + SECONDS * share
     runs = 0
@@ -117,7 +120,7 @@ def fuzz(
 
 @contextlib.contextmanager
 def bounded_space() -> Iterator[None]:
-    """Lets an absurd allocation fail, whoever makes it."""
+    """Limits the address space, so that an absurd allocation in any library fails."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (now + MOST_SPACE, before[1]))
@@ -130,7 +133,10 @@ def bounded_space() -> Iterator[None]:
 
 
 class Hang(BaseException):
-    """Nothing catches it."""
+    """Raised after a timeout.
+
+    Derives from BaseException so that the code under test does not catch it.
+    """
 
 
 def _hang(*_: Any) -> None:
@@ -139,7 +145,7 @@ def _hang(*_: Any) -> None:
 
 @contextlib.contextmanager
 def watched(most_bytes: int = MOST_BYTES) -> Iterator[None]:
-    """Fails if what is done takes too long or too much memory of Python and NumPy."""
+    """Fails if the body takes too long or allocates too much memory in Python and NumPy."""
     before = signal.signal(signal.SIGALRM, _hang)
     signal.alarm(MOST_SECONDS)
     tracemalloc.reset_peak()
@@ -154,15 +160,15 @@ def watched(most_bytes: int = MOST_BYTES) -> Iterator[None]:
 
 
 def error_of(read: Callable[[], Any], *kinds: type[Exception], names: Path) -> Exception | None:
-    """Reads something.
+    """Calls `read` and returns its error.
 
     Args:
-        read: does it.
-        kinds: of errors that may come, these and not kinds of them.
-        names: a file that the error's message must name.
+        read: Reads a file.
+        kinds: Exact classes of the errors that are allowed. Subclasses are not allowed.
+        names: Path that the error message must contain.
 
     Returns:
-        The error, or None.
+        The error, or None if reading succeeded.
     """
     with watched():
         try:

@@ -1,7 +1,8 @@
-"""Whole checkpoints, damaged at random: restored bitwise, an older one instead, or left alone.
+"""Damaged checkpoints are restored bitwise, replaced by an older one, or refused.
 
-One job, of one or two ranks, goes through all cases: each time it has another state than any
-checkpoint, which must be as it was wherever `JobCheckpoints.restore` raises.
+One job with one or two ranks runs all cases. Before each case the job trains, so that its state
+differs from every checkpoint. If `JobCheckpoints.restore` raises an error, this state must be
+unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Digest = list[dict[str, str]]
 
 
 class Ranks:
-    """The job: a rank or several, its directory, and what of it must come back bitwise."""
+    """A job with one or more ranks, its checkpoint directory and the digests of its state."""
 
     def __init__(self, placement: str, directory: Path) -> None:
         self.directory, self.step = directory, 0
@@ -56,7 +57,7 @@ class Ranks:
         self.jobs = self.threads.run(start)
 
     def train(self, steps: int) -> None:
-        """Trains; no two calls leave the same state."""
+        """Trains. No two calls leave the same state."""
 
         def work(comm: Any) -> None:
             job = self.jobs[comm.rank]
@@ -69,7 +70,7 @@ class Ranks:
         self.step += steps
 
     def save(self) -> None:
-        """Saves a checkpoint."""
+        """Saves a checkpoint on all ranks."""
 
         def work(comm: Any) -> None:
             checkpoints = self.jobs[comm.rank].checkpoints
@@ -79,7 +80,7 @@ class Ranks:
         self.threads.run(work)
 
     def restore(self) -> list[Any]:
-        """Restores; returns what `restore` returned or raised on each rank."""
+        """Restores, and returns the result or the exception of `restore` on each rank."""
 
         def work(comm: Any) -> Any:
             try:
@@ -90,7 +91,7 @@ class Ranks:
         return self.threads.run(work)
 
     def digests(self) -> Digest:
-        """Returns, per rank, checksums of all that a checkpoint holds."""
+        """Returns the checksums of all checkpointed state, per rank."""
         return [_digests(job) for job in self.jobs]
 
 
@@ -116,8 +117,7 @@ def _checksum(part: Any) -> str:
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """Name -> content of what is in a folder; of a link, or what is no file, no bytes that a file
-    has."""
+    """Returns name -> content of the files in a folder, with a placeholder for links and pipes."""
     if folder.is_symlink() or not folder.is_dir():
         return {"": b"no folder"}
     return {
@@ -141,12 +141,12 @@ def _bounded() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """A checkpoint that nothing happened to.
+    """An undamaged checkpoint.
 
     Attributes:
-        content: of its folder.
-        digests: of a job that has restored it.
-        told: what `restore` returned.
+        content: Name -> content of the files in its folder.
+        digests: Digests of a job that has restored it.
+        told: Result of `restore` on each rank.
     """
 
     content: dict[str, bytes]
@@ -197,7 +197,7 @@ def test_damaged_checkpoints_are_restored_bitwise_or_not_at_all(
 
 
 def _watched_restore(ranks: Ranks) -> list[Any]:
-    # Training, which is far slower where memory is traced, is not looked at.
+    # Trace only the restore, because tracing slows training down a lot.
     tracemalloc.start()
     try:
         with watched(MOST_BYTES):
@@ -209,14 +209,14 @@ def _watched_restore(ranks: Ranks) -> list[Any]:
 def _restored(
     directory: Path, found: list[Any], before: Digest, after: Digest, wholes: list[Whole]
 ) -> Whole | None:
-    """Returns which checkpoint was restored; None: none, and nothing has changed.
+    """Returns the restored checkpoint, or None if none was restored and the job is unchanged.
 
     Args:
-        directory: of the checkpoints.
-        found: what `restore` returned or raised, by rank.
-        before: of the job before.
-        after: of the job now.
-        wholes: that there were, before they were damaged.
+        directory: The directory of the checkpoints.
+        found: Result or exception of `restore` on each rank.
+        before: Digests of the job before `restore`.
+        after: Digests of the job after `restore`.
+        wholes: The checkpoints before they were damaged.
     """
     if found[0] is None or any(isinstance(value, Exception) for value in found):
         assert found[0] is not None or found == [None] * len(found)
@@ -229,7 +229,7 @@ def _restored(
         assert after == before, f"refused, but changed: {found}"
         return None
     path = found[0].path
-    # It may be a link to another, or have one.
+    # The folder may be a link to another checkpoint, or contain one.
     content = (path / MANIFEST).read_bytes()
     parts = set(after[0])
     if not any("/own." in name for name in json.loads(content)["files"]):
@@ -237,7 +237,7 @@ def _restored(
     for whole in wholes:
         pairs = zip(whole.digests, after, strict=True)
         if all(one[part] == other[part] for one, other in pairs for part in parts):
-            # Else the manifest was edited, and sealed.
+            # Otherwise the manifest was edited and its checksum updated.
             if content == whole.content[MANIFEST]:
                 assert found == [dataclasses.replace(told, path=path) for told in whole.told]
             return whole
@@ -245,7 +245,10 @@ def _restored(
 
 
 def _require_newest(directory: Path, found: list[Any], wholes: list[dict[str, bytes]]) -> None:
-    """Requires that no older checkpoint was restored, and none refused, where one is whole."""
+    """Asserts that the newest undamaged checkpoint, or a newer one, was restored.
+
+    A `CheckpointMismatchError` is allowed as well.
+    """
     names = [path.name for path in directory.iterdir() if re.fullmatch(NAME, path.name)]
     untouched = [name for name in names if content_of(directory / name) in wholes]
     if not untouched:

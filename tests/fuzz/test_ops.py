@@ -1,4 +1,4 @@
-"""Every op, called at random in a process of its own: a result or an error, never a crash."""
+"""Random calls of every op return a result or raise an error, and never crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipstream_tf.ops import _loader
 PROGRAM = Path(__file__).with_name("calling_ops.py")
 SECONDS = os.environ.get("SLIPSTREAM_FUZZ_SECONDS")
 CASES = 600
-# Of one process, which a hang would reach. Starting TensorFlow is a part of it.
+# Timeout of one process, including the start of TensorFlow.
 MOST_SECONDS = 180
 
 
@@ -32,7 +32,7 @@ def test_any_call_gives_a_result_or_an_error(tmp_path: Path, seed: int) -> None:
         **os.environ,
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "",
-        # Where it makes folders.
+        # Ops create temporary folders there.
         "TMPDIR": str(tmp_path),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
@@ -46,11 +46,11 @@ def test_any_call_gives_a_result_or_an_error(tmp_path: Path, seed: int) -> None:
         )
     except subprocess.TimeoutExpired:
         pytest.fail(f"the program hangs in {journal.read_text()[:2000]}")
-    # A negative return code is the signal that ended it.
+    # A negative return code is the number of the signal that ended the process.
     assert done.returncode == 0, f"{journal.read_text()[:2000]}\n{done.stderr[-2000:]}"
     results = json.loads(done.stdout.splitlines()[-1])
     assert len(results) == len(op_names(_loader.library()))
-    # A valid call each is made before the random ones; ops that need a GPU would be named here.
+    # Every op has a valid call before the random calls. Ops that need a GPU would be listed here.
     assert [name for name, of_op in results.items() if "valid" not in of_op] == []
     without = [name for name, of_op in results.items() if "result" not in of_op]
     assert len(without) < len(results) / 4, without

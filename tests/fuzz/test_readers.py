@@ -1,4 +1,4 @@
-"""Every reader of files, given any bytes: rows, or an error that names the file."""
+"""Every file reader returns rows or raises an error that names the file, for any bytes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def parquet(**options: Any) -> bytes:
 
 
 def taken(reader: Any) -> int:
-    """Reads all batches; they have the shapes that they should have."""
+    """Reads all batches, checks their shapes, and returns the number of examples."""
     inputs = 0
     for features, label in reader._batches():
         keys = features["keys"]
@@ -84,7 +84,7 @@ def taken(reader: Any) -> int:
 
 
 def parsed(source: Source) -> list[Any]:
-    """Parses all that a source has; returns the tables."""
+    """Parses all blocks of a source and returns the tables."""
     tables = []
     for block in source.blocks(Position(), 5):
         found = source.parse(block)
@@ -231,7 +231,7 @@ def test_any_prepared_data_is_read_or_refused(what: str, prepared: Path) -> None
     def check(drawn: Any) -> None:
         path.write_bytes(drawn if isinstance(drawn, bytes) else changed(whole, drawn))
         reader = lambda: taken(PreparedReader(prepared, 4, part="train", shuffle_seed=1))  # noqa: E731
-        # A manifest may name a shard or columns that are not there.
+        # A manifest may name a shard or columns that do not exist.
         error_of(reader, ValueError, FileNotFoundError, names=prepared)
 
     try:

@@ -1,7 +1,7 @@
-"""A valid call of every Slipstream* op, in an order in which each finds what it works on.
+"""Makes one valid call of every Slipstream* op.
 
-In: what calls an op. Out: calls of all ops, on objects that they make themselves; outputs of one
-are inputs of another, e.g. packed rows, plans and exported windows.
+The calls create the objects that they need. Outputs of one op are inputs of the next, for example
+packed rows, plans and exported windows.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Calls an op by its name with arguments, inputs as arrays; returns what the op returns.
+# Calls an op by name with arguments, inputs as arrays, and returns the op's result.
 Call = Callable[..., Any]
 
 KEYS = np.array([5, 7, 5, 9, -1])
 IDS = np.arange(5)
 FLAGS = np.array([1, 0, 1], np.uint8)
-# One feature [batch], one with row splits and weights, one column of a [batch, width] tensor.
+# Feature 1: keys [batch]. Feature 2: row splits and weights. Feature 3: a column of a [batch,
+# width] tensor.
 FEATURES: dict[str, Any] = {
     "keys": [np.array([5, 7, 9]), np.array([1, 1, 2, 4]), np.array([[1, 5], [7, 2], [3, 3]])],
     "row_splits": [np.array([0, 2, 2, 4])],
@@ -32,7 +33,7 @@ FEATURES: dict[str, Any] = {
     "padding_keys": [-1, -1, -1],
     "has_padding": [True, False, True],
 }
-# Of what a classifier skips.
+# Skip settings of a classifier.
 SETTINGS = {
     "threshold": np.float32(0.6),
     "random_share": np.float64(0),
@@ -46,11 +47,11 @@ LOOKUP = {
     "num_outputs": 3,
 }
 RATE = np.float32(0.1)
-ROUNDED = np.int32(3)  # to int8
+ROUNDED = np.int32(3)  # Wire dtype int8.
 
 
 def call_every_op(call: Call) -> None:
-    """Calls them all."""
+    """Calls all ops."""
     call_table_ops(call)
     call_sealing_ops(call)
     call_exchange_ops(call)
@@ -63,7 +64,7 @@ def call_every_op(call: Call) -> None:
 
 
 def call_table_ops(call: Call) -> None:
-    """Looks up, updates, defers, exports and imports."""
+    """Calls the lookup, update, deferral, export and import ops of tables."""
     tables = _tables(call)
     looked_up = call("SlipstreamLookup", handles=tables, **LOOKUP)
     call("SlipstreamEvaluationLookup", handles=tables, **LOOKUP)
@@ -100,7 +101,7 @@ def call_table_ops(call: Call) -> None:
 
 
 def call_exchange_ops(call: Call) -> None:
-    """Gathers and applies others' rows; asks for, serves and copies them."""
+    """Calls the ops that collect, send, apply and store rows of other ranks."""
     owners, copies, deferring = _tables(call), _tables(call), _tables(call)
     looked_up = call("SlipstreamLookup", handles=owners, **LOOKUP)
     update = {"gradients": _gradients(looked_up), "learning_rate": RATE}
@@ -130,7 +131,7 @@ def call_exchange_ops(call: Call) -> None:
 
 
 def call_deferred_gradients_ops(call: Call) -> None:
-    """Defers gradients of a variable's rows, beside a set of its saturated keys."""
+    """Calls the ops that mask and defer gradients of a variable's rows."""
     deferred, saturated = call("SlipstreamDeferredGradients", dim=2), call("SlipstreamKeySet")
     keys = np.array([5, 7, 9])
     call("SlipstreamKeySetAssign", handle=saturated, keys=keys)
@@ -162,7 +163,7 @@ def call_deferred_gradients_ops(call: Call) -> None:
 
 
 def call_counting_ops(call: Call) -> None:
-    """Counts accesses, and measures drift."""
+    """Calls the ops that count accesses and measure drift."""
     sketch = call("SlipstreamHotKeys", log2_width=4)
     call("SlipstreamCountAccesses", handle=sketch, keys=KEYS, counts=np.ones(5, bool))
     call("SlipstreamDecayAccesses", handle=sketch, factor=np.float64(0.5))
@@ -174,7 +175,7 @@ def call_counting_ops(call: Call) -> None:
 
 
 def call_classifier_ops(call: Call) -> None:
-    """Classifies inputs by drift, and exports and imports what the classifier knows."""
+    """Calls the ops of the example classifier: classify by drift, export, import."""
     made = {"alpha": np.float64(0.5), "num_tables": 2, "reservoir_size": 8}
     classifier = call("SlipstreamClassifier", **made)
     tables, keys = np.array([0, 0, 1], np.int32), np.array([5, 7, 1])
@@ -200,7 +201,7 @@ def call_classifier_ops(call: Call) -> None:
 
 
 def call_pilot_ops(call: Call) -> None:
-    """Thins inputs by foreseen loss, and exports and imports what the pilot has learnt."""
+    """Calls the ops that subsample examples by predicted loss and save the pilot."""
     classifier = call(
         "SlipstreamClassifier",
         alpha=np.float64(1),
@@ -218,7 +219,7 @@ def call_pilot_ops(call: Call) -> None:
 
 
 def call_look_ahead_ops(call: Call) -> None:
-    """Data sets that work ahead within a window."""
+    """Calls the ops of data sets that prepare batches ahead within a window."""
     handle = call("SlipstreamLookAhead")
     call("SlipstreamLookAheadBeginWindow", handle=handle, batches=np.int64(3), pulled=np.int64(1))
     call(
@@ -232,7 +233,7 @@ def call_look_ahead_ops(call: Call) -> None:
 
 
 def call_drift_classifier_ops(call: Call) -> None:
-    """The classifier of inputs that are on a device."""
+    """Calls the ops of the drift classifier for examples on a device."""
     classifier = call("SlipstreamDriftClassifier", alpha=np.float64(0.5), num_tables=2)
     tables, keys = np.array([0, 0, 1], np.int32), np.array([5, 7, 1])
     given = {"tables": tables, "keys": keys, "drift": np.float32([0, 0.5, 1])}
@@ -248,7 +249,7 @@ def call_drift_classifier_ops(call: Call) -> None:
 
 
 def call_sealing_ops(call: Call) -> None:
-    """Keeps and reads the files of a table whose rows are on disk."""
+    """Calls the ops that seal and read the files of a table with rows on disk."""
     folder = tempfile.mkdtemp()
     table = call("SlipstreamTable", table_name="s", dim=2, memory=4096, spill=folder)
     rows = np.zeros((200, 2), np.float32)
@@ -289,7 +290,7 @@ def _tables(call: Call) -> list[Any]:
 
 
 def _deferring() -> dict[str, Any]:
-    """Holds all sums back, but for those that move a row by 100."""
+    """Returns settings that defer all sums except sums that move a row by more than 100."""
     numbers = {"movement": np.float32(100), "max_age": np.int64(50), "max_rows": np.int64(1000)}
     return {**numbers, "mode": "defer"}
 
