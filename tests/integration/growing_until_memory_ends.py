@@ -1,7 +1,7 @@
-"""Run by test_out_of_memory.py: a table grows in a process whose memory is bounded.
+"""Grows a table in a process with limited memory. Run by test_out_of_memory.py.
 
-Prints a line of JSON: the error, rows before and after, whether rows are as they were, and whether
-training goes on.
+Prints a line of JSON: the error, the number of rows before and after, whether the rows are
+unchanged, and whether training continues.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from slipstream_tf.tables.native import NativeStore
 
 DIM, BATCH, KNOWN = 256, 1 << 14, 1 << 16
 SPECS = [FeatureSpec("f", "user")]
-# Bytes left to the process: many times what a step and `rows_of` need, and less than the table asks
-# for when it grows, as much as it has: so it is the table that memory ends for, and nothing else.
+# Memory left to the process, in bytes. It is many times the need of a step or of `rows_of`, and
+# less than the table requests when it grows. Therefore the table's allocation is the one that
+# fails.
 ROOM = 64 << 20
 
 
 def step(store: NativeStore, first: int) -> None:
-    """Looks BATCH keys up, as one bag, and trains their rows."""
+    """Looks up BATCH keys as one bag and trains their rows."""
     packed = pack({"f": tf.range(first, first + BATCH, dtype=tf.int64)[tf.newaxis]}, SPECS)
     pooled, plan = store.lookup(packed, training=True)
     assert plan is not None
@@ -34,13 +35,13 @@ def step(store: NativeStore, first: int) -> None:
 
 
 def rows_of(store: NativeStore, count: int) -> Iterator[np.ndarray]:
-    """Gives the rows of the first keys, some at a time."""
+    """Yields the rows of the first `count` keys in chunks."""
     for keys in np.array_split(np.arange(count), count >> 10):
         yield store.gather("user", keys)[0].numpy()
 
 
 def main() -> None:
-    """Grows the table to the limit, looks at what is there, and trains on."""
+    """Grows the table up to the memory limit, checks its rows, and continues training."""
     store = NativeStore([Table("user", DIM)], optimizers.Adagrad(0.1))
     for first in range(0, KNOWN, BATCH):
         step(store, first)
@@ -56,7 +57,7 @@ def main() -> None:
         message, kind = str(error), type(error).__name__
     failed = {"kind": kind, "message": message, "rows": store.size("user")}
     is_intact = all(map(np.array_equal, before, rows_of(store, KNOWN)))
-    step(store, 0)  # of known keys, while the table cannot grow
+    step(store, 0)  # Known keys, because the table cannot grow.
     trained = rows_of(store, BATCH)
     goes_on = all((now != then).all() for now, then in zip(trained, before, strict=False))
     resource.setrlimit(resource.RLIMIT_AS, unlimited)

@@ -1,9 +1,9 @@
-"""slipstream-train that kills itself, as the tests of resuming need it.
+"""Runs slipstream-train and kills it at a step, for tests of resuming.
 
     killed_train.py SIGNAL STEP FLAGS...
 
-SIGKILL comes after a step and before the checkpoint that may be due then; so does SIGTERM, which
-lets that be written.
+The signal is sent after the step and before the checkpoint that may be due then. SIGTERM lets
+slipstream-train write that checkpoint. SIGKILL does not.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from slipstream_tf.cli.checkpoints import RunCheckpoints
 
 
 def main() -> None:
-    """Runs until the step."""
+    """Runs slipstream-train until it reaches the step."""
     by, at = signal.Signals[sys.argv.pop(1)], int(sys.argv.pop(1))
     end_step = RunCheckpoints.after_step
 
     def after_step(self: RunCheckpoints, step: int, notes: Any) -> None:
-        # Steps may be called several at once.
+        # One call may report multiple steps.
         if step >= at:
             os.kill(os.getpid(), by)
         end_step(self, step, notes)

@@ -1,10 +1,13 @@
-"""A program of test_resume_exact.py: trains with every way of skipping, in turn.
+"""Trains with every policy in turn, for test_resume_exact.py.
 
     resuming_exactly.py DIRECTORY RESULTS WHAT
 
-DIRECTORY: of the checkpoints, a folder per way. RESULTS: a file per way with all that there is in
-the end. WHAT: "straight": 2k steps; "killed": saves after k steps, goes on, and is killed with
-SIGKILL while the next checkpoint is written; "resumed": goes on from what was saved.
+DIRECTORY receives the checkpoints, with a folder per policy. RESULTS receives a file per policy
+with the complete final state. WHAT is one of
+
+- "straight": train 2k steps,
+- "killed": save after k steps, continue, and be killed with SIGKILL during the next checkpoint,
+- "resumed": continue from the saved checkpoints.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import slipstream_tf as slip
 from slipstream_tf._utils import disk
 
 HALF, BATCH, FIELDS, WINDOW = 45, 32, 3, 8
-# Half a run is no multiple of the window: checkpoints are taken in the midst of one.
+# HALF is not a multiple of the window length, so that checkpoints are taken within a window.
 WAYS: dict[str, dict[str, Any]] = {
     "none": {},
     "mask": {
@@ -53,7 +56,7 @@ RULES = {
 
 
 def dataset() -> tf.data.Dataset:
-    """Inputs whose keys come and go with their number, twice over."""
+    """Returns batches in which the frequency of keys varies. The data repeats."""
     random = np.random.default_rng(7)
     inputs = 2 * HALF * BATCH
     keys = (random.zipf(1.3, (inputs, FIELDS)) % 60).astype(np.int64)
@@ -64,7 +67,7 @@ def dataset() -> tf.data.Dataset:
 
 
 def run(way: str, directory: Path, results: Path, what: str) -> None:
-    """Trains one way."""
+    """Trains with one policy."""
     keras.utils.set_random_seed(3)
     tables = [
         slip.Table(
@@ -132,7 +135,7 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
     saved.wait()
     if what == "killed":
         return
-    # The classifier is read below: a batch that is being made would change it.
+    # The state of the classifier is read below. A batch in preparation would change it.
     slipstream.settle()
     state = {"losses": np.array(losses)}
     state |= {f"weight_{i}": w.numpy() for i, w in enumerate(model.trainable_variables)}
@@ -153,19 +156,20 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
     for report in reports:
         del report["seconds"]
         for table in report["tables"]:
-            # Of buffers, which are as large as they once had to be.
+            # Remove the buffer size because it depends on the earlier peak of the process.
             del table["rows"]["deferred_bytes"]
     (results / f"{way}.json").write_text(json.dumps(reports, indent=1))
 
 
 def main() -> None:
-    """Trains all ways; one that is to be killed is so in the midst of a checkpoint."""
+    """Trains with all policies. In the mode "killed", the last run ends within a checkpoint."""
     directory, results, what = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     for way in WAYS:
         run(way, directory, results, what)
         print(way, flush=True)
     if what == "killed":
-        # A second checkpoint of the last way, which is killed when it is half written.
+        # Start a second checkpoint of the last policy. The process is killed when it is half
+        # written.
         disk.sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
         variable = tf.Variable(0.0)
         slip.distributed.JobCheckpoints(

@@ -1,10 +1,10 @@
-"""Trains a table whose rows are on disk, with checkpoints, until it is done or killed.
+"""Trains a table with rows on disk and checkpoints, until it finishes or is killed.
 
     spilling_until_killed.py FOLDER STEPS SECONDS
 
-It goes on for so many steps from the newest checkpoint in FOLDER/saved. It kills itself with
-SIGKILL after SECONDS, if that is above 0; else, when it is done, the table lies in
-FOLDER/table.npz.
+The program continues from the newest checkpoint in FOLDER/saved and trains STEPS steps. If SECONDS
+is above 0, the program kills itself with SIGKILL after that time. Otherwise it writes the final
+table to FOLDER/table.npz.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SPECS = [FeatureSpec("t", "t", padding_key=None)]
 
 
 def make(storage: Storage) -> NativeStore:
-    """Returns a store of an empty table."""
+    """Returns a store with an empty table."""
     table = Table("t", DIM, initializer=initializers.RandomUniform(seed=4), storage=storage)
     return NativeStore([table], optimizers.Adagrad(0.1))
 
 
 def train(store: NativeStore, step: int) -> None:
-    """Trains one step, which is the same whenever it is trained."""
+    """Trains one step. The data depends only on the number of the step."""
     random = np.random.default_rng(step)
     keys = tf.constant(random.integers(0, KEYS, BATCH))
     _, plan = store.lookup(pack({"t": keys}, SPECS), training=True)
@@ -43,7 +43,7 @@ def train(store: NativeStore, step: int) -> None:
 
 
 def main() -> None:
-    """Runs."""
+    """Runs the program. See the module's docstring."""
     folder, steps, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     spill = folder / "spill"
     spill.mkdir(exist_ok=True)

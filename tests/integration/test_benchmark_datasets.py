@@ -1,4 +1,4 @@
-"""Programs that prepare research data sets: examples, order, labels and split."""
+"""Programs that prepare research data sets write the expected examples, order, labels and split."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_clicks(clicks: int = CLICKS) -> dict[str, np.ndarray]:
     names = ("user", "environment", "device", "os", "country", "region", "referrer")
     columns = {name: random.integers(0, 50, clicks).astype(np.int32) for name in names}
     columns["session_size"] = random.integers(0, 50, clicks).astype(np.int32)
-    # Each click has its own article, so that a negative's article identifies the click.
+    # Each click has its own article, so that the article of a negative identifies its click.
     columns["article"] = random.permutation(clicks).astype(np.int32)
     columns["click_ts"] = 1_506_826_800 + np.sort(random.integers(0, 86_400, clicks))
     return columns
@@ -58,7 +58,7 @@ def clicks(tmp_path: Path) -> str:
 def expected_examples(
     globo: ModuleType, columns: dict[str, np.ndarray], clicks: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The task as its description says, one click at a time."""
+    """Returns the expected keys and labels. Follows the definition of the task, click by click."""
     distance = np.random.default_rng(0).integers(1, 20_001, len(columns["article"]))
     rows = []
     for i in range(clicks):
@@ -71,7 +71,7 @@ def expected_examples(
 
 
 def parts_of(source: Any) -> dict[str, list[list[int]]]:
-    """Part -> examples as keys and label."""
+    """Returns part -> examples, each a list of its keys and its label."""
     return {
         part: np.column_stack([keys, labels.astype(int)]).tolist()
         for part, (keys, labels) in source._parts.items()
@@ -148,7 +148,7 @@ def test_globo_random_split_loses_no_example_and_keeps_time(globo: ModuleType, c
     parts = read_globo(globo, clicks, clicks=2000)
     assert {part: len(rows) for part, rows in parts.items()} == {"train": 3600, "test": 400}
     for part in parts.values():
-        # A single pass through all examples finds those of a part in their order.
+        # `row in rows` advances the iterator, so that this checks the order as well.
         rows = iter(expected)
         assert all(row in rows for row in part)
     assert sorted(parts["train"] + parts["test"]) == sorted(expected)
@@ -207,7 +207,7 @@ def test_frappe_is_prepared_with_its_own_validation_part(tmp_path: Path) -> None
 
 
 def write_movielens(path: Path, ratings: int) -> None:
-    """Writes an archive of the form of ml-1m.zip."""
+    """Writes an archive in the format of ml-1m.zip."""
     users = [f"{u}::{'MF'[u % 2]}::{25 + u % 3}::{u % 20}::{10000 + u}-1234" for u in range(1, 51)]
     lines = [
         f"{1 + i % 50}::{1 + i * 7 % 90}::{1 + i * 3 % 5}::{978_300_000 + 600 * i}"

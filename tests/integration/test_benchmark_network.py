@@ -1,4 +1,4 @@
-"""benchmarks/network.py with tiny settings: it compares what ranks send."""
+"""benchmarks/network.py compares the bytes that ranks send, on tiny settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(
     assert abs(plain["AUC - one process"]) < 0.002 and plain["AUC - plain"] == 0
     assert plain["seconds / plain"] == 1 and defer["seconds / plain"] > 0
 
-    # 25 steps. What is held at the end is sent then, and counts.
+    # 25 steps. Gradients that are deferred at the end are sent then and count.
     record = json.loads((records / DEFER).read_text())
     early = [window for window in record["windows"] if window["is_warming_up"]]
     steps = 25 - early[-1]["step"]
@@ -109,8 +109,8 @@ def test_bytes_after_a_step_count_parts_of_windows(monkeypatch: pytest.MonkeyPat
 @needs_sources
 def test_plain_training_does_not_pay_for_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     report = load("network", monkeypatch).network_report
-    # Of 25 steps 20 are timed; the window's end at step 4 comes before, the one at 25 after them.
-    # The record may lack the last window.
+    # 20 of the 25 steps are timed. The window end at step 4 is before and the end at step 25 after
+    # the timed steps. The record may lack the last window.
     ends = ((4, 7.0), (8, 1.0), (12, 2.0), (16, 0.0), (20, 3.0), (24, 4.0), (25, 9.0))
     record: dict[str, Any] = {
         "examples": {"trained": 1600},
@@ -125,7 +125,7 @@ def test_plain_training_does_not_pay_for_its_windows(monkeypatch: pytest.MonkeyP
     assert report.seconds_per_step(record) == pytest.approx(1.0)
     record["settings"]["policies"] = ["defer_gradients"]
     assert report.seconds_per_step(record) == 1.5
-    # A window that is longer than training.
+    # A window that is longer than the training.
     record["windows"] = [{"step": 25, "seconds": 9.0}]
     record["settings"].update(policies=[], window_steps=100)
     assert report.seconds_per_step(record) == 1.5

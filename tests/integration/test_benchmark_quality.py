@@ -1,4 +1,4 @@
-"""benchmarks/time_to_quality.py: systems train the same file of rows and are told alike."""
+"""benchmarks/time_to_quality.py trains all systems on the same rows with the same metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream_tf.telemetry.metrics import click_metrics
 
 @pytest.fixture(name="task")
 def fixture_task(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What systems/ share."""
+    """Provides the module that all systems in benchmarks/systems share."""
     monkeypatch.syspath_prepend(str(BENCHMARKS / "systems"))
     return load("systems/task", monkeypatch)
 
@@ -42,16 +42,17 @@ def test_systems_train_and_are_timed_to_the_same_quality(warm: list[str], tmp_pa
         json.loads((tmp_path / f"runs/criteo-40000/runs/{name}/seed_0/metrics.json").read_text())
         for name in systems
     )
-    # 40,000 examples are 19 batches of 2,048; the same rows and rates end alike.
+    # 40,000 examples are 19 batches of 2,048. With the same rows and rates the final AUC is
+    # similar.
     assert ours["evaluations"][-1]["steps"] == keras["evaluations"][-1]["steps"] == 19
     ends = [record["evaluations"][-1]["auc"] for record in (ours, keras)]
-    # Keras adds up the squares of a key's gradients in a batch, not the square of their sum.
+    # Keras adds the squares of all gradients of a key in a batch. This package squares their sum.
     assert ends[0] == pytest.approx(ends[1], abs=0.04)
-    # The same steps, but for the order of sums.
+    # Hotline trains the same steps and differs only in the order of sums.
     assert hotline["evaluations"][-1]["auc"] == pytest.approx(ends[0], abs=1e-3)
     assert hotline["hot_examples"] >= 0.75 and hotline["hot_rows"] > 0
     assert claims_of(tmp_path, "time_to_quality_criteo")["criteo_over_keras"]["value"] > 0
-    # What has run is not run again.
+    # Finished runs are not repeated.
     again = run_benchmark("time_to_quality.py", *flags, "--report", warm=warm)
     assert again.returncode == 0 and "keras, seed_0:" not in again.stdout
 
@@ -60,7 +61,7 @@ def test_systems_train_and_are_timed_to_the_same_quality(warm: list[str], tmp_pa
 def test_what_systems_measure_is_what_the_package_does(task: Any) -> None:
     random = np.random.default_rng(0)
     labels = (random.random(2000) < 0.3).astype(np.float32)
-    # With ties.
+    # Rounding produces ties.
     logits = np.round(labels + random.normal(size=2000), 1).astype(np.float32)
     found = click_metrics(labels, logits)
     assert task.auc(labels, logits) == pytest.approx(found.auc, abs=1e-6)
@@ -72,7 +73,7 @@ def test_hot_keys_are_those_with_enough_accesses(
     task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hot_keys = load("systems/hot_keys", monkeypatch)
-    # Two fields and a label. Key 0 of both comes three times; the others once.
+    # Two fields and a label. Key 0 of both fields occurs three times, the other keys once.
     keys = np.array([[0, 0], [0, 0], [0, 0], [1, 2]], np.int32)
     np.concatenate([keys, np.zeros((4, 1), np.int32)], axis=1).tofile(tmp_path / "train.bin")
     settings = {"cardinalities": [3, 3], "numbers": 0, "steps": 2, "batch": 2}
@@ -81,7 +82,7 @@ def test_hot_keys_are_those_with_enough_accesses(
     assert [keys.tolist() for keys in found.keys] == [[0], [0]]
     assert (found.share, found.accesses) == (0.75, 0.75)
     assert found.told(dim=16)["hot_bytes"] == 128
-    # Keys that never come are not hot.
+    # Keys that do not occur are not hot.
     every = hot_keys.choose(task.Task(settings), share=1.0)
     assert [keys.tolist() for keys in every.keys] == [[0, 1], [0, 2]]
 
@@ -90,7 +91,7 @@ def test_hot_keys_are_those_with_enough_accesses(
 def test_the_clock_leaves_out_what_is_built_and_measured(
     task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = np.arange(8, dtype=np.int32).reshape(4, 2)  # a key and a label
+    rows = np.arange(8, dtype=np.int32).reshape(4, 2)  # A key and a label.
     rows[:, 1] = np.array([0, 1, 0, 1], np.float32).view(np.int32)
     rows.tofile(tmp_path / "measured.bin")
     settings = {"cardinalities": [8], "numbers": 0, "steps": 6, "batch": 2, "every": 2}
@@ -103,7 +104,7 @@ def test_the_clock_leaves_out_what_is_built_and_measured(
         now[0] += 100.0
         return keys[:, 0].astype(np.float32)
 
-    for seconds in (50.0, 1.0, 2.0, 3.0, 1.0):  # the first one builds a graph
+    for seconds in (50.0, 1.0, 2.0, 3.0, 1.0):  # The first step includes tracing.
         now[0] += seconds
         recorder.step(predict)
     recorder.end(predict)

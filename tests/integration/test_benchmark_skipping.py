@@ -1,4 +1,4 @@
-"""skipping.py with tiny settings: it runs through and writes what it says."""
+"""skipping.py runs with tiny settings and writes its comparison."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_pa
     pairs = zip(runs["fm"]["auc"], runs["plain"]["auc"], strict=True)
     difference = sum(one - other for one, other in pairs) / 2
     assert claims["generated_2_auc_minus_plain"]["value"] == pytest.approx(difference, abs=1e-5)
-    # What has run is not run again.
+    # Finished runs are not repeated.
     again = run_benchmark("skipping.py", *flags, warm=warm)
     assert again.returncode == 0 and rows_of(output, "skipping", "2 seeds")[0]["run"] == "plain"
 

@@ -1,4 +1,4 @@
-"""stream.py with tiny settings: it predicts every example, whatever is trained."""
+"""stream.py predicts every example, including the examples that training skips."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmark_programs import needs_sources, rows_of, run_benchmark
 
 @pytest.fixture
 def clicks(tmp_path: Path) -> str:
-    """A file of clicks, in the order of time."""
+    """Writes a file of clicks in order of time and returns its path."""
     columns = ("user", "article", "environment", "device", "os", "country", "region", "referrer")
     count, generator = 3000, np.random.default_rng(0)
     arrays = {name: generator.integers(0, 50, count).astype(np.int32) for name in columns}
@@ -23,7 +23,7 @@ def clicks(tmp_path: Path) -> str:
 
 
 def prepared(clicks: str, *flags: str) -> str:
-    """Prepares the clicks in the order of time; returns the folder."""
+    """Prepares the clicks in order of time and returns the folder."""
     folder = clicks.replace(".npz", "")
     done = run_benchmark("datasets/globo.py", clicks, f"--output={folder}", "--split=time", *flags)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The benchmark programs with tiny settings: they run through and write what they say."""
+"""The benchmark programs run with tiny settings and write the documented results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_withholding_compares_runs_and_does_not_repeat_them(
     plot = output / "frontier_generated.png"
     assert plot.exists() or "matplotlib is not installed" in first.stdout
 
-    # What is held at the end counts as sent.
+    # Gradients that are deferred at the end count as sent.
     sent = {}
     for run in ("defer_0.01_4", "plain_rows_4"):
         record = json.loads((records / f"generated/seed3/{run}/metrics.json").read_text())
@@ -118,7 +118,8 @@ def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path)
     claim = claims["mask_gradients_l2"]
     assert claim["target"] == 1.02 and claim["n"] == 2
     assert claims["mask_gradients_l2_share_of_budget"]["value"] < 1
-    # Windows of 12 steps: an end costs less of a longer one, and more than nothing.
+    # Windows of 12 steps: the cost of a window's end is positive, and lower per step in longer
+    # windows.
     whole, without = times["watched / plain"], times["without windows' ends"]
     assert sum(without) / 2 < claim["value"] < sum(whole) / 2
 
@@ -156,7 +157,7 @@ def test_input_waits_writes_every_wait(warm: list[str], tmp_path: Path) -> None:
         assert all(0 < share < 1 for share in result["share of time waiting"])
         assert result["a wait, median ms"] <= result["a wait, longest ms"]
         assert result["inputs skipped"] == 0 or way != "ready"
-    # What is skipped does not depend on when batches are made.
+    # The skipped examples do not depend on when batches are prepared.
     for source in ("text", "prepared"):
         ahead, pulled, _ = (results[source, way]["inputs skipped"] for way in ways)
         assert ahead == pulled > 0
@@ -188,7 +189,7 @@ def test_the_bytes_that_a_step_must_move(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.syspath_prepend(str(BENCHMARKS / "embedding_peers"))
     copying = load("embedding_peers/copying", monkeypatch)
     keys = np.array([[[1, 5], [1, 6], [2, 7]], [[1, 5], [1, 5], [1, 5]]])
-    # 5 and 2 distinct keys of two tables; 6 outputs and as many gradients.
+    # 5 and 2 distinct keys in two tables, 6 outputs and 6 gradients.
     moved = copying.bytes_that_must_move({"dim": 4, "slots": 1}, keys)
     assert moved == 4 * 2 * (3.5 * (4 + 1) + 6 * 4)
 
@@ -204,12 +205,13 @@ def test_growth_measures_sizes_and_growing_steps(warm: list[str], tmp_path: Path
     assert all(0.0 < size["load of the index"] <= 0.8 for size in sizes)
     for row in rows_of(tmp_path, "growth", "Time per key"):
         assert len(row["times as long"]) == 3 and min(row["ns"]) > 0
-    # 64 keys a step, of which all or a half are new.
+    # 64 keys per step. All or half of them are new.
     steps = rows_of(tmp_path, "growth", "Steps while the table grows from empty")
     assert [row["steps"] for row in steps] == [16] * 3 + [32] * 3
     assert [row["growth"] for row in steps[:3]] == ["1", "2", "each step's median"]
     assert sum(n for name, n in steps[2].items() if name.startswith(("to ", "over "))) == 16
-    # Three of times, one of bytes (of few keys none of the worst size), two of each growth.
+    # Three claims about times, one about bytes (no table has the worst size for few keys), and two
+    # for each growth.
     claims = claims_of(tmp_path, "growth")
     assert len(claims) == 8 and {c["target"] for c in claims.values()} == {4, 24, 10}
 
@@ -248,7 +250,7 @@ def test_dlrm_step_lets_sides_learn_the_same_and_take_turns(
     dlrm_step = load("dlrm_step", monkeypatch)
     tiny = ("--tables=3", "--cardinalities=50,3,20", "--batch=32", "--steps=8", "--dim=4")
     flags = [*tiny, "--bottom=8", "--top=8", "--runs=2", "--checked=2", f"--output={tmp_path}"]
-    # Beside itself: PyTorch is not installed for a test.
+    # The package is compared with itself because PyTorch is not installed for tests.
     done = run_benchmark("dlrm_step.py", *flags, "--ways=step,fit,clipped", "--dtypes=float32")
     assert done.returncode == 0, done.stdout + done.stderr
     step, fit, _ = rows_of(tmp_path, "dlrm_step", "Libraries")
@@ -306,7 +308,7 @@ def test_dlrm_quality_compares_precisions(warm: list[str], tmp_path: Path) -> No
     assert row["seed"] == "3" and 0 < abs(row["difference"]) < 0.02
 
 
-# A compiler that makes, whatever it is given, a program that prints and ends as the test says.
+# A fake compiler. Its output is a program with the output and exit code that the test sets.
 FAKE_COMPILER = """#!/bin/sh
 if [ "$1" = --version ]; then echo "release 13.0, V13.0.88"; exit; fi
 for target; do :; done
@@ -326,7 +328,10 @@ GPU_RECORDS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def on_a_fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Gives a function that runs gpu_launchers.py where every program prints and ends as told."""
+    """Returns a function that runs gpu_launchers.py with fake programs.
+
+    Every compiled program prints the given records and ends with the given exit code.
+    """
     home = tmp_path / "cuda"
     for file in ("bin/nvcc", "include/cuda_runtime.h", "lib64/libcudart_static.a"):
         (home / file).parent.mkdir(parents=True)
@@ -437,8 +442,9 @@ def test_gpu_launchers_compile(tmp_path: Path) -> None:
     if not found.stdout:
         pytest.skip("no CUDA toolkit (CUDA_HOME, /usr/local/cuda, nvcc on PATH)")
     flags = [f"--build={tmp_path / 'build'}"]
-    flags += [] if shutil.which("nvidia-smi") else ["--architectures=90"]  # One compiles sooner.
-    # As on a borrowed machine: a bare python and the standard library.
+    # Compiling for one architecture is faster.
+    flags += [] if shutil.which("nvidia-smi") else ["--architectures=90"]
+    # Like a minimal machine: plain Python with only the standard library.
     program = str(BENCHMARKS / "gpu_launchers.py")
     done = subprocess.run(
         [sys.executable, "-I", "-S", program, *flags, "--compile_only"],

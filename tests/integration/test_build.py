@@ -1,4 +1,4 @@
-"""The build: one list of sources, nothing left out, a library made for this TensorFlow."""
+"""The build: source lists are complete, and the library matches the installed TensorFlow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lists() -> dict[str, list[str]]:
 
 
 def files(*patterns: str, under: str = "") -> set[str]:
-    """Paths relative to cc_ops/ that match."""
+    """Returns the paths of matching files, relative to cc_ops/."""
     return {
         path.relative_to(CC_OPS).as_posix()
         for pattern in patterns
@@ -85,7 +85,7 @@ def test_core_includes_no_framework():
 
 @needs_sources
 def test_every_folder_with_modules_is_a_package():
-    """Setuptools finds no package in a folder that has no __init__.py."""
+    """Setuptools ignores a folder without __init__.py."""
     folders = {path.parent for path in (ROOT / "slipstream_tf").rglob("*.py")}
     missing = {str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()}
     assert missing == set()
@@ -93,7 +93,7 @@ def test_every_folder_with_modules_is_a_package():
 
 @needs_sources
 def test_source_distribution_is_complete(tmp_path):
-    """Everything that building from it and testing it needs is inside."""
+    """The distribution contains everything that building and testing need."""
     pytest.importorskip("setuptools", reason="setuptools is not installed here")
     subprocess.run(
         [

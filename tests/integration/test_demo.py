@@ -1,4 +1,4 @@
-"""slipstream-demo: its speed, dry run and four runs, its verdict, and the data that it chooses."""
+"""slipstream-demo: output, dry run, four runs, verdict, and choice of data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slipstream_tf.cli.program import run_program
 def fixture_demo_output(
     warm: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, dict[str, Any], Path]:
-    """What a quick demo prints, its demo.json and its folder."""
+    """Returns the output of a quick demo, its demo.json and its folder."""
     folder = tmp_path_factory.mktemp("demo")
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
@@ -118,7 +118,7 @@ def test_demo_passes_on_why_a_run_was_refused(
 
 
 def _records(**aucs: float) -> dict[str, Any]:
-    """Plain training takes 10 s and stands at .6 in the middle; the others take 4 s."""
+    """Returns records of plain training (10 s, AUC 0.6 after 5 s) and of shorter runs (4 s)."""
     records: dict[str, Any] = {}
     for name, auc in aucs.items():
         inputs = {"seen": 1000, "trained": 200, "skipped": 800}
@@ -136,7 +136,7 @@ def test_verdict_follows_from_the_numbers() -> None:
     )
     assert "20% of the examples, in 40% of plain training's seconds" in ahead
     assert "level with plain training (+0.0004 AUC)" in ahead
-    # After 4 of 5 seconds on the way from .5 to .6.
+    # After 4 of the 5 seconds in which the AUC rises from 0.5 to 0.6.
     assert "0.1204 AUC above what plain training had reached by then" in ahead
     assert "0.0024 AUC above uniform negative sampling" in ahead and "no pilot" not in ahead
     level = demo.verdict(_records(plain=0.7, foreseen=0.69, uniform=0.6895, random=0.68, stop=0.69))

@@ -1,6 +1,7 @@
-"""The site's pages: settings are those of the code, blocks of code compile, those of some run.
+"""The site's pages match the code: settings, flags and links are valid, code blocks compile.
 
-That links lead somewhere, `make docs` checks. Needs what it installs (DOC_TOOLS in the Makefile).
+Some pages are run in full. `make docs` checks the targets of links. The tests need the packages in
+DOC_TOOLS (see the Makefile).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from slipstream_tf.cli import train
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
-# The quick start, and pages that show more than README.md does. sok.md is run on ranks of its own.
+# Pages with code that is run: the quick start, and pages with more code than README.md. A test of
+# SOK runs sok.md.
 RUN = ("index.md", "using/checkpoints.md", "using/plain_keras.md")
 BLOCK = re.compile(r"^``` ?(?:\{ \.)?(\w*)(?: \})?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MADE = "run: python docs/settings_table.py"

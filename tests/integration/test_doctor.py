@@ -1,4 +1,4 @@
-"""slipstream-doctor in processes of its own: as it is here, and where something is missing."""
+"""slipstream-doctor in new processes: in this environment, and with parts missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = [
 ]
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 HOME = Path(slipstream_tf.__file__).resolve().parents[1]
-# A busy machine is no finding: TensorFlow alone may take a minute to import there.
+# Importing TensorFlow may take a minute on a busy machine, which must not count as a finding.
 PATIENT = "--time_limit=300"
 Report = dict[str, dict[str, Any]]
 
@@ -32,7 +32,7 @@ Report = dict[str, dict[str, Any]]
 def run_doctor(
     *flags: str, path: list[str] | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the program with another `sys.path` and with variables beside those of this process."""
+    """Runs the program with the given `sys.path` and additional environment variables."""
     path = sys.path if path is None else path
     code = (
         f"import sys; sys.path[:] = {path!r}; "
@@ -50,7 +50,7 @@ def run_doctor(
 
 
 def report_of(result: subprocess.CompletedProcess[str]) -> Report:
-    """Name -> finding, from the JSON form."""
+    """Returns name -> finding, from the JSON output."""
     report = json.loads(result.stdout)
     assert report["schema"] == doctor.SCHEMA
     assert report["works"] is (result.returncode == 0)
@@ -60,7 +60,10 @@ def report_of(result: subprocess.CompletedProcess[str]) -> Report:
 
 
 def path_without(folder: Path, *hidden: str) -> list[str]:
-    """A `sys.path` on which packages and their metadata whose names start like these are not."""
+    """Returns a `sys.path` without some packages and their metadata.
+
+    Packages are hidden if their lower-case name starts with one of `hidden`.
+    """
     path, packages = [], []
     for entry in sys.path:
         (packages if Path(entry).name in PACKAGE_FOLDERS else path).append(entry)
@@ -75,7 +78,7 @@ def path_without(folder: Path, *hidden: str) -> list[str]:
 
 @pytest.fixture(scope="module", name="here")
 def fixture_here() -> Report:
-    """The report on this environment, in which training works."""
+    """Returns the report on this environment, in which training works."""
     result = run_doctor("--json", PATIENT)
     assert result.returncode == 0, result.stdout + result.stderr
     return report_of(result)

@@ -1,4 +1,4 @@
-"""The examples run, are short, and show what was saved, or would have been."""
+"""The example programs run, are short, and print their (estimated) savings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_loop_of_ones_own_skips(capsys):
 
 
 def would_save(text):
-    """What a dry run would have saved, by what it is of."""
+    """Returns the savings that a dry run reports, by kind."""
     told = re.findall(r"^- ([\d,]+) of [\d,]+ (gradient rows|examples) \(", text, re.MULTILINE)
     return {what: int(count.replace(",", "")) for count, what in told}
 
@@ -64,7 +64,7 @@ def run_example(warm, name, *arguments, launcher=(), **variables):
         **variables,
     }
     command = [*launcher, sys.executable, *warm, str(EXAMPLES / name), *arguments]
-    # Not here, where `python -m slipstream_tf...` would find the sources.
+    # Run in another folder, because `python -m slipstream_tf...` would find the sources here.
     done = subprocess.run(
         command, env=environment, cwd=EXAMPLES, capture_output=True, text=True, check=False
     )
@@ -95,7 +95,7 @@ def test_parquet_files_are_trained_from(tmp_path, capsys, monkeypatch):
     text = capsys.readouterr().out
     assert auc_in(text) > 0.7 and "clicks-002.parquet" in text
     assert min(would_save(text).values()) > 0
-    # What was read is in the batches, none of it lost at a file's or a batch's end.
+    # The batches contain all rows. None is lost at the end of a file or batch.
     (features, label), *rest = parquet_input.open_shards([tmp_path / "clicks-000.parquet"], 1000)
     assert len(label) + sum(len(label) for _, label in rest) == 12_345
     table = pyarrow.parquet.read_table(tmp_path / "clicks-000.parquet")
@@ -128,7 +128,7 @@ def test_a_sequence_model_learns_what_comes_next(capsys):
 def test_a_killed_run_ends_as_one_that_was_not(warm):
     lines = run_example(warm, "resume.py", WARM_PYTHON=f"{warm[-1]}/python").splitlines()
     starts = [line for line in lines if line.startswith("starts at step")]
-    # The checkpoint before is the newest where one was being written.
+    # The last checkpoint may be incomplete. Then the run continues from the checkpoint before.
     newest = ("starts at step 75", "starts at step 50")
     assert starts[:2] == ["starts at step 0"] * 2 and starts[2] in newest and len(starts) == 3
     assert lines.count("killed at step 90") == 1
@@ -185,12 +185,14 @@ def test_a_criteo_file_is_shared_among_ranks(tmp_path, monkeypatch):
     path = tmp_path / "clicks.tsv"
     path.write_text("\n".join(lines) + "\n")
     found = [list(batches(str(path), "train", 8, rank, 2)) for rank in range(2)]
-    assert [len(steps) for steps in found] == [2, 2]  # 36 lines are 2 steps of 16, and 4 more.
+    # 36 lines are 2 steps of 16 lines, and 4 more lines.
+    assert [len(steps) for steps in found] == [2, 2]
     dense, keys, labels = found[1][0]
     assert dense.shape == (8, 13) and keys.shape == (8, 26)
     np.testing.assert_allclose(dense[0, :12], np.log1p(np.arange(12.0)), rtol=1e-6)
     assert dense[0, 12] == 0.0 and keys[0, 25] == 25 << 40
-    # Lines 0, 10, 20 and 30 are the test's: rank 1 begins with the ninth of the others.
+    # Lines 0, 10, 20 and 30 belong to the test part. Rank 1 begins with the ninth of the other
+    # lines.
     assert keys[:, 0].tolist() == [9, 11, 12, 13, 14, 15, 16, 17]
     assert labels.tolist() == [key % 2 for key in keys[:, 0]]
     ((_, keys, _),) = batches(str(path), "test", 4, 0, 1)

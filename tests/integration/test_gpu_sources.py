@@ -1,6 +1,6 @@
-"""What is written for GPUs compiles, where a CUDA toolkit is; no GPU is needed.
+"""GPU sources compile if a CUDA toolkit is installed. No GPU is needed.
 
-`make gpu-test` makes all of it, for every architecture, and runs it where a GPU is.
+`make gpu-test` compiles all GPU sources for every architecture and runs the tests on a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CC_OPS = ROOT / "cc_ops"
 
 @pytest.fixture(scope="module")
 def lists() -> dict[str, Any]:
-    """What cc_ops/sources.bzl names."""
+    """Returns the lists of cc_ops/sources.bzl by name."""
     if not CC_OPS.is_dir():
         pytest.skip(f"the source tree is not in {ROOT}")
     values: dict[str, Any] = {}
@@ -31,7 +31,7 @@ def lists() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def toolkit(lists: dict[str, Any]) -> dict[str, str]:
-    """Where nvcc and CUDA's headers are."""
+    """Returns the paths of nvcc and of CUDA's headers."""
     told = subprocess.run(
         [sys.executable, str(ROOT / "build_support" / "find_cuda.py")],
         capture_output=True, text=True, check=True,
@@ -42,7 +42,7 @@ def toolkit(lists: dict[str, Any]) -> dict[str, str]:
 
 
 def compile_each(command: list[str], sources: list[str]) -> None:
-    """Compiles files of cc_ops, one after the other."""
+    """Compiles files of cc_ops one after the other."""
     errors = ""
     for source in sources:
         done = subprocess.run(
@@ -55,7 +55,7 @@ def compile_each(command: list[str], sources: list[str]) -> None:
 
 
 def test_launchers(lists: dict[str, Any], toolkit: dict[str, str], tmp_path: Path) -> None:
-    # To PTX of one architecture.
+    # Compile to PTX for one architecture.
     command = [toolkit["nvcc"], "-x", "cu", "-std=c++17", "-I.", "-arch=compute_90", "-ptx"]
     compile_each([*command, "-o", str(tmp_path / "x.ptx")], lists["GPU_SRCS"])
 
@@ -66,7 +66,8 @@ def test_kernels(lists: dict[str, Any], toolkit: dict[str, str]) -> None:
     compile_each(command, lists["TF_GPU_SRCS"])
 
 
-# One test for each thing that can happen, and an `else` that is not the macro's.
+# One test per kind of outcome. Also checks that an `else` after the macro belongs to the user's
+# code.
 SMALL_TESTS = """
 #include <cmath>
 #include <set>
@@ -95,9 +96,10 @@ INSTANTIATE_TEST_SUITE_P(All, Numbers, testing::Values(0, 1, 2),
 
 @pytest.fixture
 def small_gtest(tmp_path: Path) -> Callable[..., tuple[int, dict[str, str], str]]:
-    """Gives a function that compiles a test against our own header and runs it.
+    """Returns a function that compiles a test with small_gtest and runs it.
 
-    It takes the sources and returns the exit code, each test's outcome and what was printed.
+    The function takes the sources and returns the exit code, the outcome of each test and the
+    output.
     """
     folder = ROOT / "benchmarks/gpu/small_gtest"
     if not folder.is_dir():
@@ -141,5 +143,5 @@ def test_gpu_test_needs_no_googletest(
     )
     code, ends, text = small_gtest(*(CC_OPS / f"core/{name}.cc" for name in names))
     assert code == 0, text
-    assert len(ends) == 14  # Without CUDA the CPU's reference runs.
+    assert len(ends) == 14  # Without CUDA the CPU reference runs.
     assert all(end == ("OK" if name.endswith("/Cpu") else "SKIPPED") for name, end in ends.items())

@@ -1,4 +1,4 @@
-"""Plain Keras models and variables under `DistributedGradientTape`: what stays, what trains."""
+"""`DistributedGradientTape` masks gradients of plain Keras models and variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MASKED = [0, 3, 4, 17, 39]
 UNMASKED = np.setdiff1d(np.arange(ROWS), MASKED)
 v1 = tf.compat.v1.train
 
-# Documented in DistributedGradientTape as leaving rows and slots of masked keys untouched.
+# The docstring of DistributedGradientTape says that these leave masked rows and slots unchanged.
 KERAS_OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.1),
     "SGD clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.01),
@@ -37,7 +37,7 @@ V1_OPTIMIZERS = {
     "ProximalAdagrad": lambda: v1.ProximalAdagradOptimizer(0.1),
     "ProximalGradientDescent": lambda: v1.ProximalGradientDescentOptimizer(0.1),
 }
-# Documented as moving them.
+# The docstring says that these change masked rows.
 DENSE_OPTIMIZERS = {
     "SGD momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "Adam": lambda: keras.optimizers.Adam(0.1),
@@ -48,7 +48,7 @@ DENSE_OPTIMIZERS = {
 
 
 class Training:
-    """A Keras model with an embedding layer, trained by a loop of the user's own."""
+    """A Keras model with an embedding layer and a custom training loop."""
 
     def __init__(self, optimizer, masks: bool = True, is_head_trained: bool = False):
         keras.utils.set_random_seed(1)
@@ -69,7 +69,7 @@ class Training:
             tape = DistributedGradientTape(tape, self.store)
         with tape:
             errors = self.model(keys[:, None])[:, 0] - labels
-            # A sum: what a row gets does not depend on the other rows of its batch.
+            # Use a sum, because with a mean the gradient of a row would depend on the batch.
             loss = tf.reduce_sum(errors * errors)
         variables = self.model.trainable_variables
         if isinstance(self.optimizer, v1.Optimizer):
@@ -85,7 +85,7 @@ class Training:
             self._step(tf.constant(batch, tf.int64), tf.constant(labels))
 
     def state(self) -> dict[str, np.ndarray]:
-        """Rows and slots, all [rows, dim]."""
+        """Returns the rows and slots, all [rows, dim]."""
         found = {"rows": self.embedding.embeddings.numpy()}
         if isinstance(self.optimizer, v1.Optimizer):
             variable = self.embedding.embeddings.value
@@ -124,7 +124,7 @@ def test_masked_rows_and_slots_stay_bit_for_bit(make_optimizer, has_history):
 
 @pytest.mark.parametrize("make_optimizer", optimizers(DENSE_OPTIMIZERS))
 def test_documented_as_moving_masked_rows(make_optimizer):
-    """If this fails, an optimizer has learned to skip rows: correct the documentation."""
+    """If this test fails, an optimizer now skips masked rows. Correct the documentation then."""
     moved = []
     for has_history in (False, True):
         training = Training(make_optimizer())
@@ -233,7 +233,7 @@ def test_bad_arguments():
 
 
 def test_tracker_watches_an_embedding_layer():
-    """Hot set, snapshot and drift come from the store; the keys to mask are set by hand here."""
+    """Checks hot set, snapshots and drift. The keys to mask are set manually."""
     training = Training(keras.optimizers.Adagrad(0.1))
     settings = EngineSettings(
         window=slip.Window(4, warmup=0), hot_set=slip.HotSet(memory=10 * DIM * 4)

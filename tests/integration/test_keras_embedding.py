@@ -1,4 +1,4 @@
-"""`EmbeddingCollection` in training: beside `keras.layers.Embedding`, and when updates run."""
+"""`EmbeddingCollection` trains like `keras.layers.Embedding`, with one update per step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ LEARNING_RATE = 0.3
 
 
 class Net(keras.Model):
-    """Either embedding under one dense layer; `embed` maps keys [batch, 2] to [batch, 2, dim]."""
+    """One of the two embedding layers below a dense layer.
+
+    `embed` maps keys [batch, 2] to rows [batch, 2, dim].
+    """
 
     def __init__(self, embedding, embed=None):
         super().__init__()
@@ -64,7 +67,8 @@ def assert_same_state(first, second):
 
 def data(seed=0):
     generator = np.random.default_rng(seed)
-    keys = generator.integers(0, VOCABULARY, (STEPS * BATCH_SIZE, FIELDS))  # many duplicates
+    # Contains many duplicates.
+    keys = generator.integers(0, VOCABULARY, (STEPS * BATCH_SIZE, FIELDS))
     return keys, generator.normal(size=(len(keys), 1)).astype(np.float32)
 
 
@@ -100,7 +104,7 @@ TRAINERS = {
 def test_same_rows_as_keras_embedding(trainer):
     keys, labels = data()
     ours = collection()
-    # One Keras table of both fields: keys of field b are shifted.
+    # One Keras table holds both fields. The keys of field b are shifted.
     theirs = keras.layers.Embedding(FIELDS * VOCABULARY, DIM)
     theirs.build()
     theirs.set_weights([np.concatenate([rows_of(ours, "a"), rows_of(ours, "b")])])
@@ -134,7 +138,10 @@ def test_same_rows_as_keras_embedding(trainer):
 )
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
 def test_one_update_per_step_of_fit(apply, optimizer, steps_per_execution):
-    """TensorFlow once pruned the update in `fit` with Adam: a gradient of constant 0 folds away."""
+    """The update must not be pruned from the graph.
+
+    TensorFlow once removed it in `fit` with Adam, because it folded a gradient of constant 0.
+    """
     optimizer = type(optimizer).from_config(optimizer.get_config())
     if apply == "step":
         optimizer = StepOptimizer(optimizer)
@@ -257,7 +264,7 @@ def test_same_seed_same_rows():
 
 
 def test_a_forward_pass_that_is_a_function_of_its_own():
-    """The update must survive where forward and backward pass are separate graphs."""
+    """The update must run if the forward and the backward pass are separate graphs."""
     layer = collection()
     before = rows_of(layer, "a", [1])
     forward = tf.function(lambda keys: layer(keys, training=True))

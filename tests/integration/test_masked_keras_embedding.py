@@ -1,4 +1,4 @@
-"""A model with keras.layers.Embedding of its own: tape, variable store and saturation engine."""
+"""A plain Keras model with the tape, a variable store and the saturation engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USERS, ITEMS, DIM, BATCH, STEPS = 200, 100, 4, 64, 120
 
 
 def train(*policies, dry_run=False):
-    """Fits a product of embeddings to labels that popular keys soon get right."""
+    """Trains a product of embeddings. Rows of popular keys converge early."""
     keras.utils.set_random_seed(1)
     layers = {
         "user": keras.layers.Embedding(USERS, DIM),
@@ -43,7 +43,7 @@ def train(*policies, dry_run=False):
 
     @tf.function
     def step(keys, label):
-        # The classifier sees every batch, so that T is found from inputs.
+        # The classifier must see every batch, because it derives T from the examples.
         slipstream.tracker.classifier.classify(keys, slipstream.specs)
         with DistributedGradientTape(tf.GradientTape(), slipstream) as tape:
             vectors = [layers[name](keys[name]) for name in layers]
@@ -107,7 +107,7 @@ def test_fit_applies_what_is_held_at_each_epochs_end():
     model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
     model.build((None, 1))
     store = VariableStore({"item": layer.embeddings})
-    # Adam's movement is not known: by interval.
+    # Adam has no known movement, therefore gradients are deferred by interval.
     optimizer = DistributedOptimizer(keras.optimizers.Adam(0.01), SingleProcess(), store)
     slipstream = slip.Slipstream(
         store,

@@ -1,4 +1,4 @@
-"""A process whose memory ends while a table grows: the error, the rows, and what goes on."""
+"""A table that runs out of memory raises an error, keeps its rows, and can train."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CC_OPS = Path(__file__).parents[2] / "cc_ops" / "tf"
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
 def test_a_table_that_outgrows_the_memory_stays_intact() -> None:
     program = Path(__file__).with_name("growing_until_memory_ends.py")
-    # An arena of one more thread would take all the room that is left.
+    # With a malloc arena for another thread no address space would be left.
     environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, program],
@@ -35,11 +35,11 @@ def test_a_table_that_outgrows_the_memory_stays_intact() -> None:
 
 
 def test_every_kernel_is_registered_with_its_check() -> None:
-    """Else it would end the process where memory ends."""
+    """Otherwise the kernel would end the process when memory runs out."""
     unchecked = []
     for path in sorted([*CC_OPS.glob("*_kernels.cc"), *CC_OPS.glob("*_kernels.cu.cc")]):
         text = path.read_text(encoding="utf-8")
-        # These see to it themselves.
+        # Kernels of these classes check by themselves.
         counted = re.findall(r"class (\w+) : public CountedGpuKernel \{", text)
         for found in re.finditer(r"REGISTER_KERNEL_BUILDER\(.*?\);?\n(?=\S|$)", text, re.DOTALL):
             kernel = found.group()

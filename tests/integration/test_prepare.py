@@ -1,4 +1,4 @@
-"""slipstream-prepare in processes of its own: killed and gone on with, and trained on."""
+"""slipstream-prepare resumes after a kill, writes trainable data, and reports errors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from slipstream_tf.data.readers.registry import open_data
 
 
 def data_folder() -> Path:
-    """Where the data samples lie: $SLIPSTREAM_DATA, else ../shared/data beside the repository."""
+    """Returns the folder of the data samples.
+
+    It is $SLIPSTREAM_DATA, or ../shared/data relative to the repository.
+    """
     root = Path(__file__).resolve().parents[2]
     return Path(os.environ.get("SLIPSTREAM_DATA") or root.parent / "shared" / "data")
 
 
 def write_criteo(path: Path, lines: int) -> Path:
-    """Writes lines of Criteo's form whose clicks depend on the first key."""
+    """Writes lines in Criteo's format. The label depends on the first key."""
     rng = np.random.default_rng(0)
     keys = (rng.pareto(1.0, (lines, 26)) * 9).astype(np.int64)
     labels = rng.random(lines) < 0.1 + 0.6 * (keys[:, 0] % 2)
@@ -41,7 +44,7 @@ def write_criteo(path: Path, lines: int) -> Path:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """A folder's files with their digests; the lock, which is empty, left out."""
+    """Returns file -> digest for a folder, without the lock, which is empty."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -50,7 +53,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    """Starts the program in a process of its own."""
+    """Starts slipstream-prepare in a new process."""
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
         "from slipstream_tf.cli.prepare import entry_point; entry_point()"
@@ -65,7 +68,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def run(*arguments: object) -> int:
-    """Runs the program in this process; returns its exit code."""
+    """Runs slipstream-prepare in this process and returns its exit code."""
     return run_program(prepare.make_flags(), prepare.main, [str(a) for a in arguments])
 
 

@@ -1,8 +1,8 @@
-"""A run killed with SIGKILL goes on as if it never was: bitwise, with every way of skipping.
+"""A run killed with SIGKILL resumes bitwise as an uninterrupted run, with every policy.
 
-Three processes, each of which trains all ways: 2k steps without a break; k steps, a checkpoint in
-the midst of a window, some more steps, and a kill while the next checkpoint is half written; and
-one that goes on from what the second left.
+Three processes train with all policies. The first trains 2k steps without a break. The second
+writes a checkpoint after k steps, within a window, trains some more steps, and is killed while the
+next checkpoint is half written. The third continues from the second one's checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HALF, WAYS, WINDOW = program.HALF, program.WAYS, program.WINDOW
 
 @pytest.fixture(scope="module")
 def results(warm: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders "straight" and "resumed", with a file per way."""
+    """Returns the folder with "straight" and "resumed", which contain a file per policy."""
     folder = tmp_path_factory.mktemp("runs")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     for what, directory in (("straight", "a"), ("killed", "b"), ("resumed", "b")):
@@ -62,7 +62,7 @@ def test_rows_states_and_metrics_are_bitwise_the_same(way: str, results: Path) -
         deferred = sum(len(straight[f"f{i}_held_keys"]) for i in range(3))
     texts = [(results / what / f"{way}.json").read_text() for what in ("straight", "resumed")]
     assert texts[0] == texts[1]
-    # And there was something to be lost.
+    # Check that the checkpoint had state to lose.
     reports = json.loads(texts[0])
     assert len(reports) == 2 * HALF // WINDOW and HALF % WINDOW
     rows = [table["rows"] for report in reports for table in report["tables"]]

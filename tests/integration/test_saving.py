@@ -1,4 +1,4 @@
-"""Saving and loading: `.weights.h5`, `.keras`, `tf.train.Checkpoint`."""
+"""Saving and loading with `.weights.h5`, `.keras` and `tf.train.Checkpoint`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_everything_comes_back(form, tmp_path):
     assert float(loaded.get_layer("tables").learning_rate) == pytest.approx(0.025)
     keys = np.arange(60).reshape(30, 2) + (1 << 60)
     loaded_keys = loaded.predict(keys, verbose=0)
-    if form == "model":  # the table's seed is part of the configuration
+    if form == "model":  # The table's seed is part of the configuration.
         np.testing.assert_array_equal(loaded_keys, model.predict(keys, verbose=0))
 
 
@@ -212,7 +212,7 @@ def test_the_engine_goes_on_from_a_checkpoint_as_if_never_stopped(first, tmp_pat
         model = make_model(optimizer=rule)
         layer, saturation = model.get_layer("tables"), Saturation(metric="l2")
         slipstream = Slipstream(layer, policy, window, saturation=saturation)
-        # In the order of their names: TensorFlow restores one or the other first.
+        # TensorFlow restores in the order of names. Test both orders.
         names = ("a", "b") if first == "slipstream" else ("b", "a")
         tracked = dict(zip(names, (slipstream, layer), strict=True))
         return model, slipstream, tf.train.Checkpoint(model=model, **tracked)
@@ -256,7 +256,7 @@ def test_tables_kept_apart_say_who_restores_them(tmp_path):
 
 
 class Stop(keras.callbacks.Callback):
-    """Ends a program in the midst of its third epoch."""
+    """Ends training in the middle of the third epoch."""
 
     def on_train_batch_end(self, batch, logs=None):
         if self.model.optimizer.iterations.numpy() == 27:
@@ -274,7 +274,7 @@ def test_backup_and_restore_takes_the_engine_along(tmp_path):
         slipstream = Slipstream(model.get_layer("tables"), policy, window)
         model.compile(optimizer="adagrad", loss="mse")
         keras_backup = keras.callbacks.BackupAndRestore(str(backup))
-        # An epoch is whole: the backup is of its end.
+        # The backup holds the state at the end of an epoch.
         used = [slipstream.callback(), keras_backup, *callbacks]
         model.fit(slipstream.apply(data), epochs=4, verbose=0, shuffle=False, callbacks=used)
         return model, slipstream

@@ -1,4 +1,4 @@
-"""A run whose rows are on disk, killed at any time, goes on bit by bit from its last checkpoint."""
+"""A run with rows on disk that is killed resumes bitwise from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _spec = importlib.util.spec_from_file_location("slipstream_spilling_until_killed
 assert _spec is not None and _spec.loader is not None
 program = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(program)
-# 50 were killed once: KILLS=50.
+# Set KILLS=50 for a longer test.
 KILLS, STEPS = int(os.environ.get("KILLS", "6")), 50
 
 
@@ -36,11 +36,11 @@ def run(warm: list[str], folder: Path, steps: int, seconds: float) -> tuple[int,
 
 def test_the_table_is_that_of_a_run_in_memory(warm: list[str], tmp_path: Path) -> None:
     random = np.random.default_rng()
-    # The last one comes when even a busy machine has saved something.
+    # The last kill is late enough that even a busy machine has saved a checkpoint.
     for seconds in (*random.uniform(0.01, 1.0, KILLS - 1), 4.0):
         code, output = run(warm, tmp_path, 10**9, seconds)
         assert code == -signal.SIGKILL, output
-        # Nothing is left of the files that had no name.
+        # The unnamed spill files are gone.
         assert not list((tmp_path / "spill").iterdir())
     code, output = run(warm, tmp_path, STEPS, 0)
     assert code == 0, output

@@ -1,4 +1,4 @@
-"""The programs from flags to metrics.json, on generated inputs and on the data samples."""
+"""slipstream-train from flags to metrics.json, on generated examples and data samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ Train = Callable[..., dict[str, Any]]
 
 
 def data_folder() -> Path:
-    """Where the data samples lie: $SLIPSTREAM_DATA, else ../shared/data beside the repository."""
+    """Returns the folder of the data samples.
+
+    It is $SLIPSTREAM_DATA, or ../shared/data relative to the repository.
+    """
     root = Path(__file__).resolve().parents[2]
     return Path(os.environ.get("SLIPSTREAM_DATA") or root.parent / "shared" / "data")
 
@@ -50,7 +53,7 @@ def warmup_of(record: dict[str, Any]) -> Any:
 
 @pytest.fixture(name="run_train")
 def fixture_run_train(tmp_path: Path) -> Train:
-    """Runs slipstream-train in this process; returns its record."""
+    """Returns a function that runs slipstream-train in this process and returns its record."""
 
     def run(*flags: str, name: str = "run") -> dict[str, Any]:
         output = tmp_path / name
@@ -94,8 +97,8 @@ def test_same_seed_gives_the_same_model_and_another_does_not(run_train: Train) -
 
 
 def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
-    # Where gradients are deferred, an evaluation flushes them. Steps are called six at once in the
-    # first run, one by one in the other.
+    # Without deferred gradients an evaluation changes nothing. (With them it would flush them.) The
+    # first run trains six steps per call, the other one step per call.
     flags = (*SMALL, "--watch", "--window_steps=6", "--max_examples=8000")
     without, record = run_train(*flags), run_train(*flags, "--evaluate_every=7", name="watched")
     for name in ("test", "examples", "rows", "gradient_rows"):
@@ -122,7 +125,7 @@ def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
 def test_the_points_along_a_long_run_are_thinned(run_train: Train) -> None:
     record = run_train("--data=generated:1000", "--dim=2", "--mlp=", "--bottom=",
                        "--batch_size=4", "--evaluate_every=251")  # fmt: skip
-    # A prime number: steps are called one by one.
+    # A prime number of steps, so that each call trains one step.
     steps = [point["step"] for point in record["progress"]]
     assert steps[-1] == 250 and steps[:-1] == list(range(4, 250, 4))
 
@@ -137,7 +140,7 @@ def test_tensorboard_gets_every_window_but_the_last(run_train: Train, tmp_path: 
         for value in event.summary.value
         if value.tag == "saturation/threshold"
     }
-    # The last one ends with the run, after `fit`.
+    # The last window ends with the run, after `fit`.
     assert steps == {window["step"] for window in record["windows"][:-1]} == {20, 40, 60}
 
 
@@ -149,7 +152,7 @@ def test_skipping_run_and_its_controls_account_for_every_input(run_train: Train)
     windows = paper["windows"]
     assert sum(w["examples_seen"] for w in windows) == inputs["seen"]
     assert any(w["threshold"] > 0 and w["saturated_share"] > 0 for w in windows)
-    # A quarter of the steps: 18,000 inputs / 256 per step / 4.
+    # A quarter of the steps: 18,000 examples / 256 per step / 4.
     assert warmup_of(paper) == 18
     assert all(not w["examples_skipped"] for w in windows if w["is_warming_up"])
 
@@ -173,7 +176,8 @@ def test_epochs_limits_tracking_and_a_step_warmup(run_train: Train) -> None:
     )  # fmt: skip
     assert record["examples"]["seen"] == record["examples"]["trained"] == 5_001
     assert policies_of(record) == [] and warmup_of(record) == 3
-    # The eleventh step has one input, which came in together with those of the tenth.
+    # The eleventh step has one example, which was read together with the examples of the tenth
+    # step.
     assert [w["step"] for w in record["windows"]][:5] == [2, 4, 6, 8, 10]
     assert any(w["threshold"] > 0 for w in record["windows"])
 
@@ -204,7 +208,8 @@ def test_deferred_gradients_are_counted(run_train: Train) -> None:
     assert set(rows) == {f"c{i}" for i in range(1, 27)}
     for counts in rows.values():
         assert counts["sent"] < counts["offered"] and counts["masked"] == 0
-        # What is not sent is in a sum that is, or waits in one. The evaluation flushed the rest.
+        # Gradients that are not sent are in a sum that was sent or is deferred. The evaluation
+        # flushed the rest.
         assert counts["deferred_now"] == 0 < counts["flushed"]
     assert policies_of(record) == ["DeferGradients"]
     assert record["settings"]["engine"] == {"defer_movement": 0.01}
@@ -344,13 +349,13 @@ def test_a_dry_run_trains_plainly_and_says_how_to_switch_on(
     assert 0 < examples["saved"] < examples["offered"] < 18_000
     assert 0 <= examples["least_cost"] < examples["most_cost"] and "+-" in examples["basis"]
     assert 0 < rows["bytes_saved"] < rows["bytes_offered"]
-    rates = 0.05  # The default movement, in learning rates.
+    rates = 0.05  # The default distance, in units of the learning rate.
     assert rows["most_cost"] == pytest.approx(rates * 0.012)
     assert f"- {examples['saved']:,} of {examples['offered']:,} examples (" in text
     assert "at an estimated cost of" in text and f"add {SKIPS} in place of --dry_run" in text
     lines = [line.strip() for line in text.splitlines() if line.startswith("  slipstream-train")]
     assert len(lines) == 4
-    # The commands are taken as they are, and do what was foreseen.
+    # The commands run unchanged and select the policies of the dry run.
     run_skip, run_defer, run_random, _ = (shlex.split(line)[1:] for line in lines)
     assert "--skip_alpha=0.6" in run_skip and "--skip_alpha=0.6" not in run_defer
     flag_set = train.make_flags()

@@ -1,4 +1,4 @@
-"""slipstream-train is killed with SIGKILL, goes on with --resume, and ends as if it never was."""
+"""slipstream-train killed with SIGKILL and resumed ends like an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ WAYS = {
     "dry_run": ("--dry_run", "--skip_by=row_drift", "--skip_alpha=0.5"),
     "fae": ("--schedule=fae", "--hot_set_memory=10KiB"),
 }  # fmt: skip
-# Of the record, what is not of the run itself.
+# Parts of the record that depend on the process or machine instead of the run.
 TIMES = ("seconds", "wall_seconds", "seconds_per_step_after_warmup")
 PLACES = ("flags", "resumed_at", "machine", "versions", "report")
 
 
 @pytest.fixture(scope="module", name="data")
 def fixture_data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Prepared data of three keys, few of which are popular, with 1,500 training examples.
+    """Returns prepared data with three keys, few of them popular, and 1,500 training examples.
 
-    Two epochs have 47 batches, all but the last full.
+    Two epochs have 47 batches. All but the last are full.
     """
     random = np.random.default_rng(0)
     keys = random.zipf(1.3, (INPUTS, 3)) % 300
@@ -87,7 +87,7 @@ def kill(
 
 
 def without_times(value: Any) -> Any:
-    """Without what is of the process: times, and the bytes of its buffers."""
+    """Returns the record without times and buffer sizes, which depend on the process."""
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if not k.endswith(("seconds", "deferred_bytes"))}
         return {name: without_times(part) for name, part in kept.items()}
@@ -99,7 +99,10 @@ def newest(output: Path) -> Path:
 
 
 def require_same_checkpoint(one: Path, other: Path) -> None:
-    """The newest checkpoints hold bitwise the same rows, slots, counts, weights and optimizer."""
+    """Asserts that the newest checkpoints are bitwise equal.
+
+    Compares rows, slots, counts, weights and the optimizer.
+    """
     manifests = [json.loads((p / "manifest.json").read_text()) for p in (one, other)]
     assert manifests[0]["step"] == manifests[1]["step"]
     assert len(manifests[0]["tables"]) == len(manifests[1]["tables"]) == 3
@@ -125,7 +128,7 @@ def require_same_checkpoint(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize(
     "way",
-    # What these do, the others do, too.
+    # The other cases cover these as well.
     [pytest.param(w, marks=pytest.mark.slow) if w in ("none", "inputs") else w for w in WAYS],
 )
 def test_killed_and_resumed_is_as_if_never_stopped(
@@ -134,7 +137,7 @@ def test_killed_and_resumed_is_as_if_never_stopped(
     flags = flags_of(way, data)
     straight = run(tmp_path / "straight", *flags)
     killed = tmp_path / "killed"
-    # In the first epoch, then in the second.
+    # The first kill is in the first epoch, the second in the second epoch.
     for step in (17, 27):
         done = kill(warm, step, killed, *flags, "--resume")
         assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
@@ -142,8 +145,8 @@ def test_killed_and_resumed_is_as_if_never_stopped(
         if step == 17:
             assert "from the beginning" in done.stdout
     resumed = run(killed, *flags, "--resume")
-    # The checkpoint before is the newest where one was being written; a start after which none was
-    # written is not in the next one's record.
+    # The newest checkpoint may be incomplete, then the run resumes from the one before. A start
+    # without a later checkpoint is missing in the record of the next start.
     assert resumed["resumed_at"] in ([7, 14], [7, 21], [14, 21], [14])
     assert straight["resumed_at"] == []
     assert f"goes on from {killed}" in capsys.readouterr().out
@@ -156,7 +159,7 @@ def test_killed_and_resumed_is_as_if_never_stopped(
         assert straight["examples"]["skipped"] > 200
     if way == "defer":
         assert set(straight["rows"].values()) <= set(range(71))
-    # Times add up over the parts.
+    # Times of all parts are added.
     seconds = [point["seconds"] for point in resumed["progress"]]
     assert seconds == sorted(seconds) and resumed["seconds"]["training"] > seconds[-1]
     assert resumed["wall_seconds"] > resumed["seconds"]["training"]

@@ -1,4 +1,4 @@
-"""slipstream-train by foreseen loss: account, corrected metrics, dry run and its commands."""
+"""slipstream-train with predicted loss: example counts, corrected metrics, dry run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WINDOWS = ("--window_steps=8", "--warmup=0.1", "--skip_share=0.8")
 
 @pytest.fixture(name="run")
 def fixture_run(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Runs slipstream-train in this process; returns its record."""
+    """Returns a function that runs slipstream-train in this process and returns its record."""
 
     def run(name: str, *flags: str) -> dict[str, Any]:
         output = tmp_path / name
@@ -43,7 +43,7 @@ def test_accounts_for_every_example_and_shows_metrics_of_all(
     active = [window for window in thinned["windows"] if not window["is_warming_up"]]
     skipped = sum(window["examples_skipped"] for window in active)
     assert skipped / sum(w["examples_seen"] for w in active) == pytest.approx(0.8, abs=0.1)
-    # What is shown of training is of all examples, not of what is kept.
+    # The training metrics are corrected and describe all examples, not only the kept ones.
     assert thinned["training"]["loss"] == pytest.approx(plain["training"]["loss"], rel=0.2)
     assert thinned["test"]["calibration"] == pytest.approx(1.0, abs=0.25)
     assert "Metrics of training are those of what is kept" in thinned["report"]

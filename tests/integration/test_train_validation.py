@@ -1,4 +1,4 @@
-"""What slipstream-train does by a validation part: it stops, rates fall, the best comes back."""
+"""slipstream-train with a validation part: early stopping, lower rates, best weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from slipstream_tf.cli import data, train
 from slipstream_tf.cli.program import run_program
 
-# Few examples and long rates: it overfits at once.
+# Few examples and high learning rates, so that the model overfits at once.
 FLAGS = (
     *("--data=generated:6000:200", "--batch_size=500", "--dim=8", "--mlp=32", "--bottom=8"),
     *("--epochs=12", "--rows_learning_rate=0.3", "--learning_rate=0.02"),
@@ -22,7 +22,7 @@ Train = Callable[..., dict[str, Any]]
 
 @pytest.fixture(name="run_train")
 def fixture_run_train(tmp_path: Path) -> Train:
-    """Runs slipstream-train in this process; returns its record."""
+    """Returns a function that runs slipstream-train in this process and returns its record."""
 
     def run(*flags: str, name: str = "run") -> dict[str, Any]:
         arguments = [*flags, f"--output={tmp_path / name}"]
@@ -54,7 +54,7 @@ def test_training_stops_and_ends_with_the_best(run_train: Train, capsys: Any) ->
 def test_the_test_part_is_measured_where_the_best_was(run_train: Train) -> None:
     stopped = run_train(*FLAGS, "--early_stopping=1")
     steps = stopped["best_step"] // 12
-    # As many epochs from the same seed, without looking.
+    # The same number of epochs with the same seed, without validation.
     plain = run_train(*FLAGS[:-3], f"--epochs={steps}", *FLAGS[-2:], name="plain")
     assert stopped["test"] == pytest.approx(plain["test"], rel=1e-5)
     assert stopped["evaluated_on"] == "test" and "validation" not in plain
@@ -94,7 +94,7 @@ def test_nothing_of_the_validation_part_is_trained_and_the_test_part_stays_close
     record = run_train(*text, "--evaluate_on=valid", name="valid")
     assert opened == ["train", "valid"] and record["test"]["examples"] == 300
     assert record["examples"]["trained"] == 2400
-    # Each line has a key of its own.
+    # Each line has its own key.
     assert set(record["rows"].values()) == {2400}
     opened.clear()
     record = run_train(*text, "--early_stopping=1", "--epochs=2", name="both")
@@ -107,7 +107,7 @@ def test_refusals_of_what_could_not_stop(
     once = [*FLAGS, "--epochs=1", "--early_stopping=2"]
     assert run_program(train.make_flags(), train.main, once) == 2
     assert "the run has 12 steps, and is measured every 12" in capsys.readouterr().err
-    # Of 50 validation examples none is a click.
+    # None of the 50 validation examples is a click.
     rare = ("--data=generated:500:100:0.0001", "--batch_size=100", "--dim=4", "--epochs=3")
     assert run_program(train.make_flags(), train.main, [*rare, "--early_stopping=1"]) == 1
     assert "validation part has 0 clicks in 50 examples" in capsys.readouterr().err

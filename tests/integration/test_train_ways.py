@@ -1,4 +1,4 @@
-"""slipstream-train with rows on disk, and by the schedules of baselines."""
+"""slipstream-train with rows on disk, and with the schedules of baselines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream_tf.cli.program import run_program
 
 
 def trained(output: Path, *flags: str) -> dict[str, Any]:
-    """Runs slipstream-train in this process; returns its record."""
+    """Runs slipstream-train in this process and returns its record."""
     assert run_program(train.make_flags(), train.main, [*flags, f"--output={output}"]) == 0
     return json.loads((output / "metrics.json").read_text())
 
@@ -31,7 +31,7 @@ def test_tables_on_disk_end_with_the_same_metrics(
     monkeypatch.setattr(
         train_build, "build_embeddings", lambda *a: stores.append(build(*a)) or stores[-1]
     )
-    # As many values as make a page of four rows.
+    # With this dimension a page holds four rows.
     flags = (*SMALL, "--dim=128", *filter(None, [policy]))
     on_disk = trained(tmp_path / "a", *flags, "--memory=1MB", f"--spill={spill}")
     assert on_disk["test"] == trained(tmp_path / "b", *flags)["test"]

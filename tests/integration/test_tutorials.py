@@ -1,4 +1,4 @@
-"""The tutorials run as they stand, block after block, in a folder that was empty."""
+"""The code blocks of the tutorials run in order, in an empty folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN = {"slipstream-prepare": prepare, "slipstream-report": report, "slipstream-t
 
 
 def run_line(line: str) -> None:
-    """Runs a line of a shell; programs of this package in this process."""
+    """Runs a shell line. Programs of this package run in this process."""
     program, *arguments = shlex.split(line)
     if program in OWN:
         module = OWN[program]

@@ -1,7 +1,7 @@
-"""What the report's tests share: records as slipstream-train writes them, and a real browser.
+"""Fixtures of the report's tests: records like slipstream-train's, and a headless browser.
 
-The browser is Chromium, told what to do over a pair of pipes (the DevTools protocol): no driver,
-no port, no package.
+The browser is Chromium. The tests control it with the DevTools protocol over a pair of pipes, so
+that they need no driver, port or package.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ BYTES = {"keys": 2e6, "rows": 0, "gradients": 8e6, "deferred": 1e6, "dense": 4e6
 
 
 def _window(index: int) -> dict[str, Any]:
-    """Window `index` of ten steps and 1,000 inputs, as `WindowReport.to_dict` gives it."""
+    """Returns window `index`, with ten steps and 1,000 examples, as a dictionary.
+
+    The form is the result of `WindowReport.to_dict`.
+    """
     rows = {
         "offered": 500,
         "sent": 400 - 10 * index,
@@ -98,13 +101,16 @@ def _scaled(value: Any, factor: float) -> Any:
 
 @pytest.fixture
 def make_record() -> Callable[..., dict[str, Any]]:
-    """Gives a function that makes a full record; what it measured is multiplied by `factor`."""
+    """Returns a function that makes a record with its measurements multiplied by `factor`."""
     return lambda factor=1.0: _scaled(copy.deepcopy(_record()), factor)
 
 
 @pytest.fixture
 def write_run(tmp_path: Path) -> Callable[[str, Any], str]:
-    """Gives a function that writes a record (or any text) as a run's; returns the folder."""
+    """Returns a function that writes a record or text as metrics.json of a run.
+
+    The function returns the folder of the run.
+    """
 
     def write(name: str, record: Any) -> str:
         folder = tmp_path / "runs" / name
@@ -122,7 +128,8 @@ class Browser:
     def __init__(self, program: str, profile: Path) -> None:
         to_read, self._write = os.pipe()
         self._read, to_write = os.pipe()
-        # Chromium takes commands on descriptor 3 and answers on 4. (dash has one-digit ones only.)
+        # Chromium reads commands from descriptor 3 and writes answers to descriptor 4. dash
+        # supports only one-digit descriptors.
         self._process = subprocess.Popen(
             [
                 "bash", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "bash",
@@ -143,7 +150,7 @@ class Browser:
             self._call(f"{domain}.enable")
 
     def open(self, path: Path | str, width: int) -> None:
-        """Opens a file in a window so many pixels wide; `events` begin anew."""
+        """Opens a file in a window of `width` pixels and clears `events`."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=900, deviceScaleFactor=1, mobile=False,
@@ -159,25 +166,25 @@ class Browser:
         return answer["result"].get("value")
 
     def screenshot(self, path: Path, x: float, y: float, width: float, height: float) -> None:
-        """Writes a part of the page, however far down, as PNG twice as large."""
+        """Writes a part of the page as PNG at twice its size."""
         clip = {"x": x, "y": y, "width": width, "height": height, "scale": 2}
         found = self._call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))
 
     @property
     def requests(self) -> list[str]:
-        """Addresses that the page asked for."""
+        """Returns the URLs that the page requested."""
         found = [e for e in self.events if e["method"] == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in found]
 
     @property
     def complaints(self) -> list[dict[str, Any]]:
-        """What the page, or the browser about it, wrote to the console; dialogs."""
+        """Returns the console messages of the page and the browser, and opened dialogs."""
         kinds = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
         return [e for e in self.events if e["method"] in (*kinds, "Page.javascriptDialogOpening")]
 
     def close(self) -> None:
-        """Ends the browser."""
+        """Closes the browser."""
         os.close(self._write)
         try:
             self._process.wait(20)
@@ -201,7 +208,7 @@ class Browser:
             answers[:] = [event for event in self.events if event.get("id") == number]
             return bool(answers)
 
-        # Answers lie among the events, without a method.
+        # Answers are mixed with the events and have no method.
         self._until(answered)
         self.events = [event for event in self.events if "id" not in event]
         assert "error" not in answers[0], (method, answers[0])
@@ -223,7 +230,7 @@ class Browser:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Gives a headless Chromium; skips where there is none."""
+    """Provides a headless Chromium. Skips the test if none is installed."""
     program = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if program is None:
         pytest.skip(f"no browser: none of {', '.join(_BROWSERS)} (make test, as root, installs it)")

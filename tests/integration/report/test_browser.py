@@ -1,4 +1,4 @@
-"""The report's page in a real browser: drawn, readable on a desk and on a phone, and harmless."""
+"""The report in a browser: plots are drawn, pages are readable, records cannot inject code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream_tf.telemetry.report.writing import write_report  # noqa: E402
 
 WIDTHS = (1280, 390)
 HOSTILE = "<img src=x onerror=alert(1)>$_{ &amp; \"'`"
-# The box of every plot, and what says in it which runs are drawn.
+# Returns the box of every plot and the texts that name the runs in the plot.
 PLOTS = """
 [...document.querySelectorAll('figure')].map(figure => {
   const box = figure.querySelector('svg').getBoundingClientRect();
@@ -63,7 +63,7 @@ def test_every_plot_is_drawn_and_nothing_is_too_wide(
 
 
 def require_drawn(browser: Any, num_runs: int, picture: Path) -> None:
-    """Every plot is there, as large as can be read, and shows the color of every run."""
+    """Asserts that every plot is large enough and shows the color of every run."""
     plots = browser.evaluate(PLOTS)
     assert len(plots) == 24
     for plot in plots:

@@ -1,4 +1,4 @@
-"""slipstream-report from records to files: numbers, what is missing, and input that is refused."""
+"""slipstream-report writes the numbers of its records and refuses invalid input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
-    """Runs the program on what it must refuse; returns its one line."""
+    """Runs the program with invalid input and returns its one-line error."""
     assert run_program(report.make_flags(), report.main, arguments) == code
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("slipstream-report: ")
