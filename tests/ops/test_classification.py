@@ -1,6 +1,7 @@
-"""Classification by drift on all paths against the definition, and its classes.
+"""Classification by drift matches the definition on all paths.
 
-Tests with `make` run on an `InputClassifier` and on a `DriftClassifier` on a CPU and on a GPU.
+Tests with the parameter `make` run on an `InputClassifier`, and on a `DriftClassifier` on a CPU and
+on a GPU.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ keys = st.integers(0, 9)
 short_lists, key_lists = (st.lists(keys, max_size=size) for size in (9, 40))
 tracked_keys = st.tuples(st.integers(0, 1), st.integers(0, 8))
 drift_maps = st.dictionaries(tracked_keys, st.floats(0, 10, width=32), max_size=18)
-# TensorFlow computes with subnormal numbers as with 0.
+# TensorFlow treats subnormal numbers as 0.
 normal_drift_maps = st.dictionaries(
     tracked_keys, st.floats(0, 10, width=32, allow_subnormal=False), max_size=18
 )
@@ -230,7 +231,7 @@ def test_a_key_matrix(make):
     classifier.configure("drift", 0.5)
     keys = tf.constant([[1, 1, 2], [2, 1, 1], [1, -1, 1], [1, 1, 7]], tf.int64)
     found = classifier.classify(keys, SPECS)
-    # In a column of a matrix, too, -1 stands for no key, where it is padding.
+    # In a column of a matrix, -1 is the padding key as well.
     assert found.score.numpy().tolist() == np.float32([0.3, 0.9, 0.2, np.inf]).tolist()
     specs = [dataclasses.replace(spec, padding_key=None) for spec in SPECS]
     found = classifier.classify(keys, specs)
@@ -290,7 +291,8 @@ def test_in_shadow_mode_a_share_of_the_batches_counts_for_all():
         classifier.classify(keys, TWO_TABLES[:1], window_batches=32).skippable.numpy().sum()
         for _ in range(32)
     ]
-    # Of 512 inputs, 32 give four for each of the sample's: one batch in 16.
+    # 32 of the 512 examples are classified, four per place of the reservoir. This is one batch in
+    # 16.
     assert sorted(classified) == [0] * 30 + [8] * 2
     counts = classifier.end_window()
     assert counts == ClassifierCounts(512, 0, 256, 256, 0)
@@ -325,7 +327,7 @@ def test_reservoir_is_a_uniform_sample_of_the_window():
         chosen[sample.astype(int)] += 1
         classifier.end_window()
     expected = windows * capacity / inputs
-    # 399 degrees of freedom, a little less for draws without replacement: mean 380, deviation 28.
+    # 399 degrees of freedom, slightly fewer for draws without replacement: mean 380, deviation 28.
     assert ((chosen - expected) ** 2 / expected).sum() < 380 + 5 * 28
 
 
@@ -363,7 +365,7 @@ def test_random_share(make, share):
     classifier = make()
     classifier.configure("random", random_share=share)
     skippable = classifier.classify({"user": np.arange(20000)}, TWO_TABLES[:1]).skippable
-    # Five standard deviations; none at the ends.
+    # Five standard deviations. The result is exact for shares 0 and 1.
     assert abs(skippable.numpy().mean() - share) <= 5 * math.sqrt(share * (1 - share) / 20000)
 
 
@@ -379,7 +381,8 @@ def test_thinning_keeps_an_unbiased_sample_with_its_weight(make):
     np.testing.assert_array_equal(skippable, users == 1)
     np.testing.assert_array_equal(weight[~skippable], 1.0)
     assert set(weight[skippable]) == {0.0, 1 / rate}
-    # Weights stand for the skipped: any sum over inputs keeps its expectation. Five deviations.
+    # Weights replace the skipped examples, so that any sum over examples keeps its expectation. The
+    # bound is five standard deviations.
     deviation = math.sqrt((1 / rate - 1) / skippable.sum())
     assert abs(weight[skippable].mean() - 1.0) < 5 * deviation
     values = np.sin(np.arange(inputs))

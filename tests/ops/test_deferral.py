@@ -1,4 +1,4 @@
-"""Deferral on all paths against the definition, and slipstream_tf.ops.deferred_gradients."""
+"""Deferral of gradients matches the definition on all paths, and bad input raises errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PATHS = {
 
 
 def on_paths(*names):
-    """Parametrizes over factories of paths; buffers are on a CPU and on a GPU."""
+    """Parametrizes over factories of paths. Buffers run on a CPU and on a GPU."""
     found = []
     for name in names or PATHS:
         if name == "buffers":
@@ -54,7 +54,7 @@ def on_paths(*names):
 
 
 def some_rows(rng, n, path):
-    """Returns keys and gradients of a step; the gradients suit the path."""
+    """Returns random keys and gradients of one step that the path supports."""
     if path.sums_rows:
         keys = rng.choice(path.keys, n)
     else:
@@ -70,12 +70,13 @@ def some_rows(rng, n, path):
 
 
 def some_settings(rng, path):
-    """Returns a policy, a capacity and saturated keys, which suit the path."""
+    """Returns a random policy, capacity and saturated keys that the path supports."""
     mode = "defer" if rng.random() < 0.8 else path.plain_mode
     trigger = ("movement", "interval")[rng.integers(2)]
     ages, rows = rng.integers(1, 7), rng.integers(0, 12)
     if not path.has_one_budget:
-        # Room for all sums or for none: budgets of shards differ from the definition otherwise.
+        # Memory for all sums or for none, because budgets per shard differ from the definition
+        # otherwise.
         rows = 64 * KEYS.size * (rows > 2)
     limit = 0.8 * path.movement_of_one()
     policy = UpdatePolicy(mode, trigger, limit, max_age=int(ages), max_rows=int(rows))
@@ -84,7 +85,7 @@ def some_settings(rng, path):
 
 
 def assert_due(path, due, expected):
-    """Compares due keys and sums bit for bit."""
+    """Asserts that due keys and sums are equal bit for bit."""
     keys, sums = expected
     if not path.is_exact:
         has_moved = (sums != 0).any(axis=1)
@@ -94,14 +95,14 @@ def assert_due(path, due, expected):
 
 
 def assert_state(path, definition):
-    """Compares counts and deferred sums."""
+    """Asserts that counts and deferred sums are equal."""
     counts = {name: n for name, n in path.counts().items() if name in COUNTS}
     assert counts == {name: definition.counts[name] for name in counts} and len(counts) > 5
     assert path.deferred() == definition.deferred()
 
 
 def configure(path, definition, policy, capacity, saturated):
-    """Configures a path; returns the rule of the next steps."""
+    """Configures a path and returns the update rule of the next steps."""
     keeps_sums = path.keeps_sums or policy.keeps_sums_of(path.policy)
     due = path.configure(policy, capacity, saturated)
     if path.flushes_at_once:
@@ -127,7 +128,7 @@ def take_step(path, definition, rule, keys, gradients):
 
 
 def run_steps(path, seed, steps=15):
-    """Takes generated steps on a path and in the definition, and compares every result."""
+    """Runs random steps on a path and in the definition, and compares all results."""
     rng, definition = np.random.default_rng(seed), path.definition()
     for step in range(steps):
         if step % 4 == 0:
@@ -137,7 +138,7 @@ def run_steps(path, seed, steps=15):
         if isinstance(path, BufferPath):
             assert path.buffer.state().flushes == definition.flushes
         take_step(path, definition, rule, *some_rows(rng, rng.integers(0, 14), path))
-        # Sums can be brought back only under a policy that defers.
+        # Sums can be restored only under a policy that defers.
         can_restart = path.keeps_sums or path.policy.mode == "defer" or not definition.sums
         if can_restart and rng.random() < 0.2:
             path = path.restarted()
@@ -172,7 +173,7 @@ def test_simulated_ranks_equal_a_definition_each(ranks, trigger, seed):
     policy = UpdatePolicy("defer", trigger, limit, max_age=4, max_rows=room, ranks=ranks)
     path.configure(policy, 0, rng.choice(KEYS, 8, replace=False).tolist())
     for _ in range(12):
-        # Each rank has an even part of the batch, in the order of the examples.
+        # Each rank has an equal part of the batch, in the order of the examples.
         n = int(rng.integers(0, 8))
         parts = [some_rows(rng, n, path) for _ in range(ranks)]
         summed = [sum_and_mask(keys, gradients, ()) for keys, gradients in parts]
@@ -180,7 +181,7 @@ def test_simulated_ranks_equal_a_definition_each(ranks, trigger, seed):
             definition.step(path.rule(math.inf), rows.keys, rows.rows)
             for definition, rows in zip(definitions, summed, strict=True)
         ]
-        # A table applies all that is due of a key as one gradient.
+        # A table sums all due gradients of a key and applies the sum once.
         total = sum_and_mask(*(np.concatenate(column) for column in zip(*due, strict=True)), ())
         batch = [np.concatenate(column) for column in zip(*parts, strict=True)]
         assert_due(path, path.due(*batch), (total.keys, total.rows))
@@ -255,7 +256,7 @@ def test_sizes_of_buffers(device, by_movement, rows, dim, capacity, max_rows, ma
     saturated = range(-300, 600, 2)
     for step in range(1, 21):
         if step in (1, 15):
-            # Nothing more is deferred from step 15 on.
+            # No gradient is deferred from step 15 on.
             mode = "defer" if step == 1 else "mask"
             path.configure(dataclasses.replace(policy, mode=mode), capacity, saturated)
         if step in (9, 18):

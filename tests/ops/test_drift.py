@@ -1,4 +1,4 @@
-"""slipstream_tf.ops.drift against a NumPy reference."""
+"""`slipstream_tf.ops.drift` matches a NumPy reference."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_bad_input(arguments, error, message):
 
 
 def test_bad_input_to_the_op_itself():
-    """What bypasses the wrapper is caught by the kernel."""
+    """Input that bypasses the Python wrapper is rejected by the kernel."""
     op = _loader.library().slipstream_row_drift
     zeros = tf.zeros([2, 3])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[2,4\]; allowed: \[2,3\]"):

@@ -1,4 +1,4 @@
-"""Gradient rows collected for others and applied from others, against updates in one process."""
+"""Gradients collected on one rank and applied on another match single-process updates."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_keys_without_a_row_get_one_or_are_counted(create_missing):
     )
     statistics = table.statistics(handles[0])
     assert (statistics.rows, statistics.dropped_updates) == ((1, 0) if create_missing else (0, 1))
-    assert table.hot_keys(handles[0], 9)[0].shape == (0,)  # Nobody looked it up here.
+    assert table.hot_keys(handles[0], 9)[0].shape == (0,)  # No lookup happened on this table.
 
 
 def test_deferred_gradients_leave_by_an_exchange_only():
@@ -201,7 +201,7 @@ def test_gradients_that_are_not_finite_pass_where_they_may():
     got = exchange.collect_gradients(plan_of(handles), bad, RATE, passes_non_finite=True)
     assert got.sizes.numpy().tolist() == [[3, 0]] and np.all(np.isnan(got.values))
     assert np.all(np.isnan(got.squares))
-    # What was deferred is as if the batch had come with zeros.
+    # Collecting deferred gradients equals a batch with gradients of zero.
     deferred = exchange.collect_deferred(handles)
     sums = [tf.reduce_sum(gradients_of()[1][:3], 0), gradients_of()[1][3]]
     np.testing.assert_allclose(tf.reshape(deferred.values, [2, 2]), sums, rtol=1e-6)
@@ -248,7 +248,11 @@ RULES = [optimizers.SGD(RATE), optimizers.Adagrad(RATE), optimizers.Adam(RATE)]
 
 
 def route(replicas, keys):
-    """Plans a lookup of an example with a bag of keys per table; returns the batch and its plan."""
+    """Plans the lookup of one example with a bag of keys per table.
+
+    Returns:
+        (the packed batch, its plan).
+    """
     bags = {
         name: tf.RaggedTensor.from_row_lengths(tf.constant(bag, tf.int64), [len(bag)])
         for name, bag in keys.items()
@@ -258,14 +262,17 @@ def route(replicas, keys):
 
 
 def store(replicas, packed, routed, message):
-    """Looks the batch up in training, after which its rows are replicas."""
+    """Looks up the batch for training, which stores its rows as replicas."""
     return exchange.look_up_pulled(replicas, packed, LAYOUT, routed, message, training=True)
 
 
 def pulled_and_stored(rule, with_summary, wire_dtype):
-    """Returns (owners' tables, replicas' tables, bytes of rows) of four keys after a step.
+    """Pulls and stores the rows of four keys after one step.
 
-    Keys 5, 7 and 1 had a gradient; 9 is new.
+    Keys 5, 7 and 1 had a gradient in the step. Key 9 is new.
+
+    Returns:
+        (tables of the owners, tables of the replicas, bytes of the sent rows).
     """
     owners, replicas = make_tables(rule), make_tables(rule)
     table.apply_gradients(plan_of(owners), gradients_of(), RATE)
@@ -285,7 +292,7 @@ def test_pulled_rows_are_stored_and_slots_travel_only_if_told_to(rule, with_summ
     wire_dtype = WIRE_DTYPES.index(dtype)
     owners, replicas, row_bytes = pulled_and_stored(rule, with_summary, wire_dtype)
     slot_bytes = 2 * (with_summary and rule.slots_per_row(1) > 0)
-    # A byte of bits for each table, and of key 9 nothing else.
+    # One byte of row bits per table. Key 9 adds no values because its row has its initial values.
     values = (4, 2, 2, 1)[wire_dtype] * (2 * 3 + 2) + (3 * 4 if dtype == "int8" else 0)
     assert row_bytes == 2 + values + 3 * slot_bytes
     for config, owner, replica in zip(TABLES, owners, replicas, strict=True):
@@ -294,7 +301,7 @@ def test_pulled_rows_are_stored_and_slots_travel_only_if_told_to(rule, with_summ
         wanted = own["rows"][place]
         largest = abs(wanted).max(1, keepdims=True)
         assert (abs(copied["rows"] - wanted) <= largest * (wire_dtype > 0) / 253).all()
-        # The slots that a movement is divided by: Adam's momentum is no matter.
+        # Only the slots that scale a movement matter. Adam's first moment does not.
         slots, of_copy = own["slots"][place][:, -config.dim :], copied["slots"][:, -config.dim :]
         least = slots.min(1, initial=np.inf, keepdims=True) if with_summary else 0.0
         least = np.broadcast_to(least, of_copy.shape)

@@ -1,4 +1,4 @@
-"""Replicas are exported without their values, and imported with their flags."""
+"""Replicas are exported without their values and imported with their flags."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trained(steps: int = 1) -> Replicas:
 
 
 class OfReplicas(ReplicatingStore):
-    """Of replicas alone."""
+    """A store that contains only replicas."""
 
     def __init__(self, replicas: Replicas) -> None:
         self.tables, self._replicas = replicas.tables, replicas

@@ -1,4 +1,4 @@
-"""slipstream_tf.ops.hot_keys against exact counts and a NumPy reference."""
+"""`slipstream_tf.ops.hot_keys` matches exact counts and a NumPy reference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def count(sketch: HotKeySketch, keys, counts=None, device: str = "CPU:0"):
 
 
 def ordered(exact: dict[int, float], k: int):
-    """The k keys of the highest counts, ties by key."""
+    """Returns the k keys with the highest counts and their counts. Ties are ordered by key."""
     order = sorted((key for key in exact if exact[key] > 0), key=lambda key: (-exact[key], key))[:k]
     return order, [exact[key] for key in order]
 

@@ -1,4 +1,4 @@
-"""Values that no export gives are refused by what imports them, and nothing is imported."""
+"""Imports reject values that no export produces, and change no state."""
 
 from __future__ import annotations
 

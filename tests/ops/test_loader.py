@@ -1,4 +1,4 @@
-"""slipstream_tf.ops._loader: the build stamp and the errors that say what to do."""
+"""The op library's build stamp, and the errors of `slipstream_tf.ops._loader`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from slipstream_tf.ops import _loader
 
 @pytest.fixture
 def copied_library(tmp_path):
-    """Copies the library with another text in place of a part of its stamp (same length)."""
+    """Returns a function that copies the library with a changed stamp.
+
+    The new text replaces the old one and must have the same length.
+    """
 
     def copy(old: bytes = b"", new: bytes = b"") -> str:
         path = tmp_path / "_slipstream_ops.so"
@@ -78,7 +81,7 @@ def test_another_minor_release_is_an_import_error(copied_library):
 
 
 def test_another_patch_release_is_accepted(copied_library):
-    """Checked in a child: a process cannot hold two libraries with the same ops."""
+    """Runs in a child process, because a process cannot load the same ops twice."""
     built = _loader.build_info().tensorflow
     major, minor, patch = built.split(".")
     other = f"{major}.{minor}.{(int(patch[-1]) + 1) % 10}"
@@ -132,11 +135,11 @@ def test_nothing_is_loaded_before_the_first_op():
 
 
 class TestWheel:
-    """A wheel has a library for each of several minor releases of TensorFlow."""
+    """A wheel contains one library per supported minor release of TensorFlow."""
 
     @pytest.fixture
     def of_wheel(self, tmp_path, monkeypatch):
-        """A function that makes a library for a release; nothing is installed beside them."""
+        """Returns a function that adds a library for a release. No other library is installed."""
         monkeypatch.delenv(_loader.OVERRIDE, raising=False)
         library = _loader.library_path()
         monkeypatch.setattr(_loader, "_INSTALLED", str(tmp_path / "_slipstream_ops.so"))

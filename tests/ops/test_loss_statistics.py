@@ -1,4 +1,4 @@
-"""Statistics of recorded losses against NumPy: sums, progressive log loss and AUC."""
+"""Sums, progressive log loss and AUC of recorded losses match NumPy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cross_entropy(labels, predicted):
 
 
 def drawn(inputs, seed=0):
-    """Labels and predictions that know something about them."""
+    """Returns labels, and predictions that are correlated with them."""
     generator = np.random.default_rng(seed)
     predicted = generator.beta(1, 3, inputs)
     labels = (generator.random(inputs) < predicted).astype(np.float32)
@@ -29,7 +29,11 @@ def drawn(inputs, seed=0):
 
 
 def exact_auc(labels, predicted, weights):
-    """Share of the pairs in order, ties as half, each pair with the product of its weights."""
+    """Returns the exact weighted AUC.
+
+    It is the fraction of correctly ordered pairs. Ties count half. The weight of a pair is the
+    product of the weights of its examples.
+    """
     positive, negative = labels > 0, labels == 0
     order = np.sign(predicted[positive][:, None] - predicted[negative][None])
     pairs = weights[positive][:, None] * weights[negative][None]
@@ -62,7 +66,7 @@ def test_statistics_equal_numpy(is_weighted):
     assert found.histogram.shape == (2, BINS)
     for label in (0, 1):
         assert found.histogram[label].sum() == pytest.approx(weights[labels == label].sum())
-    # Only pairs within a bin can be counted wrongly, each by a half.
+    # Only pairs within a bin can be counted wrongly, each by one half.
     negatives, positives = found.histogram
     error = 0.5 * (negatives * positives).sum() / (negatives.sum() * positives.sum())
     assert error < 1 / BINS * 4

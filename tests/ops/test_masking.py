@@ -1,4 +1,4 @@
-"""Masking on all paths against the definition, and slipstream_tf.ops.mask."""
+"""Masking of gradients matches the definition on all paths, and bad input raises errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def mask_by_op(keys, rows, masked, deduplicate=True, device="CPU:0") -> KeptRows
 
 
 def mask_by_native_table(keys, rows, masked) -> KeptRows:
-    """Reads the sums from how far SGD moves the rows; a key whose sum is 0 is not among them."""
+    """Masks with a native table and derives the sums from how far SGD moves the rows.
+
+    A key whose sum is 0 is missing in the result.
+    """
     store = NativeStore([Table("t", DIM)], optimizers.SGD(RATE))
     own = np.unique([*keys, *masked]).astype(np.int64)
     store.write_rows("t", own, np.zeros((own.size, DIM), np.float32))
@@ -71,7 +74,7 @@ def mask_by_native_table(keys, rows, masked) -> KeptRows:
 
 
 def mask_by_exchange(keys, rows, masked) -> KeptRows:
-    """Takes the sums that a native table sends to other ranks."""
+    """Masks with the exchange and returns the sums that a table sends to other ranks."""
     handle = table_ops.create(Table("t", DIM), optimizers.SGD(RATE))
     own = np.unique([*keys, *masked]).astype(np.int64)
     table_ops.write(handle, own, np.zeros((own.size, DIM), np.float32))
@@ -87,7 +90,7 @@ def mask_by_exchange(keys, rows, masked) -> KeptRows:
 
 
 def mask_by_variable_store(keys, rows, masked) -> KeptRows:
-    """Row i of the variable has the i-th smallest key."""
+    """Masks with a variable store. Row i of the variable belongs to the i-th smallest key."""
     own = np.unique([*keys, *masked, 0]).astype(np.int64)
     store = VariableStore({"t": tf.Variable(tf.zeros([own.size, DIM]))})
     store.set_update_policy("t", UpdatePolicy("mask"))
@@ -144,7 +147,7 @@ def test_tables_equal_the_definition(table, keys, masked, seed):
     keys, masked = np.array(keys, np.int64), np.array(masked, np.int64)
     rng, shape = np.random.default_rng(seed), (keys.size, DIM)
     if table == "native":
-        # Sums of these are exact, so that rows give them back.
+        # Sums of these numbers are exact, so that the sums can be derived from the rows.
         rows = rng.integers(-64, 65, shape).astype(np.float32) / 32
     else:
         rows = rng.normal(size=shape).astype(np.float32)

@@ -1,4 +1,7 @@
-"""The native store's ops against a NumPy reference: lookups, combiners, rules, counts, errors."""
+"""Ops of the native store match a NumPy reference.
+
+Covers lookups, combiners, update rules, access counts and errors.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ def test_matrix_of_keys_reads_a_column_per_feature(stacked):
 
 
 def reference_update(optimizer, row, slots, gradient, step):
-    """One update of a row in float64; returns the new row and slots."""
+    """Updates one row in float64 and returns the new row and slots."""
     lr = optimizer.learning_rate
     if isinstance(optimizer, optimizers.RowWiseAdagrad):
         slots = slots + np.mean(gradient**2)
@@ -208,7 +211,7 @@ def test_statistics_tell_size_and_load():
         lookup(store, {"f": np.arange(count)}, one_table())
         found = store.statistics("t0")
         assert found.rows == count
-        # At most 4/5 full; shards of few keys double, larger ones grow by a quarter.
+        # The index is at most 80% full. Small shards double and larger shards grow by a quarter.
         assert found.rows / 0.8 <= found.index_places <= 4 * found.rows
         assert found.allocated_bytes >= found.rows * 4 * 4 + found.index_places * 16
 
@@ -379,7 +382,7 @@ def test_unknown_tables_are_named():
 
 
 def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
-    """Trains in child processes, since a process's thread pool is made once."""
+    """Trains in child processes, because a process creates its thread pool only once."""
     import subprocess
     import sys
 
@@ -425,7 +428,7 @@ def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
     ],
 )
 def test_a_layout_that_does_not_fit_is_refused_without_a_graph(is_training, changes, message):
-    """Shape functions, which refuse it in graphs, are not called then."""
+    """Eager calls skip the shape functions, which reject this layout in graphs."""
     library = _loader.library()
     op = library.SlipstreamLookup if is_training else library.SlipstreamEvaluationLookup
     handles = [library.SlipstreamTable(table_name="t", dim=dim) for dim in (3, 2)]
@@ -441,7 +444,7 @@ def test_a_layout_that_does_not_fit_is_refused_without_a_graph(is_training, chan
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_handle_must_be_a_scalar_in_graphs_that_do_not_know(count):
-    """Of none TensorFlow would read the first."""
+    """Otherwise TensorFlow would read the first element of an empty tensor."""
     library = _loader.library()
     handle = library.SlipstreamTable(table_name="t", dim=2)
 

@@ -1,4 +1,4 @@
-"""The ops that read and replace deferred gradients and row flags; and a window."""
+"""Deferred gradients, row flags and windows are exported and imported exactly."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_sums_ages_and_rows_against_numpy() -> None:
     }
     assert found == expected
     assert float(deferred["learning_rate"]) == 0.5 and (deferred["ranks"] == 0).all()
-    # They stay, and the rows are without them.
+    # The sums stay deferred and the exported rows do not include them.
     assert store.update_counts("t").deferred_now == 4
     assert (store.export_table("t", flush=False)["rows"] == 0.0).all()
     contents = store.export_table("t", flush=False)

@@ -1,4 +1,4 @@
-"""Features without a combiner in the lookup's ops, against a NumPy reference."""
+"""Lookups of features without a combiner match a NumPy reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slipstream_tf.tables import NativeStore
 
 DIM, RATE = 3, 0.5
 PADDING = -1
-# Three features of one table: two sequences, and a bag that is pooled.
+# Three features of one table: two sequences and a pooled bag.
 SPECS = [
     FeatureSpec("seen", "t", None),
     FeatureSpec("bag", "t", "sum"),
@@ -177,7 +177,7 @@ def test_stacked_needs_combiners(is_training):
 
 
 def test_simulated_ranks_split_the_keys_of_a_batch():
-    """Two ranks with half of the examples each: what each defers is its own half's."""
+    """Two simulated ranks have half of the examples each and defer only their half's gradients."""
     store, specs = make_store(), [FeatureSpec("x", "t", None)]
     policy = UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1 << 20, ranks=2)
     store.set_update_policy("t", policy)

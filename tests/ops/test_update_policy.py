@@ -1,4 +1,4 @@
-"""Masking, deferring and watching gradients in the native store, against plain training."""
+"""Masking, deferring and watching gradients in the native store, compared with plain training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_store(optimizer=None):
 
 
 def train(store, keys, gradients):
-    """One step: keys int64 [batch], gradients float32 [batch, DIM]."""
+    """Trains one step with keys int64 [batch] and gradients float32 [batch, DIM]."""
     packed = features.pack({"f": np.asarray(keys, np.int64)}, SPECS, None)
     _, plan = store.lookup(packed, True)
     store.apply_gradients(plan, [tf.constant(gradients, tf.float32)])
@@ -86,7 +86,8 @@ def test_an_export_and_an_evaluation_see_every_gradient():
     before = rows_of(store, [7])
     train(store, [7], np.ones((1, DIM)))
     assert store.update_counts("t").deferred_now == 1
-    np.testing.assert_array_equal(rows_of(store, [7]), before)  # gather reads rows as they are
+    # gather reads the rows without their deferred gradients.
+    np.testing.assert_array_equal(rows_of(store, [7]), before)
     packed = features.pack({"f": np.array([7])}, SPECS, None)
     pooled, _ = store.lookup(packed, False)
     np.testing.assert_allclose(pooled[0], before - RATE, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""The ops that write and remove rows, tell keys and steps, and take a learning rate per table."""
+"""Rows are written and removed, keys and steps exported, and each table has its rate."""
 
 from __future__ import annotations
 
