@@ -1,9 +1,10 @@
-"""A rank of test_hosts.py: what `comm.traffic` counts beside what the kernel counted.
+"""Compares `comm.traffic` with the kernel's byte counters on one rank of test_hosts.py.
 
-    bytes_sent.py COUNTERS ROWS: COUNTERS is the folder of the interface's counters.
+    bytes_sent.py COUNTERS ROWS
 
-Writes a line of JSON: {collective: {"counted": bytes, "kernel": bytes, "seconds": ...}}, and under
-"idle" what nothing but Horovod's own talk took.
+COUNTERS is the folder of the network interface's counters. Writes a line of JSON: {collective:
+{"counted": bytes, "kernel": bytes, "seconds": ...}}. The entry "idle" contains the traffic of
+Horovod's background communication.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import tensorflow as tf
 
 from slipstream_tf import distributed
 
-# Until what a collective left in the queues is on the wire; also the time of "idle".
+# Seconds to wait until queued bytes are on the wire. Also the duration of "idle".
 REST = 0.5
 WIDTH = 64
 
 
 def main() -> None:
-    """Runs each collective once, after one that is not measured."""
+    """Runs each collective once, after an unmeasured warm-up collective."""
     counters, rows = Path(sys.argv[1]), int(sys.argv[2])
     job = distributed.init()
     tensor = tf.ones([rows, WIDTH])

@@ -1,4 +1,4 @@
-"""A rank of test_programs.py: every collective against what all ranks' inputs say it must give."""
+"""Compares every collective with its expected result on one rank of test_programs.py."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from slipstream_tf import distributed
 
 
 def rows_of(rank: int) -> np.ndarray:
-    """Rows that a rank starts with, [rank, 2]: rank 0 has none."""
+    """Returns the rows of a rank at the start, [rank, 2]. Rank 0 has none."""
     return np.full((rank, 2), rank + 1, np.float32)
 
 
 def part_for(sender: int, receiver: int) -> np.ndarray:
-    """What a rank sends to another: as many rows as the difference of their numbers."""
+    """Returns the rows that `sender` sends to `receiver`.
+
+    Their number is the absolute difference of the two ranks.
+    """
     return np.full((abs(sender - receiver), 3), 10 * sender + receiver, np.float32)
 
 
 def check(job: distributed.Communicator) -> None:
-    """One round, in eager code or in a tf.function."""
+    """Runs every collective once, in eager code or in a tf.function."""
     ranks = range(job.size)
     total = job.sum(tf.constant([1.0, job.rank]), "dense", "sum")
     tf.debugging.assert_equal(total, tf.constant([job.size, sum(ranks)], tf.float32))
@@ -36,7 +39,7 @@ def check(job: distributed.Communicator) -> None:
 
 
 def main() -> None:
-    """Checks both ways, then the bytes."""
+    """Checks eager code, a tf.function, and the number of bytes sent."""
     job = distributed.init()
     check(job)
     tf.function(lambda: check(job))()
@@ -46,7 +49,7 @@ def main() -> None:
         "dense": 2 * (8 * 2 * (job.size - 1) // job.size),
         "rows": 2 * 8 * job.rank * (job.size - 1),
         "keys": 2 * 12 * distances,
-        # By a binomial tree whose root is the last rank, of 2 or 4.
+        # A binomial tree with the last rank as root, for 2 or 4 ranks.
         "control": 2 * 8 * {2: [0, 1], 4: [1, 0, 0, 2]}[job.size][job.rank],
         "gradients": 0,
         "deferred": 0,

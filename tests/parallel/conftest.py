@@ -1,4 +1,4 @@
-"""What the tests of several ranks share: how a program is run as a Horovod job on this machine."""
+"""Fixtures that run a program as a Horovod job on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 def run_ranks(
     request: pytest.FixtureRequest,
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Gives `_run_ranks`; tests that use it are skipped, visibly, without Horovod."""
+    """Provides `_run_ranks`. Skips the test if Horovod is not installed."""
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("no Horovod: run `make horovod`")
     return functools.partial(_run_ranks, request.getfixturevalue("servers"))
@@ -29,7 +29,7 @@ def run_ranks(
 
 @pytest.fixture(scope="session")
 def hosts() -> ModuleType:
-    """Gives the module hosts.py; tests that use it are skipped, visibly, where it cannot work."""
+    """Provides the module hosts.py. Skips the test if network namespaces are unavailable."""
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("no Horovod: run `make horovod`")
     module = _load("hosts")
@@ -41,7 +41,7 @@ def hosts() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def elastic_cluster() -> ModuleType:
-    """Gives the module elastic_cluster.py."""
+    """Provides the module elastic_cluster.py."""
     return _load("elastic_cluster")
 
 
@@ -63,16 +63,19 @@ def _run_ranks(
     is_cold: bool = False,
     timeout: float = 240.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program of this folder under horovodrun or mpirun.
+    """Runs a program of this folder with horovodrun or mpirun.
 
     Args:
-        servers: of warm.py, of which ranks and horovodrun are forks.
-        program: file name.
-        count: number of ranks.
-        *arguments: of the program.
+        servers: The servers of warm.py. The ranks and horovodrun are their forks.
+        program: File name of the program.
+        count: Number of ranks.
+        *arguments: Arguments of the program.
         controller: "gloo" or "mpi".
-        is_cold: ranks and horovodrun are what users start: interpreters that import for themselves.
-        timeout: seconds after which the ranks are killed and the test fails.
+        is_cold: Start new interpreters, as users do, instead of forks.
+        timeout: Time in seconds after which the ranks are killed and the test fails.
+
+    Returns:
+        The finished launcher with its output.
     """
     environment = servers.environment()
     start = [] if is_cold else servers.start(environment)

@@ -1,8 +1,8 @@
-"""A rank of test_programs.py: graphs where some ranks' batch size is a constant.
+"""Runs collectives in graphs with a constant batch size, as a rank of test_programs.py.
 
     constant_batches.py RANKS
 
-RANKS: "first", the batches of rank 0 have a constant size, or "all" have one.
+RANKS: with "first" the batch size is constant on rank 0 only, with "all" on all ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEPS = 20
 
 
 def main() -> None:
-    """Runs every collective on what a constant batch size is all that is needed for."""
+    """Runs collectives on values that depend only on the batch size."""
     job = distributed.init(timeout_seconds=10.0)
     batch = 4 + job.rank
     is_constant = sys.argv[1] == "all" or job.rank == 0
@@ -33,9 +33,9 @@ def main() -> None:
     step = trace()
     for number in range(STEPS):
         if number == STEPS // 2 and job.rank == job.size - 1:
-            step = trace()  # One rank alone has a graph to optimise.
+            step = trace()  # Only one rank has a graph to optimize.
         step(tf.ones([batch]))
-    # Each of the steps has sent all that one sends.
+    # Each step has sent the bytes of one step.
     of_sum = 4 * 2 * (job.size - 1) // job.size
     once = {"dense": 2 * of_sum, "rows": 4, "keys": 4, "control": of_sum + 8 * (job.rank == 0)}
     sent = job.traffic().bytes
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def check(job: Communicator, inputs: tf.Tensor, sizes: list[int]) -> None:
-    """Asserts that collectives of a batch's size give what they must."""
+    """Asserts that the collectives of batch sizes return the expected values."""
     batch = tf.shape(inputs)[:1]
     total = job.sum(tf.cast(batch, tf.float32), "dense", "sum")
     tf.debugging.assert_equal(total, tf.constant([sum(sizes)], tf.float32))

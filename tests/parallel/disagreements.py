@@ -1,6 +1,6 @@
-"""A rank of test_programs.py: what ranks are told whose settings or rows differ.
+"""Prints the errors of ranks with different settings or rows, for test_programs.py.
 
-Arguments: "tables", "settings" or "rows", and the placement of the tables (empty: the default).
+Arguments: "tables", "settings" or "rows", and the placement of the tables (empty for the default).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def differ_in_settings(comm: Communicator, placement: str) -> None:
 
 
 def differ_in_rows(comm: Communicator, placement: str) -> None:
-    """In the third window a row of rank 1 jumps; until then all agree."""
+    """Changes a row on rank 1 in the third window. Until then all ranks agree."""
     embeddings = make_embeddings(comm, placement, dim=4)
     slipstream = slip.Slipstream(
         embeddings,
@@ -58,7 +58,7 @@ def differ_in_rows(comm: Communicator, placement: str) -> None:
 
 
 def main() -> None:
-    """Prints the error that this rank gets."""
+    """Prints the error that this rank raises."""
     what, placement = sys.argv[1:3]
     comm = slip.distributed.init()
     differ = {"tables": differ_in_tables, "settings": differ_in_settings, "rows": differ_in_rows}

@@ -1,8 +1,8 @@
-"""A cluster whose hosts come and go, and an elastic job on it; of `hosts`' network namespaces.
+"""A cluster of network namespaces with an elastic job, whose hosts fail, leave and join.
 
-In: a command. Out: what it says, with the time of each line; and ranks that are killed, hosts that
-are silenced, taken away and brought back meanwhile. The first host has Horovod's launcher, which
-starts ranks by remote_shell.py in place of ssh.
+The cluster runs a command and records its output lines with their times. Meanwhile a test can kill
+ranks and can cut off, remove and add hosts. Host 0 runs Horovod's launcher, which starts ranks with
+remote_shell.py in place of ssh.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 _REMOTE = Path(__file__).with_name("remote_shell.py")
 _SSH = f'#!/bin/sh\nexec {sys.executable} -S {_REMOTE} "$@"\n'
-# Of slipstream-train: a small model, and how tables are placed.
+# Flags of slipstream-train: a small model, and the placement of the tables.
 SMALL = ("--batch_size=512", "--dim=8", "--bottom=32", "--mlp=32", "--checkpoint_every=75")
 WAYS = {
     "replicated": ("--placement=replicated",),
@@ -31,18 +31,18 @@ WAYS = {
     ),
 }  # fmt: skip
 _GOES_ON = "Goes on from step"
-# Seconds until training must go on, on a busy machine, too.
+# Maximum number of seconds until training continues after each event, for busy machines.
 WITHIN = {"kill": 60.0, "kill agent": 60.0, "silence": 120.0, "join": 90.0, "leave": 90.0}
 _DISCOVER = "#!/bin/sh\ncat FOLDER/hosts\n"
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """What the job said.
+    """A line of the job's output.
 
     Attributes:
-        at: when, of `time.monotonic`.
-        text: the line.
+        at: The time of the line, from `time.monotonic`.
+        text: The line.
     """
 
     at: float
@@ -50,12 +50,14 @@ class Line:
 
 
 class ElasticCluster:
-    """Hosts 1 to `count`, one rank on each that is up; host 0 launches.
+    """Hosts 1 to `count` with one rank each, and the launcher on host 0.
+
+    Only hosts that are up have a rank.
 
     Args:
-        network: `hosts.Hosts(count + 1)`, entered.
-        folder: for files of its own.
-        up: hosts that there are at the beginning.
+        network: `hosts.Hosts(count + 1)`, entered as a context manager.
+        folder: Folder for the files of the cluster.
+        up: Hosts that are up at the start.
     """
 
     def __init__(self, network: Any, folder: Path, up: Sequence[int]) -> None:
@@ -71,10 +73,10 @@ class ElasticCluster:
             path.chmod(0o755)
 
     def set_up(self, up: Sequence[int]) -> None:
-        """Says which hosts the launcher is to use from now on."""
+        """Sets the hosts that the launcher uses from now on."""
         self.up = set(up)
         text = "".join(f"{self._network.addresses[host]}:1\n" for host in sorted(up))
-        # The launcher must never read half of it.
+        # Replace the file atomically, because the launcher must not read half of the new text.
         unfinished = self._folder / "hosts.part"
         unfinished.write_text(text, encoding="utf-8")
         os.replace(unfinished, self._folder / "hosts")
@@ -82,15 +84,15 @@ class ElasticCluster:
     def start(self, command: Sequence[str], most: int) -> None:
         """Starts a job of 1 to `most` ranks.
 
-        In this cluster's folder: `python -m` looks for packages where it is started, and would find
-        sources that were not built.
+        The command starts in the cluster's folder. In another folder, `python -m` could find
+        sources that are not built.
         """
         for name in self._network.names[1:]:
             serve = [sys.executable, "-S", str(_REMOTE), "serve"]
             self._servers.append(
                 subprocess.Popen(["ip", "netns", "exec", name, *serve], cwd=self._folder)
             )
-        # The launcher calls hosts that may be silent; see docs/clusters.md.
+        # The launcher connects to hosts that may be silent. See docs/clusters.md.
         inside = ["ip", "netns", "exec", self._network.names[0]]
         retries = "echo 2 > /proc/sys/net/ipv4/tcp_syn_retries"
         subprocess.run([*inside, "sh", "-c", retries], check=False)
@@ -127,10 +129,13 @@ class ElasticCluster:
             self.lines += [Line(time.monotonic(), part) for part in line.rstrip().split("\r")]
 
     def wait_for(self, text: str, timeout: float, since: float = 0.0) -> float:
-        """Waits for a line with a text that comes after a time; returns the seconds since then.
+        """Waits for a line that contains a text and is later than `since`.
+
+        Returns:
+            The seconds from `since` to the line.
 
         Raises:
-            TimeoutError: there is none in time, or the job has ended.
+            TimeoutError: No such line appeared in time, or the job has ended.
         """
         assert self._process is not None
         begin = time.monotonic()
@@ -144,7 +149,7 @@ class ElasticCluster:
         raise TimeoutError(f"No {text!r} within {timeout:g} s:\n{self.output()}")
 
     def wait(self, timeout: float) -> int:
-        """Waits for the job's end; returns its exit code."""
+        """Waits for the end of the job and returns its exit code."""
         assert self._process is not None
         try:
             return self._process.wait(timeout)
@@ -153,16 +158,16 @@ class ElasticCluster:
 
     @property
     def is_running(self) -> bool:
-        """Whether the job has not ended."""
+        """Whether the job is still running."""
         return self._process is not None and self._process.poll() is None
 
     def output(self) -> str:
-        """Returns the last lines."""
+        """Returns the last lines of the output."""
         shown = [line.text for line in self.lines if "examples/s" not in line.text]
         return "\n".join(shown[-80:])
 
     def processes_of(self, host: int) -> list[int]:
-        """Returns a host's processes that are Python's, the oldest first."""
+        """Returns the Python processes on a host, oldest first."""
         listed = subprocess.run(
             ["ip", "netns", "pids", self._network.names[host]],
             capture_output=True, text=True, check=True,
@@ -178,24 +183,27 @@ class ElasticCluster:
         return sorted(found)
 
     def has_rank(self, host: int) -> bool:
-        """Whether more runs on a host than its own server, which is the first."""
+        """Whether a process other than the remote shell server runs on a host.
+
+        The server is the oldest process.
+        """
         return len(self.processes_of(host)) > 1
 
     def kill(self, host: int, agent: bool = False) -> None:
-        """Kills the rank on a host, or its agent, and with it the rank."""
+        """Kills the rank on a host, or Horovod's agent there, which ends the rank."""
         own = self.processes_of(host)[1:]
         os.kill(own[0] if agent else own[-1], signal.SIGKILL)
 
     def silence(self, host: int) -> None:
-        """Cuts a host off; the launcher's script does not know of it."""
+        """Cuts the link of a host without changing the launcher's list of hosts."""
         self._network.cut(host)
 
     def mend(self, host: int) -> None:
-        """Undoes `silence`."""
+        """Restores the link of a host after `silence`."""
         self._network.mend(host)
 
     def close(self) -> None:
-        """Ends the job with all of its processes."""
+        """Ends the job and all of its processes."""
         if self._process is not None:
             for host in range(len(self._network.names)):
                 for process in self.processes_of(host):
@@ -210,12 +218,12 @@ class ElasticCluster:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """What has happened to a cluster.
+    """An event that happened to a cluster.
 
     Attributes:
         what: "kill", "kill agent", "silence", "join" or "leave".
-        hosts: that the launcher was told of then.
-        seconds: until training went on.
+        hosts: Number of hosts in the launcher's list after the event.
+        seconds: Time until training continued.
     """
 
     what: str
@@ -224,12 +232,12 @@ class Event:
 
 
 class RandomEvents:
-    """Random events on a cluster of 4 hosts, one after the other.
+    """Random events on a cluster of 4 hosts, one after another.
 
     Args:
-        cluster: of hosts 1 to 4.
-        seed: of the choice.
-        commits: folder of the job's checkpoints.
+        cluster: A cluster of hosts 1 to 4.
+        seed: Seed of the random choices.
+        commits: Folder of the job's checkpoints.
     """
 
     def __init__(self, cluster: ElasticCluster, seed: int, commits: Path) -> None:
@@ -237,14 +245,15 @@ class RandomEvents:
         self.took: list[Event] = []
 
     def event(self) -> None:
-        """Makes one happen, and waits until training has gone on.
+        """Triggers one event and waits until training has continued.
 
-        All hosts have ranks then, and something has been saved since.
+        The event happens after all hosts have ranks and after a checkpoint that is newer than the
+        last event.
         """
         cluster, up = self._cluster, sorted(self._cluster.up)
         self._wait_for_commit()
         possible = ["kill", *(["join"] * 2 if len(up) < 4 else [])]
-        # With its last agent a job ends.
+        # A job ends with its last agent.
         if len(up) > 1:
             possible += ["kill agent", "silence", "leave"]
         what, host = self._random.choice(possible), self._random.choice(up)
@@ -258,14 +267,14 @@ class RandomEvents:
         else:
             if what == "silence":
                 cluster.silence(host)
-                # Who asks the hosts whether they are there gives them some time.
+                # The launcher polls its hosts and needs some seconds to notice the change.
                 time.sleep(5.0)
             cluster.set_up([other for other in up if other != host])
         seconds = cluster.wait_for(_GOES_ON, WITHIN[what], since)
         self.took.append(Event(what, len(cluster.up), round(seconds, 1)))
 
     def _wait_for_commit(self) -> None:
-        # The launcher leaves a host alone for a while after its rank has been killed.
+        # After the death of a rank the launcher does not use its host for a while.
         deadline = time.monotonic() + 60.0
         while not all(map(self._cluster.has_rank, self._cluster.up)):
             if time.monotonic() > deadline or not self._cluster.is_running:
@@ -284,21 +293,21 @@ class RandomEvents:
 def disturb(
     hosts: Any, folder: Path, train: Sequence[str], seed: int, events: int
 ) -> tuple[list[Event], dict[str, Any]]:
-    """Runs an elastic job, on two hosts at first, with random events.
+    """Runs an elastic job with random events, on two hosts at the start.
 
     Args:
-        hosts: the module.
-        folder: for all files.
-        train: what starts slipstream-train, and its flags but --elastic and --output.
-        seed: of the choice of events.
-        events: how many.
+        hosts: The module hosts.py.
+        folder: Folder for all files.
+        train: Command of slipstream-train with its flags, except --elastic and --output.
+        seed: Seed of the choice of events.
+        events: Number of events.
 
     Returns:
-        What happened, and the job's metrics.json.
+        The events, and the job's metrics.json.
 
     Raises:
-        TimeoutError: training did not go on in time.
-        RuntimeError: the job failed.
+        TimeoutError: Training did not continue in time.
+        RuntimeError: The job failed.
     """
     output = folder / "run"
     with hosts.Hosts(5) as network:

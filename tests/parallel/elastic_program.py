@@ -1,6 +1,7 @@
-"""Trains by `run_elastic`, and notes which batches each step had; may end in the midst of it.
+"""Trains with `run_elastic` and records the batches of each step.
 
-Arguments: a folder, the step after which all ranks end without a word (0: none), the way to train.
+Arguments: a folder, the step after which all ranks exit without a message (0 for none), and the
+placement of the tables.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BATCHES, BATCH, EVERY = 40, 32, 4
 
 
 class Notes(keras.callbacks.Callback):
-    """Notes the batches of each step, and ends the process after one."""
+    """Records the batch of each step, and ends the process after a given step."""
 
     def __init__(self, path: Path, begun: int, last: int, seen: list[int]) -> None:
         super().__init__()
@@ -33,7 +34,7 @@ class Notes(keras.callbacks.Callback):
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([self._step, self._seen[batch]]) + "\n")
         if self._step == self._last:
-            time.sleep(2.0)  # What was saved is written meanwhile.
+            time.sleep(2.0)  # The checkpoint is written in the background meanwhile.
             os._exit(7)
 
 
@@ -41,7 +42,7 @@ def main() -> None:
     folder, last, way = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     random = np.random.default_rng(0)
     keys = random.integers(0, 1000, (BATCHES * BATCH, 2))
-    # A number that tells the batch from all others.
+    # The second column is the number of the batch.
     keys[:, 1] = np.repeat(np.arange(BATCHES), BATCH)
     labels = (keys[:, 0] % 3 == 0).astype(np.float32)
     batches = tf.data.Dataset.from_tensor_slices((keys, labels)).batch(BATCH)

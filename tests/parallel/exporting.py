@@ -1,4 +1,4 @@
-"""A rank of test_programs.py: SavedModels and deltas of tables that several ranks train."""
+"""Exports SavedModels and deltas of tables on multiple ranks, for test_programs.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = np.stack([np.arange(60), np.arange(60)[::-1]], axis=1)
 
 
 def train(layer: EmbeddingCollection, comm: Communicator, low: int) -> None:
-    """A step; each rank has keys of its own besides common ones."""
+    """Trains one step with ten common keys and ten keys of this rank."""
     keys = np.concatenate([np.arange(low, low + 10), low + 10 * comm.rank + np.arange(10)])
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.square(layer(np.stack([keys, keys], axis=1), training=True)))

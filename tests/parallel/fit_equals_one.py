@@ -1,8 +1,8 @@
-"""A rank of test_programs.py: trains with `model.fit` and compares with one process on all inputs.
+"""Compares `model.fit` on ranks with one process that trains all examples.
 
-Arguments: rule of the rows, placement of the tables (empty: the default), "plain" or "defer". What
-is held back changes the gradients that follow: with "defer" the one process holds back as simulated
-ranks do, which takes batches of one size.
+A program of test_programs.py. Arguments: update rule of the rows, placement of the tables (empty
+for the default), "plain" or "defer". Deferring changes later gradients. Therefore with "defer" the
+single process defers like simulated ranks, which requires batches of equal size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Batch = tuple[dict[str, np.ndarray], np.ndarray]
 
 
 class TrainedInputs(keras.metrics.Metric):
-    """Counts the inputs that were trained on."""
+    """Counts the trained examples."""
 
     def __init__(self) -> None:
         super().__init__(name="trained_inputs")
@@ -41,7 +41,10 @@ class TrainedInputs(keras.metrics.Metric):
 
 
 def batches_of(rank: int, is_even: bool = False) -> list[Batch]:
-    """A rank's batches; if they are not even, higher ranks have more, of all sizes."""
+    """Returns the batches of one rank.
+
+    If `is_even` is false, their sizes vary and higher ranks have more batches.
+    """
     random = np.random.default_rng(7 + rank)
     made = []
     for _ in range(12 if is_even else 4 + 3 * rank):
@@ -54,7 +57,10 @@ def batches_of(rank: int, is_even: bool = False) -> list[Batch]:
 
 
 def union(ranks: Sequence[list[Batch]]) -> list[Batch]:
-    """The batches that one process sees: in each step, those of all ranks that still have one."""
+    """Returns the batches of the single process.
+
+    Each batch joins the batches of all ranks that still have one in this step.
+    """
     steps = max(len(batches) for batches in ranks)
     joined = []
     for step in range(steps):
@@ -87,7 +93,7 @@ def train(
     way: str,
     ranks: int = 1,
 ) -> tuple[list[np.ndarray], dict[str, float]]:
-    """Trains; returns all rows, slots and weights, and the last metrics."""
+    """Trains and returns all rows, slots and weights, and the last metrics."""
     keras.utils.set_random_seed(3)
     rules = {
         "sgd": slip.optimizers.SGD(0.5),
@@ -126,27 +132,27 @@ def train(
 
 
 def of_all_ranks(comm: Any, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """A sharded table's keys, rows and slots, by key."""
+    """Returns the keys, rows and slots of a sharded table, gathered and ordered by key."""
     gathered = [comm.gather(tf.constant(part), "control", "test.export").numpy() for part in parts]
     order = np.argsort(gathered[0])
     return [part[order] for part in gathered]
 
 
 def require_same_metrics(got: dict[str, float], wanted: dict[str, float], count: int) -> None:
-    """Every input counts once over all ranks, and every rank sees the metrics of all."""
+    """Asserts that the metrics count every example of all ranks exactly once."""
     assert got["trained_inputs"] == count == wanted["trained_inputs"], (got, count, wanted)
     np.testing.assert_allclose(got["loss"], wanted["loss"], rtol=1e-4)
     np.testing.assert_allclose(got["AUC"], wanted["AUC"], atol=2e-3)
 
 
 def main() -> None:
-    """Compares one way of training."""
+    """Compares one configuration with the single process."""
     rule, placement, way = sys.argv[1:4]
     comm = slip.distributed.init()
     is_even = way == "defer"
     ranks = [batches_of(rank, is_even) for rank in range(comm.size)]
     if not is_even:
-        ranks[-1] = []  # This rank never has an input.
+        ranks[-1] = []  # This rank never has an example.
     state, metrics = train(ranks[comm.rank], rule, comm, placement, way)
     wanted, wanted_metrics = train(union(ranks), rule, None, "", way, comm.size if is_even else 1)
     for got, one in zip(state, wanted, strict=True):

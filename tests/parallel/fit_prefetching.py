@@ -1,6 +1,6 @@
-"""A rank of test_programs.py: training whose keys are sent ahead, beside one where they are not.
+"""Compares training with prefetched keys bit for bit with training without.
 
-Argument: of `POLICIES`. Every difference between the two is an error, in whatever bit.
+A program of test_programs.py. The argument is a name in `POLICIES`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def make_model(comm: Any, embeddings: Any) -> slip.models.DCNv2:
 
 
 def state_of(comm: Any, embeddings: Any, variables: Any) -> list[np.ndarray]:
-    """Weights, and rows and slots of all ranks."""
+    """Returns the weights, and the rows and slots of all ranks."""
     state = [weights.numpy() for weights in variables]
     for table in embeddings.tables:
         contents = embeddings.store.export_table(table.name)
@@ -52,10 +52,10 @@ def state_of(comm: Any, embeddings: Any, variables: Any) -> list[np.ndarray]:
 
 
 def fit(batches: list[Batch], comm: Any, way: str, prefetch: bool) -> list[np.ndarray]:
-    """Trains epochs of `model.fit`, each with a validation; returns what came of it."""
+    """Trains epochs of `model.fit` with validation, and returns the final state."""
     embeddings = make_embeddings(comm, prefetch=prefetch)
     model = make_model(comm, embeddings)
-    # With this threshold most keys are saturated.
+    # Most keys are saturated at this threshold.
     slipstream = slip.Slipstream(
         embeddings,
         POLICIES[way],
@@ -78,7 +78,7 @@ def fit(batches: list[Batch], comm: Any, way: str, prefetch: bool) -> list[np.nd
 
 
 def loop(batches: list[Batch], comm: Any, is_traced: bool, prefetch: bool) -> list[np.ndarray]:
-    """Trains epochs of a loop of its own, whose keys are a dictionary."""
+    """Trains epochs in a custom loop with a dictionary of keys."""
     embeddings = make_embeddings(comm, prefetch=prefetch)
     weights = tf.Variable(tf.ones([FIELDS * DIM, 1]))
 
@@ -114,7 +114,7 @@ def tensor_of(variable: Any) -> Any:
 
 
 def refuses(comm: Any) -> None:
-    """What cannot work is told before anything is trained."""
+    """Asserts that unsupported settings raise errors before training starts."""
     for options, text in (
         ({"placement": "replicated", "prefetch": True}, "'sharded'"),
         ({"placement": "replicated"}, None),
@@ -145,14 +145,14 @@ def refuses(comm: Any) -> None:
 
 
 def main() -> None:
-    """Compares the ways of training."""
+    """Compares training with and without prefetching."""
     way = sys.argv[1]
     comm = slip.distributed.init()
-    # Keys are saturated after some windows, if they come often.
+    # Frequent keys are saturated only after some windows.
     is_long = way == "mask"
     batches = batches_of(comm.rank, is_long)
     if comm.rank + 1 == comm.size and not is_long:
-        batches = []  # This rank never has an input.
+        batches = []  # This rank never has an example.
     pairs = [[fit(batches, comm, way, prefetch) for prefetch in (False, True)]]
     if way == "plain":
         refuses(comm)

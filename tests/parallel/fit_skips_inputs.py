@@ -1,6 +1,6 @@
-"""A rank of test_programs.py: `fit` with inputs left out of uneven ranks' data.
+"""Runs `fit` with skipped examples on ranks with uneven data, for test_programs.py.
 
-Argument: placement of the tables (empty: the default).
+Argument: placement of the tables (empty for the default).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ BATCH_SIZE = 8
 
 
 def batches_of(rank: int) -> list[Batch]:
-    """A rank's batches, more on higher ranks: half of the inputs have keys that move little."""
+    """Returns the batches of one rank. Higher ranks have more batches.
+
+    The keys of half of the examples move little.
+    """
     random = np.random.default_rng(11 + rank)
     made = []
     for _ in range(24 + 9 * rank):
@@ -33,7 +36,7 @@ def batches_of(rank: int) -> list[Batch]:
 
 
 def train(comm: Any, placement: str, policy: Any, epochs: int = 1) -> tuple[slip.Slipstream, int]:
-    """Trains; returns the engine and the inputs of the last epoch, as the logs say."""
+    """Trains, and returns the engine and the number of examples in the last epoch's logs."""
     keras.utils.set_random_seed(3)
     tables = [
         slip.Table(f"f{i}", dim=DIM, initializer=slip.initializers.RandomUniform(seed=i))
@@ -59,7 +62,7 @@ def train(comm: Any, placement: str, policy: Any, epochs: int = 1) -> tuple[slip
 
 
 def main() -> None:
-    """Trains and accounts for every input."""
+    """Trains, and checks that every example was trained or skipped."""
     comm = slip.distributed.init()
     slipstream, trained = train(comm, sys.argv[1], slip.SkipExamples(slip.RowDrift(), share=0.5))
     given = sum(BATCH_SIZE * len(batches_of(rank)) for rank in range(comm.size))
@@ -67,7 +70,7 @@ def main() -> None:
     assert ledger.examples_seen == given, (ledger.examples_seen, given)
     assert ledger.examples_skipped > given // 20, ledger.examples_skipped
     assert trained + ledger.examples_skipped == given, (trained, ledger.examples_skipped, given)
-    # Half of the examples in the first epoch, and none later: these are longer.
+    # Half of the examples are skipped in the first epoch only, so that the later epochs are longer.
     halves = slip.baselines.SkipAtRandom((*[0.5] * 4, 0.0))
     longer, of_last = train(comm, sys.argv[1], halves, epochs=3)
     assert longer.ledger.examples_seen == 3 * given, (longer.ledger.examples_seen, given)

@@ -1,11 +1,11 @@
-"""Hosts on a network of their own, made on this machine of Linux network namespaces.
+"""Hosts in a private network of Linux network namespaces on this machine.
 
-In: how many hosts, and how fast their links are. Out: a Horovod job with one rank on each, what the
-kernel counted on its interface, and a link that can be cut. Needs root, `ip` and `tc`.
+`Hosts` receives the number of hosts and the speed of their links. It runs a Horovod job with one
+rank per host, reads the kernel's byte counters, and can cut links. It needs root, `ip` and `tc`.
 
-Every host is a namespace with one interface, `INTERFACE`. Its link leads to a bridge in a namespace
-of its own, the switch, where Horovod's rendezvous server runs, too: cutting a host's link cuts that
-host off and nothing else. Nothing of it is seen from outside the namespaces.
+Every host is a namespace with one interface, `INTERFACE`. Its link leads to a bridge in a separate
+namespace, the switch, which also runs Horovod's rendezvous server. Therefore a cut link isolates
+only its host. The network is invisible outside the namespaces.
 
     with Hosts(2, rate="1gbit") as hosts:
         job = hosts.start(["program.py"])
@@ -46,7 +46,8 @@ server.init(get_host_assignments(plan, len(addresses)))
 print(port, flush=True)
 time.sleep(1e6)
 """
-# From a host back to where its caller is: as forks of warm.py's servers enter a host.
+# Moves a process from a host back to its caller's namespaces. Forks of warm.py's servers enter a
+# host with the same system call.
 _ENTER = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -57,9 +58,10 @@ for name in ("net", "mnt"):
 
 
 def unavailable() -> str | None:
-    """Says why hosts cannot be made here; None: they can.
+    """Returns the reason why hosts cannot be created here, or None if they can.
 
-    Root in a container may lack any of the capabilities that a host takes, so that one is made.
+    Root in a container may lack a capability that a host needs. Therefore this function creates one
+    host.
     """
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return "network namespaces need Linux and root"
@@ -76,13 +78,13 @@ def unavailable() -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a rank ended.
+    """The end of one rank.
 
     Attributes:
-        code: exit code; negative: the signal that ended it.
-        output: what it wrote, standard error included.
-        seconds: from the start of the job, or from `Job.reset_clock`.
-        killed: it did not end by itself in time.
+        code: Exit code. A negative number is the signal that ended the rank.
+        output: Standard output and standard error.
+        seconds: Time since the start of the job or the last `Job.reset_clock`.
+        killed: The rank did not end by itself in time.
     """
 
     code: int
@@ -92,30 +94,30 @@ class Ended:
 
 
 class Job:
-    """Ranks that run, one on each host."""
+    """Running ranks, one on each host."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]], outputs: Sequence[Path]):
-        """Takes the ranks' processes and the files that they write to, by rank."""
+        """Receives the processes and the output files, by rank."""
         self.processes, self._outputs = list(processes), list(outputs)
         self._start = time.monotonic()
 
     def reset_clock(self) -> None:
-        """Counts `Ended.seconds` from now."""
+        """Makes `Ended.seconds` count from now."""
         self._start = time.monotonic()
 
     def output(self, rank: int) -> str:
-        """Returns what a rank wrote so far."""
+        """Returns the output of a rank so far."""
         return self._outputs[rank].read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, text: str, timeout: float = 120.0) -> None:
         """Waits until every rank has written a text.
 
         Args:
-            text: to be found in the output of every rank.
-            timeout: seconds.
+            text: Text that must appear in the output of every rank.
+            timeout: Time limit in seconds.
 
         Raises:
-            TimeoutError: a rank has not, or has ended without it.
+            TimeoutError: A rank has not written the text in time, or has ended without it.
         """
         deadline = time.monotonic() + timeout
         waiting = set(range(len(self.processes)))
@@ -128,14 +130,14 @@ class Job:
             time.sleep(0.05)
 
     def wait(self, timeout: float, ranks: Sequence[int] | None = None) -> list[Ended]:
-        """Waits until ranks have ended; kills all that have not then.
+        """Waits for the end of ranks, then kills the others.
 
         Args:
-            timeout: seconds.
-            ranks: whose end to wait for; None: all.
+            timeout: Time limit in seconds.
+            ranks: Ranks to wait for. None waits for all ranks.
 
         Returns:
-            How each of all ranks ended.
+            The end of every rank, in order.
         """
         deadline = time.monotonic() + timeout
         awaited = set(range(len(self.processes)) if ranks is None else ranks)
@@ -154,21 +156,21 @@ class Job:
         ]
 
     def kill(self) -> None:
-        """Ends all ranks at once, with the processes that they started."""
+        """Kills all ranks at once, with their child processes."""
         for process in self.processes:
             _kill(process)
 
 
 class Hosts:
-    """Hosts, linked by a switch; a context manager that removes all of it in the end."""
+    """Hosts that are linked by a switch. A context manager that removes them on exit."""
 
     def __init__(self, count: int, rate: str | None = None):
-        """Says what to make; `__enter__` makes it.
+        """Configures the hosts. `__enter__` creates them.
 
         Args:
-            count: number of hosts, at most 200.
-            rate: of each link in each direction, as `tc` writes it, e.g. "1gbit"; None: as fast as
-                the machine copies.
+            count: Number of hosts, 1 to 200.
+            rate: Speed of each link in each direction in the syntax of `tc`, for example "1gbit".
+                None does not limit the speed.
         """
         if not 1 <= count <= 200:
             raise ValueError(f"Invalid `count`: {count!r}. Allowed: an integer from 1 to 200.")
@@ -197,12 +199,12 @@ class Hosts:
         environment: Mapping[str, str] | None = None,
         wrapper: Sequence[str] = (),
     ) -> Job:
-        """Starts a Python program as a Horovod job by Gloo, one rank on each host.
+        """Starts a Python program as a Horovod job with Gloo, one rank per host.
 
         Args:
-            arguments: of the Python interpreter: the program's file, then its own.
-            environment: variables to set beside those of this process and Horovod's.
-            wrapper: command that the interpreter is started by, e.g. taskset.
+            arguments: Arguments of the Python interpreter: the program's file and its arguments.
+            environment: Variables in addition to the variables of this process and of Horovod.
+            wrapper: Command that starts the interpreter, for example taskset.
         """
         port = self._start_rendezvous()
         folder = Path(tempfile.mkdtemp(dir=self._folder))
@@ -224,15 +226,15 @@ class Hosts:
         return Job(processes, outputs)
 
     def sent_bytes(self, number: int) -> int:
-        """Returns the bytes that a host has sent, by its kernel's count."""
+        """Returns the number of bytes that a host has sent, from its kernel counter."""
         return int(_run("ip", "netns", "exec", self.names[number], "cat", f"{COUNTERS}/tx_bytes"))
 
     def cut(self, number: int) -> None:
-        """Cuts a host's link. What is sent from then on is lost; nobody is told."""
+        """Cuts the link of a host. Later packets are lost without an error."""
         _run("ip", "-n", self._switch, "link", "set", f"port{number}", "down")
 
     def mend(self, number: int) -> None:
-        """Undoes `cut`."""
+        """Restores the link of a host after `cut`."""
         _run("ip", "-n", self._switch, "link", "set", f"port{number}", "up")
 
     def _make_switch(self, cleanup: contextlib.ExitStack) -> None:
@@ -255,8 +257,8 @@ class Hosts:
             shape = ["tbf", "rate", self._rate, "burst", "256kb", "latency", "50ms"]
             _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", *shape)
             _run("tc", "-n", self._switch, "qdisc", "add", "dev", port, "root", *shape)
-        # `ip netns exec` puts these files in the place of those in /etc. Horovod looks up the
-        # machine's name, and must find the address on the link, not one of the loopback.
+        # `ip netns exec` mounts these files over the files in /etc. Horovod resolves the machine's
+        # name and must find the address of the link instead of a loopback address.
         folder = _NETNS / name
         folder.mkdir(parents=True)
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)

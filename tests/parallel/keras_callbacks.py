@@ -1,6 +1,6 @@
-"""A rank of test_programs.py: what Keras's own callbacks see and save in a `fit` on ranks.
+"""Checks Keras callbacks in `fit` on ranks, for test_programs.py.
 
-Argument: "logs", "evaluates_alone", "checkpoint", or the placement of tables with rows that differ.
+Argument: "logs", "evaluates_alone", "checkpoint", or the placement of tables whose rows differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EPOCHS = 6
 
 
 class Largest(keras.metrics.Metric):
-    """The largest prediction: no sum."""
+    """The largest prediction, a metric that is not a sum."""
 
     def __init__(self) -> None:
         super().__init__(name="largest")
@@ -41,7 +41,7 @@ class Largest(keras.metrics.Metric):
 
 
 class Recorder(keras.callbacks.Callback):
-    """Remembers what a callback behind ours sees."""
+    """Records the logs that a callback after ours receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def build(comm: Any, placement: str = "replicated") -> tuple[Any, Any]:
 
 
 def same_on_all(comm: Any, values: Any) -> np.ndarray:
-    """Returns the values, which are the same on all ranks."""
+    """Asserts that the values are equal on all ranks and returns them."""
     own = np.asarray(values, np.float64)
     of_all = comm.gather(tf.constant(own[None]), "control", "test.same").numpy()
     np.testing.assert_array_equal(of_all, np.broadcast_to(own, of_all.shape))
@@ -76,7 +76,10 @@ def same_on_all(comm: Any, values: Any) -> np.ndarray:
 
 
 def require_same_logs(comm: Any, evaluates_alone: bool) -> None:
-    """Ranks stop at the same epoch, with the same rates, by values of all ranks' inputs."""
+    """Asserts that all ranks have equal logs, learning rates and last epochs.
+
+    The expected values are computed from the examples of all ranks.
+    """
     model, embeddings = build(comm)
     recorder = Recorder()
     rank_data = [batches_of(rank) for rank in range(comm.size)]
@@ -105,12 +108,12 @@ def require_same_logs(comm: Any, evaluates_alone: bool) -> None:
     assert fitted.history["val_loss"] == [logs["val_loss"] for logs in recorder.logs]
     assert "largest" in recorder.logs[0], "a rank's own"
 
-    # What the last epoch's validation found, on all ranks' inputs at once.
+    # The last epoch's validation covers the examples of all ranks.
     joined = dataset_of([batch for batches in validation for batch in batches])
     wanted = model.evaluate(joined, verbose=0, return_dict=True)
     for name in ("loss", "auc"):
         np.testing.assert_allclose(recorder.logs[-1][f"val_{name}"], wanted[name], rtol=1e-5)
-    # The first epoch's training, against a process that sees all inputs.
+    # Compare the first epoch with a process that trains all examples.
     one, _ = build(slip.distributed.SingleProcess())
     trained = one.fit(dataset_of(union(rank_data)), verbose=0).history
     for name in ("loss", "auc"):
@@ -118,7 +121,7 @@ def require_same_logs(comm: Any, evaluates_alone: bool) -> None:
 
 
 def require_checkpoints(comm: Any) -> None:
-    """Rank 0 saves at each epoch's end, although gradients are deferred."""
+    """Asserts that rank 0 can save at the end of each epoch while gradients are deferred."""
     model, embeddings = build(comm)
     policy = slip.DeferGradients(slip.Movement(0.3, max_age=1000))
     slipstream = slip.Slipstream(embeddings, policy, window=slip.Window(4, warmup=0))
@@ -140,7 +143,10 @@ def require_checkpoints(comm: Any) -> None:
 
 
 def require_equal_rows(comm: Any, placement: str) -> None:
-    """Rows that differ between replicas are told; keys that only one rank has met do not differ."""
+    """Asserts that replicas with different rows raise an error.
+
+    Keys that only one rank has looked up are not a difference.
+    """
     model, embeddings = build(comm, placement)
     data = even_ends(dataset_of(batches_of(comm.rank)), comm)
     callback = slip.keras.RanksCallback(comm, embeddings.store)
@@ -176,7 +182,7 @@ def require_equal_rows(comm: Any, placement: str) -> None:
 
 
 def main() -> None:
-    """Tries one of them."""
+    """Runs one of the checks."""
     what = sys.argv[1]
     comm = slip.distributed.init()
     if what in ("logs", "evaluates_alone"):

@@ -1,10 +1,11 @@
-"""A rank of test_losing_a_rank.py: sums until something happens to the last rank.
+"""Sums in a loop until the last rank fails, for test_losing_a_rank.py.
 
     losing.py TIMEOUT WHAT [MEANWHILE]
 
-WHAT: "raise": it raises; "kill": it kills itself; "stop": it stops itself; "leave": it ends as if
-all were done; "wait": nothing happens here, the test does it. MEANWHILE: "sum", what the other
-ranks do then; "sleep": they call no collective.
+WHAT is the event on the last rank. "raise": it raises an error. "kill" and "stop": it sends itself
+SIGKILL or SIGSTOP. "leave": it exits as if training were finished. "wait": nothing, because the
+test triggers the event. MEANWHILE is the activity of the other ranks: "sum" (the default), or
+"sleep", which calls no collective.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ STEPS_BEFORE = 20
 
 
 def main() -> None:
-    """Sums in a tf.function, step by step."""
+    """Runs a sum in a tf.function, step by step."""
     timeout, what, *meanwhile = sys.argv[1:]
     job = distributed.init(timeout_seconds=float(timeout))
     step = tf.function(lambda tensor: job.sum(tensor, "dense", "sum"))
@@ -39,7 +40,7 @@ def main() -> None:
 
 
 def happen(what: str) -> None:
-    """Does to this rank what the test asked for."""
+    """Triggers the event on this rank."""
     if what == "raise":
         raise ValueError("no such column: price")
     if what == "kill":

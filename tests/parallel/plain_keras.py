@@ -1,6 +1,7 @@
-"""A rank of test_plain_keras.py: a model with a Keras embedding, against one process.
+"""Compares a model with a Keras embedding on ranks with one process.
 
-Arguments: "tape" (a loop of one's own) or "fit", and the Keras optimizer, "sgd" or "adagrad".
+A program of test_plain_keras.py. Arguments: "tape" (a custom loop) or "fit", and the Keras
+optimizer, "sgd" or "adagrad".
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class Clicks(slip.keras.LossFeedback, keras.Model):
 
 
 def batches_of(rank: int, size: int) -> list[Batch]:
-    """A rank's batches, of two sizes that come at other times on other ranks; fewer on rank 0."""
+    """Returns the batches of one rank. Rank 0 has fewer.
+
+    The batches have two sizes, in a different order on each rank.
+    """
     random = np.random.default_rng(5 + rank)
     made = []
     for step in range(STEPS - 3 * (rank == 0)):
@@ -58,7 +62,7 @@ def batches_of(rank: int, size: int) -> list[Batch]:
 
 
 def union(ranks: list[list[Batch]]) -> list[Batch]:
-    """What one process sees in each step."""
+    """Returns the batches of the single process, one per step."""
     joined = []
     for step in range(max(map(len, ranks))):
         parts = [batches[step] for batches in ranks if step < len(batches)]
@@ -79,7 +83,7 @@ def dataset_of(batches: list[Batch]) -> tf.data.Dataset:
 def train_with_tape(
     model: Clicks, store: Any, batches: list[Batch], optimizer: Any, comm: Any
 ) -> None:
-    """A loop of one's own; its function is traced per batch size, on each rank when it meets it."""
+    """Trains in a custom loop. Each rank traces its function once per batch size."""
 
     @tf.function
     def step(keys: Any, labels: Any) -> None:
@@ -92,7 +96,7 @@ def train_with_tape(
 
     optimizer.build(model.trainable_variables)
     for keys, labels in even_ends(dataset_of(batches), comm):
-        # The static shape makes a trace of its own.
+        # The static shape causes a separate trace.
         step(tf.constant(keys.numpy()), tf.constant(labels.numpy()))
 
 
@@ -105,7 +109,7 @@ def train_with_fit(
 
 
 def train(how: str, rule: str, batches: list[Batch], comm: Any) -> list[np.ndarray]:
-    """Trains; returns the weights, and checks the masked rows and the counts."""
+    """Trains, checks the masked rows and the counts, and returns the weights."""
     keras.utils.set_random_seed(3)
     model = Clicks()
     store = VariableStore({"item": model.embedding.embeddings})
@@ -124,7 +128,7 @@ def train(how: str, rule: str, batches: list[Batch], comm: Any) -> list[np.ndarr
 
 
 def main() -> None:
-    """Compares one way of training."""
+    """Compares one configuration with the single process."""
     how, rule = sys.argv[1:3]
     comm = slip.distributed.init()
     ranks = [batches_of(rank, comm.size) for rank in range(comm.size)]

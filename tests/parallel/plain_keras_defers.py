@@ -1,7 +1,8 @@
-"""A rank of test_plain_keras.py: deferred gradients of a Keras embedding, against one process.
+"""Compares deferred gradients of a Keras embedding on ranks with one process.
 
-Arguments: "tape" (a loop of one's own) or "fit", and the trigger, "movement" or "interval". The
-loss is linear in the rows: what is held back does not change the gradients that follow.
+A program of test_plain_keras.py. Arguments: "tape" (a custom loop) or "fit", and the trigger,
+"movement" or "interval". The loss is linear in the rows, so that deferring does not change later
+gradients.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ POLICIES = {
 
 
 class Linear(slip.keras.LossFeedback, keras.Model):
-    """Adds up the rows' values, each times a fixed number."""
+    """Adds up the values of the rows, each multiplied by a fixed number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,12 +49,12 @@ class Linear(slip.keras.LossFeedback, keras.Model):
 
 
 def product(labels: Any, predictions: Any) -> Any:
-    """A linear loss of each input."""
+    """Returns the loss of each example, linear in the predictions."""
     return (labels - 0.3) * predictions
 
 
 def train(how: str, trigger: str, batches: list[Batch], comm: Any) -> np.ndarray:
-    """Trains and flushes; returns the rows."""
+    """Trains, flushes deferred gradients, and returns the rows."""
     keras.utils.set_random_seed(3)
     model = Linear()
     store = VariableStore({"item": model.embedding.embeddings})
@@ -74,7 +75,7 @@ def train(how: str, trigger: str, batches: list[Batch], comm: Any) -> np.ndarray
 
 
 def train_with_tape(model: Linear, store: Any, batches: list[Batch], comm: Any) -> None:
-    """A loop of one's own."""
+    """Trains in a custom loop."""
     optimizer = keras.optimizers.SGD(0.5)
     store.use_optimizer(optimizer)
     optimizer.build(model.trainable_variables)

@@ -1,7 +1,8 @@
-"""A rank of test_programs.py: sharded tables whose keys are sent ahead, beside ones where not.
+"""Compares sharded tables with and without prefetched keys, for test_programs.py.
 
-Arguments: number of cases, seed. What happens between the announcement of a batch and its lookup is
-drawn: rows are flagged or removed, an evaluation, nothing, or the batch is forgotten.
+Arguments: number of cases, seed. A random event happens between the announcement and the lookup of
+a batch: rows are flagged or removed, an evaluation runs, the batch is forgotten, or nothing
+happens.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ TABLES = (
 SPECS = (FeatureSpec("a", "t0"), FeatureSpec("b", "t0", "mean"), FeatureSpec("c", "t1"))
 LARGEST_KEY, STEPS = 64, 12
 NO_KEYS = np.empty(0, np.int64)
-# Room for some 30 copies of a table: what a batch needs, and few more.
+# Memory for about 30 replicas per table: the rows of one batch and a few more.
 CACHE_BYTES = 30 * (2 * 64 + 4 * 2 * (4 + 3))
 EVENTS = ("nothing", "nothing", "mark", "remove", "evaluation", "forget")
 
 
 def draw_inputs(random: np.random.Generator, size: int) -> dict[str, Any]:
-    """Keys of a batch: two dense features and a ragged one."""
+    """Returns random keys of a batch: two dense features and a ragged feature."""
     lengths = random.integers(0, 3, size)
     bags = tf.constant(random.integers(0, LARGEST_KEY, lengths.sum()), tf.int64)
     return {
@@ -43,11 +44,12 @@ def draw_inputs(random: np.random.Generator, size: int) -> dict[str, Any]:
 
 
 def trainer(store: ShardedStore, is_traced: bool) -> Callable[..., list[tf.Tensor]]:
-    """A function of one step, which announces the next one's inputs if there are any."""
+    """Returns a function that trains a step and announces the next batch, if any."""
 
     def train(inputs: Any, gradients: Any, next_inputs: Any) -> list[tf.Tensor]:
         if store.comm.rank and is_traced:
-            # Ranks may trace other graphs: names must not depend on what else is in them.
+            # Ranks may trace different graphs. Names of collectives must not depend on other nodes
+            # of the graph.
             tf.cond(tf.size(inputs["a"]) > 2, lambda: tf.constant(1), lambda: tf.constant(2))
         pooled, plan = store.lookup(pack(inputs, SPECS), training=True)
         if next_inputs is not None:
@@ -59,11 +61,11 @@ def trainer(store: ShardedStore, is_traced: bool) -> Callable[..., list[tf.Tenso
 
 
 class Case:
-    """Two stores that see the same: one is told of each batch ahead, the other is not."""
+    """Two stores with the same batches. Only one of them receives announcements."""
 
     def __init__(self, comm: Any, seed: int, number: int):
         self.comm = comm
-        # The same on all ranks; what is a rank's own comes from `own`.
+        # `random` is equal on all ranks. `own` is different on each rank.
         self.random = np.random.default_rng([seed, number])
         self.own = np.random.default_rng([seed, number, comm.rank])
         rule = optimizers.Adagrad(0.1, 0.1)
@@ -79,7 +81,7 @@ class Case:
         self.trainers = [trainer(s, self.is_traced) for s in (self.ahead, self.at_once)]
 
     def run(self) -> None:
-        """Trains both; every vector must have the same bits, and so must all rows in the end."""
+        """Trains both stores and asserts bitwise equal vectors and final rows."""
         sizes = self.random.integers(0, 6, [STEPS, self.comm.size])
         sizes[self.random.random(sizes.shape) < 0.2] = 0
         batches = [draw_inputs(self.own, int(size)) for size in sizes[:, self.comm.rank]]
@@ -122,8 +124,8 @@ class Case:
 
 
 def reads_no_stale_row(comm: Any) -> None:
-    """An announced batch is looked up with the rows as they are after the update before it."""
-    cache_bytes = 32 * (64 + 4 * 4)  # 32 rows of t0, whose rule has no slots
+    """Asserts that the lookup of an announced batch reads the updated rows."""
+    cache_bytes = 32 * (64 + 4 * 4)  # 32 rows of t0, whose update rule has no slots.
     rule = optimizers.SGD(1.0)
     store = ShardedStore(TABLES[:1], rule, comm, cache_bytes=cache_bytes, prefetch=True)
     specs, keys = SPECS[:1], np.arange(8, dtype=np.int64)
@@ -138,14 +140,14 @@ def reads_no_stale_row(comm: Any) -> None:
 
     first = step(announces=False)
     store.set_row_flags("t0", keys, np.full(8, SATURATED))
-    # Each update is by 1, the mean of the ranks' gradients.
+    # Each update subtracts 1, the mean of the ranks' gradients.
     np.testing.assert_allclose(step(announces=True), first - 1, rtol=1e-5)
     store.set_row_flags("t0", keys[:0], np.empty(0, np.uint8))
     np.testing.assert_allclose(step(announces=False), first - 2, rtol=1e-5)
 
 
 def refuses(comm: Any, is_traced: bool) -> None:
-    """A batch that was not announced is an error on all ranks, and so is a second announcement."""
+    """Asserts that all ranks reject unannounced batches and repeated announcements."""
     random = np.random.default_rng(comm.rank)
     first, second, third = (draw_inputs(random, 4) for _ in range(3))
     gradients = [tf.zeros([4, dim]) for dim in (4, 4, 3)]
@@ -154,10 +156,11 @@ def refuses(comm: Any, is_traced: bool) -> None:
     train(first, gradients, second)
     shorter = {**second, "c": second["c"][:3]}
     wrong = [
-        third,  # other keys
+        third,  # Other keys.
         {**second, "b": tf.RaggedTensor.from_row_splits(NO_KEYS, tf.zeros([5], tf.int64))},
-        {**second, "b": second["b"].to_tensor(-1)},  # the same keys in another layout
-        {**shorter, "a": second["a"][:3], "b": second["b"][:3]},  # the first inputs of it
+        {**second, "b": second["b"].to_tensor(-1)},  # The same keys in another layout.
+        # The first examples of the announced batch.
+        {**shorter, "a": second["a"][:3], "b": second["b"][:3]},
     ]
     for inputs in wrong:
         shares = [gradient[: inputs["a"].shape[0]] for gradient in gradients]
@@ -186,7 +189,7 @@ def main() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     comm = distributed.init()
-    tf.get_logger().setLevel("ERROR")  # Traced cases are traced anew for every size, on purpose.
+    tf.get_logger().setLevel("ERROR")  # Every size causes a new trace, which is intended.
     reads_no_stale_row(comm)
     for is_traced in (False, True):
         refuses(comm, is_traced)

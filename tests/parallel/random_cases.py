@@ -1,8 +1,8 @@
-"""A rank of test_programs.py: shared tables against one process that sees all inputs.
+"""Compares tables on ranks with one process in random cases, for test_programs.py.
 
-Arguments: placement of the tables ("prefetched": sharded, and most batches announced a step ahead),
-number of cases, seed. A case is a store, a policy and some
-steps, all drawn from (seed, number of the case): every rank knows what all of them do.
+Arguments: placement of the tables, number of cases, seed. The placement "prefetched" is sharded and
+announces most batches one step ahead. A case consists of a store, a policy and some steps. All are
+drawn from (seed, number of the case), so that every rank can compute the batches of all ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RULES: dict[str, Callable[[], optimizers.SparseOptimizer]] = {
     "sgd": lambda: optimizers.SGD(0.1),
     "adagrad": lambda: optimizers.Adagrad(0.1, 0.1, 1e-7),
 }
-# How far the rows and slots of a case may be from the single process's.
+# Tolerance of rows and slots, compared with the single process.
 TOLERANCES = {
     "float32": {"rtol": 2e-5, "atol": 2e-6},
     "bfloat16": {"rtol": 2e-2, "atol": 1e-2},
@@ -41,7 +41,7 @@ ADDED_UP = [f.name for f in dataclasses.fields(UpdateCounts) if f.name != "defer
 
 
 def make_store(case: Case, rule: Any, comm: Communicator) -> Any:
-    """Makes the store that is tested."""
+    """Returns the store under test."""
     wire = {"wire_dtype": case.wire_dtype, "wire_warmup_steps": case.wire_warmup_steps}
     if case.placement == "replicated":
         return ReplicatedStore(case.tables, rule, comm, **wire)
@@ -51,23 +51,23 @@ def make_store(case: Case, rule: Any, comm: Communicator) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is drawn for a case.
+    """The random choices of a case.
 
     Attributes:
-        number: of the case.
+        number: Number of the case.
         placement: "replicated", "sharded" or "prefetched".
-        mode: one of `MODES`.
-        rule: one of `RULES`.
-        wire_dtype: in which gradients travel.
-        wire_warmup_steps: steps before they are rounded to it.
-        tables: of different dims.
-        specs: features, at least one per table.
-        layouts: of each feature: "single", "ragged" or "padded".
-        largest_key: below which keys are drawn.
-        sizes: int [steps, ranks], inputs.
-        is_traced: whether steps run in a tf.function, which ranks trace at different times.
-        policies: what is set before step 1 and, if there is a second one, in the middle.
-        are_announced: bool [steps], batches whose keys are sent ahead.
+        mode: One of `MODES`.
+        rule: One of `RULES`.
+        wire_dtype: Dtype of gradients in messages.
+        wire_warmup_steps: Number of steps before gradients are rounded to `wire_dtype`.
+        tables: Tables with different dims.
+        specs: Features, at least one per table.
+        layouts: Layout of each feature: "single", "ragged" or "padded".
+        largest_key: Exclusive upper bound of the keys.
+        sizes: Batch sizes, int [steps, ranks].
+        is_traced: Whether steps run in a tf.function. Ranks trace it at different times.
+        policies: The policy set before step 1, and optionally a second one set in the middle.
+        are_announced: bool [steps]. Whether the keys of the batch are announced a step ahead.
     """
 
     number: int
@@ -86,7 +86,7 @@ class Case:
     are_announced: np.ndarray
 
     def tolerance(self, wire_dtype: str) -> dict[str, float]:
-        """How far rows and slots may be from the single process's: by wire and storage."""
+        """Returns the tolerance of rows and slots for the wire dtype and the storage dtypes."""
         dtypes = {wire_dtype}
         for table in self.tables:
             dtypes |= {table.storage.dtype, table.storage.slot_dtype}
@@ -94,21 +94,21 @@ class Case:
 
     @property
     def is_even(self) -> bool:
-        """Whether all ranks' batches have the same size in every step."""
+        """Whether all ranks have the same batch size in every step."""
         return bool((self.sizes == self.sizes[:, :1]).all())
 
     @property
     def is_deferred(self) -> bool:
-        """Whether sums may be held."""
+        """Whether gradients may be deferred."""
         return self.mode in ("movement", "interval")
 
     @property
     def equals_simulated_ranks(self) -> bool:
-        """Whether one process with simulated ranks does the very same.
+        """Whether one process with simulated ranks computes the same result.
 
-        It splits its batches evenly and rounds no gradient; and where room is scarce, sums that
-        come of age make some at another moment. Ranks of a sharded table judge a movement by the
-        smallest accumulator of a row.
+        It splits its batches evenly and rounds no gradient. If memory for deferred gradients is
+        scarce, sums that reach the maximum age free memory at another time. In a sharded table,
+        ranks estimate a movement from the smallest accumulator of a row.
         """
         is_scarce = any(0 < policy.max_rows < 1000 for policy in self.policies)
         is_decided = self.placement == "replicated" or self.mode == "interval" or self.rule == "sgd"
@@ -117,17 +117,17 @@ class Case:
 
     @property
     def equals_plain_after_flush(self) -> bool:
-        """Whether what was held back makes no difference in the end."""
+        """Whether deferring makes no difference after a flush."""
         return not self.is_deferred or self.rule == "sgd"
 
 
 def draw_case(seed: int, number: int, ranks: int, placement: str) -> Case:
-    """Draws a case; the same on all ranks."""
+    """Returns a random case, the same on all ranks."""
     random = np.random.default_rng([seed, number, ranks])
     mode = MODES[number % len(MODES)]
     dims = random.choice([1, 2, 3, 4, 8, 17], int(random.integers(1, 4)), replace=False)
-    # A sum in another order may round a row to its other neighbour: then ranks of one process may
-    # judge its movement otherwise.
+    # A sum in another order may round a row to a neighboring value. Then simulated ranks may
+    # estimate another movement.
     kinds = STORAGES[: 1 if mode == "movement" or random.random() < 0.7 else None]
     tables = [
         Table(
@@ -181,7 +181,7 @@ def _draw_policy(random: np.random.Generator, mode: str) -> UpdatePolicy:
         trigger=mode,
         movement=float(random.choice([0.005, 0.02, 1e9])),
         max_age=int(random.integers(1, 6)),
-        # An even part for each of 64 shards, however many ranks share it.
+        # An equal part for each of the 64 shards, for any number of ranks.
         max_rows=int(random.choice([0, 64, 1 << 20])),
     )
 
@@ -189,7 +189,10 @@ def _draw_policy(random: np.random.Generator, mode: str) -> UpdatePolicy:
 def draw_batch(
     case: Case, seed: int, step: int, rank: int
 ) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Draws a rank's keys, as lists of int64 [n] by input, and the gradients of its loss."""
+    """Returns a rank's random keys and the gradients of its loss.
+
+    The keys are lists of int64 [n] per example, by feature.
+    """
     random = np.random.default_rng([seed, case.number, step, rank])
     size = int(case.sizes[step, rank])
     dims = {table.name: table.dim for table in case.tables}
@@ -203,7 +206,7 @@ def draw_batch(
 
 
 def as_inputs(case: Case, keys: dict[str, list[np.ndarray]]) -> dict[str, Any]:
-    """The keys as the layouts say: int64 [n], [n, 4] or ragged."""
+    """Returns the keys in the layout of each feature: int64 [n], int64 [n, 4] or ragged."""
     inputs: dict[str, Any] = {}
     for spec, layout in zip(case.specs, case.layouts, strict=True):
         bags = keys[spec.name]
@@ -223,7 +226,7 @@ def as_inputs(case: Case, keys: dict[str, list[np.ndarray]]) -> dict[str, Any]:
 
 
 def trainer(case: Case, store: Any) -> Callable[..., list[tf.Tensor]]:
-    """A function of one step: looks up, updates, returns the pooled rows."""
+    """Returns a function that trains one step and returns the pooled rows."""
 
     def train(
         inputs: dict[str, Any], gradients: list[Any], next_inputs: dict[str, Any] | None
@@ -241,7 +244,10 @@ def trainer(case: Case, store: Any) -> Callable[..., list[tf.Tensor]]:
 
 
 def of_all_ranks(store: Any, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Of a sharded store, puts together what each rank says of its own keys; a collective."""
+    """Joins the values of a sharded store, each from the owner of its key.
+
+    This is a collective.
+    """
     if not isinstance(store, ShardedStore):
         return values
     own = store.owners(store.tables[0].name, keys) == store.comm.rank
@@ -250,7 +256,10 @@ def of_all_ranks(store: Any, keys: np.ndarray, values: np.ndarray) -> np.ndarray
 
 
 def rows_and_slots(store: Any, table: Table, keys: np.ndarray) -> np.ndarray:
-    """Rows and slots by key, float32 [n, dim + slots]; of a key without a row, the initial ones."""
+    """Returns rows and slots in the order of `keys`, float32 [n, dim + slots].
+
+    Keys without a row have their initial values.
+    """
     rows = store.gather(table.name, keys)[0].numpy()
     exported = store.export_table(table.name)
     slots = np.full((keys.size, exported["slots"].shape[1]), 0.1, np.float32)
@@ -258,25 +267,26 @@ def rows_and_slots(store: Any, table: Table, keys: np.ndarray) -> np.ndarray:
     for i, key in enumerate(keys.tolist()):
         if key in place:
             slots[i] = exported["slots"][place[key]]
-            whole = exported["rows"][place[key]]  # Of 24 bits where slots lend 8 to 16.
+            # Has up to 24 bits, because slots may store 8 to 16 bits of a row.
+            whole = exported["rows"][place[key]]
             require_nearest(rows[i], whole, table.storage.dtype)
             rows[i] = whole
     return of_all_ranks(store, keys, np.concatenate([rows, slots], axis=1))
 
 
 def require_nearest(read: np.ndarray, whole: np.ndarray, dtype: str) -> None:
-    """Requires that values read are a table's values to the nearest of its type."""
+    """Asserts that `read` is `whole`, rounded to the nearest value of the dtype."""
 
     def nearest(values: np.ndarray) -> np.ndarray:
         return tf.cast(tf.cast(values, dtype), tf.float32).numpy()
 
     np.testing.assert_array_equal(nearest(read), read)
-    # In the middle of two, either is as near.
+    # Halfway between two values, both are nearest.
     np.testing.assert_array_equal(np.abs(read - whole), np.abs(nearest(whole) - whole))
 
 
 def require_same_bits(comm: Communicator, arrays: Sequence[np.ndarray], what: str) -> None:
-    """Compares a digest over the ranks; a collective."""
+    """Asserts that a digest of the arrays is equal on all ranks. This is a collective."""
     digest = hashlib.blake2b(digest_size=8)
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -286,7 +296,7 @@ def require_same_bits(comm: Communicator, arrays: Sequence[np.ndarray], what: st
 
 
 class Comparison:
-    """A case on the ranks, beside the same in this process alone."""
+    """A case on the ranks, and the same case in this process."""
 
     def __init__(self, case: Case, comm: Communicator, seed: int):
         self.case, self.comm, self.seed = case, comm, seed
@@ -312,7 +322,10 @@ class Comparison:
         self._compare_after_flush()
 
     def _set_policy(self, policy: UpdatePolicy) -> None:
-        """Marks at random among the keys that had gradients: those have rows on all ranks."""
+        """Sets a policy, and flags random keys that had gradients.
+
+        Such keys have rows on all ranks.
+        """
         random = np.random.default_rng([self.seed, self.case.number, 99])
         for table in self.case.tables:
             name = table.name
@@ -404,12 +417,12 @@ class Comparison:
 
 
 def main() -> None:
-    """Runs all cases; the first that fails is named."""
+    """Runs all cases and prints the first case that fails."""
     placement, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     comm = distributed.init()
-    tf.get_logger().setLevel("ERROR")  # Traced cases are traced anew for every size, on purpose.
+    tf.get_logger().setLevel("ERROR")  # Every size causes a new trace, which is intended.
     start = time.perf_counter()
     for number in range(count):
         case = draw_case(seed, number, comm.size, placement)

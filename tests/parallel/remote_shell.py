@@ -1,10 +1,10 @@
-"""In place of ssh: commands on another host, whose silence ends the caller and nothing there.
+"""Replaces ssh. Runs commands on another host and detects silent hosts.
 
-    remote_shell.py serve                 runs what it is sent, until it is killed
-    remote_shell.py OPTIONS HOST COMMAND  as ssh is called; ends as the command does, or with 255
+    remote_shell.py serve                 runs the commands that it receives, until it is killed
+    remote_shell.py OPTIONS HOST COMMAND  runs a command and exits with its exit code, or with 255
 
-The caller notices a silent host after 15 seconds, as ssh does by ServerAliveInterval=5 and
-ServerAliveCountMax=3. What runs on the host does not notice.
+The options are the options of ssh. The caller detects a silent host after 15 seconds, like ssh with
+ServerAliveInterval=5 and ServerAliveCountMax=3. The command on the silent host continues.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import BinaryIO
 
 PORT = 7722
 _NO_ANSWER = 255
-# Of a message from the server: what follows is output, or how the command ended.
+# First byte of a server message: output follows, or the exit code of the command.
 _OUTPUT, _ENDED = b"o", b"e"
 
 
 def serve() -> None:
-    """Runs commands, each in a process group of its own."""
+    """Runs commands, each in its own process group."""
     with socket.create_server(("0.0.0.0", PORT), backlog=64) as server:
         while True:
             connection, _ = server.accept()
@@ -56,7 +56,7 @@ def _run(connection: socket.socket) -> None:
 
 
 def _hang_up(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """Ends the command when its caller says that it has ended."""
+    """Terminates the command if its caller closes the connection."""
     try:
         if not connection.recv(1):
             os.killpg(process.pid, signal.SIGTERM)
@@ -65,7 +65,7 @@ def _hang_up(connection: socket.socket, process: subprocess.Popen[bytes]) -> Non
 
 
 def call(host: str, command: str) -> int:
-    """Runs a command on a host; returns its exit code."""
+    """Runs a command on a host and returns its exit code."""
     try:
         connection = socket.create_connection((host, PORT), 15.0)
         connection.settimeout(None)
@@ -87,7 +87,7 @@ def _pass_on(stream: BinaryIO) -> int:
 
 
 def main() -> int:
-    """Serves, or calls."""
+    """Runs the server or the caller. See the module's docstring."""
     arguments = sys.argv[1:]
     if arguments[0] == "serve":
         serve()

@@ -1,10 +1,13 @@
-"""A rank of test_resume.py: trains, saves every few steps, goes on from what was saved.
+"""Trains, saves every few steps, and resumes from checkpoints, for test_resume.py.
 
     resuming.py DIRECTORY RESULTS PLACEMENT WHAT
 
-DIRECTORY: of the checkpoints. RESULTS: folder for what each rank has in the end. WHAT: "train", to
-the end; "crawl": slowly, so that the job is lost in the middle; "die": rank 1 is killed while it
-writes the third checkpoint; "load": not at all, what was saved is all.
+DIRECTORY receives the checkpoints and RESULTS the final state of each rank. WHAT is one of
+
+- "train": train to the end,
+- "crawl": train slowly, so that the test can end the job in the middle,
+- "die": kill rank 1 while it writes the third checkpoint,
+- "load": restore the last checkpoint without training.
 """
 
 from __future__ import annotations
@@ -26,12 +29,13 @@ from slipstream_tf.checkpoint import table_parts
 
 STEPS, EVERY, BATCH, FIELDS = 30, 5, 16, 2
 TIMEOUT = 12.0
-# Seconds per step of a job that is to be lost: more in all than a busy machine takes to do so.
+# Seconds per step in a job that the test ends. All steps together take longer than a busy machine
+# needs for that.
 PACE = 0.5
 
 
 def batch(step: int, rank: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """The inputs of one rank and step, found again by their numbers."""
+    """Returns the batch of one rank and step, which are the seed."""
     random = np.random.default_rng([step, rank])
     keys = random.integers(0, 50 + 5 * step, (BATCH, FIELDS))
     dense = random.normal(size=(BATCH, 2)).astype(np.float32)
@@ -40,7 +44,7 @@ def batch(step: int, rank: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
 
 
 def die_while_writing() -> None:
-    """Has this process killed when its third part of a checkpoint is half written."""
+    """Kills this process between the two tables of its third checkpoint."""
     write = table_parts.TablePart.write
     count = 0
 
@@ -58,7 +62,7 @@ def die_while_writing() -> None:
 
 
 def main() -> None:
-    """Trains to the last step, or as far as it gets."""
+    """Trains to the last step, or until the process is killed."""
     directory, results, placement, what = sys.argv[1:]
     comm = slip.distributed.init(timeout_seconds=TIMEOUT)
     keras.utils.set_random_seed(3)
@@ -100,7 +104,8 @@ def main() -> None:
     state = {f"weight_{i}": w.numpy() for i, w in enumerate(model.trainable_variables)}
     state |= {f"optimizer_{i}": v.numpy() for i, v in enumerate(optimizer.variables)}
     for table in configs:
-        # Counts are a rank's own, of which only rank 0's are saved of replicated tables.
+        # Exclude counts. They are different on each rank, and of replicated tables only rank 0's
+        # are saved.
         contents = embeddings.store.export_table(table.name)
         state |= {f"{table.name}_{n}": contents[n] for n in ("keys", "rows", "slots", "steps")}
     np.savez(Path(results) / f"rank{comm.rank}.npz", **state)

@@ -1,6 +1,6 @@
-"""A rank of test_programs.py: copies stay within their budget, and travel without slots.
+"""Checks the memory of replicas and the bytes of rows, for test_programs.py.
 
-Slots travel, as one number a row, only while gradients are deferred by movement.
+Slots are sent, as one number per row, only while gradients are deferred by movement.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from slipstream_tf.tables.replicas import copy_bytes
 TABLES = [Table("a", 4), Table("b", 8)]
 SPECS = [FeatureSpec("a", "a"), FeatureSpec("b", "b")]
 BATCH, STEPS, KEYS = 30, 24, 400
-# Of 50 copies in each table: a row, its Adagrad slots and 64 bytes.
+# Memory of 50 replicas in each table: a row, its Adagrad slots and 64 bytes.
 CACHE_BYTES = 50 * (2 * 4 * 4 + 64 + 2 * 8 * 4 + 64)
 
 
 def bytes_of_copies(store: ShardedStore) -> int:
-    """Of all replicas on this rank, as `cache_bytes` counts them."""
+    """Returns the memory of all replicas on this rank, as counted for `cache_bytes`."""
     return sum(
         store._replicas.size(t.name) * copy_bytes(t, store.rule_of(t.name)) for t in store.tables
     )
 
 
 def stay_in_budget(comm: Communicator) -> None:
-    """Trains and evaluates, more keys than there is room for, while others are flagged."""
+    """Trains and evaluates more keys than the memory allows, while other keys are flagged."""
     store = ShardedStore(TABLES, optimizers.Adagrad(0.1), comm, cache_bytes=CACHE_BYTES)
     random = np.random.default_rng(comm.rank)
     largest = 0
@@ -56,7 +56,7 @@ def stay_in_budget(comm: Communicator) -> None:
 
 
 def send_slots_when_needed(comm: Communicator) -> None:
-    """Compares the bytes of rows under several policies, in one traced function."""
+    """Compares the bytes of rows under different policies in one traced function."""
     store = ShardedStore(TABLES[:1], optimizers.Adagrad(0.1), comm)
     inputs = {"a": tf.range(100, dtype=tf.int64)}
     traces = []
@@ -73,8 +73,8 @@ def send_slots_when_needed(comm: Communicator) -> None:
         train()
         return comm.traffic().bytes["rows"] - before
 
-    train()  # Rows that are as they start are told by their keys.
-    # To each other rank: a bit for each row, and the row.
+    train()  # Rows with their initial values are not sent.
+    # To each other rank: a bit per row, and the row.
     own = int((owner_of(np.arange(100), comm.size) == comm.rank).sum())
     bits, others = (own + 7) // 8, comm.size - 1
     movement = UpdatePolicy("defer", movement=1e9, max_age=10, max_rows=1000)
@@ -90,13 +90,13 @@ def send_slots_when_needed(comm: Communicator) -> None:
         store.set_update_policy("a", policy)
         assert row_bytes() == others * (bits + own * (4 * 4 + slot_bytes)), policy
     assert len(traces) == 1
-    # Held sums are all there in the end, whatever the policies have been.
+    # In the end all deferred sums are applied, for any sequence of policies.
     store.flush()
     assert store.update_counts("a").deferred_now == 0
 
 
 def leave_out_what_keys_tell(comm: Communicator) -> None:
-    """Counts the bytes of rows that are as they start, and of others."""
+    """Compares the bytes of rows with initial values and of other rows."""
     store = ShardedStore(TABLES[:1], optimizers.Adagrad(0.1), comm)
     keys = pack({"a": tf.range(100, dtype=tf.int64)}, SPECS[:1])
     own = int((owner_of(np.arange(100), comm.size) == comm.rank).sum())
@@ -112,7 +112,7 @@ def leave_out_what_keys_tell(comm: Communicator) -> None:
 
 
 def main() -> None:
-    """Runs all."""
+    """Runs all checks."""
     comm = distributed.init()
     stay_in_budget(comm)
     send_slots_when_needed(comm)

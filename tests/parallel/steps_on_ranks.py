@@ -1,6 +1,6 @@
-"""A rank of test_programs.py: `fit` with apply="step" trains as with apply="backward".
+"""Compares `fit` with apply="step" and apply="backward", for test_programs.py.
 
-And what Keras does to gradients it does alike on all ranks.
+Also checks that Keras's changes to gradients, for example clipping, are equal on all ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ def fitted(
     placement: str = "replicated",
     passes: int = 1,
 ) -> dict[str, np.ndarray]:
-    """Trains two epochs on this rank's part of each batch; returns rows, slots and weights."""
+    """Trains two epochs on this rank's part of each batch.
+
+    Returns:
+        Rows, slots and weights by name.
+    """
     layer = make_layer(apply=apply, comm=comm, placement=placement)
     optimizer = distributed.DistributedOptimizer(
         keras.optimizers.SGD(**settings), comm, backward_passes_per_step=passes
@@ -44,7 +48,7 @@ def fitted(
 
 
 def exchange_once_for_two_passes(comm: Any, placement: str) -> None:
-    """Compares the bytes of gradients, of weights and of rows."""
+    """Compares the bytes of gradients for weights and for rows."""
     sent = [comm.traffic().bytes]
     once = fitted(comm, "step", {}, placement)
     sent.append(comm.traffic().bytes)
@@ -55,12 +59,12 @@ def exchange_once_for_two_passes(comm: Any, placement: str) -> None:
     assert differ(once, added_up) != set()
     for kind in ("dense", "gradients"):
         plain, late = (b[kind] - a[kind] for a, b in itertools.pairwise(sent))
-        # Rank 0 gives its weights to all, too; few keys are in both batches of a step.
+        # Rank 0 also broadcasts its weights, and few keys are in both batches of a step.
         assert 0 < late < (0.7 if kind == "dense" else 0.95) * plain, (kind, late, plain)
 
 
 def looking_up_twice(optimizer: Any, layer: Any) -> keras.Model:
-    """A model whose tables' gradients are those of two lookups."""
+    """Returns a model that looks up its tables twice."""
     keras.utils.set_random_seed(3)
     keys = keras.Input((len(TABLES),), dtype="int64", name="keys")
     rows = keras.layers.Concatenate()([keras.layers.Flatten()(layer(keys)) for _ in range(2)])
@@ -70,7 +74,7 @@ def looking_up_twice(optimizer: Any, layer: Any) -> keras.Model:
 
 
 def leave_out_what_is_not_finite(comm: Any, placement: str, make: Any) -> None:
-    """A gradient that is not finite on one rank is left out by all, who go on alike."""
+    """Asserts that all ranks skip a step if one rank's gradient is not finite."""
     layer = make_layer(apply="step", comm=comm, placement=placement)
     inner = distributed.DistributedOptimizer(keras.optimizers.SGD(0.1), comm)
     scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=4.0)
@@ -92,7 +96,7 @@ def leave_out_what_is_not_finite(comm: Any, placement: str, make: Any) -> None:
 
 
 def main() -> None:
-    """Compares places and ranks."""
+    """Compares `apply` settings and ranks."""
     comm = distributed.init()
     plain = fitted(comm, "backward", {})
     for number, settings in enumerate(SETTINGS):

@@ -1,4 +1,4 @@
-"""A job whose ranks are killed, silenced, taken away and brought back ends with all examples."""
+"""An elastic job whose ranks fail, leave and join accounts for all examples."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_every_example_is_trained_skipped_or_lost(
     print(f"sequence {number}: {examples}, AUC {record['test']['auc']:.4f}")
     assert examples["seen"] == EXAMPLES
     assert examples["trained"] + examples["skipped"] + examples["lost"] == EXAMPLES
-    # In batches that were not full, or waited to be trained, at each change.
+    # At each change, examples are lost in partial batches and in batches that wait for training.
     assert examples["lost"] <= (len(record["changes_of_ranks"]) * 4 * 4 * 512)
     assert examples["lost"] == 0 or way == "sharded"
     assert record["test"]["auc"] > 0.7
 
 
 def steps_of(folder: Path, ranks: int) -> dict[int, list[int]]:
-    """Returns the batches that ranks have noted, by step."""
+    """Returns step -> batches that the ranks recorded."""
     found: dict[int, list[int]] = {}
     for path in folder.glob(f"size-{ranks}-rank-*"):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -49,7 +49,8 @@ def steps_of(folder: Path, ranks: int) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("placement", ["replicated", "sharded"])
 def test_other_ranks_train_what_is_left(run_ranks: Any, tmp_path: Path, placement: str) -> None:
-    # 2 ranks of 40 batches end after step 9; step 8 is saved. 3 ranks have 24 batches left.
+    # With 2 ranks, the 40 batches end after step 9, and step 8 is saved. 24 batches are left for 3
+    # ranks.
     done = run_ranks("elastic_program.py", 2, str(tmp_path), "9", placement)
     assert done.returncode != 0, done.stdout
     done = run_ranks("elastic_program.py", 3, str(tmp_path), "0", placement)

@@ -1,4 +1,4 @@
-"""Ranks on hosts of their own: collectives, and counted bytes beside what went over the wire."""
+"""Collectives between hosts work, and the counted bytes match the bytes on the wire."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# What Horovod's ranks say to each other when nothing is to be done, at most, in bytes per second.
+# Maximum traffic of Horovod between idle ranks, in bytes per second.
 IDLE = 2e6
 
 
@@ -37,12 +37,13 @@ def test_counted_bytes_are_those_on_the_wire(hosts: Any, count: int, megabit: in
     by_rank = [json.loads(end.output.splitlines()[-1]) for end in ended]
     for collective in by_rank[0]:
         found = [rank[collective] for rank in by_rank]
-        if collective == "gather_uneven":  # Exact for all together only.
+        if collective == "gather_uneven":  # Exact only for all ranks together.
             found = [{key: sum(rank[key] for rank in found) for key in found[0]}]
         for one in found:
             least, most = one["counted"], 1.1 * one["counted"] + IDLE * one["seconds"]
             assert least <= one["kernel"] <= most, (collective, found)
-    # A sum sends the tensor once from each of two ranks, and 3 / 2 times from each of four.
+    # In a sum, each of two ranks sends the tensor once, and each of four ranks sends it 3 / 2
+    # times.
     assert by_rank[0]["sum"]["counted"] == rows * 64 * 4 * 2 * (count - 1) // count
     for total, rank in zip(seen_outside, by_rank, strict=True):
         assert total > sum(one["kernel"] for one in rank.values())

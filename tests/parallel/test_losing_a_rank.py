@@ -1,4 +1,4 @@
-"""A rank fails, is killed, stops, or its link is cut: all others end, and name it, in time."""
+"""If a rank is lost, all other ranks end in time and name it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# Ranks must also start within it of each other, on a busy machine, too.
+# Note: all ranks must also start within this time of each other, on a busy machine too.
 TIMEOUT = 12.0
-# For the ends of processes on a busy machine.
+# Seconds for the end of processes on a busy machine.
 SLACK = 30.0
 SILENT = "its host has not answered for 12 seconds"
 DEAD = "its process has ended without a word"
@@ -27,16 +27,16 @@ def lose(
     seconds: float,
     environment: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Loses the last of some ranks; returns how they ended.
+    """Loses the last rank and returns the end of all ranks.
 
     Args:
-        hosts: the module.
-        warm: what makes ranks start soon after each other.
-        count: number of ranks.
-        what: see losing.py; or "cut", for its link.
-        *meanwhile: see losing.py.
-        seconds: in which all others must have ended by themselves.
-        environment: variables to set.
+        hosts: The module hosts.py.
+        warm: The `warm` fixture, so that ranks start soon after each other.
+        count: Number of ranks.
+        what: An event of losing.py, or "cut" to cut the rank's link.
+        *meanwhile: See losing.py.
+        seconds: Time limit for all other ranks to end by themselves.
+        environment: Variables to set.
     """
     with hosts.Hosts(count) as network:
         program = [*warm, str(HERE / "losing.py")]
@@ -55,14 +55,14 @@ def lose(
 
 
 def loss_line(end: Any) -> str:
-    """Returns the last line in which a rank says what it has lost."""
+    """Returns the last line in which a rank reports a lost rank."""
     lines = [line for line in end.output.splitlines() if " has lost rank " in line]
     assert lines, end.output
     return lines[-1]
 
 
 def loss_of(rank: int, count: int, reason: str) -> str:
-    """Returns how a rank's message begins when it has lost the last one."""
+    """Returns the start of a rank's message about the loss of the last rank."""
     lost = f"has lost rank {count - 1} (10.77.0.{count}): {reason}"
     return f"Rank {rank} (10.77.0.{rank + 1}) {lost}"
 
@@ -91,7 +91,7 @@ def test_all_others_name_it(
     lost = ended[-1]
     if what == "raise":
         assert "\nValueError: no such column: price" in lost.output
-    if what == "cut":  # The one that is cut off has lost all others.
+    if what == "cut":  # The isolated rank has lost all other ranks.
         for rank in range(count - 1):
             assert f"rank {rank} (10.77.0.{rank + 1}): {SILENT}" in loss_line(lost)
 

@@ -1,4 +1,4 @@
-"""Keras embeddings on several ranks, under the tape and under the optimizer."""
+"""Plain Keras embeddings on multiple ranks, with the tape and with the optimizer."""
 
 from __future__ import annotations
 

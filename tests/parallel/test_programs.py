@@ -1,4 +1,4 @@
-"""Programs of this folder on several ranks: each checks for itself and says that all is well."""
+"""Runs the programs of this folder on ranks. Each program checks its own results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ DISAGREEMENTS = {
     "rows": "DivergenceError: Window 3: the saturated keys or T of rank(s) 1 differ from those of "
     "rank 0",
 }
-# Placement (empty: the default), ranks, rule, policy. Ranks of a sharded table measure a movement
-# by the smallest accumulator of a row: with Adagrad they defer less than simulated ranks do.
+# Placement (empty for the default), ranks, update rule, policy. In a sharded table, ranks estimate
+# a movement from the smallest accumulator of a row. Therefore with Adagrad they defer less than
+# simulated ranks.
 FITS = [
     *(("", 3, "adagrad", "plain"), ("", 3, "sgd", "defer")),
     *(("sharded", 3, "adagrad", "plain"), ("sharded", 3, "sgd", "defer")),
@@ -31,7 +32,10 @@ FITS = [
 def run(
     run_ranks: Any, program: str, count: int, says: str, *arguments: str, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program and requires that every rank says so; {rank} and {count} are filled in."""
+    """Runs a program and asserts that every rank prints `says`.
+
+    {rank} and {count} in `says` are replaced.
+    """
     done = run_ranks(program, count, *arguments, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(count):
@@ -49,7 +53,7 @@ def test_collectives(run_ranks: Any, controller: str, count: int, is_cold: bool)
 
 @pytest.mark.parametrize("ranks", ["first", "all"])
 def test_a_batch_size_that_a_graph_has_as_a_constant(run_ranks: Any, ranks: str) -> None:
-    """TensorFlow would run a collective of constants once, as it optimises one rank's graph."""
+    """TensorFlow must not fold a collective of constants while it optimizes the graph."""
     run(run_ranks, "constant_batches.py", 2, "rank {rank}: 20 steps", ranks, timeout=60.0)
 
 

@@ -1,4 +1,4 @@
-"""A job that was lost in the middle goes on from its last whole checkpoint, as if it never was."""
+"""A job that is lost in the middle resumes from its last complete checkpoint."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = "resuming.py"
-# As in the program; a host that is cut off is named after at most a tenth of it and a second more.
+# As in the program. A rank on an isolated host is named after at most 1.1 times this time plus a
+# second.
 TIMEOUT = 12.0
-# For the ends of processes on a busy machine.
+# Seconds for the end of processes on a busy machine.
 SLACK = 30.0
 ENOUGH = 240.0
 
 
 def require_same(lost: Path, never_lost: Path) -> None:
-    """Every rank has bitwise the same rows, slots, weights and optimizer."""
+    """Asserts that every rank has bitwise the same rows, slots, weights and optimizer."""
     for rank in range(2):
         with np.load(lost / f"rank{rank}.npz") as one, np.load(never_lost / f"rank{rank}.npz") as b:
             assert set(one) == set(b) and len(one["f0_keys"]) > 50
@@ -27,7 +28,7 @@ def require_same(lost: Path, never_lost: Path) -> None:
 
 
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Makes folders for the results of a job that is lost, and of one that is not."""
+    """Makes folders for the results of a lost and of an uninterrupted job."""
     found = tmp_path / "lost", tmp_path / "never_lost"
     for folder in found:
         folder.mkdir()
@@ -81,7 +82,7 @@ def test_a_rank_killed_while_it_saves(run_ranks: Any, tmp_path: Path) -> None:
         "checkpoint-000002",
     ]
 
-    # One rank, or three, have the same rows between them.
+    # One rank, or three ranks together, have the same rows.
     rows = {}
     for ranks in (1, 3):
         results = tmp_path / f"of_{ranks}"

@@ -1,4 +1,4 @@
-"""The soak in small: about a minute, a kill or two, and all promises held."""
+"""A one-minute soak test with one or two kills fulfills all guarantees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = needs_sources
 
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module soak_report.py."""
+    """Provides the module soak_report.py."""
     return load("soak_report", monkeypatch)
 
 

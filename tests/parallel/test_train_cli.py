@@ -1,4 +1,4 @@
-"""slipstream-train on two ranks: one record for all of them, and what one process would get."""
+"""slipstream-train on two ranks writes one record and matches a single process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from slipstream_tf.cli import tracing, train
 from slipstream_tf.cli.program import run_program
 
-# 31 batches of 128: rank 1 has one less than rank 0, whose last is a short one.
+# 31 batches of 128 examples. Rank 1 has one batch less than rank 0, whose last batch is partial.
 INPUTS, BATCH = 3_900, 128
 SMALL = (f"--data=generated:{INPUTS}", "--dim=4", "--mlp=8", "--bottom=8")
 SKIPPING = (
@@ -23,7 +23,7 @@ SKIPPING = (
 
 @pytest.fixture(scope="module", name="alone")
 def fixture_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The record of one process with batches twice as large."""
+    """Returns the record of one process with batches of twice the size."""
     output = tmp_path_factory.mktemp("alone")
     flags = [*SMALL, f"--batch_size={2 * BATCH}", f"--output={output}"]
     assert run_program(train.make_flags(), train.main, flags) == 0
@@ -61,13 +61,13 @@ def test_two_ranks_train_what_one_process_does(
     for kind, count in ranks["bytes"].items():
         assert count == sum(of_rank[kind] for of_rank in ranks["bytes_by_rank"])
     assert ranks["bytes"]["gradients"] > 0 < ranks["bytes"]["dense"]
-    # A row goes to the other rank: a key, four float32 values.
+    # Each row sent to the other rank consists of a key and four float32 values.
     offered = sum(counts["offered"] for counts in record["gradient_rows"].values())
     assert ranks["bytes"]["keys"] == 8 * offered
     assert ranks["bytes"]["gradients"] == 4 * 4 * offered
     assert alone["ranks"]["size"] == 1 and not any(alone["ranks"]["bytes"].values())
 
-    # Rank 0 alone speaks; horovodrun names the rank at each line's start.
+    # Only rank 0 prints. horovodrun adds the rank at the start of each line.
     assert done.stdout.count("test AUC") == 1 and "[1]" not in done.stdout
     assert "rank 0 of 2" in done.stderr and "rank 1 of 2" not in done.stderr
 
@@ -81,7 +81,7 @@ def test_a_trace_has_the_operations_of_all_ranks_and_their_messages(
     events = json.loads(path.read_text())["traceEvents"]
     for rank in range(2):
         names = [event["name"] for event in events if event["pid"] == rank]
-        # Of each step one, but for those in which the trace begins and ends.
+        # One operation per step, except for the steps in which the trace begins and ends.
         for name in ("SlipstreamLookup", "SlipstreamApplyRows"):
             assert abs(names.count(name) - tracing.STEPS) <= 2
         assert "slipstream steps" in names
@@ -99,7 +99,7 @@ def test_ranks_stop_together_with_the_best(run_ranks: Any, placement: str, tmp_p
     aucs = [one["auc"] for one in measured]
     best = aucs.index(max(aucs))
     assert len(measured) == best + 3 < 20 and record["best_step"] == measured[best]["step"]
-    # All ranks have the rate that fell where nothing was gained.
+    # On all ranks the learning rate falls after an epoch without improvement.
     most, rate = 0.0, 0.03
     for one in measured:
         assert one["learning_rate"] == pytest.approx(rate)
@@ -112,7 +112,8 @@ def test_ranks_stop_together_with_the_best(run_ranks: Any, placement: str, tmp_p
 @pytest.mark.parametrize(
     "flags",
     [
-        # Which inputs are skipped depends on how far ahead of a window's end data has been read.
+        # Skipping is not included, because the skipped examples depend on how far batches are read
+        # ahead of a window's end.
         ("--policies=defer_gradients", "--window_steps=3"),
         ("--placement=sharded",),
     ],
@@ -126,7 +127,7 @@ def test_evaluations_in_training_are_of_all_ranks_and_send_nothing_that_counts(
     for name in ("test", "examples", "gradient_rows"):
         assert record[name] == without[name]
     sent, sent_without = record["ranks"]["bytes"], without["ranks"]["bytes"]
-    # Ranks compare their settings, which are a few letters longer.
+    # Ranks compare their settings, whose text is longer with these flags.
     assert sent.pop("control") == pytest.approx(sent_without.pop("control"), abs=100)
     assert sent == sent_without
     by_window, by_window_without = (
@@ -137,7 +138,7 @@ def test_evaluations_in_training_are_of_all_ranks_and_send_nothing_that_counts(
         range(4, record["evaluations"][-1]["step"], 4)
     )
     assert all(e["examples"] == record["test"]["examples"] for e in record["evaluations"])
-    # Full batches of both ranks.
+    # Full batches on both ranks.
     assert record["evaluations"][0]["examples_trained"] == 4 * 2 * BATCH
     assert record["progress"][-1]["examples_trained"] == record["examples"]["trained"]
     assert record["progress"][-1]["loss"] == pytest.approx(record["training"]["loss"], abs=1e-5)
@@ -149,7 +150,7 @@ def test_skipping_inputs_counts_those_of_both_ranks(run_ranks: Any, tmp_path: Pa
     assert inputs["seen"] == INPUTS == inputs["trained"] + inputs["skipped"]
     assert inputs["skipped"] == sum(w["examples_skipped"] for w in windows) > 100
     assert sum(w["examples_seen"] for w in windows) == INPUTS
-    # A quarter of the steps: 3,900 inputs / (128 * 2 per step) / 4.
+    # A quarter of the steps: 3,900 examples / (128 * 2 per step) / 4.
     assert record["engine"]["window"]["config"]["warmup"] == 4
     assert "examples (" in record["report"] and "examples (" in done.stdout
 
@@ -170,7 +171,7 @@ def test_deferring_sends_sums_in_half_the_bytes(run_ranks: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("skips", [False, True], ids=["plain", "skipping"])
 def test_keys_sent_ahead(run_ranks: Any, skips: bool, tmp_path: Path) -> None:
-    """They change no result, but for skipping, whose thresholds come a batch later."""
+    """Prefetching changes no result, except that thresholds for skipping apply a batch later."""
     flags = ["--placement=sharded"]
     if skips:
         flags += SKIPPING
@@ -232,11 +233,11 @@ def test_baselines_train_what_plain_training_does(
     plain = records.pop("plain")
     for record in records.values():
         assert record["examples"] == alone["examples"] and record["rows"] == alone["rows"]
-        # Hot rows are there: but for some, none come from the other rank.
+        # Hot rows are local, so that only a few rows come from the other rank.
         assert record["ranks"]["bytes"]["rows"] < plain["ranks"]["bytes"]["rows"] / 2
         sent = sum(counts["sent"] for counts in record["gradient_rows"].values())
         assert 0 < sent <= sum(counts["offered"] for counts in record["gradient_rows"].values())
-    # A step of Hotline is that of the whole batch; FAE's have other examples.
+    # A step of Hotline trains the whole batch. Steps of FAE have other examples.
     for name in ("auc", "log_loss"):
         assert records["hotline"]["test"][name] == pytest.approx(plain["test"][name], abs=1e-4)
     assert records["fae"]["test"]["auc"] == pytest.approx(plain["test"]["auc"], abs=0.02)

@@ -1,4 +1,4 @@
-"""slipstream-train on two ranks, one of which is killed: --resume ends as if it never was."""
+"""slipstream-train on two ranks resumes after one rank is killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from train_programs import prepared
 
-# Of which 1,500 are the training part: two epochs are 47 steps of the job.
+# The training part has 1,500 examples. Two epochs are 47 steps of the job.
 INPUTS = 1_600
 SMALL = (
     "--dim=4", "--mlp=8", "--bottom=8", "--dropout=0.2", "--batch_size=32", "--epochs=2",
@@ -27,7 +27,7 @@ WAYS = {
 
 @pytest.fixture(scope="module", name="data")
 def fixture_data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The flag of prepared data of three keys, few of which are popular."""
+    """Returns the flag for prepared data with three keys, few of them popular."""
     random = np.random.default_rng(0)
     keys = random.zipf(1.3, (INPUTS, 3)) % 300
     age = random.normal(size=INPUTS).astype(np.float32)
@@ -48,7 +48,7 @@ def record_of(output: Path) -> dict[str, Any]:
 
 
 def without_times(value: Any) -> Any:
-    """Without what is of the process: times, and the bytes of its buffers."""
+    """Returns the record without times and buffer sizes, which depend on the process."""
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if not k.endswith(("seconds", "deferred_bytes"))}
         return {name: without_times(part) for name, part in kept.items()}
@@ -56,7 +56,7 @@ def without_times(value: Any) -> Any:
 
 
 def numbers(value: Any) -> Any:
-    """With numbers that compare to float tolerance."""
+    """Returns the value with approximate floats for comparisons."""
     if isinstance(value, dict):
         return {name: numbers(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -82,7 +82,7 @@ def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("goes on from") == 1
     straight, resumed = record_of(tmp_path / "straight"), record_of(killed)
-    # The checkpoint before is the newest where one was being written.
+    # The newest checkpoint may be incomplete, then the job resumes from the one before.
     assert resumed["resumed_at"] in ([24], [32])
     for name in (
         "test",
@@ -99,7 +99,7 @@ def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> N
     sent, before = resumed["ranks"]["bytes"], straight["ranks"]["bytes"]
     for kind in ("gradients", "deferred", "rows"):
         assert sent[kind] == pytest.approx(before[kind], rel=0.01), kind
-    # A rank's place in the data is its own.
+    # The position in the data belongs to a rank, therefore the number of ranks must not change.
     done = run_ranks("train_rank.py", 1, *SMALL, *flags, "--resume", f"--output={killed}")
     assert done.returncode != 0
     assert "is of 2 rank(s), and this job has 1" in done.stderr
@@ -123,13 +123,13 @@ def test_elastic_goes_on_with_other_ranks(
     assert examples["seen"] == 3_000 and examples["trained"] > 1_000
     assert examples["trained"] + examples["skipped"] + examples["lost"] == 3_000
     if way == "sharded":
-        # Where nothing is left out, nothing waits to fill a batch.
+        # Without skipping, no example waits to fill a batch.
         assert examples["lost"] == examples["skipped"] == 0
     else:
         assert examples["skipped"] > 0 and 0 <= examples["lost"] < 2 * 3 * 32
     last = record["progress"][-1]
     assert last["examples_seen"] == 3_000 and last["examples_trained"] == examples["trained"]
     assert len(record["ranks"]["bytes_by_rank"]) == 3
-    # A job that has ended, and is started again, has nothing left to train.
+    # Starting a finished job again trains nothing.
     done = run_ranks("train_rank.py", 2, *flags)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What warm.py promises: a fork starts, prints, ends, is killed and is alone as a process is."""
+"""Programs started by warm.py behave like normal processes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture(name="start")
 def fixture_start(servers: Any, tmp_path: Path) -> Start:
-    """Gives a function that starts a program's text in a fork, with variables set."""
-    # Servers that import nothing much are there at once.
+    """Returns a function that starts the text of a program in a fork, with variables set."""
+    # Servers that import only NumPy start fast.
     command = [sys.executable, *servers.start({"X": "of the server"}, ["numpy"])]
 
     def start(text: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
@@ -36,7 +36,7 @@ def fixture_start(servers: Any, tmp_path: Path) -> Start:
 
 
 def is_running(pid: int) -> bool:
-    """Zombies do not run."""
+    """Whether a process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -134,7 +134,7 @@ def test_a_process_that_has_begun_to_work_does_not_fork(
     tmp_path: Path, text: str, problem: str
 ) -> None:
     (tmp_path / "busy.py").write_text(text)
-    # One server alone: two would write their tracebacks into each other's lines.
+    # A single server, because two would mix the lines of their tracebacks.
     ended = subprocess.run(
         [sys.executable, str(WARM), "serve", str(tmp_path / "0"), "busy"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60,

@@ -1,6 +1,7 @@
-"""A rank of tests of slipstream-train.
+"""Runs slipstream-train as one rank of a test.
 
-With `fail-on-1` first, rank 1 breaks off; with `kill-1-at` and a step, it is killed after that.
+With the first argument `fail-on-1`, the data of rank 1 fails. With `kill-1-at` and a step, rank 1
+is killed after the step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from slipstream_tf.cli import train
 
 
 def break_off() -> None:
-    """Makes this rank's data fail at its third batch."""
+    """Makes the data of this rank fail at its third batch."""
     import numpy as np
     import tensorflow as tf
 
