@@ -1,4 +1,4 @@
-"""Deferring by interval on native tables, which the tests of SOK compare with."""
+"""Deferral by interval on native tables, as a reference for tests of SOK."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from slipstream_tf.policies.base import Tables
 
 
 class DeferGradients(slip.DeferGradients):
-    """A `DeferGradients` that takes an `Interval` on native tables, too."""
+    """A `DeferGradients` that also accepts an `Interval` on native tables."""
 
     def require_fit(self, tables: Tables) -> None:
-        """Checks the memory only."""
+        """Checks only the memory, as for tables that are not native."""
         super().require_fit(dataclasses.replace(tables, are_native=False))

@@ -1,4 +1,4 @@
-"""What the tests against SOK's own code share: SOK itself, made importable without a GPU."""
+"""Fixtures that make SOK importable without a GPU and run programs with it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HERE = Path(__file__).resolve().parent
 
 @pytest.fixture(scope="session")
 def sok_site() -> Path:
-    """Gives the folder that SOK can be imported from; see install_sok.py.
+    """Returns the folder from which SOK can be imported. See install_sok.py.
 
-    It is kept in SLIPSTREAM_SOK_CACHE, by default below the user's cache folder. The first time
-    needs the network; without it the tests fail.
+    The folder is kept in SLIPSTREAM_SOK_CACHE, by default below the user's cache folder. The first
+    installation needs the network and fails without it.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get("SLIPSTREAM_SOK_CACHE") or cache / "slipstream_tf" / "sok")
@@ -35,9 +35,10 @@ def run_sok(
     sok_site: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., str]:
-    """Gives a function that runs a program of this folder, which says "all is well", on ranks.
+    """Returns a function that runs a program of this folder on ranks.
 
-    With `is_keras_2`, `tf.keras` is Keras 2 there: SOK's legacy optimizers are those of Keras 2.
+    Every rank must print "all is well". With `is_keras_2`, `tf.keras` is Keras 2, which SOK's
+    legacy optimizers need.
     """
     paths = [str(sok_site), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))

@@ -1,4 +1,4 @@
-"""The doctor's test of SOK's tables passes, and finds a lost update."""
+"""The self-test for SOK in slipstream-doctor passes, and detects a lost update."""
 
 from __future__ import annotations
 

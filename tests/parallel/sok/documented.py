@@ -1,6 +1,6 @@
-"""The blocks of docs/sok.md that are marked `python`, one after another.
+"""Runs the code blocks of docs/sok.md that are marked `python`, in order.
 
-A block marked `text` behind one of them is what it prints.
+A block marked `text` contains the output of the `python` block before it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
             if kind == "text":
                 assert text in printed, f"line {line}: it prints {printed!r}"
                 continue
-            # Lines of errors are those of the page.
+            # Line numbers in errors are the line numbers of the page.
             code = compile("\n" * line + text, str(PAGE), "exec")
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 exec(code, names)

@@ -1,6 +1,6 @@
-"""Run by test_example.py: a program of examples/, as `python examples/NAME` runs it.
+"""Runs a program of examples/ like `python examples/NAME`, for test_example.py.
 
-Arguments: its file name, and its own arguments.
+Arguments: the file name of the program and its arguments.
 """
 
 from __future__ import annotations

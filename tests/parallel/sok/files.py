@@ -1,6 +1,6 @@
-"""SOK's files of watched variables hold all rows and slots.
+"""SOK's files of watched variables contain all rows and slots.
 
-With TF_USE_LEGACY_KERAS=1: SOK's legacy optimizers are those of Keras 2.
+Run with TF_USE_LEGACY_KERAS=1, because SOK's legacy optimizers are the optimizers of Keras 2.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def dump_and_load(comm, folder: str, kind: str) -> None:
     train(saved, 3)
     before = rows_of(saved)
     sok_files.dump(saved, folder)
-    # SOK puts back neither the optimizer's iterations nor the names of new variables: into these.
+    # SOK restores neither the optimizer's iterations nor the names of new variables. Load into the
+    # existing objects.
     (table,) = saved.opened
     slots = slots_of(saved.optimizer, table.variable)
     own = tf.constant(table.own(KEYS))
@@ -102,7 +103,10 @@ def ask_what_was_written(comm) -> None:
 
 
 def tell_writes_from_changes(comm) -> None:
-    """Masked rows that are only kept from eviction are no changes; those let go may be."""
+    """Asserts that rows written only to prevent their eviction do not count as changed.
+
+    These are the rows of masked keys. A key that is no longer masked counts as changed.
+    """
     store = opened(comm, "hybrid", open_sok().SGD(0.1))
     store.set_update_policy("t", UpdatePolicy("mask"))
     masked = KEYS[:6]
@@ -121,7 +125,7 @@ def tell_writes_from_changes(comm) -> None:
     store.set_row_flags("t", masked[1:], np.full(5, SATURATED))
     keys, _ = sok_files.written_since(store, since)["t"]
     np.testing.assert_array_equal(np.setdiff1d(KEYS, keys), masked[1:])
-    # Under a policy that masks nothing, all are.
+    # Under a policy that masks nothing, all keys count as changed.
     store.set_update_policy("t", UpdatePolicy("mask", is_shadow=True))
     keys, _ = sok_files.written_since(store, since)["t"]
     np.testing.assert_array_equal(np.sort(keys), KEYS)

@@ -1,4 +1,4 @@
-"""Run by test_moving.py: a job that ends in the midst of a window goes on bitwise as it would have.
+"""A job that ends within a window resumes bitwise, for test_moving.py.
 
 Arguments: cases, each "store,rule,way".
 """
@@ -17,7 +17,7 @@ from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf.distributed import init
 
 STEPS, SAVED = 22, 10
-# Of a store that was saved without what it holds back; nobody goes by it.
+# Excluded from comparisons after a restore, because no computation uses this value.
 OF_STORE = ("held learning_rate",)
 
 
@@ -28,7 +28,7 @@ def compare(comm, folder: Path, store: str, rule: str, way: str) -> None:
     stopped.train(0, SAVED)
     stopped.checkpoints(folder).save(SAVED)
     was = stopped.found()
-    # What it does after that is not in the checkpoint.
+    # The checkpoint does not contain these steps.
     stopped.train(SAVED, SAVED + 3)
     resumed = Job(comm, store, rule, way)
     last = resumed.checkpoints(folder).restore()
@@ -47,7 +47,10 @@ def compare(comm, folder: Path, store: str, rule: str, way: str) -> None:
 
 
 def through_tensorflow(comm, folder: Path, store: str, rule: str, way: str) -> None:
-    """One process: `tf.train.Checkpoint`, in any order, and what `BackupAndRestore` has saved."""
+    """Saves and restores with `tf.train.Checkpoint` and `BackupAndRestore`, in one process.
+
+    Tests both orders of restoring the layer and the engine.
+    """
     straight, stopped = Job(comm, store, rule, way), Job(comm, store, rule, way)
     straight.train(0, STEPS)
     stopped.train(0, SAVED)
@@ -69,7 +72,7 @@ def through_tensorflow(comm, folder: Path, store: str, rule: str, way: str) -> N
     resumed.head.assign(stopped.head)
     resumed.train(SAVED, STEPS)
     same(straight.found(), resumed.found(), but=OF_STORE)
-    # Native tables load them, too, and the other way round.
+    # Native tables can load the checkpoint, and SOK's tables can load theirs.
     native, again = Job(comm, "native", rule, way), Job(comm, store, rule, way)
     for source, target in ((stopped, native), (native, again)):
         path = tf.train.Checkpoint(layer=source.layer).write(str(folder / "layer"))
@@ -78,7 +81,7 @@ def through_tensorflow(comm, folder: Path, store: str, rule: str, way: str) -> N
             was, now = (job.store.export_table(table) for job in (source, target))
             for part in ("keys", "slots", "counts", "steps"):
                 np.testing.assert_array_equal(now[part], was[part], part)
-            # SOK holds a row less its initial row.
+            # SOK stores the difference of a row from its initial row, which rounds.
             np.testing.assert_allclose(now["rows"], was["rows"], rtol=0, atol=1e-6)
     deferred = sum(stopped.store.update_counts(name).deferred_now for name in DIMS)
     assert deferred == 0
@@ -95,10 +98,10 @@ def same(one, other, but: tuple[str, ...] = ()) -> None:
 def main() -> None:
     comm = init()
     for case in sys.argv[1:]:
-        # Of rank 0, which all see.
+        # All ranks use the folder of rank 0.
         folder = gather_json(comm, tempfile.mkdtemp(), f"folder.{case}")[0]
         compare(comm, Path(folder), *case.split(","))
-        # Held sums are applied where TensorFlow saves.
+        # Saving through TensorFlow applies deferred sums, so that only masking is exact.
         if comm.size == 1 and case.endswith("mask"):
             through_tensorflow(comm, Path(folder), *case.split(","))
     print("all is well")

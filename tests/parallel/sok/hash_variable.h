@@ -1,4 +1,4 @@
-// A hash map of rows with SOK's semantics, for tests on machines without a GPU.
+// A hash map of rows with the semantics of SOK's tables, for tests without a GPU.
 
 #ifndef SLIPSTREAM_TESTS_SOK_HASH_VARIABLE_H_
 #define SLIPSTREAM_TESTS_SOK_HASH_VARIABLE_H_
@@ -16,15 +16,17 @@
 
 namespace sok_on_cpu {
 
-// The rank that owns a key: SOK takes the remainder of the unsigned number.
+// Returns the rank that owns `key`, which is the remainder of the unsigned key as in SOK.
 inline int OwnerOf(int64_t key, int owners) {
   return static_cast<int>(static_cast<uint64_t>(key) % static_cast<uint64_t>(owners));
 }
 
-// Rows by key. Not thread-safe: callers hold `mutex`.
+// Rows by key, with eviction of the row that was written longest ago. Not thread-safe. Callers must
+// hold `mutex()`.
 class HashVariable : public tensorflow::ResourceBase {
  public:
-  // dim: values per row. initial: what the values of a new row are. capacity: most rows.
+  // `dim` is the number of values per row, `initial` the value of all elements of a new row, and
+  // `capacity` the maximum number of rows.
   HashVariable(int64_t dim, float initial, int64_t capacity)
       : dim_(dim), initial_(initial), capacity_(capacity) {}
 
@@ -35,8 +37,9 @@ class HashVariable : public tensorflow::ResourceBase {
   int64_t size() const { return static_cast<int64_t>(rows_.size()); }
   bool Has(int64_t key) const { return rows_.count(key) != 0; }
 
-  // A key's row, valid until the next call; a new one takes the place of the one that was written
-  // longest ago if there is no room. Does not make a row younger that is there.
+  // Returns the row of `key`, valid until the next call. Allocates a missing row, and evicts the
+  // row that was written longest ago if the table is full. Does not change the age of an existing
+  // row.
   float* FindOrInsert(int64_t key) {
     const auto found = rows_.find(key);
     if (found != rows_.end()) return found->second.values.data();
@@ -52,7 +55,7 @@ class HashVariable : public tensorflow::ResourceBase {
     return row.values.data();
   }
 
-  // Makes a key's row the youngest; the key is there.
+  // Marks the row of `key` as written now. The row must exist.
   void Touch(int64_t key) {
     Row& row = rows_.at(key);
     by_age_.erase(row.written);
@@ -60,7 +63,7 @@ class HashVariable : public tensorflow::ResourceBase {
     by_age_[row.written] = key;
   }
 
-  // Keys written after a time, nanoseconds since 1970, in no order.
+  // Returns the keys written after `time` (nanoseconds since 1970), in any order.
   std::vector<int64_t> KeysWrittenAfter(uint64_t time) const {
     std::vector<int64_t> keys;
     for (auto age = by_age_.upper_bound(time); age != by_age_.end(); ++age) {
@@ -75,7 +78,7 @@ class HashVariable : public tensorflow::ResourceBase {
     uint64_t written = 0;
   };
 
-  // Now, or just after the last time that was given out: no two are the same.
+  // Returns the present time, or a nanosecond after the last result, so that results are unique.
   uint64_t NextTime() {
     const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
     const uint64_t now = std::chrono::duration_cast<std::chrono::nanoseconds>(since_1970).count();

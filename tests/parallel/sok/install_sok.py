@@ -1,11 +1,11 @@
-"""Makes NVIDIA's Sparse Operation Kit (SOK) importable on a machine without a GPU, for tests.
+"""Makes NVIDIA's Sparse Operation Kit (SOK) importable without a GPU, for tests.
 
     python tests/parallel/sok/install_sok.py FOLDER
 
-SOK's source package comes from PyPI. Its op registrations are compiled together with the CPU
-kernels beside this file; its Python is used as it is. tf_keras, whose legacy optimizers are SOK's,
-is put beside it. Nothing is installed: what is printed is to be put on PYTHONPATH. What is there
-already is not made again.
+The script downloads SOK's source package from PyPI. It compiles SOK's op registrations together
+with the CPU kernels in this folder, and uses SOK's Python code unchanged. It also adds tf_keras,
+which contains SOK's legacy optimizers. It installs nothing. Add the printed path to PYTHONPATH.
+Existing results are reused.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from pathlib import Path
 SOK = "merlin-sok==2.1.0"
 HERE = Path(__file__).resolve().parent
 KERNELS = ("variable_kernels.cc", "lookup_kernels.cc")
-# Without kernels here: its function for several lookups at once is not public.
+# No kernels exist here for these registrations, because SOK's function for grouped lookups is
+# private.
 LEFT_OUT = ("group_lookup.cc",)
-# SOK loads them by name before its own; its registrations need nothing of them.
+# SOK loads these libraries by name before its own library. Its registrations do not use them.
 COMPANIONS = ("libhugectr_core23.so", "libembedding.so")
 
 
@@ -32,13 +33,13 @@ def download(folder: Path) -> Path:
     """Downloads and unpacks SOK's source package.
 
     Args:
-        folder: where to; kept, so that the network is asked once.
+        folder: Destination. It is kept, so that the download happens only once.
 
     Returns:
-        The folder of its sources.
+        The folder of the sources.
 
     Raises:
-        RuntimeError: pip could not download it.
+        RuntimeError: pip could not download the package.
     """
     unpacked = folder / SOK.replace("==", "-")
     if unpacked.is_dir():
@@ -49,7 +50,7 @@ def download(folder: Path) -> Path:
         _run(command, f"{SOK} could not be downloaded")
         (archive,) = Path(scratch).iterdir()
         with tarfile.open(archive) as packed:
-            # Pythons before 3.11.4 (and of Debian 12) have no filters.
+            # Python before 3.11.4, for example in Debian 12, has no filters.
             safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
             packed.extractall(scratch, **safe)
         (Path(scratch) / archive.name.removesuffix(".tar.gz")).rename(unpacked)
@@ -57,11 +58,11 @@ def download(folder: Path) -> Path:
 
 
 def compile_ops(source: Path, library: Path) -> None:
-    """Compiles SOK's op registrations and our kernels into one library.
+    """Compiles SOK's op registrations and the CPU kernels into one library.
 
     Args:
-        source: the folder of SOK's sources.
-        library: the file to make.
+        source: Folder of SOK's sources.
+        library: Path of the new library.
 
     Raises:
         RuntimeError: g++ failed.
@@ -72,9 +73,9 @@ def compile_ops(source: Path, library: Path) -> None:
     sources = [path for path in registrations if path.name not in LEFT_OUT]
     sources += [HERE / name for name in KERNELS]
     command = [os.environ.get("CXX", "g++"), "-shared", "-fPIC", "-O1", "-w"]
-    # The status that SOK's registrations return has two names, by TensorFlow's version.
+    # The status class in SOK's registrations has different names in different TensorFlow versions.
     command += ["-DTF_GE_212", f"-I{source / 'kit_src'}", f"-I{HERE}"]
-    # As one: TensorFlow's headers take longer to compile than all that includes them.
+    # Compile all sources as one file, because TensorFlow's headers take most of the time.
     together = library.with_suffix(".cc")
     together.write_text("".join(f'#include "{path}"\n' for path in sources))
     command += [*tf.sysconfig.get_compile_flags(), str(together), "-o", str(library)]
@@ -86,10 +87,10 @@ def install(folder: Path) -> Path:
     """Makes SOK importable.
 
     Args:
-        folder: for what is downloaded and compiled; see this file's first lines.
+        folder: Folder for downloads and compiled files. See the module's docstring.
 
     Returns:
-        What to put on PYTHONPATH.
+        The path to add to PYTHONPATH.
     """
     import tensorflow as tf
 

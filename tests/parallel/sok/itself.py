@@ -1,6 +1,6 @@
-"""SOK's own Python does what this package builds on.
+"""SOK's Python code has the behavior that this package relies on.
 
-With TF_USE_LEGACY_KERAS=1: SOK's legacy optimizers are those of Keras 2.
+Run with TF_USE_LEGACY_KERAS=1, because SOK's legacy optimizers are the optimizers of Keras 2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_keras
 
 DIM = 3
-BATCHES = (  # of rank 0, of rank 1
+BATCHES = (  # Of rank 0, then of rank 1.
     np.array([[1, 2, 2**40, 2], [7, 1, 0, 3], [5, 5, 5, 2]]),
     np.array([[2, 2, 9, 4], [7, 7, 1, 2**40 + 1], [0, 3, 5, 8]]),
 )
@@ -35,7 +35,7 @@ def gradient_of(variable, keys, scale=1.0):
 
 
 def expected_sums(step):
-    """The gradient of each key, summed over ranks."""
+    """Returns key -> gradient, summed over ranks."""
     sums = {}
     for keys in BATCHES[: hvd.size()]:
         for key in keys[step]:
@@ -57,7 +57,12 @@ def check_gradients_are_summed_at_their_owner() -> None:
 
 
 def check_an_optimizer(wrapped, update) -> None:
-    """update: (row, gradient, state) -> row; the state is a dictionary per key."""
+    """Compares an optimizer with an update function.
+
+    Args:
+        wrapped: The optimizer in SOK's wrapper.
+        update: Function (row, gradient, state, step) -> new row. The state is a dictionary per key.
+    """
     variable, rows, states = table(), {}, {}
     for step in range(3):
         _, gradient = gradient_of(variable, BATCHES[hvd.rank()][step])
@@ -106,7 +111,10 @@ def check_lookup_sparse() -> None:
 
 
 def check_lookups_do_not_refresh() -> None:
-    """The eviction trap: a key that is looked up, but never written, leaves first."""
+    """Asserts that a lookup does not protect a key from eviction.
+
+    A key that is looked up but never written is evicted first.
+    """
     variable = table(capacity=4)
     read = variable.sparse_read(tf.constant([0, 1, 2, 3], tf.int64))
     variable.scatter_update(tf.IndexedSlices(read + 1.0, tf.constant([0, 1, 2, 3], tf.int64)))

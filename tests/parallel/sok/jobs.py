@@ -1,6 +1,6 @@
-"""What moving.py and going_on.py share: a job on tables of any kind, with engine and checkpoints.
+"""A job on tables of any kind with engine and checkpoints.
 
-Not run by itself.
+Imported by moving.py and going_on.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RULES = {
     "adam": slip.optimizers.Adam(0.05),
 }
 BY_KEYS = slip.Saturation(metric="l2", revisit_every=3)
-# Policy, and when a key counts as saturated.
+# Policy, and the rule that makes a key saturated.
 WAYS: dict[str, tuple[Any, slip.Saturation | None]] = {
     "mask": (slip.MaskGradients(share=0.6), BY_KEYS),
     "interval": (by_interval.DeferGradients(slip.Interval(7, share=0.6)), BY_KEYS),
@@ -34,20 +34,21 @@ WAYS: dict[str, tuple[Any, slip.Saturation | None]] = {
 
 
 class Job:
-    """A rank's layer, dense weight, engine and checkpoints."""
+    """The layer, dense weight, engine and checkpoints of one rank."""
 
     def __init__(
         self, comm: Any, store: str, rule: str, way: str, seed: int = 2, is_traced: bool = True
     ) -> None:
-        """Makes empty tables.
+        """Creates a job with empty tables.
 
         Args:
-            comm: the ranks.
+            comm: Communicator of the ranks.
             store: "native", "sharded", "replicated" or "sok".
-            rule: of `RULES`.
-            way: of `WAYS`.
-            seed: of the initial rows of table "two".
-            is_traced: whether steps are a `tf.function`, which takes longer to make than to run.
+            rule: A name in `RULES`.
+            way: A name in `WAYS`.
+            seed: Seed of the initial rows of table "two".
+            is_traced: Whether steps run in a `tf.function`. For few steps, tracing takes longer
+                than the steps.
         """
         self.comm, self.is_in_sok = comm, store == "sok"
         retention = slip.Retention(1 << 10, "lru") if self.is_in_sok else None
@@ -96,7 +97,7 @@ class Job:
             return self.head.assign_sub(0.02 * everyones)
 
     def train(self, begin: int, end: int) -> None:
-        """Trains steps; a rank has its part of the global batch."""
+        """Trains the steps from `begin` to `end`. Each rank trains its part of the global batch."""
         for step in range(begin, end):
             random = np.random.default_rng(step)
             keys = np.minimum(random.zipf(1.3, (GLOBAL_BATCH, 4)), KEYS).astype(np.int64)
@@ -111,7 +112,7 @@ class Job:
             self.engine.step()
 
     def found(self) -> dict[str, Any]:
-        """All that this rank has, as arrays by name."""
+        """Returns the complete state of this rank as arrays by name."""
         tracker = self.engine.tracker
         found: dict[str, Any] = {
             "head": self.head.numpy(),

@@ -1,4 +1,4 @@
-"""A layer on SOK's tables has the rows of one on native tables, sharded.
+"""A layer on SOK's tables has the same rows as a layer on sharded native tables.
 
 Arguments: cases, each "mode,rule".
 """
@@ -40,7 +40,7 @@ def layer_on(store: str, rule: str, comm):
 
 
 def batch_of(random) -> dict:
-    """A batch of one rank; rank by rank, so that all know it."""
+    """Returns a batch of one rank. All ranks draw the batches in the order of ranks."""
     draw = lambda n: np.minimum(random.zipf(1.4, n), KEYS).astype(np.int64)  # noqa: E731
     lengths = random.integers(0, 4, BATCH)
     bags = tf.RaggedTensor.from_row_lengths(tf.constant(draw(lengths.sum())), lengths)
@@ -48,7 +48,7 @@ def batch_of(random) -> dict:
 
 
 def train(layer, slipstream):
-    """Returns a step, traced once, that trains the layer alone."""
+    """Returns a training step of the layer, traced once."""
     signature = {
         "a": tf.TensorSpec([None], tf.int64),
         "bag": tf.RaggedTensorSpec([None, None], tf.int64, row_splits_dtype=tf.int64),
@@ -63,7 +63,7 @@ def train(layer, slipstream):
         with tf.GradientTape() as tape:
             rows = layer(inputs, training=True)
             joined = tf.concat([rows[name] for name in FEATURES], axis=1)
-            # Gradients that shrink as it learns, so that some keys move less than others.
+            # The gradients shrink during training, so that some keys move less than others.
             loss = tf.reduce_mean(tf.square(joined - weights))
         gradient = tape.gradient(loss, layer.update_anchor.value)
         with tf.control_dependencies([gradient]):

@@ -1,4 +1,4 @@
-"""A model on SOK's tables: refusals, fit, evaluate, save and load."""
+"""A model on SOK's tables: invalid settings, fit, evaluate, save and load."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def rows_of(store) -> np.ndarray:
 
 
 def save_and_load(comm, rule, var_type: str) -> None:
-    """A loaded store trains on, bit for bit, as the saved one does."""
+    """Asserts that a loaded store continues bitwise like the saved store."""
     table = GOOD if var_type == "hybrid" else slip.Table("t", 4)
     saved, loaded = (SokEmbeddingStore([table], rule, comm, var_type) for _ in range(2))
     train(saved, 4, comm.rank)
@@ -95,7 +95,10 @@ def save_and_load(comm, rule, var_type: str) -> None:
 
 
 def load_fewer(loaded, exported) -> None:
-    """Keys that SOK cannot take out start anew, with their slots."""
+    """Asserts that loading fewer keys resets the other keys with their slots.
+
+    SOK cannot remove keys.
+    """
     kept = exported["keys"][:3]
     some = {
         name: values if name in ("steps", "powers") else values[:3]
@@ -125,7 +128,7 @@ def take_no_more_than_there_is_room_for(comm) -> None:
         assert "evicted" in str(error) and "more capacity" in str(error)
     else:
         raise AssertionError("rows were lost without a word")
-    # Rows that were there make room for those that are loaded.
+    # Existing rows are evicted for the loaded rows.
     fine = {name: v[:16] if v.ndim and len(v) > 16 else v for name, v in contents.items()}
     small.import_table("t", fine)
     for name in ("keys", "rows", "slots"):
@@ -160,7 +163,10 @@ def fit(comm) -> None:
 
 
 def flush_before_the_first_update(comm) -> None:
-    """Deferred gradients of another job's variables: they move rows as a first update does."""
+    """Asserts that flushing restored gradients equals a first update.
+
+    The gradients were deferred in another job, before the variables had an update.
+    """
     table = slip.Table("t", 2, initializer=slip.initializers.RandomUniform(seed=3))
     rule = slip.optimizers.Adam(0.05)
     store = SokEmbeddingStore([table], rule, comm, "hbm")

@@ -1,8 +1,11 @@
 // CPU kernels of SOK's `lookup_sparse`, for tests only.
 //
-// In: bags of keys of this rank. They travel to all ranks; each adds up the rows that it owns in
-// every bag; the sums travel back and are put together. What lies between these ops is theirs
-// alone: a rank's part for another is [lookup][input][dim], a bag's keys are found by offsets.
+// The ops look up bags of keys. Every rank sends its bags to all ranks. Each rank sums the rows
+// that it owns in every bag and sends the sums back. The requesting rank adds the sums of all
+// ranks.
+//
+// The intermediate tensors have a private layout. The sums that a rank sends to another rank are
+// [lookup][example][dim]. Offsets give the keys of a bag.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,7 +31,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// What all of these ops know of a lookup.
+// Base class with the attributes that all lookup ops have.
 class LookupOp : public OpKernel {
  public:
   explicit LookupOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -41,7 +44,7 @@ class LookupOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("use_sp_weight", &is_weighted));
   }
 
-  // Where the sums of a lookup begin in the part of a rank that has so many inputs.
+  // Returns the offset of the sums of `lookup` in the part for a rank with `inputs` examples.
   int64_t Start(int lookup, int64_t inputs) const {
     int64_t start = 0;
     for (int i = 0; i < lookup; ++i) start += inputs * dims[i];
@@ -82,7 +85,7 @@ class HotnessOp : public OpKernel {
   int lookups_, ranks_;
 };
 
-// Puts tensors [n] behind each other.
+// Concatenates `count` inputs of shape [n], from input `first` on, into one output.
 template <typename T>
 void Concatenate(OpKernelContext* context, int first, int count, int output) {
   int64_t size = 0;
@@ -108,7 +111,7 @@ class PreprocessingOp : public LookupOp {
   }
 };
 
-// The rows of a table: a hash table's, or a dense variable's.
+// The rows of a hash table or of a dense variable.
 class Rows {
  public:
   tensorflow::Status Open(OpKernelContext* context, int input, bool is_dynamic, int divisor) {
@@ -118,7 +121,7 @@ class Rows {
     return LookupResource(context, handle, &dense_);
   }
 
-  // Adds weight times the row of a key.
+  // Adds `weight` times the row of `key` to `sum`.
   void Add(int64_t key, float weight, int64_t dim, float* sum) {
     const float* row = nullptr;
     if (hashed_) {
@@ -227,7 +230,7 @@ class LookupBackwardOp : public LookupOp {
   }
 };
 
-// What the combiner divides an input's sum by.
+// Returns the divisor of an example's sum.
 float Divisor(const std::string& combiner, int64_t length, const float* weight_sum) {
   if (combiner != "mean" || length == 0) return 1.0F;
   return weight_sum == nullptr ? static_cast<float>(length) : *weight_sum;

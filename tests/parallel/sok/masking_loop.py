@@ -1,10 +1,10 @@
-"""SOK's own loop with three calls gives the rows of a native table.
+"""A custom SOK loop with three calls of this package has the rows of a native table.
 
-Arguments: cases, each "optimizers,rule,lookup,mode". The engine runs beside both, on the same
-batches and the same settings; rows, masked keys, states and thresholds must be the same after every
-window.
+Arguments: cases, each "optimizers,rule,lookup,mode". An engine runs with SOK's table and with the
+native table, on the same batches and settings. Rows, masked keys, states and thresholds must be
+equal after every window.
 
-With TF_USE_LEGACY_KERAS=1: SOK's legacy optimizers are those of Keras 2.
+Run with TF_USE_LEGACY_KERAS=1, because SOK's legacy optimizers are the optimizers of Keras 2.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def sok_optimizer(kind: str, rule: str):
 
 
 def batches(ranks: int):
-    """keys [ranks, batch] of each step, few of them often; and targets [batch, dim] of the keys."""
+    """Yields keys [ranks, batch] and targets [ranks, batch, dim] per step.
+
+    A small number of keys is frequent.
+    """
     random = np.random.default_rng(7)
     for _ in range(STEPS):
         keys = np.minimum(random.zipf(1.5, (ranks, BATCH)), KEYS).astype(np.int64)
@@ -59,7 +62,7 @@ def batches(ranks: int):
 
 
 def engine_on(watched, mode: str) -> slip.Slipstream:
-    """The engine of a mode on a store or layer."""
+    """Returns the engine of a mode for a store or layer."""
     policies = {
         "defer": by_interval.DeferGradients(slip.Interval(3, share=0.5)),
         "movement": slip.DeferGradients(slip.Movement(0.02)),
@@ -74,7 +77,7 @@ def engine_on(watched, mode: str) -> slip.Slipstream:
 
 
 class SokLoop:
-    """What a user of SOK has, and three calls."""
+    """A custom training loop of a SOK user, with the three calls of this package."""
 
     def __init__(self, comm, kind: str, rule: str, lookup: str, mode: str):
         sok, is_static = open_sok(), mode == "static"
@@ -87,7 +90,8 @@ class SokLoop:
             )  # fmt: skip
         self.sok, self.comm, self.lookup = sok, comm, lookup
         optimizer = sok_optimizer(kind, rule)
-        # SOK's wrapper is for its dynamic variables; others are updated by any optimizer.
+        # SOK's wrapper supports only its dynamic variables. Any optimizer can update other
+        # variables.
         self.optimizer = optimizer if is_static else wrap_optimizer(optimizer)
         watched = None if is_static else self.optimizer
         counts = {"counts_on_device": True, "counted_keys": 1 << 14} if mode == "estimated" else {}
@@ -109,7 +113,10 @@ class SokLoop:
 
 
 def native_of(rule: str, mode: str):
-    """The whole batch in one native table, whose gradients are averaged over the ranks."""
+    """Returns a native table that trains the whole batch, and its engine.
+
+    The gradients are averaged over the ranks.
+    """
     table = slip.Table("t", DIM, initializer=slip.initializers.Constant(0.5))
     store = slip.tables.NativeStore([table], RULES[rule])
     layer = slip.keras.EmbeddingCollection([table], RULES[rule], SPECS, store=store)

@@ -1,9 +1,10 @@
-"""Run by test_moving.py: tables move between native ones and SOK's, at any number of ranks.
+"""Moves tables between native stores and SOK, for any number of ranks (test_moving.py).
 
     moving.py FOLDER JOB ...
 
-A job is "FROM:STORE:TO": it restores what the job FROM saved ("none": nothing) into tables of a
-kind, compares that with what the ranks of FROM had, trains on, and saves as TO.
+A job is "FROM:STORE:TO". It restores the checkpoint of job FROM ("none" for no checkpoint) into
+tables of kind STORE, compares them with the saved state of FROM's ranks, continues training, and
+saves as TO.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ from slipstream_tf.distributed import init
 
 STEPS = 10
 CASES = (("adam", "interval"), ("sgd", "movement"))
-# Rows that SOK holds are rounded to what training added to their initial rows.
+# SOK stores the difference of a row from its initial row. This is the relative rounding error.
 ROUNDED = 2.0**-23
-# A store of this suffix has another seed for its table "two".
+# A store with this suffix has another seed for its table "two".
 OTHER_SEED = "_other_seed"
-# The stores whose every rank has all rows.
+# Stores with all rows on every rank.
 REPLICATED = ("native", "replicated")
 
 
 def rows_of(ranks: list, store: str, table: str, part: str) -> dict:
-    """Key -> row, of all ranks; each key is on one rank, or all have all."""
+    """Returns key -> row for all ranks.
+
+    Each key is on one rank. In the stores in REPLICATED, all keys are on every rank.
+    """
     found = {}
     for has in ranks[:1] if store in REPLICATED else ranks:
         for key, row in zip(has[f"{table} keys"], has[f"{table} {part}"], strict=True):
@@ -38,7 +42,7 @@ def rows_of(ranks: list, store: str, table: str, part: str) -> dict:
 
 
 def totals(ranks: list, table: str, what: str) -> dict:
-    """Key -> the sum of what all ranks have of it."""
+    """Returns key -> the sum of its values on all ranks."""
     keys, values = what.split()
     found: dict = {}
     for has in ranks:
@@ -61,7 +65,7 @@ def compare(was: list, old_store: str, ranks: list, store: str, job: Job) -> Non
         slots, old_slots = (
             rows_of(r, s, table, "slots") for r, s in ((ranks, store), (was, old_store))
         )
-        # A native row that only a sum was held for, or a count was known of, is made with it.
+        # Loading allocates a native row for a key that had only a deferred sum or an access count.
         assert set(old_rows) <= set(rows)
         assert job.is_in_sok or set(rows) <= set(old_rows) | set(deferred) | set(
             totals(was, table, "accessed counts")
@@ -87,7 +91,7 @@ def compare(was: list, old_store: str, ranks: list, store: str, job: Job) -> Non
 
 def run(comm, folder: Path, source: str, store: str, target: str, case: tuple) -> None:
     rule, way = case
-    # A table of another seed: what SOK held of a row there is not what it holds here.
+    # With another seed the initial rows differ, and so do the differences that SOK stores.
     seed = 5 if store.endswith(OTHER_SEED) else 2
     job = Job(comm, store.removesuffix(OTHER_SEED), rule, way, seed=seed, is_traced=False)
     kind = "-".join(case)
@@ -102,7 +106,7 @@ def run(comm, folder: Path, source: str, store: str, target: str, case: tuple) -
         name = f"found.{target}.{kind}"
         own = {n: np.asarray(v) for n, v in job.found().items()}
         np.savez(folder / f"{name}-{comm.rank}.npz", **own)
-        gather_json(comm, 0, name)  # All have written theirs.
+        gather_json(comm, 0, name)  # Wait until all ranks have written their files.
         ranks = [dict(np.load(folder / f"{name}-{rank}.npz")) for rank in range(comm.size)]
         compare(was, str(was[0]["store"]), ranks, store, job)
         assert any(totals(was, table, "held sums") for table in DIMS), "nothing was held"

@@ -1,9 +1,9 @@
-"""Run by test_resuming.py: what some ranks saved of tables in SOK, others go on from.
+"""Resumes checkpoints of tables in SOK with another number of ranks (test_resuming.py).
 
     resuming.py FOLDER FROM TO
 
-FROM: a job of FOLDER whose checkpoint is restored, or "none". TO: this job, which trains from there
-to the end, saves on the way, and must end with the rows that the job "whole" had.
+FROM is the job in FOLDER whose checkpoint is restored, or "none". TO is this job. It trains to the
+end, saves checkpoints on the way, and must end with the rows of the job "whole".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEYS, BATCH, STEPS, SAVED = 50, 24, 8, 4
 
 
 def batch_of(step: int, comm) -> dict:
-    """This rank's share of the step's keys, one in four of which is new in the step."""
+    """Returns this rank's part of the step's keys. A quarter of them is new."""
     random = np.random.default_rng(step)
     keys = random.integers(0, KEYS * (step + 4) // (STEPS + 4), (BATCH, 3))
     return {"t": tf.constant(np.split(keys, comm.size)[comm.rank])}

@@ -1,4 +1,4 @@
-"""The DLRM for users of SOK: with the engine, without, and on native tables, it learns the same."""
+"""The DLRM example for SOK learns the same with and without engine, and on native tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def auc_of(output: str) -> float:
 
 
 def rows_of(output: str) -> tuple[int, int]:
-    """Gradient rows applied when they came, and all of them."""
+    """Returns the number of gradient rows that were sent, and of all gradient rows."""
     (found,) = re.findall(r"([\d,]+) of ([\d,]+) gradient rows sent", output)
     applied, offered = (int(number.replace(",", "")) for number in found)
     return applied, offered
@@ -38,7 +38,7 @@ def test_with_sok_and_without(
     done = run_ranks("sok/example.py", ranks, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     native = done.stdout
-    # From here on SOK can be imported.
+    # SOK can be imported from here on.
     beside = request.getfixturevalue("run_sok")("example.py", ranks, *arguments)
     assert native.count(FALLBACK) == 1 and FALLBACK not in beside
     for output in (native, beside):

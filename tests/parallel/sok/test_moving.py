@@ -1,4 +1,4 @@
-"""Checkpoints of tables in SOK: exact where as many ranks go on, and read by stores of any kind."""
+"""Checkpoints of tables in SOK resume exactly, and load into stores of any kind."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def test_nothing_is_lost_between_stores_and_ranks(
     run_sok("moving.py", 1, folder, *first)
     then = ("a:sok:e", "e:sharded:f", "f:sok:g", "g:replicated:h", "h:sok_other_seed:i")
     run_sok("moving.py", 2, folder, *then)
-    # Tables of two ranks, by one; and the other way round.
+    # Load tables of two ranks with one rank, and of one rank with two.
     run_sok("moving.py", 1, folder, "e:native:j", "g:sok:k", "i:sok_other_seed:l")
     run_sok("moving.py", 2, folder, "k:sok:m", "l:sok_other_seed:n")

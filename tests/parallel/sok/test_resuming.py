@@ -1,4 +1,4 @@
-"""Checkpoints of tables in SOK: as many ranks, fewer and more go on from them as if never ended."""
+"""Checkpoints of tables in SOK resume on the same, fewer or more ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Programs of this folder against SOK's own code: each checks for itself, and its docstring says
-what.
-"""
+"""Runs the programs of this folder with SOK. Their docstrings describe the checks."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import pytest
 RunSok = Callable[..., str]
 BOTH: Any = pytest.mark.parametrize("ranks", [1, 2])
 MOSTLY_TWO: Any = pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-# Cases of one launch each: most of its time is that of imports.
+# Cases of one launch, grouped because imports take most of the time.
 LAYERS = {1: ["mask,adam"], 2: ["mask,adagrad", "mask,adam", "interval,adagrad", "movement,sgd"]}
 MASKED = {
     1: ["v1,adagrad,all2all,graph", "legacy,adagrad,sparse,eager", "sok,sgd,all2all,estimated"],

@@ -1,4 +1,4 @@
-"""What SOK is seen to send is what the communicator counted."""
+"""The communicator counts the bytes that SOK sends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLES = [
 
 
 class Seen:
-    """Bytes that SOK's communication tool sends to other ranks, by dtype."""
+    """Counts the bytes that SOK's communication tool sends to other ranks, by dtype."""
 
     def __init__(self, comm):
         self.comm = comm
@@ -29,7 +29,7 @@ class Seen:
         self.tool.alltoall = self.alltoall
 
     def take(self, dtype) -> int:
-        """Bytes of a dtype since the last call, of all ranks."""
+        """Returns the bytes of a dtype since the last call, summed over ranks."""
         own, self.sent[dtype] = self.sent[dtype], 0
         return int(self.comm.sum(tf.constant(own, tf.int64), "control", "seen"))
 
@@ -41,7 +41,7 @@ class Seen:
 
 
 class Counted:
-    """What the communicators counted since the last call, of all ranks."""
+    """Returns the communicators' counts since the last call, summed over ranks."""
 
     def __init__(self, comm):
         self.comm, self.before = comm, comm.traffic().bytes

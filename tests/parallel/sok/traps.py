@@ -1,7 +1,7 @@
-"""SOK has the traps that docs/sok.md lists as seen with its Python.
+"""SOK still has the traps that docs/sok.md lists for its Python code.
 
-tf.keras is Keras 2 with TF_USE_LEGACY_KERAS=1. A check that fails means that SOK was mended: the
-page is to be changed.
+With TF_USE_LEGACY_KERAS=1, tf.keras is Keras 2. If a check fails, SOK was fixed. Update the page
+then.
 """
 
 from __future__ import annotations

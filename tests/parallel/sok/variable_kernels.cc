@@ -1,10 +1,10 @@
 // CPU kernels of SOK's variable and routing ops, for tests only.
 //
-// SOK registers these ops and has kernels for GPUs alone. These stand in for them where there is no
-// GPU, so that SOK's own Python runs: a hash map in place of its hash tables, with the behaviour
-// that users of those meet. A lookup makes the rows of missing keys. In a "hybrid" table (HKV) that
-// is full, the key that was written longest ago leaves; a lookup of a key that is there does not
-// make it younger, and `scatter_update` writes only keys that are there.
+// SOK registers these ops with GPU kernels only. These kernels replace them, so that SOK's Python
+// code runs on machines without a GPU. A hash map replaces SOK's hash tables and has the same
+// visible behavior: A lookup allocates the rows of missing keys. A full "hybrid" table (HKV) evicts
+// the key that was written longest ago. A lookup of an existing key does not change its age.
+// `scatter_update` writes only existing keys.
 
 #include <algorithm>
 #include <cstdint>
@@ -37,7 +37,7 @@ using tensorflow::TensorShape;
 
 using Pointer = tensorflow::core::RefCountPtr<HashVariable>;
 
-// The number that follows a name in the settings, which are JSON; `otherwise` without it.
+// Returns the number after `name` in `config`, which is JSON, or `otherwise` if `name` is missing.
 int64_t Setting(const std::string& config, const std::string& name, int64_t otherwise) {
   const size_t place = config.find('"' + name + "\":");
   return place == std::string::npos ? otherwise
@@ -81,7 +81,7 @@ class InitializeOp : public OpKernel {
       try {
         initial = std::stof(given.flat<tensorflow::tstring>()(0));
       } catch (const std::exception&) {
-        // The words for random rows, which no test could compare.
+        // A name of a random initializer. Tests could not compare random rows.
         context->SetStatus(absl::UnimplementedError("only numbers as initializers on a CPU"));
         return;
       }
@@ -168,7 +168,7 @@ class ExportOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     Pointer variable;
     OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &variable));
-    // `DummyVarExportIf` has a second input.
+    // `DummyVarExportIf` has the time as its second input.
     const uint64_t threshold =
         context->num_inputs() == 2 ? context->input(1).flat<uint64_t>()(0) : 0;
     const std::lock_guard<std::mutex> lock(variable->mutex());
@@ -185,7 +185,8 @@ class ExportOp : public OpKernel {
   }
 };
 
-// Sorts keys by their owner, key modulo the number of owners; `order` says where each came from.
+// Sorts keys by owner, which is the key modulo the number of owners. `order` contains the former
+// position of each key.
 template <typename Key>
 class SelectOp : public OpKernel {
  public:
@@ -215,7 +216,8 @@ class SelectOp : public OpKernel {
   int owners_;
 };
 
-// Moves rows to the places that `order` says, or takes them from there.
+// Permutes rows: `kTakes` gathers them from the positions in `order`, otherwise it scatters them to
+// these positions.
 template <bool kTakes>
 class ReorderOp : public OpKernel {
  public:

@@ -1,6 +1,6 @@
 """Checkpoints of a loop whose variables a SokStore watches.
 
-Arguments: cases, each "optimizer,way"; optimizers "legacy.*" are those of Keras 2.
+Arguments: cases, each "optimizer,way". Optimizers "legacy.*" are the optimizers of Keras 2.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def optimizer_of(name: str):
 
 
 class Loop:
-    """A loop of the user's, with the three calls."""
+    """A custom training loop with the three calls of this package."""
 
     def __init__(self, comm, name: str, way: str, is_static: bool = False) -> None:
         sok = open_sok()
@@ -113,7 +113,7 @@ def go_on(comm, folder: Path, name: str, way: str, is_static: bool = False) -> d
     stopped.train(0, SAVED)
     stopped.checkpoints(folder).save(SAVED)
     was = stopped.found()
-    # A key of a first batch, with which programs make their variables.
+    # A key of a first batch. Programs run such a batch to create their variables.
     first = tf.constant([0 if is_static else 999], tf.int64)
     open_sok().all2all_dense_embedding(resumed.variable, first)
     assert resumed.checkpoints(folder).restore().step == SAVED
@@ -131,7 +131,10 @@ def go_on(comm, folder: Path, name: str, way: str, is_static: bool = False) -> d
 
 
 def in_native_tables(comm, folder: Path, name: str, way: str, was: dict) -> None:
-    """And back: SOK's rows are what they are, so that all is exact."""
+    """Restores the checkpoint into native tables and back into SOK.
+
+    Both are exact, because the rows in SOK are stored without an initial row.
+    """
 
     def store(rule):
         table = [slip.Table("t", DIM)]
@@ -142,7 +145,8 @@ def in_native_tables(comm, folder: Path, name: str, way: str, was: dict) -> None
 
     here = store(NATIVE[name])
     assert saved(here, folder).restore().placement == "spread"
-    if "Adam" in name and way == "mask":  # Held sums, which are applied now, are an update more.
+    # Only without deferred sums, because applying them counts as an additional update.
+    if "Adam" in name and way == "mask":
         assert here.export_table("t", flush=False)["steps"][0] == SAVED
     saved(here, folder / "native").save(1)
     back = Loop(comm, name, "mask")

@@ -1,4 +1,4 @@
-"""What a SokStore refuses, counts, masks, and keeps from eviction."""
+"""A SokStore rejects bad input, counts, masks, and protects masked keys from eviction."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def refuse_keys_of_soks_own(comm) -> None:
                 try:
                     lookup(tf.constant([7, key, 0], tf.int64))
                 except tf.errors.InvalidArgumentError as error:
-                    # Where a graph says it, quotes are escaped.
+                    # Errors of graphs contain escaped quotes.
                     assert f"Invalid key {key} of table" in str(error), error
                     assert "mine" in str(error)
                 else:
@@ -122,7 +122,10 @@ def refuse_keys_of_soks_own(comm) -> None:
 
 
 def watch_tables_on_one_rank(comm) -> None:
-    """Localized variables: all rows of each on one rank; lookup_sparse needs one on every rank."""
+    """Asserts that a store can watch localized variables, with all rows on one rank.
+
+    `lookup_sparse` needs a variable on every rank.
+    """
     sok, size = open_sok(), 6
     start = np.arange(size * DIM, dtype=np.float32).reshape(size, DIM)
     made = [sok.Variable(start, mode=f"localized:{r}") for r in range(comm.size)]
@@ -154,7 +157,7 @@ def watch_tables_on_one_rank(comm) -> None:
 
 
 def keep_masked_keys_from_eviction(comm, is_watched: bool) -> bool:
-    """Whether a masked key's row and slot outlive new keys that fill the table each window."""
+    """Returns whether a masked key keeps its row and slot while new keys fill the table."""
     variable = table()
     optimizer = wrap_optimizer(tf.compat.v1.train.AdagradOptimizer(0.1))
     store = SokStore({"t": variable}, optimizer if is_watched else None, comm)
