@@ -1,4 +1,4 @@
-"""Optimizers of every kind for parametrized tests, and helpers that train with them."""
+"""Optimizers of every kind for parametrized tests, and functions that train them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def name_of(rule: optimizers.SparseOptimizer) -> str:
 
 
 def train(rule, rows, batches, gradients):
-    """Trains a table on batches of keys and gradients and returns all rows."""
+    """Trains a table on batches of keys and returns all rows."""
     table = Table("t", rows.shape[1], initializer=initializers.Zeros())
     store = NativeStore([table], rule)
     store.write_rows("t", np.arange(len(rows)), rows)

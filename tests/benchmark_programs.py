@@ -1,4 +1,4 @@
-"""Helpers for tests of the benchmark programs: run them, load them, read their results."""
+"""Runs and loads the benchmark programs and reads their results."""
 
 from __future__ import annotations
 
@@ -57,9 +57,10 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def rows_of(folder: Path, program: str, heading: str = "") -> list[dict[str, Any]]:
-    """Returns the rows of one table of a summary that has a single part.
+    """Returns the rows of a table in a summary.
 
-    Also checks that the Markdown page next to the JSON file contains the part's heading.
+    The summary must have a single part. Also checks that the Markdown page next to the JSON file
+    contains the part's heading.
     """
     summary = json.loads((folder / f"{program}.json").read_text())
     ((name, part),) = summary["parts"].items()

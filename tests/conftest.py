@@ -70,7 +70,7 @@ class Servers:
         }
 
     def start(self, environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> list[str]:
-        """Starts servers for an environment and a list of modules, at most once.
+        """Starts servers once per environment and list of modules.
 
         Returns:
             Arguments for the Python interpreter. Append the path of a program, or "-c" and its

@@ -1,4 +1,4 @@
-"""A small click model, its data and its rows, for tests of the Keras contract."""
+"""A small click model and its data for Keras contract tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make_layer(rule: Any = None, dim: int = 4, name: str = "tables", **kwargs: A
 
 
 def make_model(optimizer: Any = "sgd", layer: Any = None, **kwargs: Any) -> keras.Model:
-    """Returns a compiled functional model with one key per table, always from the same seed."""
+    """Returns a compiled model with a key per table, always the same."""
     keras.utils.set_random_seed(3)
     keys = keras.Input((len(TABLES),), dtype="int64", name="keys")
     rows = keras.layers.Flatten()((layer or make_layer())(keys))
@@ -30,7 +30,10 @@ def make_model(optimizer: Any = "sgd", layer: Any = None, **kwargs: Any) -> kera
 
 
 def data(examples: int = 64, keys: int = 20) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the same keys int64 [examples, tables] and labels float32 [examples] every time."""
+    """Returns keys [examples, tables] and labels [examples] from a fixed seed.
+
+    Keys are int64 and labels float32.
+    """
     matrix = np.random.default_rng(5).integers(0, keys, (examples, len(TABLES)))
     return matrix, (matrix.sum(axis=1) % 2).astype(np.float32)
 
@@ -42,7 +45,7 @@ def layer_of(model: Any) -> Any:
 
 
 def contents(model: Any) -> dict[str, np.ndarray]:
-    """Returns copies of the keys, rows and slots of all tables, and of the dense weights."""
+    """Returns copies of all keys, rows, slots and dense weights."""
     layer = model if isinstance(model, EmbeddingCollection) else layer_of(model)
     found = {}
     for table in layer.tables:
@@ -63,5 +66,5 @@ def assert_same(model: Any, expected: dict[str, np.ndarray]) -> None:
 
 
 def differ(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> set[str]:
-    """Returns the names of all arrays that differ in at least one bit."""
+    """Returns the names of the arrays that differ in any bit."""
     return {name for name in one if not np.array_equal(one[name], other[name])}

@@ -13,7 +13,7 @@ SKIPPABLE, KEPT = 500, 100
 
 
 def reports(value: float = 0.5, auc: bool = True, **rows: Any) -> list[WindowReport]:
-    """Returns window reports whose AUC is linear in the logarithm of the trained examples."""
+    """Returns reports with an AUC linear in the logarithm of trained examples."""
     made = []
     for window in range(WINDOWS):
         is_warming_up = window < WARMUP

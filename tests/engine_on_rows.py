@@ -1,4 +1,4 @@
-"""A tracker on a dictionary-based store, and short windows, for tests of the engine."""
+"""A dictionary-based store, its tracker and short windows, for engine tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRIFTS = {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
 
 
 class Store(TrackedStore):
-    """A store for the tracker that keeps rows in dictionaries and records the calls."""
+    """A tracked store that keeps rows in dictionaries and records calls."""
 
     def __init__(self):
         self.tables = (Table("user", DIM), Table("item", DIM))
@@ -65,7 +65,10 @@ class Store(TrackedStore):
 
 
 def make(*policies, **settings):
-    """Returns a store and its tracker. The default fraction of all policies is 0.5."""
+    """Returns a store and its tracker.
+
+    The policies drop or mask a fraction of 0.5 by default.
+    """
     defaults = {"window_steps": 10, "warmup": 0}
     if set(policies) & {"skip_examples", "mask_gradients"} or "defer_until" in settings:
         defaults["revisit_every"] = 0

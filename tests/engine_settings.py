@@ -1,4 +1,4 @@
-"""Builds engine settings from a flat list of names, for tests that vary one setting at a time.
+"""Builds engine settings from a flat list of names.
 
 A setting has the name of the slipstream-train flag if there is one. `share` applies to every policy
 that has this argument.

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def simulate_ranks(store: Any, ranks: int) -> None:
-    """Makes a native store defer gradients as if a batch came from `ranks` ranks.
+    """Makes a native store defer gradients like `ranks` ranks.
 
     Call it before training.
 

@@ -1,4 +1,6 @@
-"""Checks that two builds of the package train to the same bits. Run it around a refactoring.
+"""Checks that two builds of the package train to the same bits.
+
+Run it around a refactoring.
 
     python tests/same_bits.py --old=FOLDER --new=FOLDER
 
@@ -115,7 +117,7 @@ class Build:
         }  # fmt: skip
 
     def run(self, output: Path, *arguments: str, ranks: int = 1) -> None:
-        """Runs Python with an empty output folder, unless the run is already finished.
+        """Runs Python with an empty output folder, unless already finished.
 
         Raises:
             SystemExit: The program failed. The message contains its output.
@@ -175,7 +177,7 @@ class Build:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the path and the value of every leaf of a JSON value."""
+    """Yields the path and value of every leaf of a JSON value."""
     if isinstance(value, (dict, list)):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for name, part in items:
@@ -185,7 +187,10 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def write_log(path: Path) -> None:
-    """Writes a click log with skewed keys and a price, and its schema, from a fixed seed."""
+    """Writes a click log and its schema, from a fixed seed.
+
+    The log has skewed keys and a price.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(0)
     users, items = (np.minimum(random.zipf(1.3, CLICKS), 20_000) for _ in range(2))
@@ -202,7 +207,10 @@ def write_log(path: Path) -> None:
 
 
 def fit(optimizer: str, output: Path) -> None:
-    """Trains a Keras model around an embedding layer and exports it; runs inside a build."""
+    """Trains a Keras model around an embedding layer and exports it.
+
+    Runs inside a build.
+    """
     import keras
     import tensorflow as tf
 
@@ -223,7 +231,10 @@ def fit(optimizer: str, output: Path) -> None:
 
 
 def exported(folder: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of an exported SavedModel, embedding rows in the order of their keys."""
+    """Returns the arrays of an exported SavedModel.
+
+    Embedding rows are in the order of their keys.
+    """
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(folder / "export" / "variables" / "variables"))
@@ -240,7 +251,7 @@ def exported(folder: Path) -> dict[str, np.ndarray]:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Returns one line for every name whose values differ in any bit."""
+    """Returns a line per name with values that differ in any bit."""
     found = []
     for name in sorted(before.keys() | after.keys()):
         if name not in before or name not in after:
@@ -258,7 +269,10 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 
 def compare(old: Build, new: Build, case: str, run: Callable[[Build], Path]) -> bool:
-    """Runs a case with both builds, prints the verdict, and returns whether all bits are equal."""
+    """Compares a case in both builds, prints and returns the verdict.
+
+    True means that all bits are equal.
+    """
     folders = [run(build) for build in (old, new)]
     arrays, after = map(exported, folders)
     found = differences(arrays, after)

@@ -1,4 +1,4 @@
-"""Stores with one table "t", and functions that save and restore them without a job.
+"""Stores with one table "t", saved and restored without a job.
 
 `InSok` replaces a store of a table in SOK. It needs neither SOK's code nor a GPU.
 """
@@ -47,7 +47,7 @@ class InSok(SavedStore):
         self.flushed = 0
 
     def fill(self, keys: Sequence[int], powers: Sequence[float] = ()) -> InSok:
-        """Allocates the rows that this rank owns, with access counts and deferred gradients.
+        """Allocates this rank's rows, with access counts and deferred gradients.
 
         All ranks have accessed all keys. Sums are deferred for some keys only: for keys of this
         rank if `defers_at_owners` is set, else for any keys.
@@ -103,7 +103,10 @@ class InSok(SavedStore):
 
 
 def save(folder: Path, stores: Sequence[Any], placement: str, writer: int = 0) -> Manifest:
-    """Writes the table files of a job. Rank `writer` writes the rows of a replicated table."""
+    """Writes the table files of a job.
+
+    Rank `writer` writes the rows of a replicated table.
+    """
     (folder / "rank-0").parent.mkdir(exist_ok=True)
     entries: list[dict[str, Any]] = []
     for number, store in enumerate(stores):

@@ -1,4 +1,4 @@
-"""A small job whose ranks are threads of this process, with store, engine and checkpoints.
+"""A small job whose ranks are threads of this process.
 
 The number of ranks, the placement and the folder are parameters. Keys are drawn with the step as
 the seed, so that two runs of the same steps are equal. Checkpoints are saved and restored for real.
@@ -44,7 +44,7 @@ class Threads:
         self.size, self.barrier, self.given = size, threading.Barrier(size), [None] * size
 
     def run(self, work: Callable[[Any], Any]) -> list[Any]:
-        """Calls work(communicator) on every rank and returns the results in the order of ranks."""
+        """Calls work(communicator) on every rank; returns the results by rank."""
         results: list[Any] = [None] * self.size
         errors: list[BaseException] = []
 
@@ -153,7 +153,10 @@ class Job:
         )
 
     def train(self, begin: int, end: int, batch: int = GLOBAL_BATCH) -> None:
-        """Trains the steps from `begin` to `end`. Each rank trains its part of the global batch."""
+        """Trains the steps from `begin` to `end`.
+
+        Each rank trains its part of the global batch.
+        """
         for step in range(begin, end):
             random = np.random.default_rng(step)
             keys = (random.zipf(1.3, (batch, 2)) % KEYS).astype(np.int64)

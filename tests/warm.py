@@ -1,4 +1,4 @@
-"""Starts programs fast, as forks of servers that have imported TensorFlow, Keras and Horovod.
+"""Starts programs fast, as forks of servers that have imported TensorFlow.
 
     python warm.py serve SOCKET MODULE ...
     python warm.py run FOLDER PROGRAM ...
@@ -98,7 +98,7 @@ def serve(address: str, modules: list[str]) -> list[str]:
 
 
 def _require_untouched() -> None:
-    """Refuses to fork if this process has extra threads or an initialized TensorFlow runtime.
+    """Refuses to fork after threads or TensorFlow's runtime have started.
 
     Raises:
         RuntimeError: The process has more than one thread, or TensorFlow has an eager context.

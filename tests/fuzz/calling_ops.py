@@ -1,4 +1,4 @@
-"""Calls every Slipstream* op of the library with random attributes, shapes and values.
+"""Calls every Slipstream* op with random attributes, shapes and values.
 
     calling_ops.py SEED CASES SECONDS JOURNAL
 
@@ -47,7 +47,7 @@ def op_names(library: Any) -> list[str]:
 
 
 class Fuzzer:
-    """Calls ops at random. The calls depend on the seed and on earlier calls that worked."""
+    """Calls ops at random, depending on the seed and on earlier calls."""
 
     def __init__(self, library: Any, seed: int):
         """Receives the module of the op library."""
@@ -75,7 +75,7 @@ class Fuzzer:
         self._turns: list[str] = []
 
     def keep(self, name: str, arguments: dict[str, Any]) -> None:
-        """Stores a valid call, and keeps all handles and plans that exist so far until the end."""
+        """Stores a valid call, and protects all present handles and plans."""
         if name not in self.makers:
             self.valid[name].append(arguments)
         self.kept_handles, self.kept_plans = len(self.handles), len(self.plans)
@@ -85,7 +85,7 @@ class Fuzzer:
         return len(outputs) == 1 and outputs[0].type == tf.resource.as_datatype_enum
 
     def case(self) -> tuple[str, dict[str, Any]]:
-        """Returns the name of an op and its arguments for the next random call."""
+        """Returns an op's name and its arguments for the next call."""
         r = self.random
         if not self._turns:
             self._turns = r.sample(self.names, len(self.names))
@@ -297,7 +297,7 @@ class Fuzzer:
                 raise AssertionError(f"{name} gives {type(error).__name__}: {error}") from error
             return type(error).__name__, error
         except AssertionError as error:
-            # TensorFlow raises this error during tracing for a tensor whose dtype is not allowed.
+            # TensorFlow raises this error during tracing for a tensor with an unsupported dtype.
             if str(error) != "Unreachable":
                 raise
             return "TypeError", error
@@ -346,7 +346,10 @@ class Fuzzer:
 
 
 def _handle_kind(name: str) -> str:
-    """Returns the kind of handle that an op usually expects. Other kinds are passed as well."""
+    """Returns the kind of handle that an op usually expects.
+
+    The fuzzer passes other kinds as well.
+    """
     for part, kind in (
         ("DriftClassifier", "SlipstreamDriftClassifier"),
         ("ClassifyByDrift", "SlipstreamDriftClassifier"),
@@ -366,7 +369,7 @@ def _handle_kind(name: str) -> str:
 
 
 def _valid_handles(library: Any) -> list[tuple[str, tf.Tensor]]:
-    """Creates one to three objects of each kind, so that every op has a valid handle."""
+    """Creates objects of each kind, so that every op has valid handles."""
     classifier = {"alpha": 1.0, "num_tables": 1, "reservoir_size": 8, "seed": 0}
     rule = {"rule": "adagrad", "rule_parameters": [0.1, 1e-7]}
     makers: list[tuple[str, dict[str, Any]]] = [

@@ -1,4 +1,4 @@
-"""Adds this folder to `sys.path` for helper modules, which `importlib` mode does not do."""
+"""Adds this folder to `sys.path`, because `importlib` mode does not."""
 
 from __future__ import annotations
 

@@ -71,7 +71,10 @@ def folders_of(directory: Path) -> list[Path]:
 
 
 def bytes_changed(directory: Path, draw: random.Random) -> str:
-    """Flips, cuts, inserts, doubles or zeroes bytes, or inserts a part of another file."""
+    """Flips, cuts, inserts, doubles or zeroes bytes of a file.
+
+    The inserted bytes may be a part of another file.
+    """
     path = draw.choice(files_of(directory))
     content, other = path.read_bytes(), draw.choice(files_of(directory)).read_bytes()
     for _ in range(draw.choice((1, 1, 3))):
@@ -107,7 +110,10 @@ def file_renamed(directory: Path, draw: random.Random) -> str:
 
 
 def file_copied(directory: Path, draw: random.Random) -> str:
-    """Copies a file to a new name, or over another file of this or another checkpoint."""
+    """Copies a file to a new name or over another file.
+
+    The other file may belong to another checkpoint.
+    """
     path, other = draw.choice(files_of(directory)), draw.choice(files_of(directory))
     new = draw.choice((other, path.with_name(draw.choice(ODD_NAMES)), other.parent / path.name))
     if new != path:
@@ -116,7 +122,7 @@ def file_copied(directory: Path, draw: random.Random) -> str:
 
 
 def files_exchanged(directory: Path, draw: random.Random) -> str:
-    """Exchanges two files: any two, or two with the same name in different folders."""
+    """Exchanges two files: any two, or two with the same name."""
     path = draw.choice(files_of(directory))
     others = files_of(directory)
     if draw.random() < 0.7:
@@ -129,7 +135,7 @@ def files_exchanged(directory: Path, draw: random.Random) -> str:
 
 
 def folder_changed(directory: Path, draw: random.Random) -> str:
-    """Removes, empties, renames or copies a folder, or replaces it by a file."""
+    """Removes, empties, renames, copies, or replaces a folder."""
     path = draw.choice(folders_of(directory))
     what = draw.choice(("remove", "empty", "rename", "copy", "file"))
     names = ODD_CHECKPOINTS if path.parent == directory else ODD_FOLDERS
@@ -160,7 +166,7 @@ def folders_exchanged(directory: Path, draw: random.Random) -> str:
 
 
 def put_in_its_place(directory: Path, draw: random.Random) -> str:
-    """Replaces a file by a folder, link or pipe, or a folder by a link."""
+    """Replaces a file or folder by another type of file."""
     path = draw.choice(files_of(directory) + folders_of(directory))
     whole = directory.parent / "linked to"
     kind = draw.choice(("folder", "same", "dangling", "loop", "zero", "pipe", "other"))
@@ -181,7 +187,10 @@ def put_in_its_place(directory: Path, draw: random.Random) -> str:
 
 
 def manifest_edited(directory: Path, draw: random.Random) -> str:
-    """Edits the values of a manifest. The checksum is updated in some cases only."""
+    """Edits the values of a manifest.
+
+    The checksum is updated in most cases, so that the loader sees the edited values.
+    """
     path = draw.choice([p for p in files_of(directory) if p.name == MANIFEST])
     text = path.read_text()
     if draw.random() < 0.05:

@@ -62,7 +62,10 @@ TOKENS = (
 
 
 def changes() -> st.SearchStrategy[list[Change]]:
-    """Returns a strategy for one to four changes to the content of a file. See `changed`."""
+    """Returns a strategy for one to four changes to a file's content.
+
+    See `changed`.
+    """
     kind = st.sampled_from(("replace", "insert", "cut", "double", "end", "flip"))
     place = st.integers(0, (1 << 16) - 1)
     part = st.one_of(st.sampled_from(TOKENS), st.binary(max_size=12))
@@ -120,7 +123,7 @@ def fuzz(
 
 @contextlib.contextmanager
 def bounded_space() -> Iterator[None]:
-    """Limits the address space, so that an absurd allocation in any library fails."""
+    """Limits the address space, so that absurd allocations fail."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (now + MOST_SPACE, before[1]))
@@ -145,7 +148,7 @@ def _hang(*_: Any) -> None:
 
 @contextlib.contextmanager
 def watched(most_bytes: int = MOST_BYTES) -> Iterator[None]:
-    """Fails if the body takes too long or allocates too much memory in Python and NumPy."""
+    """Fails if the body takes too long or allocates too much memory."""
     before = signal.signal(signal.SIGALRM, _hang)
     signal.alarm(MOST_SECONDS)
     tracemalloc.reset_peak()

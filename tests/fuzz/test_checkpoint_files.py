@@ -1,4 +1,4 @@
-"""Damaged table files of checkpoints are read with the original content or raise an error."""
+"""Damaged table files yield their original content or raise an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def groups(rows: int) -> dict[str, dict[str, np.ndarray]]:
 
 
 def damaged(content: bytes, other: bytes, random_: random.Random) -> bytes:
-    """Returns the content with parts flipped, cut, doubled, zeroed or copied from another file."""
+    """Returns the content with one to four random damages."""
     for _ in range(random_.choice((1, 1, 2, 4))):
         begin, end = sorted(random_.randrange(len(content) + 1) for _ in range(2))
         end = min(end, begin + random_.choice((1, 4, 8, 200)))

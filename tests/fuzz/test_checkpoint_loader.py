@@ -41,7 +41,7 @@ Digest = list[dict[str, str]]
 
 
 class Ranks:
-    """A job with one or more ranks, its checkpoint directory and the digests of its state."""
+    """A job with one or more ranks and a checkpoint directory."""
 
     def __init__(self, placement: str, directory: Path) -> None:
         self.directory, self.step = directory, 0
@@ -80,7 +80,7 @@ class Ranks:
         self.threads.run(work)
 
     def restore(self) -> list[Any]:
-        """Restores, and returns the result or the exception of `restore` on each rank."""
+        """Restores, and returns the result or exception of each rank."""
 
         def work(comm: Any) -> Any:
             try:
@@ -117,7 +117,10 @@ def _checksum(part: Any) -> str:
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """Returns name -> content of the files in a folder, with a placeholder for links and pipes."""
+    """Returns name -> content of a folder's files.
+
+    Links and pipes have a placeholder as content.
+    """
     if folder.is_symlink() or not folder.is_dir():
         return {"": b"no folder"}
     return {
@@ -209,7 +212,7 @@ def _watched_restore(ranks: Ranks) -> list[Any]:
 def _restored(
     directory: Path, found: list[Any], before: Digest, after: Digest, wholes: list[Whole]
 ) -> Whole | None:
-    """Returns the restored checkpoint, or None if none was restored and the job is unchanged.
+    """Returns the restored checkpoint, or None if the restore was refused.
 
     Args:
         directory: The directory of the checkpoints.

@@ -1,4 +1,4 @@
-"""Random calls of every op return a result or raise an error, and never crash."""
+"""Random op calls return a result or raise an error, without crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every file reader returns rows or raises an error that names the file, for any bytes."""
+"""File readers return rows or raise an error that names the file."""
 
 from __future__ import annotations
 

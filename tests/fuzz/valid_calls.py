@@ -101,7 +101,7 @@ def call_table_ops(call: Call) -> None:
 
 
 def call_exchange_ops(call: Call) -> None:
-    """Calls the ops that collect, send, apply and store rows of other ranks."""
+    """Calls the ops that exchange rows and gradients between ranks."""
     owners, copies, deferring = _tables(call), _tables(call), _tables(call)
     looked_up = call("SlipstreamLookup", handles=owners, **LOOKUP)
     update = {"gradients": _gradients(looked_up), "learning_rate": RATE}
@@ -201,7 +201,7 @@ def call_classifier_ops(call: Call) -> None:
 
 
 def call_pilot_ops(call: Call) -> None:
-    """Calls the ops that subsample examples by predicted loss and save the pilot."""
+    """Calls the ops that subsample by predicted loss and save the pilot."""
     classifier = call(
         "SlipstreamClassifier",
         alpha=np.float64(1),
@@ -219,7 +219,7 @@ def call_pilot_ops(call: Call) -> None:
 
 
 def call_look_ahead_ops(call: Call) -> None:
-    """Calls the ops of data sets that prepare batches ahead within a window."""
+    """Calls the ops of data sets that prepare batches ahead."""
     handle = call("SlipstreamLookAhead")
     call("SlipstreamLookAheadBeginWindow", handle=handle, batches=np.int64(3), pulled=np.int64(1))
     call(
@@ -249,7 +249,7 @@ def call_drift_classifier_ops(call: Call) -> None:
 
 
 def call_sealing_ops(call: Call) -> None:
-    """Calls the ops that seal and read the files of a table with rows on disk."""
+    """Calls the ops that seal and read files of rows on disk."""
     folder = tempfile.mkdtemp()
     table = call("SlipstreamTable", table_name="s", dim=2, memory=4096, spill=folder)
     rows = np.zeros((200, 2), np.float32)
@@ -290,7 +290,7 @@ def _tables(call: Call) -> list[Any]:
 
 
 def _deferring() -> dict[str, Any]:
-    """Returns settings that defer all sums except sums that move a row by more than 100."""
+    """Returns settings that defer gradients up to a movement of 100."""
     numbers = {"movement": np.float32(100), "max_age": np.int64(50), "max_rows": np.int64(1000)}
     return {**numbers, "mode": "defer"}
 

@@ -41,7 +41,7 @@ def rows_of(store: NativeStore, count: int) -> Iterator[np.ndarray]:
 
 
 def main() -> None:
-    """Grows the table up to the memory limit, checks its rows, and continues training."""
+    """Grows the table to the memory limit, then checks and trains it."""
     store = NativeStore([Table("user", DIM)], optimizers.Adagrad(0.1))
     for first in range(0, KNOWN, BATCH):
         step(store, first)

@@ -162,7 +162,10 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
 
 
 def main() -> None:
-    """Trains with all policies. In the mode "killed", the last run ends within a checkpoint."""
+    """Trains with all policies.
+
+    In the mode "killed", the last run ends within a checkpoint.
+    """
     directory, results, what = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     for way in WAYS:
         run(way, directory, results, what)

@@ -1,4 +1,4 @@
-"""Trains a table with rows on disk and checkpoints, until it finishes or is killed.
+"""Trains a table with rows on disk until finished or killed.
 
     spilling_until_killed.py FOLDER STEPS SECONDS
 
@@ -34,7 +34,7 @@ def make(storage: Storage) -> NativeStore:
 
 
 def train(store: NativeStore, step: int) -> None:
-    """Trains one step. The data depends only on the number of the step."""
+    """Trains one step with data that depends only on its number."""
     random = np.random.default_rng(step)
     keys = tf.constant(random.integers(0, KEYS, BATCH))
     _, plan = store.lookup(pack({"t": keys}, SPECS), training=True)

@@ -1,4 +1,4 @@
-"""Programs that prepare research data sets write the expected examples, order, labels and split."""
+"""Prepared research data sets have the expected examples, order and split."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def clicks(tmp_path: Path) -> str:
 def expected_examples(
     globo: ModuleType, columns: dict[str, np.ndarray], clicks: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the expected keys and labels. Follows the definition of the task, click by click."""
+    """Returns the expected keys and labels, computed click by click."""
     distance = np.random.default_rng(0).integers(1, 20_001, len(columns["article"]))
     rows = []
     for i in range(clicks):
@@ -71,7 +71,7 @@ def expected_examples(
 
 
 def parts_of(source: Any) -> dict[str, list[list[int]]]:
-    """Returns part -> examples, each a list of its keys and its label."""
+    """Returns part -> examples, each a list of keys and a label."""
     return {
         part: np.column_stack([keys, labels.astype(int)]).tolist()
         for part, (keys, labels) in source._parts.items()

@@ -12,7 +12,7 @@ from benchmark_programs import needs_sources, rows_of, run_benchmark
 
 @pytest.fixture
 def clicks(tmp_path: Path) -> str:
-    """Writes a file of clicks in order of time and returns its path."""
+    """Writes a file of clicks in order of time; returns its path."""
     columns = ("user", "article", "environment", "device", "os", "country", "region", "referrer")
     count, generator = 3000, np.random.default_rng(0)
     arrays = {name: generator.integers(0, 50, count).astype(np.int32) for name in columns}

@@ -1,4 +1,4 @@
-"""The build: source lists are complete, and the library matches the installed TensorFlow."""
+"""Source lists are complete and the library matches the installed TensorFlow."""
 
 from __future__ import annotations
 

@@ -118,7 +118,10 @@ def test_demo_passes_on_why_a_run_was_refused(
 
 
 def _records(**aucs: float) -> dict[str, Any]:
-    """Returns records of plain training (10 s, AUC 0.6 after 5 s) and of shorter runs (4 s)."""
+    """Returns records of plain training and of shorter runs.
+
+    Plain training takes 10 s and has an AUC of 0.6 after 5 s. The other runs take 4 s.
+    """
     records: dict[str, Any] = {}
     for name, auc in aucs.items():
         inputs = {"seen": 1000, "trained": 200, "skipped": 800}

@@ -1,4 +1,4 @@
-"""The site's pages match the code: settings, flags and links are valid, code blocks compile.
+"""The site's settings, flags, links and code blocks match the code.
 
 Some pages are run in full. `make docs` checks the targets of links. The tests need the packages in
 DOC_TOOLS (see the Makefile).

@@ -1,4 +1,4 @@
-"""GPU sources compile if a CUDA toolkit is installed. No GPU is needed.
+"""GPU sources compile with a CUDA toolkit. No GPU is needed.
 
 `make gpu-test` compiles all GPU sources for every architecture and runs the tests on a GPU.
 """

@@ -124,7 +124,10 @@ def test_masked_rows_and_slots_stay_bit_for_bit(make_optimizer, has_history):
 
 @pytest.mark.parametrize("make_optimizer", optimizers(DENSE_OPTIMIZERS))
 def test_documented_as_moving_masked_rows(make_optimizer):
-    """If this test fails, an optimizer now skips masked rows. Correct the documentation then."""
+    """Checks the documentation: these optimizers move masked rows.
+
+    Note: if this test fails, an optimizer now skips masked rows. Correct the documentation then.
+    """
     moved = []
     for has_history in (False, True):
         training = Training(make_optimizer())
@@ -233,7 +236,10 @@ def test_bad_arguments():
 
 
 def test_tracker_watches_an_embedding_layer():
-    """Checks hot set, snapshots and drift. The keys to mask are set manually."""
+    """Checks hot set, snapshots and drift of an embedding layer.
+
+    The keys to mask are set manually.
+    """
     training = Training(keras.optimizers.Adagrad(0.1))
     settings = EngineSettings(
         window=slip.Window(4, warmup=0), hot_set=slip.HotSet(memory=10 * DIM * 4)

@@ -264,7 +264,7 @@ def test_same_seed_same_rows():
 
 
 def test_a_forward_pass_that_is_a_function_of_its_own():
-    """The update must run if the forward and the backward pass are separate graphs."""
+    """The update must run with separate forward and backward graphs."""
     layer = collection()
     before = rows_of(layer, "a", [1])
     forward = tf.function(lambda keys: layer(keys, training=True))

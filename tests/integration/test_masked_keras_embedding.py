@@ -1,4 +1,4 @@
-"""A plain Keras model with the tape, a variable store and the saturation engine."""
+"""The saturation engine masks and defers gradients of a plain Keras model."""
 
 from __future__ import annotations
 

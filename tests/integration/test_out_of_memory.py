@@ -1,4 +1,4 @@
-"""A table that runs out of memory raises an error, keeps its rows, and can train."""
+"""A table that runs out of memory raises an error and survives."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def write_criteo(path: Path, lines: int) -> Path:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Returns file -> digest for a folder, without the lock, which is empty."""
+    """Returns file -> digest for a folder, without its empty lock file."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""A run killed with SIGKILL resumes bitwise as an uninterrupted run, with every policy.
+"""A killed run resumes bitwise like an uninterrupted run, with every policy.
 
 Three processes train with all policies. The first trains 2k steps without a break. The second
 writes a checkpoint after k steps, within a window, trains some more steps, and is killed while the
@@ -28,7 +28,7 @@ HALF, WAYS, WINDOW = program.HALF, program.WAYS, program.WINDOW
 
 @pytest.fixture(scope="module")
 def results(warm: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folder with "straight" and "resumed", which contain a file per policy."""
+    """Returns the folder with the results of all three processes."""
     folder = tmp_path_factory.mktemp("runs")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     for what, directory in (("straight", "a"), ("killed", "b"), ("resumed", "b")):

@@ -1,4 +1,4 @@
-"""A run with rows on disk that is killed resumes bitwise from its last checkpoint."""
+"""A killed run with rows on disk resumes bitwise from its checkpoint."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def warmup_of(record: dict[str, Any]) -> Any:
 
 @pytest.fixture(name="run_train")
 def fixture_run_train(tmp_path: Path) -> Train:
-    """Returns a function that runs slipstream-train in this process and returns its record."""
+    """Returns a function that runs slipstream-train here and returns its record."""
 
     def run(*flags: str, name: str = "run") -> dict[str, Any]:
         output = tmp_path / name

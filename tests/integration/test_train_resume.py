@@ -48,9 +48,9 @@ PLACES = ("flags", "resumed_at", "machine", "versions", "report")
 
 @pytest.fixture(scope="module", name="data")
 def fixture_data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Returns prepared data with three keys, few of them popular, and 1,500 training examples.
+    """Returns prepared data with three keys and 1,500 training examples.
 
-    Two epochs have 47 batches. All but the last are full.
+    Few keys are popular. Two epochs have 47 batches. All but the last are full.
     """
     random = np.random.default_rng(0)
     keys = random.zipf(1.3, (INPUTS, 3)) % 300
@@ -87,7 +87,10 @@ def kill(
 
 
 def without_times(value: Any) -> Any:
-    """Returns the record without times and buffer sizes, which depend on the process."""
+    """Returns the record without times and buffer sizes.
+
+    These depend on the process.
+    """
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if not k.endswith(("seconds", "deferred_bytes"))}
         return {name: without_times(part) for name, part in kept.items()}

@@ -21,7 +21,7 @@ WINDOWS = ("--window_steps=8", "--warmup=0.1", "--skip_share=0.8")
 
 @pytest.fixture(name="run")
 def fixture_run(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Returns a function that runs slipstream-train in this process and returns its record."""
+    """Returns a function that runs slipstream-train here and returns its record."""
 
     def run(name: str, *flags: str) -> dict[str, Any]:
         output = tmp_path / name

@@ -22,7 +22,7 @@ Train = Callable[..., dict[str, Any]]
 
 @pytest.fixture(name="run_train")
 def fixture_run_train(tmp_path: Path) -> Train:
-    """Returns a function that runs slipstream-train in this process and returns its record."""
+    """Returns a function that runs slipstream-train here and returns its record."""
 
     def run(*flags: str, name: str = "run") -> dict[str, Any]:
         arguments = [*flags, f"--output={tmp_path / name}"]

@@ -1,4 +1,4 @@
-"""The code blocks of the tutorials run in order, in an empty folder."""
+"""The tutorials' code blocks run in order, in an empty folder."""
 
 from __future__ import annotations
 

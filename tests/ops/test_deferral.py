@@ -1,4 +1,4 @@
-"""Deferral of gradients matches the definition on all paths, and bad input raises errors."""
+"""Deferred gradients match the definition on all paths."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ PATHS = {
 
 
 def on_paths(*names):
-    """Parametrizes over factories of paths. Buffers run on a CPU and on a GPU."""
+    """Parametrizes over factories of paths.
+
+    Buffers run on a CPU and on a GPU.
+    """
     found = []
     for name in names or PATHS:
         if name == "buffers":
@@ -128,7 +131,7 @@ def take_step(path, definition, rule, keys, gradients):
 
 
 def run_steps(path, seed, steps=15):
-    """Runs random steps on a path and in the definition, and compares all results."""
+    """Runs random steps and compares all results with the definition."""
     rng, definition = np.random.default_rng(seed), path.definition()
     for step in range(steps):
         if step % 4 == 0:

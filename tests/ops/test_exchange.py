@@ -248,7 +248,7 @@ RULES = [optimizers.SGD(RATE), optimizers.Adagrad(RATE), optimizers.Adam(RATE)]
 
 
 def route(replicas, keys):
-    """Plans the lookup of one example with a bag of keys per table.
+    """Plans the lookup of one example, with a bag per table.
 
     Returns:
         (the packed batch, its plan).

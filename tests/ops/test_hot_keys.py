@@ -31,7 +31,10 @@ def count(sketch: HotKeySketch, keys, counts=None, device: str = "CPU:0"):
 
 
 def ordered(exact: dict[int, float], k: int):
-    """Returns the k keys with the highest counts and their counts. Ties are ordered by key."""
+    """Returns the k most frequent keys and their counts.
+
+    Ties are ordered by key.
+    """
     order = sorted((key for key in exact if exact[key] > 0), key=lambda key: (-exact[key], key))[:k]
     return order, [exact[key] for key in order]
 

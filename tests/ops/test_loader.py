@@ -81,7 +81,7 @@ def test_another_minor_release_is_an_import_error(copied_library):
 
 
 def test_another_patch_release_is_accepted(copied_library):
-    """Runs in a child process, because a process cannot load the same ops twice."""
+    """Runs in a child, because a process cannot load ops twice."""
     built = _loader.build_info().tensorflow
     major, minor, patch = built.split(".")
     other = f"{major}.{minor}.{(int(patch[-1]) + 1) % 10}"
@@ -139,7 +139,10 @@ class TestWheel:
 
     @pytest.fixture
     def of_wheel(self, tmp_path, monkeypatch):
-        """Returns a function that adds a library for a release. No other library is installed."""
+        """Returns a function that adds a library for a release.
+
+        No other library is installed.
+        """
         monkeypatch.delenv(_loader.OVERRIDE, raising=False)
         library = _loader.library_path()
         monkeypatch.setattr(_loader, "_INSTALLED", str(tmp_path / "_slipstream_ops.so"))

@@ -1,4 +1,4 @@
-"""Masking of gradients matches the definition on all paths, and bad input raises errors."""
+"""Masked gradients match the definition on all paths."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ def mask_by_op(keys, rows, masked, deduplicate=True, device="CPU:0") -> KeptRows
 
 
 def mask_by_native_table(keys, rows, masked) -> KeptRows:
-    """Masks with a native table and derives the sums from how far SGD moves the rows.
+    """Masks with a native table that uses SGD.
 
-    A key whose sum is 0 is missing in the result.
+    The sums are derived from how far SGD moves the rows. A key whose sum is 0 is missing in the
+    result.
     """
     store = NativeStore([Table("t", DIM)], optimizers.SGD(RATE))
     own = np.unique([*keys, *masked]).astype(np.int64)
@@ -74,7 +75,7 @@ def mask_by_native_table(keys, rows, masked) -> KeptRows:
 
 
 def mask_by_exchange(keys, rows, masked) -> KeptRows:
-    """Masks with the exchange and returns the sums that a table sends to other ranks."""
+    """Masks with the exchange and returns the sums sent to other ranks."""
     handle = table_ops.create(Table("t", DIM), optimizers.SGD(RATE))
     own = np.unique([*keys, *masked]).astype(np.int64)
     table_ops.write(handle, own, np.zeros((own.size, DIM), np.float32))
@@ -90,7 +91,10 @@ def mask_by_exchange(keys, rows, masked) -> KeptRows:
 
 
 def mask_by_variable_store(keys, rows, masked) -> KeptRows:
-    """Masks with a variable store. Row i of the variable belongs to the i-th smallest key."""
+    """Masks with a variable store.
+
+    Row i of the variable belongs to the i-th smallest key.
+    """
     own = np.unique([*keys, *masked, 0]).astype(np.int64)
     store = VariableStore({"t": tf.Variable(tf.zeros([own.size, DIM]))})
     store.set_update_policy("t", UpdatePolicy("mask"))

@@ -382,7 +382,7 @@ def test_unknown_tables_are_named():
 
 
 def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
-    """Trains in child processes, because a process creates its thread pool only once."""
+    """Trains in child processes, because thread pools are created once."""
     import subprocess
     import sys
 

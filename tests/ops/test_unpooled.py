@@ -177,7 +177,7 @@ def test_stacked_needs_combiners(is_training):
 
 
 def test_simulated_ranks_split_the_keys_of_a_batch():
-    """Two simulated ranks have half of the examples each and defer only their half's gradients."""
+    """Two simulated ranks defer the gradients of half of the examples each."""
     store, specs = make_store(), [FeatureSpec("x", "t", None)]
     policy = UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1 << 20, ranks=2)
     store.set_update_policy("t", policy)

@@ -1,4 +1,4 @@
-"""Masking, deferring and watching gradients in the native store, compared with plain training."""
+"""Masked, deferred and watched gradients in the native store lose no update."""
 
 from __future__ import annotations
 

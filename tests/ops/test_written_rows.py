@@ -1,4 +1,4 @@
-"""Rows are written and removed, keys and steps exported, and each table has its rate."""
+"""Ops that write and remove rows, and learning rates per table."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from slipstream_tf import distributed
 
 
 def rows_of(rank: int) -> np.ndarray:
-    """Returns the rows of a rank at the start, [rank, 2]. Rank 0 has none."""
+    """Returns the initial rows of a rank, [rank, 2]."""
     return np.full((rank, 2), rank + 1, np.float32)
 
 

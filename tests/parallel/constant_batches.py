@@ -1,4 +1,4 @@
-"""Runs collectives in graphs with a constant batch size, as a rank of test_programs.py.
+"""Runs collectives in graphs with a constant batch size, for test_programs.py.
 
     constant_batches.py RANKS
 

@@ -37,7 +37,7 @@ def differ_in_settings(comm: Communicator, placement: str) -> None:
 
 
 def differ_in_rows(comm: Communicator, placement: str) -> None:
-    """Changes a row on rank 1 in the third window. Until then all ranks agree."""
+    """Changes a row on rank 1 in the third window."""
     embeddings = make_embeddings(comm, placement, dim=4)
     slipstream = slip.Slipstream(
         embeddings,

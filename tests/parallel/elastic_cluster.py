@@ -1,4 +1,4 @@
-"""A cluster of network namespaces with an elastic job, whose hosts fail, leave and join.
+"""A cluster of network namespaces whose hosts fail, leave and join.
 
 The cluster runs a command and records its output lines with their times. Meanwhile a test can kill
 ranks and can cut off, remove and add hosts. Host 0 runs Horovod's launcher, which starts ranks with
@@ -50,9 +50,9 @@ class Line:
 
 
 class ElasticCluster:
-    """Hosts 1 to `count` with one rank each, and the launcher on host 0.
+    """Hosts with one rank each, and a host with the launcher.
 
-    Only hosts that are up have a rank.
+    Host 0 runs the launcher. Hosts 1 to `count` run ranks. Only hosts that are up have a rank.
 
     Args:
         network: `hosts.Hosts(count + 1)`, entered as a context manager.
@@ -129,7 +129,7 @@ class ElasticCluster:
             self.lines += [Line(time.monotonic(), part) for part in line.rstrip().split("\r")]
 
     def wait_for(self, text: str, timeout: float, since: float = 0.0) -> float:
-        """Waits for a line that contains a text and is later than `since`.
+        """Waits for a line with `text` that is later than `since`.
 
         Returns:
             The seconds from `since` to the line.
@@ -183,19 +183,19 @@ class ElasticCluster:
         return sorted(found)
 
     def has_rank(self, host: int) -> bool:
-        """Whether a process other than the remote shell server runs on a host.
+        """Whether a host runs a process other than the remote shell server.
 
         The server is the oldest process.
         """
         return len(self.processes_of(host)) > 1
 
     def kill(self, host: int, agent: bool = False) -> None:
-        """Kills the rank on a host, or Horovod's agent there, which ends the rank."""
+        """Kills the rank on a host, or the agent that started it."""
         own = self.processes_of(host)[1:]
         os.kill(own[0] if agent else own[-1], signal.SIGKILL)
 
     def silence(self, host: int) -> None:
-        """Cuts the link of a host without changing the launcher's list of hosts."""
+        """Cuts a host's link without changing the launcher's list of hosts."""
         self._network.cut(host)
 
     def mend(self, host: int) -> None:
@@ -293,7 +293,7 @@ class RandomEvents:
 def disturb(
     hosts: Any, folder: Path, train: Sequence[str], seed: int, events: int
 ) -> tuple[list[Event], dict[str, Any]]:
-    """Runs an elastic job with random events, on two hosts at the start.
+    """Runs an elastic job with random events, first on two hosts.
 
     Args:
         hosts: The module hosts.py.

@@ -23,7 +23,7 @@ BATCHES, BATCH, EVERY = 40, 32, 4
 
 
 class Notes(keras.callbacks.Callback):
-    """Records the batch of each step, and ends the process after a given step."""
+    """Records the batch of each step and exits after a given step."""
 
     def __init__(self, path: Path, begun: int, last: int, seen: list[int]) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ KEYS = np.stack([np.arange(60), np.arange(60)[::-1]], axis=1)
 
 
 def train(layer: EmbeddingCollection, comm: Communicator, low: int) -> None:
-    """Trains one step with ten common keys and ten keys of this rank."""
+    """Trains one step on common keys and on keys of this rank."""
     keys = np.concatenate([np.arange(low, low + 10), low + 10 * comm.rank + np.arange(10)])
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.square(layer(np.stack([keys, keys], axis=1), training=True)))

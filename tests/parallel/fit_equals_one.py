@@ -132,7 +132,7 @@ def train(
 
 
 def of_all_ranks(comm: Any, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Returns the keys, rows and slots of a sharded table, gathered and ordered by key."""
+    """Returns the contents of a sharded table, gathered and ordered by key."""
     gathered = [comm.gather(tf.constant(part), "control", "test.export").numpy() for part in parts]
     order = np.argsort(gathered[0])
     return [part[order] for part in gathered]

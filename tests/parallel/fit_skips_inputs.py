@@ -36,7 +36,7 @@ def batches_of(rank: int) -> list[Batch]:
 
 
 def train(comm: Any, placement: str, policy: Any, epochs: int = 1) -> tuple[slip.Slipstream, int]:
-    """Trains, and returns the engine and the number of examples in the last epoch's logs."""
+    """Trains and returns the engine and the last epoch's example count."""
     keras.utils.set_random_seed(3)
     tables = [
         slip.Table(f"f{i}", dim=DIM, initializer=slip.initializers.RandomUniform(seed=i))

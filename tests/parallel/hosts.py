@@ -58,7 +58,7 @@ for name in ("net", "mnt"):
 
 
 def unavailable() -> str | None:
-    """Returns the reason why hosts cannot be created here, or None if they can.
+    """Returns why hosts cannot be created here, or None.
 
     Root in a container may lack a capability that a host needs. Therefore this function creates one
     host.
@@ -162,7 +162,7 @@ class Job:
 
 
 class Hosts:
-    """Hosts that are linked by a switch. A context manager that removes them on exit."""
+    """Hosts linked by a switch. A context manager."""
 
     def __init__(self, count: int, rate: str | None = None):
         """Configures the hosts. `__enter__` creates them.
@@ -199,7 +199,9 @@ class Hosts:
         environment: Mapping[str, str] | None = None,
         wrapper: Sequence[str] = (),
     ) -> Job:
-        """Starts a Python program as a Horovod job with Gloo, one rank per host.
+        """Starts a Python program as a Horovod job, one rank per host.
+
+        The job uses Gloo.
 
         Args:
             arguments: Arguments of the Python interpreter: the program's file and its arguments.
@@ -226,11 +228,14 @@ class Hosts:
         return Job(processes, outputs)
 
     def sent_bytes(self, number: int) -> int:
-        """Returns the number of bytes that a host has sent, from its kernel counter."""
+        """Returns the bytes that a host has sent, from its kernel counter."""
         return int(_run("ip", "netns", "exec", self.names[number], "cat", f"{COUNTERS}/tx_bytes"))
 
     def cut(self, number: int) -> None:
-        """Cuts the link of a host. Later packets are lost without an error."""
+        """Cuts the link of a host.
+
+        Packets are lost without an error.
+        """
         _run("ip", "-n", self._switch, "link", "set", f"port{number}", "down")
 
     def mend(self, number: int) -> None:

@@ -1,6 +1,6 @@
 """Checks Keras callbacks in `fit` on ranks, for test_programs.py.
 
-Argument: "logs", "evaluates_alone", "checkpoint", or the placement of tables whose rows differ.
+Argument: "logs", "evaluates_alone", "checkpoint", or the placement of tables with different rows.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def require_same_logs(comm: Any, evaluates_alone: bool) -> None:
 
 
 def require_checkpoints(comm: Any) -> None:
-    """Asserts that rank 0 can save at the end of each epoch while gradients are deferred."""
+    """Asserts that rank 0 can save each epoch while gradients are deferred."""
     model, embeddings = build(comm)
     policy = slip.DeferGradients(slip.Movement(0.3, max_age=1000))
     slipstream = slip.Slipstream(embeddings, policy, window=slip.Window(4, warmup=0))

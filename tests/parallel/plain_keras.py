@@ -83,7 +83,7 @@ def dataset_of(batches: list[Batch]) -> tf.data.Dataset:
 def train_with_tape(
     model: Clicks, store: Any, batches: list[Batch], optimizer: Any, comm: Any
 ) -> None:
-    """Trains in a custom loop. Each rank traces its function once per batch size."""
+    """Trains in a custom loop, traced once per batch size and rank."""
 
     @tf.function
     def step(keys: Any, labels: Any) -> None:

@@ -36,7 +36,7 @@ POLICIES = {
 
 
 class Linear(slip.keras.LossFeedback, keras.Model):
-    """Adds up the values of the rows, each multiplied by a fixed number."""
+    """Returns the weighted sum of the rows' values, with fixed weights."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ EVENTS = ("nothing", "nothing", "mark", "remove", "evaluation", "forget")
 
 
 def draw_inputs(random: np.random.Generator, size: int) -> dict[str, Any]:
-    """Returns random keys of a batch: two dense features and a ragged feature."""
+    """Returns random keys of two dense features and a ragged feature."""
     lengths = random.integers(0, 3, size)
     bags = tf.constant(random.integers(0, LARGEST_KEY, lengths.sum()), tf.int64)
     return {
@@ -44,11 +44,11 @@ def draw_inputs(random: np.random.Generator, size: int) -> dict[str, Any]:
 
 
 def trainer(store: ShardedStore, is_traced: bool) -> Callable[..., list[tf.Tensor]]:
-    """Returns a function that trains a step and announces the next batch, if any."""
+    """Returns a function that trains a step and announces the next batch."""
 
     def train(inputs: Any, gradients: Any, next_inputs: Any) -> list[tf.Tensor]:
         if store.comm.rank and is_traced:
-            # Ranks may trace different graphs. Names of collectives must not depend on other nodes
+            # Note: ranks may trace different graphs. Names of collectives must not depend on other nodes
             # of the graph.
             tf.cond(tf.size(inputs["a"]) > 2, lambda: tf.constant(1), lambda: tf.constant(2))
         pooled, plan = store.lookup(pack(inputs, SPECS), training=True)
@@ -125,7 +125,7 @@ class Case:
 
 def reads_no_stale_row(comm: Any) -> None:
     """Asserts that the lookup of an announced batch reads the updated rows."""
-    cache_bytes = 32 * (64 + 4 * 4)  # 32 rows of t0, whose update rule has no slots.
+    cache_bytes = 32 * (64 + 4 * 4)  # 32 rows of t0. Its update rule has no slots.
     rule = optimizers.SGD(1.0)
     store = ShardedStore(TABLES[:1], rule, comm, cache_bytes=cache_bytes, prefetch=True)
     specs, keys = SPECS[:1], np.arange(8, dtype=np.int64)

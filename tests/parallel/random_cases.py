@@ -86,7 +86,7 @@ class Case:
     are_announced: np.ndarray
 
     def tolerance(self, wire_dtype: str) -> dict[str, float]:
-        """Returns the tolerance of rows and slots for the wire dtype and the storage dtypes."""
+        """Returns the tolerance for the wire dtype and the storage dtypes."""
         dtypes = {wire_dtype}
         for table in self.tables:
             dtypes |= {table.storage.dtype, table.storage.slot_dtype}
@@ -206,7 +206,10 @@ def draw_batch(
 
 
 def as_inputs(case: Case, keys: dict[str, list[np.ndarray]]) -> dict[str, Any]:
-    """Returns the keys in the layout of each feature: int64 [n], int64 [n, 4] or ragged."""
+    """Returns the keys in the layout of each feature.
+
+    The layouts are int64 [n], int64 [n, 4] and ragged.
+    """
     inputs: dict[str, Any] = {}
     for spec, layout in zip(case.specs, case.layouts, strict=True):
         bags = keys[spec.name]
@@ -244,7 +247,7 @@ def trainer(case: Case, store: Any) -> Callable[..., list[tf.Tensor]]:
 
 
 def of_all_ranks(store: Any, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Joins the values of a sharded store, each from the owner of its key.
+    """Joins values of a sharded store, each from its key's owner.
 
     This is a collective.
     """
@@ -256,7 +259,7 @@ def of_all_ranks(store: Any, keys: np.ndarray, values: np.ndarray) -> np.ndarray
 
 
 def rows_and_slots(store: Any, table: Table, keys: np.ndarray) -> np.ndarray:
-    """Returns rows and slots in the order of `keys`, float32 [n, dim + slots].
+    """Returns rows and slots by key, float32 [n, dim + slots].
 
     Keys without a row have their initial values.
     """
@@ -275,7 +278,7 @@ def rows_and_slots(store: Any, table: Table, keys: np.ndarray) -> np.ndarray:
 
 
 def require_nearest(read: np.ndarray, whole: np.ndarray, dtype: str) -> None:
-    """Asserts that `read` is `whole`, rounded to the nearest value of the dtype."""
+    """Asserts that `read` is `whole` rounded to the dtype."""
 
     def nearest(values: np.ndarray) -> np.ndarray:
         return tf.cast(tf.cast(values, dtype), tf.float32).numpy()
@@ -286,7 +289,10 @@ def require_nearest(read: np.ndarray, whole: np.ndarray, dtype: str) -> None:
 
 
 def require_same_bits(comm: Communicator, arrays: Sequence[np.ndarray], what: str) -> None:
-    """Asserts that a digest of the arrays is equal on all ranks. This is a collective."""
+    """Asserts that the arrays are equal on all ranks.
+
+    Compares a digest. This is a collective.
+    """
     digest = hashlib.blake2b(digest_size=8)
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())

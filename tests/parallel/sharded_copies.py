@@ -26,14 +26,17 @@ CACHE_BYTES = 50 * (2 * 4 * 4 + 64 + 2 * 8 * 4 + 64)
 
 
 def bytes_of_copies(store: ShardedStore) -> int:
-    """Returns the memory of all replicas on this rank, as counted for `cache_bytes`."""
+    """Returns the memory of this rank's replicas, as counted for `cache_bytes`."""
     return sum(
         store._replicas.size(t.name) * copy_bytes(t, store.rule_of(t.name)) for t in store.tables
     )
 
 
 def stay_in_budget(comm: Communicator) -> None:
-    """Trains and evaluates more keys than the memory allows, while other keys are flagged."""
+    """Trains on more keys than the replicas' memory allows.
+
+    Other keys are flagged meanwhile.
+    """
     store = ShardedStore(TABLES, optimizers.Adagrad(0.1), comm, cache_bytes=CACHE_BYTES)
     random = np.random.default_rng(comm.rank)
     largest = 0

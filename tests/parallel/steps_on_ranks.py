@@ -74,7 +74,10 @@ def looking_up_twice(optimizer: Any, layer: Any) -> keras.Model:
 
 
 def leave_out_what_is_not_finite(comm: Any, placement: str, make: Any) -> None:
-    """Asserts that all ranks skip a step if one rank's gradient is not finite."""
+    """Asserts that all ranks skip a step with a non-finite gradient.
+
+    The gradient is not finite on one rank only.
+    """
     layer = make_layer(apply="step", comm=comm, placement=placement)
     inner = distributed.DistributedOptimizer(keras.optimizers.SGD(0.1), comm)
     scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=4.0)

@@ -1,4 +1,4 @@
-"""An elastic job whose ranks fail, leave and join accounts for all examples."""
+"""An elastic job with failing and joining ranks accounts for all examples."""
 
 from __future__ import annotations
 

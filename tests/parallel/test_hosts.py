@@ -1,4 +1,4 @@
-"""Collectives between hosts work, and the counted bytes match the bytes on the wire."""
+"""Collectives between hosts work, and counted bytes match the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""If a rank is lost, all other ranks end in time and name it."""
+"""After the loss of a rank all others end in time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def loss_line(end: Any) -> str:
 
 
 def loss_of(rank: int, count: int, reason: str) -> str:
-    """Returns the start of a rank's message about the loss of the last rank."""
+    """Returns the start of a rank's message about the last rank."""
     lost = f"has lost rank {count - 1} (10.77.0.{count}): {reason}"
     return f"Rank {rank} (10.77.0.{rank + 1}) {lost}"
 

@@ -1,4 +1,4 @@
-"""Plain Keras embeddings on multiple ranks, with the tape and with the optimizer."""
+"""Plain Keras embeddings on ranks, with the tape and the optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the programs of this folder on ranks. Each program checks its own results."""
+"""Runs the programs of this folder, which check their results, on ranks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_collectives(run_ranks: Any, controller: str, count: int, is_cold: bool)
 
 @pytest.mark.parametrize("ranks", ["first", "all"])
 def test_a_batch_size_that_a_graph_has_as_a_constant(run_ranks: Any, ranks: str) -> None:
-    """TensorFlow must not fold a collective of constants while it optimizes the graph."""
+    """TensorFlow must not fold a collective of constants at graph optimization."""
     run(run_ranks, "constant_batches.py", 2, "rank {rank}: 20 steps", ranks, timeout=60.0)
 
 

@@ -1,4 +1,4 @@
-"""A job that is lost in the middle resumes from its last complete checkpoint."""
+"""A job lost in the middle resumes from its last complete checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ ENOUGH = 240.0
 
 
 def require_same(lost: Path, never_lost: Path) -> None:
-    """Asserts that every rank has bitwise the same rows, slots, weights and optimizer."""
+    """Asserts that every rank has bitwise the same final state.
+
+    Compares rows, slots, weights and the optimizer.
+    """
     for rank in range(2):
         with np.load(lost / f"rank{rank}.npz") as one, np.load(never_lost / f"rank{rank}.npz") as b:
             assert set(one) == set(b) and len(one["f0_keys"]) > 50
@@ -28,7 +31,7 @@ def require_same(lost: Path, never_lost: Path) -> None:
 
 
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Makes folders for the results of a lost and of an uninterrupted job."""
+    """Makes result folders for a lost and an uninterrupted job."""
     found = tmp_path / "lost", tmp_path / "never_lost"
     for folder in found:
         folder.mkdir()

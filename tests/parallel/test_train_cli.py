@@ -127,7 +127,7 @@ def test_evaluations_in_training_are_of_all_ranks_and_send_nothing_that_counts(
     for name in ("test", "examples", "gradient_rows"):
         assert record[name] == without[name]
     sent, sent_without = record["ranks"]["bytes"], without["ranks"]["bytes"]
-    # Ranks compare their settings, whose text is longer with these flags.
+    # Ranks compare their settings. The text of the settings is longer with these flags.
     assert sent.pop("control") == pytest.approx(sent_without.pop("control"), abs=100)
     assert sent == sent_without
     by_window, by_window_without = (
@@ -171,7 +171,10 @@ def test_deferring_sends_sums_in_half_the_bytes(run_ranks: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("skips", [False, True], ids=["plain", "skipping"])
 def test_keys_sent_ahead(run_ranks: Any, skips: bool, tmp_path: Path) -> None:
-    """Prefetching changes no result, except that thresholds for skipping apply a batch later."""
+    """Prefetching changes no result except skipping.
+
+    Thresholds for skipping apply a batch later.
+    """
     flags = ["--placement=sharded"]
     if skips:
         flags += SKIPPING

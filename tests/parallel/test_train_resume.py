@@ -27,7 +27,10 @@ WAYS = {
 
 @pytest.fixture(scope="module", name="data")
 def fixture_data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Returns the flag for prepared data with three keys, few of them popular."""
+    """Returns the flag for prepared data with three keys.
+
+    Few keys are popular.
+    """
     random = np.random.default_rng(0)
     keys = random.zipf(1.3, (INPUTS, 3)) % 300
     age = random.normal(size=INPUTS).astype(np.float32)
@@ -48,7 +51,10 @@ def record_of(output: Path) -> dict[str, Any]:
 
 
 def without_times(value: Any) -> Any:
-    """Returns the record without times and buffer sizes, which depend on the process."""
+    """Returns the record without times and buffer sizes.
+
+    These depend on the process.
+    """
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if not k.endswith(("seconds", "deferred_bytes"))}
         return {name: without_times(part) for name, part in kept.items()}

@@ -20,7 +20,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture(name="start")
 def fixture_start(servers: Any, tmp_path: Path) -> Start:
-    """Returns a function that starts the text of a program in a fork, with variables set."""
+    """Returns a function that runs a program's text in a fork."""
     # Servers that import only NumPy start fast.
     command = [sys.executable, *servers.start({"X": "of the server"}, ["numpy"])]
 

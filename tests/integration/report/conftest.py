@@ -101,13 +101,13 @@ def _scaled(value: Any, factor: float) -> Any:
 
 @pytest.fixture
 def make_record() -> Callable[..., dict[str, Any]]:
-    """Returns a function that makes a record with its measurements multiplied by `factor`."""
+    """Returns a function that makes a record, scaled by `factor`."""
     return lambda factor=1.0: _scaled(copy.deepcopy(_record()), factor)
 
 
 @pytest.fixture
 def write_run(tmp_path: Path) -> Callable[[str, Any], str]:
-    """Returns a function that writes a record or text as metrics.json of a run.
+    """Returns a function that writes a record as a run's metrics.json.
 
     The function returns the folder of the run.
     """
@@ -179,7 +179,7 @@ class Browser:
 
     @property
     def complaints(self) -> list[dict[str, Any]]:
-        """Returns the console messages of the page and the browser, and opened dialogs."""
+        """Returns the console messages and opened dialogs."""
         kinds = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
         return [e for e in self.events if e["method"] in (*kinds, "Page.javascriptDialogOpening")]
 

@@ -1,4 +1,4 @@
-"""The report in a browser: plots are drawn, pages are readable, records cannot inject code."""
+"""The report in a browser: drawn plots, readable pages, no code injection."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_plot_is_drawn_and_nothing_is_too_wide(
 
 
 def require_drawn(browser: Any, num_runs: int, picture: Path) -> None:
-    """Asserts that every plot is large enough and shows the color of every run."""
+    """Asserts that every plot is large and has every run's color."""
     plots = browser.evaluate(PLOTS)
     assert len(plots) == 24
     for plot in plots:

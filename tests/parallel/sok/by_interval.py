@@ -1,4 +1,4 @@
-"""Deferral by interval on native tables, as a reference for tests of SOK."""
+"""Deferral by interval on native tables, as a reference for SOK tests."""
 
 from __future__ import annotations
 

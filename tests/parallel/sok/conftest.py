@@ -1,4 +1,4 @@
-"""Fixtures that make SOK importable without a GPU and run programs with it."""
+"""Fixtures that run programs with SOK, without a GPU."""
 
 from __future__ import annotations
 

@@ -103,9 +103,10 @@ def ask_what_was_written(comm) -> None:
 
 
 def tell_writes_from_changes(comm) -> None:
-    """Asserts that rows written only to prevent their eviction do not count as changed.
+    """Asserts that writes that only prevent eviction are not changes.
 
-    These are the rows of masked keys. A key that is no longer masked counts as changed.
+    The engine writes the rows of masked keys to keep them. A key that is no longer masked counts as
+    changed. These are the rows of masked keys. A key that is no longer masked counts as changed.
     """
     store = opened(comm, "hybrid", open_sok().SGD(0.1))
     store.set_update_policy("t", UpdatePolicy("mask"))

@@ -97,7 +97,10 @@ class Job:
             return self.head.assign_sub(0.02 * everyones)
 
     def train(self, begin: int, end: int) -> None:
-        """Trains the steps from `begin` to `end`. Each rank trains its part of the global batch."""
+        """Trains the steps from `begin` to `end`.
+
+        Each rank trains its part of the global batch.
+        """
         for step in range(begin, end):
             random = np.random.default_rng(step)
             keys = np.minimum(random.zipf(1.3, (GLOBAL_BATCH, 4)), KEYS).astype(np.int64)

@@ -1,4 +1,4 @@
-"""A layer on SOK's tables has the same rows as a layer on sharded native tables.
+"""Layers on SOK's tables and on sharded native tables have equal rows.
 
 Arguments: cases, each "mode,rule".
 """
@@ -40,7 +40,10 @@ def layer_on(store: str, rule: str, comm):
 
 
 def batch_of(random) -> dict:
-    """Returns a batch of one rank. All ranks draw the batches in the order of ranks."""
+    """Returns a batch of one rank.
+
+    All ranks draw the batches in the order of ranks.
+    """
     draw = lambda n: np.minimum(random.zipf(1.4, n), KEYS).astype(np.int64)  # noqa: E731
     lengths = random.integers(0, 4, BATCH)
     bags = tf.RaggedTensor.from_row_lengths(tf.constant(draw(lengths.sum())), lengths)

@@ -1,4 +1,6 @@
-"""A custom SOK loop with three calls of this package has the rows of a native table.
+"""A custom loop on SOK has the rows of a native table.
+
+The loop uses three calls of this package.
 
 Arguments: cases, each "optimizers,rule,lookup,mode". An engine runs with SOK's table and with the
 native table, on the same batches and settings. Rows, masked keys, states and thresholds must be
@@ -77,7 +79,7 @@ def engine_on(watched, mode: str) -> slip.Slipstream:
 
 
 class SokLoop:
-    """A custom training loop of a SOK user, with the three calls of this package."""
+    """A SOK user's training loop with three calls of this package."""
 
     def __init__(self, comm, kind: str, rule: str, lookup: str, mode: str):
         sok, is_static = open_sok(), mode == "static"

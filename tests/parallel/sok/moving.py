@@ -1,4 +1,6 @@
-"""Moves tables between native stores and SOK, for any number of ranks (test_moving.py).
+"""Moves tables between native stores and SOK, for test_moving.py.
+
+The number of ranks may change.
 
     moving.py FOLDER JOB ...
 

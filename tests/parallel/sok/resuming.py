@@ -21,7 +21,7 @@ KEYS, BATCH, STEPS, SAVED = 50, 24, 8, 4
 
 
 def batch_of(step: int, comm) -> dict:
-    """Returns this rank's part of the step's keys. A quarter of them is new."""
+    """Returns this rank's keys of the step. A quarter is new."""
     random = np.random.default_rng(step)
     keys = random.integers(0, KEYS * (step + 4) // (STEPS + 4), (BATCH, 3))
     return {"t": tf.constant(np.split(keys, comm.size)[comm.rank])}

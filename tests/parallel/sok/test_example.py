@@ -1,4 +1,4 @@
-"""The DLRM example for SOK learns the same with and without engine, and on native tables."""
+"""The DLRM example learns the same with and without SOK or engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def auc_of(output: str) -> float:
 
 
 def rows_of(output: str) -> tuple[int, int]:
-    """Returns the number of gradient rows that were sent, and of all gradient rows."""
+    """Returns the numbers of sent and of all gradient rows."""
     (found,) = re.findall(r"([\d,]+) of ([\d,]+) gradient rows sent", output)
     applied, offered = (int(number.replace(",", "")) for number in found)
     return applied, offered

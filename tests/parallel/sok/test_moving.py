@@ -1,4 +1,4 @@
-"""Checkpoints of tables in SOK resume exactly, and load into stores of any kind."""
+"""Checkpoints of SOK tables resume exactly and load into any store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of tables in SOK resume on the same, fewer or more ranks."""
+"""Checkpoints of SOK tables resume on any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the programs of this folder with SOK. Their docstrings describe the checks."""
+"""Runs the programs of this folder. Their docstrings describe the checks."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ TABLES = [
 
 
 class Seen:
-    """Counts the bytes that SOK's communication tool sends to other ranks, by dtype."""
+    """Counts the bytes that SOK sends to other ranks, by dtype."""
 
     def __init__(self, comm):
         self.comm = comm
@@ -29,7 +29,7 @@ class Seen:
         self.tool.alltoall = self.alltoall
 
     def take(self, dtype) -> int:
-        """Returns the bytes of a dtype since the last call, summed over ranks."""
+        """Returns a dtype's bytes since the last call, over all ranks."""
         own, self.sent[dtype] = self.sent[dtype], 0
         return int(self.comm.sum(tf.constant(own, tf.int64), "control", "seen"))
 

@@ -1,6 +1,6 @@
 """SOK still has the traps that docs/sok.md lists for its Python code.
 
-With TF_USE_LEGACY_KERAS=1, tf.keras is Keras 2. If a check fails, SOK was fixed. Update the page
+With TF_USE_LEGACY_KERAS=1, tf.keras is Keras 2. Note: if a check fails, SOK was fixed. Update the page
 then.
 """
 

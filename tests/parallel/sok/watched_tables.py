@@ -1,4 +1,4 @@
-"""Checkpoints of a loop whose variables a SokStore watches.
+"""Checkpoints of a custom loop with variables that a SokStore watches.
 
 Arguments: cases, each "optimizer,way". Optimizers "legacy.*" are the optimizers of Keras 2.
 """

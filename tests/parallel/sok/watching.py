@@ -1,4 +1,4 @@
-"""A SokStore rejects bad input, counts, masks, and protects masked keys from eviction."""
+"""A SokStore validates, counts and masks, and prevents eviction of masked keys."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def refuse_keys_of_soks_own(comm) -> None:
 
 
 def watch_tables_on_one_rank(comm) -> None:
-    """Asserts that a store can watch localized variables, with all rows on one rank.
+    """Asserts that a store can watch localized variables.
 
-    `lookup_sparse` needs a variable on every rank.
+    All rows of such a variable are on one rank. `lookup_sparse` needs a variable on every rank.
     """
     sok, size = open_sok(), 6
     start = np.arange(size * DIM, dtype=np.float32).reshape(size, DIM)
@@ -157,7 +157,10 @@ def watch_tables_on_one_rank(comm) -> None:
 
 
 def keep_masked_keys_from_eviction(comm, is_watched: bool) -> bool:
-    """Returns whether a masked key keeps its row and slot while new keys fill the table."""
+    """Returns whether a masked key survives new keys that fill the table.
+
+    Checks its row and its slot.
+    """
     variable = table()
     optimizer = wrap_optimizer(tf.compat.v1.train.AdagradOptimizer(0.1))
     store = SokStore({"t": variable}, optimizer if is_watched else None, comm)
