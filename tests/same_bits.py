@@ -1,6 +1,6 @@
 """Checks that two builds of the package train to the same bits.
 
-Run it around a refactoring.
+Run it before and after a refactoring.
 
     python tests/same_bits.py --old=FOLDER --new=FOLDER
 
@@ -16,9 +16,9 @@ Every run ends with an exported SavedModel. The embedding rows are compared by k
 weights in order, and the counts and thresholds of metrics.json by name. The exit code is 1 if a bit
 differs.
 
-The builds may speak different versions of the command line and the API: DIALECTS says how to get
-the same training from each. Finished runs in `--work` are not repeated, so that the old build
-trains once.
+The builds may have different versions of the command line and the API. DIALECTS contains the flags
+and names for the same training in each version. Finished runs in `--work` are not repeated, so that
+the old build trains once.
 """
 
 from __future__ import annotations

@@ -166,7 +166,10 @@ def folders_exchanged(directory: Path, draw: random.Random) -> str:
 
 
 def put_in_its_place(directory: Path, draw: random.Random) -> str:
-    """Replaces a file or folder by another type of file."""
+    """Replaces a file or folder by another type of file.
+
+    A file becomes a folder, link or pipe. A folder becomes a link.
+    """
     path = draw.choice(files_of(directory) + folders_of(directory))
     whole = directory.parent / "linked to"
     kind = draw.choice(("folder", "same", "dangling", "loop", "zero", "pipe", "other"))
@@ -222,7 +225,7 @@ def edited(values: Any, draw: random.Random) -> str:
                 walk(part, f"{name}/{key}")
 
     walk(values, "")
-    # Choose top-level values as often as the many values of files and tables.
+    # Choose top-level values often, because files and tables have far more values.
     top = [place for place in places if place[0] is values]
     parent, key, name = draw.choice(top if draw.random() < 0.4 else places)
     what = draw.choice(("put", "put", "put", "remove", "rename", "double", "count", "move"))

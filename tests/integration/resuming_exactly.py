@@ -56,7 +56,7 @@ RULES = {
 
 
 def dataset() -> tf.data.Dataset:
-    """Returns batches in which the frequency of keys varies. The data repeats."""
+    """Returns shuffled batches of Zipf-distributed keys, repeated forever."""
     random = np.random.default_rng(7)
     inputs = 2 * HALF * BATCH
     keys = (random.zipf(1.3, (inputs, FIELDS)) % 60).astype(np.int64)

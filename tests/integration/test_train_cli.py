@@ -97,8 +97,8 @@ def test_same_seed_gives_the_same_model_and_another_does_not(run_train: Train) -
 
 
 def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
-    # Without deferred gradients an evaluation changes nothing. (With them it would flush them.) The
-    # first run trains six steps per call, the other one step per call.
+    # No gradients are deferred here, because an evaluation would flush them. The first run trains
+    # six steps per call and the other run one step per call.
     flags = (*SMALL, "--watch", "--window_steps=6", "--max_examples=8000")
     without, record = run_train(*flags), run_train(*flags, "--evaluate_every=7", name="watched")
     for name in ("test", "examples", "rows", "gradient_rows"):
@@ -125,7 +125,7 @@ def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
 def test_the_points_along_a_long_run_are_thinned(run_train: Train) -> None:
     record = run_train("--data=generated:1000", "--dim=2", "--mlp=", "--bottom=",
                        "--batch_size=4", "--evaluate_every=251")  # fmt: skip
-    # A prime number of steps, so that each call trains one step.
+    # 251 is a prime number, so that each call trains one step.
     steps = [point["step"] for point in record["progress"]]
     assert steps[-1] == 250 and steps[:-1] == list(range(4, 250, 4))
 

@@ -201,7 +201,7 @@ def test_gradients_that_are_not_finite_pass_where_they_may():
     got = exchange.collect_gradients(plan_of(handles), bad, RATE, passes_non_finite=True)
     assert got.sizes.numpy().tolist() == [[3, 0]] and np.all(np.isnan(got.values))
     assert np.all(np.isnan(got.squares))
-    # Collecting deferred gradients equals a batch with gradients of zero.
+    # The non-finite batch changes no deferred sum, as if its gradients were zero.
     deferred = exchange.collect_deferred(handles)
     sums = [tf.reduce_sum(gradients_of()[1][:3], 0), gradients_of()[1][3]]
     np.testing.assert_allclose(tf.reshape(deferred.values, [2, 2]), sums, rtol=1e-6)

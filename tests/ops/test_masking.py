@@ -58,7 +58,7 @@ def mask_by_op(keys, rows, masked, deduplicate=True, device="CPU:0") -> KeptRows
 def mask_by_native_table(keys, rows, masked) -> KeptRows:
     """Masks with a native table that uses SGD.
 
-    The sums are derived from how far SGD moves the rows. A key whose sum is 0 is missing in the
+    The sums are derived from how far SGD moves the rows. A key with the sum 0 is missing in the
     result.
     """
     store = NativeStore([Table("t", DIM)], optimizers.SGD(RATE))

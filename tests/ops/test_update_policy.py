@@ -1,4 +1,4 @@
-"""Masked, deferred and watched gradients in the native store lose no update."""
+"""Masking and deferring in the native store, compared with plain training."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ def trainer(store: ShardedStore, is_traced: bool) -> Callable[..., list[tf.Tenso
 
     def train(inputs: Any, gradients: Any, next_inputs: Any) -> list[tf.Tensor]:
         if store.comm.rank and is_traced:
-            # Note: ranks may trace different graphs. Names of collectives must not depend on other nodes
-            # of the graph.
+            # Note: ranks may trace different graphs. Names of collectives must not depend on
+            # other nodes of the graph.
             tf.cond(tf.size(inputs["a"]) > 2, lambda: tf.constant(1), lambda: tf.constant(2))
         pooled, plan = store.lookup(pack(inputs, SPECS), training=True)
         if next_inputs is not None:

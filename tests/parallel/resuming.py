@@ -29,8 +29,8 @@ from slipstream_tf.checkpoint import table_parts
 
 STEPS, EVERY, BATCH, FIELDS = 30, 5, 16, 2
 TIMEOUT = 12.0
-# Seconds per step in a job that the test ends. All steps together take longer than a busy machine
-# needs for that.
+# Seconds per step in a job that the test ends early. The job must still run when a busy machine
+# ends it.
 PACE = 0.5
 
 

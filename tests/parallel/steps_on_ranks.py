@@ -48,7 +48,10 @@ def fitted(
 
 
 def exchange_once_for_two_passes(comm: Any, placement: str) -> None:
-    """Compares the bytes of gradients for weights and for rows."""
+    """Asserts that two backward passes per step are exchanged once.
+
+    Compares the bytes of gradients for weights and for rows.
+    """
     sent = [comm.traffic().bytes]
     once = fitted(comm, "step", {}, placement)
     sent.append(comm.traffic().bytes)

@@ -106,7 +106,7 @@ def tell_writes_from_changes(comm) -> None:
     """Asserts that writes that only prevent eviction are not changes.
 
     The engine writes the rows of masked keys to keep them. A key that is no longer masked counts as
-    changed. These are the rows of masked keys. A key that is no longer masked counts as changed.
+    changed.
     """
     store = opened(comm, "hybrid", open_sok().SGD(0.1))
     store.set_update_policy("t", UpdatePolicy("mask"))

@@ -1,7 +1,7 @@
 """SOK still has the traps that docs/sok.md lists for its Python code.
 
-With TF_USE_LEGACY_KERAS=1, tf.keras is Keras 2. Note: if a check fails, SOK was fixed. Update the page
-then.
+With TF_USE_LEGACY_KERAS=1, tf.keras is Keras 2. Note: if a check fails, SOK was fixed. Update the
+page then.
 """
 
 from __future__ import annotations
