@@ -67,7 +67,7 @@ class Store(TrackedStore):
 def make(*policies, **settings):
     """Returns a store and its tracker.
 
-    The policies drop or mask a fraction of 0.5 by default.
+    For policies that skip or mask, `share` defaults to 0.5 and no key is probed.
     """
     defaults = {"window_steps": 10, "warmup": 0}
     if set(policies) & {"skip_examples", "mask_gradients"} or "defer_until" in settings:
