@@ -216,7 +216,7 @@ class NativePath(DeferralPath):
 
     def due(self, keys: np.ndarray, gradients: np.ndarray) -> Due:
         before = self._rows()
-        _, plan = self.store.lookup(features.pack({"f": keys}, SPECS), SPECS, training=True)
+        _, plan = self.store.lookup(features.pack({"f": keys}, SPECS), training=True)
         self.store.apply_gradients(plan, [tf.constant(gradients)])
         return self._moved_since(before)
 

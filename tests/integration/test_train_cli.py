@@ -255,7 +255,7 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=generated", "--dim=0"), ("--dim=0", "an integer >= 1")),
         (("--data=generated", "--skip_alpha=0"), ("--skip_alpha=0", "> 0 and <= 1")),
         (("--data=generated", "--skip_alpha=2"), ("--skip_alpha=2", "> 0 and <= 1")),
-        (("--data=generated", "--skip_share=1.5"), ("--skip_share=1.5", ">= 0 and <= 1")),
+        (("--data=generated", "--skip_share=1.5"), ("--skip_share=1.5", "> 0 and <= 1")),
         (("--data=generated", "--epochs=many"), ("--epochs=many", "an integer >= 1")),
         (("--data=generated", "--model=mlp"), ("--model=mlp", "dlrm, dcn, deepfm")),
         (("--data=generated", "--dropout=1"), ("--dropout=1", "< 1")),

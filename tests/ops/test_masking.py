@@ -66,7 +66,7 @@ def mask_by_native_table(keys, rows, masked) -> KeptRows:
     store.write_rows("t", own, np.zeros((own.size, DIM), np.float32))
     store.set_update_policy("t", UpdatePolicy("mask"))
     store.set_row_flags("t", masked, np.full(len(masked), SATURATED))
-    _, plan = store.lookup(features.pack({"f": keys}, SPECS), SPECS, training=True)
+    _, plan = store.lookup(features.pack({"f": keys}, SPECS), training=True)
     store.apply_gradients(plan, [tf.constant(rows)])
     sums = (0 - store.gather("t", own)[0].numpy()) / np.float32(RATE)
     moved = (sums != 0).any(axis=1)

@@ -9,7 +9,7 @@ import collections
 import copy
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +28,7 @@ PART_PERIOD = 10
 # recently used pass is closed. If it continues later, it is read again.
 _MOST_OPEN = 4
 # `Rows`, or an Arrow table.
-_Block = TypeVar("_Block")
+_Block = TypeVar("_Block", bound=Sized)
 
 
 @dataclasses.dataclass
@@ -283,10 +283,10 @@ class BatchReader:
         return is_in_part(first, count, self._part, self._hold_out)
 
     def _with_bad_lines(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
-        """Yields the blocks of a pass; reports malformed lines at the end."""
+        """Yields the blocks of a pass that are not empty; reports malformed lines at the end."""
         self.bad_lines.reset()
         try:
-            yield from blocks
+            yield from (block for block in blocks if len(block))
         finally:
             # Also reached if the consumer stops early or the data is damaged.
             self.bad_lines.report()
