@@ -1,9 +1,9 @@
-"""Writes docs/settings.md: every setting with its default, meaning, and when to change it.
+"""Writes docs/settings.md, a table of all settings with default, meaning and advice.
 
     python docs/settings_table.py
 
 Defaults and meanings come from the code: dataclasses with their docstrings, and the flags of
-slipstream-train. When to change a setting stands in settings_when.py beside this file.
+slipstream-train. settings_when.py contains the texts on when to change a setting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import settings_when as when  # noqa: E402  (lies beside this file)
+import settings_when as when  # noqa: E402  (in the same folder)
 
 from slipstream_tf import initializers, optimizers  # noqa: E402
 from slipstream_tf.baselines import RowDrift, SkipAtRandom  # noqa: E402
@@ -64,23 +64,25 @@ INTRODUCTION = """\
 
 # Settings
 
-Every setting with its default, and when to change it. A value that is out of range is an error
-that says what is allowed, and so is one that would do nothing with the others. Start with a policy
-and `dry_run=True`; the rest can wait. [Which policy when](using/choosing.md).
+This page lists every setting with its default and when to change it, for users who tune a run. A
+value out of range is an error that names the allowed values. So is a setting without an effect.
+Start with a policy and `dry_run=True`, and change other settings later. See also
+[choosing a policy](using/choosing.md).
 """
 
+_SECTION = re.compile(r"^(?:Args|Attributes):\n", re.MULTILINE)
 _ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
 def attributes(cls: type) -> dict[str, str]:
-    """Returns what a class's docstring says of its attributes, by name."""
-    _, _, text = (inspect.getdoc(cls) or "").partition("Attributes:\n")
-    found = _ENTRY.findall(text)
+    """Returns the descriptions of a class's arguments and attributes by name."""
+    _, *sections = _SECTION.split(inspect.getdoc(cls) or "")
+    found = _ENTRY.findall("".join(sections))
     return {name: " ".join(words.split()) for name, words in found}
 
 
 def default(field: dataclasses.Field) -> str:
-    """Returns a field's default as it is written in Python; empty if there is none."""
+    """Returns the default of a field in Python's notation, or an empty string."""
     if field.default is not dataclasses.MISSING:
         value = field.default
     elif field.default_factory is not dataclasses.MISSING:
@@ -93,7 +95,7 @@ def default(field: dataclasses.Field) -> str:
 
 
 def cell(text: str) -> str:
-    """Returns text as a table cell: no bar ends it, no star starts emphasis."""
+    """Returns text as a table cell, with Markdown's special characters escaped."""
     parts = text.replace("|", r"\|").split("`")
     parts[::2] = [part.replace("*", r"\*").replace("<", "&lt;") for part in parts[::2]]
     return "`".join(parts)
@@ -105,12 +107,12 @@ def table(rows: Iterable[tuple[str, str, str, str]]) -> str:
     for name, value, meaning, advice in rows:
         shown = f"`{name}`" + (f"<br>default {value}" if value else "")
         lines.append(f"| {shown} | {cell(meaning)} | {advice} |")
-    # A telephone shows the cells of a row below each other: style.css.
+    # On narrow screens, style.css shows the cells of a row below each other.
     return "\n".join(['<div class="settings" markdown>', "", *lines, "", "</div>"])
 
 
 def advised(advice: Mapping[str, str], name: str) -> str:
-    """Returns when to change a setting; says where to write it if nobody has."""
+    """Returns the advice for a setting; raises KeyError if it is missing."""
     if name not in advice:
         raise KeyError(f"docs/settings_when.py does not say when to change {name}")
     return advice[name]
@@ -153,7 +155,7 @@ def of_initializers() -> str:
 
 
 def flag_groups() -> dict[str, list[tuple[str, str, str]]]:
-    """Returns the flags of slipstream-train by group: (name, meaning, what --help notes of it)."""
+    """Returns the flags of slipstream-train by group: (name, meaning, note in --help)."""
     flags: Any = train.make_flags()
     # Not from `help_text`, whose lines are wrapped.
     return {
@@ -187,18 +189,22 @@ def of_flags() -> str:
 
 def page() -> str:
     """Returns the whole page."""
-    rules = "Of the rows, in `slip.optimizers`: `SGD`, `Adagrad`, `RowWiseAdagrad` (settings of "
-    rules += "Adagrad), `Adam`, `AdamW` and `RowWiseAdam` (settings of Adam), `Ftrl`. The learning "
-    rules += "rate can be changed while training: "
+    rules = "`slip.optimizers` has the sparse optimizers `SGD`, `Adagrad`, `RowWiseAdagrad` (with "
+    rules += "the settings of Adagrad), `Adam`, `AdamW` and `RowWiseAdam` (with the settings of "
+    rules += "Adam), and `Ftrl`. To change the learning rate during training, set "
     rules += "`embeddings.learning_rate = 0.01`."
     sections = (
         *((cls.__name__, "", of_class(cls, when.CLASSES[cls.__name__])) for cls in CLASSES),
         ("Optimizers", rules, of_rules()),
-        ("Initializers", "How a key's row starts, in `slip.initializers`:", of_initializers()),
+        (
+            "Initializers",
+            "`slip.initializers` has the initial values of new rows:",
+            of_initializers(),
+        ),
         (
             "Flags of slipstream-train",
-            "Defaults that differ by data set are named with it. The other programs tell theirs by "
-            "`--help`.",
+            "If a default depends on the data set, the table names both. For the flags of other "
+            "programs, run them with `--help`.",
             of_flags(),
         ),
     )
