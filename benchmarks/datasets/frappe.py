@@ -1,8 +1,9 @@
-"""Prepares Frappe_x1 of the BARS benchmark (app usage in contexts): 10 fields, 3 parts.
+"""Prepares Frappe_x1 of the BARS benchmark (app usage in contexts) for slipstream-train.
 
     python benchmarks/datasets/frappe.py frappe_x1.npz --output=prepared/frappe
 
-Keys are the file's ids. The file's order is by label: train with --shuffle=examples.
+The data set has 10 fields and a train, a valid and a test part. The ids of the file become the
+keys. Note: the file is sorted by label, therefore train with --shuffle=examples.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ _PARTS = ("train", "valid", "test")
 
 
 def read(path: str) -> preparing.PartsSource:
-    """Reads all parts.
+    """Reads the train, valid and test parts.
 
     Args:
-        path: of an .npz file with arrays {train,valid,test}_{x,y}.
+        path: Path of an .npz file with the arrays {train,valid,test}_{x,y}.
+
+    Returns:
+        The examples of the three parts.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: the file does not have these arrays.
+        OSError: The file cannot be read.
+        ValueError: An array is missing, or has an invalid shape or invalid values.
     """
     names = [f"{part}_{kind}" for part in _PARTS for kind in "xy"]
     arrays = preparing.read_arrays(path, names)

@@ -1,19 +1,20 @@
-"""Prepares clicks on news articles (globo), next to articles that were not clicked.
+"""Prepares clicks on news articles (globo) and sampled negatives for slipstream-train.
 
     python benchmarks/datasets/globo.py globo_clicks.npz --output=prepared/globo --negatives=9
 
-Positives are the clicks in the file's order, which is by time. A negative of a click is a copy of
-the example with the article of another click. With --negatives_from=before, a negative of click i
-has the article of click max(i - r, 0), with r uniform in [1, 20000]. With --negatives_from=hour it
-has the article of any click of the same hour, which is harder to distinguish. Two splits:
+The positives are the clicks in the order of the file, which is sorted by time. A negative of a
+click has the same features and the article of another click. With --negatives_from=before, a
+negative of click i has the article of click max(i - r, 0), with r uniform in [1, 20000]. With
+--negatives_from=hour, it has the article of any click of the same hour, which is harder to
+distinguish from the positive. There are two splits:
 
-- random: examples from the first clicks, 3 million unless --clicks is given. 90% are for training
-  and 10% for testing, by a random permutation.
-- time: the first 90% of the clicks are for training, the last 10% for testing. Almost half of the
-  test articles are new.
+- random: uses the first clicks, enough for 3 million examples unless --clicks is given. A random
+  permutation assigns 90% of the examples to training and 10% to testing.
+- time: trains on the first 90% of the clicks and tests on the last 10%. Almost half of the test
+  articles do not occur in training.
 
-All parts keep the order of time. With --hold_out, a tenth of the training part becomes the
-validation part: by the same permutation, or the last tenth of the clicks for training.
+The examples of each part stay in time order. With --hold_out, a tenth of the training part becomes
+the validation part: chosen by the same permutation, or the last tenth of the training clicks.
 """
 
 from __future__ import annotations
@@ -51,17 +52,17 @@ FLAGS = (
 def build_examples(
     columns: Mapping[str, np.ndarray], seed: int, negatives: int, negatives_from: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Makes positives and negatives.
+    """Combines each click with its negatives.
 
     Args:
-        columns: the clicks' columns by name, [clicks] each.
-        seed: of the negatives.
-        negatives: of each click.
-        negatives_from: "before" or "hour".
+        columns: Columns of the clicks by name, each of shape [clicks].
+        seed: Seed for drawing the negatives.
+        negatives: Number of negatives per click.
+        negatives_from: `"before"` or `"hour"`, see the module docstring.
 
     Returns:
-        keys int32 [clicks * (1 + negatives), 10] and labels int8 [clicks * (1 + negatives)]. Each
-        click has one example of label 1, followed by its negatives.
+        Keys, int32 [clicks * (1 + negatives), 10], and labels, int8 [clicks * (1 + negatives)].
+        Each click gives one example with label 1, followed by its negatives.
     """
     clicks = len(columns["article"])
     random, shape = np.random.default_rng(seed), (clicks, negatives)
@@ -95,15 +96,18 @@ def read(
     hold_out: bool,
     seed: int,
 ) -> preparing.PartsSource:
-    """Reads the clicks and makes the examples of all parts.
+    """Reads the clicks and builds the examples of all parts.
 
     Args:
-        path: of the .npz file.
-        split, negatives, negatives_from, clicks, hold_out, seed: see `FLAGS`.
+        path: Path of the .npz file.
+        split, negatives, negatives_from, clicks, hold_out, seed: Values of `FLAGS`.
+
+    Returns:
+        The examples of all parts.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: the file does not have the columns of clicks.
+        OSError: The file cannot be read.
+        ValueError: A column is missing, or has an invalid shape or invalid values.
     """
     per_click = 1 + negatives
     limit = clicks

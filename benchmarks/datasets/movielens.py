@@ -1,10 +1,10 @@
-"""Prepares MovieLens 1M as a click task: does a user give a movie four stars or more?
+"""Prepares MovieLens 1M as a click task: does a user rate a movie with at least four stars?
 
     python benchmarks/datasets/movielens.py ml-1m.zip --output=prepared/movielens
 
-The archive is the one that GroupLens publishes. 90% of the ratings are for training and 10% for
-testing, by a random permutation, which is also the order of the examples. With --hold_out, a tenth
-of the training part becomes the validation part.
+The input is the archive that GroupLens publishes. A random permutation, which is also the order of
+the examples, assigns 90% of the ratings to training and 10% to testing. With --hold_out, a tenth of
+the training part becomes the validation part.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ _USER_COLUMNS = {
 
 
 def read_archive(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Reads the ratings with the properties of their users.
+    """Reads the ratings and joins them with the features of their users.
 
     Args:
-        path: of ml-1m.zip.
+        path: Path of ml-1m.zip.
 
     Returns:
-        keys int64 [n, 7] in the order of `FIELDS`; labels float32 [n], 1 for four stars or more.
+        Keys, int64 [n, 7], with columns in the order of `FIELDS`, and labels, float32 [n]: 1 for
+        at least four stars.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is not this archive.
+        OSError: The file cannot be read.
+        ValueError: The file is not the MovieLens 1M archive.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -52,7 +53,7 @@ def read_archive(path: str) -> tuple[np.ndarray, np.ndarray]:
         region = [int(code[:2]) for code in users["zip"].to_pylist()]
     except FileNotFoundError:
         raise
-    except Exception as error:  # zipfile raises errors of many kinds for damaged files.
+    except Exception as error:  # zipfile and pyarrow raise errors of many types for damaged files.
         raise ValueError(f"{path}: not the archive ml-1m.zip of GroupLens: {error}") from error
     known = users["user"].to_numpy()
     order = np.argsort(known)
@@ -79,7 +80,19 @@ def _read_table(archive: zipfile.ZipFile, name: str, columns: dict[str, pa.DataT
 
 
 def read(path: str, hold_out: bool) -> preparing.PartsSource:
-    """Reads the archive and splits the ratings; see `FLAGS` and `read_archive`."""
+    """Reads the archive and splits the ratings into parts.
+
+    Args:
+        path: Path of ml-1m.zip.
+        hold_out: Whether to move a tenth of the training part to a validation part.
+
+    Returns:
+        The examples of all parts.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is not the MovieLens 1M archive.
+    """
     keys, labels = read_archive(path)
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(labels))
     border = len(labels) - int(len(labels) * _TEST_SHARE)

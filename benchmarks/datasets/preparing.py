@@ -1,4 +1,4 @@
-"""Programs that prepare research data sets: arrays in memory to a folder for slipstream-train."""
+"""Shared parts of the programs that prepare research data sets for slipstream-train."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from slipstream_tf.data.sources import (  # noqa: E402
 _ROWS_AT_ONCE = 32_768
 
 Parts = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""Name of a part ("train", "valid" or "test") -> keys, integers [n, fields], and labels [n]."""
+"""Maps "train", "valid" or "test" to keys, integers [n, fields], and labels [n]."""
 
 
 class PartsSource(Source):
-    """Examples in memory, by part and in order. Each part counts as a file."""
+    """A source of examples from arrays in memory. Each part counts as one file."""
 
     def __init__(
         self, name: str, path: str, fields: Sequence[str], parts: Parts, settings: Mapping[str, Any]
     ) -> None:
-        """Keeps references to the arrays.
+        """Initializes the source without copying the arrays.
 
         Args:
-            name: of the data set.
-            path: of the file from which the examples were read.
-            fields: names of the categorical fields.
-            parts: see `Parts`; "valid" may be missing.
-            settings: JSON-serialisable values that the examples depend on.
+            name: Name of the data set.
+            path: Path of the file from which the examples were read.
+            fields: Names of the categorical fields.
+            parts: Arrays of each part, see `Parts`. "valid" is optional.
+            settings: JSON-serializable values that determine the examples.
         """
         self.name, self.columns = name, Columns("label", (), tuple(fields))
         self.paths = (path,) * len(parts)
@@ -83,9 +83,16 @@ class PartsSource(Source):
 def read_arrays(path: str, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Reads arrays of an .npz file by name.
 
+    Args:
+        path: Path of the file.
+        names: Names of the arrays to read.
+
+    Returns:
+        The arrays by name.
+
     Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is damaged or no .npz file, or an array is missing.
+        OSError: The file cannot be read.
+        ValueError: The file is damaged or not an .npz file, or an array is missing.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -95,12 +102,12 @@ def read_arrays(path: str, names: Sequence[str]) -> dict[str, np.ndarray]:
             return {name: arrays[name] for name in names}
     except FileNotFoundError:
         raise
-    except Exception as error:  # NumPy and zipfile raise errors of many kinds for damaged files.
+    except Exception as error:  # NumPy and zipfile raise errors of many types for damaged files.
         raise ValueError(f"{path}: no .npz file with {', '.join(names)}: {error}") from error
 
 
 def require_integers(path: str, arrays: Mapping[str, np.ndarray], bits: int) -> None:
-    """Raises ValueError unless all arrays hold integers that fit into `bits` bits, with sign."""
+    """Raises ValueError unless all values are signed integers of at most `bits` bits."""
     limits = np.iinfo(f"int{bits}")
     for name, values in arrays.items():
         if values.dtype.kind not in "iu":
@@ -123,14 +130,15 @@ def entry_point(
     flags: Sequence[Flag],
     read: Callable[..., PartsSource],
 ) -> None:
-    """Runs a program that prepares a data set, and ends the process with its exit code.
+    """Runs a program that prepares a data set and exits with its exit code.
 
     Args:
-        program: file name of the program.
-        purpose: for `--help`.
-        file: name of the data set's file, for `--help`.
-        flags: of the data set.
-        read: takes the path of the file, and the flags' values by name.
+        program: File name of the program.
+        purpose: Description for `--help`.
+        file: Name of the input file for `--help`.
+        flags: Flags that are specific to the data set.
+        read: Function that takes the path of the file and the values of `flags` as keyword
+            arguments, and returns the examples.
     """
     flag_set = FlagSet(
         program,

@@ -1,4 +1,4 @@
-"""Keys that the schedules of FAE and Hotline take as hot. Needs NumPy only."""
+"""Selects the hot keys for the schedules of FAE and Hotline. Requires only NumPy."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import time
 import numpy as np
 from task import Task
 
-# Of the examples: all of their keys are hot in so many.
+# Default fraction of the examples that contain only hot keys.
 SHARE = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
 class HotKeys:
-    """What a pass over the training part chooses.
+    """Hot keys, selected in one pass over the training part.
 
     Attributes:
-        keys: of each field, int64 [n], ascending.
-        share: of the examples, those whose keys are all hot.
-        accesses: share of the accesses that are of hot keys.
-        seconds: of the pass.
+        keys: Hot keys of each field, int64 [n], ascending.
+        share: Fraction of the examples that contain only hot keys.
+        accesses: Fraction of all lookups that look up a hot key.
+        seconds: Duration of the pass.
     """
 
     keys: list[np.ndarray]
@@ -30,7 +30,7 @@ class HotKeys:
     seconds: float
 
     def told(self, dim: int) -> dict[str, float]:
-        """Returns what a record says of it."""
+        """Returns the fields for the record of a run; `dim` is the dimension of the rows."""
         rows = sum(map(len, self.keys))
         return {
             "hot_examples": self.share, "hot_accesses": self.accesses, "hot_rows": rows,
@@ -39,7 +39,18 @@ class HotKeys:
 
 
 def choose(task: Task, share: float = SHARE) -> HotKeys:
-    """Counts keys; hot are those with so many accesses that `share` of the examples are hot."""
+    """Selects the smallest set of most frequent keys that makes `share` of the examples hot.
+
+    A key is hot if its number of accesses reaches a threshold. The threshold is the largest that
+    makes at least the fraction `share` of the training examples contain only hot keys.
+
+    Args:
+        task: Task with the training part.
+        share: Fraction of the examples that shall contain only hot keys, in (0, 1].
+
+    Returns:
+        The hot keys and their statistics.
+    """
     begin = time.perf_counter()
     columns = np.memmap(task.settings["train"], np.int32, "r").reshape(-1, task.columns)
     least = np.full(len(columns), np.iinfo(np.int64).max)

@@ -1,4 +1,4 @@
-"""Keras 3 as it comes: an Embedding layer a field, Keras's optimizers, a loop in a tf.function."""
+"""Trains with plain Keras 3: one Embedding layer per field, Keras optimizers, a tf.function."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def main() -> None:
     dense_layers = DenseLayers(keras, settings, task.fields)
     rows = [table.trainable_variables[0] for table in tables]
     weights = dense_layers.variables
-    # Its epsilon is below the root, too, and 1e-7 unless it is given.
+    # Keras adds epsilon below the square root, like the initial accumulator value. The default of
+    # 1e-7 would change the update, therefore pass a negligible value.
     of_rows = keras.optimizers.Adagrad(settings["rows_rate"], settings["damping"], epsilon=1e-12)
     of_weights = keras.optimizers.Adam(settings["rate"])
     of_rows.build(rows)

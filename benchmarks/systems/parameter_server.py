@@ -1,8 +1,9 @@
-"""XDL's architecture: workers and parameter servers as processes, by TensorFlow's own strategy.
+"""Trains with parameter servers, as XDL does, using `tf.distribute.ParameterServerStrategy`.
 
-A coordinator (this process), a server with the rows and weights, and a worker, which reads batches,
-asks for the rows that they need and sends their gradients; all on this machine. Rows are sharded
-variables, and gradients IndexedSlices, which legacy Keras's rules apply where the rows are.
+This process is the coordinator. It starts parameter servers, which hold the rows and the dense
+weights, and workers, which read batches, fetch the rows and send gradients. All processes run on
+this machine. Tables are sharded variables with sparse gradients (`tf.IndexedSlices`), which the
+legacy Keras optimizers apply on the servers.
 """
 
 from __future__ import annotations
@@ -25,14 +26,21 @@ from task import Recorder, Task, read_arguments
 from tf_parts import DenseLayers
 
 _LEGACY = tf.keras.optimizers.legacy
-# Steps that wait for a worker.
+# Number of steps that are scheduled before the coordinator waits.
 _AT_ONCE = 8
-# Of a shard, at least.
+# Minimum size of a shard.
 _SHARD_BYTES = 1 << 20
 
 
 def serve(role: str, index: int, cluster: dict[str, list[str]], threads: int) -> None:
-    """Is a server or a worker until it is ended."""
+    """Runs a parameter server or a worker until the process is killed.
+
+    Args:
+        role: `"ps"` or `"worker"`.
+        index: Index of the process within its role.
+        cluster: Addresses by role.
+        threads: Number of threads for TensorFlow.
+    """
     tf_parts.limit_threads(threads)
     tf.distribute.Server(
         tf.train.ClusterSpec(cluster), job_name=role, task_index=index, protocol="grpc"
@@ -40,10 +48,13 @@ def serve(role: str, index: int, cluster: dict[str, list[str]], threads: int) ->
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of loopback that nobody listens to.
+    """Returns free ports of the loopback interface.
+
+    Args:
+        count: Number of ports.
 
     Raises:
-        SystemExit: there are none.
+        SystemExit: Not enough ports are free.
     """
     sockets = []
     try:
@@ -59,13 +70,13 @@ def free_ports(count: int) -> list[int]:
 
 
 class Cluster:
-    """The processes; a context manager that ends them."""
+    """Worker and server processes; a context manager that kills them at exit."""
 
     def __init__(self, workers: int, servers: int, threads: int) -> None:
         ports = free_ports(workers + servers)
         addresses = [f"127.0.0.1:{port}" for port in ports]
         self.addresses = {"worker": addresses[:workers], "ps": addresses[workers:]}
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as this.
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open while self is.
         self._processes = [
             subprocess.Popen(
                 [sys.executable, __file__, "serve", role, str(index), str(threads)],
@@ -86,7 +97,7 @@ class Cluster:
             process.wait()
 
     def require(self) -> None:
-        """Raises SystemExit where a process has ended: its port may be taken."""
+        """Raises SystemExit if a process has ended, for example because its port is in use."""
         for process in self._processes:
             if process.poll() is not None:
                 self._log.seek(0)
@@ -105,7 +116,13 @@ def main() -> None:
 
 
 def train(task: Task, record: str, cluster: Cluster) -> None:
-    """Trains by the cluster's processes."""
+    """Trains a task on the cluster and writes its record.
+
+    Args:
+        task: Model, data and settings.
+        record: Path of the record.
+        cluster: Running workers and servers.
+    """
     settings = task.settings
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster.addresses), rpc_layer="grpc"
@@ -157,7 +174,7 @@ def train(task: Task, record: str, cluster: Cluster) -> None:
     recorder, done = Recorder(task), 0
     every = settings["every"]
     while done < task.steps:
-        # The first step alone: graphs are built in it.
+        # Run the first step separately because it traces the graphs.
         count = 1 if done == 0 else min(_AT_ONCE, every - done % every, task.steps - done)
         for _ in range(count):
             coordinator.schedule(step, args=(batches,))

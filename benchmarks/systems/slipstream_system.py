@@ -1,7 +1,8 @@
-"""This library: its DLRM in `model.fit`, plain or with what it saves, or by another's schedule.
+"""Trains slipstream_tf's DLRM with `model.fit`, a policy or the schedule of a baseline.
 
-Arguments beside the settings and the record: "bfloat16", "skipping", "paper", "normalised", "fae",
-"hotline"; and "ranks", under a launcher: tables are sharded, and the wire's dtype is measured.
+The arguments after the settings and the record select variants: "bfloat16", "skipping", "paper",
+"normalised", "fae", "hotline". "ranks" runs under a launcher with sharded tables and chooses the
+wire dtype by measurement.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from slipstream_tf.baselines.segregation import segregate
 from slipstream_tf.models import DLRM
 
 _STEPS_AT_ONCE = 16
-# Skipping by a foreseen loss: of the steps, before the pilot has learned enough; and batches that
-# are read at once, of which whole ones are made of what is kept.
+# For skipping by predicted loss: the fraction of the steps in which the pilot only learns, and the
+# number of batches that are read together and refilled to whole batches from the kept examples.
 _WARMUP, _READ_AT_ONCE = 0.05, 8
 
-# Running mean of norms of rows, and the smallest norm.
+# Momentum of the running mean of row norms, and the minimum norm.
 _MOMENTUM, _SMALLEST = 0.99, 1e-6
 
 
@@ -52,7 +53,7 @@ class NormalisedRows(slip.keras.EmbeddingCollection):
             self._norms = tf.Variable(tf.zeros([len(cardinalities)]), trainable=False)
 
     def call(self, inputs: Any, training: bool | None = None, **settings: Any) -> tf.Tensor:
-        """Returns rows [batch, fields, dim] of a key matrix."""
+        """Returns the rows [batch, fields, dim] of a key matrix [batch, fields]."""
         rows = super().call(inputs, training=training, **settings)
         is_skipped = tf.gather(self._is_skipped, tf.cast(inputs, tf.int64) + self._first)
         norms = tf.maximum(tf.norm(tf.stop_gradient(rows), axis=2), _SMALLEST)
@@ -64,7 +65,11 @@ class NormalisedRows(slip.keras.EmbeddingCollection):
         return rows * tf.where(is_rescaled, self._norms / norms, 1.0)[:, :, tf.newaxis]
 
     def skip(self, states: Mapping[str, Any]) -> None:
-        """Takes over which keys are saturated: table -> its states, tables in the fields' order."""
+        """Sets the skipped keys to the saturated keys.
+
+        Args:
+            states: States of the keys by table, with tables in the order of the fields.
+        """
         flags = np.zeros(self._is_skipped.shape, bool)
         for first, of_table in zip(self._first, states.values(), strict=True):
             flags[first + of_table.keys[of_table.is_saturated]] = True
@@ -72,14 +77,14 @@ class NormalisedRows(slip.keras.EmbeddingCollection):
 
 
 class FollowsWindows(keras.callbacks.Callback):
-    """Tells the rows of each window's saturated keys; behind the engine's own callback."""
+    """Updates `NormalisedRows` after each window. Must run after the engine's callback."""
 
     def __init__(self, engine: slip.Slipstream, rows: NormalisedRows) -> None:
         super().__init__()
         self._engine, self._rows, self._windows = engine, rows, 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Is called after some steps."""
+        """Copies the key states to the layer if a window has ended."""
         tracker = self._engine.tracker
         if len(tracker.reports) > self._windows:
             self._windows = len(tracker.reports)
@@ -87,20 +92,20 @@ class FollowsWindows(keras.callbacks.Callback):
 
 
 class Measures(keras.callbacks.Callback):
-    """Tells the recorder of the steps that were made."""
+    """Reports completed steps to the recorder."""
 
     def __init__(self, recorder: Recorder, predict: Predict) -> None:
         super().__init__()
         self._recorder, self._predict, self._steps = recorder, predict, 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Is called after some steps."""
+        """Reports the steps since the last call."""
         before, self._steps = self._steps, int(self.model.optimizer.iterations)
         self._recorder.step(self._predict, self._steps - before)
 
 
 def policies_of(ways: Sequence[str], settings: Mapping[str, Any]) -> list[Any]:
-    """Returns what is saved."""
+    """Returns the policies of a variant, or an empty list."""
     if "skipping" in ways:
         return [slip.SkipExamples(by=slip.ForeseenLoss(), share=settings["skip_share"])]
     if "paper" in ways:
@@ -109,7 +114,14 @@ def policies_of(ways: Sequence[str], settings: Mapping[str, Any]) -> list[Any]:
 
 
 def tables_of(ways: Sequence[str], task: Task, comm: Any, hot: HotKeys | None) -> Any:
-    """Returns the layer of the tables."""
+    """Returns the embedding layer of a variant.
+
+    Args:
+        ways: Variants, see the module docstring.
+        task: Model, data and settings.
+        comm: Communicator, or None for a single process.
+        hot: Hot keys, for "fae" and "hotline" only.
+    """
     settings = task.settings
     dtype = "mixed_bfloat16" if "bfloat16" in ways else "float32"
     tables = [slip.Table(f"t{i}", settings["dim"]) for i in range(task.fields)]
@@ -123,7 +135,7 @@ def tables_of(ways: Sequence[str], task: Task, comm: Any, hot: HotKeys | None) -
 
 
 def model_of(ways: Sequence[str], task: Task, embeddings: Any, comm: Any) -> Any:
-    """Returns the compiled model."""
+    """Returns the compiled model of a variant; see `tables_of` for the arguments."""
     settings = task.settings
     kind: Any = type("HotlineDLRM", (Hotline, DLRM), {}) if "hotline" in ways else DLRM
     model = kind(
@@ -143,12 +155,12 @@ def model_of(ways: Sequence[str], task: Task, embeddings: Any, comm: Any) -> Any
 
 
 def batches_of(ways: Sequence[str], task: Task, comm: Any, hot: HotKeys | None) -> tf.data.Dataset:
-    """Returns the batches, or a rank's parts of them."""
+    """Returns the training batches, or the part of each batch that belongs to this rank."""
     data = tf_parts.dataset(task)
     if not task.numbers:
         data = data.map(lambda features, labels: ({"keys": features["keys"]}, labels))
     if hot is not None and "fae" in ways:
-        # The last batches of each kind, which are not whole, are left out.
+        # Drop the last batch of hot and of cold examples, because it can be smaller.
         data = segregate(data, hot.keys, task.batch_size)
         data = data.filter(lambda _, labels: tf.equal(tf.shape(labels)[0], task.batch_size))
     if comm is None:
@@ -161,7 +173,7 @@ def batches_of(ways: Sequence[str], task: Task, comm: Any, hot: HotKeys | None) 
 def main() -> None:
     task, record = read_arguments(sys.argv)
     ways, settings = sys.argv[3:], task.settings
-    # A rank has one processor.
+    # Each rank has one processor.
     tf_parts.limit_threads(1 if "ranks" in ways else settings["threads"])
     comm = slip.distributed.init() if "ranks" in ways else None
     keras.utils.set_random_seed(settings["seed"])
@@ -193,7 +205,7 @@ def main() -> None:
         found = scores(tf.constant(keys, tf.int64), tf.constant(dense))
         return np.asarray(tf.cast(found, tf.float32))
 
-    # Ranks measure alike: rows come from all of them.
+    # All ranks evaluate the same examples, because each rank owns a part of the rows.
     recorder = Recorder(task)
     model.fit(data, verbose=0, callbacks=[*callbacks, Measures(recorder, predict)])
     recorder.end(predict)

@@ -1,8 +1,8 @@
-"""What a system trains, how it is measured, and its record: alike for all. Needs NumPy only.
+"""Task, evaluation and record, shared by all compared systems. Requires only NumPy.
 
-The training part is one file of rows, in the order in which they are trained: per example int32
-keys, float32 numbers and a float32 label. A batch is a block of it, so that a system reads a batch
-by one read, with whatever it has for that.
+The training part is one binary file with examples in training order. An example consists of int32
+keys, float32 numbers and a float32 label. A batch is a contiguous block, so that every system can
+read it with a single read operation of its framework.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 
-# int32 keys [n, fields] and float32 numbers [n, numbers] -> logits, float32 [n].
+# Maps int32 keys [n, fields] and float32 numbers [n, numbers] to float32 logits [n].
 Predict = Callable[[np.ndarray, np.ndarray], np.ndarray]
 _MEASURED_AT_ONCE = 8192
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Examples.
+    """A batch of examples.
 
     Attributes:
-        keys: int32 [n, fields], from 0 on in each field.
-        dense: float32 [n, numbers].
-        labels: float32 [n], 0 or 1.
+        keys: Keys, int32 [n, fields], numbered from 0 in each field.
+        dense: Numeric features, float32 [n, numbers].
+        labels: Labels, float32 [n], 0 or 1.
     """
 
     keys: np.ndarray
@@ -38,14 +38,25 @@ class Batch:
 
 
 class Task:
-    """A model, its data and how it is trained.
+    """Model, data and training settings of a run.
 
     Attributes:
-        settings: "train", "measured": files of rows; "cardinalities": keys of each field;
-            "numbers"; "dim"; "bottom", "top": widths of the MLPs, the last one included; "batch",
-            "steps", "every" (steps between measurements), "rate" (of Adam, for the MLPs),
-            "rows_rate", "damping" (of Adagrad, for the rows: their first sum of squares), "seed",
-            "threads".
+        settings: A mapping with these items:
+
+            - "train", "measured": paths of the training and the evaluation part.
+            - "cardinalities": number of keys of each field. "numbers": number of numeric features.
+            - "dim": dimension of the rows. "bottom", "top": widths of the MLPs, including the
+              output layer.
+            - "batch": batch size. "steps": number of steps. "every": steps between evaluations.
+            - "rate": learning rate of Adam for the MLPs.
+            - "rows_rate", "damping": learning rate and initial accumulator value of Adagrad for
+              the rows.
+            - "seed", "threads".
+        fields: Number of categorical fields.
+        numbers: Number of numeric features.
+        columns: Number of 4-byte values per example.
+        steps: Number of steps.
+        batch_size: Examples per batch.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -55,14 +66,14 @@ class Task:
         self.steps, self.batch_size = settings["steps"], settings["batch"]
 
     def batches(self) -> Iterator[Batch]:
-        """Reads the training part, batch by batch."""
+        """Yields the batches of the training part in order."""
         with open(self.settings["train"], "rb") as file:
             for _ in range(self.steps):
                 values = np.fromfile(file, np.int32, self.batch_size * self.columns)
                 yield self._split(values)
 
     def measured(self) -> Batch:
-        """Reads the whole part that is measured."""
+        """Reads all examples of the evaluation part."""
         return self._split(np.fromfile(self.settings["measured"], np.int32))
 
     def _split(self, values: np.ndarray) -> Batch:
@@ -73,10 +84,11 @@ class Task:
 
 
 class Recorder:
-    """Clock, examples and quality along a run.
+    """Records training time, trained examples and quality during a run.
 
-    Seconds are those of training, reading included, without imports and measurements. The first
-    call of a step builds graphs and compiles: its steps count as long as those of the second one.
+    Training time includes reading the data and excludes imports and evaluations. The first call of
+    `step` includes tracing and compilation. Its duration is therefore replaced by an estimate: its
+    steps count as long as the steps of the second call.
     """
 
     def __init__(self, task: Task) -> None:
@@ -88,11 +100,11 @@ class Recorder:
         self._points: list[dict[str, float]] = []
 
     def step(self, predict: Predict, steps: int = 1) -> None:
-        """Counts steps that have been made; measures where it is time to.
+        """Counts completed steps and evaluates the model every `settings["every"]` steps.
 
         Args:
-            predict: gives logits.
-            steps: that were made since the last call.
+            predict: Function that returns logits.
+            steps: Number of steps since the last call.
         """
         before, self._steps = self._steps, self._steps + steps
         now = time.perf_counter()
@@ -106,7 +118,7 @@ class Recorder:
             self._measure(predict, now)
 
     def end(self, predict: Predict) -> None:
-        """Measures the end, where the last step has not."""
+        """Evaluates the model after the last step unless that has been done."""
         if not self._points or self._points[-1]["steps"] < self._steps:
             self._measure(predict, time.perf_counter())
 
@@ -124,7 +136,13 @@ class Recorder:
         self._begin += time.perf_counter() - now
 
     def finish(self, path: str, versions: Mapping[str, str], **told: Any) -> None:
-        """Writes the record."""
+        """Writes the record as JSON.
+
+        Args:
+            path: Path of the record. It is replaced atomically.
+            versions: Versions of the libraries.
+            **told: Further fields of the record.
+        """
         record = {
             "settings": dict(self._task.settings), "evaluations": self._points,
             "seconds_to_first_step": self._begun_after, "versions": dict(versions), **told,
@@ -135,7 +153,7 @@ class Recorder:
 
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Share of pairs of a click and none that are ranked right; ties count half."""
+    """Returns the AUC: the fraction of correctly ranked pairs, where a tie counts half."""
     order = np.argsort(scores, kind="stable")
     ordered = scores[order]
     first = np.searchsorted(ordered, ordered, "left")
@@ -148,12 +166,17 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
 
 
 def log_loss(labels: np.ndarray, logits: np.ndarray) -> float:
-    """Mean cross entropy in nats."""
+    """Returns the mean binary cross entropy in nats."""
     logits = logits.astype(np.float64)
     return float(np.mean(np.logaddexp(0.0, logits) - labels * logits))
 
 
 def read_arguments(arguments: list[str]) -> tuple[Task, str]:
-    """Returns the task of a file of settings, and the path of the record: the two arguments."""
+    """Parses the first two arguments.
+
+    Returns:
+        The task, read from the settings file (first argument), and the path of the record (second
+        argument).
+    """
     settings, record = arguments[1:3]
     return Task(json.loads(Path(settings).read_text(encoding="utf-8"))), record

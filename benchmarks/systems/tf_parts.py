@@ -1,4 +1,4 @@
-"""Parts of TensorFlow systems: batches of a task, a training loop, the dense layers of DLRM."""
+"""Shared parts of the TensorFlow systems: data set, training loop and dense layers of DLRM."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from task import Recorder, Task
 
 
 class DenseLayers:
-    """MLPs and dots of pairs; with no numbers there is no bottom MLP.
+    """The MLPs and pairwise dot products of DLRM.
+
+    A model without numeric features has no bottom MLP.
 
     Attributes:
-        variables: of the MLPs.
+        variables: Trainable variables of the MLPs.
     """
 
     def __init__(self, keras: Any, settings: Mapping[str, Any], fields: int) -> None:
@@ -30,7 +32,7 @@ class DenseLayers:
         self.variables = [v for layer in layers for v in layer.trainable_variables]
 
     def logits(self, dense: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        """Returns [n] of numbers [n, numbers] and rows [n, fields, dim]."""
+        """Returns logits [n] for numbers [n, numbers] and rows [n, fields, dim]."""
         bottom = None if self._bottom is None else self._bottom(dense)
         if bottom is not None:
             rows = tf.concat([bottom[:, tf.newaxis], rows], axis=1)
@@ -48,7 +50,12 @@ def _stack(keras: Any, widths: list[int], width: int, last: str | None) -> Any:
 
 
 def dataset(task: Task) -> tf.data.Dataset:
-    """Returns ({"keys": int64 [n, fields], "dense": float32 [n, numbers]}, labels float32 [n])."""
+    """Returns a data set with the training batches of a task.
+
+    Returns:
+        A data set of pairs ({"keys": int64 [n, fields], "dense": float32 [n, numbers]}, labels
+        float32 [n]).
+    """
     fields, batch = task.fields, task.batch_size
 
     def split(record: tf.Tensor) -> Any:
@@ -63,12 +70,15 @@ def dataset(task: Task) -> tf.data.Dataset:
 
 
 def train(task: Task, step: Callable[..., Any], logits: Callable[..., tf.Tensor]) -> Recorder:
-    """Makes a step of every batch, in a loop; returns what was recorded.
+    """Trains one step per batch and records the run.
 
     Args:
-        task: what is trained.
-        step: of an element of `dataset`.
-        logits: of keys and numbers.
+        task: Task that provides the batches.
+        step: Function that trains with an element of `dataset`.
+        logits: Function that returns logits for keys and numbers.
+
+    Returns:
+        The recorder of the run.
     """
     scores = tf.function(logits, reduce_retracing=True)
 
@@ -84,6 +94,6 @@ def train(task: Task, step: Callable[..., Any], logits: Callable[..., tf.Tensor]
 
 
 def limit_threads(threads: int) -> None:
-    """Gives TensorFlow so many threads; before its first op."""
+    """Limits TensorFlow to this number of threads. Must be called before the first op."""
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)

@@ -1,4 +1,4 @@
-"""TensorFlow Recommenders Addons: a dynamic embedding a field, legacy Keras's rules."""
+"""Trains with TensorFlow Recommenders Addons: one dynamic embedding per field."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""PyTorch on the CPU with FBGEMM's table-batched embeddings, or with Intel's extension.
+"""Trains with PyTorch on the CPU, with tables of FBGEMM or of Intel's extension.
 
-Arguments beside the settings and the record: "compiled", "bfloat16", "ipex".
+The arguments after the settings and the record select variants: "compiled" compiles the dense
+layers, "bfloat16" enables autocast, and "ipex" uses Intel's extension for the tables.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _HALF_WIDTH = 0.05
 
 
 def stack(widths: list[int], width: int, last_is_linear: bool) -> torch.nn.Sequential:
-    """Linear layers with ReLU between them, started as Keras starts them."""
+    """Returns linear layers with ReLU in between, initialized as in Keras."""
     layers: list[torch.nn.Module] = []
     for units in widths:
         linear = torch.nn.Linear(width, units)
@@ -30,7 +31,7 @@ def stack(widths: list[int], width: int, last_is_linear: bool) -> torch.nn.Seque
 
 
 class Dense(torch.nn.Module):
-    """Everything but the tables; with no numbers there is no bottom MLP."""
+    """The MLPs and pairwise dot products of DLRM; no bottom MLP without numeric features."""
 
     def __init__(self, settings: Mapping[str, Any], fields: int) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class Dense(torch.nn.Module):
         self.top = stack(settings["top"], width, True)
 
     def forward(self, dense: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
-        """Returns logits [n]; pooled: [n, fields * dim]."""
+        """Returns logits [n] for numbers [n, numbers] and pooled rows [n, fields * dim]."""
         bottom = None if self.bottom is None else self.bottom(dense)
         if bottom is not None:
             pooled = torch.cat([bottom, pooled.to(bottom.dtype)], dim=1)
@@ -55,7 +56,7 @@ class Dense(torch.nn.Module):
 
 
 class Fbgemm:
-    """Tables of FBGEMM; rows are updated in the backward pass, by Adagrad of each value."""
+    """Tables of FBGEMM. The backward pass updates the rows with element-wise Adagrad."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         from fbgemm_gpu import split_table_batched_embeddings_ops_common as common
@@ -67,7 +68,7 @@ class Fbgemm:
             [(rows, settings["dim"], host, cpu) for rows in settings["cardinalities"]],
             optimizer=EmbOptimType.EXACT_ADAGRAD,
             learning_rate=settings["rows_rate"],
-            eps=settings["damping"] ** 0.5,  # Added to the root, not below it.
+            eps=settings["damping"] ** 0.5,  # FBGEMM adds eps outside the square root.
             pooling_mode=common.PoolingMode.SUM,
         )
         with torch.no_grad():
@@ -75,16 +76,16 @@ class Fbgemm:
                 weights.uniform_(-_HALF_WIDTH, _HALF_WIDTH)
 
     def __call__(self, keys: np.ndarray) -> torch.Tensor:
-        """Returns the rows of keys [n, fields], table by table: [n, fields * dim]."""
+        """Returns the rows of keys [n, fields], field by field: [n, fields * dim]."""
         flat = torch.from_numpy(np.ascontiguousarray(keys.T, np.int64).reshape(-1))
         return self._layer(flat, torch.arange(0, keys.size + 1, dtype=torch.int64))
 
     def step(self) -> None:
-        """Has nothing left to do."""
+        """Does nothing, because the backward pass has updated the rows."""
 
 
 class Merged:
-    """Tables of Intel's extension, merged, with Adagrad in its backward pass."""
+    """Merged tables of Intel's extension. The backward pass updates the rows with Adagrad."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         import intel_extension_for_pytorch as ipex
@@ -96,19 +97,19 @@ class Merged:
         for table in tables:
             torch.nn.init.uniform_(table.weight, -_HALF_WIDTH, _HALF_WIDTH)
         merged = ipex.nn.modules.MergedEmbeddingBagWithAdaGrad
-        # Added to the root, not below it.
+        # The extension adds eps outside the square root.
         rule = {"lr": settings["rows_rate"], "eps": settings["damping"] ** 0.5}
         self._layer = merged.from_embeddingbag_list(tables, **rule)
         self._fields = len(tables)
 
     def __call__(self, keys: np.ndarray) -> torch.Tensor:
-        """As of `Fbgemm`."""
+        """Returns the rows of keys [n, fields], field by field: [n, fields * dim]."""
         columns = [torch.from_numpy(np.ascontiguousarray(c, np.int64)) for c in keys.T]
         offsets = [torch.arange(0, len(keys), dtype=torch.int64)] * self._fields
         return torch.cat(self._layer(columns, offsets), dim=1)
 
     def step(self) -> None:
-        """Has nothing left to do."""
+        """Does nothing, because the backward pass has updated the rows."""
 
 
 def main() -> None:
@@ -149,7 +150,7 @@ def main() -> None:
 
 
 def versions(ways: list[str]) -> dict[str, str]:
-    """Returns those of what was used."""
+    """Returns the versions of the libraries that the variants use."""
     found = {"torch": torch.__version__}
     if "ipex" in ways:
         import intel_extension_for_pytorch as ipex
