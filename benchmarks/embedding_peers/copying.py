@@ -1,8 +1,9 @@
-"""The limit of an embedding step: a copy of as many bytes as must move, by as many threads.
+"""Lower bound of an embedding step: a multithreaded copy of the bytes that a step must move.
 
-Of a batch: its outputs written and its gradients read, and the distinct keys' rows, with what the
-rule keeps beside them, read and written, once each. A copy of half as many bytes reads and writes
-them all. Memory that it copies is long out of the cache when its turn comes again.
+A step writes the outputs of a batch and reads their gradients. It also reads and writes the row and
+the optimizer slots of each distinct key once. Because a copy reads and writes each byte, copying
+half of the bytes moves as much memory. The copy cycles through 1 GiB, therefore its data is never
+in the cache.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from typing import Any
 import numpy as np
 import worker
 
-_POOL = 1 << 30  # bytes that are copied from, and as many to
+_POOL = 1 << 30  # Bytes of the source and of the target.
 _FLOAT = 4
 
 
 def bytes_that_must_move(settings: Mapping[str, Any], keys: np.ndarray) -> int:
-    """Returns the bytes of a step, the mean over batches.
+    """Returns the bytes that a step reads and writes, averaged over the batches.
 
     Args:
-        settings: dim, and slots: values beside a row.
-        keys: int64 [steps, batch, tables].
+        settings: "dim", and "slots": the number of optimizer values per row.
+        keys: Keys, int64 [steps, batch, tables].
     """
     steps, batch, tables = keys.shape
     distinct = sum(np.unique(keys[i, :, t]).size for i in range(steps) for t in range(tables))
@@ -33,7 +34,7 @@ def bytes_that_must_move(settings: Mapping[str, Any], keys: np.ndarray) -> int:
 
 
 def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
-    """Makes the memory; see `worker.serve`."""
+    """Allocates the memory and returns a step that copies; see `worker.serve`."""
     threads = settings["threads"]
     half = bytes_that_must_move(settings, keys) // 2
     part = half // threads
@@ -47,7 +48,7 @@ def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
         np.copyto(target[begin : begin + part], source[begin : begin + part])
 
     def copy_all(thread: int) -> None:
-        # As our ops' steps, in a loop: what it costs to wake a thread is not the copy's.
+        # Loop over the steps in one task, as our ops do, to exclude the cost of waking threads.
         for turn in range(len(keys)):
             copy(thread, turn % turns)
 

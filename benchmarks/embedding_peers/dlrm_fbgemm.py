@@ -1,7 +1,8 @@
-"""A DLRM in PyTorch with FBGEMM's table-batched embeddings; dense layers as they are or compiled.
+"""Trains a DLRM in PyTorch with FBGEMM tables and, on request, compiled dense layers.
 
-What is compiled is all from pooled rows to the loss: the embedding op stays itself. With "layers"
-it gets the same rows in each step, and their gradients are left.
+The argument "compiled" compiles the model from the pooled rows to the loss, without the embedding
+op. The argument "layers" measures only the dense part: every step gets the same pooled rows, and
+their gradient is discarded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 
 
 def _stack(weights: list[np.ndarray], last_is_linear: bool) -> torch.nn.Sequential:
-    """Linear layers with these weights, and ReLU between them."""
+    """Returns linear layers with these weights and ReLU in between."""
     layers: list[torch.nn.Module] = []
     for kernel, bias in zip(weights[::2], weights[1::2], strict=True):
         linear = torch.nn.Linear(*kernel.shape)
@@ -36,7 +37,7 @@ def _stack(weights: list[np.ndarray], last_is_linear: bool) -> torch.nn.Sequenti
 
 
 class Dense(torch.nn.Module):
-    """Everything but the tables: MLPs, dots of pairs and the loss."""
+    """The model without the tables: MLPs, pairwise dot products and the loss."""
 
     def __init__(self, settings: Mapping[str, Any]):
         super().__init__()
@@ -50,7 +51,7 @@ class Dense(torch.nn.Module):
     def forward(
         self, dense: torch.Tensor, pooled: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
-        """Returns the mean loss; pooled: [batch, tables * dim]."""
+        """Returns the mean loss; `pooled` has shape [batch, tables * dim]."""
         bottom = self.bottom(dense)
         vectors = torch.cat([bottom, pooled.to(bottom.dtype)], dim=1)
         vectors = vectors.view(len(dense), -1, self.dim)
@@ -77,13 +78,13 @@ def _tables(settings: Mapping[str, Any]) -> SplitTableBatchedEmbeddingBagsCodege
 
 
 def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
-    """Makes the model; see `worker.serve`."""
+    """Builds the model and returns its training step; see `worker.serve`."""
     torch.set_num_threads(settings["threads"])
     tables, batch = len(settings["cardinalities"]), settings["batch"]
     layer, dense_part = _tables(settings), Dense(settings)
     parameters = list(dense_part.parameters())
     optimizer: torch.optim.Optimizer
-    # One kernel for all weights: the fastest that PyTorch has on the CPU.
+    # The fused optimizers are the fastest of PyTorch on the CPU, with one kernel for all weights.
     if settings["dense_optimizer"] == "sgd":
         optimizer = torch.optim.SGD(parameters, settings["dense_rate"], fused=True)
     else:
@@ -93,7 +94,7 @@ def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
         )  # fmt: skip
     loss_of = torch.compile(dense_part) if "compiled" in sys.argv[1:] else dense_part
     given = dlrm_start.read_batches(settings)
-    # Table by table, as it takes them; made before, as they are for the others.
+    # FBGEMM expects the keys table by table. The conversion is not part of the measured time.
     of_tables = np.ascontiguousarray(keys.transpose(0, 2, 1)).reshape(len(keys), -1)
     batches = [
         tuple(map(torch.from_numpy, of_batch))

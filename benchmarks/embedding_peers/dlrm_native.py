@@ -1,6 +1,7 @@
-"""slipstream_tf's DLRM: a training step in a tf.function of one's own, or `model.fit`.
+"""Trains slipstream_tf's DLRM with a custom `tf.function` step or with `model.fit`.
 
-With "layers" a step of one's own gets the same rows each time, and leaves their gradients.
+The argument "layers" measures only the dense part: every step gets the same rows, and their
+gradient is discarded.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ import slipstream_tf as slip
 from slipstream_tf.models import DLRM
 from slipstream_tf.models.interaction import pair_order
 
-# Ways in which the optimizer gets the gradients of rows, too, with the global norm that it clips
-# at. One that is never reached: the steps are those of the others.
+# Variants in which the optimizer also receives the gradients of rows, and their `global_clipnorm`.
+# The norm is never reached, so that the updates equal those of the other variants.
 _APPLIED: Mapping[str, float | None] = {"collected": None, "clipped": 1e6}
 
 
 def _model(settings: Mapping[str, Any]) -> DLRM:
-    """The model with the weights and rows that all libraries start from."""
+    """Returns the model with the initial weights and rows that all libraries share."""
     dim = settings["dim"]
     tables = [slip.Table(f"t{i}", dim) for i in range(len(settings["cardinalities"]))]
     embeddings = slip.keras.EmbeddingCollection(
@@ -40,7 +41,7 @@ def _model(settings: Mapping[str, Any]) -> DLRM:
         dtype=settings["dtype"],
     )  # fmt: skip
     for index, rows in enumerate(settings["cardinalities"]):
-        # In an order that is not that of the keys, as keys come in training.
+        # Insert the rows in random order, because keys are not sorted in training either.
         order = np.random.default_rng(index).permutation(rows)
         contents = {
             "keys": order.astype(np.int64),
@@ -81,7 +82,7 @@ def _optimizer(settings: Mapping[str, Any]) -> keras.optimizers.Optimizer:
 
 
 def make_step(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
-    """Makes the model and a step of its own; see `worker.serve`."""
+    """Builds the model and returns a custom training step; see `worker.serve`."""
     worker.limit_threads(tf, settings["threads"])
     model, optimizer = _model(settings), _optimizer(settings)
     optimizer.build(model.trainable_variables)
@@ -122,7 +123,7 @@ def make_step(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
 
 
 def make_fit(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
-    """Makes the model; a step is an epoch of `fit`, of as many batches as keys has."""
+    """Builds the model and returns a step that runs `fit` on all batches; see `worker.serve`."""
     worker.limit_threads(tf, settings["threads"])
     model = _model(settings)
     model.compile(

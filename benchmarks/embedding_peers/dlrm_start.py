@@ -1,4 +1,4 @@
-"""Where every library's DLRM starts: the same batches, rows and weights. Needs NumPy only."""
+"""Initial weights, rows and batches that every library's DLRM shares. Requires only NumPy."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 _HALF_WIDTH = 0.05
-# Of Adagrad: rows start with sums of 0, as FBGEMM's do, dense weights with Keras's and more than
-# enough to tell sqrt(sum) + epsilon, PyTorch's, from sqrt(sum + epsilon), Keras's.
+# Constants of Adagrad. The accumulators of rows start at 0, as in FBGEMM. Dense weights start at
+# the default of Keras, which is large enough that sqrt(sum) + epsilon (PyTorch) equals
+# sqrt(sum + epsilon) (Keras) for all practical purposes.
 DENSE_ACCUMULATOR = 0.1
 DENSE_EPSILON = 1e-10
 ROWS_EPSILON = 1e-10
@@ -18,11 +19,11 @@ ROWS_EPSILON = 1e-10
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """Inputs and labels.
+    """Numeric features and labels of all batches.
 
     Attributes:
-        dense: float32 [steps, batch, numbers].
-        labels: float32 [steps, batch], 0 or 1.
+        dense: Numeric features, float32 [steps, batch, numbers].
+        labels: Labels, float32 [steps, batch], 0 or 1.
     """
 
     dense: np.ndarray
@@ -30,22 +31,26 @@ class Batches:
 
 
 def read_batches(settings: Mapping[str, Any]) -> Batches:
-    """Reads what the files that the settings name hold, beside the keys."""
+    """Reads the numeric features and labels from the file `settings["inputs"]`."""
     with np.load(settings["inputs"]) as file:
         return Batches(file["dense"], file["labels"])
 
 
 def initial_rows(settings: Mapping[str, Any], table: int) -> np.ndarray:
-    """Rows of a table before training, float32 [rows, dim]; row k is that of key k."""
+    """Returns the initial rows of a table, float32 [rows, dim], where row k belongs to key k."""
     generator = np.random.default_rng([settings["seed"], table])
     shape = (settings["cardinalities"][table], settings["dim"])
     return (2 * _HALF_WIDTH * generator.random(shape, np.float32) - _HALF_WIDTH).astype(np.float32)
 
 
 def dense_weights(settings: Mapping[str, Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Kernels and biases of the bottom and the top MLP, kernel [inputs, units] first.
+    """Returns the initial weights of the bottom and of the top MLP.
 
-    The top MLP takes the bottom's output, then the dots of pairs as `pairs` orders them.
+    The input of the top MLP is the bottom MLP's output, followed by the dot products of the pairs
+    in the order of `pairs`.
+
+    Returns:
+        Two lists, each with a kernel [inputs, units] and a bias [units] per layer.
     """
     generator = np.random.default_rng([settings["seed"], 1 << 20])
     vectors = len(settings["cardinalities"]) + 1
@@ -64,5 +69,5 @@ def dense_weights(settings: Mapping[str, Any]) -> tuple[list[np.ndarray], list[n
 
 
 def pairs(vectors: int) -> list[tuple[int, int]]:
-    """Pairs (i, j), i > j, row by row; vector 0 is the bottom MLP's output."""
+    """Returns the pairs (i, j) with i > j, ordered by i, then j. Vector 0 is the bottom output."""
     return [(i, j) for i in range(vectors) for j in range(i)]

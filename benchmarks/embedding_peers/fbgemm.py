@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched embeddings on the CPU, with the optimizer fused into the backward pass."""
+"""Measures FBGEMM's table-batched embeddings on the CPU with the fused optimizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RULES = {
 
 
 def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
-    """Makes the tables; see `worker.serve`."""
+    """Builds the tables and returns a step; see `worker.serve`."""
     torch.set_num_threads(settings["threads"])
     tables, dim, batch = settings["tables"], settings["dim"], settings["batch"]
     layer = SplitTableBatchedEmbeddingBagsCodegen(
@@ -34,7 +34,7 @@ def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
         pooling_mode=PoolingMode.SUM,
     )
     layer.init_embedding_weights_uniform(-0.05, 0.05)
-    # Table by table, as it takes them; made before, as they are for the others.
+    # FBGEMM expects the keys table by table. The conversion is not part of the measured time.
     of_tables = np.ascontiguousarray(keys.transpose(0, 2, 1)).reshape(len(keys), -1)
     indices = [torch.from_numpy(of_batch) for of_batch in of_tables]
     offsets = torch.arange(0, tables * batch + 1, dtype=torch.int64)

@@ -1,9 +1,10 @@
-"""Trains DCN-v2 or DeepFM on Frappe_x1 by FuxiCTR: its layers, its loop, its stopping.
+"""Trains DCN-v2 or DeepFM on Frappe_x1 with FuxiCTR's layers, training loop and early stopping.
 
     python fuxictr_frappe.py DATA MODEL SEED SETTINGS
 
-Prints JSON: AUC and log loss on the test part, examples trained, seconds of training. SETTINGS is
-JSON: dim, mlp, cross_layers, dropout, batch_size, learning_rate, embedding_regularizer.
+Prints JSON with the AUC and log loss on the test part, the number of trained examples, and the
+training time in seconds. SETTINGS is a JSON object with dim, mlp, cross_layers, dropout,
+batch_size, learning_rate and embedding_regularizer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FIELDS = ("user", "item", "daytime", "weekday", "isweekend", "homework", "cost",
 
 
 class Batches:
-    """Batches of a part, as FuxiCTR's loop takes them; shuffled anew in every pass, or in order."""
+    """Iterates over a part in the format of FuxiCTR's loop, shuffled in each pass or in order."""
 
     def __init__(self, keys: np.ndarray, labels: np.ndarray, size: int, shuffles: bool) -> None:
         self._keys, self._labels = torch.from_numpy(keys), torch.from_numpy(labels)
@@ -47,7 +48,7 @@ class Batches:
 
 
 class DCNv2(BaseModel):
-    """Cross layers beside a deep MLP."""
+    """A cross network and a deep MLP in parallel."""
 
     def __init__(self, feature_map: FeatureMap, settings: dict, **kwargs) -> None:
         super().__init__(feature_map, **kwargs)
@@ -65,7 +66,7 @@ class DCNv2(BaseModel):
 
 
 class DeepFM(BaseModel):
-    """A factorisation machine beside a deep MLP."""
+    """A factorization machine and a deep MLP in parallel."""
 
     def __init__(self, feature_map: FeatureMap, settings: dict, **kwargs) -> None:
         super().__init__(feature_map, **kwargs)
@@ -83,7 +84,7 @@ class DeepFM(BaseModel):
 
 
 def feature_map_of(keys: np.ndarray, folder: str) -> FeatureMap:
-    """Describes the fields: a table each, of all keys of the file."""
+    """Returns a feature map with one categorical field, and so one table, per column."""
     found = FeatureMap("frappe", folder)
     found.labels, found.num_fields = ["label"], len(FIELDS)
     for column, field in enumerate(FIELDS):

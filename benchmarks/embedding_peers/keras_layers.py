@@ -1,4 +1,4 @@
-"""Keras 3's own Embedding layers, a layer a table, with Keras's optimizer."""
+"""Measures the Embedding layers of Keras 3, one per table, with a Keras optimizer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RULES = {
 
 
 def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
-    """Makes the layers; see `worker.serve`."""
+    """Builds the layers and returns a step; see `worker.serve`."""
     worker.limit_threads(tf, settings["threads"])
     tables, dim, batch = settings["tables"], settings["dim"], settings["batch"]
     layers = [keras.layers.Embedding(settings["rows"], dim) for _ in range(tables)]

@@ -1,4 +1,4 @@
-"""slipstream_tf's native store: its two ops in a tf.function, or the Keras layer in `model.fit`."""
+"""Measures slipstream_tf's native store by its two ops or by its Keras layer in `model.fit`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from slipstream_tf.tables import NativeStore
 
 
 def _store(settings: Mapping[str, Any]) -> tuple[NativeStore, list[features.FeatureSpec]]:
-    """A store that holds all rows."""
+    """Returns a store in which the rows of all keys are allocated, and its feature specs."""
     names = [f"t{i}" for i in range(settings["tables"])]
     specs = [features.FeatureSpec(name, name) for name in names]
     name = settings["rule"]
     if "alone" in sys.argv[1:]:
         name = rules.ALONE[name]
     rule = rules.make(slip.optimizers, name, settings["learning_rate"])
-    # "dtype of values,dtype of slots"
+    # Format: "dtype of values,dtype of slots".
     dtypes = [arg.split(",") for arg in sys.argv[1:] if "float" in arg]
     storage = slip.Storage(*dtypes[0]) if dtypes else slip.Storage()
     tables = [slip.Table(name, settings["dim"], storage=storage) for name in names]
     store = NativeStore(tables, rule)
-    # In an order that is not that of the keys, as keys come in training.
+    # Allocate the rows in random order, because keys are not sorted in training either.
     every = np.random.default_rng(0).permutation(settings["rows"])
     for part in np.array_split(every, max(1, len(every) // 50_000)):
         column = np.tile(part[:, None], (1, len(names)))
@@ -42,14 +42,14 @@ def _store(settings: Mapping[str, Any]) -> tuple[NativeStore, list[features.Feat
 
 
 def make_ops(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
-    """Makes the tables; a step is as many as keys has batches, in a loop in the graph."""
+    """Builds the tables and returns a step that loops over all batches in the graph."""
     worker.limit_threads(tf, settings["threads"])
     store, specs = _store(settings)
     shape = [settings["batch"], settings["tables"], settings["dim"]]
     gradient = tf.random.stateless_normal(shape, [0, 0])
     batches = tf.constant(keys)
 
-    # As `steps_per_execution` does: what a call of Python costs is not the ops'.
+    # One graph call runs all steps, as with `steps_per_execution`, to exclude the cost of Python.
     @tf.function
     def all_steps() -> None:
         for number in tf.range(len(keys)):
@@ -67,7 +67,7 @@ def make_ops(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
 
 
 class GivenGradient(keras.Model):
-    """The layer, and a loss whose gradient is given."""
+    """A model that passes a given gradient to the layer's output instead of computing a loss."""
 
     def __init__(self, layer: keras.layers.Layer, gradient: tf.Tensor):
         super().__init__()
@@ -84,12 +84,12 @@ class GivenGradient(keras.Model):
         def loss(_: tf.Tensor) -> tuple[tf.Tensor, Any]:
             return tf.zeros(()), lambda _: self.gradient
 
-        # As all libraries have it given: to compute it takes a millisecond of a step.
+        # The gradient is an input for all libraries, because computing it takes 1 ms per step.
         return loss(y_pred)
 
 
 def make_fit(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
-    """Makes a model; a step is an epoch of `fit`, of as many batches as keys has."""
+    """Builds a model and returns a step that runs `fit` on all batches."""
     worker.limit_threads(tf, settings["threads"])
     store, specs = _store(settings)
     layer = slip.keras.EmbeddingCollection(

@@ -1,11 +1,11 @@
-"""Update rules by the names that benchmarks give them; needs no TensorFlow."""
+"""Optimizers by the names that the benchmarks use. Does not require TensorFlow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# Class of `slip.optimizers`, and settings beside the rate.
+# Class name in `slip.optimizers`, and its arguments except the learning rate.
 RULES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "sgd": ("SGD", {}),
     "momentum": ("SGD", {"momentum": 0.9}),
@@ -23,17 +23,17 @@ RULES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "adagrad_max_norm": ("Adagrad", {"max_norm": 1.0}),
     "adagrad_decay_all": ("Adagrad", {"weight_decay": 1e-3, "decay": "all"}),
 }
-# The rules beside which something is done, and those that they are then.
+# Maps each variant of Adagrad (clipping, decay, norms) to the plain optimizer to compare with.
 ALONE: Mapping[str, str] = {name: "adagrad" for name in RULES if name.startswith("adagrad_")}
 
 
 def make(optimizers: Any, name: str, rate: float) -> Any:
-    """Returns the rule of a name.
+    """Returns the optimizer of a name.
 
     Args:
-        optimizers: the module `slip.optimizers`.
-        name: of `RULES`.
-        rate: its learning rate.
+        optimizers: The module `slip.optimizers`.
+        name: A key of `RULES`.
+        rate: Learning rate.
     """
     kind, settings = RULES[name]
     return getattr(optimizers, kind)(rate, **settings)

@@ -1,4 +1,4 @@
-"""TensorFlow Recommenders Addons: dynamic embeddings in a cuckoo hash table, on the CPU."""
+"""Measures TensorFlow Recommenders Addons: dynamic embeddings in a CPU cuckoo hash table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RULES = {
 
 
 def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
-    """Makes the tables; see `worker.serve`."""
+    """Builds the tables and returns a step; see `worker.serve`."""
     worker.limit_threads(tf, settings["threads"])
     tables, dim, batch = settings["tables"], settings["dim"], settings["batch"]
     layers = [

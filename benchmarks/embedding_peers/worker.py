@@ -1,9 +1,9 @@
-"""A process that makes training steps when it is told to, so that libraries can take turns.
+"""Runs training steps on request, so that libraries can be measured in turns.
 
-Run by embedding_step.py and dlrm_step.py with the Python of the library's own virtual environment;
-needs NumPy only. Commands come as lines of JSON on standard input; answers go, as JSON, to the file
-descriptor that `ANSWERS` in the environment names: libraries print to standard output what they
-like.
+embedding_step.py and dlrm_step.py run this code with the Python of the virtual environment of each
+library. It requires only NumPy. Commands are lines of JSON on standard input. Answers are lines of
+JSON on the file descriptor in the environment variable `ANSWERS`, because libraries may print to
+standard output.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import numpy as np
 
 
 class Step(Protocol):
-    """Trains with one batch; where that is all, rows by a given gradient of the outputs."""
+    """A training step; in embedding benchmarks it applies a given gradient of the outputs."""
 
     def __call__(self, number: int) -> float | None:
-        """Makes the step with the batch of that number; returns its loss, if it has one."""
+        """Trains with batch `number` and returns its loss, or None if there is no loss."""
         ...
 
 
 def limit_threads(tensorflow: Any, threads: int) -> None:
-    """Gives a TensorFlow so many threads; before its first op."""
+    """Limits TensorFlow to this number of threads. Must be called before the first op."""
     threading = tensorflow.config.threading
     if threading.get_intra_op_parallelism_threads() != threads:
         threading.set_intra_op_parallelism_threads(threads)
@@ -35,10 +35,11 @@ def limit_threads(tensorflow: Any, threads: int) -> None:
 
 
 def without_autotune(tensorflow: Any, data: Any) -> Any:
-    """Returns a data set whose iterators end at once.
+    """Returns the data set with autotuning disabled, so that iterators end immediately.
 
-    With autotuning, one that has more to give waits at its end for the tuner's next turn; turns are
-    10, 20, 40, ... milliseconds apart. A short `fit` of an endless data set takes as long.
+    With autotuning, an iterator that has not reached the end of its data waits for the next cycle
+    of the tuner before it ends. Cycles are 10, 20, 40, ... milliseconds apart. For an endless data
+    set, this wait would dominate a short `fit`.
     """
     options = tensorflow.data.Options()
     options.autotune.enabled = False
@@ -48,15 +49,17 @@ def without_autotune(tensorflow: Any, data: Any) -> Any:
 def serve(
     make: Callable[[Mapping[str, Any], np.ndarray], Step], versions: Mapping[str, str]
 ) -> None:
-    """Answers commands until standard input ends.
+    """Executes commands until standard input ends.
 
-    Commands: {"make": settings} with threads, keys (a .npy file, int64 [steps, batch, tables]) and
-    what else the program needs; {"run": steps}, answered by {"ms": [...], "losses": [...]}, the
-    milliseconds and the loss of each step.
+    `{"make": settings}` builds a step. The settings contain "threads", "keys" (path of a .npy file,
+    int64 [steps, batch, tables]) and the settings of the program. The answer contains the versions.
+    `{"run": steps}` runs steps. The answer `{"ms": [...], "losses": [...]}` contains the duration
+    in milliseconds and the loss of each step.
 
     Args:
-        make: of settings and keys: the step; rows of all keys are there when it returns.
-        versions: of the libraries.
+        make: Function that takes the settings and keys, allocates the rows of all keys and returns
+            the step.
+        versions: Versions of the libraries.
     """
     answers = os.fdopen(int(os.environ["ANSWERS"]), "w", encoding="utf-8")
 
@@ -68,7 +71,7 @@ def serve(
     for line in sys.stdin:
         command = json.loads(line)
         if "make" in command:
-            step = None  # The tables before are freed first.
+            step = None  # Free the previous tables first.
             keys = np.load(command["make"]["keys"])
             batches = len(keys)
             step = make(command["make"], keys)

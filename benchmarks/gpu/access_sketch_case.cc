@@ -1,4 +1,4 @@
-// The count-min sketch of accesses: decaying and asking.
+// Measures decay and estimation of the count-min sketch of accesses.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -31,7 +31,7 @@ void MeasureAccessSketch(Bench* bench) {
   const AccessSketch sketch = {on_device.data(), log2_width};
   const std::string width =
       ", sketch of " + std::to_string(static_cast<int64_t>(on_device.bytes()) >> 20) + " MiB";
-  constexpr int64_t kCounters = 8 * AccessSketch::kRows;  // bytes of a key's
+  constexpr int64_t kCounters = 8 * AccessSketch::kRows;  // Bytes of the counters of a key.
   const auto restore = [&](cudaStream_t stream) { CopyAsync(stream, after_adding, &on_device); };
 
   bench->Measure({"access sketch, decay", WithCommas(num_counters) + " counters",

@@ -41,7 +41,7 @@ void Bench::MeasureChecked(const LauncherCase& measured) {
   stopwatch_.Wait();
   measured.check();
 
-  // A copy reads and writes: of half the bytes it moves all of them.
+  // A copy reads and writes each byte, therefore it moves `bytes` by copying half of them.
   const int64_t words = measured.bytes / 2 / static_cast<int64_t>(sizeof(uint64_t)) + 1;
   OnDevice<uint64_t> source(words), target(words);
   Check(LaunchFill(stream, source.data(), words), "LaunchFill");

@@ -1,4 +1,4 @@
-// Classification of inputs by the drift of their keys.
+// Measures the classification of examples by the drift of their keys.
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -14,9 +14,9 @@
 namespace slipstream {
 namespace {
 
-constexpr int kTables = 26;  // an input looks up one key of each
+constexpr int kTables = 26;  // An example looks up one key of each table.
 
-// Drifts from 0 to 1 of keys 0 to keys_per_table - 1.
+// Fills the index with a random drift in [0, 1] for each key in [0, keys_per_table).
 void FillIndex(int64_t keys_per_table, DriftIndex* index) {
   std::vector<int32_t> tables;
   std::vector<int64_t> keys;
@@ -40,7 +40,7 @@ void MeasureOne(Bench* bench, int64_t batch, int64_t keys_per_table, double alph
   const int64_t n = batch * kTables;
   std::vector<int64_t> keys(static_cast<size_t>(n));
   std::vector<int32_t> tables(static_cast<size_t>(n));
-  // One key of a hundred is not tracked.
+  // About 1% of the looked-up keys are not tracked.
   const int64_t range = keys_per_table + keys_per_table / 100;
   for (int64_t i = 0; i < n; ++i) {
     keys[i] = RandomBelow(6, i, range);
@@ -99,7 +99,7 @@ void MeasureClassification(Bench* bench) {
   const int64_t few = bench->Size(4000, 100), many = bench->Size(128000, 1000);
   MeasureOne(bench, batch, few, 1.0, true);
   MeasureOne(bench, batch, few, 0.9, true);
-  // Its lookups are reads at random from beyond the cache.
+  // No target: the index exceeds the cache, therefore lookups are random reads from memory.
   MeasureOne(bench, batch, many, 1.0, false);
 }
 

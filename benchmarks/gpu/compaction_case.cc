@@ -1,4 +1,4 @@
-// Gradient rows without those of masked keys, as they come ("mask") or summed by key ("compact").
+// Measures the removal of masked gradient rows, without ("mask") and with sums by key ("compact").
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
@@ -23,7 +23,7 @@ struct Gradients {
   int64_t size() const { return static_cast<int64_t>(keys.size()); }
 };
 
-// Half of the different keys.
+// Returns a set with half of the distinct keys.
 KeySet MaskedOf(int64_t different_keys) {
   std::vector<int64_t> keys;
   for (int64_t key = 0; key < different_keys; ++key) {
@@ -93,7 +93,8 @@ void MeasureCompaction(Bench* bench) {
     gradients.dim = dim;
     gradients.keys.resize(static_cast<size_t>(n));
     for (const bool deduplicate : {false, true}) {
-      // As many as are hot, so that their set stays in the cache; or each twice in the batch.
+      // Without sums, there are as many masked keys as in a hot set, so that the key set stays in
+      // the cache. With sums, each key occurs twice in the batch on average.
       const int64_t different_keys =
           deduplicate ? n / 2 : std::min<int64_t>(n / 2, bench->Size(1 << 18, 1 << 8));
       for (int64_t i = 0; i < n; ++i) gradients.keys[i] = RandomBelow(4, i, different_keys);

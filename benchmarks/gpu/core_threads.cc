@@ -2,8 +2,8 @@
 //
 //   core_threads MAX_THREADS RUNS TABLES ROWS BATCH
 //
-// A step looks up one key of every table and example, and applies one Adagrad update. The numbers
-// of threads take turns, and one JSON object per number of threads goes to standard output.
+// A step looks up one key per table and example and applies one Adagrad update. The thread counts
+// are measured in turns. The program prints one JSON object per thread count to standard output.
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -114,7 +114,7 @@ class Step {
     }
   }
 
-  // Draws the keys of a step: two uniform numbers multiplied, so that low keys are frequent.
+  // Draws the keys of a step. The product of two uniform numbers makes low keys more frequent.
   void DrawKeys(int64_t step) {
     for (size_t t = 0; t < keys_.size(); ++t) {
       for (int64_t i = 0; i < batch_; ++i) {
@@ -126,7 +126,7 @@ class Step {
     }
   }
 
-  // As two ops of TensorFlow do, each with its own crew.
+  // Runs the lookup and the update with separate work crews, as the two TensorFlow ops do.
   void Run(ThreadPool* pool, int threads) {
     const std::vector<Combiner> combiners(features_.size(), Combiner::kSum);
     Check(LookupForTraining(pointers_, features_, combiners, outputs_, OnPool(pool, threads),
@@ -163,7 +163,7 @@ int Main(int max_threads, int runs, int tables, int64_t rows, int64_t batch) {
   };
   std::vector<int> numbers;
   for (int threads = 1; threads <= max_threads; threads *= 2) numbers.push_back(threads);
-  for (int i = 0; i < 3; ++i) seconds_of_a_run(max_threads);  // Creates most rows.
+  for (int i = 0; i < 3; ++i) seconds_of_a_run(max_threads);  // Allocates most rows.
   std::vector<std::vector<double>> seconds(numbers.size());
   for (int run = 0; run < runs; ++run) {
     for (size_t i = 0; i < numbers.size(); ++i) seconds[i].push_back(seconds_of_a_run(numbers[i]));

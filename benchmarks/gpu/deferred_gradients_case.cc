@@ -1,4 +1,4 @@
-// Both halves of a step with deferred gradients.
+// Measures the two launchers of a step with deferred gradients: add, and take the due rows.
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -20,7 +20,7 @@ void CheckDone(const Status& status, const std::string& what) {
   if (!status.ok()) throw std::runtime_error(what + ": " + status.message());
 }
 
-// The buffers, on the host.
+// Buffers of deferred gradients on the host.
 struct Buffers {
   std::vector<int64_t> keys, since;
   std::vector<float> sums;
@@ -29,7 +29,7 @@ struct Buffers {
   DeferredBuffers view() { return {keys.data(), since.data(), sums.data(), capacity(), kDim}; }
 };
 
-// The same on the device.
+// Buffers of deferred gradients on the device.
 struct BuffersOnDevice {
   explicit BuffersOnDevice(const Buffers& from)
       : keys(from.keys), since(from.since), sums(from.sums), capacity(from.capacity()) {}
@@ -40,10 +40,10 @@ struct BuffersOnDevice {
   int64_t capacity;
 };
 
-// Any two are different.
+// Returns a distinct key for each i.
 int64_t KeyOf(int64_t i) { return static_cast<int64_t>(Mix64(static_cast<uint64_t>(i))); }
 
-// Three indices of four are taken, by every second key.
+// Returns buffers with three of four indices in use, by keys with even numbers.
 Buffers SomeDeferred(int64_t capacity) {
   Buffers deferred;
   for (int64_t p = 0; p < capacity; ++p) {
@@ -55,7 +55,7 @@ Buffers SomeDeferred(int64_t capacity) {
   return deferred;
 }
 
-// Free indices have what was there; their keys say so.
+// Throws unless the buffers are equal. The sums and ages of free indices are ignored.
 void ExpectDeferred(const BuffersOnDevice& found, const Buffers& expected) {
   ExpectEqual(found.keys.ToHost(), expected.keys, "buffers.keys");
   const std::vector<int64_t> since = found.since.ToHost();
@@ -123,7 +123,7 @@ void MeasureDeferredGradients(Bench* bench) {
                     ExpectEqual(sums.ToHost(), expected_sums, "sums");
                   }});
 
-  // Of the CPU's result, so that this half is judged by itself.
+  // Start from the result of the CPU, so that an error in AddDeferred does not affect this case.
   const std::unique_ptr<bool[]> waits(new bool[keys.size()]);
   for (int64_t i = 0; i < n; ++i) waits[i] = may_wait[i] != 0;
   const StepRows rows = {keys.data(),          n,           expected_indices.data(),

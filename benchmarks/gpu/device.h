@@ -1,4 +1,4 @@
-// CUDA for this benchmark: errors as exceptions, memory that frees itself.
+// CUDA helpers of the benchmark: errors as exceptions, and device memory with RAII.
 #ifndef SLIPSTREAM_BENCHMARKS_GPU_DEVICE_H_
 #define SLIPSTREAM_BENCHMARKS_GPU_DEVICE_H_
 
@@ -12,7 +12,7 @@
 
 namespace slipstream {
 
-// Throws std::runtime_error unless a call went well. `what` names the call.
+// Throws std::runtime_error if a CUDA call failed. `what` names the call.
 inline void Check(cudaError_t error, const std::string& what) {
   if (error == cudaSuccess) return;
   throw std::runtime_error(what + ": " + cudaGetErrorString(error) + " (" +
@@ -23,9 +23,9 @@ inline void Check(cudaError_t error, const std::string& what) {
 template <class T>
 class OnDevice {
  public:
-  // Filled with bytes that no result has, so that what a launcher leaves out is seen.
+  // Fills the array with a byte pattern that no result has, so that missing writes are detected.
   explicit OnDevice(int64_t count) : count_(count) {
-    // One more byte: an array of nothing has an address, too.
+    // The additional byte gives an empty array a valid address.
     Check(cudaMalloc(reinterpret_cast<void**>(&data_), bytes() + 1),
           "cudaMalloc of " + std::to_string(bytes()) + " bytes");
     Poison();
@@ -35,7 +35,7 @@ class OnDevice {
   }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
-  // Its error would be that of a kernel before, which somebody waits for, too.
+  // Ignores the error, which would be the error of an earlier kernel that Wait() reports.
   ~OnDevice() { cudaFree(data_); }
 
   T* data() const { return data_; }
@@ -43,13 +43,13 @@ class OnDevice {
   size_t bytes() const { return static_cast<size_t>(count_) * sizeof(T); }
 
   void Poison() { Check(cudaMemset(data_, 0xa5, bytes()), "cudaMemset"); }
-  // values: [count], as many as there is room for.
+  // Copies `values` to the device. Their number must equal count().
   void Upload(const std::vector<T>& values) {
     if (static_cast<int64_t>(values.size()) != count_) throw std::logic_error("Upload: size");
     Check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
   }
   std::vector<T> ToHost() const { return ToHost(count_); }
-  // The first values.
+  // Returns the first `count` values.
   std::vector<T> ToHost(int64_t count) const {
     if (count < 0 || count > count_) throw std::logic_error("ToHost: count");
     std::vector<T> values(static_cast<size_t>(count));

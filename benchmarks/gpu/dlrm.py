@@ -44,7 +44,7 @@ def make_batch(number: int) -> tuple[np.ndarray, np.ndarray]:
 class Dense:
     """A two-layer perceptron over the concatenated rows, trained with SGD.
 
-    Its gradients are written by hand, so that NumPy and CuPy run the same lines.
+    The gradients are explicit expressions, so that the same code runs on NumPy and CuPy.
     """
 
     def __init__(self, xp: Any):
@@ -72,7 +72,7 @@ class Dense:
 
 
 class OnDevice:
-    """The gradients to apply, found by the launchers."""
+    """Computes the gradients to apply with the launchers."""
 
     def __init__(self, mode: str, masked: np.ndarray, launchers: Launchers):
         self._xp = launchers.xp
@@ -94,7 +94,7 @@ class OnDevice:
 
 
 class Defined:
-    """The gradients to apply, by the definitions of the tests on the host."""
+    """Computes the gradients to apply on the host, with the reference of the tests."""
 
     def __init__(self, mode: str, masked: np.ndarray):
         self._masked = set(masked.tolist())
@@ -102,7 +102,7 @@ class Defined:
         self._rule = DeferralRule(limit=MOVEMENT, max_age=MAX_AGE, max_rows=CAPACITY)
 
     def take(self, keys: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See OnDevice.take."""
+        """Returns the keys and summed gradients to apply in this step."""
         kept = sum_and_mask(keys, gradients, self._masked)
         if self._deferral is None:
             return kept.keys, kept.rows
@@ -110,13 +110,20 @@ class Defined:
 
 
 def train(mode: str, launchers: Launchers, steps: int, *, compares: bool) -> dict[str, Any]:
-    """Trains for some steps.
+    """Trains one mode and checks the gradients against the reference on request.
+
+    Args:
+        mode: An element of `MODES`.
+        launchers: Launchers of the library under test.
+        steps: Number of steps.
+        compares: Whether to compare the keys and sums of each step with the reference.
 
     Returns:
-        The first and last mean loss, the number of applied rows, and milliseconds per step.
+        The mean losses of the first and last five steps, the number of applied rows, and the
+        milliseconds per step.
 
     Raises:
-        AssertionError: The keys or sums of a step differ from the definition.
+        AssertionError: The keys or sums of a step differ from the reference.
     """
     xp = launchers.xp
     to_host = getattr(xp, "asnumpy", np.asarray)
@@ -141,14 +148,14 @@ def train(mode: str, launchers: Launchers, steps: int, *, compares: bool) -> dic
         applied += len(keys)
         squares[keys] += sums * sums
         table[keys] -= np.float32(RATE) * sums / (xp.sqrt(squares[keys]) + np.float32(1e-6))
-    float(table[0, 0])  # Waits for the device.
+    float(table[0, 0])  # Wait for the device.
     milliseconds = 1e3 * (time.perf_counter() - start) / steps
     ends = [float(np.mean(part)) for part in (losses[:5], losses[-5:])]
     return {"losses": ends, "applied_rows": applied, "milliseconds": milliseconds}
 
 
 def main() -> int:
-    """Runs all modes; a mode that fails stops only itself."""
+    """Runs all modes. A failed mode is recorded and the next one runs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("library", type=Path, help="shared library of benchmarks/gpu/c_api.cc")
     parser.add_argument("--arrays", choices=("cupy", "numpy"), default="cupy")

@@ -1,4 +1,4 @@
-// Drift of rows from their snapshot.
+// Measures the drift of rows from their snapshot.
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -18,12 +18,13 @@ struct Variant {
   int64_t dim;
 };
 
-// Linf is the CPU's bit for bit; sums run in another order.
+// Throws unless the drifts agree: bit for bit for linf, and within 1e-6 for l2, because the device
+// adds the squares in a different order.
 void ExpectDrifts(const std::vector<float>& found, const std::vector<float>& expected,
                   DriftMetric metric) {
   if (metric == DriftMetric::kLinf) return ExpectEqual(found, expected, "drift");
   for (size_t i = 0; i < expected.size(); ++i) {
-    // Negated so that NaN is no match.
+    // The negation makes NaN a mismatch.
     if (!(std::fabs(found[i] - expected[i]) <= 1e-6f * std::fabs(expected[i]))) {
       ExpectEqual(&found[i], &expected[i], 1, "drift of row " + std::to_string(i) + ", ");
     }

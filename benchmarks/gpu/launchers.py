@@ -1,7 +1,7 @@
 """Calls the CUDA launchers of c_api.cc through ctypes, on CuPy or NumPy arrays.
 
-NumPy arrays serve a library whose launchers run on the CPU, at once. Every method checks the error
-code and returns new arrays; the caller synchronizes.
+Pass NumPy arrays to a library that implements the launchers synchronously on the CPU. Every method
+checks the error code and returns new arrays without synchronizing; the caller synchronizes.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 //
 //   gpu_launchers RUNS quick|full
 //
-// Prints one JSON object per line to standard output: the device, then every case. A case that
-// fails prints its error there and stops only itself. The exit code is 3 without a GPU and 1 after
-// a failed case.
+// Prints one JSON object per line to standard output: the device, then every case. A failed case
+// prints its error, and the next case runs. The exit code is 3 without a GPU and 1 if a
+// case failed.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kNoGpu = 3, kFailure = 1;
 
-// Of CUDA: 12080 is 12.8.
+// Formats a CUDA version number, for example 12080 as "12.8".
 std::string VersionText(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }

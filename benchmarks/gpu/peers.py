@@ -1,8 +1,8 @@
 """Times the CUDA launchers next to PyTorch's operations on the same data and the same GPU.
 
-Each comparison checks that both sides agree, then lets them take turns (A B A B ...). Times are of
-CUDA events around one call; workspaces and results are allocated from CuPy's and PyTorch's caching
-allocators inside the timed call.
+Each comparison checks that both sides agree and then times them in turns (A B A B ...). CUDA events
+measure the time of one call, including the allocation of workspaces and results from the caching
+allocators of CuPy and PyTorch.
 
 | Launcher                         | PyTorch                                       |
 |----------------------------------|-----------------------------------------------|
@@ -59,9 +59,9 @@ class Turns:
     def compare(
         self, record: dict[str, Any], ours: Callable[[], Any], theirs: Callable[[], Any]
     ) -> None:
-        """Adds the seconds of every turn, and the median of the peer's over ours, to a record."""
+        """Adds to `record` the seconds of every turn and the median ratio of theirs to ours."""
         seconds: dict[str, list[float]] = {"seconds": [], "torch_seconds": []}
-        for turn in range(-2, self._runs):  # Two turns warm up.
+        for turn in range(-2, self._runs):  # The first two turns warm up.
             for name, call in (("seconds", ours), ("torch_seconds", theirs)):
                 elapsed = self._seconds(call)
                 if turn >= 0:
@@ -80,7 +80,7 @@ class Turns:
 
 
 def compare_drift(record: dict[str, Any], launchers: Launchers, turns: Turns, rows: int) -> None:
-    """Row drift next to a compiled expression."""
+    """Compares row drift with a compiled PyTorch expression."""
     current = cupy.random.default_rng(1).random((rows, DIM), np.float32)
     snapshot = cupy.random.default_rng(2).random((rows, DIM), np.float32)
     a, b = to_torch(current), to_torch(snapshot)
@@ -93,7 +93,7 @@ def compare_drift(record: dict[str, Any], launchers: Launchers, turns: Turns, ro
 def compare_sums(
     record: dict[str, Any], launchers: Launchers, turns: Turns, law: str, n: int
 ) -> None:
-    """Compaction with sums by key next to coalesce()."""
+    """Compares compaction with sums by key to `coalesce()`."""
     keys = cupy.asarray(draw_keys(law, n))
     rows = cupy.random.default_rng(3).random((n, DIM), np.float32)
     none = launchers.key_set(np.empty(0, np.int64))
@@ -111,7 +111,7 @@ def compare_sums(
 def compare_mask(
     record: dict[str, Any], launchers: Launchers, turns: Turns, law: str, n: int
 ) -> None:
-    """Compaction without sums next to isin() and a boolean mask; a third of the keys is masked."""
+    """Compares compaction without sums to `isin()` and a mask; a third of the keys is masked."""
     masked = np.arange(0, KEYS_IN_ALL, 3, dtype=np.int64)
     keys = cupy.asarray(draw_keys(law, n))
     rows = cupy.random.default_rng(4).random((n, DIM), np.float32)
@@ -133,7 +133,7 @@ def compare_mask(
 def compare_deferral(
     record: dict[str, Any], launchers: Launchers, turns: Turns, n: int, capacity: int
 ) -> None:
-    """One step of deferral, all sums staying, next to index_add_ on a dense buffer."""
+    """Compares a deferral step in which no row is due to `index_add_` on a dense buffer."""
     keys = cupy.asarray(np.random.default_rng(5).choice(KEYS_IN_ALL, n, replace=False))
     rows = cupy.random.default_rng(6).random((n, DIM), np.float32)
     buffers, waits = launchers.buffers(capacity, DIM), cupy.ones(n, bool)
@@ -156,7 +156,7 @@ def compare_deferral(
 def compare_step(
     record: dict[str, Any], launchers: Launchers, turns: Turns, law: str, n: int
 ) -> None:
-    """Compaction with sums next to a whole sparse step of PyTorch on the same keys."""
+    """Compares compaction with sums to a whole sparse training step of PyTorch on the same keys."""
     keys = cupy.asarray(draw_keys(law, n) % 1_000_000)
     rows = cupy.random.default_rng(7).random((n, DIM), np.float32)
     none = launchers.key_set(np.empty(0, np.int64))
@@ -175,7 +175,7 @@ def compare_step(
 
 
 def main() -> int:
-    """Runs all comparisons; one that fails stops only itself."""
+    """Runs all comparisons. A failed comparison is recorded and the next one runs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("library", type=Path, help="shared library of benchmarks/gpu/c_api.cc")
     parser.add_argument("--results", type=Path, required=True, help="JSON Lines file to append to")
@@ -186,7 +186,7 @@ def main() -> int:
     results = Results(given.results)
     n, rows = (4096, 4096) if given.quick else (65_536 * 26, 2_097_152)
     deferred, capacity = (1024, 8192) if given.quick else (131_072, KEYS_IN_ALL)
-    # One stream for both libraries, so that events time either side.
+    # Both libraries use the same stream, so that the events time either side.
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):
         with results.case("peer", "drift") as record:

@@ -1,4 +1,4 @@
-// One line of JSON on standard output: what the Python program reads.
+// A line of JSON on standard output, which the Python program reads.
 #ifndef SLIPSTREAM_BENCHMARKS_GPU_RECORD_H_
 #define SLIPSTREAM_BENCHMARKS_GPU_RECORD_H_
 
@@ -19,7 +19,7 @@ class Record {
   Record& Add(const std::string& name, double value);
   Record& Add(const std::string& name, const std::vector<double>& values);
 
-  // Prints the line, at once.
+  // Prints the line and flushes standard output.
   void Print() const;
 
  private:

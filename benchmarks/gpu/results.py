@@ -1,4 +1,4 @@
-"""Appends records to a JSON Lines file, one at once per case."""
+"""Appends the records of benchmark cases to a JSON Lines file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import Any
 
 
 class Results:
-    """The records of one program; a case that fails is recorded and stops only itself.
+    """Writes one record per case, with its duration or its error.
+
+    A failed case does not stop the program. It sets `exit_code` to 1.
 
     Args:
-        path: The file to append to.
+        path: Path of the file to append to.
     """
 
     def __init__(self, path: Path):
@@ -24,7 +26,7 @@ class Results:
 
     @contextlib.contextmanager
     def case(self, record: str, name: str) -> Iterator[dict[str, Any]]:
-        """Yields a dictionary to fill, and writes it with its seconds or its error."""
+        """Yields a dictionary for results and then writes it with the duration or the error."""
         start, found = time.perf_counter(), {"record": record, "name": name}
         try:
             yield found

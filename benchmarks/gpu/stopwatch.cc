@@ -9,8 +9,8 @@ namespace slipstream {
 namespace {
 
 constexpr int kTurnsBefore = 3;
-constexpr double kShortestDelay = 0.25, kLongestDelay = 64;  // milliseconds
-constexpr int64_t kLeastReadBefore = int64_t{64} << 20;      // bytes
+constexpr double kShortestDelay = 0.25, kLongestDelay = 64;  // Milliseconds.
+constexpr int64_t kLeastReadBefore = int64_t{64} << 20;      // Bytes.
 
 int Attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
@@ -19,7 +19,7 @@ int Attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
-// Of the array that is read before a call.
+// Returns the length of the array that is read before each call: twice the L2 cache or 64 MiB.
 int64_t ValuesReadBefore() {
   const int64_t cache = Attribute(cudaDevAttrL2CacheSize);
   return std::max(kLeastReadBefore, 2 * cache) / static_cast<int64_t>(sizeof(uint64_t));
@@ -28,7 +28,7 @@ int64_t ValuesReadBefore() {
 }  // namespace
 
 Stopwatch::Stopwatch() : read_before_(ValuesReadBefore()), never_(1) {
-  cycles_per_millisecond_ = Attribute(cudaDevAttrClockRate);  // kHz
+  cycles_per_millisecond_ = Attribute(cudaDevAttrClockRate);  // kHz equals cycles per millisecond.
   Check(cudaStreamCreate(&stream_), "cudaStreamCreate");
   Check(cudaEventCreate(&start_), "cudaEventCreate");
   Check(cudaEventCreate(&stop_), "cudaEventCreate");
@@ -36,7 +36,7 @@ Stopwatch::Stopwatch() : read_before_(ValuesReadBefore()), never_(1) {
   Wait();
 }
 
-// Errors have nowhere to go.
+// A destructor cannot report errors.
 Stopwatch::~Stopwatch() {
   cudaEventDestroy(stop_);
   cudaEventDestroy(start_);
@@ -59,7 +59,7 @@ double Stopwatch::Seconds(const Contender& contender) {
     const cudaError_t begun = cudaEventQuery(start_);
     const bool is_in_time = begun == cudaErrorNotReady;
     if (is_in_time) {
-      cudaGetLastError();  // Takes "not ready" away: launchers ask for the last error.
+      cudaGetLastError();  // Clear cudaErrorNotReady, because the launchers check the last error.
     } else {
       Check(begun, contender.name);
     }

@@ -1,4 +1,4 @@
-// Time that a GPU takes for a call, by CUDA events.
+// Measures the time of calls on a GPU with CUDA events.
 #ifndef SLIPSTREAM_BENCHMARKS_GPU_STOPWATCH_H_
 #define SLIPSTREAM_BENCHMARKS_GPU_STOPWATCH_H_
 
@@ -13,21 +13,21 @@
 
 namespace slipstream {
 
-// One of those that take turns.
+// A call to measure in turns with others.
 struct Contender {
   std::string name;
-  // Enqueued before every call, outside the time; may be empty.
+  // Enqueues work before every call, outside the measured time. May be empty.
   std::function<void(cudaStream_t)> prepare;
-  // Enqueues a call; allocates nothing and waits for nothing.
+  // Enqueues the call. Must not allocate memory or synchronize.
   std::function<void(cudaStream_t)> call;
 };
 
-// Owns a stream on the current device.
+// Measures calls on its own stream of the current device.
 //
-// Every call starts with a second-level cache that holds nothing of its data and nothing to write
-// back: as much as twice the cache is read before. The stream is kept busy until the host has
-// enqueued the whole call, so that the time is the GPU's, gaps between kernels included, not the
-// host's. A call that the stream has begun before is made again, after a longer delay.
+// Each call starts with a cold L2 cache without modified lines, because an array of twice the cache
+// size is read before. A delay kernel keeps the stream busy until the host has enqueued the whole
+// call. The result is therefore the time of the GPU, including gaps between kernels, and excludes
+// the host. If the stream starts a call too early, the call is repeated with a longer delay.
 class Stopwatch {
  public:
   Stopwatch();
@@ -37,14 +37,15 @@ class Stopwatch {
 
   cudaStream_t stream() const { return stream_; }
 
-  // Waits for the stream; throws what went wrong in it.
+  // Waits for the stream. Throws if a kernel in it failed.
   void Wait() const;
 
-  // Lets contenders take turns (A B A B ...), after turns that are not counted.
-  // Returns the seconds of each run, [contenders][runs].
+  // Measures contenders in turns (A B A B ...), after some turns that are not counted.
+  // Returns the seconds of each call, [contenders][runs].
   std::vector<std::vector<double>> TakeTurns(const std::vector<Contender>& contenders, int runs);
 
-  // Seconds between two events with nothing in between: what every call's time has too much.
+  // Returns the median seconds between two adjacent events. Every measured time includes this
+  // overhead.
   double EmptySeconds(int runs);
 
  private:
